@@ -34,11 +34,12 @@ test-ray: $(VENV)/dev.stamp $(RAY)/ray.stamp ## Set up Ray and run the tests wit
 chaos: $(VENV)/dev.stamp ## Kill runs, misbehave as a server, damage files, fill the disk; write benchmarks/data/chaos.json
 	PYTHONPATH=tests/support $(BIN)/python -m chaos --out benchmarks/data/chaos.json
 
-check: $(VENV)/dev.stamp ## Lint, types, import rules, security
+check: $(VENV)/dev.stamp ## Lint, types, import rules, sizes, security
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python docs/measure_code.py --check
 	$(BIN)/bandit --quiet --configfile pyproject.toml --severity-level medium --recursive $(SOURCES)
 	$(BIN)/python .ci/audit.py
 
@@ -55,15 +56,14 @@ docs: $(VENV)/dev.stamp ## Write the references from docstrings and models, and 
 	$(BIN)/python docs/make_tables.py
 	$(BIN)/python docs/package_graph.py
 
-# not --quiet, with which --strict counts no warnings
-site: $(VENV)/dev.stamp ## Build the documentation site into site/; a broken link fails it
-	DISABLE_MKDOCS_2_WARNING=true NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+site: $(VENV)/dev.stamp ## Build the documentation site into site/ with Zensical; a broken link fails it
+	$(BIN)/python docs/make_site.py
 
 bench: $(VENV)/dev.stamp ## Measure overheads and the embedded engine; results go to benchmarks/data
-	HF_HUB_OFFLINE=1 $(BIN)/python -m compound.benchmarks.measure.overhead
-	HF_HUB_OFFLINE=1 $(BIN)/python -m compound.benchmarks.measure.engine_throughput
-	HF_HUB_OFFLINE=1 $(BIN)/python -m compound.benchmarks.measure.decoding.constrained_decoding
-	HF_HUB_OFFLINE=1 $(BIN)/python -m compound.benchmarks.measure.decoding.cpu_kernels
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.measure.overhead
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.measure.engine_throughput
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.measure.decoding.constrained_decoding
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.measure.decoding.cpu_kernels
 
 clean: ## Remove the environment and what was built
 	rm -rf $(VENV) $(VLLM) $(RAY) build dist site *.egg-info

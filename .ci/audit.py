@@ -1,8 +1,9 @@
 """Audit the installed packages for known vulnerabilities, and report if the audit was not possible.
 
-pip-audit needs a vulnerability service. Some package indexes answer its requests without vulnerability data,
-and a machine may be offline. The script therefore first queries a package with a known vulnerability. If that
-is not reported, the audit is skipped with a message, and fails only with --require.
+pip-audit needs a vulnerability service. Some package indexes answer its requests without
+vulnerability data, and a machine may be offline. The script therefore first queries a package with
+a known vulnerability. If that is not reported, the audit is skipped with a message, and fails only
+with --require.
 """
 
 from __future__ import annotations
@@ -74,7 +75,12 @@ def find_service(ask: Run) -> str | None:
         requirements.write_text(KNOWN + "\n", encoding="utf-8")
         options = ["--no-deps", "--disable-pip", "--requirement", str(requirements)]
         return next(
-            (s for s in SERVICES if vulnerable(ask(["--vulnerability-service", s, *options], 60.0))), None
+            (
+                s
+                for s in SERVICES
+                if vulnerable(ask(["--vulnerability-service", s, *options], 60.0))
+            ),
+            None,
         )
 
 
@@ -88,10 +94,16 @@ def audit(ask: Run, accepted: Mapping[str, str], *, require: bool) -> tuple[int,
     """
     service = find_service(ask)
     report = (
-        ask(["--vulnerability-service", service, "--local", "--skip-editable"], 900.0) if service else None
+        ask(["--vulnerability-service", service, "--local", "--skip-editable"], 900.0)
+        if service
+        else None
     )
     if report is None:
-        why = "no vulnerability service answers" if service is None else f"{service} gave no report in time"
+        why = (
+            "no vulnerability service answers"
+            if service is None
+            else f"{service} gave no report in time"
+        )
         return int(require), f"audit: SKIPPED: {why}; the installed packages were not checked"
     skipped = sum("skip_reason" in row for row in report["dependencies"])
     left = {

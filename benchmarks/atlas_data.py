@@ -1,8 +1,9 @@
 """Generator of the atlas data: short passages about the world's countries, and questions about them.
 
-The facts come from the table ``data/atlas_countries.json``, and the sentences from templates in this file.
-Nothing is random: each choice depends on a checksum, so ``python -m compound.benchmarks.atlas_data`` writes
-the same bytes on every machine. Splits are by country, so training has no questions about test countries.
+The facts come from the table ``data/atlas_countries.json``, and the sentences from templates in
+this file. Nothing is random: each choice depends on a checksum, so ``python -m
+benchmarks.atlas_data`` writes the same bytes on every machine. Splits are by country, so training
+has no questions about test countries.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ T = TypeVar("T")
 
 DATA = Path(__file__).parent / "data"
 SIZES = {"train": 120, "dev": 60, "test": 100}
-SHARES = {"train": 9, "dev": 13, "test": 20}  # upper bounds, out of 20, of the checksums in each split
+SHARES = {
+    "train": 9,
+    "dev": 13,
+    "test": 20,
+}  # upper bounds, out of 20, of the checksums in each split
 
 # One page per topic; {c} is the country with its article, {C} the same at the start of a sentence.
 PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -87,15 +92,22 @@ PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
 }
 
-# The facts that questions ask for: the field with the answer, and wordings with {it} for the country.
+# The facts that questions ask for: the field with the answer, and wordings with {it} for the
+# country.
 ASKED: dict[str, tuple[str, tuple[str, ...]]] = {
     "capital": ("capital", ("What is the capital of {it}?", "Which city is the capital of {it}?")),
-    "currency": ("currency", ("Which currency is used in {it}?", "What money do people pay with in {it}?")),
+    "currency": (
+        "currency",
+        ("Which currency is used in {it}?", "What money do people pay with in {it}?"),
+    ),
     "language": (
         "language",
         ("What is the official language of {it}?", "Which language is official in {it}?"),
     ),
-    "code": ("code", ("What is the calling code of {it}?", "Which code do you dial to phone {it}?")),
+    "code": (
+        "code",
+        ("What is the calling code of {it}?", "Which code do you dial to phone {it}?"),
+    ),
     "city": ("largest", ("What is the largest city of {it}?",)),
     "region": (
         "region",
@@ -105,7 +117,10 @@ ASKED: dict[str, tuple[str, tuple[str, ...]]] = {
 
 # First sentences of two-hop questions, which identify a country without naming it.
 POINTERS: dict[str, tuple[str, ...]] = {
-    "capital": ("The capital of one country is {capital}.", "{capital} is the capital of one country."),
+    "capital": (
+        "The capital of one country is {capital}.",
+        "{capital} is the capital of one country.",
+    ),
     "sight": ("You can visit {sight} in one country.", "{Sight} can be found in one country."),
     "currency": ("People in one country pay with the {currency}.",),
 }
@@ -212,7 +227,9 @@ def pages(country: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 def corpus(countries: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
     """Return all pages, numbered in the order of the table."""
     found = [page for country in countries for page in pages(country)]
-    return [{"id": f"p{i:04d}", "title": title, "text": text} for i, (title, text) in enumerate(found)]
+    return [
+        {"id": f"p{i:04d}", "title": title, "text": text} for i, (title, text) in enumerate(found)
+    ]
 
 
 def askable(country: Mapping[str, str], pointer: str, asked: str) -> bool:
@@ -280,7 +297,10 @@ def main() -> None:
     countries = load_countries()
     write_lines(DATA / "atlas" / "corpus.jsonl", corpus(countries))
     for name, questions in splits(countries).items():
-        rows = ({"id": q.id, "question": q.question, "answer": q.answer, "hops": q.hops} for q in questions)
+        rows = (
+            {"id": q.id, "question": q.question, "answer": q.answer, "hops": q.hops}
+            for q in questions
+        )
         write_lines(DATA / "atlas" / f"{name}.jsonl", rows)
 
 

@@ -1,8 +1,9 @@
 """Python steps of the Banking77 system: the list of labels, and parsing of an answer.
 
-    python -m compound.benchmarks.banking77 CATEGORIES FILE
+    python -m benchmarks.banking77 CATEGORIES FILE
 
-writes a system whose classifier must answer with one of the labels, without reasoning.
+writes a system whose classifier must answer with one of the labels, without reasoning, and this
+file beside it.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
-from compound.errors import DataError
+from compound.core.errors import DataError
 from compound.evaluation.metrics.text import find_label
 
 NONE = "none"
@@ -44,7 +46,11 @@ def _find_file(file: str) -> Path:
 @functools.cache
 def _labels(path: str) -> tuple[str, ...]:
     found = json.loads(Path(path).read_text(encoding="utf-8"))
-    if not isinstance(found, list) or not found or not all(isinstance(label, str) for label in found):
+    if (
+        not isinstance(found, list)
+        or not found
+        or not all(isinstance(label, str) for label in found)
+    ):
         raise DataError(f"{path}: the labels must be a list of texts")
     return tuple(found)
 
@@ -63,7 +69,7 @@ def read_label(text: str, labels: list[str]) -> str:
 
 
 def write_constrained(categories: Path, target: Path) -> None:
-    """Write ``banking77.yaml`` with a classifier whose answers are limited to the labels.
+    """Write ``banking77.yaml`` with a classifier whose answers are limited to the labels, and its code.
 
     Args:
         categories: the JSON list of labels.
@@ -75,7 +81,11 @@ def write_constrained(categories: Path, target: Path) -> None:
     classifier["llm"].update(prompt="Which intent does the message have?", max_tokens=24)
     classifier["in"] = {"message": "$text"}
     classifier["out"] = {"json_schema": {"type": "string", "enum": labels(str(categories))}}
-    target.write_text(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    target.write_text(
+        yaml.safe_dump(document, sort_keys=False, allow_unicode=True), encoding="utf-8"
+    )
+    if not (code := target.with_name(Path(__file__).name)).exists():
+        shutil.copy(__file__, code)
 
 
 def main(arguments: Sequence[str]) -> None:

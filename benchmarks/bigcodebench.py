@@ -5,14 +5,18 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
-from compound.evaluation.code_tests.judge import check_function, check_suite
-from compound.example import Example, Score
-from compound.narrowing import entry
+from compound.core.example import Example, Score
+from compound.core.narrowing import entry
+from compound.core.security.sandbox.sandbox import Sandbox
+from compound.evaluation.code_tests.judge import check_function, verdict_of
 
 Keep = Literal["revised", "passing", "initial"]
 LONGEST_REPORT = 600  # characters
+FORGEABLE = "the program ran in the process of the tests, where it can forge this verdict"
 
 _BLOCK = re.compile(r"```(?:[Pp]ython3?|py)?[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
 
@@ -80,7 +84,8 @@ def choose(initial: str, revised: str, ok: bool, keep: Keep) -> str:
         initial: the code before the revision.
         revised: the code after it.
         ok: whether the initial code passed the generated tests.
-        keep: ``revised``, as in the paper; ``passing``, the initial code if it passed; or ``initial``.
+        keep: ``revised``, as in the paper; ``passing``, the initial code if it passed; or
+            ``initial``.
 
     >>> choose("a", "b", True, "passing"), choose("a", "b", False, "passing")
     ('a', 'b')
@@ -101,29 +106,46 @@ def split_prompt(prompt: str) -> tuple[str, str]:
     function = [part for part in ast.parse(prompt).body if isinstance(part, ast.FunctionDef)][-1]
     lines = prompt.splitlines(keepends=True)
     docstring = next(part for part in function.body if isinstance(part, ast.Expr))
-    return "".join(lines[: function.lineno - 1]), "".join(lines[function.lineno - 1 : docstring.lineno - 1])
+    return "".join(lines[: function.lineno - 1]), "".join(
+        lines[function.lineno - 1 : docstring.lineno - 1]
+    )
 
 
 async def passes_suite(outputs: Mapping[str, object], example: Example) -> Score:
     """Score 1 if the output ``code`` passes the hidden tests of BigCodeBench, else 0.
 
-    The imports and the header in ``code_prompt`` precede the code, so that an answer need not repeat them.
-    It reads the gold fields ``test`` and ``code_prompt``. The tests patch names of the program and receive
-    its objects, so they share its process, and a program written for this purpose can forge the verdict.
+    The imports and the header in ``code_prompt`` precede the code, so that an answer need not
+    repeat them. It reads the gold fields ``test`` and ``code_prompt``. The tests patch names of the
+    program and receive its objects, so they share its process, and a program written for this
+    purpose can forge the verdict.
     """
     header = entry(example.gold, "code_prompt", str).rstrip("\n")
     program = f"{header}\n    pass\n\n{entry(outputs, 'code', str)}"
-    return await check_suite(program, entry(example.gold, "test", str), same_process=True)
+    return await check_in_one_process(program, entry(example.gold, "test", str))
+
+
+async def check_in_one_process(program: str, test: str, sandbox: Sandbox | None = None) -> Score:
+    """Score 1 if all test cases of a `unittest` module pass in the namespace of the program, else 0.
+
+    A program written against this judge can forge the verdict, which the feedback says; see
+    ``same_process_suite.py``.
+    """
+    main = Path(__file__).with_name("same_process_suite.py").read_text(encoding="utf-8")
+    found = await verdict_of(main, {"candidate.txt": program, "tests.txt": test}, "", sandbox)
+    return replace(found, feedback=f"{found.feedback}; {FORGEABLE}") if found.value else found
 
 
 async def passes_function(outputs: Mapping[str, object], example: Example) -> Score:
     """Score 1 if the output ``code`` passes the hidden tests of MBPP or HumanEval, else 0.
 
-    What precedes the last function of the prompt, such as imports, precedes the code. It reads the input
-    ``prompt`` and the gold fields ``test`` and ``entry_point``.
+    What precedes the last function of the prompt, such as imports, precedes the code. It reads the
+    input ``prompt`` and the gold fields ``test`` and ``entry_point``.
     """
     prompt = entry(example.inputs, "prompt", str)
     program = f"{split_prompt(prompt)[0]}\n\n{entry(outputs, 'code', str)}"
     return await check_function(
-        program, entry(example.gold, "test", str), entry(example.gold, "entry_point", str), helpers=prompt
+        program,
+        entry(example.gold, "test", str),
+        entry(example.gold, "entry_point", str),
+        helpers=prompt,
     )

@@ -1,6 +1,6 @@
 """Python steps of the HoVer system, and a filter for claims that a small corpus can support.
 
-    python -m compound.benchmarks.hover CLAIMS CORPUS FOLDER
+    python -m benchmarks.hover CLAIMS CORPUS FOLDER
 
 writes to FOLDER the claims of the folder CLAIMS whose gold pages are all in CORPUS.
 """
@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from compound.components.retriever import FoundPassage as Passage
+from compound.core.narrowing import entry
 from compound.evaluation.rows import EXTENSIONS, read_rows
-from compound.narrowing import entry
 
 QUERIES = 3
 
@@ -98,7 +98,9 @@ def supported(folder: Path, corpus: Path, target: Path) -> dict[str, int]:
     counts = {}
     for file in sorted(path for path in folder.iterdir() if path.name.endswith(EXTENSIONS)):
         split = file.name.partition(".")[0]
-        rows = [row for _, row in read_rows(file) if known.issuperset(entry(row, "gold_titles", list))]
+        rows = [
+            row for _, row in read_rows(file) if known.issuperset(entry(row, "gold_titles", list))
+        ]
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         (target / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
         counts[split] = len(rows)

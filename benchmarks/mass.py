@@ -6,7 +6,7 @@ import itertools
 import re
 
 from compound.components.retriever import FoundPassage as Passage
-from compound.rewards.credit.shaping import BadIds, TooLong, TooMany
+from compound.optimizers.weights.credit.shaping import BadIds, TooLong, TooMany
 
 rewriter_penalty = TooMany("queries", max_items=4, penalty=-0.5)
 reranker_penalty = BadIds("ids", items="candidates", penalty=-1.0)

@@ -8,7 +8,9 @@ from compound.components.retriever import FoundPassage as Passage
 from compound.evaluation.metrics.text import normalize
 
 UNKNOWN = "No relevant information found."
-_SEARCH = re.compile(r"""Search\(\s*\[(?P<entity>[^\]\n]*)\]\s*,\s*["“'](?P<question>[^\n]*?)["”']\s*\)""")
+_SEARCH = re.compile(
+    r"""Search\(\s*\[(?P<entity>[^\]\n]*)\]\s*,\s*["“'](?P<question>[^\n]*?)["”']\s*\)"""
+)
 
 
 def blocks(text: str, tag: str) -> list[str]:
@@ -37,7 +39,11 @@ def read_plan(said: str, most: int) -> dict[str, object]:
     {'questions': [], 'answer': 'A', 'over': True}
     """
     questions = list(dict.fromkeys(blocks(said, "search")))[:most]
-    return {"questions": questions, "answer": "" if questions else _answer(said), "over": not questions}
+    return {
+        "questions": questions,
+        "answer": "" if questions else _answer(said),
+        "over": not questions,
+    }
 
 
 def _answer(said: str) -> str:
@@ -75,7 +81,11 @@ def selected(reply: str) -> list[int]:
     >>> selected("<select> [0][2] </select>"), selected("<select>[-1]</select>"), selected("0")
     ([0, 2], [-1], [])
     """
-    return [int(number) for block in blocks(reply, "select") for number in re.findall(r"-?[0-9]{1,9}", block)]
+    return [
+        int(number)
+        for block in blocks(reply, "select")
+        for number in re.findall(r"-?[0-9]{1,9}", block)
+    ]
 
 
 def remember(history: str, said: str, sentences: list[str]) -> str:
@@ -99,7 +109,9 @@ def topics(evidences: list[list[str]]) -> list[str]:
     ['Emma']
     """
     heads = list(dict.fromkeys(head for head, _, _ in evidences))
-    return [head for head in heads if not any(_same(head, tail) for _, _, tail in evidences)] or heads
+    return [
+        head for head in heads if not any(_same(head, tail) for _, _, tail in evidences)
+    ] or heads
 
 
 def entity_list(entities: list[str]) -> str:
@@ -110,8 +122,8 @@ def entity_list(entities: list[str]) -> str:
 def read_actions(said: str, entities: list[str], most: int) -> dict[str, object]:
     """Parse a planner's turn over a graph: lines ``Search([entity], "question")``, or the final answer.
 
-    An entity is given by its number in the list, or by its name. Malformed lines and unknown numbers are
-    ignored.
+    An entity is given by its number in the list, or by its name. Malformed lines and unknown
+    numbers are ignored.
 
     >>> turn = '<action>Search([0], "Who wrote it?")\\nSearch([7], "When?")</action>'
     >>> read_actions(turn, ["Emma"], 4)["searches"]
@@ -146,7 +158,9 @@ def materials(search: dict[str, str], evidences: list[list[str]]) -> str:
     return _lines([", ".join(triple) for triple in _from(search["entity"], evidences)]) or "none"
 
 
-def with_found(entities: list[str], searches: list[dict[str, str]], evidences: list[list[str]]) -> list[str]:
+def with_found(
+    entities: list[str], searches: list[dict[str, str]], evidences: list[list[str]]
+) -> list[str]:
     """Add the tails of the searched entities' triples to the known entities."""
     tails = [tail for search in searches for _, _, tail in _from(search["entity"], evidences)]
     return list(dict.fromkeys([*entities, *tails]))

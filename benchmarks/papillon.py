@@ -10,14 +10,14 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compound.engine import Engine, Message, Request
-from compound.errors import DeclarationError
+from compound.core.engine import Engine, Message, Request
+from compound.core.errors import DeclarationError
+from compound.core.example import Example, Score
+from compound.core.narrowing import entry
 from compound.evaluation.metrics.built_in import token_f1
 from compound.evaluation.metrics.text import find_label
-from compound.example import Example, Score
 from compound.execution.executor import Executor
-from compound.narrowing import entry
-from compound.registry.engines import find_engine
+from compound.graph.registry.engines import find_engine
 
 _WORD = re.compile(r"[^\W_]+")
 _SPELLED = re.compile(r"(?<!\S)\S(?: \S)+(?!\S)")  # a word letter by letter
@@ -28,9 +28,9 @@ QUESTION = "Which response answers the query better? Say A, B or equal."
 def leakage(request: str, units: Sequence[str] | str) -> float:
     """Return the share of private units that a request contains; a text lists units separated by ``||``.
 
-    A unit counts if its words occur consecutively in the request, ignoring case, punctuation and accents,
-    also if written together or spelled letter by letter. Parts of a unit do not count, nor units inside a
-    longer word.
+    A unit counts if its words occur consecutively in the request, ignoring case, punctuation and
+    accents, also if written together or spelled letter by letter. Parts of a unit do not count, nor
+    units inside a longer word.
 
     >>> leakage("Thank SARA for the call about I.P.A.E.P.", ["sara", "ipaep", "frc", "Ann"])
     0.5
@@ -44,7 +44,9 @@ def leakage(request: str, units: Sequence[str] | str) -> float:
     plain = _plain(request)
     joined = _SPELLED.sub(lambda letters: letters[0].replace(" ", ""), plain)
     forms = ((f" {unit} ", f" {unit.replace(' ', '')} ") for unit in wanted)
-    return sum(unit in f" {plain} " or glued in f" {joined} " for unit, glued in forms) / len(wanted)
+    return sum(unit in f" {plain} " or glued in f" {joined} " for unit, glued in forms) / len(
+        wanted
+    )
 
 
 def _plain(text: str) -> str:
@@ -71,7 +73,9 @@ def _leaked(outputs: Mapping[str, object], example: Example) -> float:
 def _both(quality: float, leaked: float) -> Score:
     parts = {"quality": quality, "leakage": leaked}
     return Score(
-        (quality + 1 - leaked) / 2, f"quality {quality:.2f}, leaked {leaked:.0%} of the private units", parts
+        (quality + 1 - leaked) / 2,
+        f"quality {quality:.2f}, leaked {leaked:.0%} of the private units",
+        parts,
     )
 
 
@@ -79,9 +83,9 @@ def _both(quality: float, leaked: float) -> Score:
 class Judged:
     """Metric with a language model as judge of quality; leakage is computed as in `score`.
 
-    The judge compares the response with the target in both orders; quality is the share of verdicts in which
-    the response is at least as good. A reply without a verdict counts one half. Calls with transient errors
-    are retried.
+    The judge compares the response with the target in both orders; quality is the share of verdicts
+    in which the response is at least as good. A reply without a verdict counts one half. Calls with
+    transient errors are retried.
 
     Attributes:
         judge: the engine of the judge. Calls of a metric are not charged to any budget.
@@ -96,9 +100,14 @@ class Judged:
 
     async def __call__(self, outputs: Mapping[str, object], example: Example) -> Score:
         """Score outputs as `score` does."""
-        query, target = entry(example.inputs, "user_query", str), entry(example.gold, "target_response", str)
+        query, target = (
+            entry(example.inputs, "user_query", str),
+            entry(example.gold, "target_response", str),
+        )
         ours = entry(outputs, "response", str)
-        verdicts = await asyncio.gather(self._asked(query, ours, target), self._asked(query, target, ours))
+        verdicts = await asyncio.gather(
+            self._asked(query, ours, target), self._asked(query, target, ours)
+        )
         worth = [{"A": 1.0, "B": 0.0}, {"A": 0.0, "B": 1.0}]
         named = [w.get(v, 1.0) if v else 0.5 for w, v in zip(worth, verdicts, strict=True)]
         return _both(sum(named) / 2, _leaked(outputs, example))

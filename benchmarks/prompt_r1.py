@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compound.rewards.credit.gated import read_turn
+from compound.optimizers.weights.credit.gated import read_turn
 
 
 def nothing() -> str:

@@ -21,13 +21,17 @@ _CLAIMS = re.compile(
 _HEDGES = re.compile(
     r"\b(?:may|might|could|possibly|unclear|inconclusive|inconsistent|although|however|limited|further|only)\b"
 )
-# "No difference was found" is not an answer: a verdict "no" must be followed by punctuation or the end.
+# "No difference was found" is not an answer: a verdict "no" must be followed by punctuation or the
+# end.
 _WORD = r"(?:yes|maybe|no(?=\W*$|\s*[^\w\s-]))(?![\w-])"
 _OPTIONS = re.compile(r"\byes\s*[,/]\s*no\s*,?\s*(?:or|/)\s*maybe\b", re.IGNORECASE)
 _MARKED = re.compile(
-    rf"\banswer(?:\s+to\s+(?:this|the)\s+question)?(?:\s+is\b\s*:?|\s*:)[\s*_\"']*({_WORD})", re.IGNORECASE
+    rf"\banswer(?:\s+to\s+(?:this|the)\s+question)?(?:\s+is\b\s*:?|\s*:)[\s*_\"']*({_WORD})",
+    re.IGNORECASE,
 )
-_STATED = re.compile(rf"(?:^|[.:;!?\n])[\s*_\"']*({_WORD})|(?<![\w-])(yes|no|maybe)\W*$", re.IGNORECASE)
+_STATED = re.compile(
+    rf"(?:^|[.:;!?\n])[\s*_\"']*({_WORD})|(?<![\w-])(yes|no|maybe)\W*$", re.IGNORECASE
+)
 
 
 def sentences(paragraphs: list[str]) -> list[str]:
@@ -45,8 +49,8 @@ def prepare(context: list[str], question: str, how: How, keep: int) -> str:
     Args:
         context: the sections of the abstract.
         question: the question about it.
-        how: ``whole``; ``ending``, the last sentences; or ``matching``, those most similar to the question by
-            BM25, in their order.
+        how: ``whole``; ``ending``, the last sentences; or ``matching``, those most similar to the
+            question by BM25, in their order.
         keep: number of sentences, except for ``whole``.
 
     >>> prepare(["We asked. We found a cure. Birds sang."], "Is there a cure?", "ending", 1)
@@ -84,8 +88,8 @@ def by_rule(finding: str, balance: float, doubt: int) -> Verdict:
 def verdict(text: str) -> Literal["yes", "no", "maybe", "unclear"]:
     """Return the verdict that a text states; parts of words and a "no" before a noun do not count.
 
-    The last verdict after "answer:" or "the answer is" counts, else the last one that starts a sentence or
-    ends the text.
+    The last verdict after "answer:" or "the answer is" counts, else the last one that starts a
+    sentence or ends the text.
 
     >>> verdict("The diagnosis was confirmed. Answer: yes"), verdict("No difference was found.")
     ('yes', 'unclear')

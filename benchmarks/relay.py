@@ -1,8 +1,9 @@
 """Python steps of the relay system, and a script that turns triples of 2WikiMultihopQA into questions.
 
-    python -m compound.benchmarks.relay 2WIKIMULTIHOPQA FOLDER
+    python -m benchmarks.relay 2WIKIMULTIHOPQA FOLDER
 
-writes to FOLDER the files train, dev and test with one question for each fact that its paragraph states.
+writes to FOLDER the files train, dev and test with one question for each fact that its paragraph
+states.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 from compound.components.retriever import FoundPassage as Passage
+from compound.core.narrowing import entry
 from compound.evaluation.rows import read_rows
-from compound.narrowing import entry
 
 Unit = Literal["paragraph", "sentence"]
 Order = Literal["best_first", "best_last"]
@@ -58,7 +59,11 @@ def split(context: list[dict[str, object]], unit: Unit) -> list[Passage]:
 
 
 def _units(text: str, unit: Unit) -> list[str]:
-    return [text] if unit == "paragraph" else [part for part in _SENTENCE_END.split(text.strip()) if part]
+    return (
+        [text]
+        if unit == "paragraph"
+        else [part for part in _SENTENCE_END.split(text.strip()) if part]
+    )
 
 
 def present(passages: list[Passage], words: int, order: Order) -> str:
@@ -94,7 +99,12 @@ def facts(row: Mapping[str, object]) -> Iterator[dict[str, object]]:
         stated = any(p["title"] == subject and answer.lower() in p["text"].lower() for p in context)
         if relation in QUESTIONS and stated:
             question = QUESTIONS[relation].format(subject)
-            yield {"id": f"{row['id']}-{number}", "question": question, "context": context, "answer": answer}
+            yield {
+                "id": f"{row['id']}-{number}",
+                "question": question,
+                "context": context,
+                "answer": answer,
+            }
 
 
 def write_facts(source: Path, target: Path) -> dict[str, int]:

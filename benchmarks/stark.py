@@ -8,9 +8,9 @@ from math import comb
 from typing import NamedTuple
 
 from compound.components.retriever import FoundPassage as Passage
+from compound.core.example import Example
+from compound.core.narrowing import entry
 from compound.evaluation.metrics.text import normalize
-from compound.example import Example
-from compound.narrowing import entry
 
 Scores = dict[str, float]  # scores of entities by id
 
@@ -48,15 +48,16 @@ def edges(text: str) -> Iterator[Edge]:
 def follow(found: list[Passage], wanted: str, own: float, base: float) -> Scores:
     """Score the entities found by their relations, and the entities that these lead to.
 
-    A neighbor of an entity found has the entity's score, divided by the highest one, times
-    ``base + (1 - base) * s``, where ``s`` is the share of the relation's words among the words wanted. Of
+    A neighbor of an entity found has the entity's score, divided by the highest one, times ``base +
+    (1 - base) * s``, where ``s`` is the share of the relation's words among the words wanted. Of
     several scores of an entity the highest counts.
 
     Args:
         found: entities, whose texts list their relations, with scores.
         wanted: text that names the relations to follow.
-        own: weight of the entities found, from 0 (only their other neighbors count) to 1. A question that
-            describes a chain of relations asks for a neighbor, one that lists relations for an entity found.
+        own: weight of the entities found, from 0 (only their other neighbors count) to 1. A
+            question that describes a chain of relations asks for a neighbor, one that lists
+            relations for an entity found.
         base: weight of a relation that is not named, from 0 to 1.
 
     >>> film = {"id": "1", "text": "director: Kurt Land [17]\\ncast: Ann Lee [18]", "score": 4.0}
@@ -95,8 +96,8 @@ def combine(
         most: maximum number of entities.
 
     Returns:
-        The ids, best first, without those whose sum is 0. Entities without a score of a kind have 0 for it;
-        ties keep the order of the arguments.
+        The ids, best first, without those whose sum is 0. Entities without a score of a kind have 0
+        for it; ties keep the order of the arguments.
 
     >>> a, b = {"id": "a", "score": 2.0}, {"id": "b", "score": 1.0}
     >>> combine([a, b], [], {"b": 0.6}, 1.0, 1.0, 1.0, most=9)

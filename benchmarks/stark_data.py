@@ -1,12 +1,13 @@
 """Knowledge bases for the stark system: files of STaRK-Prime, or a small one made of 2WikiMultihopQA.
 
-    python -m compound.benchmarks.stark_data prime QA NODES FOLDER
-    python -m compound.benchmarks.stark_data example 2WIKIMULTIHOPQA FOLDER
+    python -m benchmarks.stark_data prime QA NODES FOLDER
+    python -m benchmarks.stark_data example 2WIKIMULTIHOPQA FOLDER
 
-Both write to FOLDER the questions (train, dev and test) and two corpora with a row per entity: texts, and
-relations, one per line. QA is the folder ``qa/prime`` of STaRK. NODES is a file of JSON lines with the
-entities, exported as described in docs/evidence/benchmarks.md: STaRK stores its knowledge base in pickle
-files, which can run code when they are opened, so this module does not open them.
+Both write to FOLDER the questions (train, dev and test) and two corpora with a row per entity:
+texts, and relations, one per line. QA is the folder ``qa/prime`` of STaRK. NODES is a file of JSON
+lines with the entities, exported as described in docs/evidence/benchmarks.md: STaRK stores its
+knowledge base in pickle files, which can run code when they are opened, so this module does not
+open them.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from compound.benchmarks.stark import Edge, edge_line
-from compound.errors import DataError
+from benchmarks.stark import Edge, edge_line
+from compound.core.errors import DataError
+from compound.core.narrowing import entry
+from compound.core.security.untrusted import UntrustedFolder
+from compound.core.storage.records import Damaged, parse
 from compound.evaluation.rows import read_rows
-from compound.narrowing import entry
-from compound.security.untrusted import UntrustedFolder
-from compound.storage.records import Damaged, parse
 
 SPLITS = {"train": "train", "dev": "val", "test": "test"}
 """Splits, and their names in STaRK."""
@@ -67,7 +68,9 @@ class Entity:
         return {"id": self.id, "title": self.name, "text": "\n".join(lines)}
 
 
-def write(folder: Path, entities: Iterable[Entity], questions: Mapping[str, Sequence[Row]]) -> dict[str, int]:
+def write(
+    folder: Path, entities: Iterable[Entity], questions: Mapping[str, Sequence[Row]]
+) -> dict[str, int]:
     """Write the files of a knowledge base; return the number of entities and of questions by split."""
     folder.mkdir(parents=True, exist_ok=True)
     count = 0
@@ -96,12 +99,13 @@ def prime(qa: Path, nodes: Path, folder: Path) -> dict[str, int]:
 
     Args:
         qa: folder with ``stark_qa/stark_qa.csv`` and ``split/*.index``.
-        nodes: file with a row {"id", "name", "text", "relations"} per entity; ``relations`` are pairs of a
-            relation and the id of another entity.
+        nodes: file with a row {"id", "name", "text", "relations"} per entity; ``relations`` are
+            pairs of a relation and the id of another entity.
         folder: folder to write to.
 
     Raises:
-        DataError: a file is missing or damaged, or a question or a relation names an unknown entity.
+        DataError: a file is missing or damaged, or a question or a relation names an unknown
+            entity.
     """
     names = {}
     for number, row in read_rows(nodes):
@@ -130,7 +134,9 @@ def _prime_edges(relations: object, names: Mapping[str, str], place: str) -> Ite
     pairs = relations if isinstance(relations, list) else [relations]
     for pair in pairs:
         if not isinstance(pair, list) or len(pair) != 2:
-            raise DataError(f"{place}: relations must be pairs of a relation and an id, got {pair!r}")
+            raise DataError(
+                f"{place}: relations must be pairs of a relation and an id, got {pair!r}"
+            )
         relation, other = " ".join(str(pair[0]).replace(":", " ").split()), str(pair[1])
         if not relation:
             raise DataError(f"{place}: a relation has no name")
@@ -166,7 +172,9 @@ def _question(row: Mapping[str, object], place: str, names: Mapping[str, str]) -
         raise DataError(f"{place}: answer_ids are not a list of numbers") from error
     ids = [str(answer) for answer in answers] if isinstance(answers, list) else []
     if not ids or (unknown := [answer for answer in ids if answer not in names]):
-        raise DataError(f"{place}: " + (f"unknown entity {unknown[0]!r}" if ids else "no answer_ids"))
+        raise DataError(
+            f"{place}: " + (f"unknown entity {unknown[0]!r}" if ids else "no answer_ids")
+        )
     return {"id": str(_cell(row, "id", place)), "question": question, "answer": ids}
 
 
@@ -176,8 +184,9 @@ def _question(row: Mapping[str, object], place: str, names: Mapping[str, str]) -
 def example(source: Path, folder: Path) -> dict[str, int]:
     """Make a small knowledge base and questions; return the number of entities and of questions by split.
 
-    Entities are the pages of 2WikiMultihopQA and what its triples name; a triple is a relation of both of its
-    entities. Questions are those whose answer is the name of an entity, at most a third of them comparisons.
+    Entities are the pages of 2WikiMultihopQA and what its triples name; a triple is a relation of
+    both of its entities. Questions are those whose answer is the name of an entity, at most a third
+    of them comparisons.
 
     Args:
         source: the folder of 2WikiMultihopQA, with ``train``, ``dev``, ``test`` and ``corpus``.
@@ -200,11 +209,13 @@ def example(source: Path, folder: Path) -> dict[str, int]:
 def _example_questions(rows: Sequence[Mapping[str, object]], base: _Base) -> list[Row]:
     """Return the questions of a split whose answer is an entity.
 
-    Comparisons name their answer, others lead to it by relations. The splits have different shares of them:
-    the surplus of comparisons over a third of the questions is left out.
+    Comparisons name their answer, others lead to it by relations. The splits have different shares
+    of them: the surplus of comparisons over a third of the questions is left out.
     """
     answers = [base.entities.get(_key(entry(row, "answer", str))) for row in rows]
-    answered = [(row, entity) for row, entity in zip(rows, answers, strict=True) if entity is not None]
+    answered = [
+        (row, entity) for row, entity in zip(rows, answers, strict=True) if entity is not None
+    ]
     compared = [row["id"] for row, _ in answered if "comparison" in entry(row, "type", str)]
     surplus = set(compared[(len(answered) - len(compared)) // 2 :])
     return [

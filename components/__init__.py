@@ -1,4 +1,10 @@
-"""The component kinds and the engines that LLM components call, imported as ``compound.components``."""
+"""Component kinds: models, agents, retrievers, tools, functions and flow; and the gateway of agents."""
 
 if __name__ != "compound.components":
-    raise ImportError("import compound.components, not components: a second copy would break isinstance")
+    raise ImportError(
+        "import compound.components, not components: a second copy would break isinstance"
+    )
+
+from compound.core.lazy import public_names
+
+__getattr__, __dir__, __all__, _HOME = public_names(__name__, __file__)

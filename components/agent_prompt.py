@@ -8,10 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
-from compound.engine import Adapter, Completion, Forward, Request
-from compound.errors import CallError, DeclarationError, TransientError
-from compound.gateway.conversation import read_messages, read_tools
-from compound.gateway.documents import (
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from compound.components.gateway.bodies import check_fields, read_messages, read_tools
+from compound.components.gateway.documents import (
+    CURRENT,
+    Document,
+    Route,
     TextSlot,
     answer_format,
     as_document,
@@ -21,16 +24,15 @@ from compound.gateway.documents import (
     text_of,
     text_slots,
 )
-from compound.gateway.exchange import CURRENT, Document, Route
-from compound.gateway.templates import Template, fill
-from compound.gateway.validation import check_fields
-from compound.graph.bounds import CallBound, Extent, Limits, Reach, extent_of_setting
+from compound.components.gateway.templates import PromptTemplate, fill
+from compound.core.engine import Adapter, Completion, Forward, Request
+from compound.core.errors import CallError, DeclarationError, TransientError
+from compound.core.narrowing import entry, report_wrong_arguments
+from compound.core.storage.artifacts import is_reference
 from compound.graph.component import CallContext, Operation, check_name
 from compound.graph.configuration import digest
 from compound.graph.space import Choice, Float, Int, Text, Weights
 from compound.graph.types import Port
-from compound.narrowing import entry, report_wrong_arguments
-from compound.storage.artifacts import is_reference
 
 VERSION = 1  # increment it when equal settings lead to another request
 LIMIT = 4096  # tokens of an answer if neither the agent nor the component limits it
@@ -44,27 +46,29 @@ MATCHED = ("system", "user")
 class AgentPrompt(Operation):
     """A prompt of an `ExternalAgent`: recognizes requests, and replaces their text and settings.
 
-    A request is recognized if its first system (or developer) message and its first user message match
-    the templates in ``match``. The texts and settings that are given here replace those of the request;
-    everything else is sent as the agent wrote it.
+    A request is recognized if its first system (or developer) message and its first user message
+    match the templates in ``match``. The texts and settings that are given here replace those of
+    the request; everything else is sent as the agent wrote it.
 
     Attributes:
         name: the component's name.
         match: templates of the messages, by role: ``system``, ``user``, or both; see
-            `compound.gateway.templates`. By default the declared texts; empty for a component that takes all
-            requests.
-        system: the text that replaces the system message; may contain the placeholders of its template.
+            `compound.components.gateway.templates`. By default the declared texts; empty for a
+            component that takes all requests.
+        system: the text that replaces the system message; may contain the placeholders of its
+            template.
         prompt: the text that replaces the user message.
         lm: the model that answers; ``None`` uses the system's model.
         temperature: the sampling temperature; ``None`` leaves the agent's.
-        max_tokens: the maximum length of an answer; ``None`` leaves the agent's, and limits to 4096 tokens a
-            request that states none, since a budget must know a limit.
+        max_tokens: the maximum length of an answer; ``None`` leaves the agent's, and limits to 4096
+            tokens a request that states none, since a budget must know a limit.
         weights: LoRA adapter weights; tunable if given. They need ``max_tokens``.
         timeout: time limit of one attempt in seconds.
         retries: how often transient errors are retried.
 
     Raises:
-        DeclarationError: a template is invalid, or a text is given for a message that is not matched.
+        DeclarationError: a template is invalid, or a text is given for a message that is not
+            matched.
 
     Example:
         >>> planner = AgentPrompt("planner", system=Text("You plan trips to {{place}}."))
@@ -78,11 +82,11 @@ class AgentPrompt(Operation):
     system: str | Text | None = None
     prompt: str | Text | None = None
     lm: str | Choice | None = None
-    temperature: float | Float | Choice | None = None
-    max_tokens: int | Int | Choice | None = None
+    temperature: NonNegativeFloat | Float | Choice | None = None
+    max_tokens: PositiveInt | Int | Choice | None = None
     weights: Weights | None = None
-    timeout: float | None = 120.0
-    retries: int = 3
+    timeout: PositiveFloat | None = 120.0
+    retries: NonNegativeInt = 3
 
     kind = "agent_prompt"
     cacheable = True
@@ -109,13 +113,15 @@ class AgentPrompt(Operation):
                 )
 
     @property
-    def templates(self) -> Mapping[str, Template]:
+    def templates(self) -> Mapping[str, PromptTemplate]:
         """Templates of the messages by role."""
         if self.match is not None:
-            return {role: Template(text) for role, text in self.match.items()}
+            return {role: PromptTemplate(text) for role, text in self.match.items()}
         texts = {"system": self.system, "user": self.prompt}
-        starts = {role: text.value if isinstance(text, Text) else text for role, text in texts.items()}
-        return {role: Template(text) for role, text in starts.items() if text is not None}
+        starts = {
+            role: text.value if isinstance(text, Text) else text for role, text in texts.items()
+        }
+        return {role: PromptTemplate(text) for role, text in starts.items() if text is not None}
 
     @property
     def inputs(self) -> Mapping[str, Port] | None:  # noqa: D102
@@ -137,19 +143,6 @@ class AgentPrompt(Operation):
 
     def deterministic(self, values: Mapping[str, object]) -> bool:  # noqa: D102
         return values["temperature"] == 0  # without a setting, requests may have any temperature
-
-    def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:  # noqa: D102
-        longest = extent_of_setting(self.max_tokens).largest if self.max_tokens is not None else LIMIT
-        models = extent_of_setting(self.lm).values if self.lm else ()
-        lms = tuple(str(model) for model in models) or limits.lms
-        why = "an external agent may send requests of any length"
-        prompt = given.get("request", Extent(unbounded_reason=why)) + Extent(sum(self._texts(limits)))
-        outputs = {**self.longest_outputs(), "text": Extent(0, longest)}
-        return Reach(outputs, (CallBound(self.name, 1, prompt, longest, lms),))
-
-    def _texts(self, limits: Limits) -> list[float]:
-        texts = (("system", self.system), ("prompt", self.prompt))
-        return [limits.text(f"{self.name}.{n}", text).bytes for n, text in texts if isinstance(text, Text)]
 
     def recognizes(self, route: Route, document: Document) -> bool:
         """Return whether a request is one of this prompt."""
@@ -198,13 +191,20 @@ class AgentPrompt(Operation):
             if exchange is not None:  # the agent is told the reason
                 exchange.kind = error.kind if isinstance(error, CallError) else "error"
                 exchange.message = str(error)
-                if exchange.begun and isinstance(error, TransientError):  # a retry would repeat the text
+                if exchange.begun and isinstance(
+                    error, TransientError
+                ):  # a retry would repeat the text
                     raise CallError(str(error), kind=error.kind) from error
             raise
         return {"text": text_of(response), "response": response}
 
     async def _send(
-        self, lm: str, route: Route, document: Document, values: Mapping[str, object], call: CallContext
+        self,
+        lm: str,
+        route: Route,
+        document: Document,
+        values: Mapping[str, object],
+        call: CallContext,
     ) -> Document:
         exchange = CURRENT.get()
         stream = exchange is not None and exchange.stream
@@ -215,7 +215,9 @@ class AgentPrompt(Operation):
             check_fields(route, document, lm)
         tools, choice = ((), "auto") if forwards else read_tools(document, lm)
         request = Request(
-            messages=readable_messages(route, document) if forwards else read_messages(route, document, lm),
+            messages=readable_messages(route, document)
+            if forwards
+            else read_messages(route, document, lm),
             max_tokens=int(number(document, *FIELDS[route]) or LIMIT),
             temperature=1.0 if temperature is None else float(temperature),
             stop=stop_strings(document),

@@ -7,14 +7,11 @@ import platform
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 
-from compound.graph.bounds import Extent, Limits, Reach
+from compound.core.narrowing import entry, report_wrong_arguments
+from compound.core.security.sandbox.limits import LimitName, SandboxLimits
+from compound.core.security.sandbox.sandbox import Sandbox
 from compound.graph.component import CallContext, Operation, check_name
 from compound.graph.types import Port
-from compound.narrowing import entry, report_wrong_arguments
-from compound.security.sandbox.limits import LimitName, SandboxLimits
-from compound.security.sandbox.sandbox import Sandbox
-
-LONGEST_CHARACTER = 3  # bytes that stand for one byte that is no text
 
 
 @report_wrong_arguments
@@ -22,13 +19,16 @@ LONGEST_CHARACTER = 3  # bytes that stand for one byte that is no text
 class CodeRunner(Operation):
     """A component that runs the Python program on its port ``code``, isolated from this machine.
 
-    The ports ``stdin`` and ``files`` (texts by relative path) may be left unconnected. A program that fails
-    or reaches a limit is a result like any other: ``ok`` is false, and ``status`` and ``limit`` say why.
+    The ports ``stdin`` and ``files`` (texts by relative path) may be left unconnected. A program
+    that fails or reaches a limit is a result like any other: ``ok`` is false, and ``status`` and
+    ``limit`` say why.
 
     Attributes:
         name: the component's name.
-        limits: resources of each program; see `compound.security.sandbox.limits.SandboxLimits`.
-        reproducible: whether equal programs give equal outputs, so that results are shared between samples.
+        limits: resources of each program; see
+            `compound.core.security.sandbox.limits.SandboxLimits`.
+        reproducible: whether equal programs give equal outputs, so that results are shared between
+            samples.
 
     Raises:
         SandboxUnavailable: when it runs on a machine without a sandbox; the program is not run.
@@ -74,10 +74,6 @@ class CodeRunner(Operation):
 
     def deterministic(self, values: Mapping[str, object]) -> bool:  # noqa: D102
         return self.reproducible
-
-    def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:  # noqa: D102
-        written = Extent(self.limits.output * 1024 * LONGEST_CHARACTER)
-        return Reach({**self.longest_outputs(), "stdout": written, "stderr": written}, ())
 
     async def run(  # noqa: D102
         self, inputs: Mapping[str, object], values: Mapping[str, object], call: CallContext

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from compound.components.engines import model_folder, models
-from compound.errors import DeclarationError, MissingExtra, ModelNotFound
+from compound.core.errors import DeclarationError, MissingExtra, ModelNotFound
+from compound.engines import model_folder, models
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -29,7 +29,9 @@ class Encoder:
 
     def __init__(self, name: str, model: SentenceTransformer) -> None:
         self._name, self._model = name, model
-        self._lock = threading.Lock()  # fast tokenizers raise an error when two threads use one at a time
+        self._lock = (
+            threading.Lock()
+        )  # fast tokenizers raise an error when two threads use one at a time
         self._warned: set[str] = set()
         self.similarity = str(model.similarity_fn_name)
 
@@ -52,11 +54,15 @@ class Encoder:
         self._check_lengths(texts, "queries")
         return self._vectors(self._model.encode_query, texts)
 
-    def passages(self, texts: Sequence[str], *, windows: bool) -> tuple[Scores, NDArray[np.int64], int]:
+    def passages(
+        self, texts: Sequence[str], *, windows: bool
+    ) -> tuple[Scores, NDArray[np.int64], int]:
         """Return the vectors of passages, the position of each passage's first one, and how many are cut."""
         parts = list(self._divided(texts))
         kept = parts if windows else [[text] for text in texts]
-        vectors = self._vectors(self._model.encode_document, [part for each in kept for part in each])
+        vectors = self._vectors(
+            self._model.encode_document, [part for each in kept for part in each]
+        )
         firsts = np.cumsum([0, *map(len, kept[:-1])])
         return vectors, firsts, 0 if windows else sum(len(each) > 1 for each in parts)
 
@@ -79,27 +85,37 @@ class Encoder:
         )
 
     def _check_lengths(self, texts: Sequence[str], kind: str) -> None:
-        if any(len(parts) > 1 for parts in self._divided(texts, "query" if kind == "queries" else "")):
+        if any(
+            len(parts) > 1 for parts in self._divided(texts, "query" if kind == "queries" else "")
+        ):
             self.warn_of_cut(f"some {kind} are", once=True)
 
     def _vectors(self, encode: Callable[..., object], texts: Sequence[str]) -> Scores:
         with self._lock:
-            found = encode(list(texts), batch_size=64, show_progress_bar=False, convert_to_numpy=True)
+            found = encode(
+                list(texts), batch_size=64, show_progress_bar=False, convert_to_numpy=True
+            )
         vectors = np.asarray(found, dtype=np.float32)
         if self.similarity != "cosine":
             return vectors
         return np.asarray(
-            vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12), vectors.dtype
+            vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12),
+            vectors.dtype,
         )
 
     def _divided(self, texts: Sequence[str], *prompts: str) -> Iterator[list[str]]:
         """Yield each text in overlapping parts that the model reads as wholes; a short one is one part."""
-        limit, tokenizer = self._model.max_seq_length, cast("Any", getattr(self._model, "tokenizer", None))
+        limit, tokenizer = (
+            self._model.max_seq_length,
+            cast("Any", getattr(self._model, "tokenizer", None)),
+        )
         if not limit or math.isinf(limit) or not getattr(tokenizer, "is_fast", False):
             yield from ([text] for text in texts)
             return
         names = prompts or ("document", "passage", "corpus")  # as in `encode_document`
-        prompt = next((self._model.prompts[name] for name in names if name in self._model.prompts), "")
+        prompt = next(
+            (self._model.prompts[name] for name in names if name in self._model.prompts), ""
+        )
         with self._lock:
             room = limit - len(tokenizer(prompt).input_ids)
         if room < 1:
@@ -110,7 +126,9 @@ class Encoder:
         for start in range(0, len(texts), 1000):
             some = list(texts[start : start + 1000])
             with self._lock:
-                found = tokenizer(some, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+                found = tokenizer(
+                    some, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+                )
             for text, spans in zip(some, found["offset_mapping"], strict=True):
                 yield _windows(text, spans, room)
 

@@ -11,30 +11,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from pydantic import PositiveFloat, PositiveInt
+
 from compound.components.agent_prompt import AgentPrompt
-from compound.errors import CallError, CompoundError, DeclarationError, OutputTypeError
+from compound.components.gateway.documents import Document, GatewayExchange, text_slots
+from compound.core.errors import CallError, CompoundError, DeclarationError, OutputTypeError
+from compound.core.narrowing import report_wrong_arguments
+from compound.core.security.limits import OUTPUT_DEPTH
+from compound.core.security.sanitize import sanitize_text
+from compound.core.storage.records import is_deep
 from compound.execution.schedule import Mark
-from compound.gateway.documents import text_slots
-from compound.gateway.exchange import Document, GatewayExchange
-from compound.graph.bounds import Extent
 from compound.graph.component import Input, Value, check_name, merge_addresses
 from compound.graph.composite import Composite, RunBody
 from compound.graph.configuration import digest
 from compound.graph.fingerprint import code_digest
 from compound.graph.json_values import dumps
+from compound.graph.registry.code import place_of
+from compound.graph.registry.user_code import located
 from compound.graph.space import Choice
 from compound.graph.system import System
 from compound.graph.types import Port, accepts, convert, format_type
-from compound.narrowing import report_wrong_arguments
-from compound.registry.code import place_of
-from compound.registry.user_code import located
-from compound.security.limits import OUTPUT_DEPTH
-from compound.security.sanitize import sanitize_text
-from compound.storage.records import is_deep
 
 if TYPE_CHECKING:
-    from compound.gateway.server import Gateway
-    from compound.gateway.sessions import Session
+    from compound.components.gateway.server import Gateway
+    from compound.components.gateway.sessions import AgentSession
 
 Isolation = Literal["worker", "run", "thread"]
 GRACE = 0.5  # seconds that an agent has to end by itself after the error that ends its run
@@ -43,7 +43,7 @@ LOG = logging.getLogger("compound")
 
 
 @dataclass(frozen=True)
-class _Program:
+class _AgentProgram:
     """How an agent is run."""
 
     call: Callable[..., object] | str | None
@@ -57,37 +57,39 @@ class _Program:
 class ExternalAgent(Composite):
     """An agent of any framework or language, run as it is.
 
-    The agent is a Python function (``call``) or a program (``command``). It sends its requests to a gateway
-    on loopback instead of a provider: an OpenAI-compatible server that answers them with the engines of the
-    run. Each request is a call of the trace below the component's address, so that budgets, caches, credit
-    and optimizers treat it like any other call. Requests that a prompt in ``prompts`` recognizes are
-    rewritten with its tuned text and settings; others are sent as they are, as calls of ``NAME_other``.
+    The agent is a Python function (``call``) or a program (``command``). It sends its requests to a
+    gateway on loopback instead of a provider: an OpenAI-compatible server that answers them with
+    the engines of the run. Each request is a call of the trace below the component's address, so
+    that budgets, caches, credit and optimizers treat it like any other call. Requests that a prompt
+    in ``prompts`` recognizes are rewritten with its tuned text and settings; others are sent as
+    they are, as calls of ``NAME_other``.
 
-    A function receives the inputs as keyword arguments. With ``isolation="worker"`` it runs in a process
-    whose environment has ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``, and which is reused by later runs; with
-    ``"run"`` each run has a new process; with ``"thread"`` it runs in this process and receives the address
-    as its parameters ``base_url`` and ``api_key``. A program reads the inputs as a JSON object on stdin, and
-    writes the outputs as one to stdout.
+    A function receives the inputs as keyword arguments. With ``isolation="worker"`` it runs in a
+    process whose environment has ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``, and which is reused by
+    later runs; with ``"run"`` each run has a new process; with ``"thread"`` it runs in this process
+    and receives the address as its parameters ``base_url`` and ``api_key``. A program reads the
+    inputs as a JSON object on stdin, and writes the outputs as one to stdout.
 
     Args:
         name: the component's name.
-        call: the function, or its place ``module:name``. A function object that has a parameter ``base_url``
-            runs in a thread, others in a worker.
+        call: the function, or its place ``module:name``. A function object that has a parameter
+            ``base_url`` runs in a thread, others in a worker.
         command: the program and its arguments.
         prompts: the prompts to recognize, in order of precedence.
         output: one type (field ``output``), or types by field name.
         takes: declared inputs and their types; default: those that are connected.
         lm: the model for requests without a model of their prompt; default: the system's.
         isolation: ``worker``, ``run`` or ``thread``; see above.
-        env: names of environment variables that the agent's process receives, in addition to common ones.
-            Others, such as keys of providers, are removed.
+        env: names of environment variables that the agent's process receives, in addition to common
+            ones. Others, such as keys of providers, are removed.
         timeout: time limit of a run in seconds, without the time in which a request is answered.
         max_requests: maximum number of requests of a run; further ones are refused.
         concurrency: maximum number of processes of this agent.
         folder: folder of the module, and working directory of processes.
 
     Raises:
-        DeclarationError: a setting is invalid, or not exactly one of ``call`` and ``command`` is given.
+        DeclarationError: a setting is invalid, or not exactly one of ``call`` and ``command`` is
+            given.
 
     Example:
         >>> from compound import Input, System, Text
@@ -113,18 +115,24 @@ class ExternalAgent(Composite):
         lm: str | Choice | None = None,
         isolation: Isolation | None = None,
         env: Sequence[str] = (),
-        timeout: float = 300.0,
-        max_requests: int = 50,
-        concurrency: int = 4,
+        timeout: PositiveFloat = 300.0,
+        max_requests: PositiveInt = 50,
+        concurrency: PositiveInt = 4,
         folder: Path | str | None = None,
     ) -> None:
         check_name("ExternalAgent", name)
         self.name, self.output, self.takes = name, output, takes
         self.prompts = tuple(replace(p, lm=lm) if p.lm is None else p for p in prompts)
         self.lm = lm
-        self.run_timeout, self.max_requests, self.concurrency = float(timeout), max_requests, concurrency
+        self.run_timeout, self.max_requests, self.concurrency = (
+            float(timeout),
+            max_requests,
+            concurrency,
+        )
         chosen = isolation or _usual_isolation(call)
-        self.program = _Program(call, tuple(command), chosen, tuple(env), Path(folder or ".").absolute())
+        self.program = _AgentProgram(
+            call, tuple(command), chosen, tuple(env), Path(folder or ".").absolute()
+        )
         self._check()
         other = AgentPrompt(f"{name}_other", match={}, lm=lm)
         self.body = _body(name, (*self.prompts, other))
@@ -138,7 +146,9 @@ class ExternalAgent(Composite):
                 hint="call='module:function', or command=['node', 'agent.mjs']",
             )
         if program.command and not all(isinstance(part, str) and part for part in program.command):
-            raise DeclarationError(f"agent {name!r}: command must be a list of texts, the program first")
+            raise DeclarationError(
+                f"agent {name!r}: command must be a list of texts, the program first"
+            )
         if program.call is not None and program.isolation != "thread" and self.place is None:
             raise DeclarationError(
                 f"agent {name!r}: {program.call!r} cannot be imported by another process",
@@ -146,7 +156,9 @@ class ExternalAgent(Composite):
                 "pass isolation='thread'",
             )
         if program.isolation == "thread" and not callable(program.call):
-            raise DeclarationError(f"agent {name!r}: isolation='thread' needs the function itself as call")
+            raise DeclarationError(
+                f"agent {name!r}: isolation='thread' needs the function itself as call"
+            )
         limits = {
             "timeout": self.run_timeout,
             "max_requests": self.max_requests,
@@ -154,7 +166,9 @@ class ExternalAgent(Composite):
         }
         for setting, value in limits.items():
             if value <= 0:
-                raise DeclarationError(f"agent {name!r}: {setting} must be above 0, but is {value!r}")
+                raise DeclarationError(
+                    f"agent {name!r}: {setting} must be above 0, but is {value!r}"
+                )
         names = [prompt.name for prompt in self.prompts]
         twice = next((found for found in names if names.count(found) > 1), None)
         if twice is not None:
@@ -173,7 +187,9 @@ class ExternalAgent(Composite):
 
     @property
     def inputs(self) -> Mapping[str, Port] | None:  # noqa: D102
-        return None if self.takes is None else {name: Port(kind) for name, kind in self.takes.items()}
+        return (
+            None if self.takes is None else {name: Port(kind) for name, kind in self.takes.items()}
+        )
 
     @property
     def outputs(self) -> Mapping[str, Port]:  # noqa: D102
@@ -187,27 +203,21 @@ class ExternalAgent(Composite):
         parts = [VERSION, code, list(self.program.command), self.body.signature]
         return "external_agent:" + digest(parts)
 
-    def max_turns_bound(self, given: Mapping[str, Extent]) -> float:  # noqa: D102
+    def most_turns(self, sizes: Mapping[str, float]) -> float:  # noqa: D102
         return self.max_requests
-
-    def first_inputs(self, given: Mapping[str, Extent]) -> dict[str, Extent]:  # noqa: D102
-        why = f"the agent {self.name!r} may send requests of any length"
-        unknown = Extent(float("inf"), unbounded_reason=why)
-        return {"request": unknown, "route": Extent(32), "prompt": Extent(64)}
-
-    def all_outputs(self, outputs: Mapping[str, Extent], turns: float) -> dict[str, Extent]:  # noqa: D102
-        return self.longest_outputs()
 
     async def drive(  # noqa: D102
         self, inputs: Mapping[str, Value], values: Mapping[str, object], body: RunBody
     ) -> Mapping[str, Value] | None:
-        from compound.gateway.server import gateway
-        from compound.gateway.sessions import Session
+        from compound.components.gateway.server import gateway
+        from compound.components.gateway.sessions import AgentSession
 
-        recorder = _Recorder(self, body, merge_addresses(*(value.sources for value in inputs.values())))
+        recorder = _Recorder(
+            self, body, merge_addresses(*(value.sources for value in inputs.values()))
+        )
         names = (self.lm,) if isinstance(self.lm, str) else ("default",)
         async with gateway() as server, self._turn(server):
-            session = Session(recorder.dispatch, names, self.max_requests)
+            session = AgentSession(recorder.dispatch, names, self.max_requests)
             server.sessions.open(session)
             try:
                 result = await self._limited(session, self._run(server, session, inputs))
@@ -222,11 +232,17 @@ class ExternalAgent(Composite):
         assert isinstance(found, asyncio.Semaphore)
         return found
 
-    async def _run(self, server: Gateway, session: Session, inputs: Mapping[str, Value]) -> object:
+    async def _run(
+        self, server: Gateway, session: AgentSession, inputs: Mapping[str, Value]
+    ) -> object:
         """Run the agent and return what it returned."""
-        from compound.gateway.in_process import call_in_thread
-        from compound.gateway.processes import Endpoint, environment, run_program
-        from compound.gateway.workers import WorkerCommand, WorkerPool
+        from compound.components.gateway.processes import (
+            Endpoint,
+            call_in_thread,
+            environment,
+            run_program,
+        )
+        from compound.components.gateway.workers import AgentWorkers, WorkerCommand
 
         given = {name: value.data for name, value in inputs.items()}
         program, endpoint = self.program, Endpoint(server.base_url, session.key)
@@ -241,11 +257,13 @@ class ExternalAgent(Composite):
             except CompoundError:
                 raise
             except Exception as error:
-                raise CallError(located(error, program.call).replace(session.key, "[key removed]")) from error
-        pool = WorkerPool.of(server, WorkerCommand(self.place or "", program.folder, program.env))
+                raise CallError(
+                    located(error, program.call).replace(session.key, "[key removed]")
+                ) from error
+        pool = AgentWorkers.of(server, WorkerCommand(self.place or "", program.folder, program.env))
         return await pool.call(session, given, fresh=program.isolation == "run")
 
-    async def _limited(self, session: Session, work: object) -> object:
+    async def _limited(self, session: AgentSession, work: object) -> object:
         """Await the agent; end it at its time limit, or at an error that ends the run.
 
         The clock stands while a request is answered: a slow model does not count against the agent.
@@ -281,8 +299,10 @@ class ExternalAgent(Composite):
         LOG.warning(
             "agent %r sent a request that no prompt recognizes, starting with %r; such requests are sent "
             "unchanged, as calls of %s_other. compound gateway discover finds prompts",
-            self.name, sanitize_text(first[:80]), self.name,
-        )  # fmt: skip
+            self.name,
+            sanitize_text(first[:80]),
+            self.name,
+        )
 
     def _outputs(self, result: object) -> Mapping[str, object]:
         """Return the outputs as declared.
@@ -292,12 +312,18 @@ class ExternalAgent(Composite):
         """
         ports = self.outputs
         single = list(ports) == ["output"]
-        fields = result if isinstance(result, Mapping) and (not single or set(result) == {"output"}) else None
+        fields = (
+            result
+            if isinstance(result, Mapping) and (not single or set(result) == {"output"})
+            else None
+        )
         if fields is None and single:
             fields = {"output": result}
         if fields is None or not set(ports) <= set(fields):
             got = sorted(map(str, fields)) if fields is not None else type(result).__name__
-            raise OutputTypeError(f"the agent must return the fields {sorted(ports)}, but returned {got}")
+            raise OutputTypeError(
+                f"the agent must return the fields {sorted(ports)}, but returned {got}"
+            )
         found = {}
         for name, port in ports.items():
             value = fields[name]
@@ -357,7 +383,9 @@ class _Recorder:
             exchange.number, {name: Value(data, self.sources) for name, data in given.items()}
         )
         answer = (ran or {}).get(prompt)
-        if answer is None or isinstance(answer.data, Mark):  # the call failed; the trace records why
+        if answer is None or isinstance(
+            answer.data, Mark
+        ):  # the call failed; the trace records why
             return None
         self.sources = merge_addresses(self.sources, answer.sources)
         assert isinstance(answer.data, dict)  # the port's type
@@ -376,7 +404,7 @@ def _body(name: str, prompts: Sequence[AgentPrompt]) -> System:
 
 
 def _usual_isolation(call: object) -> Isolation:
-    from compound.gateway.in_process import takes_address
+    from compound.components.gateway.processes import takes_address
 
     return "thread" if callable(call) and takes_address(call) else "worker"
 

@@ -1,7 +1,7 @@
 """Format values as a prompt, and parse a model's text into typed fields.
 
-The prompt starts with the part that all calls of a component share (instruction, demonstrations) and ends
-with the inputs, so that engines can reuse the shared prefix.
+The prompt starts with the part that all calls of a component share (instruction, demonstrations)
+and ends with the inputs, so that engines can reuse the shared prefix.
 """
 
 from __future__ import annotations
@@ -11,17 +11,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from enum import Enum
 
-from compound.components.answers.answer_types import is_plain, mixes_text, ordered_json, takes_any_text
-from compound.components.answers.answer_values import check_complete, float_reader, parse_value, writable
+from compound.components.answers.answer_types import (
+    is_plain,
+    mixes_text,
+    ordered_json,
+    takes_any_text,
+)
+from compound.components.answers.answer_values import (
+    check_complete,
+    float_reader,
+    parse_value,
+    writable,
+)
 from compound.components.answers.answer_words import json_object, labelled_fields
 from compound.components.answers.type_notes import Layout, field_label, format_note
-from compound.errors import ParseError
-from compound.execution.calls.answer_text import after_thoughts, answer_part
+from compound.core.errors import ParseError
+from compound.core.image import Image, replace_images
+from compound.execution.answer_text import after_thoughts, answer_part
 from compound.graph.configuration import canonical_json, to_json_types
 from compound.graph.json_values import SCALARS, json_form
 from compound.graph.space import Demo
 from compound.graph.types import Port, accepts, reads_decimals
-from compound.image import Image, replace_images
 
 
 def render(
@@ -99,12 +109,16 @@ def take_images(inputs: Mapping[str, object]) -> tuple[dict[str, object], tuple[
 
 def describe_images(inputs: Mapping[str, object]) -> dict[str, object]:
     """Return inputs of a demonstration with a description in place of each image, which is not sent."""
-    return {name: replace_images(value, lambda image: image.label) for name, value in inputs.items()}
+    return {
+        name: replace_images(value, lambda image: image.label) for name, value in inputs.items()
+    }
 
 
 def _joined(shown: object, value: object) -> object:
     """Return the marks of a list of images in one line."""
-    is_images = isinstance(value, list | tuple) and value and all(isinstance(item, Image) for item in value)
+    is_images = (
+        isinstance(value, list | tuple) and value and all(isinstance(item, Image) for item in value)
+    )
     return " ".join(map(str, shown)) if is_images and isinstance(shown, list) else shown
 
 
@@ -121,7 +135,9 @@ def format_value(value: object) -> str:
     if isinstance(value, Sequence) and value and all(isinstance(item, str) for item in value):
         return "\n".join(f"[{i}] {_text(item)}" for i, item in enumerate(value, 1))
     if isinstance(value, Sequence) and value and all(map(is_passage, value)):
-        return "\n".join(f"{p['title']}: {p['text']}" if p.get("title") else p["text"] for p in value)
+        return "\n".join(
+            f"{p['title']}: {p['text']}" if p.get("title") else p["text"] for p in value
+        )
     return canonical_json(value)
 
 
@@ -149,20 +165,30 @@ def format_outputs(
 ) -> str:
     """Format outputs in the layout that the model is asked to use; ``ports`` have the declared types."""
     ports = ports or {}
-    kinds = {name: ports[name].type for name in outputs if name in ports and not is_plain(ports[name].type)}
+    kinds = {
+        name: ports[name].type
+        for name in outputs
+        if name in ports and not is_plain(ports[name].type)
+    }
     if layout == "json" and not kinds:
         return canonical_json(dict(outputs))
     written = {
-        name: ordered_json(kinds[name], to_json_types(value)) if name in kinds else canonical_json(value)
+        name: ordered_json(kinds[name], to_json_types(value))
+        if name in kinds
+        else canonical_json(value)
         for name, value in outputs.items()
     }
     if layout == "json":
         return f"{{{', '.join(f'{json.dumps(name)}: {text}' for name, text in written.items())}}}"
     if layout == "text":
-        shown = {name: written[name] if name in kinds else _answer(value) for name, value in outputs.items()}
+        shown = {
+            name: written[name] if name in kinds else _answer(value)
+            for name, value in outputs.items()
+        }
         return "\n".join(t if n in kinds else f"{field_label(n)}: {t}" for n, t in shown.items())
     plain = {
-        name: _text(value) if isinstance(value, str) else written[name] for name, value in outputs.items()
+        name: _text(value) if isinstance(value, str) else written[name]
+        for name, value in outputs.items()
     }
     return "\n".join(f"{name}: {text}" for name, text in plain.items())
 
@@ -179,19 +205,19 @@ def parse(
 ) -> dict[str, object]:
     """Parse the declared fields from a model's text.
 
-    Thoughts before the answer (``<think>…</think>``), which may contain drafts of it, are ignored, except in
-    a single text. If a field occurs several times, the last one counts.
+    Thoughts before the answer (``<think>…</think>``), which may contain drafts of it, are ignored,
+    except in a single text. If a field occurs several times, the last one counts.
 
     Args:
         text: the model's text.
         outputs: the declared fields.
         layout: the layout that the model was asked for.
-        is_cut: whether the text ended at the maximum length. Only values that are certainly complete are then
-            accepted, and a single text.
+        is_cut: whether the text ended at the maximum length. Only values that are certainly
+            complete are then accepted, and a single text.
 
     Raises:
-        ParseError: a field is missing or has another type, or the text is nothing but thoughts; ``outputs``
-            holds the fields that were parsed.
+        ParseError: a field is missing or has another type, or the text is nothing but thoughts;
+            ``outputs`` holds the fields that were parsed.
 
     >>> parse("**answer**: Lima\\nconfident: yes", {"answer": Port(str), "confident": Port(bool)}, "fields")
     {'answer': 'Lima', 'confident': True}
@@ -221,7 +247,9 @@ def parse(
 
 
 def _value(raw: object, kind: object, layout: Layout) -> object:
-    is_text = layout == "json" and isinstance(raw, str) and accepts(kind, raw)  # a string of JSON is a text
+    is_text = (
+        layout == "json" and isinstance(raw, str) and accepts(kind, raw)
+    )  # a string of JSON is a text
     return raw if is_text else parse_value(raw, kind)
 
 
@@ -242,7 +270,8 @@ def _raw_fields(text: str, outputs: Mapping[str, Port], layout: Layout) -> Mappi
     if layout == "text":
         is_whole = outputs[names[0]].type is str and bool(after_thoughts(text))
         answer = text if is_whole else answer_part(text)
-        # Engines that cannot prefill the answer show the cue in the message, and the model may repeat it.
+        # Engines that cannot prefill the answer show the cue in the message, and the model may
+        # repeat it.
         return {names[0]: answer.strip().removeprefix(f"{field_label(names[0])}:").strip()}
     answer = answer_part(text)
     if layout == "json":

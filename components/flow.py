@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from compound.errors import CallError, DeclarationError, suggest_name
-from compound.graph.bounds import Extent, extent_of_setting
+from compound.core.errors import CallError, DeclarationError, suggest_name
+from compound.core.narrowing import report_wrong_arguments
 from compound.graph.component import Value, merge_addresses
-from compound.graph.composite import Composite, RunBody
+from compound.graph.composite import Composite, RunBody, largest_number
 from compound.graph.space import Int
 from compound.graph.system import System
 from compound.graph.types import Port, format_type, is_assignable
-from compound.narrowing import report_wrong_arguments
 
 
 def _body_ports(body: System) -> dict[str, Port]:
@@ -93,17 +92,8 @@ class Loop(Composite):
     def version(self) -> str:  # noqa: D102
         return f"loop:{self.body.signature}:{sorted(self.carry.items())}:{self.until}"
 
-    def max_turns_bound(self, given: Mapping[str, Extent]) -> float:  # noqa: D102
-        return given.get("max_turns", extent_of_setting(self.max_turns)).largest
-
-    def next_inputs(  # noqa: D102
-        self, inputs: Mapping[str, Extent], outputs: Mapping[str, Extent]
-    ) -> dict[str, Extent]:
-        carried = {target: inputs[target].union(outputs[source]) for source, target in self.carry.items()}
-        return {**inputs, **carried}
-
-    def all_outputs(self, outputs: Mapping[str, Extent], turns: float) -> dict[str, Extent]:  # noqa: D102
-        return dict(outputs)
+    def most_turns(self, sizes: Mapping[str, float]) -> float:  # noqa: D102
+        return sizes.get("max_turns", largest_number(self.max_turns))
 
     async def drive(  # noqa: D102
         self, inputs: Mapping[str, Value], values: Mapping[str, object], body: RunBody
@@ -112,8 +102,8 @@ class Loop(Composite):
         turns = values["max_turns"]
         if type(turns) is not int or turns < 1:
             raise CallError(f"max_turns must be >= 1, but got {turns!r}")
-        # The number of turns depends on the limit, if an edge sets it, and on every earlier `until`. Later
-        # turns and the outputs therefore depend on those calls as well.
+        # The number of turns depends on the limit, if an edge sets it, and on every earlier
+        # `until`. Later turns and the outputs therefore depend on those calls as well.
         decided = inputs["max_turns"].sources if "max_turns" in inputs else ()
         outputs: Mapping[str, Value] = {}
         for turn in range(turns):
@@ -122,11 +112,16 @@ class Loop(Composite):
                 return None
             if self.until is not None and turn + 1 < turns:
                 decided = merge_addresses(decided, ran[self.until].sources)
-            outputs = {name: Value(v.data, merge_addresses(v.sources, decided)) for name, v in ran.items()}
+            outputs = {
+                name: Value(v.data, merge_addresses(v.sources, decided)) for name, v in ran.items()
+            }
             if self.until is not None and outputs[self.until].data is True:
                 break
             state = {**state, **{target: outputs[source] for source, target in self.carry.items()}}
-            state = {name: Value(v.data, merge_addresses(v.sources, decided)) for name, v in state.items()}
+            state = {
+                name: Value(v.data, merge_addresses(v.sources, decided))
+                for name, v in state.items()
+            }
         return outputs
 
 
@@ -153,6 +148,7 @@ class Map(Composite):
     """
 
     kind = "map"
+    over: str
 
     def __init__(self, name: str, body: System, *, over: str) -> None:
         self.name = name
@@ -177,8 +173,8 @@ class Map(Composite):
     def version(self) -> str:  # noqa: D102
         return f"map:{self.body.signature}:{self.over}"
 
-    def max_turns_bound(self, given: Mapping[str, Extent]) -> float:  # noqa: D102
-        return given[self.over].items
+    def most_turns(self, sizes: Mapping[str, float]) -> float:  # noqa: D102
+        return sizes[self.over]
 
     async def drive(  # noqa: D102
         self, inputs: Mapping[str, Value], values: Mapping[str, object], body: RunBody

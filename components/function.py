@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import typing
 from collections.abc import Callable, Mapping
 from typing import cast
 
-from compound.concurrency.functions import FunctionRunner, ThreadUse
-from compound.errors import DeclarationError
-from compound.example import Values
-from compound.graph.bounds import Extent, Limits, Reach
+from pydantic import NonNegativeInt, PositiveFloat
+
+from compound.core.errors import DeclarationError
+from compound.core.example import Values
+from compound.core.narrowing import report_wrong_arguments
+from compound.core.threads import FunctionRunner, ThreadUse
 from compound.graph.component import CallContext, Operation
 from compound.graph.fingerprint import code_digest
 from compound.graph.types import Port
-from compound.narrowing import report_wrong_arguments
 
 
 @report_wrong_arguments
 class Function(Operation):
     """A component that calls a typed Python function, sync or async.
 
-    Parameters with defaults become optional inputs. Keyword arguments passed to the constructor become
-    settings, which may be spaces to tune. For several outputs, give ``outputs`` and return a dict.
+    Parameters with defaults become optional inputs. Keyword arguments passed to the constructor
+    become settings, which may be spaces to tune. For several outputs, give ``outputs`` and return a
+    dict.
 
     Args:
         name: the component's name.
-        function: an annotated function. A parameter named ``rng`` receives the call's random generator and
-            makes the component stochastic.
+        function: an annotated function. A parameter named ``rng`` receives the call's random
+            generator and makes the component stochastic.
         outputs: output fields and their types; default ``{"output": return type}``.
         timeout: time limit of one attempt in seconds; a sync function then runs in a thread.
         retries: how often transient errors are retried.
-        thread: where a sync function runs. ``"auto"``: on the event loop, and in a thread after a call took
-            longer than 10 ms, or while a server runs; ``"always"``: in a thread; ``"never"``: on the event
-            loop, for functions that are bound to a thread.
+        thread: where a sync function runs. ``"auto"``: on the event loop, and in a thread after a
+            call took longer than 10 ms, or while a server runs; ``"always"``: in a thread;
+            ``"never"``: on the event loop, for functions that are bound to a thread.
         **settings: values or spaces for parameters of the function.
 
     Example:
@@ -54,8 +55,8 @@ class Function(Operation):
         function: Callable[..., object],
         *,
         outputs: Mapping[str, object] | None = None,
-        timeout: float | None = None,
-        retries: int = 0,
+        timeout: PositiveFloat | None = None,
+        retries: NonNegativeInt = 0,
         thread: ThreadUse = "auto",
         **settings: object,
     ) -> None:
@@ -84,9 +85,13 @@ class Function(Operation):
             )
         self.stochastic = "rng" in parameters
         self._inputs = {
-            p: _port(name, p, parameters[p], hints) for p in parameters if p not in {*settings, "rng"}
+            p: _port(name, p, parameters[p], hints)
+            for p in parameters
+            if p not in {*settings, "rng"}
         }
-        self._outputs = {f: Port(t) for f, t in (outputs or {"output": _returned(name, hints)}).items()}
+        self._outputs = {
+            f: Port(t) for f, t in (outputs or {"output": _returned(name, hints)}).items()
+        }
         self._single = outputs is None
         self._version = f"function:{code_digest(function)}"
 
@@ -111,9 +116,6 @@ class Function(Operation):
     def version(self) -> str:  # noqa: D102
         return self._version
 
-    def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:  # noqa: D102
-        return Reach(self.longest_outputs(), ())
-
     def deterministic(self, values: Mapping[str, object]) -> bool:  # noqa: D102
         return not self.stochastic
 
@@ -137,10 +139,16 @@ def _signature(
         hints = typing.get_type_hints(target)
         parameters = dict(inspect.signature(function).parameters)
     except (NameError, TypeError, ValueError) as error:
-        raise DeclarationError(f"function {name!r}: cannot read its annotations: {error}") from error
+        raise DeclarationError(
+            f"function {name!r}: cannot read its annotations: {error}"
+        ) from error
     check_returns(f"function {name!r}", target)
     for parameter in parameters.values():
-        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
+        if parameter.kind in (
+            parameter.VAR_KEYWORD,
+            parameter.VAR_POSITIONAL,
+            parameter.POSITIONAL_ONLY,
+        ):
             raise DeclarationError(
                 f"function {name!r}: parameter {parameter.name!r} must not be positional-only, "
                 "*args or **kwargs"
@@ -177,7 +185,9 @@ def parameter_types(name: str, function: Callable[..., object]) -> dict[str, obj
     return {p: _port(name, p, parameters[p], hints).type for p in parameters}
 
 
-def _port(name: str, parameter: str, declared: inspect.Parameter, hints: Mapping[str, object]) -> Port:
+def _port(
+    name: str, parameter: str, declared: inspect.Parameter, hints: Mapping[str, object]
+) -> Port:
     if parameter not in hints:
         raise DeclarationError(
             f"function {name!r}: parameter {parameter!r} has no type",
@@ -219,9 +229,6 @@ class FirstOf(Operation):
     @property
     def version(self) -> str:  # noqa: D102
         return f"first_of:{self._ports}"
-
-    def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:  # noqa: D102
-        return Reach({"output": functools.reduce(Extent.union, given.values())}, ())
 
     async def run(  # noqa: D102
         self, inputs: Mapping[str, object], values: Mapping[str, object], call: CallContext

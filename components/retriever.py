@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pydantic import PositiveInt
+
 from compound.components.index import PassageIndex
-from compound.errors import CallError, DataError, DeclarationError
-from compound.example import Values
-from compound.graph.bounds import Extent, Limits, Reach, extent_of_setting
+from compound.core.errors import CallError, DataError, DeclarationError
+from compound.core.example import Values
+from compound.core.narrowing import entry, report_wrong_arguments
 from compound.graph.component import CallContext, Operation, check_name
+from compound.graph.composite import largest_number
 from compound.graph.space import Choice, Int
 from compound.graph.types import Port
-from compound.narrowing import entry, report_wrong_arguments
 
-FoundPassage = dict[str, Any]  # the type of a port; see `compound.components.index.Passage` for its fields
-METADATA_BYTES = 80  # bytes that id, score and field names add to a passage
+FoundPassage = dict[
+    str, Any
+]  # the type of a port; see `compound.components.index.Passage` for its fields
 
 
 class SearchableIndex(Protocol):
@@ -49,7 +51,8 @@ class Retriever(Operation):
 
     Attributes:
         name: the component's name.
-        index: `BM25` or `Dense` over a corpus, or a `PassageIndex`, which ranks the ``passages`` input.
+        index: `BM25` or `Dense` over a corpus, or a `PassageIndex`, which ranks the ``passages``
+            input.
         k: number of passages to return; may be a space to tune.
 
     Example:
@@ -61,14 +64,16 @@ class Retriever(Operation):
 
     name: str
     index: IndexDeclaration | PassageIndex
-    k: int | Int | Choice = 5
+    k: PositiveInt | Int | Choice = 5
 
     kind = "retriever"
     cacheable = True
 
     def __post_init__(self) -> None:
         check_name("Retriever", self.name)
-        options = self.k.options if isinstance(self.k, Choice) else (getattr(self.k, "low", self.k),)
+        options = (
+            self.k.options if isinstance(self.k, Choice) else (getattr(self.k, "low", self.k),)
+        )
         if any(type(option) is not int or option < 1 for option in options):
             raise DeclarationError(
                 f"retriever {self.name!r}: k must be a whole number >= 1, but got {self.k!r}"
@@ -91,15 +96,8 @@ class Retriever(Operation):
     def version(self) -> str:  # noqa: D102
         return f"retriever:{self.index.digest}"
 
-    def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:  # noqa: D102
-        k = given.get("k", extent_of_setting(self.k)).largest
-        if isinstance(self.index, PassageIndex):
-            found = given["passages"] + Extent(METADATA_BYTES).times(min(k, given["passages"].items))
-        elif limits.read_corpora and hasattr(self.index, "longest_passage"):
-            found = Extent(self.index.longest_passage() + METADATA_BYTES).times(k)
-        else:
-            found = Extent(math.inf, unbounded_reason=f"passages of {self.name!r} can have any length")
-        return Reach({"passages": replace(found, items=k)}, ())
+    def output_sizes(self, sizes: Mapping[str, float]) -> Mapping[str, float]:  # noqa: D102
+        return {"passages": sizes.get("k", largest_number(self.k))}
 
     async def run(  # noqa: D102
         self, inputs: Mapping[str, object], values: Mapping[str, object], call: CallContext
@@ -108,7 +106,9 @@ class Retriever(Operation):
         if isinstance(self.index, PassageIndex):
             try:
                 return {"passages": self.index.rank(query, entry(inputs, "passages", list), k)}
-            except DataError as error:  # a model may have written the passages: fail this call, not the run
+            except (
+                DataError
+            ) as error:  # a model may have written the passages: fail this call, not the run
                 raise CallError(error.message, hint=error.hint) from error
         index = await asyncio.to_thread(self.index.open)
         return {"passages": [dict(passage) for passage in index.search(query, k)]}

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from compound.errors import DeclarationError
-from compound.graph.bounds import Extent, Limits, Reach, extent_of_setting
+from compound.core.errors import DeclarationError
+from compound.core.narrowing import report_wrong_arguments
 from compound.graph.component import CallContext, Operation
+from compound.graph.composite import largest_number
 from compound.graph.space import Choice, PerInput, Scalar
 from compound.graph.types import Port
-from compound.narrowing import report_wrong_arguments
 
 
 @report_wrong_arguments
 class Selector(Operation):
     """A component that outputs one of several options; its inputs are the context of the choice.
 
-    Its value is one option for all inputs. With ``per_input`` the value may also be a local reward learned by
-    method ``optimas``: each call then takes the option with the highest reward for its inputs. Ties go to the
-    first option.
+    Its value is one option for all inputs. With ``per_input`` the value may also be a local reward
+    learned by method ``optimas``: each call then takes the option with the highest reward for its
+    inputs. Ties go to the first option.
 
     Args:
         name: the component's name.
@@ -65,8 +65,8 @@ class Selector(Operation):
     def version(self) -> str:  # noqa: D102
         return "selector:1"
 
-    def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:  # noqa: D102
-        return Reach({"choice": given.get("choice", extent_of_setting(self.space))}, ())
+    def output_sizes(self, sizes: Mapping[str, float]) -> Mapping[str, float]:  # noqa: D102
+        return {"choice": largest_number(self.space)}
 
     async def run(  # noqa: D102
         self, inputs: Mapping[str, object], values: Mapping[str, object], call: CallContext
@@ -75,5 +75,7 @@ class Selector(Operation):
         if not isinstance(choice, Mapping):
             return {"choice": choice}
         options = self.space.options
-        scores = await call.scores(choice, self.name, [(inputs, {"choice": option}) for option in options])
+        scores = await call.scores(
+            choice, self.name, [(inputs, {"choice": option}) for option in options]
+        )
         return {"choice": max(zip(options, scores, strict=True), key=lambda pair: pair[1])[0]}

@@ -1,13 +1,15 @@
 """Write the references of settings, commands and Python names from the code: ``make docs``.
 
-The pages of the packages of the Python API are built with the site; see `docs/site_pages.py`.
+The pages of the packages of the Python API are built with the site; see `docs/make_site.py`.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 
 from pydantic import BaseModel
 from typer.core import TyperGroup
@@ -16,39 +18,42 @@ from typer.testing import CliRunner
 
 import compound
 from compound.cli import app
-from compound.settings.common import BudgetSettings, LimitSettings, ObjectiveSettings, RaySettings
-from compound.settings.optimize import OptimizeSettings
-from compound.settings.sections import model_at, settings_models
-from compound.spec.file import POSSIBLE
+from compound.optimization.settings.common import (
+    BudgetSettings,
+    LimitSettings,
+    ObjectiveSettings,
+    RaySettings,
+)
+from compound.optimization.settings.optimize import OptimizeSettings
+from compound.optimization.settings.sections import model_at, settings_models
+from compound.yaml.types import POSSIBLE
 
 FOLDER = Path(__file__).parent / "reference"
 NOTE = "<!-- written by `make docs` -->"
 SAME_NAMES = (
     "Keys of a [file](yaml.md) and arguments have the same names. `cp.optimize`, `cp.evaluate` and "
     "`cp.sweep` take the section `optimize:` as `settings={…}`, or its keys as arguments. Exceptions: `call` "
-    "is the argument `function` of `cp.Function`, the limits of `code` are `cp.CodeRunner(limits=…)`, "
+    "is the argument `function` of `cp.Function`, the limits of `code` are "
+    "`cp.components.CodeRunner(limits=…)`, "
     "`prompts_file` is `prompts`, and `out` is `output`. "
-    "[Engines, data and errors in Python](../guides/python.md) has examples."
+    "[Use in Python](../guides/python.md) has examples."
 )
 
 
 GROUPS = {
-    "Declare": "Input System LLM Retriever Selector Hyperparameter Function CodeRunner FirstOf Loop Map "
-    "ExternalAgent AgentPrompt BM25 Dense PassageIndex component llm system",
-    "Import and export": "from_dspy to_dspy from_dspy_metric from_langchain from_haystack from_dspy_module "
-    "export to_optuna",
-    "Agents": "Agent Tool tool MCPServer Image",
+    "Declare": "Input System LLM Retriever Selector Function FirstOf Loop Map Agent Tool tool component "
+    "llm system Port Image",
     "Spaces": "Text Demos Choice Int Float LoRA",
-    "Types": "json_type",
+    "Data": "Dataset Example Score",
     "Run and optimize": "run stream evaluate optimize sweep load load_result load_system Executor Result "
-    "Budget OptimizeSettings inspect_calls trace_with",
-    "Data and metrics": "Dataset Example Score exact_match token_f1 accuracy regex_match numeric_match "
-    "json_match rouge semantic_similarity mrr recall_at_k pass_at_k rubric pairwise custom agreement "
-    "Agreement",
-    "Engines": "Fleet LiteLLM OpenAI Transformers VLLM",
-    "Values": "Configuration Trace Usage Component Operation CompoundError RunFailed",
-    "Extend": "optimizer method recipe Settings State Optimizer Task Job Method Progress Proposal JobBound "
-    "Outlook Scheduler Recipe Engine Request Completion Message ToolCall ToolSpec Metric CallContext Port",
+    "Budget OptimizeSettings Configuration Trace inspect_calls trace_with CompoundError RunFailed",
+}
+NAMESPACES = {
+    "Components": "components",
+    "Metrics": "metrics",
+    "Engines": "engines",
+    "Other libraries": "interchange",
+    "Extend": "ext",
 }
 
 
@@ -69,20 +74,25 @@ def pages() -> dict[str, str]:
 
 def _python_page() -> str:
     """Return the table of the names that ``import compound as cp`` offers; links lead to their code."""
-    assert sorted(name for names in GROUPS.values() for name in names.split()) == list(compound.__all__)
+    assert sorted(name for names in GROUPS.values() for name in names.split()) == compound.__all__
     parts = ["# Python", NOTE, "```python\nimport compound as cp\n```", SAME_NAMES]
-    for title, names in GROUPS.items():
-        rows = [_name_row(name) for name in names.split()]
+    groups = {title: (compound, "cp", names.split()) for title, names in GROUPS.items()}
+    for title, name in NAMESPACES.items():
+        package = importlib.import_module(f"compound.{name}")
+        groups[title] = package, f"cp.{name}", package.__all__
+    for title, (package, prefix, names) in groups.items():
+        rows = [_name_row(package, prefix, name) for name in names]
         parts += [f"## {title}", "\n".join(["| name | description |", "| --- | --- |", *rows])]
     return "\n\n".join(parts) + "\n"
 
 
-def _name_row(name: str) -> str:
-    value = getattr(compound, name)
+def _name_row(package: ModuleType, prefix: str, name: str) -> str:
+    value = getattr(package, name)
     documented = inspect.isclass(value) or inspect.isfunction(value)
     about = (inspect.getdoc(value) or "").partition("\n\n")[0] if documented else ""
-    module = compound._HOME[name].partition(":")[0].replace(".", "/")
-    return f"| [`cp.{name}`](../../{module}.py) | {' '.join(about.split()).replace('|', '&#124;')} |"
+    module = package._HOME[name].partition(":")[0].replace(".", "/")
+    described = " ".join(about.split()).replace("|", "&#124;")
+    return f"| [`{prefix}.{name}`](../../{module}.py) | {described} |"
 
 
 def _settings_page() -> str:
@@ -90,7 +100,7 @@ def _settings_page() -> str:
         "# Settings",
         NOTE,
         "Every key below `optimize:` and `engines:` of the [YAML file](yaml.md), with its default. "
-        "`compound schema` writes the same as JSON Schema, for editors.",
+        "`compound check --schema` writes the same as JSON Schema, for editors.",
         "## `optimize:`",
         _settings(OptimizeSettings),
         _settings(BudgetSettings),
@@ -120,7 +130,11 @@ def _rows(model: type[BaseModel]) -> list[str]:
     rows = ["| key | default | description |", "| --- | --- | --- |"]
     for name, field in model.model_fields.items():
         default = field.get_default(call_default_factory=True)
-        shown = f"{type(default).__name__}, below" if isinstance(default, BaseModel) else f"`{default!r}`"
+        shown = (
+            f"{type(default).__name__}, below"
+            if isinstance(default, BaseModel)
+            else f"`{default!r}`"
+        )
         shown = "required" if field.is_required() else shown
         rows.append(f"| `{name}` | {shown} | {' '.join(str(field.description).split())} |")
     return rows

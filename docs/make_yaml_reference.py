@@ -1,72 +1,50 @@
-"""Generate the tables of keys in docs/reference/yaml.md from the models of the file; run by ``make docs``.
+"""Generate the tables of keys in docs/reference/yaml*.md from the models of the file; run by ``make docs``.
 
-A table is between ``<!-- keys NAME -->`` and ``<!-- end -->``. The text around it is written manually, and
-tests load its examples.
+A table is between ``<!-- keys NAME -->`` and ``<!-- end -->``. The text around it is written
+manually, and tests load its examples.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
-import operator
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Union, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from compound.settings.common import BudgetSettings, LimitSettings, ObjectiveSettings
-from compound.settings.optimize import OptimizeSettings
-from compound.settings.sections import model_at, settings_models
-from compound.spec import file as file_model
-from compound.spec.kinds import (
-    agent,
-    body,
-    code,
-    code_runner,
-    external_agent,
-    first_of,
-    function,
-    llm,
-    retriever,
-    selector,
-    tools,
-)
-from compound.spec.schema import settings as file_settings
-from compound.spec.schema.wiring import Wiring
+from compound.optimization.settings.common import BudgetSettings, LimitSettings, ObjectiveSettings
+from compound.optimization.settings.optimize import OptimizeSettings
+from compound.optimization.settings.sections import model_at, settings_models
+from compound.yaml import agents, kinds, spaces, types
+from compound.yaml import file as file_model
+from compound.yaml.types import Wiring
 
-OUTPUT = Path(__file__).parent / "reference/yaml.md"
+PAGES = sorted((Path(__file__).parent / "reference").glob("yaml*.md"))
 
 MODELS: Mapping[str, type[BaseModel]] = {
     "file": file_model.File,
     "wiring": Wiring,
-    "llm": llm.LLMSettings,
-    "bm25": retriever.BM25Settings,
-    "dense": retriever.DenseSettings,
-    "passages": retriever.PassagesSettings,
-    "selector": selector.SelectorSettings,
-    "function": function.FunctionSettings,
-    "code": code_runner.CodeSettings,
-    "agent": agent.AgentSettings,
-    "tool function": tools.FunctionTool,
-    "tool openapi": tools.OpenAPITool,
-    "tool mcp": tools.MCPSettings,
-    "external_agent": external_agent.ExternalAgentSettings,
-    "external_agent prompts": external_agent.AgentPromptSettings,
-    "external_agent match": external_agent.Match,
-    "first_of": first_of.FirstOfSettings,
-    "loop": body.LoopSettings,
-    "map": body.MapSettings,
-    "class": code.ClassEntry,
-    "text": file_settings.TextSpace,
-    "demos": file_settings.DemosSpace,
-    "choice": file_settings.ChoiceSpace,
-    "int": file_settings.IntSpace,
-    "float": file_settings.FloatSpace,
-    "lora": file_settings.Adapter,
+    **{
+        name: model_at(kind.entry, [name])
+        for name, kind in kinds.BUILT_IN.items()
+        if name not in ("retriever", "hyperparameter")
+    },
+    **kinds.INDEX_SETTINGS,
+    "tool function": agents.TOOLS["function"],
+    "tool openapi": agents.TOOLS["openapi"],
+    "tool mcp": agents.MCPSettings,
+    "external_agent prompts": agents.AgentPromptSettings,
+    "external_agent match": agents.Match,
+    "text": spaces.TextSpace,
+    "demos": spaces.DemosSpace,
+    "choice": spaces.ChoiceSpace,
+    "int": spaces.IntSpace,
+    "float": spaces.FloatSpace,
+    "lora": spaces.LoRAShape,
     "data": file_model.DataSettings,
     "optimize": OptimizeSettings,
     "budget": BudgetSettings,
@@ -75,29 +53,21 @@ MODELS: Mapping[str, type[BaseModel]] = {
     **{
         f"{group} {name}": model_at(entry, [name])
         for group in ("metric", "engine")
-        for name, entry in file_model.POSSIBLE[group].items()
+        for name, entry in types.POSSIBLE[group].items()
     },
 }
 COMMON = {"wires", "when"}  # every component has these keys, so they are documented once
 VALUES = {
     "RunnerSettings": "`{ray: {address: auto, workers: 8}}`, see [the settings](settings.md)",
-    "TextSetting": "string, or `{tune: TEXT}`",
-    "DemosSetting": "list of demonstrations, or `{tune: COUNT}`",
-    "LabelSetting": "string, or `{choice: [A, B]}`",
-    "OptionSetting": "string, number or boolean",
     "IntSetting": "integer, or `{int: [LOW, HIGH]}`",
-    "CountSetting": "integer, `{int: [LOW, HIGH]}` or `{choice: [A, B]}`",
-    "FloatSetting": "number, or `{float: [LOW, HIGH]}`",
-    "WeightsSetting": "`{lora: {rank: 8}}`",
     "AnySetting": "any value, or one to tune",
     "Scalar": "string, number or boolean",
     "Number": "number",
     "ValidSize": "integer, or `auto`",
     "Any": "anything",
-    "Entry": "component",
-    "ToolEntry": "tool",
+    "ComponentEntry": "component",
     "UseEntry": "`use` entry",
-    "Engine": "engine",
+    "EngineEntry": "engine",
     "Proposer": "`demos`, `edits`, `opro`",
     "PolicyObjectiveField": "loss, see below",
     "ImitationObjectiveField": "loss, see below",
@@ -118,14 +88,14 @@ VALUES = {
     "Count": "integer",
     "VLLMReplica": "settings of `vllm`",
     "OpenAIReplica": "settings of `openai`",
-    "Metric": "metric",
+    "MetricEntry": "metric",
     "OneRunMetric": "metric",
     "Demonstration": "`{inputs: …, outputs: …}`",
     "SplitBy": "a column, or `{train: SHARE, …}`",
     "Name": "name",
     "Code": "`module:name`",
     "Reference": "reference",
-    "Body": "inputs, components, nodes, outputs",
+    "GraphEntry": "inputs, components, nodes, outputs",
     "Type": "type",
     "bool": "boolean",
     "float": "number",
@@ -134,10 +104,21 @@ VALUES = {
     "When": "reference, or `{reference: value}`",
 }
 
+KNOWN = {
+    types.Scalar: VALUES["Scalar"],
+    spaces.OptionSetting: VALUES["Scalar"],
+    types.Number: "number",
+    types.Name: "name",
+    types.Type: "type",
+    types.Code: VALUES["Code"],
+    agents.Match: "mapping, see below",
+}
+
 
 def main() -> None:
-    """Rewrite the page."""
-    OUTPUT.write_text(with_keys(OUTPUT.read_text(encoding="utf-8")), encoding="utf-8")
+    """Rewrite the pages."""
+    for page in PAGES:
+        page.write_text(with_keys(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def sections() -> str:
@@ -152,7 +133,10 @@ def sections() -> str:
     texts.append("### Parts of sections")
     for model, places in found.items():
         if not whole[model] and model.model_fields:
-            leaves, owners = ([p.rpartition(".")[2] for p in places], [p.partition(".")[0] for p in places])
+            leaves, owners = (
+                [p.rpartition(".")[2] for p in places],
+                [p.partition(".")[0] for p in places],
+            )
             texts.append(
                 f"#### {_names(leaves)}\n\n{_about(model)} Part of {_names(owners)}.\n\n{keys(model)}"
             )
@@ -185,8 +169,12 @@ def keys(model: type[BaseModel]) -> str:
     for name, field in sorted(model.model_fields.items(), key=lambda item: item[0] not in own):
         if model is not Wiring and name in COMMON:
             continue
-        about = " ".join(str(field.description or "").split()).replace("|", "\\|").replace("``", "`")
-        rows.append(f"| `{field.alias or name}` | {value(model, name)} | {default(field)} | {about} |")
+        about = (
+            " ".join(str(field.description or "").split()).replace("|", "\\|").replace("``", "`")
+        )
+        rows.append(
+            f"| `{field.alias or name}` | {value(model, name)} | {default(field)} | {about} |"
+        )
     return "\n".join(rows)
 
 
@@ -210,11 +198,15 @@ def _yaml(value: object) -> str:
 
 def value(model: type[BaseModel], name: str) -> str:
     """Describe the values that a key accepts."""
-    if (model, name) == (file_settings.IntSpace, "value"):
+    if (model, name) == (spaces.IntSpace, "value"):
         return VALUES["int"]
-    declared = next(vars(cls)["__annotations__"][name] for cls in model.__mro__ if name in _annotations(cls))
-    text = declared if isinstance(declared, str) else _spelled(_bare(declared))
-    optional = re.sub(r"^Annotated\[(.*?), .*\]( \| None)?$", r"\1\2", text).removesuffix(" | None")
+    declared = next(
+        vars(cls)["__annotations__"][name] for cls in model.__mro__ if name in _annotations(cls)
+    )
+    if not isinstance(declared, str):
+        return _words(declared)
+    optional = re.sub(r"^Annotated\[(.*?), .*\]( \| None)?$", r"\1\2", declared)
+    optional = optional.removesuffix(" | None")
     return _value(optional)
 
 
@@ -223,22 +215,35 @@ def _annotations(cls: type) -> Mapping[str, object]:
     return found
 
 
-def _bare(declared: object) -> object:
-    """Return a type without its ``Annotated`` constraints."""
-    if get_origin(declared) is Annotated:
-        return _bare(get_args(declared)[0])
-    if get_origin(declared) is tuple:
-        return tuple[tuple(_bare(part) for part in get_args(declared))]  # type: ignore[misc]
-    if get_origin(declared) in (Union, UnionType):
-        return functools.reduce(operator.or_, map(_bare, get_args(declared)))
-    return declared
-
-
-def _spelled(declared: object) -> str:
-    text = str(declared)
-    if isinstance(declared, type) and not hasattr(declared, "__args__"):
-        text = declared.__name__
-    return re.sub(r"\b(typing|collections\.abc|compound(?:\.\w+)+)\.", "", text)
+def _words(kind: object) -> str:
+    """Describe a type in words."""
+    for known, words in KNOWN.items():
+        if kind == known:
+            return words
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        for mark in arguments[1:]:
+            if getattr(mark, "custom_error_type", "") in ("form", "one_key"):
+                text = str(mark.custom_error_message).removeprefix("must be ")
+                return re.sub(r"(\{[^}]*\}+)", r"`\1`", re.sub(r"\ban? ", "", text))
+        rest = arguments[1:-1]  # the last mark may be the description
+        return _words(Annotated[(arguments[0], *rest)] if rest else arguments[0])
+    if origin in (Union, UnionType):
+        return " or ".join(
+            dict.fromkeys(_words(part) for part in arguments if part is not NoneType)
+        )
+    if origin is Literal:
+        return ", ".join(f"`{label}`" for label in arguments)
+    if origin is tuple and arguments[-1] is not ...:
+        return "two numbers"
+    if origin in (list, Sequence) or (origin is tuple and arguments[-1] is ...):
+        return "list of " + re.sub(
+            r"\b(string|integer|number|boolean|name|tool)\b", r"\1s", _words(arguments[0])
+        )
+    if origin in (dict, Mapping):
+        return f"{_words(arguments[1])}, by {_words(arguments[0])}"
+    text = kind.__name__ if isinstance(kind, type) and not arguments else str(kind)
+    return _value(re.sub(r"\b(typing|collections\.abc|compound(?:\.\w+)+)\.", "", text))
 
 
 def _value(text: str) -> str:
@@ -254,7 +259,13 @@ def _value(text: str) -> str:
         return f"{_value(match[2])}, by {_value(match[1])}"
     if " | " in text and "[" not in text:
         return " or ".join(_value(part) for part in text.split(" | "))
-    return "see below" if text.endswith(("Settings", "Loss")) else "mapping" if text[:1].isupper() else text
+    return (
+        "see below"
+        if text.endswith(("Settings", "Loss", "_settings"))
+        else "mapping"
+        if text[:1].isupper()
+        else text
+    )
 
 
 if __name__ == "__main__":

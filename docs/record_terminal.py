@@ -1,6 +1,7 @@
 """Record what a command prints as a picture of a terminal.
 
-    python docs/record_terminal.py docs/figures/optimize.svg compound optimize benchmarks/atlas.yaml --new
+    python docs/record_terminal.py docs/figures/optimize.svg compound optimize benchmarks/atlas.yaml
+    --new
 
 The command runs here and now; progress, which goes to stderr, is not recorded.
 """
@@ -19,7 +20,9 @@ from rich.console import Console
 from rich.text import Text
 
 WIDTH = 112
-STYLE = re.sub(r"@font-face {{.*?}}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)  # which fetches fonts
+STYLE = re.sub(
+    r"@font-face {{.*?}}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL
+)  # which fetches fonts
 
 
 def main() -> None:

@@ -30,4 +30,6 @@ def with_sections(text: str) -> str:
         2
     """
     text = HEADING.sub("Examples:", text)
-    return BARE.sub(lambda found: "Examples:\n" + re.sub(r"^", "    ", found[0], flags=re.MULTILINE), text)
+    return BARE.sub(
+        lambda found: "Examples:\n" + re.sub(r"^", "    ", found[0], flags=re.MULTILINE), text
+    )

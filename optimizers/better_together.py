@@ -1,8 +1,8 @@
 """BetterTogether: methods in sequence on one budget, each starting from the best configuration so far.
 
-A stage changes only its own kind of parameters: prompts are frozen while weights are trained, unless rounds
-of prompt search are interleaved (`compound.optimizers.fast_slow`). Every job of a stage is followed by an
-acceptance test.
+A stage changes only its own kind of parameters: prompts are frozen while weights are trained,
+unless rounds of prompt search are interleaved (`compound.optimizers.fast_slow`). Every job of a
+stage is followed by an acceptance test.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from dataclasses import replace
 
 from pydantic import field_validator
 
-from compound.errors import DeclarationError
+from compound.core.errors import DeclarationError
 from compound.graph.system import System
 from compound.optimization.method import Job, Method, Optimizer
+from compound.optimization.settings.base import MethodName, Settings
+from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.baselines.gepa import GEPA
 from compound.optimizers.fast_slow import InterleaveSettings, can_interleave, interleaved
 from compound.optimizers.weights.methods import InOrder
-from compound.settings.base import Settings
-from compound.settings.optimize import OptimizeSettings
-from compound.settings.references import MethodName
 
 Make = Callable[[str, System, OptimizeSettings], Method]
 NAME = "better_together"
@@ -40,7 +39,9 @@ class BetterTogetherSettings(Settings):
     def _others(cls, stages: tuple[str, ...]) -> tuple[str, ...]:
         """Check that there are stages, and that none of them is this method."""
         if not stages or NAME in stages:
-            raise ValueError(f"must name other methods, for example [mipro, mmgrpo], but is {list(stages)}")
+            raise ValueError(
+                f"must name other methods, for example [mipro, mmgrpo], but is {list(stages)}"
+            )
         return stages
 
 
@@ -56,7 +57,8 @@ def better_together(
         make: returns a method by its name.
 
     Raises:
-        DeclarationError: a stage has no parameter that it can change, or no stage can be interleaved.
+        DeclarationError: a stage has no parameter that it can change, or no stage can be
+            interleaved.
     """
     optimizers: dict[str, Optimizer] = {}
     jobs: list[Job] = []
@@ -74,8 +76,14 @@ def better_together(
             sections |= reflection.sections
         label = f"{number} {stage}"
         optimizers |= {f"{label}/{name}": optimizer for name, optimizer in made.optimizers.items()}
-        opening = [replace(made.opening, weight=made.opening.weight * len(made.jobs))] if made.opening else []
-        jobs += [replace(job, optimizer=f"{label}/{job.optimizer}") for job in (*opening, *made.jobs)]
+        opening = (
+            [replace(made.opening, weight=made.opening.weight * len(made.jobs))]
+            if made.opening
+            else []
+        )
+        jobs += [
+            replace(job, optimizer=f"{label}/{job.optimizer}") for job in (*opening, *made.jobs)
+        ]
         least = max(least, made.least)
         notes |= dict.fromkeys(made.notes)
         sections |= made.sections
@@ -85,6 +93,13 @@ def better_together(
             hint="add mmgrpo or prompt_r1 to the stages, or remove interleave",
         )
     return Method(
-        NAME, optimizers, jobs, InOrder(), least=least, decisions=len(jobs), jobs_each=1, notes=list(notes),
+        NAME,
+        optimizers,
+        jobs,
+        InOrder(),
+        least=least,
+        decisions=len(jobs),
+        jobs_each=1,
+        notes=list(notes),
         sections=sections,
-    )  # fmt: skip
+    )

@@ -7,21 +7,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar, overload
 
-from compound.formatting import short_repr
+from compound.core.formatting import short_repr
 from compound.graph.configuration import component_of
+from compound.graph.registry.plugins import ATTRIBUTE
+from compound.graph.registry.user_code import UserCodeError, check_signature, definition
 from compound.graph.space import Choice, Demos, Float, Int, Space, Text
 from compound.graph.system import System
 from compound.optimization.method import Job, Method, Optimizer
 from compound.optimization.registration import MethodFactory, check_settings
+from compound.optimization.settings.base import NoSettings, Settings
+from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.scheduling.jobs import keys_of
 from compound.optimizers.scheduling.scheduler import Uniform
 from compound.optimizers.weights.learner.samples import SECTION
 from compound.optimizers.weights.methods import train_jointly
 from compound.optimizers.weights.recipes.recipe import Recipe, TrainingSettings
-from compound.registry.methods import ATTRIBUTE
-from compound.registry.user_code import UserCodeError, check_signature, definition
-from compound.settings.base import NoSettings, Settings
-from compound.settings.optimize import OptimizeSettings
 
 O = TypeVar("O", bound=type[Optimizer])  # noqa: E741
 R = TypeVar("R", bound=type[Recipe])
@@ -48,20 +48,22 @@ def optimizer(
 ) -> O | Callable[[O], O]:
     """Register an optimizer class as a method.
 
-    Select the method in ``optimize.method`` as ``module:Class``, or by the name of an entry point in the
-    group ``compound.optimizers``. To combine several optimizers or use another scheduler, see `method`.
+    Select the method in ``optimize.method`` as ``module:Class``, or by the name of an entry point
+    in the group ``compound.optimizers``. To combine several optimizers or use another scheduler,
+    see `method`.
 
     Args:
         cls: the class, if the decorator is written without parentheses.
-        settings: the settings model, a subclass of `Settings`. The class is instantiated with an instance of
-            it, or without arguments if no model is given.
+        settings: the settings model, a subclass of `Settings`. The class is instantiated with an
+            instance of it, or without arguments if no model is given.
         tunes: the kinds of parameters that the optimizer can change.
-        by_component: whether to create one job per component; otherwise one job changes all parameters.
+        by_component: whether to create one job per component; otherwise one job changes all
+            parameters.
 
     Example:
         >>> import compound as cp
         >>> from compound.optimization.method import Proposal
-        >>> class ShrinkSettings(cp.Settings):
+        >>> class ShrinkSettings(cp.ext.Settings):
         ...     factor: float = 0.5
         >>> @optimizer(settings=ShrinkSettings, tunes=cp.Float)
         ... class Shrink:
@@ -74,7 +76,7 @@ def optimizer(
     def decorate(cls: O) -> O:
         if not isinstance(cls, type) or not callable(getattr(cls, "propose", None)):
             raise UserCodeError(
-                f"@cp.optimizer decorates {short_repr(cls)} at {definition(cls)}, which has no method "
+                f"@cp.ext.optimizer decorates {short_repr(cls)} at {definition(cls)}, which has no method "
                 "propose",
                 hint="define async def propose(self, task) that yields Progress any number of times and one "
                 "Proposal at the end",
@@ -82,12 +84,16 @@ def optimizer(
         name = _name(cls)
         check_settings(settings, Settings, f"optimizer {name!r} at {definition(cls)}")
         with _declared(settings):
-            check_signature(cls, f"optimizer {name!r}", *([] if settings is NoSettings else ["settings"]))
+            check_signature(
+                cls, f"optimizer {name!r}", *([] if settings is NoSettings else ["settings"])
+            )
 
         def make(system: System, optimize: OptimizeSettings, own: Settings) -> Method:
             made = cls() if settings is NoSettings else cls(own)  # type: ignore[call-arg]  # checked above
             keys = keys_of(system, *(tunes if isinstance(tunes, tuple) else (tunes,)))
-            return Method(name, {name: made}, _jobs(name, keys, by_component=by_component), Uniform())
+            return Method(
+                name, {name: made}, _jobs(name, keys, by_component=by_component), Uniform()
+            )
 
         make.__doc__ = cls.__doc__
         setattr(cls, ATTRIBUTE, MethodFactory(make, settings))
@@ -99,13 +105,13 @@ def optimizer(
 def recipe(*, settings: type[TrainingSettings]) -> Callable[[R], R]:
     """Register a training recipe as a method that trains the weights of all components jointly.
 
-    Select the method in ``optimize.method`` as ``module:Class``, or by the name of an entry point in the
-    group ``compound.methods``.
+    Select the method in ``optimize.method`` as ``module:Class``, or by the name of an entry point
+    in the group ``compound.methods``.
 
     Args:
-        settings: the settings model, a subclass of `TrainingSettings`. The class is instantiated with an
-            instance of it. If the model has a field ``adapters``, that field defines which components share
-            an adapter.
+        settings: the settings model, a subclass of `TrainingSettings`. The class is instantiated
+            with an instance of it. If the model has a field ``adapters``, that field defines which
+            components share an adapter.
 
     Example:
         >>> from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, MMGRPOSettings
@@ -119,9 +125,9 @@ def recipe(*, settings: type[TrainingSettings]) -> Callable[[R], R]:
     def decorate(cls: R) -> R:
         if not (isinstance(cls, type) and issubclass(cls, Recipe)):
             raise UserCodeError(
-                f"@cp.recipe decorates {short_repr(cls)} at {definition(cls)}, which is not a subclass of "
-                "Recipe",
-                hint="derive the class from cp.Recipe",
+                f"@cp.ext.recipe decorates {short_repr(cls)} at {definition(cls)}, "
+                "which is not a subclass of Recipe",
+                hint="derive the class from cp.ext.Recipe",
             )
         name = _name(cls)
         check_settings(settings, TrainingSettings, f"recipe {name!r} at {definition(cls)}")
@@ -146,7 +152,7 @@ def _declared(settings: type[Settings]) -> Iterator[None]:
     except UserCodeError as error:
         if settings is not NoSettings:
             raise
-        fix = "; if it has settings, declare them: @cp.optimizer(settings=MySettings)"
+        fix = "; if it has settings, declare them: @cp.ext.optimizer(settings=MySettings)"
         raise UserCodeError(error.message, hint=f"{error.hint}{fix}") from None
 
 
@@ -154,7 +160,9 @@ def _jobs(name: str, keys: tuple[str, ...], *, by_component: bool) -> list[Job]:
     if not by_component:
         return [Job(name, keys)] if keys else []
     components = dict.fromkeys(map(component_of, keys))
-    return [Job(name, tuple(key for key in keys if component_of(key) == each)) for each in components]
+    return [
+        Job(name, tuple(key for key in keys if component_of(key) == each)) for each in components
+    ]
 
 
 def _name(cls: type) -> str:

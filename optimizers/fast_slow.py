@@ -1,9 +1,10 @@
 """Fast-slow training: train weights under a population of prompts that is renewed by reflection.
 
-"Fast-Slow Training", arXiv 2605.12484: every few steps of GRPO, a short GEPA search starts from the best
-prompts and gives a population, the candidates on its frontier. The rollouts of each example use all prompts
-of the population in turn, and are one group: an advantage compares runs with different prompts. The published
-method has no public code; see `docs/adr/0032` for the choices made here.
+"Fast-Slow Training", arXiv 2605.12484: every few steps of GRPO, a short GEPA search starts from the
+best prompts and gives a population, the candidates on its frontier. The rollouts of each example
+use all prompts of the population in turn, and are one group: an advantage compares runs with
+different prompts. The published method has no public code; see `docs/adr/0032` for the choices made
+here.
 """
 
 from __future__ import annotations
@@ -16,31 +17,38 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from compound.concurrency.threads import compute
-from compound.engine import Completion, Request
-from compound.errors import BudgetExhausted, DeclarationError
+from compound.core.engine import Completion, Request
+from compound.core.errors import BudgetExhausted, DeclarationError
+from compound.core.example import Example
+from compound.core.narrowing import entry
+from compound.core.storage.state import State
+from compound.core.threads import compute
 from compound.evaluation.evaluate import Evaluation
-from compound.example import Example
 from compound.execution.rng import derive_seed
 from compound.execution.trace import Trace
 from compound.graph.configuration import components_of
 from compound.graph.space import Text, Weights
 from compound.graph.system import System
-from compound.narrowing import entry
-from compound.optimization.bounds import JobBound, Outlook
-from compound.optimization.method import Job, Method, Progress, Proposal, Scorer, Task
+from compound.optimization.method import (
+    Job,
+    JobPlan,
+    Method,
+    PlannedJob,
+    Progress,
+    Proposal,
+    Scorer,
+    Task,
+)
 from compound.optimization.proposals import ProposalOutcome
+from compound.optimization.settings.base import Settings
 from compound.optimizers.baselines.gepa import GEPA, Evolution
 from compound.optimizers.scheduling.jobs import keys_of
 from compound.optimizers.weights.learner.saved import Saved, TrainingState
-from compound.optimizers.weights.recipes.mmgrpo import MMGRPO
-from compound.optimizers.weights.recipes.population import Population
-from compound.optimizers.weights.recipes.prompt_r1 import PromptR1
+from compound.optimizers.weights.outcome import format_step
+from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, PromptR1
 from compound.optimizers.weights.recipes.recipe import RecipeContext
-from compound.optimizers.weights.step_notes import format_step
+from compound.optimizers.weights.recipes.rollouts import Population
 from compound.optimizers.weights.training import TrainingSession, WeightTraining
-from compound.settings.base import Settings
-from compound.storage.state import State
 
 
 class InterleaveSettings(Settings):
@@ -60,7 +68,8 @@ class FastSlowState(State):
     Attributes:
         training: the progress of the training.
         rounds: the number of completed rounds.
-        prompts: the population: the texts that differ from the incumbent's, the best of the last round first.
+        prompts: the population: the texts that differ from the incumbent's, the best of the last
+            round first.
         rewards: by version, the sum and the number of the rewards of rollouts since the last round.
         best: the prompts at the best evaluated step.
         reflection: the progress of the round.
@@ -79,8 +88,8 @@ class FastSlowState(State):
     def chosen(self) -> dict[str, str]:
         """The prompts with the highest mean reward of rollouts since the last round.
 
-        Versions that no rollout has used come last: rewards may be negative. Without rollouts, these are the
-        best prompts of the last round.
+        Versions that no rollout has used come last: rewards may be negative. Without rollouts,
+        these are the best prompts of the last round.
         """
         means = [total / count if count else -math.inf for total, count in self.rewards]
         return self.prompts[means.index(max(means))]
@@ -102,24 +111,27 @@ class FastSlow:
     reflection: GEPA
     settings: InterleaveSettings = field(default_factory=InterleaveSettings)
 
-    def bound(self, outlook: Outlook) -> JobBound:
-        """Declare the reflections of all rounds."""
-        recipe, keys = self.training.recipe, outlook.keys
-        weights = [key for key in keys if isinstance(outlook.system.parameters[key], Weights)]
+    def plan(self, job: PlannedJob) -> JobPlan:
+        """Return the reflections of all rounds."""
+        recipe = self.training.recipe
+        weights = [key for key in job.keys if isinstance(job.system.parameters[key], Weights)]
         step = recipe.cost(recipe.sampling.max_examples, len(components_of(weights)))
-        texts = tuple(key for key in keys if key in outlook.texts)
-        found = self.reflection.bound(replace(outlook, keys=texts, runs=self._round_cost(step)))
+        one = self.reflection.plan(replace(job, keys=job.texts, runs=self._round_cost(step)))
         rounds = (recipe.settings.steps - 1) // self.settings.every
-        return replace(found, requests=[replace(r, calls=r.calls * rounds) for r in found.requests])
+        return JobPlan([replace(each, count=each.count * rounds) for each in one.requests])
 
     def _round_cost(self, step: float) -> float:
         return self.settings.share * self.settings.every * step
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Train, search prompts, checkpoint after each step of either, and propose weights with prompts."""
-        weights = tuple(key for key in task.keys if isinstance(task.system.parameters[key], Weights))
+        weights = tuple(
+            key for key in task.keys if isinstance(task.system.parameters[key], Weights)
+        )
         training, steps = self.training, self.training.recipe.settings.steps
-        session = _Session(replace(task, keys=weights), training.recipe, training.adapters, training.section)
+        session = _Session(
+            replace(task, keys=weights), training.recipe, training.adapters, training.section
+        )
         try:
             state = FastSlowState() if task.resume is None else FastSlowState.from_json(task.resume)
             await compute(session.open, state.training)
@@ -136,7 +148,10 @@ class FastSlow:
                         best, outcome = state.training.best, session.outcome(state.training)
                         if best is not None and best.step == state.training.step:
                             state.best = state.chosen
-                        note, facts = outcome.format_evaluation(), {"evaluation": outcome.evaluation()}
+                        note, facts = (
+                            outcome.format_evaluation(),
+                            {"evaluation": outcome.evaluation()},
+                        )
                     elif state.training.step // self.settings.every > state.rounds:
                         async for event in self._round(task, session, state):
                             yield event
@@ -156,7 +171,9 @@ class FastSlow:
         finally:
             await compute(session.close)
 
-    async def _round(self, task: Task, session: _Session, state: FastSlowState) -> AsyncIterator[Progress]:
+    async def _round(
+        self, task: Task, session: _Session, state: FastSlowState
+    ) -> AsyncIterator[Progress]:
         """Search prompts with the current weights, and replace the population by the frontier."""
         meter, steps = task.context.executor.meter, self.training.recipe.settings.steps
         if state.reflection is None:
@@ -170,22 +187,34 @@ class FastSlow:
 
         def left() -> float:
             used = meter.system_runs - state.started
-            return max(0.0, min(self._round_cost(session.plan.cost) - used, task.scorer.runs_left - reserved))
+            return max(
+                0.0,
+                min(self._round_cost(session.plan.cost) - used, task.scorer.runs_left - reserved),
+            )
 
         reflecting = replace(
-            task, system=task.system.bind({**task.system.configuration, **values}), keys=texts,
-            train=session.plan.split.trained, scorer=_RoundScorer(task.scorer, values, left),
-            seed=derive_seed(task.seed, "reflection", state.rounds), resume=state.reflection, tried=(),
-        )  # fmt: skip
+            task,
+            system=task.system.bind({**task.system.configuration, **values}),
+            keys=texts,
+            train=session.plan.trained,
+            scorer=_RoundScorer(task.scorer, values, left),
+            seed=derive_seed(task.seed, "reflection", state.rounds),
+            resume=state.reflection,
+            tried=(),
+        )
         note = "no budget for reflection"
         async for event in self.reflection.propose(reflecting):
             note = event.note or note
             if isinstance(event, Progress):
                 state.reflection = dict(event.state)
-                yield Progress(state.to_json(), f"reflection: {note}", step=state.training.step, of=steps)
+                yield Progress(
+                    state.to_json(), f"reflection: {note}", step=state.training.step, of=steps
+                )
         if state.reflection is not None:
             front = Evolution.from_json(state.reflection).front
-            own = {key: text for key, text in start.items() if text != task.system.configuration[key]}
+            own = {
+                key: text for key, text in start.items() if text != task.system.configuration[key]
+            }
             state.prompts = [{**own, **texts} for texts in front][: self.settings.population]
         state.rewards = [(0.0, 0)] * len(state.prompts)
         state.rounds, state.reflection = state.rounds + 1, None
@@ -233,7 +262,9 @@ class _Session(TrainingSession):
                 for key in keys_of(self.task.system, Text)
             }
             versions = [{**own, **texts} for texts in self.prompts]
-            context.sampler.population = self._population = Population(versions, context.sampler.step)
+            context.sampler.population = self._population = Population(
+                versions, context.sampler.step
+            )
         return context
 
 
@@ -288,7 +319,9 @@ class _RoundScorer:
         return self.job.leaks(text, request, lm)
 
 
-def _added(some: Sequence[tuple[float, int]], others: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
+def _added(
+    some: Sequence[tuple[float, int]], others: Sequence[tuple[float, int]]
+) -> list[tuple[float, int]]:
     if not others:
         return [*some]
     return [(a + b, m + n) for (a, m), (b, n) in zip(some, others, strict=True)]

@@ -1,25 +1,39 @@
 """Plan the memory of trainer, engines and reward backbone together, before a run starts.
 
-Memory that is needed in any case (weights, adapters, optimizer states) must fit, or the run is refused.
-Activations and caches depend on the lengths of prompts and answers; their upper bounds are shown, with the
-settings that lower them. No model is loaded, and nothing is downloaded.
+Memory that is needed in any case (weights, adapters, optimizer states) must fit, or the run is
+refused. Activations and caches depend on the lengths of prompts and answers; their upper bounds are
+shown, with the settings that lower them. No model is loaded, and nothing is downloaded.
+
+A vLLM server takes a share of a GPU's memory when it starts, and keeps it. Unless a setting
+determines the share, the servers on the GPU of a trainer get what the other parts of the run leave,
+in equal parts.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from compound.components.engines.local import devices, footprint, loading
-from compound.components.engines.local.devices import Placement
-from compound.components.engines.local.engine import TransformersEngine
-from compound.components.engines.local.footprint import BYTES, OPTIMIZER_BYTES, SUM_BYTES
-from compound.components.engines.vllm.engine import VLLMEngine
-from compound.engine import Engine
-from compound.errors import CompoundError, DeclarationError
+from compound.core.engine import Engine
+from compound.core.errors import CompoundError, DeclarationError, check_installed
+from compound.core.formatting import format_bytes
+from compound.engines import models
+from compound.engines.fleet import FleetEngine
+from compound.engines.local import devices, footprint, loading
+from compound.engines.local.devices import Placement
+from compound.engines.local.engine import TransformersEngine
+from compound.engines.local.footprint import (
+    BYTES,
+    OPTIMIZER_BYTES,
+    SUM_BYTES,
+    Footprint,
+)
+from compound.engines.vllm import arguments
+from compound.engines.vllm.arguments import gpu_name
+from compound.engines.vllm.engine import VLLMEngine
 from compound.execution.executor import Executor
-from compound.extras import check_installed
-from compound.formatting import format_bytes
 from compound.graph.configuration import components_of
 from compound.graph.space import Weights
 from compound.graph.system import System
@@ -27,9 +41,7 @@ from compound.optimization.method import Method, Optimizer
 from compound.optimization.preflight import open_engines
 from compound.optimization.problem import Problem
 from compound.optimizers.fast_slow import FastSlow
-from compound.optimizers.memory_demand import Demand, find_sizes
 from compound.optimizers.optimas.weights import LocalTraining
-from compound.optimizers.server_memory import ServerPlan, gpu_of, own_servers, plan_servers
 from compound.optimizers.weights.bases import (
     base_format,
     base_model,
@@ -38,7 +50,7 @@ from compound.optimizers.weights.bases import (
     teacher_model,
 )
 from compound.optimizers.weights.learner.adapters import check_same_tokens, partition
-from compound.optimizers.weights.learner.head import CHUNK
+from compound.optimizers.weights.learner.forward import CHUNK
 from compound.optimizers.weights.learner.targets import check_targets, resolve
 from compound.optimizers.weights.recipes.ppo import PPOSettings
 from compound.optimizers.weights.recipes.recipe import PolicySettings, Sharing, TrainingSettings
@@ -48,14 +60,56 @@ from compound.rewards.model import NONE
 from compound.rewards.settings import RewardLearning
 
 SMALL = "minilm"  # a backbone of 90 MB, which is not planned
-# Keys and values of prompts that are processed once are repeated for each answer: 8 answers take up to 1.6
-# times the memory of a batch with the same number of tokens (docs/guides/weights.md).
+# Keys and values of prompts that are processed once are repeated for each answer: 8 answers take up
+# to 1.6 times the memory of a batch with the same number of tokens (docs/guides/weights.md).
 REPEATED = 1.6
 UNKNOWN_SHARE = (
     "the memory of the trainer is unknown, so that vLLM servers on its GPUs start with vLLM's default share; "
     "set gpu_memory of their engines"
 )
+# Of a GPU, for contexts, fragmentation and other programs; vLLM's default leaves as much.
+HEADROOM = 0.08
+# Memory of a sleeping server: context, CUDA graphs and buffers. An estimate, which was not
+# measured.
+ASLEEP = 2 * 2**30
 LOGIT_COPIES = 3  # logits in float32, their exponentials, and their gradient
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Memory of one part of a run, in bytes.
+
+    Attributes:
+        what: the part.
+        device: its device.
+        fixed: weights, adapters and optimizer states; for a server, all its memory.
+        working: upper bound of activations, logits and caches.
+        lower: settings that lower the working memory.
+        smaller: settings that lower the fixed memory.
+    """
+
+    what: str
+    device: str
+    fixed: int
+    working: int
+    lower: str
+    smaller: str
+
+    @property
+    def most(self) -> int:
+        """Upper bound of the memory: fixed and working."""
+        return self.fixed + self.working
+
+
+def find_sizes(model: str, *, causal: bool = True) -> tuple[Path, Footprint] | str:
+    """Return the folder of a model and its sizes, or why they are unknown; downloads nothing."""
+    folder = models.find_local(model)
+    if folder is None:
+        return f"{model!r} is not on this machine yet"
+    try:
+        return folder, footprint.footprint(folder, causal=causal)
+    except (OSError, ValueError, AttributeError, ImportError) as error:
+        return f"{model!r} has no configuration that can be read ({type(error).__name__})"
 
 
 @dataclass(frozen=True)
@@ -66,8 +120,7 @@ class MemoryPlan:
         demands: the parts of the run.
         free: the free bytes by device, where known.
         unknown: parts whose memory is unknown, each with the reason.
-        gpu_shares: the share of memory that each vLLM server of the run may use, by GPU; see
-            `compound.optimizers.server_memory`.
+        gpu_shares: the share of memory that each vLLM server of the run may use, by GPU.
         notes: lines about these servers.
     """
 
@@ -91,7 +144,9 @@ class MemoryPlan:
                 raise CompoundError(
                     f"the run needs at least {format_bytes(needed)} of memory on {device}, of which "
                     f"{format_bytes(free)} are free: {parts}",
-                    hint="; ".join(dict.fromkeys(d.smaller for d in sorted(own, key=lambda d: -d.fixed)))
+                    hint="; ".join(
+                        dict.fromkeys(d.smaller for d in sorted(own, key=lambda d: -d.fixed))
+                    )
                     + "; or free memory on the device",
                 )
 
@@ -107,9 +162,13 @@ class MemoryPlan:
                 f"{format_bytes(most)} with activations and caches, "
                 + ("free memory unknown" if free is None else f"{format_bytes(free)} free")
             )
-            found += [f"  {d.what}: {format_bytes(d.fixed)}, at most {format_bytes(d.most)}" for d in own]
+            found += [
+                f"  {d.what}: {format_bytes(d.fixed)}, at most {format_bytes(d.most)}" for d in own
+            ]
             if free is not None and most > free:
-                lower = "; ".join(dict.fromkeys(d.lower for d in sorted(own, key=lambda d: -d.working)))
+                lower = "; ".join(
+                    dict.fromkeys(d.lower for d in sorted(own, key=lambda d: -d.working))
+                )
                 found.append(f"  long prompts and answers may not fit: {lower}")
         return [*found, *self.notes, *(f"memory of {reason}" for reason in self.unknown)]
 
@@ -153,15 +212,36 @@ def plan_memory(problem: Problem, baselines: Sequence[Method] = ()) -> MemoryPla
     unknown: list[str] = []
     engines = list({id(engine): engine for engine in open_engines(problem).values()}.values())
     demands = [*_known((_engine(engine, problem.system) for engine in engines), unknown)]
-    trained = (demand for each in trainings(methods) for demand in _trainers(each, problem.system, engine_of))
+    trained = (
+        demand
+        for each in trainings(methods)
+        for demand in _trainers(each, problem.system, engine_of)
+    )
     # trainings and methods run one after another, so only the largest on each device count
     trainers = _largest([*_known(trained, unknown)])
     backbones = _largest([*_known(map(_backbone, learnings(methods)), unknown)])
-    served = _servers(own_servers(engines), methods, trainers, [*demands, *backbones], bool(unknown))
+    served = _servers(
+        own_servers(engines), methods, trainers, [*demands, *backbones], bool(unknown)
+    )
     demands += [*served.servers, *served.trainers, *backbones]
     places = dict.fromkeys(demand.device for demand in demands)
-    found = {device: free for device in places if (free := footprint.free_memory(device)) is not None}
-    return MemoryPlan(tuple(demands), found, tuple(dict.fromkeys(unknown)), served.shares, served.notes)
+    found = {
+        device: free for device in places if (free := footprint.free_memory(device)) is not None
+    }
+    return MemoryPlan(
+        tuple(demands), found, tuple(dict.fromkeys(unknown)), served.shares, tuple(served.notes)
+    )
+
+
+def own_servers(engines: Sequence[Engine]) -> list[VLLMEngine]:
+    """Return the engines of the vLLM servers that some engines start."""
+    found: list[VLLMEngine] = []
+    for engine in engines:
+        if isinstance(engine, FleetEngine):
+            found += engine.processes
+        elif isinstance(engine, VLLMEngine) and engine.api_base is None:
+            found.append(engine)
+    return found
 
 
 def _servers(
@@ -189,16 +269,134 @@ def _servers(
             )
     plan = plan_servers(servers, trainers, others)
     if partly_unknown and servers and not trainers and any(trainings(methods)):
-        return replace(plan, notes=(*plan.notes, UNKNOWN_SHARE))
+        plan.notes.append(UNKNOWN_SHARE)
     return plan
+
+
+@dataclass
+class ServerPlan:
+    """Memory of the vLLM servers of a run on the GPUs of its trainer.
+
+    Attributes:
+        servers: the memory of servers that are not running yet.
+        trainers: the memory of the trainer on each device, with what sleeping servers release to
+            it.
+        shares: the share of memory that each server may use, by GPU.
+        notes: lines about the servers.
+    """
+
+    servers: list[Demand] = field(default_factory=list)
+    trainers: list[Demand] = field(default_factory=list)
+    shares: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def plan_servers(
+    servers: Sequence[VLLMEngine], trainers: Sequence[Demand], others: Sequence[Demand]
+) -> ServerPlan:
+    """Return the memory of servers on the GPUs of a trainer, and their shares.
+
+    Args:
+        servers: the engines of the servers.
+        trainers: the memory of the trainer on each of its devices.
+        others: the memory of other parts of the run.
+
+    Raises:
+        CompoundError: a GPU has no memory left for a server; the hint names the settings.
+    """
+    plan = ServerPlan()
+    for trainer in trainers:
+        gpu = gpu_of(trainer.device)
+        if gpu is not None and (on_gpu := [server for server in servers if gpu in server.gpus]):
+            beside = sum(demand.most for demand in others if demand.device == trainer.device)
+            _share_gpu(plan, gpu, trainer, on_gpu, beside)
+        else:
+            plan.trainers.append(trainer)
+    gpus = {gpu_of(trainer.device) for trainer in trainers}
+    for server in servers:
+        if server.sleep and gpus.isdisjoint(server.gpus):
+            plan.notes.append(
+                f"sleep of the engine of {server.model!r} has no effect: no trainer computes on its GPU "
+                f"({', '.join(server.gpus) or 'none is visible'})"
+            )
+    plan.notes = list(dict.fromkeys(plan.notes))
+    return plan
+
+
+def _share_gpu(
+    plan: ServerPlan, gpu: str, trainer: Demand, servers: Sequence[VLLMEngine], beside: int
+) -> None:
+    """Add the servers on a GPU, which share it with a trainer, to a plan.
+
+    A server that sleeps while the trainer computes shares the memory of activations with it, but
+    not that of weights and optimizer states, which the trainer keeps on the GPU.
+    """
+    total, free = footprint.total_memory(trainer.device), footprint.free_memory(trainer.device) or 0
+    sleeping = all(server.sleep for server in servers)
+    starting = [server for server in servers if not server.started]
+    shares = [(server, _given_share(server)) for server in starting]
+    given = [(server, share) for server, share in shares if share is not None]
+    left = free - int(HEADROOM * total) - beside - (trainer.fixed if sleeping else trainer.most)
+    left -= sum(int(share * total) for _, share in given)
+    open_ = [s for s in starting if s.gpu_memory is None and not arguments.sets_memory(s.args)]
+    if open_:
+        share = math.floor(100 * left / len(open_) / total) / 100
+        if share <= 0:
+            model = open_[0].model
+            remedies = [trainer.smaller, f"set gpu_memory of the engine of {model!r}"]
+            if not sleeping:
+                remedies[:0] = [f"set sleep: true of the engine of {model!r}", trainer.lower]
+            raise CompoundError(
+                f"the trainer leaves no memory of {trainer.device} for the vLLM server of {model!r}: of "
+                f"{format_bytes(total)}, {format_bytes(free)} are free, and the {trainer.what} needs up to "
+                f"{format_bytes(trainer.most)}",
+                hint="; ".join(remedies),
+            )
+        plan.shares[gpu] = share
+        given += [(server, share) for server in open_]
+        plan.notes += [
+            f"the vLLM server of {server.model!r} gets {share:g} of the memory of {trainer.device} "
+            "(--gpu-memory-utilization), which the trainer leaves"
+            for server in open_
+        ]
+    for server, share in given:
+        what = f"vLLM server of {server.model!r}, {share:g} of the device"
+        setting = f"lower gpu_memory of the engine of {server.model!r}"
+        plan.servers.append(Demand(what, trainer.device, int(share * total), 0, setting, setting))
+    if sleeping:
+        plan.notes.append(f"the vLLM servers on {trainer.device} sleep while the trainer computes")
+        released = sum(max(0, int(share * total) - ASLEEP) for _, share in given)
+        what, working = f"{trainer.what}, beside sleeping servers", trainer.working - released
+        trainer = replace(trainer, what=what, working=max(0, working))
+    plan.trainers.append(trainer)
+
+
+def gpu_of(device: str) -> str | None:
+    """Return the name of a CUDA device in CUDA_VISIBLE_DEVICES; None for other devices.
+
+    >>> gpu_of("cpu")
+    """
+    kind, _, index = device.partition(":")
+    return gpu_name(int(index)) if kind == "cuda" and index else None
+
+
+def _given_share(server: VLLMEngine) -> float | None:
+    """Return the share of memory that settings give a server; None if they do not, or not as a share."""
+    if server.gpu_memory is not None:
+        return server.gpu_memory
+    try:
+        return float(arguments.value_of(server.args, "gpu-memory-utilization") or "")
+    except ValueError:
+        return None
 
 
 def check_placements(made: Method, system: System, engine_of: Callable[[str], Engine]) -> None:
     """Check the devices of the trainers and the reward backbone of a method; loads no model.
 
     Raises:
-        DeclarationError: a device does not exist, does not support a setting, or a setting differs from that
-            of the engine that samples; or the base model lacks a target layer of an adapter.
+        DeclarationError: a device does not exist, does not support a setting, or a setting differs
+            from that of the engine that samples; or the base model lacks a target layer of an
+            adapter.
         MissingExtra: a library is missing.
     """
     for learning in learnings([made]):
@@ -215,13 +413,18 @@ def check_placements(made: Method, system: System, engine_of: Callable[[str], En
 
 
 def _check_adapters(
-    training: PlannedTraining, trained: Sequence[str], system: System, engine_of: Callable[[str], Engine]
+    training: PlannedTraining,
+    trained: Sequence[str],
+    system: System,
+    engine_of: Callable[[str], Engine],
 ) -> None:
     """Check that adapters can be trained on the base model, if it is on this machine."""
     found = find_sizes(base_model(system, trained, engine_of))
     check_installed("peft", "training")
     if not isinstance(found, str):
-        for space in spaces(system, partition(trained, training.sharing, training.section)).values():
+        for space in spaces(
+            system, partition(trained, training.sharing, training.section)
+        ).values():
             check_targets(footprint.empty_model(found[0]), space.targets)
 
 
@@ -232,7 +435,10 @@ def _trained(training: PlannedTraining, system: System) -> list[str]:
 
 
 def _placement(
-    training: PlannedTraining, trained: Sequence[str], system: System, engine_of: Callable[[str], Engine]
+    training: PlannedTraining,
+    trained: Sequence[str],
+    system: System,
+    engine_of: Callable[[str], Engine],
 ) -> Placement:
     return training.settings.base.placement(
         base_format(system, trained, engine_of),
@@ -253,8 +459,8 @@ def _known(found: Iterable[Demand | str | None], unknown: list[str]) -> Iterator
 def _largest(demands: Sequence[Demand]) -> list[Demand]:
     """Return the memory on each device of demands that are held one after another, as one demand.
 
-    Its fixed memory is the maximum of theirs, and its bound the maximum of their bounds, which may be that
-    of another demand.
+    Its fixed memory is the maximum of theirs, and its bound the maximum of their bounds, which may
+    be that of another demand.
     """
     found = []
     for device in dict.fromkeys(demand.device for demand in demands):
@@ -286,9 +492,13 @@ def _training(optimizer: Optimizer) -> PlannedTraining | None:
     if isinstance(optimizer, WeightTraining):
         staleness = optimizer.recipe.sampling.max_staleness
         return PlannedTraining(
-            (), optimizer.recipe.settings, optimizer.section, optimizer.adapters, staleness,
+            (),
+            optimizer.recipe.settings,
+            optimizer.section,
+            optimizer.adapters,
+            staleness,
             optimizer.recipe.teacher,
-        )  # fmt: skip
+        )
     if isinstance(optimizer, LocalTraining):
         settings = optimizer.training.settings
         staleness = settings.rollouts.max_staleness
@@ -312,7 +522,9 @@ def _trainers(
         yield found
     elif found.device == "cpu":
         what = f"{found.what}, {processes} processes"
-        yield replace(found, what=what, fixed=processes * found.fixed, working=processes * found.working)
+        yield replace(
+            found, what=what, fixed=processes * found.fixed, working=processes * found.working
+        )
     else:  # a process on each device
         kind = devices.device_type(found.device)
         yield from (replace(found, device=_device(f"{kind}:{n}")) for n in range(processes))
@@ -339,22 +551,31 @@ def _trainer(
     dtype = loading.dtype_of(placement)
     weights = sizes.weights(dtype, placement.quantization)
     if settings.learner.sharding == "fsdp":
-        layers = sizes.quantizable * BYTES[dtype]  # the rest, such as embeddings, is copied to every process
-        weights += layers // settings.learner.processes + layers // sizes.layers - layers  # one is gathered
+        layers = (
+            sizes.quantizable * BYTES[dtype]
+        )  # the rest, such as embeddings, is copied to every process
+        weights += (
+            layers // settings.learner.world + layers // sizes.layers - layers
+        )  # one is gathered
     scored = 0
     if training.teacher:
         taught = find_sizes(teacher_model(training.teacher, engine_of, section))
         if isinstance(taught, str):
             return f"the trainer is unknown: {taught}"
         weights += taught[1].weights(dtype, placement.quantization)
-        scored = taught[1].activations(dtype) // taught[1].layers  # per token, of one layer at a time
+        scored = (
+            taught[1].activations(dtype) // taught[1].layers
+        )  # per token, of one layer at a time
     tokens, checkpointing = settings.optimizer.micro_tokens, settings.base.gradient_checkpointing
     eager = placement.attn_implementation == "eager"
 
     def activations(number: int, attended: int) -> int:
-        return number * sizes.activations(dtype, checkpointing=checkpointing, attended=eager * attended)
+        return number * sizes.activations(
+            dtype, checkpointing=checkpointing, attended=eager * attended
+        )
 
-    # A batch of several samples has at most `tokens`; a sample that is longer is processed by itself.
+    # A batch of several samples has at most `tokens`; a sample that is longer is processed by
+    # itself.
     longest = settings.rollouts.max_length if isinstance(settings, PolicySettings) else tokens
     longest = min(longest, sizes.context or longest)
     batch = activations(tokens, min(tokens, longest)) * (1 if checkpointing else REPEATED)
@@ -390,7 +611,9 @@ def _engine(engine: Engine, system: System) -> Demand | str | None:
         for space in system.parameters.values()
         if isinstance(space, Weights)
     ]
-    cached = engine.max_batch_tokens + engine.max_batch_tokens // 4  # of the batch, and of shared prefixes
+    cached = (
+        engine.max_batch_tokens + engine.max_batch_tokens // 4
+    )  # of the batch, and of shared prefixes
     working = (
         cached * sizes.cache(dtype)
         + engine.max_batch * sizes.vocabulary * 4 * LOGIT_COPIES
@@ -399,7 +622,9 @@ def _engine(engine: Engine, system: System) -> Demand | str | None:
     return Demand(
         f"engine of {engine.model!r} in {dtype}",
         device,
-        0 if engine.loaded else sizes.weights(dtype, engine.quantization) + sizes.packed(device, dtype),
+        0
+        if engine.loaded
+        else sizes.weights(dtype, engine.quantization) + sizes.packed(device, dtype),
         working,
         f"lower max_batch_tokens and max_batch of the engine of {engine.model!r}",
         f"set dtype: bfloat16, quantization: 4bit or another device of the engine of {engine.model!r}, or "
@@ -417,7 +642,9 @@ def _backbone(learning: RewardLearning) -> Demand | str | None:
         return f"the reward backbone is unknown: {found}"
     _, sizes = found
     dtype = loading.dtype_of(settings.placement)
-    adapter = sum(lora.rank * (inputs + outputs) for _, inputs, outputs in sizes.linear) if lora else 0
+    adapter = (
+        sum(lora.rank * (inputs + outputs) for _, inputs, outputs in sizes.linear) if lora else 0
+    )
     # inference keeps the states of one layer; training those of all layers for two texts per pair
     working = BATCH_TOKENS * sizes.activations(dtype) // sizes.layers
     if lora:

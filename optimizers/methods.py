@@ -9,14 +9,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from compound.engine import Engine
-from compound.errors import CompoundError, DeclarationError, suggest_name
+from compound.core.engine import Engine
+from compound.core.errors import CompoundError, DeclarationError, suggest_name
 from compound.execution.executor import Executor
 from compound.graph.configuration import components_of, load
+from compound.graph.registry.code import find_code
+from compound.graph.registry.engines import Engines, find_engine
+from compound.graph.registry.plugins import installed, warn_if_hidden
 from compound.graph.space import Choice, Demos, Float, Int, Text, Weights
 from compound.graph.system import System
 from compound.optimization.method import Job, Method
 from compound.optimization.registration import MethodFactory, as_factory
+from compound.optimization.settings.base import NoSettings, references
+from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.auto import auto
 from compound.optimizers.baselines.gepa import GEPA
 from compound.optimizers.baselines.gepa_settings import GEPASettings
@@ -35,13 +40,6 @@ from compound.optimizers.search.sources import CandidateSources, SearchSettings,
 from compound.optimizers.weights.bases import base_model, check_sampling_engine
 from compound.optimizers.weights.methods import LONG_JOB, POLICY_METHODS, NothingToTune
 from compound.optimizers.weights.training import WeightTraining
-from compound.registry.code import find_code
-from compound.registry.engines import Engines, find_engine
-from compound.registry.methods import installed
-from compound.registry.plugins import warn_if_hidden
-from compound.settings.base import NoSettings
-from compound.settings.optimize import OptimizeSettings
-from compound.settings.references import references
 
 
 def search(system: System, optimize: OptimizeSettings, settings: SearchSettings) -> Method:
@@ -90,7 +88,8 @@ def mipro(system: System, optimize: OptimizeSettings, settings: MIPROSettings) -
     """MIPROv2, which searches the instructions and demonstrations of all components jointly."""
     keys = keys_of(system, Text, Demos)
     jobs = [Job("mipro", keys)] if keys else []
-    # a search is not divided: the first job may use the whole budget, and further jobs what it leaves
+    # a search is not divided: the first job may use the whole budget, and further jobs what it
+    # leaves
     optimizers = {"mipro": Mipro.of(settings)}
     return Method("mipro", optimizers, jobs, Uniform(), least=LONG_JOB, decisions=1)
 
@@ -100,18 +99,27 @@ def llm_selector(system: System, optimize: OptimizeSettings, settings: NoSetting
     return _selector_method("llm_selector", system, LLMSelector())
 
 
-def llm_selector_diagnoser(system: System, optimize: OptimizeSettings, settings: DiagnoserSettings) -> Method:
+def llm_selector_diagnoser(
+    system: System, optimize: OptimizeSettings, settings: DiagnoserSettings
+) -> Method:
     """LLMSelector with a model that diagnoses which component is responsible for a failure."""
-    return _selector_method("llm_selector_diagnoser", system, LLMSelector(alpha=1.0, lm=settings.lm))
+    return _selector_method(
+        "llm_selector_diagnoser", system, LLMSelector(alpha=1.0, lm=settings.lm)
+    )
 
 
 def _selector_method(name: str, system: System, optimizer: LLMSelector) -> Method:
     keys = keys_of(system, Choice)
-    return Method(name, {"llm_selector": optimizer}, [Job("llm_selector", keys)] if keys else [], Uniform())
+    return Method(
+        name, {"llm_selector": optimizer}, [Job("llm_selector", keys)] if keys else [], Uniform()
+    )
 
 
 def staged(
-    system: System, optimize: OptimizeSettings, settings: BetterTogetherSettings, folder: Path = Path()
+    system: System,
+    optimize: OptimizeSettings,
+    settings: BetterTogetherSettings,
+    folder: Path = Path(),
 ) -> Method:
     """BetterTogether: several methods in sequence, each starting from the best configuration so far."""
     return better_together(system, optimize, settings, partial(_make_method, folder=folder))
@@ -180,13 +188,16 @@ def check_trainable(made: Method, system: System, engine_of: Callable[[str], Eng
         engine_of: returns the engine of a model name.
 
     Raises:
-        DeclarationError: a model is behind an API, a job trains components of different models, an engine
-            samples in a way that cannot be trained or does not support adapters of their rank, or a device
-            of a trainer or a reward backbone does not exist or does not support its settings.
+        DeclarationError: a model is behind an API, a job trains components of different models, an
+            engine samples in a way that cannot be trained or does not support adapters of their
+            rank, or a device of a trainer or a reward backbone does not exist or does not support
+            its settings.
     """
     check_placements(made, system, engine_of)
     for job in made.jobs:
-        weights = components_of(key for key in job.keys if isinstance(system.parameters[key], Weights))
+        weights = components_of(
+            key for key in job.keys if isinstance(system.parameters[key], Weights)
+        )
         # a tunable model is checked when it is trained, since another one may be chosen until then
         fixed = [component for component in weights if f"{component}.lm" not in system.parameters]
         if fixed:
@@ -214,8 +225,8 @@ def method(
 
     Raises:
         DeclarationError: there is no such method.
-        NothingToTune: the system has no parameter that the method can change; the hint lists the methods that
-            can change some.
+        NothingToTune: the system has no parameter that the method can change; the hint lists the
+            methods that can change some.
         ConfigurationError: the configuration file of a teacher is missing or broken.
     """
     try:
@@ -252,11 +263,15 @@ def _with_writer(made: Method, system: System, engine_of: Callable[[str], Engine
     return replace(made, optimizers=optimizers, proposers=list(told))
 
 
-def _describe_writer(name: str, given: str | None, system: System, engine_of: Callable[[str], Engine]) -> str:
+def _describe_writer(
+    name: str, given: str | None, system: System, engine_of: Callable[[str], Engine]
+) -> str:
     """Return the model that a method asks for new prompts, and why searches would not ask it by default."""
     lm = given or next(iter(system.lms), None)
     told = f"sources of new prompts: {name} (prompts by {lm or 'no model'})"
-    reason = "" if given else reason_not_to_write(lm, engine_of) if lm else "the system names no model"
+    reason = (
+        "" if given else reason_not_to_write(lm, engine_of) if lm else "the system names no model"
+    )
     hint = f", although {reason}; set optimize.{name}.lm to a model that writes prompts"
     return told + hint if reason else told
 
@@ -267,7 +282,9 @@ def agents_without_prompts(system: System) -> list[str]:
     return [agent.name for agent in agents if not getattr(agent, "prompts", ())]
 
 
-def applicable_methods(system: System, settings: OptimizeSettings, folder: Path = Path()) -> list[str]:
+def applicable_methods(
+    system: System, settings: OptimizeSettings, folder: Path = Path()
+) -> list[str]:
     """Return the names of the built-in methods that can change some parameter of a system."""
     names = []
     for name in METHODS:

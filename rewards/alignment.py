@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compound.evaluation.statistics import UNIT, binomial_lower, cluster_mean_interval
-from compound.runs.events import AccuracyDocument
+from compound.optimization.runs.events import AccuracyDocument
 
 Vector = NDArray[np.float64]
 
@@ -23,7 +23,8 @@ Vector = NDArray[np.float64]
 class Accuracy:
     """Pairwise ranking accuracy: the mean over inputs of the share of their pairs ordered correctly.
 
-    ``low`` and ``high`` are the limits of its 95 % confidence interval over inputs, ``None`` without inputs.
+    ``low`` and ``high`` are the limits of its 95 % confidence interval over inputs, ``None``
+    without inputs.
     """
 
     mean: float
@@ -59,7 +60,8 @@ class Evidence:
         """Return the exact lower limit of the probability that an input is ordered right.
 
         Args:
-            level: the probability that the limit is too high; 0 to 1. At 1 it is 1, whatever the evidence.
+            level: the probability that the limit is too high; 0 to 1. At 1 it is 1, whatever the
+                evidence.
 
         >>> [round(Evidence(right, 0).lower_limit(0.05), 3) for right in (0, 4, 5)]
         [0.0, 0.473, 0.549]
@@ -72,8 +74,8 @@ class Evidence:
 def evidence(margins: Sequence[float] | Vector, inputs: Sequence[str]) -> Evidence:
     """Count the inputs most of whose pairs are ordered correctly, and those most of whose pairs are not.
 
-    Pairs of one input are not independent, so an input counts once. Inputs with as many correct as wrong
-    pairs, and pairs without a margin (``nan``), do not count.
+    Pairs of one input are not independent, so an input counts once. Inputs with as many correct as
+    wrong pairs, and pairs without a margin (``nan``), do not count.
 
     >>> evidence([1.0, 2.0, -3.0, -1.0, 1.0, -1.0, math.nan], ["a", "a", "a", "b", "c", "c", "d"])
     Evidence(right=1, wrong=1)

@@ -1,14 +1,16 @@
 """The shared backbone φ: any transformers encoder or decoder, run in length-sorted batches, cached by text.
 
-The features of an encoder are the mean over its tokens, those of a decoder the state of its last token. Texts
-that are too long are truncated in the inputs, so that the output stays complete.
+The features of an encoder are the mean over its tokens, those of a decoder the state of its last
+token. Texts that are too long are truncated in the inputs, so that the output stays complete.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -18,14 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compound.components.embeddings import PACKAGED_MODEL, weights_folder
-from compound.components.engines import adapter_files, model_folder, models
-from compound.components.engines.local.checkpointing import checkpoint_layers
-from compound.components.engines.local.devices import Placement, resolve_device
-from compound.components.engines.local.loading import dtype_of
-from compound.components.engines.local.out_of_memory import naming_settings
-from compound.errors import CompoundError, ConfigurationError, DeclarationError, MissingExtra
+from compound.core.errors import CompoundError, ConfigurationError, DeclarationError, MissingExtra
+from compound.core.security.limits import ARTIFACT
+from compound.core.security.untrusted import UntrustedFolder, os_errors_as
+from compound.engines import adapter_files, model_folder, models
+from compound.engines.local.devices import Placement, naming_settings, resolve_device
+from compound.engines.local.loading import checkpoint_layers, dtype_of
 from compound.execution.rng import fork_torch_rng
-from compound.rewards.feature_store import FeatureStore
+from compound.rewards.features import Embedder
 
 if TYPE_CHECKING:
     import torch
@@ -35,10 +37,85 @@ if TYPE_CHECKING:
 Array = NDArray[np.float32]
 NAMES = {"minilm": PACKAGED_MODEL}
 BATCH_TOKENS = 8_192  # maximum tokens of a forward pass, including padding
+KEY = 16  # bytes
+HEAD = b"compound features 2\n"  # of a file of features
 LOWER = "lower backbone.max_length, set backbone.dtype to bfloat16, or use a smaller backbone"
+logger = logging.getLogger(__name__)
 
 
-class Backbone:
+class FeatureStore:
+    """Vectors by 16-byte keys; with a path, also appended to a file.
+
+    The last digits of a feature depend on the batch in which it is computed, so a resumed run must
+    reuse stored ones. Each record has a checksum: damaged records are reported and computed again,
+    an incomplete last one is dropped, and a file of another format begins anew.
+
+    >>> store = FeatureStore(None, 2)
+    >>> store.put([b"k" * 16], np.array([[1.0, 2.0]], np.float32))
+    >>> store.get(b"k" * 16).tolist(), b"x" * 16 in store
+    ([1.0, 2.0], False)
+
+    Raises:
+        RunDirectoryError: the path is not a regular file, is a link, or cannot be read.
+    """
+
+    def __init__(self, path: Path | None, dim: int) -> None:
+        self.path = path
+        self._record = np.dtype(
+            [("key", f"V{KEY}"), ("vector", np.float32, (dim,)), ("checksum", "<u4")]
+        )
+        self._found: dict[bytes, Array] = {}
+        if path is not None and UntrustedFolder(path.parent).kind(path.name) is not None:
+            self._load(UntrustedFolder(path.parent), path.name)
+
+    def _load(self, folder: UntrustedFolder, name: str) -> None:
+        raw, size = folder.read(name, ARTIFACT), self._record.itemsize
+        whole = raw.startswith(HEAD) * (len(HEAD) + (len(raw) - len(HEAD)) // size * size)
+        if len(raw) != whole:
+            folder.truncate(name, whole)
+        records = np.frombuffer(raw[len(HEAD) : whole], self._record)
+        known = {r["key"].tobytes(): r["vector"] for r in records if r["checksum"] == _checksum(r)}
+        self._found.update(known)
+        if len(known) < len(records):
+            logger.warning(
+                "%s: %d damaged features are computed again", self.path, len(records) - len(known)
+            )
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._found
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def get(self, key: bytes) -> Array:
+        """Return the vector of a key."""
+        return self._found[key]
+
+    def put(self, keys: Sequence[bytes], vectors: Array) -> None:
+        """Store vectors.
+
+        Raises:
+            RunDirectoryError: the file cannot be written.
+        """
+        self._found.update(zip(keys, vectors, strict=True))
+        if self.path is None:
+            return
+        records = np.zeros(len(keys), self._record)
+        records["key"] = np.array(keys, f"V{KEY}")
+        records["vector"] = vectors
+        records["checksum"] = [_checksum(record) for record in records]
+        folder = UntrustedFolder(self.path.parent)
+        head = HEAD if not folder.size(self.path.name) else b""
+        with folder.appender(self.path.name) as file, os_errors_as(self.path):
+            file.write(head + records.tobytes())
+            file.flush()
+
+
+def _checksum(record: np.void) -> int:
+    return zlib.crc32(record["vector"].tobytes(), zlib.crc32(record["key"].tobytes()))
+
+
+class Backbone(Embedder):
     """A transformers model that embeds (inputs, output) texts as feature vectors.
 
     Args:
@@ -60,30 +137,31 @@ class Backbone:
         placement: Placement | None = None,
     ) -> None:
         self.name = name
-        with naming_settings(f"loading the backbone {name!r}", "use a smaller one, or another device"):
+        with naming_settings(
+            f"loading the backbone {name!r}", "use a smaller one, or another device"
+        ):
             torch, self.tokenizer, self.model = _load(name, placement or Placement(dtype=dtype))
         self._torch = torch
         config = self.model.config
         self.decoder = any(a.endswith("ForCausalLM") for a in config.architectures or ())
         self.dim = int(config.hidden_size)
-        self.max_length = min(max_length, int(getattr(config, "max_position_embeddings", max_length)))
+        self.max_length = min(
+            max_length, int(getattr(config, "max_position_embeddings", max_length))
+        )
         self.adapter = ""  # digest of the trained weights; part of every cache key
         self.store = FeatureStore(None, self.dim)
         self.passes = 0  # texts computed by the model, without cache hits
 
-    def embed(self, texts: Sequence[tuple[str, str]], note: Callable[[int], None] | None = None) -> Array:
-        """Return a feature vector of length ``dim`` for each (inputs, output); equal texts run only once.
-
-        Args:
-            texts: the pairs; either part may be empty.
-            note: called with the size of each batch, for progress.
-        """
+    def embed(self, texts: Sequence[tuple[str, str]]) -> Array:
+        """Return a feature vector of length ``dim`` for each (inputs, output); equal texts run only once."""
         keys = [self._key(pair) for pair in texts]
         missing = {k: pair for k, pair in zip(keys, texts, strict=True) if k not in self.store}
         if missing:
-            self.store.put(list(missing), self._read(list(missing.values()), note))
+            self.store.put(list(missing), self._read(list(missing.values())))
         return (
-            np.stack([self.store.get(key) for key in keys]) if keys else np.zeros((0, self.dim), np.float32)
+            np.stack([self.store.get(key) for key in keys])
+            if keys
+            else np.zeros((0, self.dim), np.float32)
         )
 
     def store_in(self, path: Path) -> None:
@@ -91,18 +169,21 @@ class Backbone:
         if self.store.path != path:
             self.store = FeatureStore(path, self.dim)
 
+    def limit_features(self, most: int) -> None:
+        """Forget the features in memory if there are more than ``most``."""
+        if len(self.store) > most:
+            self.store = FeatureStore(None, self.dim)
+
     def _key(self, pair: tuple[str, str]) -> bytes:
         text = "\x1f".join((self.adapter, *pair))
         return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).digest()
 
-    def _read(self, pairs: Sequence[tuple[str, str]], note: Callable[[int], None] | None) -> Array:
+    def _read(self, pairs: Sequence[tuple[str, str]]) -> Array:
         found = np.zeros((len(pairs), self.dim), np.float32)
         tokens = self.tokenize(pairs)
         with naming_settings("embedding texts", LOWER), self._torch.inference_mode():
             for batch in batches([len(t) for t in tokens], BATCH_TOKENS):
                 found[batch] = self.forward([tokens[i] for i in batch]).float().cpu().numpy()
-                if note is not None:
-                    note(len(batch))
         self.passes += len(pairs)
         return found
 
@@ -187,7 +268,8 @@ class Backbone:
         """
         if not (folder / adapter_files.WEIGHTS).exists():
             raise ConfigurationError(f"{folder} has no reward adapter")
-        # peft would apply every setting in the untrusted folder, so only those of a plain LoRA are read.
+        # peft would apply every setting in the untrusted folder, so only those of a plain LoRA are
+        # read.
         config, tensors = adapter_files.read_config(folder), adapter_files.read_tensors(folder)
         if self.adapter:
             self.model = self.model.unload()
@@ -195,10 +277,14 @@ class Backbone:
         try:
             _peft().set_peft_model_state_dict(self.model, tensors)
         except RuntimeError as error:
-            raise ConfigurationError(f"{folder} does not fit the backbone {self.name!r}: {error}") from None
+            raise ConfigurationError(
+                f"{folder} does not fit the backbone {self.name!r}: {error}"
+            ) from None
         self.model.eval()
         if self.name_adapter() != name:
-            raise ConfigurationError(f"the reward adapter in {folder} does not match the digest in its card")
+            raise ConfigurationError(
+                f"the reward adapter in {folder} does not match the digest in its card"
+            )
 
     def remove_adapter(self) -> None:
         """Remove the adapter, which restores the base weights."""
@@ -245,19 +331,25 @@ def _peft() -> ModuleType:
     return module
 
 
-def _load(name: str, placement: Placement) -> tuple[ModuleType, PreTrainedTokenizerBase, PreTrainedModel]:
+def _load(
+    name: str, placement: Placement
+) -> tuple[ModuleType, PreTrainedTokenizerBase, PreTrainedModel]:
     try:
         import torch
         import transformers  # noqa: F401 - imported here to report that it is missing
     except ImportError:
         raise MissingExtra("a reward model", "transformers", "local") from None
-    folder = Path(weights_folder()) if NAMES.get(name, name) == PACKAGED_MODEL else models.resolve(name)
+    folder = (
+        Path(weights_folder()) if NAMES.get(name, name) == PACKAGED_MODEL else models.resolve(name)
+    )
     try:
         with models.hide_progress_bars():
             model, tokenizer = model_folder.load_encoder(
-                folder, dtype_of(placement), device=resolve_device(placement.device, "backbone"),
+                folder,
+                dtype_of(placement),
+                device=resolve_device(placement.device, "backbone"),
                 attention=placement.attn_implementation,
-            )  # fmt: skip
+            )
     except DeclarationError:  # of a device, which is a ValueError, too
         raise
     except (OSError, ValueError) as error:

@@ -1,23 +1,23 @@
 """Train a LoRA adapter of the backbone by equation 5, on batches that mix the components.
 
-The heads trained here are discarded: those of the reward model are fitted to convergence on the trained
-features (`compound.rewards.heads`). Pairs are tokenized per batch, which bounds the memory.
+The heads trained here are discarded: those of the reward model are fitted to convergence on the
+trained features (`compound.rewards.heads`). Pairs are tokenized per batch, which bounds the memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from compound.components.engines.local.out_of_memory import naming_settings
+from compound.engines.local.devices import naming_settings
 from compound.execution.rng import fork_torch_rng, generator
 from compound.rewards.backbone import Backbone
 from compound.rewards.fit import PairTexts
 from compound.rewards.heads import Role
-from compound.rewards.template import Reading
+from compound.rewards.settings import BackboneLoRASettings
 
 if TYPE_CHECKING:
     import torch
@@ -25,30 +25,6 @@ if TYPE_CHECKING:
 
 LOWER = "lower reward.lora.batch or backbone.max_length, or set reward.lora.gradient_checkpointing"
 BUCKET = 8  # batches per bucket; pairs are sorted by length within a bucket
-
-
-@dataclass(frozen=True)
-class Training:
-    """Hyperparameters of the training.
-
-    For an 8B decoder, the paper uses rank 32, alpha 16, lr 2e-6 and length 2048.
-
-    Attributes:
-        rank, alpha: rank and scale of the LoRA adapter.
-        lr: the learning rate of AdamW; that of the heads is ten times higher.
-        epochs: the maximum number of epochs.
-        batch: the pairs per step.
-        patience: steps without a lower held-out loss before training stops.
-        checkpointing: whether activations are recomputed in the backward pass.
-    """
-
-    rank: int = 16
-    alpha: int = 32
-    lr: float = 5e-4
-    epochs: int = 25
-    batch: int = 32
-    patience: int = 512
-    checkpointing: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,101 +62,87 @@ def pairwise_loss(
 def train(
     backbone: Backbone,
     texts: Sequence[PairTexts],
-    training: Training,
+    training: BackboneLoRASettings,
     *,
     seed: int,
-    note: Callable[[str], None] | None = None,
 ) -> Curve:
     """Train the backbone's adapter, or a new one if it has none, on pairs of several components.
 
-    The weights with the lowest loss on the inputs to tune by are restored at the end, which may be the
-    initial ones. The inputs to judge by are not read.
+    The weights with the lowest loss on the inputs to tune by are restored at the end, which may be
+    the initial ones. The inputs to judge by are not read.
 
     Args:
         backbone: the backbone, changed in place.
         texts: the pairs of each component, with some inputs held out.
         training: the hyperparameters.
         seed: seeds the order and the initial weights.
-        note: called with a message after each epoch.
     """
     import torch
 
     if not backbone.adapter:
         backbone.add_adapter(training.rank, training.alpha, seed)
-    if training.checkpointing:
+    if training.gradient_checkpointing:
         backbone.checkpoint_layers()
     seen, apart = _items(texts, "fit"), _items(texts, "tune")
     # the random streams seed the weights of the heads, and dropout
     with naming_settings("training the backbone", LOWER), fork_torch_rng(seed, "training"):
         heads = torch.nn.Linear(backbone.dim, len(texts), bias=False).to(backbone.model.device)
-        return _descend(backbone, heads, (seen, apart), training, seed, note or (lambda _: None))
+        return _descend(backbone, heads, (seen, apart), training, seed)
 
 
 def _descend(
     backbone: Backbone,
     heads: torch.nn.Linear,
     items: tuple[Sequence[_Item], Sequence[_Item]],
-    training: Training,
+    training: BackboneLoRASettings,
     seed: int,
-    note: Callable[[str], None],
 ) -> Curve:
-    """Train on the first items until the loss on the second ones stops decreasing."""
+    """Train on the first items until the loss on the second ones stops decreasing.
+
+    The learning rate of the heads is ten times that of the adapter.
+    """
+    import torch
+
     seen, apart = items
-    optimizer = _optimizer(backbone, heads, training)
+    adapter = backbone.parameters()
+    groups = [
+        {"params": adapter, "lr": training.lr},
+        {"params": heads.parameters(), "lr": 10 * training.lr},
+    ]
+    optimizer = torch.optim.AdamW(groups, weight_decay=0.01)
     best, kept, step = _state(backbone), 0, 0
     losses = [(0, _held_out_loss(backbone, heads, apart, training.batch))]
     for epoch in range(training.epochs):
         backbone.model.train()
         for batch in _batches(seen, training.batch, generator(seed, "order", epoch)):
-            _step(optimizer, _loss(backbone, heads, batch))
+            optimizer.zero_grad()
+            _loss(backbone, heads, batch).backward()
+            torch.nn.utils.clip_grad_norm_([*adapter, *heads.parameters()], 1.0)
+            optimizer.step()
             step += 1
         backbone.model.eval()
         losses.append((step, _held_out_loss(backbone, heads, apart, training.batch)))
         if losses[-1][1] < min(loss for _, loss in losses[:-1]):
             best, kept = _state(backbone), step
-        note(f"epoch {epoch + 1}: held-out loss {losses[-1][1]:.4f}")
         if step - kept >= training.patience:
             break
-    for parameter, value in zip(backbone.parameters(), best, strict=True):
+    for parameter, value in zip(adapter, best, strict=True):
         parameter.data.copy_(value)
     backbone.model.eval()
     backbone.name_adapter()
     return Curve(tuple(losses), kept)
 
 
-def _optimizer(backbone: Backbone, heads: torch.nn.Linear, training: Training) -> torch.optim.Optimizer:
-    import torch
-
-    groups = [
-        {"params": backbone.parameters(), "lr": training.lr},
-        {"params": heads.parameters(), "lr": 10 * training.lr},
-    ]
-    return torch.optim.AdamW(groups, weight_decay=0.01)
-
-
-def _step(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
-    import torch
-
-    optimizer.zero_grad()
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], 1.0)
-    optimizer.step()
-
-
 def _items(texts: Sequence[PairTexts], role: Role) -> list[_Item]:
     """Return the pairs of all components with a role, with labels as part of the outputs."""
     return [
-        _Item(head, chosen.texts[0], _output(chosen), _output(rejected), weight)
+        _Item(head, chosen.texts[0], chosen.written, rejected.written, weight)
         for head, component in enumerate(texts)
         for chosen, rejected, weight, own in zip(
             component.chosen, component.rejected, component.recency, component.roles, strict=True
         )
         if own == role
     ]
-
-
-def _output(reading: Reading) -> str:
-    return "\n".join(part for part in (reading.output, reading.label) if part)
 
 
 def _batches(items: Sequence[_Item], size: int, rng: np.random.Generator) -> Iterator[list[_Item]]:
@@ -196,7 +158,9 @@ def _batches(items: Sequence[_Item], size: int, rng: np.random.Generator) -> Ite
 def _loss(backbone: Backbone, heads: torch.nn.Linear, batch: Sequence[_Item]) -> torch.Tensor:
     import torch
 
-    pairs = [(item.inputs, item.chosen) for item in batch] + [(item.inputs, item.rejected) for item in batch]
+    pairs = [(item.inputs, item.chosen) for item in batch] + [
+        (item.inputs, item.rejected) for item in batch
+    ]
     features = backbone.forward(backbone.tokenize(pairs)).float()
     head = torch.tensor([item.head for item in batch] * 2, device=features.device)
     rewards = heads(features)[torch.arange(len(pairs)), head]
@@ -204,7 +168,9 @@ def _loss(backbone: Backbone, heads: torch.nn.Linear, batch: Sequence[_Item]) ->
     return pairwise_loss(rewards[: len(batch)], rewards[len(batch) :], weights)
 
 
-def _held_out_loss(backbone: Backbone, heads: torch.nn.Linear, items: Sequence[_Item], size: int) -> float:
+def _held_out_loss(
+    backbone: Backbone, heads: torch.nn.Linear, items: Sequence[_Item], size: int
+) -> float:
     import torch
 
     if not items:

@@ -10,39 +10,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from statistics import fmean
-from typing import TypedDict, cast
+from typing import Any
 
 import numpy as np
 from scipy import special
 
-from compound.errors import DataError
-from compound.example import Example
-from compound.graph.configuration import canonical_json, digest, to_readable_json, to_readable_values
-from compound.graph.system import System
-from compound.narrowing import entry
-from compound.rewards.pairs import Draw, Pair, ordered_pairs, single_run_pairs
-from compound.rewards.sampling.candidates import Candidate, Sampling, is_comparable
-
-CandidateRow = (
-    tuple[dict[str, object], list[float], dict[str, object], bool, dict[str, float]]
-    | tuple[dict[str, object], list[float], dict[str, object], bool]
-    | tuple[dict[str, object], list[float], dict[str, object]]
+from compound.core.errors import DataError
+from compound.core.example import Example
+from compound.core.narrowing import entry
+from compound.graph.configuration import (
+    canonical_json,
+    digest,
+    to_readable_json,
+    to_readable_values,
 )
-
-
-class DrawDocument(TypedDict):
-    """A `Draw` as JSON types.
-
-    A candidate is its outputs, its rewards and its settings, followed by whether its downstream components
-    were deterministic, and by its signals; the last two are left out if they are false and empty.
-    """
-
-    component: str
-    address: str
-    example: str
-    configuration: str
-    inputs: dict[str, object]
-    candidates: list[CandidateRow]
+from compound.graph.system import System
+from compound.rewards.candidates import Candidate, Sampling, is_comparable
+from compound.rewards.pairs import Draw, Pair, ordered_pairs
 
 
 @dataclass(frozen=True)
@@ -67,7 +51,9 @@ class PairBuffer:
     entries: list[Entry] = field(default_factory=list)
 
     @staticmethod
-    def read(records: Iterable[Mapping[str, object]], system: System | str, sampling: Sampling) -> PairBuffer:
+    def read(
+        records: Iterable[Mapping[str, object]], system: System | str, sampling: Sampling
+    ) -> PairBuffer:
         """Read a buffer from records.
 
         Args:
@@ -84,9 +70,11 @@ class PairBuffer:
                 continue
             try:
                 source, iteration = str(record["system"]), entry(record, "iteration", int)
-                draw = _draw(cast("DrawDocument", record["draw"]))  # raises if it is malformed
+                draw = _draw(entry(record, "draw", dict))  # raises if it is malformed
             except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-                raise DataError(f"record {number} of the pair buffer is damaged: {error!r}") from None
+                raise DataError(
+                    f"record {number} of the pair buffer is damaged: {error!r}"
+                ) from None
             if source != buffer.system:
                 raise DataError(
                     f"the pair buffer belongs to another system (record {number}: {source[:12]}, expected "
@@ -99,7 +87,15 @@ class PairBuffer:
     def add(self, draws: Sequence[Draw], iteration: int) -> list[dict[str, object]]:
         """Add draws of an iteration, and return the records to store."""
         self.entries += [Entry(draw, iteration) for draw in draws]
-        return [{"system": self.system, "iteration": iteration, "draw": to_document(draw)} for draw in draws]
+        return [
+            {"system": self.system, "iteration": iteration, "draw": to_document(draw)}
+            for draw in draws
+        ]
+
+    @property
+    def components(self) -> list[str]:
+        """The components of the draws."""
+        return list(dict.fromkeys(entry.draw.component for entry in self.entries))
 
     def of(self, component: str) -> list[Entry]:
         """Return the draws of a component."""
@@ -116,30 +112,36 @@ class PairBuffer:
     def weighted_pairs(self, component: str) -> list[tuple[Pair, int, float]]:
         """Return the pairs of a component that a reward is fitted to, with their iterations and weights.
 
-        Decided pairs have weight 1. Candidates that ran once each, as in races, are not decided if what
-        follows them is random; their order is still more likely right than wrong. Such a pair has the weight
-        ``2 Φ(gap / s) − 1``, where s is the root mean square gap of these pairs.
+        Decided pairs have weight 1. Candidates that ran once each, as in races, are not decided if
+        what follows them is random; their order is still more likely right than wrong. Such a pair
+        has the weight ``2 Φ(gap / s) − 1``, where s is the root mean square gap of these pairs.
         """
         entries = self.of(component)
-        single = [single_run_pairs(entry.draw, self.sampling) for entry in entries]
+        single = [ordered_pairs(entry.draw, self.sampling, decided=False) for entry in entries]
         gaps = np.array([pair.gap for pairs in single for pair in pairs])
         scale = float(np.sqrt(np.mean(gaps**2))) if len(gaps) else 1.0
         return [
             row
             for entry, uncertain in zip(entries, single, strict=True)
             for row in (
-                *((pair, entry.iteration, 1.0) for pair in ordered_pairs(entry.draw, self.sampling)),
-                *((p, entry.iteration, 2 * float(special.ndtr(p.gap / scale)) - 1) for p in uncertain),
+                *(
+                    (pair, entry.iteration, 1.0)
+                    for pair in ordered_pairs(entry.draw, self.sampling)
+                ),
+                *(
+                    (p, entry.iteration, 2 * float(special.ndtr(p.gap / scale)) - 1)
+                    for p in uncertain
+                ),
             )
         ]
 
     def gap(self, component: str) -> float | None:
         """Return the mean gap between two outputs of a component, over the inputs of its latest draws.
 
-        The paper's scheduler uses this gap. Two outputs whose order is not decided have a gap of 0, and so
-        has an input with one output. Draws whose rewards decide nothing, such as of one run each before
-        random components, are left out. An iteration has no gap if all of its draws with several outputs
-        are; ``None`` if no iteration has one.
+        The paper's scheduler uses this gap. Two outputs whose order is not decided have a gap of 0,
+        and so has an input with one output. Draws whose rewards decide nothing, such as of one run
+        each before random components, are left out. An iteration has no gap if all of its draws
+        with several outputs are; ``None`` if no iteration has one.
         """
         by_iteration: dict[int, list[Draw]] = {}
         for item in self.of(component):
@@ -170,37 +172,33 @@ def row_digest(example: Example) -> str:
     return digest(to_readable_json(example.inputs))
 
 
-def to_document(draw: Draw) -> DrawDocument:
-    """Return a draw as JSON types."""
+def to_document(draw: Draw) -> dict[str, object]:
+    """Return a draw as JSON types.
+
+    A candidate is its outputs, its rewards and its settings, followed by whether its downstream
+    components were deterministic, and by its signals; the last two are left out if they are false
+    and empty.
+    """
     return {
         "component": draw.component,
         "address": draw.address,
         "example": draw.example,
         "configuration": draw.configuration,
         "inputs": to_readable_values(draw.inputs),
-        "candidates": [_candidate_row(candidate) for candidate in draw.candidates],
+        "candidates": [
+            [
+                to_readable_values(c.outputs),
+                list(c.rewards),
+                to_readable_values(c.settings),
+                c.certain,
+                dict(c.signals),
+            ][: 5 if c.signals else 3 + c.certain]
+            for c in draw.candidates
+        ],
     }
 
 
-def _candidate_row(candidate: Candidate) -> CandidateRow:
-    outputs, settings = to_readable_values(candidate.outputs), to_readable_values(candidate.settings)
-    rewards, certain, signals = list(candidate.rewards), candidate.certain, dict(candidate.signals)
-    if signals:
-        return outputs, rewards, settings, certain, signals
-    return (outputs, rewards, settings, True) if certain else (outputs, rewards, settings)
-
-
-def _candidate(row: CandidateRow) -> Candidate:
-    certain = len(row) > 3 and row[3] is True
-    signals = row[4] if len(row) == 5 else {}
-    rewards = tuple(map(float, row[1]))
-    found = {name: float(number) for name, number in signals.items()}
-    if not all(map(math.isfinite, (*rewards, *found.values()))):
-        raise ValueError("a reward or a signal is not finite")
-    return Candidate(dict(row[0]), rewards, dict(row[2]), certain, found)
-
-
-def _draw(data: DrawDocument) -> Draw:
+def _draw(data: Mapping[str, Any]) -> Draw:
     return Draw(
         str(data["component"]),
         str(data["address"]),
@@ -209,6 +207,18 @@ def _draw(data: DrawDocument) -> Draw:
         dict(data["inputs"]),
         tuple(map(_candidate, data["candidates"])),
     )
+
+
+def _candidate(row: Sequence[Any]) -> Candidate:
+    absent: tuple[Any, ...] = (False, {})
+    outputs, rewards, settings, certain, signals = (*row, *absent[len(row) - 3 :])
+    numbers = {name: float(number) for name, number in signals.items()}
+    found = Candidate(
+        dict(outputs), tuple(map(float, rewards)), dict(settings), certain is True, numbers
+    )
+    if not all(map(math.isfinite, (*found.rewards, *numbers.values()))):
+        raise ValueError("a reward or a signal is not finite")
+    return found
 
 
 def input_key(draw_or_pair: Draw | Pair) -> str:

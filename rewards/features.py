@@ -1,16 +1,17 @@
 """Feature maps: the features of a component's calls, on which its head is linear.
 
-``φ(x, y)`` consists of the backbone's features of the two texts, the template's numbers and, if an output is
-one of a few labels, a block of the inputs' features for each label, so that the best label can depend on the
-inputs.
+``φ(x, y)`` consists of the backbone's features of the two texts, the template's numbers and, if an
+output is one of a few labels, a block of the inputs' features for each label, so that the best
+label can depend on the inputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypedDict
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,43 +21,44 @@ from compound.rewards.template import Reading, Template
 Matrix = NDArray[np.float32]
 
 
-class Embedder(Protocol):
-    """Protocol of backbones, which embed text pairs: `compound.rewards.backbone.Backbone` or `NoBackbone`."""
+class Embedder(ABC):
+    """Base class of backbones, which embed text pairs; the other methods are optional.
+
+    Attributes:
+        dim: the length of the vectors.
+        adapter: the digest of trained weights; ``""`` without any.
+        max_length: the maximum number of tokens of a text pair.
+    """
 
     dim: int
+    adapter = ""
+    max_length = 0
 
-    def embed(self, texts: Sequence[tuple[str, str]], note: Callable[[int], None] | None = None) -> Matrix:
+    @abstractmethod
+    def embed(self, texts: Sequence[tuple[str, str]]) -> Matrix:
         """Return a vector of length ``dim`` for each (inputs, output)."""
-        ...
 
     def store_in(self, path: Path) -> None:
         """Store computed features in a file, and reuse the features in it."""
-        ...
+
+    def limit_features(self, most: int) -> None:
+        """Forget the features in memory if there are more than ``most``."""
+
+    def save_adapter(self, folder: Path) -> None:
+        """Write the adapter in peft's format (safetensors), if there is one."""
+
+    def remove_adapter(self) -> None:
+        """Remove the adapter, which restores the base weights."""
 
 
-class NoBackbone:
+class NoBackbone(Embedder):
     """Backbone that reads no text, so that rewards are linear in the template's numbers and labels."""
 
     dim = 0
 
-    def embed(self, texts: Sequence[tuple[str, str]], note: Callable[[int], None] | None = None) -> Matrix:
+    def embed(self, texts: Sequence[tuple[str, str]]) -> Matrix:
         """Return vectors of length 0."""
         return np.zeros((len(texts), 0), np.float32)
-
-    def store_in(self, path: Path) -> None:
-        """Do nothing, because there are no features to store."""
-
-
-class FeaturesDocument(TypedDict):
-    """A `FeatureMap` as JSON types."""
-
-    component: str
-    settings: list[str]
-    label_fields: dict[str, list[object]]
-    numbers: list[str]
-    labels: list[str]
-    dim: int
-    description: str
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ class FeatureMap:
     Attributes:
         template: the template that renders the component's calls.
         numbers: the names of the template's numbers in use, in order; a missing number counts as 0.
-        labels: the label texts, in order; each has an indicator column and a block of ``dim`` columns.
+        labels: the label texts, in order; each has an indicator column and a block of ``dim``
+            columns.
         dim: the dimension of the backbone.
     """
 
@@ -98,7 +101,8 @@ class FeatureMap:
     def matrix(self, readings: Sequence[Reading], backbone: Embedder) -> Matrix:
         """Return the features, one row per reading."""
         numbers = np.array(
-            [[reading.numbers.get(name, 0.0) for name in self.numbers] for reading in readings], np.float32
+            [[reading.numbers.get(name, 0.0) for name in self.numbers] for reading in readings],
+            np.float32,
         ).reshape(len(readings), len(self.numbers))
         if not self.labels:
             return np.hstack([backbone.embed([r.texts for r in readings]), numbers])
@@ -110,7 +114,7 @@ class FeatureMap:
         crossed = (chosen[:, :, None] * embedded[:, None, :]).reshape(len(readings), -1)
         return np.hstack([numbers, chosen, crossed])
 
-    def to_json(self) -> FeaturesDocument:
+    def to_json(self) -> dict[str, object]:
         """Return the map as JSON types."""
         template = self.template
         return {
@@ -124,7 +128,7 @@ class FeatureMap:
         }
 
     @staticmethod
-    def from_json(data: FeaturesDocument) -> FeatureMap:
+    def from_json(data: Mapping[str, Any]) -> FeatureMap:
         """Read a map from the form of `to_json`."""
         fields = {name: tuple(options) for name, options in data["label_fields"].items()}
         template = Template(

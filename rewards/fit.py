@@ -1,23 +1,22 @@
 """Fit a reward model to a pair buffer: heads on fixed features, or on a LoRA-trained backbone.
 
-Every component's head is refitted to the whole buffer, with lower weights for older pairs, so that updates of
-one component cannot make another one forget. A trained backbone continues from its last weights, on batches
-that mix all components (`compound.rewards.backbone_training`).
+Every component's head is refitted to the whole buffer, with lower weights for older pairs, so that
+updates of one component cannot make another one forget. A trained backbone continues from its last
+weights, on batches that mix all components (`compound.rewards.backbone_training`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Literal
 
 from compound.execution.rng import generator
 from compound.graph.configuration import digest
 from compound.graph.system import System
-from compound.rewards.alignment import Evidence, accuracy, evidence
+from compound.rewards.alignment import accuracy, evidence
 from compound.rewards.buffer import PairBuffer, input_key
 from compound.rewards.features import Embedder, FeatureMap
-from compound.rewards.heads import MIN_INPUTS, Fit, Role, fit, forward_margins
+from compound.rewards.heads import MIN_INPUTS, Role, fit
 from compound.rewards.model import LocalReward, RewardModel
 from compound.rewards.template import Reading, Template
 
@@ -25,22 +24,19 @@ RECENCY = 0.8  # decay of a pair's weight per iteration
 # If the backbone is trained: shares of the inputs that evaluate it, and that choose its weights
 HELD_OUT, TUNED = 0.25, 0.25
 
-Weighting = Literal["plain", "margin"]
-
 
 @dataclass(frozen=True)
 class PairTexts:
     """Pairs of a component in the form that the model reads, in buffer order.
 
-    If the backbone is trained, each pair has a role: to train it and fit the head, to choose when to stop and
-    the regularization, or to evaluate both.
+    If the backbone is trained, each pair has a role: to train it and fit the head, to choose when
+    to stop and the regularization, or to evaluate both.
     """
 
     component: str
     chosen: tuple[Reading, ...]
     rejected: tuple[Reading, ...]
     inputs: tuple[str, ...]
-    gaps: tuple[float, ...]
     recency: tuple[float, ...]
     roles: tuple[Role, ...] = ()
 
@@ -65,23 +61,15 @@ class FittedRewards:
     missing: dict[str, str] = field(default_factory=dict)
 
 
-def component_pairs(
-    buffer: PairBuffer, system: System, component: str, *, held_out: bool = False
-) -> PairTexts:
+def component_pairs(buffer: PairBuffer, template: Template, *, held_out: bool = False) -> PairTexts:
     """Return a component's pairs as rendered by its template.
 
     Args:
         buffer: the draws.
-        system: the system with the component.
-        component: the name of the component.
-        held_out: whether to hold out inputs, the same ones every time: the share `TUNED` to choose the
-            training of the backbone, and the share `HELD_OUT` to evaluate it.
+        template: the template of the component.
+        held_out: whether to hold out inputs, the same ones every time: the share `TUNED` to choose
+            the training of the backbone, and the share `HELD_OUT` to evaluate it.
     """
-    return read_pairs(buffer, Template.of(system.components[component]), held_out=held_out)
-
-
-def read_pairs(buffer: PairBuffer, template: Template, *, held_out: bool = False) -> PairTexts:
-    """Return a component's pairs as rendered by its template; see `component_pairs`."""
     found = buffer.weighted_pairs(template.component)
     latest = max((iteration for _, iteration, _ in found), default=0)
     first: dict[str, str] = {}  # groups equal inputs, and calls of the same example
@@ -91,7 +79,6 @@ def read_pairs(buffer: PairBuffer, template: Template, *, held_out: bool = False
         tuple(template.read(pair.inputs, pair.chosen) for pair, _, _ in found),
         tuple(template.read(pair.inputs, pair.rejected) for pair, _, _ in found),
         groups,
-        tuple(pair.gap for pair, _, _ in found),
         tuple(weight * RECENCY ** (latest - iteration) for _, iteration, weight in found),
         tuple(role_of(name) for name in groups) if held_out else (),
     )
@@ -110,7 +97,6 @@ def fit_rewards(
     backbone: Embedder,
     name: str,
     *,
-    weighting: Weighting = "plain",
     trained: bool = False,
     tested: bool = False,
     seed: int = 0,
@@ -124,8 +110,8 @@ def fit_rewards(
         components: the components to fit; those without enough pairs are left out, with the reason.
         backbone: the embedding model for the features.
         name: the name of the backbone, for the checkpoint.
-        weighting: ``margin`` weights pairs by their gap.
-        trained: whether the backbone was trained on these pairs, so that some inputs must be held out.
+        trained: whether the backbone was trained on these pairs, so that some inputs must be held
+            out.
         tested: whether to test that each reward is better than chance (`LocalReward.evidence`).
         seed: seeds the folds.
         known: a cache of fits by the digest of their data; updated in place.
@@ -134,50 +120,40 @@ def fit_rewards(
     found: dict[str, LocalReward] = {}
     missing: dict[str, str] = {}
     for component in components:
-        texts = component_pairs(buffer, system, component, held_out=trained)
+        template = Template.of(system.components[component])
+        texts = component_pairs(buffer, template, held_out=trained)
         if not texts.is_sufficient():
             missing[component] = _why(buffer, component, len(set(texts.inputs)))
             continue
-        key = digest([asdict(texts), name, getattr(backbone, "adapter", ""), weighting, seed, tested])
+        key = digest([asdict(texts), name, backbone.adapter, seed, tested])
         if key not in known:
-            template = Template.of(system.components[component])
             features = FeatureMap.of(template, [*texts.chosen, *texts.rejected], backbone.dim)
-            fitted, found_evidence = _fit(texts, features, backbone, weighting, seed, tested)
+            rows, n = features.matrix([*texts.chosen, *texts.rejected], backbone), len(texts.chosen)
+            fitted = fit(
+                rows[:n],
+                rows[n:],
+                texts.inputs,
+                recency=texts.recency,
+                roles=texts.roles or None,
+                soft=features.soft,
+                tested=tested,
+                seed=seed,
+            )
             judged = [name for name, out in zip(texts.inputs, texts.is_judged, strict=True) if out]
-            inputs = tuple(sorted({name for entry in buffer.of(component) for name in entry.draw.inputs}))
+            inputs = tuple(
+                sorted({name for entry in buffer.of(component) for name in entry.draw.inputs})
+            )
             known[key] = LocalReward(
-                features, fitted.head, fitted.slope or 1.0, accuracy(fitted.margins, judged),
-                fitted.margins, inputs, found_evidence,
-            )  # fmt: skip
+                features,
+                fitted.head,
+                fitted.slope or 1.0,
+                accuracy(fitted.margins, judged),
+                fitted.margins,
+                inputs,
+                evidence(fitted.forward, judged) if tested else None,
+            )
         found[component] = known[key]
     return FittedRewards(RewardModel(name, backbone, found, buffer.digest), missing)
-
-
-def _fit(
-    texts: PairTexts,
-    features: FeatureMap,
-    backbone: Embedder,
-    weighting: Weighting,
-    seed: int,
-    tested: bool,
-) -> tuple[Fit, Evidence | None]:
-    """Return the fit, and the evidence that it is better than chance if that is to be tested."""
-    rows = features.matrix([*texts.chosen, *texts.rejected], backbone)
-    n = len(texts.chosen)
-    gaps, recency = (texts.gaps if weighting == "margin" else None), texts.recency
-    fitted = fit(
-        rows[:n], rows[n:], texts.inputs, gaps=gaps, recency=recency, roles=texts.roles or None,
-        soft=features.soft, seed=seed,
-    )  # fmt: skip
-    if not tested:
-        return fitted, None
-    if texts.roles:  # neither the backbone nor the head depends on the evaluated inputs
-        judged = [name for name, out in zip(texts.inputs, texts.is_judged, strict=True) if out]
-        return fitted, evidence(fitted.margins, judged)
-    margins = forward_margins(
-        rows[:n], rows[n:], texts.inputs, gaps=gaps, recency=recency, soft=features.soft, seed=seed
-    )
-    return fitted, evidence(margins, texts.inputs)
 
 
 def _why(buffer: PairBuffer, component: str, inputs: int) -> str:

@@ -1,14 +1,15 @@
 """Fit one linear head per component on frozen features, by equation 5.
 
-With fixed features, ``-log σ(r⁺ - r⁻)`` is logistic regression on the differences of the features, without an
-intercept. It has a unique minimum and is fitted to convergence. The strength of the regularization and the
-scale of the backbone's columns relative to the named ones are chosen by cross-validation with folds by input.
-The reported margins are those of nested cross-validation: neither the head nor the choice of its
-regularization saw the inputs of the pairs that it orders.
+With fixed features, ``-log σ(r⁺ - r⁻)`` is logistic regression on the differences of the features,
+without an intercept. It has a unique minimum and is fitted to convergence. The strength of the
+regularization and the scale of the backbone's columns relative to the named ones are chosen by
+cross-validation with folds by input. The reported margins are those of nested cross-validation:
+neither the head nor the choice of its regularization saw the inputs of the pairs that it orders.
 
-Margins of nested cross-validation are not independent, since each head is fitted to the pairs that others
-order. `forward_margins` are for tests: each fold is ordered by a head fitted to the folds before it, so that,
-if the features tell nothing, each input is ordered right with probability one half whatever came before.
+Margins of nested cross-validation are not independent, since each head is fitted to the pairs that
+others order. Forward margins are for tests: each fold is ordered by a head fitted to the folds
+before it, so that, if the features tell nothing, each input is ordered right with probability one
+half whatever came before.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from compound.concurrency.matrix_threads import one_matrix_thread
-from compound.errors import DataError, MissingExtra
+from compound.core.errors import DataError, MissingExtra
+from compound.core.formatting import plural
+from compound.core.threads import one_matrix_thread
 from compound.execution.rng import generator
-from compound.formatting import plural
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float32] | NDArray[np.float64]
@@ -59,11 +60,14 @@ class Fit:
 
     Attributes:
         head: the head, fitted to all pairs.
-        margins: the margin ``r(chosen) - r(rejected)`` of each evaluated pair, by a head whose fit and
-            regularization did not depend on its input.
+        margins: the margin ``r(chosen) - r(rejected)`` of each evaluated pair, by a head whose fit
+            and regularization did not depend on its input.
         strength: the selected inverse regularization.
         emphasis: the selected factor of the backbone's columns.
-        slope: calibration; ``σ(slope · margin)`` is the probability that the chosen output is better.
+        slope: calibration; ``σ(slope · margin)`` is the probability that the chosen output is
+            better.
+        forward: the forward margin of each evaluated pair, ``nan`` without one; empty if not
+            requested.
     """
 
     head: Head
@@ -71,6 +75,7 @@ class Fit:
     strength: float
     emphasis: float
     slope: float
+    forward: Vector
 
 
 def fit(
@@ -78,10 +83,10 @@ def fit(
     rejected: Matrix,
     inputs: Sequence[str],
     *,
-    gaps: Sequence[float] | None = None,
     recency: Sequence[float] | None = None,
     roles: Sequence[Role] | None = None,
     soft: Sequence[bool] | None = None,
+    tested: bool = False,
     seed: int = 0,
 ) -> Fit:
     """Fit a head to pairs (OPTIMAS, equation 5).
@@ -90,103 +95,48 @@ def fit(
         chosen: the features of the better outputs, one row per pair.
         rejected: the features of the worse outputs.
         inputs: the input of each pair; folds keep the pairs of an input together.
-        gaps: global reward gaps, for the margin-weighted variant: each pair is weighted by its gap relative
-            to the mean gap.
         recency: a weight for each pair, to discount older ones.
-        roles: the use of each pair, if the features were trained on those to ``fit``. Otherwise the head is
-            fitted to all pairs, which are evaluated by nested cross-validation.
+        roles: the use of each pair, if the features were trained on those to ``fit``. Otherwise the
+            head is fitted to all pairs, which are evaluated by nested cross-validation.
         soft: whether each column comes from the backbone, so that `EMPHASES` apply.
+        tested: whether to compute the forward margins.
         seed: seeds the folds.
 
     Raises:
         DataError: there are fewer than `MIN_INPUTS` inputs with pairs, or a number is not finite.
     """
-    pairs = _standardized(chosen, rejected, inputs, gaps, recency, soft)
+    weights = np.asarray(recency, np.float64) if np.any(recency) else np.ones(len(inputs))
+    pairs = _standardized(chosen, rejected, weights / weights.mean(), soft)
     with one_matrix_thread():
         if roles is None:
             folds_ = _Folds(pairs, folds(inputs, seed))
             best, margins = folds_.choose(folds_.all), folds_.nested_margins()
             fitted, judged = folds_.weights(best, folds_.all), pairs.weights
+            forward = folds_.forward_margins() if tested else np.zeros(0)
         else:
             _check_inputs({name for name, role in zip(inputs, roles, strict=True) if role == "fit"})
             fold = np.array([ROLES.index(role) for role in roles])
             folds_ = _Folds(pairs, fold)
             best = folds_.choose({FIT}, {TUNE})
             fitted, judged = folds_.weights(best, {FIT}), pairs.weights[fold == JUDGE]
-            margins = folds_.margins(best, {FIT}, JUDGE)
+            forward = margins = folds_.margins(best, {FIT}, JUDGE)
     head = Head(fitted, pairs.center, pairs.scale)
-    return Fit(head, margins, best.strength, best.emphasis, slope(margins, judged))
+    return Fit(head, margins, best.strength, best.emphasis, slope(margins, judged), forward)
 
 
-def forward_margins(
-    chosen: Matrix,
-    rejected: Matrix,
-    inputs: Sequence[str],
-    *,
-    gaps: Sequence[float] | None = None,
-    recency: Sequence[float] | None = None,
-    soft: Sequence[bool] | None = None,
-    seed: int = 0,
-) -> Vector:
-    """Return the margins of each fold's pairs by a head fitted and regularized on the folds before it.
-
-    If the features tell nothing about the order of outputs, an input's pairs are ordered right and wrong with
-    equal probability, independently of the earlier ones (Dawid 1984, prequential validation): counts of
-    inputs are binomial.
-
-    Args:
-        chosen: the features of the better outputs, one row per pair.
-        rejected: the features of the worse outputs.
-        inputs: the input of each pair.
-        gaps: global reward gaps, for the margin-weighted variant.
-        recency: a weight for each pair.
-        soft: whether each column comes from the backbone.
-        seed: seeds the folds.
-
-    Returns:
-        The margins; ``nan`` for the pairs of the first fold.
-
-    Raises:
-        DataError: there are fewer than `MIN_INPUTS` inputs with pairs, or a number is not finite.
-    """
-    pairs = _standardized(chosen, rejected, inputs, gaps, recency, soft)
-    fold = folds(inputs, seed)
-    found = np.full(len(fold), np.nan)
-    with one_matrix_thread():
-        folds_ = _Folds(pairs, fold)
-        for number in range(1, len(folds_.all)):
-            past = set(range(number))
-            found[fold == number] = folds_.margins(folds_.choose(past), past, number)
-    return found
-
-
-def fit_head(
-    chosen: Matrix,
-    rejected: Matrix,
-    weights: Vector,
-    *,
-    soft: Sequence[bool],
-    strength: float = 0.1,
-    emphasis: float = 0.1,
-) -> Head:
-    """Fit a head to pairs with given regularization, without held-out results.
+def fit_head(chosen: Matrix, rejected: Matrix, weights: Vector, *, soft: Sequence[bool]) -> Head:
+    """Fit a head to pairs with the default regularization, without held-out results.
 
     Args:
         chosen: the features of the better outputs, one row per pair.
         rejected: the features of the worse outputs.
         weights: the weight of each pair.
         soft: whether each column comes from the backbone.
-        strength: inverse regularization, for standardized features.
-        emphasis: factor of the backbone's columns.
     """
-    both = np.vstack([chosen, rejected]).astype(np.float64)
-    center, scale = both.mean(0), both.std(0)
-    scale[scale < 1e-8] = 1.0
-    emphasized = np.where(np.asarray(soft, bool), emphasis, 1.0)
-    differences = (chosen.astype(np.float64) - rejected) / scale * emphasized
+    pairs = _standardized(chosen, rejected, weights, soft)
     with one_matrix_thread():
-        fitted = _logistic(differences, weights, strength)
-    return Head(emphasized * fitted, center, scale)
+        fitted = _Folds(pairs, np.zeros(len(weights), int)).weights(DEFAULT, {0})
+    return Head(fitted, pairs.center, pairs.scale)
 
 
 @dataclass(frozen=True)
@@ -201,12 +151,7 @@ class _Pairs:
 
 
 def _standardized(
-    chosen: Matrix,
-    rejected: Matrix,
-    inputs: Sequence[str],
-    gaps: Sequence[float] | None,
-    recency: Sequence[float] | None,
-    soft: Sequence[bool] | None,
+    chosen: Matrix, rejected: Matrix, weights: Vector, soft: Sequence[bool] | None
 ) -> _Pairs:
     """Return pairs in units of the standard deviations of all outputs, whichever of them is better."""
     both = np.vstack([chosen, rejected]).astype(np.float64)
@@ -216,7 +161,7 @@ def _standardized(
     scale[scale < 1e-8] = 1.0
     differences = (chosen.astype(np.float64) - rejected) / scale
     text = np.zeros(differences.shape[1], bool) if soft is None else np.asarray(soft, bool)
-    return _Pairs(differences, _weights(len(inputs), gaps, recency), text, center, scale)
+    return _Pairs(differences, weights, text, center, scale)
 
 
 @dataclass(frozen=True)
@@ -227,7 +172,7 @@ class _Regularization:
     emphasis: float
 
 
-DEFAULT = _Regularization(0.1, 0.1)  # if there are no pairs to choose by
+DEFAULT = _Regularization(0.1, 0.1)  # if there are no pairs to choose by, and for `fit_head`
 
 
 @dataclass
@@ -256,25 +201,29 @@ class _Folds:
             kept = np.isin(self.fold, list(among))
             factor = np.where(self.pairs.text, regularization.emphasis, 1.0)
             differences = self.pairs.differences[kept] * factor
-            found = _logistic(differences, self.pairs.weights[kept], regularization.strength)
+            found = logistic(differences, self.pairs.weights[kept], regularization.strength)
             self.fitted[key] = factor * found
         return self.fitted[key]
 
     def margins(self, regularization: _Regularization, among: Collection[int], fold: int) -> Vector:
         """Return the margins of a fold's pairs by the head fitted to other folds."""
-        return np.asarray(self.pairs.differences[self.fold == fold] @ self.weights(regularization, among))
+        return np.asarray(
+            self.pairs.differences[self.fold == fold] @ self.weights(regularization, among)
+        )
 
     def choose(self, among: Collection[int], by: Collection[int] | None = None) -> _Regularization:
         """Return the regularization with the lowest loss of equation 5.
 
         Args:
             among: the folds that heads are fitted to.
-            by: the folds that the loss is computed on; by default those of `among`, each by the head fitted
-                to the others.
+            by: the folds that the loss is computed on; by default those of `among`, each by the
+                head fitted to the others.
         """
         tested = sorted(self.all & set(among if by is None else by))
         others = {fold: frozenset(among) - {fold} for fold in tested}
-        weights = np.concatenate([self.pairs.weights[self.fold == fold] for fold in (tested or [-1])])
+        weights = np.concatenate(
+            [self.pairs.weights[self.fold == fold] for fold in (tested or [-1])]
+        )
         if not tested or not all(others.values()) or not weights.sum():
             return DEFAULT
 
@@ -290,6 +239,19 @@ class _Folds:
         for fold in self.all:
             others = self.all - {fold}
             found[self.fold == fold] = self.margins(self.choose(others), others, fold)
+        return found
+
+    def forward_margins(self) -> Vector:
+        """Return the margins of each fold's pairs by a head fitted and regularized on the folds before it.
+
+        If the features tell nothing about the order of outputs, an input's pairs are ordered right
+        and wrong with equal probability, independently of the earlier ones (Dawid 1984, prequential
+        validation): counts of inputs are binomial. The pairs of the first fold have ``nan``.
+        """
+        found = np.full(len(self.fold), np.nan)
+        for fold in range(1, len(self.all)):
+            past = set(range(fold))
+            found[self.fold == fold] = self.margins(self.choose(past), past, fold)
         return found
 
 
@@ -308,17 +270,10 @@ def slope(margins: Vector, weights: Vector | None = None) -> float:
     spread = float(np.abs(margins).mean()) if len(margins) else 0.0
     if not spread:
         return 0.0
-    found = _logistic(margins[:, None] / spread, np.ones(len(margins)) if weights is None else weights, 1e3)
+    found = logistic(
+        margins[:, None] / spread, np.ones(len(margins)) if weights is None else weights, 1e3
+    )
     return max(0.0, float(found[0]) / spread)
-
-
-def _weights(n: int, gaps: Sequence[float] | None, recency: Sequence[float] | None) -> Vector:
-    """Return a weight for each pair, with mean 1."""
-    weights = np.ones(n)
-    for factors in (gaps, recency):
-        if factors is not None and np.any(factors):
-            weights = weights * np.asarray(factors, np.float64)
-    return np.asarray(weights / weights.mean())
 
 
 def folds(inputs: Sequence[str], seed: int) -> NDArray[np.int64]:
@@ -343,11 +298,11 @@ def _check_inputs(distinct: Collection[str]) -> None:
         )
 
 
-def _logistic(differences: Vector, weights: Vector, strength: float) -> Vector:
+def logistic(differences: Vector, weights: Vector, strength: float) -> Vector:
     """Return the weights that minimize equation 5 plus an L2 term.
 
-    Without an intercept, a pair and its mirror image are equivalent. Every second pair is mirrored, because
-    scikit-learn needs two classes.
+    Without an intercept, a pair and its mirror image are equivalent. Every second pair is mirrored,
+    because scikit-learn needs two classes.
     """
     try:
         from sklearn.exceptions import ConvergenceWarning
@@ -359,6 +314,8 @@ def _logistic(differences: Vector, weights: Vector, strength: float) -> Vector:
     side = np.resize([1.0, -1.0], len(differences))
     model = LogisticRegression(C=strength, fit_intercept=False, max_iter=200)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # perfectly ordered pairs have no finite optimum
+        warnings.simplefilter(
+            "ignore", ConvergenceWarning
+        )  # perfectly ordered pairs have no finite optimum
         model.fit(differences * side[:, None], side > 0, weights)
     return np.asarray(model.coef_[0], np.float64)

@@ -1,7 +1,7 @@
 """The local reward model: one backbone, and one head per component with its held-out accuracy.
 
-A checkpoint is a folder with ``heads.safetensors``, ``card.json`` (template, components, accuracies, data
-digest) and, if the backbone was trained, its LoRA adapter.
+A checkpoint is a folder with ``heads.safetensors``, ``card.json`` (template, components,
+accuracies, data digest) and, if the backbone was trained, its LoRA adapter.
 """
 
 from __future__ import annotations
@@ -10,51 +10,30 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NotRequired, TypedDict, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compound.components.engines.local.devices import Placement
-from compound.errors import ConfigurationError, DeclarationError, MissingExtra, suggest_name
-from compound.example import CallValues
+from compound.core.errors import ConfigurationError, DeclarationError, MissingExtra, suggest_name
+from compound.core.example import CallValues
+from compound.core.security.limits import ARTIFACT
+from compound.core.security.untrusted import UntrustedFolder
+from compound.core.storage.records import Damaged, read_document, to_document
+from compound.engines.local.devices import Placement
 from compound.graph.configuration import to_readable_values
-from compound.graph.system import System
 from compound.rewards.alignment import Accuracy, Evidence
-from compound.rewards.features import Embedder, FeatureMap, FeaturesDocument, NoBackbone
+from compound.rewards.features import Embedder, FeatureMap, NoBackbone
 from compound.rewards.heads import Head
 from compound.rewards.template import TEMPLATE
-from compound.runs.events import AccuracyDocument
-from compound.security.limits import ARTIFACT
-from compound.security.untrusted import UntrustedFolder
-from compound.storage.records import Damaged, read_document, to_document
 
 Vector = NDArray[np.float64]
+ScoreCalls = Callable[
+    [str, Sequence[CallValues]], Vector
+]  # scores calls of a component, higher is better
 FORMAT = 1
 NONE = "none"  # name of the backbone that reads no text
 CARD, HEADS = "card.json", "heads.safetensors"
-
-
-class RewardDocument(TypedDict):
-    """A `LocalReward` as JSON types, without its arrays."""
-
-    accuracy: AccuracyDocument
-    slope: float
-    inputs: NotRequired[list[str]]
-    features: FeaturesDocument
-
-
-class Card(TypedDict):
-    """Description of a reward model with its accuracies, as JSON types; a saved one has its heads' digest."""
-
-    format: int
-    template: int
-    backbone: str
-    adapter: str
-    max_length: int
-    data: str
-    components: dict[str, RewardDocument]
-    heads: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -64,13 +43,13 @@ class LocalReward:
     Attributes:
         features: the component's feature map.
         head: the linear head on these features.
-        slope: calibration; ``σ(slope · (r(y) - r(y')))`` is the probability that y leads to a higher global
-            reward than y'.
+        slope: calibration; ``σ(slope · (r(y) - r(y')))`` is the probability that y leads to a
+            higher global reward than y'.
         accuracy: the ranking accuracy on held-out inputs.
         margins: the held-out margins behind the accuracy, for figures.
         inputs: the names of the component's inputs in training.
-        evidence: the inputs ordered right and wrong by rewards that did not depend on them; ``None`` if that
-            was not tested. It is not stored.
+        evidence: the inputs ordered right and wrong by rewards that did not depend on them;
+            ``None`` if that was not tested. It is not stored.
     """
 
     features: FeatureMap
@@ -106,7 +85,8 @@ class RewardModel:
         """
         if component not in self.rewards_of:
             raise DeclarationError(
-                f"no local reward for component {component!r}", hint=suggest_name(component, self.rewards_of)
+                f"no local reward for component {component!r}",
+                hint=suggest_name(component, self.rewards_of),
             )
         reward = self.rewards_of[component]
         template = reward.features.template
@@ -118,29 +98,32 @@ class RewardModel:
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint; the card is written last, so that a folder with a card is complete."""
+        try:
+            from safetensors.numpy import save
+        except ImportError:
+            raise MissingExtra("a reward checkpoint", "safetensors", "local") from None
         files = UntrustedFolder(folder).make()
         tensors = {
             f"{name}.{part}": np.ascontiguousarray(getattr(reward.head, part))
             for name, reward in self.rewards_of.items()
             for part in ("weights", "center", "scale")
         }
-        tensors |= {f"{name}.margins": r.margins for name, r in self.rewards_of.items() if len(r.margins)}
-        heads = _encoded(tensors)
+        tensors |= {
+            f"{name}.margins": r.margins for name, r in self.rewards_of.items() if len(r.margins)
+        }
+        heads = save(tensors)
         files.write(HEADS, heads)
-        adapted = getattr(self.backbone, "save_adapter", None)
-        if adapted is not None:
-            adapted(folder / "adapter")
-        card: Card = {**self.card(), "heads": hashlib.sha256(heads).hexdigest()}
-        files.write(CARD, to_document(card))
+        self.backbone.save_adapter(folder / "adapter")
+        files.write(CARD, to_document({**self.card(), "heads": hashlib.sha256(heads).hexdigest()}))
 
-    def card(self) -> Card:
+    def card(self) -> dict[str, object]:
         """Return the description of the model as JSON types."""
         return {
             "format": FORMAT,
             "template": TEMPLATE,
             "backbone": self.name,
-            "adapter": getattr(self.backbone, "adapter", ""),
-            "max_length": getattr(self.backbone, "max_length", 0),
+            "adapter": self.backbone.adapter,
+            "max_length": self.backbone.max_length,
             "data": self.data,
             "components": {
                 name: {
@@ -154,22 +137,18 @@ class RewardModel:
         }
 
 
-def load(
-    folder: str | Path, system: System | None = None, *, backbone: Callable[[str], Embedder] | None = None
-) -> RewardModel:
+def load(folder: str | Path, *, backbone: Callable[[str], Embedder] | None = None) -> RewardModel:
     """Read a checkpoint; nothing in it is executed.
 
     Args:
         folder: a folder written by `RewardModel.save`.
-        system: the system that must have the checkpoint's components.
         backbone: creates a backbone from its name; by default, `make_backbone`.
 
     Raises:
-        ConfigurationError: the folder is not a reward checkpoint, is damaged, or has other components.
+        ConfigurationError: the folder is not a reward checkpoint, or is damaged.
     """
     path = Path(folder)
     stored = read(path)
-    _check_components(path, stored.rewards_of, system)
     embeds = (backbone or (lambda n: make_backbone(n, stored.max_length)))(stored.backbone)
     if stored.adapter:
         UntrustedFolder(path / "adapter", error=ConfigurationError).check()
@@ -205,26 +184,27 @@ def read(path: Path) -> Stored:
         if files.kind(name) is None:
             raise ConfigurationError(f"{path} is not a reward checkpoint: no {path / name}")
     try:
-        card = cast("Card", read_document(files.read(CARD)))  # other formats are refused below
+        card = dict[str, Any](read_document(files.read(CARD)))  # other formats are refused below
         heads = files.read(HEADS, ARTIFACT)
         if card.get("heads", found := hashlib.sha256(heads).hexdigest()) != found:
-            raise ConfigurationError(f"{path / HEADS} was changed: it does not match the digest in its card")
+            raise ConfigurationError(
+                f"{path / HEADS} was changed: it does not match the digest in its card"
+            )
         tensors = load_tensors(heads)
         if (card["format"], card["template"]) != (FORMAT, TEMPLATE):
             raise ConfigurationError(
                 f"{path} has format {card['format']} and template {card['template']}, but this version reads "
                 f"{FORMAT} and {TEMPLATE}"
             )
-        rewards_of = {name: _reward(name, stored, tensors) for name, stored in card["components"].items()}
-        return Stored(
-            str(card["backbone"]),
-            str(card["adapter"]),
-            int(card["max_length"]),
-            str(card["data"]),
-            rewards_of,
-        )
+        rewards_of = {
+            name: _reward(name, stored, tensors) for name, stored in card["components"].items()
+        }
+        names = str(card["backbone"]), str(card["adapter"])
+        return Stored(*names, int(card["max_length"]), str(card["data"]), rewards_of)
     except Damaged as error:
-        raise ConfigurationError(f"{path} is a damaged reward checkpoint: {CARD}: {error}") from None
+        raise ConfigurationError(
+            f"{path} is a damaged reward checkpoint: {CARD}: {error}"
+        ) from None
     except (ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         if isinstance(error, ConfigurationError):
             raise
@@ -240,16 +220,7 @@ def make_backbone(name: str, max_length: int = 256, placement: Placement | None 
     return Backbone(name, max_length=max_length, placement=placement)
 
 
-def _encoded(tensors: dict[str, Vector]) -> bytes:
-    try:
-        from safetensors.numpy import save
-    except ImportError:
-        raise MissingExtra("a reward checkpoint", "safetensors", "local") from None
-    encoded: bytes = save(tensors)
-    return encoded
-
-
-def _reward(name: str, stored: RewardDocument, tensors: Mapping[str, Vector]) -> LocalReward:
+def _reward(name: str, stored: Mapping[str, Any], tensors: Mapping[str, Vector]) -> LocalReward:
     head = Head(*(np.asarray(tensors[f"{name}.{part}"]) for part in ("weights", "center", "scale")))
     features = FeatureMap.from_json(stored["features"])
     if not len(head.weights) == len(head.center) == len(head.scale) == len(features.columns):
@@ -259,14 +230,3 @@ def _reward(name: str, stored: RewardDocument, tensors: Mapping[str, Vector]) ->
     margins = np.asarray(tensors.get(f"{name}.margins", np.zeros(0)))
     accuracy, inputs = Accuracy(**stored["accuracy"]), tuple(map(str, stored.get("inputs", ())))
     return LocalReward(features, head, float(stored["slope"]), accuracy, margins, inputs)
-
-
-def _check_components(path: Path, rewards_of: Mapping[str, LocalReward], system: System | None) -> None:
-    if system is None:
-        return
-    unknown = [name for name in rewards_of if name not in system.components]
-    if unknown:
-        raise ConfigurationError(
-            f"{path} has a reward for component {unknown[0]!r}, which system {system.name!r} does not have",
-            hint=f"{suggest_name(unknown[0], system.components)}; use a checkpoint of this system",
-        )

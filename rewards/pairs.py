@@ -1,37 +1,107 @@
 """Collect preference pairs: two outputs of a call, ordered by the global reward that they lead to.
 
-The candidates of a call are its own output and additional draws. For each candidate, only the components
-downstream of the call run again, several times, with the same random streams for all candidates (common
-random numbers). Two candidates make a pair if their mean rewards differ significantly (OPTIMAS, section 4.1
-and the expectation in equation 4); if the downstream components are deterministic, one run each is enough.
+The candidates of a call are its own output and additional draws. For each candidate, only the
+components downstream of the call run again, several times, with the same random streams for all
+candidates (common random numbers). Two candidates make a pair if their mean rewards differ
+significantly (OPTIMAS, section 4.1 and the expectation in equation 4); if the downstream components
+are deterministic, one run each is enough.
+
+An additional draw of a call has other settings where there are any, so that its outputs differ.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from compound.errors import DeclarationError, first_leaf, suggest_name
+import numpy as np
+
+from compound.core.errors import DeclarationError, first_leaf, suggest_name
+from compound.core.example import Example, Metric, Values
 from compound.evaluation.evaluate import EvaluationRules, score
-from compound.example import Example, Metric, Values
 from compound.execution.executor import Executor
 from compound.execution.rng import generator
 from compound.execution.schedule import setting_values
 from compound.execution.trace import Failure, Trace
-from compound.graph.component import Node
+from compound.graph.component import Component, Node
 from compound.graph.composite import Composite
-from compound.graph.configuration import canonical_json, to_readable_json
+from compound.graph.configuration import canonical_json, to_readable_json, to_readable_values
+from compound.graph.space import Choice, Float, Int
 from compound.graph.system import System
-from compound.rewards.sampling.candidates import (
+from compound.rewards.candidates import (
     Candidate,
     Sampling,
     could_be_decided,
     differences,
     is_decided,
 )
-from compound.rewards.sampling.redraws import settings_of_draws
+
+WARM = 1.0  # temperature of additional draws of a greedy component without other settings to vary
+TRIES = 200  # random settings to consider for the draws of a call; a few for each option of a small space
+
+CallSettings = Mapping[str, object]
+
+
+def settings_of_draws(
+    component: Component,
+    current: CallSettings,
+    proposals: Sequence[CallSettings],
+    draws: int,
+    rng: np.random.Generator,
+) -> list[CallSettings]:
+    """Return the settings of each additional draw of a call, as changes of the component's own.
+
+    Draws have different settings as long as there are any: first the proposed ones, then random
+    choices and numbers. Every second draw of a stochastic component keeps its settings, as do all
+    draws without others. A deterministic component is not drawn with the same settings twice, but
+    at a temperature if it has one.
+
+    Args:
+        component: the component.
+        current: its own settings.
+        proposals: other settings, such as candidate prompts.
+        draws: the maximum number of draws.
+        rng: chooses among proposals and options.
+    """
+    is_fixed = component.deterministic(current)
+    others = _distinct_settings(current, _candidates(component, proposals, rng))
+    found: list[CallSettings] = []
+    for i in range(draws):
+        is_plain = not is_fixed and i % 2 == 1
+        other = None if is_plain else next(others, None)
+        if other is not None:
+            found.append(other)
+        elif not is_fixed:
+            found.append({})
+        elif "temperature" in component.settings:
+            found.append({"temperature": WARM})
+    return found
+
+
+def _candidates(
+    component: Component, proposals: Sequence[CallSettings], rng: np.random.Generator
+) -> Iterator[CallSettings]:
+    """Yield the proposals in random order, then random choices and numbers."""
+    yield from (proposals[i] for i in rng.permutation(len(proposals)))
+    spaces = {n: s for n, s in component.parameters.items() if isinstance(s, Choice | Int | Float)}
+    for _ in range(TRIES if spaces else 0):
+        yield {name: space.draw(rng) for name, space in spaces.items()}
+
+
+def _distinct_settings(
+    current: CallSettings, candidates: Iterator[CallSettings]
+) -> Iterator[CallSettings]:
+    """Yield the candidates that differ from the current settings and from earlier candidates."""
+    known = {canonical_json({})}
+    for settings in candidates:
+        changed = {name: value for name, value in settings.items() if current.get(name) != value}
+        key = canonical_json(to_readable_values(changed))
+        if key not in known:
+            known.add(key)
+            yield settings
+
 
 DRAWS = 1_000  # first sample index of additional draws of a call
 DOWNSTREAM = 2_000  # first sample index of downstream runs
@@ -66,8 +136,8 @@ class Pair:
 class Collection:
     """Collected draws and pairs, in input order, and their cost.
 
-    ``calls`` is the number of executed calls of components, ``system_runs`` their fraction of system runs.
-    ``lost`` is the number of candidates left out because of transient failures.
+    ``calls`` is the number of executed calls of components, ``system_runs`` their fraction of
+    system runs. ``lost`` is the number of candidates left out because of transient failures.
     """
 
     draws: tuple[Draw, ...]
@@ -77,28 +147,24 @@ class Collection:
     lost: int = 0
 
 
-def ordered_pairs(draw: Draw, sampling: Sampling) -> list[Pair]:
-    """Return the decided pairs of a call, largest gap first."""
+def ordered_pairs(draw: Draw, sampling: Sampling, *, decided: bool = True) -> list[Pair]:
+    """Return the pairs of a call, largest gap first.
+
+    Args:
+        draw: the call with its candidates.
+        sampling: the significance threshold, and the maximum number of pairs.
+        decided: whether the order of the pairs is decided. Otherwise they are of candidates that
+            ran once each before random components.
+    """
     found = []
     for a, b in combinations(draw.candidates, 2):
-        if is_decided(a, b, sampling.level):
-            gaps = differences(a, b)
-            gap = sum(gaps) / len(gaps)
+        gaps = differences(a, b)
+        gap = sum(gaps) / len(gaps)
+        ran_once = len(a.rewards) == len(b.rewards) == 1 and not (a.certain or b.certain)
+        if is_decided(a, b, sampling.level) == decided and (decided or (ran_once and gap)):
             better, worse = (a, b) if gap > 0 else (b, a)
             origin = draw.component, draw.example, draw.configuration, draw.inputs
             found.append(Pair(*origin, better.outputs, worse.outputs, abs(gap)))
-    return sorted(found, key=lambda pair: -pair.gap)[: sampling.pairs]
-
-
-def single_run_pairs(draw: Draw, sampling: Sampling) -> list[Pair]:
-    """Return the pairs of candidates that ran once each before random components, largest gap first."""
-    found = []
-    for a, b in combinations(draw.candidates, 2):
-        ran_once = len(a.rewards) == len(b.rewards) == 1 and not (a.certain or b.certain)
-        if ran_once and a.value != b.value and not is_decided(a, b, sampling.level):
-            better, worse = (a, b) if a.value > b.value else (b, a)
-            origin = draw.component, draw.example, draw.configuration, draw.inputs
-            found.append(Pair(*origin, better.outputs, worse.outputs, better.value - worse.value))
     return sorted(found, key=lambda pair: -pair.gap)[: sampling.pairs]
 
 
@@ -116,8 +182,9 @@ async def collect(
 ) -> Collection:
     """Draw and order candidates for every call of some components in some traces, concurrently.
 
-    A transient failure, such as of an overloaded server, says nothing about an output. The calls that it
-    affected are drawn once more at the end, and then without the candidates that still fail in this way.
+    A transient failure, such as of an overloaded server, says nothing about an output. The calls
+    that it affected are drawn once more at the end, and then without the candidates that still fail
+    in this way.
 
     Args:
         executor: runs the forks, with its cache and budget.
@@ -128,8 +195,8 @@ async def collect(
         sampling: the number of candidates and the significance threshold.
         rules: the score of failures, and the maximum number of concurrent forks.
         round_index: seeds the random streams; different rounds draw different candidates.
-        proposals: for each component, settings for drawing its calls, such as candidate prompts, so that the
-            pairs resemble the outputs that the rewards will score.
+        proposals: for each component, settings for drawing its calls, such as candidate prompts, so
+            that the pairs resemble the outputs that the rewards will score.
 
     Raises:
         DeclarationError: the system has no such component.
@@ -137,7 +204,9 @@ async def collect(
     """
     for name in components:
         if name not in system.components:
-            raise DeclarationError(f"no component {name!r}", hint=suggest_name(name, system.components))
+            raise DeclarationError(
+                f"no component {name!r}", hint=suggest_name(name, system.components)
+            )
     work = _Work(
         executor,
         system,
@@ -167,60 +236,17 @@ async def collect(
     return Collection(draws, pairs, work.calls, work.system_runs, work.lost)
 
 
-def draws_from_runs(
-    component: str,
-    runs: Sequence[tuple[Mapping[str, object], Trace]],
-    sampling: Sampling,
-    system: System,
-) -> list[Draw]:
-    """Return draws of a component from scored runs of an example that differ only in its settings.
-
-    If calls have equal inputs, their outputs are candidates with the scores of the runs as rewards. A
-    comparison of settings by the global reward thus also gives pairs at no extra cost, if the components
-    downstream of the call are deterministic: otherwise one run each does not decide an order. The first run,
-    of the incumbent, is part of every draw; a draw has as many other candidates as in `collect`. Runs with
-    transient failures are left out.
-
-    Args:
-        component: the component whose settings differ.
-        runs: the settings that replace those of the incumbent, each with its trace.
-        sampling: the number of candidates of a draw.
-        system: the system of the runs.
-    """
-    (settings_of_first, first), *others = runs
-    if is_transient(first.failure):
-        return []
-    found = []
-    for call in first.calls_of(component):
-        if call.failure is not None:
-            continue
-        comparable = [
-            _candidate(system, trace, other.address, settings)
-            for settings, trace in others
-            if not is_transient(trace.failure)
-            for other in trace.calls_of(component)
-            if other.address == call.address and other.failure is None
-            and canonical_json(to_readable_json(other.inputs))
-            == canonical_json(to_readable_json(call.inputs))
-        ]  # fmt: skip
-        own = _candidate(system, first, call.address, settings_of_first)
-        found += [
-            Draw(component, call.address, first.example, first.configuration, dict(call.inputs), candidates)
-            for start in range(0, len(comparable), sampling.samples)
-            if len(candidates := _distinct([own, *comparable[start : start + sampling.samples]])) > 1
-        ]
-    return found
-
-
 def is_transient(failure: Failure | None) -> bool:
     """Return whether a run failed for a reason that may pass, and that its outputs did not cause."""
     return failure is not None and failure.is_transient
 
 
-def _candidate(system: System, trace: Trace, address: str, settings: Mapping[str, object]) -> Candidate:
+def candidate_of(
+    system: System, trace: Trace, address: str, settings: Mapping[str, object] | None = None
+) -> Candidate:
     """Return the output of a call in a scored trace as a candidate with one reward."""
     outputs, certain = trace.call(address).outputs, _is_certain(system, trace, address)
-    return Candidate(outputs, (trace.score or 0.0,), settings, certain)
+    return Candidate(outputs, (trace.score or 0.0,), settings or {}, certain)
 
 
 def _is_certain(system: System, trace: Trace, address: str) -> bool:
@@ -230,7 +256,9 @@ def _is_certain(system: System, trace: Trace, address: str) -> bool:
         if not after.isdisjoint(call.parents):
             after.add(call.address)
     components = [system.components[trace.call(a).component] for a in after - {address}]
-    return all(component.deterministic(setting_values(component, system)) for component in components)
+    return all(
+        component.deterministic(setting_values(component, system)) for component in components
+    )
 
 
 def _distinct(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
@@ -244,14 +272,16 @@ def _distinct(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
 def expected_cost(system: System, component: str, sampling: Sampling) -> float:
     """Estimate the system runs for the pairs of a component, per input of the system.
 
-    The cost consists of additional draws and downstream runs for each candidate: one if the downstream nodes
-    are deterministic, otherwise the mean of minimum and maximum. A loop counts as one turn, a map as one
-    item.
+    The cost consists of additional draws and downstream runs for each candidate: one if the
+    downstream nodes are deterministic, otherwise the mean of minimum and maximum. A loop counts as
+    one turn, a map as one item.
     """
     counted = sum(node.component.cacheable for node in system.all_nodes())
     calls = 0.0
     for after in _followers(system, component):
-        chance = any(not n.component.deterministic(setting_values(n.component, system)) for n in after)
+        chance = any(
+            not n.component.deterministic(setting_values(n.component, system)) for n in after
+        )
         runs = (sampling.rollouts + sampling.max_rollouts) / 2 if chance else 1.0
         calls += sampling.samples * system.components[component].cacheable
         calls += runs * (sampling.samples + 1) * sum(node.component.cacheable for node in after)
@@ -262,7 +292,9 @@ def _followers(system: System, component: str) -> list[list[Node]]:
     """Return the nodes downstream of each use of a component, including those inside loops and maps."""
     found = []
     for name, node in system.nodes.items():
-        after = [other for below in system.descendants(name) for other in _with_body(system.nodes[below])]
+        after = [
+            other for below in system.descendants(name) for other in _with_body(system.nodes[below])
+        ]
         if node.component.name == component:
             found.append(after)
         elif isinstance(node.component, Composite):
@@ -273,7 +305,8 @@ def _followers(system: System, component: str) -> list[list[Node]]:
 def has_certain_downstream(system: System, component: str) -> bool:
     """Return whether everything that depends on a component is deterministic.
 
-    In a loop or a map, that may be any node of its body, since later turns read the outputs of earlier ones.
+    In a loop or a map, that may be any node of its body, since later turns read the outputs of
+    earlier ones.
     """
     after = [node for found in _followers(system, component) for node in found]
     for node in system.all_nodes():
@@ -284,7 +317,10 @@ def has_certain_downstream(system: System, component: str) -> bool:
 
 
 def _with_body(node: Node) -> list[Node]:
-    return [node, *(node.component.body.all_nodes() if isinstance(node.component, Composite) else ())]
+    return [
+        node,
+        *(node.component.body.all_nodes() if isinstance(node.component, Composite) else ()),
+    ]
 
 
 @dataclass
@@ -314,10 +350,13 @@ class _Work:
                 tasks = [group.create_task(self.draw(*job, is_last)) for job in jobs]
         return [task.result() for task in tasks]
 
-    async def draw(self, example: Example, trace: Trace, address: str, is_last: bool) -> Draw | None:
+    async def draw(
+        self, example: Example, trace: Trace, address: str, is_last: bool
+    ) -> Draw | None:
         """Return the candidates of a call with their rewards.
 
-        After a transient failure, return ``None``, or in the last attempt the candidates without one.
+        After a transient failure, return ``None``, or in the last attempt the candidates without
+        one.
         """
         call = trace.call(address)
         further = await self._further(example, trace, address)
@@ -330,12 +369,18 @@ class _Work:
         if lost and not is_last:
             return None
         self.lost += lost
-        if lost and len(kept) < 2:  # other candidates may exist: a single one would mean that there are none
+        if (
+            lost and len(kept) < 2
+        ):  # other candidates may exist: a single one would mean that there are none
             return None
         inputs = dict(call.inputs)
-        return Draw(call.component, address, trace.example, trace.configuration, inputs, tuple(kept))
+        return Draw(
+            call.component, address, trace.example, trace.configuration, inputs, tuple(kept)
+        )
 
-    async def _further(self, example: Example, trace: Trace, address: str) -> list[Candidate | None]:
+    async def _further(
+        self, example: Example, trace: Trace, address: str
+    ) -> list[Candidate | None]:
         """Draw the call again with the settings of each additional draw; ``None`` after transient failures.
 
         The downstream nodes run in the same fork, which gives each candidate its first reward.
@@ -350,24 +395,36 @@ class _Work:
         )
         tasks = [
             self._fork(
-                example, trace, address,
-                resample=self._index(DRAWS, i), settings=settings, sample=self._index(DOWNSTREAM, 0),
+                example,
+                trace,
+                address,
+                resample=self._index(DRAWS, i),
+                settings=settings,
+                sample=self._index(DOWNSTREAM, 0),
             )
             for i, settings in enumerate(drawn)
-        ]  # fmt: skip
+        ]
         made = await asyncio.gather(*tasks)
         return [
-            None if is_transient(fork.failure) else _candidate(self.system, fork, address, settings)
+            None
+            if is_transient(fork.failure)
+            else candidate_of(self.system, fork, address, settings)
             for fork, settings in zip(made, drawn, strict=True)
             if is_transient(fork.failure) or fork.call(address).failure is None
         ]
 
     async def _rewarded(
-        self, example: Example, trace: Trace, address: str, candidates: Sequence[Candidate], is_last: bool
+        self,
+        example: Example,
+        trace: Trace,
+        address: str,
+        candidates: Sequence[Candidate],
+        is_last: bool,
     ) -> list[Candidate]:
         """Run the nodes downstream of the call for each candidate whose order they could decide.
 
-        Candidates with a transient failure are left out; before the last attempt, all runs end then.
+        Candidates with a transient failure are left out; before the last attempt, all runs end
+        then.
         """
         done = dict(enumerate(candidates))
         waiting = list(done)
@@ -375,7 +432,10 @@ class _Work:
             lacking = [i for i in waiting if len(done[i].rewards) <= sample]
             index = self._index(DOWNSTREAM, sample)
             forks = await asyncio.gather(
-                *(self._fork(example, trace, address, outputs=done[i].outputs, sample=index) for i in lacking)
+                *(
+                    self._fork(example, trace, address, outputs=done[i].outputs, sample=index)
+                    for i in lacking
+                )
             )
             for i, fork in zip(lacking, forks, strict=True):
                 if is_transient(fork.failure):
@@ -387,7 +447,9 @@ class _Work:
             if len(done) < len(candidates) and not is_last:
                 break
             could = [
-                {i, j} for i, j in combinations(done, 2) if could_be_decided(done[i], done[j], self.sampling)
+                {i, j}
+                for i, j in combinations(done, 2)
+                if could_be_decided(done[i], done[j], self.sampling)
             ]
             waiting = [i for i in done if not done[i].certain and any(i in pair for pair in could)]
         return list(done.values())
@@ -406,11 +468,18 @@ class _Work:
         async with self._places:
             await self.executor.meter.reserve_run()
             made = await self.executor.fork(
-                self.system, trace, address,
-                outputs=outputs, resample=resample, settings=settings, sample=sample,
-            )  # fmt: skip
+                self.system,
+                trace,
+                address,
+                outputs=outputs,
+                resample=resample,
+                settings=settings,
+                sample=sample,
+            )
             # calls of the metric are settled with those of the system
-            fork = self.executor.settle(await score(self.executor, made, self.metric, example, self.rules))
+            fork = self.executor.settle(
+                await score(self.executor, made, self.metric, example, self.rules)
+            )
             self.calls += sum(not call.reused for call in fork.calls)
             self.system_runs += fork.equivalents
             return fork

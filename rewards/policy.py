@@ -1,6 +1,7 @@
 """Use a component's local reward as its value, to choose the best option for each input (OPTIMAS).
 
-The stored value is a reward checkpoint of one component (`compound.rewards.model`), addressed by its content.
+The stored value is a reward checkpoint of one component (`compound.rewards.model`), addressed by
+its content.
 """
 
 from __future__ import annotations
@@ -10,18 +11,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 
-from compound.errors import ConfigurationError, suggest_name
-from compound.example import CallValues, Values
+from compound.core.errors import ConfigurationError, suggest_name
+from compound.core.example import CallValues, Values
+from compound.core.storage.artifacts import store_folder
 from compound.graph.types import quote_names
-from compound.rewards.feature_store import FeatureStore
+from compound.optimization.runs.directory import write_atomically
 from compound.rewards.features import Embedder
 from compound.rewards.model import LocalReward, RewardModel, load, make_backbone, read
-from compound.runs.directory import write_atomically
-from compound.storage.artifacts import store_folder
 
 KEPT = 20_000  # maximum number of texts with features in memory
 AGAIN = "optimize again with method optimas, or bind one of the options"
@@ -44,25 +43,19 @@ def _normalize(adapter: Path, backbone: str) -> None:
     config = adapter / "adapter_config.json"
     if config.exists():
         (adapter / "README.md").unlink(missing_ok=True)
-        found = {**json.loads(config.read_text(encoding="utf-8")), "base_model_name_or_path": backbone}
-        found = {k: sorted(v) if _is_texts(v) else v for k, v in found.items()}
+        found = {
+            **json.loads(config.read_text(encoding="utf-8")),
+            "base_model_name_or_path": backbone,
+        }
+        for name, value in found.items():
+            if isinstance(value, list) and all(isinstance(item, str) for item in value):
+                found[name] = sorted(value)
         write_atomically(config, json.dumps(found, indent=1, sort_keys=True) + "\n")
-
-
-def _is_texts(value: object) -> TypeGuard[list[str]]:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
-
-
-@runtime_checkable
-class _Storing(Protocol):
-    """A backbone with a feature store."""
-
-    store: FeatureStore
 
 
 @dataclass(frozen=True)
 class StoredPolicy:
-    """A stored reward that scores the options of a call; implements `compound.registry.policies.Policy`."""
+    """A stored reward that scores the options of a call; see `compound.graph.registry.plugins`."""
 
     path: Path
     model: RewardModel
@@ -71,7 +64,8 @@ class StoredPolicy:
         """Return the local reward of each (inputs, outputs).
 
         Raises:
-            ConfigurationError: the reward belongs to another component, or to other inputs or options.
+            ConfigurationError: the reward belongs to another component, or to other inputs or
+                options.
         """
         if component not in self.model.rewards_of:
             raise ConfigurationError(
@@ -82,9 +76,7 @@ class StoredPolicy:
         for inputs, outputs in calls:
             self._check(component, reward, inputs, outputs)
         found: list[float] = self.model.rewards(component, calls).tolist()
-        backbone = self.model.backbone
-        if isinstance(backbone, _Storing) and len(backbone.store) > KEPT:  # bounds the memory of a server
-            backbone.store = FeatureStore(None, backbone.dim)
+        self.model.backbone.limit_features(KEPT)  # bounds the memory of a server
         return found
 
     def _check(self, component: str, reward: LocalReward, inputs: Values, outputs: Values) -> None:

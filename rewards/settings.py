@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from pydantic import Field
 
-from compound.components.engines.local.devices import Attention, DeviceName, DType, Placement
-from compound.rewards.sampling.candidates import Sampling
-from compound.settings.base import Settings
-from compound.settings.references import BackboneName, FeedbackFolder
+from compound.engines.local.devices import Attention, DeviceName, DType, Placement
+from compound.optimization.settings.base import BackboneName, FeedbackFolder, Settings
+from compound.rewards.candidates import Sampling
 
 
 class BackboneSettings(Settings):
@@ -83,9 +81,6 @@ class BackboneLoRASettings(Settings):
 class RewardSettings(Settings):
     """Fitting and use of the reward model."""
 
-    weighting: Literal["plain", "margin"] = "plain"
-    """`plain` weights all pairs equally (the paper's equation 5); `margin` weights them by the difference of
-    their global rewards, relative to the mean difference."""
     lora: BackboneLoRASettings | None = None
     """Train a LoRA adapter on the backbone; `{}` uses the defaults. Without it, features are fixed and
     cached."""

@@ -1,7 +1,8 @@
 """Render the inputs and outputs of a call as the two texts and the numbers that a reward model reads.
 
-The texts are embedded by the backbone. The numbers are computed from typed ports without a model: a value, a
-length, the overlap of an output with an input. They have names, so that a reward can be explained by them.
+The texts are embedded by the backbone. The numbers are computed from typed ports without a model: a
+value, a length, the overlap of an output with an input. They have names, so that a reward can be
+explained by them.
 """
 
 from __future__ import annotations
@@ -41,9 +42,17 @@ class Reading:
     description: str = ""
 
     @property
+    def written(self) -> str:
+        """The outputs as text, those with label types last."""
+        return "\n".join(part for part in (self.output, self.label) if part)
+
+    @property
     def texts(self) -> tuple[str, str]:
         """The two texts that a backbone reads: the description with the inputs, and the output."""
-        return f"{self.description}\n{self.inputs}" if self.description else self.inputs, self.output
+        return (
+            f"{self.description}\n{self.inputs}" if self.description else self.inputs,
+            self.output,
+        )
 
 
 @dataclass(frozen=True)
@@ -138,7 +147,9 @@ def _numbers(
     """Return the features of the outputs: values and products for numbers, lengths and overlaps for texts."""
     found: dict[str, float] = {}
     values = {name: float(v) for name, v in given.items() if _is_number(v)}
-    words = {name: set(WORD.findall(text.lower())) for name, text in texts.items() if name not in values}
+    words = {
+        name: set(WORD.findall(text.lower())) for name, text in texts.items() if name not in values
+    }
     for name, value in written.items():
         if _is_number(value):
             y = float(value)

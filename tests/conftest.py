@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-# pytest rewrites scipy/stats/_page_trend_test.py like a test, and Python 3.11 fails at times to parse it in a
-# worker thread, so it is imported here.
+# pytest rewrites scipy/stats/_page_trend_test.py like a test, and Python 3.11 fails at times to
+# parse it in a worker thread, so it is imported here.
 import scipy.stats  # noqa: F401
 from hypothesis import HealthCheck, settings
 
@@ -32,7 +32,9 @@ os.environ["WANDB_ERROR_REPORTING"] = "false"
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
 
 # Hypothesis' own clocks are off: a busy machine fails no test.
-settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
+settings.register_profile(
+    "tests", deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
+)
 settings.load_profile("tests")
 
 
@@ -58,7 +60,7 @@ def pytest_collection_finish() -> None:
 def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a tiny random model; tests must not change it."""
     pytest.importorskip("torch")
-    from compound.benchmarks.simulated.toy_model import make_toy_model
+    from benchmarks.simulated.toy_model import make_toy_model
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -88,7 +90,9 @@ def under_every_hash_seed(pytestconfig: pytest.Config) -> Callable[[str], set[st
             "PYTHONPATH": str(Path(__file__).parents[1]),
         }
         command = [sys.executable, "-c", code]
-        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+        return subprocess.run(
+            command, env=environment, check=True, capture_output=True, text=True
+        ).stdout
 
     def run_all(code: str) -> set[str]:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -116,7 +120,9 @@ def _no_network() -> Iterator[None]:
     def guarded(original: Any) -> Any:
         def connect(self: socket.socket, address: Any) -> Any:
             if not _is_local(self.family, address):
-                raise RuntimeError(f"a test tried to connect to {address!r}: tests run without a network")
+                raise RuntimeError(
+                    f"a test tried to connect to {address!r}: tests run without a network"
+                )
             return original(self, address)
 
         return connect
@@ -141,7 +147,9 @@ def _session_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, _session_cache: Path) -> None:
+def _own_cache(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, _session_cache: Path
+) -> None:
     """Keep indexes and models that tests build away from the user's own cache; slow tests share it."""
     if request.node.get_closest_marker("slow") is None:
         monkeypatch.setenv("COMPOUND_CACHE", str(_session_cache))
@@ -167,7 +175,7 @@ TEMPLATE = (
 @pytest.fixture
 def smollm2() -> str:
     """The name of the embedded model; skips the test if its weights are not installed."""
-    from compound.components.engines import models
+    from compound.engines import models
 
     if models.list_models()[0].state == "absent":
         pytest.skip("the weights of smollm2 are not installed")
@@ -185,9 +193,13 @@ def make_model() -> Callable[..., Path]:
 
         bpe = ByteLevelBPETokenizer()
         bpe.train_from_iterator(
-            LINES, vocab_size=400, special_tokens=["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
+            LINES,
+            vocab_size=400,
+            special_tokens=["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"],
         )
-        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, eos_token="<|end|>")
+        tokenizer = transformers.PreTrainedTokenizerFast(
+            tokenizer_object=bpe._tokenizer, eos_token="<|end|>"
+        )
         tokenizer.chat_template = TEMPLATE
         config = transformers.LlamaConfig(
             vocab_size=len(tokenizer),

@@ -1,4 +1,4 @@
-"""An MCP server with a calculator: ``python -m compound.benchmarks.agents.calculator_server [--http]``."""
+"""An MCP server with a calculator: ``python -m benchmarks.agents.calculator_server [--http]``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
-from compound.benchmarks.agents.arithmetic import evaluate
+from benchmarks.agents.arithmetic import evaluate
 
 server = MCPServer("calculator", log_level="ERROR")
 

@@ -1,9 +1,10 @@
 """The catalogue of an invented shop, and questions about it.
 
-Questions of the kind ``single`` take one tool: a search for a price, or a calculation. Those of the kind
-``totals`` ask for the price of some pieces of one or two products, which takes searches and a calculation.
+Questions of the kind ``single`` take one tool: a search for a price, or a calculation. Those of the
+kind ``totals`` ask for the price of some pieces of one or two products, which takes searches and a
+calculation.
 
-    python -m compound.benchmarks.agents.catalogue FOLDER [single|totals]
+    python -m benchmarks.agents.catalogue FOLDER [single|totals]
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An MCP server that searches the catalogue: ``python -m compound.benchmarks.agents.search_server``."""
+"""An MCP server that searches the catalogue: ``python -m benchmarks.agents.search_server``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mcp.server import MCPServer
 
-from compound.benchmarks.agents.catalogue import pages
+from benchmarks.agents.catalogue import pages
 
 if TYPE_CHECKING:
     import bm25s

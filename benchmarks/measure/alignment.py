@@ -1,12 +1,12 @@
 """Measure the value of good local rewards on a real system, and the inputs they require (OPTIMAS, figure 6).
 
-    python -m compound.benchmarks.measure.alignment benchmarks/atlas.yaml runs/atlas --component answerer
+    python -m benchmarks.measure.alignment benchmarks/atlas.yaml runs/atlas --component answerer
 
-From the pairs of a finished run of method `optimas`, the script learns rewards of one component on some of
-the inputs, in part with shuffled labels, and evaluates them on the others. Each reward then takes one step:
-it chooses, among the settings that the run sampled outputs with, the one with the highest mean local reward
-on validation inputs. The global reward of every setting is measured once, on the same inputs. Calls are
-cached next to the output file.
+From the pairs of a finished run of method `optimas`, the script learns rewards of one component on
+some of the inputs, in part with shuffled labels, and evaluates them on the others. Each reward then
+takes one step: it chooses, among the settings that the run sampled outputs with, the one with the
+highest mean local reward on validation inputs. The global reward of every setting is measured once,
+on the same inputs. Calls are cached next to the output file.
 """
 
 from __future__ import annotations
@@ -23,23 +23,22 @@ import numpy as np
 from rich.progress import track
 from scipy import stats
 
+from compound.core.example import CallValues, Example
 from compound.evaluation.evaluate import EvaluationRules, evaluate_all
-from compound.example import CallValues, Example
 from compound.execution.cache import DiskCache
 from compound.execution.executor import Executor
 from compound.execution.rng import generator
 from compound.graph.configuration import canonical_json
 from compound.graph.system import System
-from compound.report.figures.curve import style_axes
-from compound.report.figures.graph import PALETTE, figure_to_svg, with_background
+from compound.report.figures import PALETTE, figure_to_svg, with_background
 from compound.rewards.alignment import NO_PAIRS, accuracy
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.features import Embedder
 from compound.rewards.fit import PairTexts
 from compound.rewards.heads import MIN_INPUTS, Matrix, fit
-from compound.rewards.inspection.inspect import Inspection
-from compound.rewards.model import LocalReward, RewardModel
-from compound.spec import Program, load
+from compound.rewards.inspection import Inspection
+from compound.rewards.model import LocalReward, RewardModel, Vector
+from compound.yaml import Program, load
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,6 +59,7 @@ class Pairs:
         reward: the run's local reward, whose feature map is used.
         backbone: the model that computes the features.
         chosen, rejected: features of shape ``(pairs, features)``.
+        gaps: the difference of the global rewards of each pair, by which it is weighted.
     """
 
     texts: PairTexts
@@ -67,6 +67,7 @@ class Pairs:
     backbone: Embedder
     chosen: Matrix
     rejected: Matrix
+    gaps: Vector
 
     @staticmethod
     def of(run: Inspection, component: str) -> Pairs:
@@ -74,14 +75,17 @@ class Pairs:
         texts, reward, backbone = run.texts(component), run.reward(component), run.model.backbone
         rows = reward.features.matrix([*texts.chosen, *texts.rejected], backbone)
         n = len(texts.chosen)
-        return Pairs(texts, reward, backbone, rows[:n], rows[n:])
+        gaps = np.array([pair.gap for pair, _, _ in run.buffer.weighted_pairs(component)])
+        return Pairs(texts, reward, backbone, rows[:n], rows[n:], gaps)
 
     @property
     def inputs(self) -> list[str]:
         """Distinct inputs, in the order of the pairs."""
         return list(dict.fromkeys(self.texts.inputs))
 
-    def learn(self, seen: Sequence[str], unseen: Sequence[str], wrong: float, seed: int) -> LocalReward:
+    def learn(
+        self, seen: Sequence[str], unseen: Sequence[str], wrong: float, seed: int
+    ) -> LocalReward:
         """Learn a reward from some inputs, and evaluate it on others.
 
         Args:
@@ -99,11 +103,13 @@ class Pairs:
         flipped &= rng.random(len(kept)) < 0.5
         a, b = self.chosen[kept], self.rejected[kept]
         a, b = np.where(flipped[:, None], b, a), np.where(flipped[:, None], a, b)
-        gaps = [self.texts.gaps[i] for i in kept]
         head = fit(
-            a[~held_out], b[~held_out], names[kept][~held_out].tolist(),
-            gaps=np.array(gaps)[~held_out].tolist(), soft=self.reward.features.soft,
-        ).head  # fmt: skip
+            a[~held_out],
+            b[~held_out],
+            names[kept][~held_out].tolist(),
+            recency=self.gaps[kept][~held_out].tolist(),
+            soft=self.reward.features.soft,
+        ).head
         margins = head.rewards(a[held_out]) - head.rewards(b[held_out])
         judged = accuracy(margins, names[kept][held_out].tolist()) if held_out.any() else NO_PAIRS
         return LocalReward(self.reward.features, head, 1.0, judged)
@@ -136,25 +142,35 @@ class Choice:
     value: float
 
 
-def settings_drawn(buffer: PairBuffer, component: str, system: System) -> list[Mapping[str, object]]:
+def settings_drawn(
+    buffer: PairBuffer, component: str, system: System
+) -> list[Mapping[str, object]]:
     """Return the settings that outputs were sampled with, limited to parameters of the system.
 
-    Components without other variation were sampled at another temperature, which may not be a parameter.
+    Components without other variation were sampled at another temperature, which may not be a
+    parameter.
     """
     drawn_with = [c.settings for entry in buffer.of(component) for c in entry.draw.candidates]
     return [
         settings
-        for settings in {canonical_json(settings): settings for settings in [{}, *drawn_with]}.values()
+        for settings in {
+            canonical_json(settings): settings for settings in [{}, *drawn_with]
+        }.values()
         if all(f"{component}.{key}" in system.parameters for key in settings)
     ]
 
 
 async def choices(
-    program: Program, run: Inspection, component: str, examples: Sequence[Example], executor: Executor
+    program: Program,
+    run: Inspection,
+    component: str,
+    examples: Sequence[Example],
+    executor: Executor,
 ) -> list[Choice]:
     """Evaluate the settings that the run sampled outputs with, starting with the initial ones.
 
-    Settings with failed calls are omitted, because mean rewards are comparable only on the same inputs.
+    Settings with failed calls are omitted, because mean rewards are comparable only on the same
+    inputs.
     """
     assert program.metric is not None
     distinct = settings_drawn(run.buffer, component, program.system)
@@ -164,12 +180,17 @@ async def choices(
     ]
     found: dict[str, list[CallValues]] = {system.configuration.digest: [] for system in systems}
     evaluations = await evaluate_all(
-        executor, systems, examples, program.metric,
+        executor,
+        systems,
+        examples,
+        program.metric,
         rules=EvaluationRules(concurrency=program.optimize.concurrency),
         on_trace=lambda _, trace: found[trace.configuration].extend(
-            (call.inputs, call.outputs) for call in trace.calls_of(component) if call.failure is None
+            (call.inputs, call.outputs)
+            for call in trace.calls_of(component)
+            if call.failure is None
         ),
-    )  # fmt: skip
+    )
     made = [
         Choice(settings, found[system.configuration.digest], evaluation.mean)
         for settings, system, evaluation in zip(distinct, systems, evaluations, strict=True)
@@ -188,7 +209,12 @@ def by_alignment(pairs: Pairs, component: str, among: Sequence[Choice]) -> list[
             means = [float(model.rewards(component, choice.calls).mean()) for choice in among]
             chosen = among[int(np.argmax(means))]
             rows.append(
-                {"wrong": wrong, "seed": seed, "accuracy": reward.accuracy.mean, "global": chosen.value}
+                {
+                    "wrong": wrong,
+                    "seed": seed,
+                    "accuracy": reward.accuracy.mean,
+                    "global": chosen.value,
+                }
             )
     return rows
 
@@ -228,11 +254,17 @@ async def measured(args: argparse.Namespace) -> Measured:
     steps = by_alignment(pairs, args.component, among)
     correlation = stats.spearmanr([r["accuracy"] for r in steps], [r["global"] for r in steps])
     return {
-        "system": program.system.name, "component": args.component, "inputs": len(pairs.inputs),
-        "pairs": len(pairs.texts.inputs), "examples": len(examples), "start": among[0].value,
-        "choices": [choice.value for choice in among], "steps": steps, "data": by_data(pairs),
+        "system": program.system.name,
+        "component": args.component,
+        "inputs": len(pairs.inputs),
+        "pairs": len(pairs.texts.inputs),
+        "examples": len(examples),
+        "start": among[0].value,
+        "choices": [choice.value for choice in among],
+        "steps": steps,
+        "data": by_data(pairs),
         "rank_correlation": {"mean": float(correlation.statistic), "p": float(correlation.pvalue)},
-    }  # fmt: skip
+    }
 
 
 def figure(found: Drawn) -> str:
@@ -244,29 +276,36 @@ def figure(found: Drawn) -> str:
         for share in WRONG:
             rows = [row for row in steps if row["wrong"] == share]
             x, y = (np.array([row[key] for row in rows]) for key in ("accuracy", "global"))
-            left.plot(x, y, "o", color=PALETTE["accent"], alpha=0.3, markersize=4, markeredgewidth=0)
+            left.plot(
+                x, y, "o", color=PALETTE["accent"], alpha=0.3, markersize=4, markeredgewidth=0
+            )
             left.plot(x.mean(), y.mean(), "o", color=PALETTE["ink"], markersize=5)
             left.annotate(
-                f"{share:.0%}", (x.mean(), y.mean()), xytext=(6, 5), textcoords="offset points",
-                fontsize=8, color=PALETTE["muted"],
-            )  # fmt: skip
+                f"{share:.0%}",
+                (x.mean(), y.mean()),
+                xytext=(6, 5),
+                textcoords="offset points",
+                fontsize=8,
+                color=PALETTE["muted"],
+            )
         left.set_title(
             "one step, by the share of shuffled labels", size=9.5, color=PALETTE["ink"], loc="left"
         )
         _axes(left, "ranking accuracy on other inputs", "global reward of the choice")
         counts = sorted({row["inputs"] for row in found["data"]})
-        means = [np.mean([r["accuracy"] for r in found["data"] if r["inputs"] == count]) for count in counts]
+        means = [
+            np.mean([r["accuracy"] for r in found["data"] if r["inputs"] == count])
+            for count in counts
+        ]
         x, y = (np.array([row[key] for row in found["data"]]) for key in ("inputs", "accuracy"))
         right.plot(x, y, "o", color=PALETTE["accent"], alpha=0.3, markersize=4, markeredgewidth=0)
         right.plot(counts, means, "o-", color=PALETTE["ink"], markersize=4.5, linewidth=1.5)
         right.set_title("by the number of inputs", size=9.5, color=PALETTE["ink"], loc="left")
         _axes(right, "inputs learned from", "ranking accuracy on other inputs")
-        page.tight_layout(w_pad=2.5)
     return svg[0]
 
 
 def _axes(axes: Axes, x: str, y: str) -> None:
-    style_axes(axes)
     axes.set_xlabel(x, size=8.5, color=PALETTE["muted"])
     axes.set_ylabel(y, size=8.5, color=PALETTE["muted"])
 
@@ -278,16 +317,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("system", type=Path, help="the system's YAML file")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="an override that the run used"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an override that the run used",
     )
     parser.add_argument("run", type=Path, help="a run directory of method optimas")
-    parser.add_argument("--component", required=True, help="the component whose local reward is measured")
-    parser.add_argument("--examples", type=int, default=40, help="number of validation examples (default 40)")
+    parser.add_argument(
+        "--component", required=True, help="the component whose local reward is measured"
+    )
+    parser.add_argument(
+        "--examples", type=int, default=40, help="number of validation examples (default 40)"
+    )
     parser.add_argument("--output", type=Path, default=Path("alignment.json"))
     args = parser.parse_args(arguments)
     found = asyncio.run(measured(args))
     args.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    args.output.with_suffix(".svg").write_text(with_background(figure(found)) + "\n", encoding="utf-8")
+    args.output.with_suffix(".svg").write_text(
+        with_background(figure(found)) + "\n", encoding="utf-8"
+    )
     print(json.dumps({k: v for k, v in found.items() if k not in ("steps", "data")}, indent=1))
 
 

@@ -1,10 +1,10 @@
 """Measure the throughput of the in-process engine: 64 concurrent calls, one direct batch, single calls.
 
-``python -m compound.benchmarks.measure.engine_throughput`` prints and saves JSON. All three methods answer
-the same prompts greedily with the same number of new tokens (end tokens are disabled), in one process and
-number format, so that the ratios are also valid on a busy machine. There are two shapes of prompts:
-``shared``, as compound systems send them (the same instruction and demonstrations, another question), and
-``different``, with only the chat template in common.
+``python -m benchmarks.measure.engine_throughput`` prints and saves JSON. All three methods answer
+the same prompts greedily with the same number of new tokens (end tokens are disabled), in one
+process and number format, so that the ratios are also valid on a busy machine. There are two shapes
+of prompts: ``shared``, as compound systems send them (the same instruction and demonstrations,
+another question), and ``different``, with only the chat template in common.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from compound.components.engines import models
-from compound.components.engines.local import loading
-from compound.components.engines.local.devices import resolve_device
-from compound.components.engines.local.engine import TransformersEngine
-from compound.engine import Completion, Message, Request
+from compound.core.engine import Completion, Message, Request
+from compound.engines import models
+from compound.engines.local import loading
+from compound.engines.local.devices import resolve_device
+from compound.engines.local.engine import TransformersEngine
 
 OUTPUT = Path(__file__).parents[1] / "data" / "engine_throughput.json"
 INSTRUCTION = (
-    "Answer the question in a few words, using the passages. Say 'unknown' if they do not hold the answer."
+    "Answer the question in a few words, using the passages. "
+    "Say 'unknown' if they do not hold the answer."
 )
 PLACES = (
     "Oslo",
@@ -44,7 +45,18 @@ PLACES = (
     "Porto",
     "Basel",
 )
-THINGS = ("river", "bridge", "harbour", "tower", "museum", "garden", "market", "library", "castle", "station")
+THINGS = (
+    "river",
+    "bridge",
+    "harbour",
+    "tower",
+    "museum",
+    "garden",
+    "market",
+    "library",
+    "castle",
+    "station",
+)
 
 
 def fact(rng: random.Random) -> str:
@@ -85,7 +97,9 @@ def endless(name: str, folder: Path) -> str:
             (folder / file.name).symlink_to(file.resolve())
             continue
         settings = json.loads(file.read_text())
-        (folder / file.name).write_text(json.dumps(settings | {"eos_token_id": None, "eos_token": None}))
+        (folder / file.name).write_text(
+            json.dumps(settings | {"eos_token_id": None, "eos_token": None})
+        )
     return str(folder)
 
 
@@ -100,7 +114,9 @@ class Direct:
     def __call__(self, requests: Sequence[Request]) -> list[str]:
         """Return the answers' texts."""
         chats = [[{"role": m.role, "content": m.text} for m in r.messages] for r in requests]
-        texts = self.tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
+        texts = self.tokenizer.apply_chat_template(
+            chats, add_generation_prompt=True, tokenize=False
+        )
         batch = self.tokenizer(texts, add_special_tokens=False, padding=True, return_tensors="pt")
         out = self.model.generate(
             **batch.to(self.model.device),
@@ -183,7 +199,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
+    parser.add_argument(
+        "--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"]
+    )
     parser.add_argument("--calls", type=int, default=64)
     parser.add_argument("--alone", type=int, default=12, help="number of sequential calls")
     parser.add_argument("--new-tokens", type=int, default=32)

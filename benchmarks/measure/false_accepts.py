@@ -1,6 +1,6 @@
 """Measure how often the acceptance tests accept changes that are no better, and how often they find gains.
 
-    python -m compound.benchmarks.measure.false_accepts [PART ...]
+    python -m benchmarks.measure.false_accepts [PART ...]
 
 The parts are
 
@@ -12,8 +12,8 @@ The parts are
 - ``policies``: whole runs with one decision on candidates of known gain: how often each of `accept: best` and
   `accept: supported` returns the candidate, with one and two looks.
 
-Each finished part is written to ``benchmarks/data/false_accepts.json``, and the other parts are kept. All
-parts take about 20 minutes on two cores. See `docs/adr/0031` for the conclusions.
+Each finished part is written to ``benchmarks/data/false_accepts.json``, and the other parts are
+kept. All parts take about 20 minutes on two cores. See `docs/adr/0031` for the conclusions.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from compound.benchmarks.simulated.acceptance.gains import NONE, SOME, Vector
-from compound.benchmarks.simulated.acceptance.worlds import (
+from benchmarks.simulated.acceptance.gains import NONE, SOME, Vector
+from benchmarks.simulated.acceptance.worlds import (
     VALID,
     WORLDS,
     World,
@@ -42,10 +42,10 @@ from compound.benchmarks.simulated.acceptance.worlds import (
     problem,
     supported,
 )
-from compound.evaluation.paired_tests import bounded_p, student_p
+from compound.evaluation.acceptance import bounded_p, student_p
 from compound.evaluation.statistics import UNIT
 from compound.execution.rng import generator
-from compound.runs.events import is_supported
+from compound.optimization.runs.events import is_supported
 
 OUTPUT = Path(__file__).parents[1] / "data" / "false_accepts.json"
 SIZES = (10, 20, 40, 80, 200)
@@ -167,7 +167,9 @@ def exact(case: str, n: int) -> dict[str, list[float]]:
     values, logs = np.array(list(shares)), np.log(list(shares.values()))
     found = {name: [0.0] * len(LEVELS) for name in NAMES}
     for counts in _counts(n, len(values)):
-        chance = float(np.exp(special.gammaln(n + 1) - special.gammaln(counts + 1).sum() + counts @ logs))
+        chance = float(
+            np.exp(special.gammaln(n + 1) - special.gammaln(counts + 1).sum() + counts @ logs)
+        )
         gains = np.repeat(values, counts)
         p = p_values(gains, all_flips_p) if chance >= NEGLIGIBLE else dict.fromkeys(NAMES, 0.0)
         for (name, value), (i, level) in itertools.product(p.items(), enumerate(LEVELS)):
@@ -206,8 +208,12 @@ def powers(case: str, n: int) -> dict[str, list[float]]:
 # -- parts -----------------------------------------------------------------------------------------------
 
 
-def _grid(pool: ProcessPoolExecutor, run: Callable[[str, int], object], cases: Sequence[str],
-          sizes: Sequence[int]) -> dict[str, dict[str, object]]:  # fmt: skip
+def _grid(
+    pool: ProcessPoolExecutor,
+    run: Callable[[str, int], object],
+    cases: Sequence[str],
+    sizes: Sequence[int],
+) -> dict[str, dict[str, object]]:
     """Run every case with every size; return the results by case and size."""
     places = list(itertools.product(cases, sizes))
     found = pool.map(run, *zip(*places, strict=True))
@@ -234,7 +240,11 @@ def measure_drawn(pool: ProcessPoolExecutor) -> dict[str, object]:
 
 def measure_power(pool: ProcessPoolExecutor) -> dict[str, object]:
     """Draw samples of improvements."""
-    return {"levels": LEVELS, "samples": SAMPLES, "cases": _grid(pool, powers, list(SOME), (40, 80))}
+    return {
+        "levels": LEVELS,
+        "samples": SAMPLES,
+        "cases": _grid(pool, powers, list(SOME), (40, 80)),
+    }
 
 
 def measure_runs(pool: ProcessPoolExecutor) -> dict[str, object]:
@@ -288,7 +298,12 @@ def main(arguments: Sequence[str]) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "parts", nargs="*", choices=PARTS, default=list(PARTS), metavar="part", help=", ".join(PARTS)
+        "parts",
+        nargs="*",
+        choices=PARTS,
+        default=list(PARTS),
+        metavar="part",
+        help=", ".join(PARTS),
     )
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), initializer=skip_fsync) as pool:

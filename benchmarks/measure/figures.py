@@ -1,10 +1,10 @@
-"""Write figures of a finished run's local rewards (OPTIMAS, figures 4 and 5).
+"""Write figures of a finished run's local rewards (OPTIMAS, figure 5).
 
-    python -m compound.benchmarks.measure.figures runs/atlas --output docs/figures/atlas
+    python -m benchmarks.measure.figures runs/atlas --output docs/figures/atlas
 
-Writes ``curve.svg``, the global reward by system runs over the jobs and decisions; ``steps.svg``, the same
-for decisions only; ``alignment.svg``, local against global rewards; and ``length.svg``, local rewards against
-the lengths, values or labels of outputs.
+Writes ``curve.svg``, the global reward by system runs over the jobs and decisions;
+``alignment.svg``, local against global rewards; and ``length.svg``, local rewards against the
+lengths, values or labels of outputs.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from compound.report import summarize
-from compound.report.figures.curve import curve_svg
-from compound.report.figures.graph import with_background
-from compound.report.rewards.figures import alignment_svg, length_svg, steps_svg
-from compound.rewards.inspection.inspect import Inspection
+from compound.report.figures import curve_svg, with_background
+from compound.report.rewards import reward_svg
+from compound.rewards.inspection import Inspection
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -26,14 +25,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", type=Path, help="a run directory of method optimas")
-    parser.add_argument("--output", type=Path, default=Path("figures"), help="the folder to write to")
+    parser.add_argument(
+        "--output", type=Path, default=Path("figures"), help="the folder to write to"
+    )
     args = parser.parse_args(arguments)
     overview = Inspection.open(args.run).overview()
     drawings = {
         "curve": curve_svg(summarize(args.run)),
-        "steps": steps_svg(overview),
-        "alignment": alignment_svg(overview.heads),
-        "length": length_svg(overview.heads),
+        "alignment": reward_svg("alignment", overview.heads),
+        "length": reward_svg("length", overview.heads),
     }
     args.output.mkdir(parents=True, exist_ok=True)
     for name, svg in drawings.items():

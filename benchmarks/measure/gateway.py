@@ -1,12 +1,13 @@
 """Measure the time that the gateway adds to a request of an agent, without a model.
 
-Run ``python -m compound.benchmarks.measure.gateway``.
+Run ``python -m benchmarks.measure.gateway``.
 
-Prints one JSON object and writes it to ``benchmarks/data/gateway.json``. The agent is a program of its own
-that sends each request twice, in alternating order: to a scripted server with OpenAI's API, in another
-process, and to the gateway, which forwards it to the same server. The difference within a pair is the added
-time. A second agent asks a scripted engine in the process of the gateway, whose answers take no time, so that
-all of the time of a request is added. Streams are measured until their first event.
+Prints one JSON object and writes it to ``benchmarks/data/gateway.json``. The agent is a program of
+its own that sends each request twice, in alternating order: to a scripted server with OpenAI's API,
+in another process, and to the gateway, which forwards it to the same server. The difference within
+a pair is the added time. A second agent asks a scripted engine in the process of the gateway, whose
+answers take no time, so that all of the time of a request is added. Streams are measured until
+their first event.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from typing import cast
 from urllib.parse import urlsplit
 
 import compound as cp
-from compound.engine import Request
+from compound.core.engine import Request
 from compound.testing import ScriptedLM
 
 OUTPUT = Path(__file__).parents[1] / "data" / "gateway.json"
-MODULE = "compound.benchmarks.measure.gateway"
+MODULE = "benchmarks.measure.gateway"
 REQUESTS, WARM_UP = 60, 10  # per run of the agent; the first ones are not counted
 DIRECT = "MEASURED_SERVER"  # environment variable with the address of the scripted server
 SYSTEM = "You are a geographer. Answer in a few words."
@@ -54,13 +55,19 @@ def scripted() -> ScriptedLM:
 
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Answer the requests of one connection with one text, as a document or as a stream."""
-    choice = {"index": 0, "message": {"role": "assistant", "content": ANSWER}, "finish_reason": "stop"}
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": ANSWER},
+        "finish_reason": "stop",
+    }
     usage = {"prompt_tokens": 20, "completion_tokens": 10, "total_tokens": 30}
     document = json.dumps(
         {"id": "1", "object": "chat.completion", "choices": [choice], "usage": usage}
     ).encode()
     delta = {"index": 0, "delta": {"role": "assistant", "content": ANSWER}, "finish_reason": "stop"}
-    event = json.dumps({"id": "1", "object": "chat.completion.chunk", "choices": [delta], "usage": usage})
+    event = json.dumps(
+        {"id": "1", "object": "chat.completion.chunk", "choices": [delta], "usage": usage}
+    )
     events = f"data: {event}\n\ndata: [DONE]\n\n".encode()
     while head := await _head(reader):
         body = await reader.readexactly(
@@ -132,21 +139,27 @@ def agent() -> None:
 
 def system(isolated: bool) -> cp.System:
     """Return a system of the agent, whose prompt is recognized and rewritten."""
-    prompt = cp.AgentPrompt("geographer", system=cp.Text(SYSTEM))
-    made = cp.ExternalAgent(
-        "agent", command=[sys.executable, "-m", MODULE, "--role", "agent"], prompts=[prompt],
-        output={"pairs": list[tuple[float, float]]}, max_requests=REQUESTS, env=[] if isolated else [DIRECT],
-    )  # fmt: skip
+    prompt = cp.components.AgentPrompt("geographer", system=cp.Text(SYSTEM))
+    made = cp.components.ExternalAgent(
+        "agent",
+        command=[sys.executable, "-m", MODULE, "--role", "agent"],
+        prompts=[prompt],
+        output={"pairs": list[tuple[float, float]]},
+        max_requests=REQUESTS,
+        env=[] if isolated else [DIRECT],
+    )
     return cp.System("measured", {"pairs": made(stream=cp.Input("stream", bool))}, lm="lm")
 
 
 def pairs_of(url: str, runs: int, *, stream: bool, forwarded: bool) -> list[Pair]:
     """Return the seconds without and with the gateway of each request of several runs."""
     os.environ[DIRECT] = url
-    engine = cp.OpenAI("m", api_base=url) if forwarded else scripted()
+    engine = cp.engines.OpenAI("m", api_base=url) if forwarded else scripted()
     found: list[Pair] = []
     for seed in range(runs):
-        trace = cp.run(system(isolated=not forwarded), {"stream": stream}, engines={"lm": engine}, seed=seed)
+        trace = cp.run(
+            system(isolated=not forwarded), {"stream": stream}, engines={"lm": engine}, seed=seed
+        )
         found += cast("list[Pair]", trace.outputs["pairs"])
     return found
 
@@ -180,13 +193,18 @@ def measure(runs: int) -> dict[str, object]:
         finally:
             server.terminate()
     return {
-        "python": platform.python_version(), "processors": os.cpu_count(), "runs": runs, "cases": cases,
-    }  # fmt: skip
+        "python": platform.python_version(),
+        "processors": os.cpu_count(),
+        "runs": runs,
+        "cases": cases,
+    }
 
 
 def main() -> None:
     """Measure, or play one of the roles."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--role", choices=["measure", "serve", "agent"], default="measure")
     parser.add_argument("--runs", type=int, default=20, help="runs of the agent per case")
     parser.add_argument("--output", type=Path, default=OUTPUT)

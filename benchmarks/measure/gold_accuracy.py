@@ -1,13 +1,14 @@
 """Compare training-time rewards that read gold answers with rewards that do not, on pairs of finished runs.
 
-    python -m compound.benchmarks.measure.gold_accuracy benchmarks/atlas.yaml runs/atlas/optimas-400-* \
-        --set components.namer.llm.weights=null --set components.answerer.llm.weights=null --output gold.json
+    python -m benchmarks.measure.gold_accuracy benchmarks/atlas.yaml runs/atlas/optimas-400-* \
+        --set components.namer.llm.weights=null --set components.answerer.llm.weights=null --output
+        gold.json
 
-For each run directory of method `optimas` and each component, the script fits two cross-fitted rewards
-(`compound.rewards.gains.critic`) to the run's draws: one reads gold answers, as in the run, the other only
-inputs and outputs. Folds, heads and backbone are the same. It writes the accuracy of each on pairs of inputs
-that the head was not fitted to, pooled over the runs. Components whose draws have no gold features, because
-no local reward guided their search, are left out.
+For each run directory of method `optimas` and each component, the script fits two cross-fitted
+rewards (`compound.rewards.gains`) to the run's draws: one reads gold answers, as in the run, the
+other only inputs and outputs. Folds, heads and backbone are the same. It writes the accuracy of
+each on pairs of inputs that the head was not fitted to, pooled over the runs. Components whose
+draws have no gold features, because no local reward guided their search, are left out.
 """
 
 from __future__ import annotations
@@ -26,12 +27,11 @@ from compound.evaluation.statistics import Interval, cluster_mean_interval
 from compound.graph.system import System
 from compound.rewards.alignment import Accuracy, mean_accuracy
 from compound.rewards.buffer import Entry
-from compound.rewards.gains.critic import fit_critic
-from compound.rewards.gains.gold import GOLD
-from compound.rewards.inspection.inspect import Inspection
+from compound.rewards.gains import GOLD, fit_critic
+from compound.rewards.inspection import Inspection
 from compound.rewards.pairs import has_certain_downstream
 from compound.rewards.template import Template
-from compound.spec import load
+from compound.yaml import load
 
 
 def has_gold_features(entry: Entry) -> bool:
@@ -44,7 +44,9 @@ def remove_gold_features(entries: Sequence[Entry]) -> list[Entry]:
     found = []
     for entry in entries:
         candidates = tuple(
-            replace(c, signals={name: x for name, x in c.signals.items() if not name.startswith(GOLD)})
+            replace(
+                c, signals={name: x for name, x in c.signals.items() if not name.startswith(GOLD)}
+            )
             for c in entry.draw.candidates
         )
         found.append(replace(entry, draw=replace(entry.draw, candidates=candidates)))
@@ -109,9 +111,13 @@ def compare_rewards(system: System, runs: Sequence[Path]) -> dict[str, Compariso
     pooled: dict[str, Verdicts] = defaultdict(Verdicts)
     for folder in track(runs, "fitting rewards"):
         run = Inspection.open(folder, system)
-        for component in dict.fromkeys(e.draw.component for e in run.buffer.entries if has_gold_features(e)):
+        for component in dict.fromkeys(
+            e.draw.component for e in run.buffer.entries if has_gold_features(e)
+        ):
             add_verdicts(pooled[component], run, system, component)
-    return {component: verdicts.summary() for component, verdicts in pooled.items() if verdicts.inputs}
+    return {
+        component: verdicts.summary() for component, verdicts in pooled.items() if verdicts.inputs
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -121,13 +127,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("system", type=Path, help="the system's YAML file")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="an override that the runs used"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an override that the runs used",
     )
     parser.add_argument("runs", type=Path, nargs="+", help="run directories of method optimas")
     parser.add_argument("--output", type=Path, default=Path("gold.json"))
     args = parser.parse_args(arguments)
     program = load(args.system, overrides=[tuple(entry.split("=", 1)) for entry in args.set])
-    components = {name: each.to_json() for name, each in compare_rewards(program.system, args.runs).items()}
+    components = {
+        name: each.to_json() for name, each in compare_rewards(program.system, args.runs).items()
+    }
     found = {"runs": len(args.runs), "components": components}
     args.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

@@ -1,9 +1,10 @@
 """Measure the coverage and the width of 95 % confidence intervals of means.
 
-Run with ``python -m compound.benchmarks.measure.interval_coverage``; it takes about 15 minutes on one core
-and writes ``benchmarks/data/interval_coverage.json``. Every method gets the same samples. The cases represent
-the scores of metrics: right or wrong, shares, reciprocal ranks, skewed and nearly constant scores, and
-differences of two scores, most of which are equal. See `docs/adr/0024` for the conclusions.
+Run with ``python -m benchmarks.measure.interval_coverage``; it takes about 15 minutes on one core
+and writes ``benchmarks/data/interval_coverage.json``. Every method gets the same samples. The cases
+represent the scores of metrics: right or wrong, shares, reciprocal ranks, skewed and nearly
+constant scores, and differences of two scores, most of which are equal. See `docs/adr/0024` for the
+conclusions.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from compound.core.narrowing import entry
 from compound.evaluation.statistics import Bounds, interval_of_means, mean_interval
 from compound.execution.rng import generator
-from compound.narrowing import entry
 
 OUTPUT = Path(__file__).parents[1] / "data" / "interval_coverage.json"
 SIZES = (1, 2, 3, 5, 10, 20, 40, 100)
@@ -75,7 +76,9 @@ CASES: Mapping[str, Case] = {
     "right or wrong, 0.02": Case(*_labels({0: 0.98, 1: 0.02})),
     "always the same, 0.5": Case(*_labels({0.5: 1.0})),
     "thirds, skewed": Case(*_labels({0: 0.05, 1 / 3: 0.05, 2 / 3: 0.1, 1: 0.8})),
-    "reciprocal rank": Case(*_labels({0: 0.3, 0.2: 0.1, 0.25: 0.1, 1 / 3: 0.1, 0.5: 0.15, 1: 0.25})),
+    "reciprocal rank": Case(
+        *_labels({0: 0.3, 0.2: 0.1, 0.25: 0.1, 1 / 3: 0.1, 0.5: 0.15, 1: 0.25})
+    ),
     "token F1": Case(_f1, 0.5 * 0.0 + 0.2 * 1.0 + 0.3 * 0.5),
     "rarely above zero": Case(_rare, 0.025),
     "nearly constant": Case(lambda rng, size: rng.beta(70, 30, size), 0.7),
@@ -84,8 +87,10 @@ CASES: Mapping[str, Case] = {
     "gain of token F1": Case(_f1_differences, 0.0, BOTH),
     "normal, range unknown": Case(lambda rng, size: rng.normal(0, 1, size), 0.0, None),
     "exponential, range unknown": Case(lambda rng, size: rng.exponential(1, size), 1.0, None),
-    "log-normal, range unknown": Case(lambda rng, size: rng.lognormal(0, 1, size), float(np.exp(0.5)), None),
-}  # fmt: skip
+    "log-normal, range unknown": Case(
+        lambda rng, size: rng.lognormal(0, 1, size), float(np.exp(0.5)), None
+    ),
+}
 
 
 # Methods: each takes one sample per row, scaled to [0, 1] if the range is known.
@@ -159,7 +164,8 @@ def wilson(x: Vector, rng: np.random.Generator) -> Limits:
 def betting(x: Vector, rng: np.random.Generator) -> Limits:
     """Test each mean by bets against it (Waudby-Smith and Ramdas 2024), averaged over constant bets.
 
-    Unlike sequential bets, the average over constant bets does not depend on the order of the values.
+    Unlike sequential bets, the average over constant bets does not depend on the order of the
+    values.
     """
     return _bet(x), 1 - _bet(1 - x)
 
@@ -169,7 +175,9 @@ def _bet(x: Vector) -> Vector:
     low, high = np.zeros(len(x)), np.ones(len(x))
     for _ in range(40):
         mean = (low + high) / 2
-        wealth = np.log1p(stakes[None, :, None] * (x[:, None, :] / mean[:, None, None] - 1)).sum(axis=2)
+        wealth = np.log1p(stakes[None, :, None] * (x[:, None, :] / mean[:, None, None] - 1)).sum(
+            axis=2
+        )
         refuted = np.logaddexp.reduce(wealth, axis=1) - np.log(GRID) >= np.log(2 / 0.05)
         low, high = np.where(refuted, mean, low), np.where(refuted, high, mean)
     return low
@@ -276,7 +284,9 @@ def _worst(name: str, places: Sequence[tuple[str, int, Found]]) -> dict[str, obj
         "least_coverage": least[2][name]["coverage"],
         "at": least[0],
         "least_coverage_from_n_10": min(_number(found[name], "coverage") for found in larger),
-        "places_below_94_percent": sum(_number(found[name], "coverage") < 0.94 for _, _, found in places),
+        "places_below_94_percent": sum(
+            _number(found[name], "coverage") < 0.94 for _, _, found in places
+        ),
         "places": len(places),
         "left_range": max(_number(found[name], "left_range") for _, _, found in places),
         "no_width": max(_number(found[name], "no_width") for _, _, found in places),

@@ -1,8 +1,8 @@
 """Language model as a judge of outputs, a baseline for local rewards (OPTIMAS, section 5.2).
 
-The judge sees outputs of a component that led to high and to low global rewards, and chooses the better of
-two outputs for other inputs. It is evaluated on the folds of the heads, so that the accuracies are
-comparable. Requests are built and replies are parsed by pure functions.
+The judge sees outputs of a component that led to high and to low global rewards, and chooses the
+better of two outputs for other inputs. It is evaluated on the folds of the heads, so that the
+accuracies are comparable. Requests are built and replies are parsed by pure functions.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from compound.engine import Completion, Message, Request
-from compound.errors import CallError, first_leaf
+from compound.core.engine import Completion, Message, Request
+from compound.core.errors import CallError, first_leaf
 from compound.execution.rng import derive_seed, generator
 from compound.graph.configuration import to_readable_json, to_readable_values
 from compound.graph.system import System
@@ -40,8 +40,8 @@ class JudgeSettings:
 
     Attributes:
         high, low: the maximum number of example outputs with high and with low rewards.
-        pairs: the maximum number of pairs per component; each input contributes one before any contributes
-            two.
+        pairs: the maximum number of pairs per component; each input contributes one before any
+            contributes two.
         seed: seeds the folds, the pairs, and the random streams of the requests.
     """
 
@@ -72,20 +72,19 @@ async def judge(
 ) -> Accuracy:
     """Return the accuracy of a language model at ordering a component's pairs.
 
-    Every pair is judged in both orders, and the two verdicts are averaged, so that a judge that always
-    prefers the first output has an accuracy of one half. Failures and replies that cannot be parsed count one
-    half.
+    Every pair is judged in both orders, and the two verdicts are averaged, so that a judge that
+    always prefers the first output has an accuracy of one half. Failures and replies that cannot be
+    parsed count one half.
 
     Args:
-        generate: sends a request to the model, such as
-            ``lambda request: executor.request("smollm2", request)``, which uses cache and budget of the
-            executor.
+        generate: sends a request to the model, such as ``lambda request:
+            executor.request("smollm2", request)``, which uses cache and budget of the executor.
         buffer: the draws.
         system: the system of the draws.
         component: the component whose pairs are judged.
         judging: the number of examples and pairs.
-        held_out: whether to judge only the inputs held out from a trained backbone, with examples from the
-            others.
+        held_out: whether to judge only the inputs held out from a trained backbone, with examples
+            from the others.
 
     Returns:
         The accuracy over inputs, or that of no pairs if there are too few inputs to hold any out.
@@ -110,7 +109,9 @@ async def judge(
 
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [[group.create_task(verdict(q, swapped)) for swapped in (False, True)] for q in asked]
+            tasks = [
+                [group.create_task(verdict(q, swapped)) for swapped in (False, True)] for q in asked
+            ]
     except BaseExceptionGroup as errors:
         raise first_leaf(errors) from None
     shares = [sum(task.result() for task in both) / 2 for both in tasks]
@@ -131,8 +132,8 @@ def comparison_request(
     Args:
         template: the template of the component.
         pair: the inputs and the two outputs.
-        others: pairs of other inputs as examples, in order of preference: chosen outputs led to high rewards,
-            rejected ones to low rewards.
+        others: pairs of other inputs as examples, in order of preference: chosen outputs led to
+            high rewards, rejected ones to low rewards.
         judging: the number of examples.
         swapped: whether output B is the better one, instead of A.
         seed: the seed of the request.
@@ -185,7 +186,7 @@ def _questions(
     buffer: PairBuffer, system: System, component: str, judging: JudgeSettings, held_out: bool
 ) -> list[_Question]:
     """Return the pairs to judge, balanced over inputs, each with the pairs of the other folds."""
-    texts = component_pairs(buffer, system, component, held_out=held_out)
+    texts = component_pairs(buffer, Template.of(system.components[component]), held_out=held_out)
     if not texts.is_sufficient():
         return []
     pairs = [pair for pair, _, _ in buffer.weighted_pairs(component)]
@@ -194,7 +195,10 @@ def _questions(
     asked = [i for i in _balanced(drawn, texts.inputs) if texts.is_judged[i]]
     clearest = _balanced(sorted(drawn, key=lambda i: -pairs[i].gap), texts.inputs)
     shown = {part: [pairs[i] for i in clearest if parts[i] != part] for part in set(parts)}
-    return [_Question(i, texts.inputs[i], pairs[i], shown[parts[i]]) for i in sorted(asked[: judging.pairs])]
+    return [
+        _Question(i, texts.inputs[i], pairs[i], shown[parts[i]])
+        for i in sorted(asked[: judging.pairs])
+    ]
 
 
 def _balanced(order: Sequence[int], inputs: Sequence[str]) -> list[int]:

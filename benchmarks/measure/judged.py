@@ -1,11 +1,12 @@
 """Compare local rewards with a language model as judge, on the pairs of finished runs (OPTIMAS, table 4).
 
-    python -m compound.benchmarks.measure.judged benchmarks/atlas.yaml runs/table/atlas/optimas/* \
+    python -m benchmarks.measure.judged benchmarks/atlas.yaml runs/table/atlas/optimas/* \
         --output judged.json
 
-For each run directory of method `optimas`, this measures the ranking accuracy of each component's local
-reward on held-out inputs, and that of the system's model when it chooses between the same outputs after
-twenty examples. Answers are cached next to the output file, so an interrupted benchmark can be resumed.
+For each run directory of method `optimas`, this measures the ranking accuracy of each component's
+local reward on held-out inputs, and that of the system's model when it chooses between the same
+outputs after twenty examples. Answers are cached next to the output file, so an interrupted
+benchmark can be resumed.
 """
 
 from __future__ import annotations
@@ -18,22 +19,28 @@ from pathlib import Path
 
 from rich.progress import track
 
-from compound.benchmarks.measure.judge import JudgeSettings, judge
+from benchmarks.measure.judge import JudgeSettings, judge
 from compound.execution.cache import DiskCache
 from compound.execution.executor import Executor
-from compound.rewards.inspection.inspect import Inspection
-from compound.spec import Program, load
+from compound.rewards.inspection import Inspection
+from compound.yaml import Program, load
 
 
-async def judged(program: Program, run: Path, executor: Executor, lm: str, pairs: int) -> dict[str, object]:
+async def judged(
+    program: Program, run: Path, executor: Executor, lm: str, pairs: int
+) -> dict[str, object]:
     """Return, by component, the accuracies of local reward and judge, and the jobs that used the reward."""
     found = Inspection.open(run, program.system)
     rows: dict[str, object] = {}
     for component in track(found.components, f"judging {run.name}"):
         accuracy = await judge(
-            lambda request: executor.request(lm, request), found.buffer, program.system, component,
-            JudgeSettings(pairs=pairs), held_out=bool(found.stored.adapter),
-        )  # fmt: skip
+            lambda request: executor.request(lm, request),
+            found.buffer,
+            program.system,
+            component,
+            JudgeSettings(pairs=pairs),
+            held_out=bool(found.stored.adapter),
+        )
         head = found.head(component)
         rows[component] = {
             "local": found.reward(component).accuracy.to_json(),
@@ -67,11 +74,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("system", type=Path, help="the system's YAML file")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="an override that the runs used"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an override that the runs used",
     )
     parser.add_argument("runs", type=Path, nargs="+", help="run directories of method optimas")
     parser.add_argument("--lm", help="the judge's model (default: the system's model)")
-    parser.add_argument("--pairs", type=int, default=60, help="maximum pairs per component (default 60)")
+    parser.add_argument(
+        "--pairs", type=int, default=60, help="maximum pairs per component (default 60)"
+    )
     parser.add_argument("--output", type=Path, default=Path("judged.json"))
     args = parser.parse_args(arguments)
     found = asyncio.run(_all(args))

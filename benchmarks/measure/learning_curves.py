@@ -1,11 +1,11 @@
 """Measure whether every training recipe learns, on toy tasks with a known optimum, with controls.
 
-    python -m compound.benchmarks.measure.learning_curves [--only TASK/METHOD] [--seeds 0,1,2]
+    python -m benchmarks.measure.learning_curves [--only TASK/METHOD] [--seeds 0,1,2]
 
-Writes ``benchmarks/data/learning_curves.json``: for each task, method and seed, the mean reward of rollouts
-by step, and the greedy score of the trained system, in total and by node. Controls are trained in the same
-way, some of them for fewer steps, with frozen weights, with random rewards, and with rewards of the opposite
-sign: they must stay at chance level or below.
+Writes ``benchmarks/data/learning_curves.json``: for each task, method and seed, the mean reward of
+rollouts by step, and the greedy score of the trained system, in total and by node. Controls are
+trained in the same way, some of them for fewer steps, with frozen weights, with random rewards, and
+with rewards of the opposite sign: they must stay at chance level or below.
 """
 
 from __future__ import annotations
@@ -26,38 +26,45 @@ from statistics import fmean
 
 from rich.progress import track
 
-from compound.benchmarks.simulated.toy_model import make_toy_model
-from compound.benchmarks.simulated.toys import Toy, toy
-from compound.components.engines.local.engine import TransformersEngine
+from benchmarks.simulated.toy_model import make_toy_model
+from benchmarks.simulated.toys import Toy, toy
+from compound.core.example import Example, Metric, Score
+from compound.core.narrowing import entry
+from compound.engines.local.engine import TransformersEngine
 from compound.evaluation.evaluate import evaluate
 from compound.evaluation.metrics.scoring import apply_metric
-from compound.example import Example, Metric, Score
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
 from compound.execution.rng import derive_seed, generator
 from compound.graph.system import System
-from compound.narrowing import entry
 from compound.optimization.method import JobContext, Proposal, Task
 from compound.optimization.problem import Problem
 from compound.optimization.scorer import JobScorer
+from compound.optimization.settings.optimize import make_settings
 from compound.optimizers.methods import method
-from compound.report.facts.documents import Step
-from compound.report.training.steps import get_number
-from compound.settings.optimize import make_settings
+from compound.report.training import Step, get_number
 from compound.testing import PlainMemory
 
 OUTPUT = Path(__file__).parents[1] / "data" / "learning_curves.json"
 SEEDS = (0, 1, 2)
 LAST = {"every": 0}  # keep the weights of the last step, without validation during training
 SHARED = {
-    "steps": 80, "rollouts": {"examples": 8, "runs": 8}, "loss": {"grpo": {"entropy": 0.01}},
-    "optimizer": {"lr": 3e-3}, "evaluation": LAST,
-}  # fmt: skip
+    "steps": 80,
+    "rollouts": {"examples": 8, "runs": 8},
+    "loss": {"grpo": {"entropy": 0.01}},
+    "optimizer": {"lr": 3e-3},
+    "evaluation": LAST,
+}
 TALK = {**SHARED, "steps": 120, "rollouts": {"examples": 8, "runs": 16}, "optimizer": {"lr": 2e-3}}
 IMITATION = {
-    "steps": 160, "rollouts": {"examples": 24}, "optimizer": {"lr": 5e-3, "epochs": 2}, "evaluation": LAST,
-    "attempts": 24, "threshold": 0.35, "pace": 0.1,
-}  # fmt: skip
+    "steps": 160,
+    "rollouts": {"examples": 24},
+    "optimizer": {"lr": 5e-3, "epochs": 2},
+    "evaluation": LAST,
+    "attempts": 24,
+    "threshold": 0.35,
+    "pace": 0.1,
+}
 CRITIC = {
     **SHARED,
     "critic": {"lr": 1e-2, "lam": 0.95, "adapter": None},
@@ -148,14 +155,20 @@ def train(case: Case, setup: Setup | None = None) -> dict[str, object]:
         return asyncio.run(_trained(case, chosen, task, str(model), Path(folder)))
 
 
-async def _trained(case: Case, setup: Setup, task: Toy, model: str, folder: Path) -> dict[str, object]:
-    settings = make_settings({"method": case.method, "seed": case.seed, case.method: setup.settings})
+async def _trained(
+    case: Case, setup: Setup, task: Toy, model: str, folder: Path
+) -> dict[str, object]:
+    settings = make_settings(
+        {"method": case.method, "seed": case.seed, case.method: setup.settings}
+    )
     metric = task.metric
     if case.control in ("flipped", "shuffled"):
         metric = Misleading(task.metric, case.control, case.seed, itertools.count())
     memory = PlainMemory(folder / "memory")
     memory.folder.mkdir()
-    engine = TransformersEngine(model, dtype="float32") if setup.engine is None else setup.engine(model)
+    engine = (
+        TransformersEngine(model, dtype="float32") if setup.engine is None else setup.engine(model)
+    )
     executor = Executor({model: engine}, cache=MemoryCache(), seed=case.seed, folder=memory.folder)
     chosen = method(case.method, task.system, settings)
     problem = Problem(task.system, task.train, (), (), metric, settings, chosen, {})
@@ -176,15 +189,21 @@ async def _trained(case: Case, setup: Setup, task: Toy, model: str, folder: Path
         await executor.aclose()
     records = memory.records()
     return {
-        "task": case.task, "method": case.method, "control": case.control, "seed": case.seed,
-        "chance": task.chance, "optimum": task.optimum, "before": before, "after": after,
+        "task": case.task,
+        "method": case.method,
+        "control": case.control,
+        "seed": case.seed,
+        "chance": task.chance,
+        "optimum": task.optimum,
+        "before": before,
+        "after": after,
         "curve": [round(value, 4) for value in _known(records, "reward")],
         "thresholds": [round(value, 4) for value in _known(records, "threshold")],
         "rollouts": sum(_known(records, "rollouts")),
         "seconds": {k: round(sum(_known(records, f"{k}_seconds")), 1) for k in ("sample", "train")},
         **{name: [round(value, 4) for value in _known(records, name)] for name in setup.numbers},
         "step_seconds": [round(b - a, 4) for a, b in itertools.pairwise(ended)][:-1],
-    }  # fmt: skip
+    }
 
 
 def _known(records: Sequence[Step], name: str) -> list[float]:
@@ -205,16 +224,24 @@ async def _measured(executor: Executor, system: System, task: Toy) -> dict[str, 
     """Return the greedy score on the test examples, and the mean of every part of the metric."""
     traces: list[Mapping[str, float]] = []
     found = await evaluate(
-        executor, system, task.test, task.metric, on_trace=lambda _, trace: traces.append(trace.parts)
+        executor,
+        system,
+        task.test,
+        task.metric,
+        on_trace=lambda _, trace: traces.append(trace.parts),
     )
-    parts = {name: fmean(row.get(name, 0.0) for row in traces) for name in (traces[0] if traces else {})}
+    parts = {
+        name: fmean(row.get(name, 0.0) for row in traces) for name in (traces[0] if traces else {})
+    }
     return {"score": found.mean, **parts}
 
 
 def cases(seeds: Sequence[int]) -> list[Case]:
     """Return all cases: every method, and the controls of one method per task."""
     plain = [Case(t, m, s) for t, methods in METHODS.items() for m in methods for s in seeds]
-    return plain + [Case(t, m, s, c) for t, m in CONTROLLED.items() for c in CONTROLS for s in seeds]
+    return plain + [
+        Case(t, m, s, c) for t, m in CONTROLLED.items() for c in CONTROLS for s in seeds
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -222,17 +249,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", default="", help="prefix of the cases to train, such as chain/mmgrpo")
+    parser.add_argument(
+        "--only", default="", help="prefix of the cases to train, such as chain/mmgrpo"
+    )
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     args = parser.parse_args(arguments)
-    wanted = [c for c in cases([int(s) for s in args.seeds.split(",")]) if c.name.startswith(args.only)]
+    wanted = [
+        c for c in cases([int(s) for s in args.seeds.split(",")]) if c.name.startswith(args.only)
+    ]
     known = json.loads(OUTPUT.read_text(encoding="utf-8")) if OUTPUT.exists() else {}
     with ProcessPoolExecutor(args.processes) as pool:
-        for case, found in track(zip(wanted, pool.map(train, wanted), strict=True), total=len(wanted)):
+        for case, found in track(
+            zip(wanted, pool.map(train, wanted), strict=True), total=len(wanted)
+        ):
             known[f"{case.name}/{case.seed}"] = found
-            OUTPUT.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n", encoding="utf-8")
-            print(f"{case.name} seed {case.seed}: {found['before']} -> {found['after']}", file=sys.stderr)
+            OUTPUT.write_text(
+                json.dumps(dict(sorted(known.items())), indent=1) + "\n", encoding="utf-8"
+            )
+            print(
+                f"{case.name} seed {case.seed}: {found['before']} -> {found['after']}",
+                file=sys.stderr,
+            )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Draw the learning curves of the toy tasks.
 
-    python -m compound.benchmarks.measure.learning_figure --output docs/figures/learning.svg
+    python -m benchmarks.measure.learning_figure --output docs/figures/learning.svg
 
-Reads ``benchmarks/data/learning_curves.json``. A line is the score of sampled rollouts, averaged over seeds
-and smoothed over a tenth of the steps; a dot is the greedy score of the trained system. Random rewards do not
-reflect the score, so that control's line connects its first score to its last.
+Reads ``benchmarks/data/learning_curves.json``. A line is the score of sampled rollouts, averaged
+over seeds and smoothed over a tenth of the steps; a dot is the greedy score of the trained system.
+Random rewards do not reflect the score, so that control's line connects its first score to its
+last.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, TypedDict
 
-from compound.report.figures.graph import PALETTE, figure_to_svg, with_background
-from compound.report.training.figures import moving_mean
+from compound.report.figures import PALETTE, figure_to_svg, with_background
+from compound.report.training_section import moving_mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +36,7 @@ WIDE, TALL, SMALL = 10.4, 3.6, 8.5
 
 
 class Found(TypedDict):
-    """Results of one training in `compound.benchmarks.measure.learning_curves` that the figure shows."""
+    """Results of one training in `benchmarks.measure.learning_curves` that the figure shows."""
 
     task: str
     method: str
@@ -54,22 +55,31 @@ def learning_svg(found: Sequence[Found]) -> str:
         for axes, (task, title) in zip(panels, TITLES.items(), strict=True):
             _panel(axes, [one for one in found if one["task"] == task], title)
         panels[0].set_ylabel("reward", size=SMALL, color=PALETTE["ink"])
-        figure.tight_layout(w_pad=1.2)
     return svg[0]
 
 
 def _panel(axes: Axes, found: Sequence[Found], title: str) -> None:
     """Draw the means over the seeds of a task."""
-    lines = sorted(dict.fromkeys((one["method"], one["control"]) for one in found), key=lambda line: line[1])
+    lines = sorted(
+        dict.fromkeys((one["method"], one["control"]) for one in found), key=lambda line: line[1]
+    )
     methods = [method for method, control in lines if not control]
     for method, control in lines:
         own = [one for one in found if (one["method"], one["control"]) == (method, control)]
-        color = PALETTE["muted"] if control else PALETTE[COLORS[methods.index(method) % len(COLORS)]]
+        color = (
+            PALETTE["muted"] if control else PALETTE[COLORS[methods.index(method) % len(COLORS)]]
+        )
         points = _mean([_scores(one) for one in own])
         smooth = moving_mean(points, max(1, len(points) // 20))
         steps, scores = zip(*smooth, strict=True)
-        axes.plot(steps, scores, color=color, linewidth=1.1 if control else 1.6,
-                  linestyle=CONTROLS.get(control, "-"), label=control or method)  # fmt: skip
+        axes.plot(
+            steps,
+            scores,
+            color=color,
+            linewidth=1.1 if control else 1.6,
+            linestyle=CONTROLS.get(control, "-"),
+            label=control or method,
+        )
         end = fmean(one["after"]["score"] for one in own)
         axes.plot([len(points) * 1.03], [end], "o", color=color, markersize=4, clip_on=False)
     if found:
@@ -80,7 +90,11 @@ def _panel(axes: Axes, found: Sequence[Found], title: str) -> None:
     axes.set_ylim(-0.03, 1.06)
     axes.tick_params(labelsize=SMALL)
     axes.legend(
-        fontsize=SMALL - 1, frameon=False, labelcolor=PALETTE["ink"], loc="center right", handlelength=2.4
+        fontsize=SMALL - 1,
+        frameon=False,
+        labelcolor=PALETTE["ink"],
+        loc="center right",
+        handlelength=2.4,
     )
 
 
@@ -106,10 +120,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--output", type=Path, default=Path("learning.svg"), help="the file to write")
+    parser.add_argument(
+        "--output", type=Path, default=Path("learning.svg"), help="the file to write"
+    )
     args = parser.parse_args(arguments)
     found = json.loads(SOURCE.read_text(encoding="utf-8"))
-    args.output.write_text(with_background(learning_svg(list(found.values()))) + "\n", encoding="utf-8")
+    args.output.write_text(
+        with_background(learning_svg(list(found.values()))) + "\n", encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

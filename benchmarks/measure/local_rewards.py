@@ -1,9 +1,10 @@
 """Measure the value of local rewards on simulated systems with a known optimum.
 
-    python -m compound.benchmarks.measure.local_rewards [PART ...]
+    python -m benchmarks.measure.local_rewards [PART ...]
 
-Each finished part is written to ``benchmarks/data/local_rewards.json``, and the other parts are kept. See
-`PARTS` for the parts. Seeds run in parallel processes; results do not depend on the number of processes.
+Each finished part is written to ``benchmarks/data/local_rewards.json``, and the other parts are
+kept. See `PARTS` for the parts. Seeds run in parallel processes; results do not depend on the
+number of processes.
 """
 
 from __future__ import annotations
@@ -21,35 +22,42 @@ import numpy as np
 from rich.progress import track
 from scipy import stats
 
-from compound.benchmarks.simulated.reward_accuracy import KINDS, accuracy, lora
-from compound.benchmarks.simulated.systems import SHAPES
+from benchmarks.simulated.reward_accuracy import KINDS, accuracy, lora
+from benchmarks.simulated.systems import SHAPES
+from compound.core.narrowing import entry
 from compound.evaluation.statistics import UNIT, Bounds, interval_of_means
 from compound.execution.rng import generator
 from compound.graph.configuration import component_of
-from compound.narrowing import entry
 from compound.optimization.method import Job, JobRecord, Scheduler
+from compound.optimization.settings.common import BudgetSettings
+from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.optimas.methods import OptimasSettings
 from compound.optimizers.scheduling.scheduler import RewardGapScheduler, Uniform
 from compound.rewards.buffer import PairBuffer
+from compound.rewards.candidates import Candidate, Sampling
 from compound.rewards.pairs import Draw
-from compound.rewards.sampling.candidates import Candidate, Sampling
-from compound.settings.common import BudgetSettings
-from compound.settings.optimize import OptimizeSettings
 
 OUTPUT = Path(__file__).parents[1] / "data" / "local_rewards.json"
 SEEDS = 20
-LABELS = "compound.benchmarks.simulated.ablations"
+LABELS = "benchmarks.simulated.ablations"
 
 SETTINGS = OptimizeSettings(candidates=16, minibatch=8, alpha=0.2, valid_size=40)
 
 
 def settings(method: str, seed: int, runs: float, **changed: object) -> OptimizeSettings:
     """Return the settings of `optimas`, or of an ablation of it."""
-    own = OptimasSettings.model_validate({
-        "backbone": {"model": "none"}, "pairs": {"min_rollouts": 1, "max_rollouts": 1, "level": 1}
-    })  # fmt: skip
+    own = OptimasSettings.model_validate(
+        {"backbone": {"model": "none"}, "pairs": {"min_rollouts": 1, "max_rollouts": 1, "level": 1}}
+    )
     budget = BudgetSettings(system_runs=runs)
-    given = {**SETTINGS.given, "method": method, "seed": seed, "budget": budget, method: own, **changed}
+    given = {
+        **SETTINGS.given,
+        "method": method,
+        "seed": seed,
+        "budget": budget,
+        method: own,
+        **changed,
+    }
     return OptimizeSettings.model_validate(given)
 
 
@@ -70,8 +78,8 @@ SCHEDULERS: Mapping[str, Scheduler] = {
 def regret(_: str, seed: int) -> dict[str, float]:
     """Return each scheduler's regret: the sum of the remaining headroom over all jobs, per ten system runs.
 
-    A scheduler sees the records of a run only: gaps of draws with noisy rewards, and noisy gains on train
-    examples.
+    A scheduler sees the records of a run only: gaps of draws with noisy rewards, and noisy gains on
+    train examples.
     """
     return {name: _regret(scheduler, seed) for name, scheduler in SCHEDULERS.items()}
 
@@ -82,7 +90,9 @@ def _regret(scheduler: Scheduler, seed: int) -> float:
         dict(zip("abcde", generator(seed, part).permutation(values).tolist(), strict=True))
         for part, values in (("headroom", HEADROOM), ("costs", COSTS))
     )
-    gaps = {name: _measured_gap(left[name], generator(seed, "offline", name), OFFLINE) for name in left}
+    gaps = {
+        name: _measured_gap(left[name], generator(seed, "offline", name), OFFLINE) for name in left
+    }
     history = [JobRecord(job=0, optimizer="offline", keys=(), facts={"gaps": dict(gaps)})]
     total = spent = 0.0
     while spent < RUNS_OF_JOBS:
@@ -96,11 +106,16 @@ def _regret(scheduler: Scheduler, seed: int) -> float:
         left[name] -= gain if is_accepted else 0.0
         history.append(
             JobRecord(
-                job=len(history), optimizer="local", keys=job.keys, runs=costs[name],
-                values={job.keys[0]: 1} if is_accepted else {}, train_before=0.0, train_after=measured,
+                job=len(history),
+                optimizer="local",
+                keys=job.keys,
+                runs=costs[name],
+                values={job.keys[0]: 1} if is_accepted else {},
+                train_before=0.0,
+                train_after=measured,
                 facts={"gaps": dict(gaps)},
             )
-        )  # fmt: skip
+        )
         spent += costs[name]
         total += sum(left.values()) * costs[name] / 10
     return total
@@ -112,8 +127,12 @@ def _measured_gap(headroom: float, rng: np.random.Generator, inputs: int) -> flo
     buffer = PairBuffer("simulated", sampling)
     for i in range(inputs):
         values = headroom * rng.random(sampling.samples + 1)
-        rewards = values[:, None] + ROLLOUT_NOISE * rng.normal(size=(len(values), sampling.max_rollouts))
-        candidates = tuple(Candidate({"y": j}, tuple(row)) for j, row in enumerate(rewards.tolist()))
+        rewards = values[:, None] + ROLLOUT_NOISE * rng.normal(
+            size=(len(values), sampling.max_rollouts)
+        )
+        candidates = tuple(
+            Candidate({"y": j}, tuple(row)) for j, row in enumerate(rewards.tolist())
+        )
         buffer.add([Draw("component", "component", str(i), "", {"x": i}, candidates)], 1)
     return buffer.gap("component") or 0.0
 
@@ -175,7 +194,10 @@ def sum_regret(rows: Rows) -> dict[str, object]:
 
 def sum_lora(rows: Rows) -> dict[str, object]:
     """Return the values of each seed."""
-    return {shape: {key: [row[key] for row in found] for key in found[0]} for shape, found in rows.items()}
+    return {
+        shape: {key: [row[key] for row in found] for key in found[0]}
+        for shape, found in rows.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -212,7 +234,9 @@ def measure(name: str, workers: int) -> dict[str, object]:
     jobs = [(name, shape, seed) for shape in part.shapes for seed in range(part.seeds)]
     left = [job for job in jobs if job[1:] not in done]
     with ProcessPoolExecutor(workers) as pool, unfinished.open("a", encoding="utf-8") as file:
-        for (_, shape, seed), row in zip(left, track(pool.map(_one, left), name, len(left)), strict=True):
+        for (_, shape, seed), row in zip(
+            left, track(pool.map(_one, left), name, len(left)), strict=True
+        ):
             done[shape, seed] = rounded(row)
             print(json.dumps([shape, seed, done[shape, seed]]), file=file, flush=True)
     rows = {shape: [done[shape, seed] for seed in range(part.seeds)] for shape in part.shapes}
@@ -235,7 +259,12 @@ def main(arguments: Sequence[str]) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "parts", nargs="*", choices=PARTS, default=list(PARTS), metavar="part", help=", ".join(PARTS)
+        "parts",
+        nargs="*",
+        choices=PARTS,
+        default=list(PARTS),
+        metavar="part",
+        help=", ".join(PARTS),
     )
     names: list[str] = parser.parse_args(arguments).parts
     os.environ.setdefault("OMP_NUM_THREADS", "1")

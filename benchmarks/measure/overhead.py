@@ -1,9 +1,9 @@
 """Measure the overhead of the framework, without models.
 
-Run ``python -m compound.benchmarks.measure.overhead``.
+Run ``python -m benchmarks.measure.overhead``.
 
-Prints one JSON object and writes it to ``benchmarks/data/overhead.json``. Times are the best of several
-repeats. Compare the ratios, as times differ between machines.
+Prints one JSON object and writes it to ``benchmarks/data/overhead.json``. Times are the best of
+several repeats. Compare the ratios, as times differ between machines.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import tracemalloc
 from pathlib import Path
 
 from compound.components.function import Function
+from compound.core.example import Example
 from compound.evaluation.evaluate import EvaluationRules, evaluate
 from compound.evaluation.metrics.built_in import exact_match
-from compound.example import Example
 from compound.execution.executor import Executor
 from compound.graph.component import Input, Source
 from compound.graph.system import System
@@ -111,7 +111,11 @@ async def memory(examples: int) -> dict[str, float]:
     tracemalloc.stop()
     assert len(result.rows) == examples
     assert result.mean == 1.0
-    return {"examples": examples, "seconds_while_traced": round(seconds, 2), "peak_mb": round(peak, 2)}
+    return {
+        "examples": examples,
+        "seconds_while_traced": round(seconds, 2),
+        "peak_mb": round(peak, 2),
+    }
 
 
 async def measure() -> dict[str, object]:
@@ -126,7 +130,9 @@ async def measure() -> dict[str, object]:
         "diamond_over_critical_path": round(await critical_path(), 4),
         "fork_executed_nodes": await fork_counts(5),
         "evaluate_concurrency_256": [small, large],
-        "peak_bytes_per_extra_example": round((large["peak_mb"] - small["peak_mb"]) * 1e6 / 7_500, 1),
+        "peak_bytes_per_extra_example": round(
+            (large["peak_mb"] - small["peak_mb"]) * 1e6 / 7_500, 1
+        ),
     }
 
 

@@ -1,8 +1,9 @@
 """Measure the cost of local rewards: calls to collect pairs, scoring time, memory of backbone training.
 
-``python -m compound.benchmarks.measure.rewards_speed`` prints and saves JSON. Calls are counted exactly.
-Times are CPU times of one thread; blocks of both methods alternate in one process, so that other load affects
-both equally, and medians are over blocks. Peak memory is measured in a separate process for each size.
+``python -m benchmarks.measure.rewards_speed`` prints and saves JSON. Calls are counted exactly.
+Times are CPU times of one thread; blocks of both methods alternate in one process, so that other
+load affects both equally, and medians are over blocks. Peak memory is measured in a separate
+process for each size.
 """
 
 from __future__ import annotations
@@ -24,29 +25,56 @@ from typing import Any
 
 import numpy as np
 
-from compound.benchmarks.simulated.systems import Step
+from benchmarks.simulated.systems import Step
+from compound.core.example import CallValues, Example
 from compound.evaluation.metrics.custom import custom
-from compound.example import CallValues, Example
 from compound.execution.executor import Executor
 from compound.execution.rng import generator
 from compound.graph.component import Input, Source
 from compound.graph.system import System
 from compound.rewards.alignment import NO_PAIRS
+from compound.rewards.candidates import Sampling
 from compound.rewards.features import Embedder, FeatureMap
 from compound.rewards.fit import PairTexts
 from compound.rewards.heads import Head, Role
 from compound.rewards.model import LocalReward, RewardModel
 from compound.rewards.pairs import Collection, collect
-from compound.rewards.sampling.candidates import Sampling
 from compound.rewards.template import Reading, Template
 
 OUTPUT = Path(__file__).parents[1] / "data" / "rewards_speed.json"
 LENGTH = 5  # of the chain
 WORDS = (
-    "river", "capital", "harbour", "bridge", "tower", "museum", "garden", "market", "library", "castle",
-    "station", "coast", "island", "border", "county", "north", "south", "old", "new", "first", "second",
-    "large", "small", "opened", "built", "named", "known", "between", "after", "before",
-)  # fmt: skip
+    "river",
+    "capital",
+    "harbour",
+    "bridge",
+    "tower",
+    "museum",
+    "garden",
+    "market",
+    "library",
+    "castle",
+    "station",
+    "coast",
+    "island",
+    "border",
+    "county",
+    "north",
+    "south",
+    "old",
+    "new",
+    "first",
+    "second",
+    "large",
+    "small",
+    "opened",
+    "built",
+    "named",
+    "known",
+    "between",
+    "after",
+    "before",
+)
 TWO_ROLLOUTS = Sampling(samples=3, rollouts=2, max_rollouts=2), True
 UNTIL_DECIDED = Sampling(), False
 HEADS = 4  # number of components that score the same text
@@ -57,8 +85,8 @@ HEADS = 4  # number of components that score the same text
 def chain(length: int, common: bool) -> tuple[System, tuple[str, ...]]:
     """Return a chain of components with noise, and their names in order.
 
-    With ``common`` noise the rewards of two candidates differ by a constant; otherwise noise depends on the
-    inputs, like that of a language model.
+    With ``common`` noise the rewards of two candidates differ by a constant; otherwise noise
+    depends on the inputs, like that of a language model.
     """
     names = tuple(f"s{k}" for k in range(1, length + 1))
     source: Source = Input("x", float)
@@ -86,25 +114,31 @@ def collected(names: Sequence[str], system: System, sampling: Sampling) -> Colle
 def pairs(sampling: Sampling, common: bool) -> dict[str, object]:
     """Count the calls for the pairs of every node of a chain, and compare them with whole system runs.
 
-    Node k of n takes S calls to draw candidates, and n - k calls for each reward of its S + 1 candidates. A
-    whole run for each reward takes n calls.
+    Node k of n takes S calls to draw candidates, and n - k calls for each reward of its S + 1
+    candidates. A whole run for each reward takes n calls.
     """
     system, names = chain(LENGTH, common)
     rows: list[dict[str, float]] = []
     for k, name in enumerate(names, 1):
         found = collected([name], system, sampling)
         rewards = sum(len(candidate.rewards) for candidate in found.draws[0].candidates)
-        rows.append({
-            "node": k,
-            "calls": found.calls,
-            "formula": sampling.samples + rewards * (LENGTH - k),
-            "system_runs": round(found.system_runs, 3),
-            "rewards": rewards,
-        })  # fmt: skip
+        rows.append(
+            {
+                "node": k,
+                "calls": found.calls,
+                "formula": sampling.samples + rewards * (LENGTH - k),
+                "system_runs": round(found.system_runs, 3),
+                "rewards": rewards,
+            }
+        )
     calls = sum(row["calls"] for row in rows)
-    # Whole runs cannot detect that a reward is deterministic, so they need all rollouts of each candidate.
+    # Whole runs cannot detect that a reward is deterministic, so they need all rollouts of each
+    # candidate.
     least = sampling.rollouts * (sampling.samples + 1)
-    whole, lean = sum(max(row["rewards"], least) for row in rows), sum(row["rewards"] for row in rows)
+    whole, lean = (
+        sum(max(row["rewards"], least) for row in rows),
+        sum(row["rewards"] for row in rows),
+    )
     return {
         "samples": sampling.samples,
         "rollouts": [sampling.rollouts, sampling.max_rollouts],
@@ -131,7 +165,8 @@ def answers(count: int) -> list[CallValues]:
     """Return distinct (inputs, outputs) of a component that answers questions."""
     rng = generator("rewards speed", count)
     return [
-        ({"question": f"{i} {sentence(rng, 3, 12)}"}, {"answer": sentence(rng, 1, 12)}) for i in range(count)
+        ({"question": f"{i} {sentence(rng, 3, 12)}"}, {"answer": sentence(rng, 1, 12)})
+        for i in range(count)
     ]
 
 
@@ -140,7 +175,9 @@ def model(calls: Sequence[CallValues], backbone: Embedder) -> RewardModel:
     rewards_of = {}
     for i in range(HEADS):
         template = Template(f"head{i}", frozenset(), {})
-        features = FeatureMap.of(template, [template.read(*call) for call in calls[:8]], backbone.dim)
+        features = FeatureMap.of(
+            template, [template.read(*call) for call in calls[:8]], backbone.dim
+        )
         size = len(features.columns)
         weights = generator("head", i).normal(size=size)
         rewards_of[f"head{i}"] = LocalReward(
@@ -226,12 +263,13 @@ def training_pairs(count: int) -> PairTexts:
     """Return pairs of distinct texts, of which a tenth decides when to stop."""
     rng = generator("training", count)
     chosen, rejected = (
-        tuple(Reading("", f"answer: {sentence(rng, 2, 6)}", {}, "") for _ in range(count)) for _ in range(2)
+        tuple(Reading("", f"answer: {sentence(rng, 2, 6)}", {}, "") for _ in range(count))
+        for _ in range(2)
     )
     names = tuple(f"e{i}" for i in range(count))
     ones = (1.0,) * count
     roles = tuple[Role, ...]("tune" if i % 10 == 0 else "fit" for i in range(count))
-    return PairTexts("a", chosen, rejected, names, ones, ones, roles)
+    return PairTexts("a", chosen, rejected, names, ones, roles)
 
 
 def peak(count: int, batch: int) -> dict[str, float]:
@@ -239,14 +277,15 @@ def peak(count: int, batch: int) -> dict[str, float]:
     import torch
 
     from compound.rewards.backbone import Backbone
-    from compound.rewards.backbone_training import Training, train
+    from compound.rewards.backbone_training import train
+    from compound.rewards.settings import BackboneLoRASettings
 
     torch.set_num_threads(1)
     backbone = Backbone("minilm")
     backbone.embed([("", "a text to warm up")])
     texts = training_pairs(count)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    curve = train(backbone, [texts], Training(epochs=1, batch=batch), seed=0)
+    curve = train(backbone, [texts], BackboneLoRASettings(epochs=1, batch=batch), seed=0)
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {"before": round(before, 1), "after": round(after, 1), "steps": curve.losses[-1][0]}
 
@@ -255,7 +294,7 @@ def training(sizes: Sequence[int], batch: int, repeats: int) -> dict[str, object
     """Return the peak memory of training on buffers of several sizes, each in new processes."""
 
     def one(count: int) -> dict[str, float]:
-        script = "compound.benchmarks.measure.rewards_speed"
+        script = "benchmarks.measure.rewards_speed"
         command = [sys.executable, "-m", script, "--peak", str(count), str(batch)]
         ran = subprocess.run(command, check=True, capture_output=True, text=True)
         found: dict[str, float] = json.loads(ran.stdout)
@@ -269,12 +308,14 @@ def training(sizes: Sequence[int], batch: int, repeats: int) -> dict[str, object
         made = measured[place * repeats : (place + 1) * repeats]
         added = [run["after"] - run["before"] for run in made]
         peaks.append(spread([run["after"] for run in made]))
-        rows.append({
-            "pairs": count,
-            "steps": made[0]["steps"],
-            "peak_mb": peaks[-1],
-            "peak_mb_added_by_training": spread(added),
-        })  # fmt: skip
+        rows.append(
+            {
+                "pairs": count,
+                "steps": made[0]["steps"],
+                "peak_mb": peaks[-1],
+                "peak_mb_added_by_training": spread(added),
+            }
+        )
     return {
         "batch": batch,
         "buffers": rows,

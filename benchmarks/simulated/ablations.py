@@ -9,15 +9,15 @@ from compound.execution.rng import generator
 from compound.graph.system import System
 from compound.optimization.method import Method, Optimizer
 from compound.optimization.registration import method
-from compound.optimizers.optimas.local_gains import RewardGuide
+from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.optimas.methods import OptimasSettings, optimas
 from compound.optimizers.search.joint import JointSearch
+from compound.optimizers.search.local_gains import RewardGuide
 from compound.rewards.buffer import Entry
 from compound.rewards.features import Embedder
-from compound.rewards.gains.critic import Critic, fit_critic
+from compound.rewards.gains import Critic, fit_critic
 from compound.rewards.pairs import Draw
 from compound.rewards.template import Template
-from compound.settings.optimize import OptimizeSettings
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,15 @@
 """Compare our MIPROv2 with DSPy's on the same program, data and scripted model.
 
-    python -m compound.benchmarks.simulated.baseline_parity --output benchmarks/data/baseline_parity.json
+    python -m benchmarks.simulated.baseline_parity --output benchmarks/data/baseline_parity.json
 
-For each size of the search, both optimize a program of two calls, and a scripted model answers all requests.
-The table holds the number of requests by kind, the examples of each evaluation, and the information that
-every request of a kind contains. It needs DSPy, which is not a dependency of this package.
+For each size of the search, both optimize a program of two calls, and a scripted model answers all
+requests. The table holds the number of requests by kind, the examples of each evaluation, and the
+information that every request of a kind contains. It needs DSPy, which is not a dependency of this
+package.
 
-Known differences: DSPy asks for one more instruction of each predictor, which it then replaces by the current
-instruction, and runs the program on the same example once for each set of demonstrations, where ours reads
-the stored runs.
+Known differences: DSPy asks for one more instruction of each predictor, which it then replaces by
+the current instruction, and runs the program on the same example once for each set of
+demonstrations, where ours reads the stored runs.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from compound.components.llm import LLM
+from compound.core.example import Example
 from compound.evaluation.evaluate import Evaluation
 from compound.evaluation.metrics.built_in import exact_match
-from compound.example import Example
 from compound.graph.component import Input
 from compound.graph.space import Demos, Text
 from compound.graph.system import System
@@ -142,7 +143,9 @@ def ours(auto: Auto, demos: int) -> Log:
 
     settings: dict[str, Any] = {"demos": Demos(max=demos)} if demos else {}
     question = Input("question", str)
-    plan = LLM("first", prompt=Text(START["first"]), output={"plan": str}, **settings)(question=question)
+    plan = LLM("first", prompt=Text(START["first"]), output={"plan": str}, **settings)(
+        question=question
+    )
     last = LLM("second", prompt=Text(START["second"]), **settings)(plan=plan, question=question)
     system = System("parity", outputs={"answer": last}, lm="lm")
     most = SIZES[auto][1]
@@ -151,7 +154,9 @@ def ours(auto: Auto, demos: int) -> Log:
     job = OptimizerJob(system, exact_match("answer"), examples, lambda: ScriptedLM(script))
     score = job.scorer.score
 
-    async def watch(candidates: Sequence[Mapping[str, Any]], some: Sequence[Example]) -> list[Evaluation]:
+    async def watch(
+        candidates: Sequence[Mapping[str, Any]], some: Sequence[Example]
+    ) -> list[Evaluation]:
         log.evaluations.append(len(some))
         return await score(candidates, some)
 
@@ -173,14 +178,18 @@ def dspys(auto: Auto, demos: int, shown: int) -> Log:
             self, prompt: object = None, messages: Sequence[Message] = (), **settings: object
         ) -> SimpleNamespace:
             text = "\n".join(str(message["content"]) for message in messages)
-            names = [name for name in (*FIELDS, "plan", "answer") if f"`[[ ## {name} ## ]]`" in text]
+            names = [
+                name for name in (*FIELDS, "plan", "answer") if f"`[[ ## {name} ## ]]`" in text
+            ]
             wanted = text.rpartition("Respond with the corresponding output field")[2]
             (name,) = [name for name in names if f"[[ ## {name} ## ]]" in wanted]
             with lock:
                 if name in FIELDS:
                     reply = log.reply(FIELDS[name], text)
                 else:
-                    reply = "a plan" if name == "plan" else answer_to(text.partition("Respond with")[0])
+                    reply = (
+                        "a plan" if name == "plan" else answer_to(text.partition("Respond with")[0])
+                    )
             content = f"[[ ## {name} ## ]]\n{reply}\n\n[[ ## completed ## ]]"
             message = SimpleNamespace(content=content, tool_calls=None)
             choice = SimpleNamespace(message=message, finish_reason="stop")
@@ -211,9 +220,12 @@ def dspys(auto: Auto, demos: int, shown: int) -> Log:
         dspy.configure(lm=Scripted("scripted"))
         dspy.disable_logging()
         optimizer = module.MIPROv2(
-            metric=lambda example, prediction, trace=None: example.answer == prediction.answer, auto=auto,
-            max_bootstrapped_demos=demos, max_labeled_demos=demos, num_threads=1,
-        )  # fmt: skip
+            metric=lambda example, prediction, trace=None: example.answer == prediction.answer,
+            auto=auto,
+            max_bootstrapped_demos=demos,
+            max_labeled_demos=demos,
+            num_threads=1,
+        )
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # progress bars
             optimizer.compile(Program(), trainset=examples[:shown], valset=examples[shown:])
     finally:

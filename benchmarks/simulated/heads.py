@@ -1,8 +1,9 @@
 """Simulated system with a cheap tuned head before an expensive tail, with known expected scores.
 
-The head splits a document into pieces, searches some of them, and shows a part of each; no step of it calls a
-model. Three counted calls read what is shown. The four parameters of the head interact: more pieces contain
-the answer more often, but also more words that distract the reader, unless little of each piece is shown.
+The head splits a document into pieces, searches some of them, and shows a part of each; no step of
+it calls a model. Three counted calls read what is shown. The four parameters of the head interact:
+more pieces contain the answer more often, but also more words that distract the reader, unless
+little of each piece is shown.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from typing import Literal
 
 import numpy as np
 
-from compound.benchmarks.simulated.relays import Questions, answer_of, symbol
+from benchmarks.simulated.relays import Questions, answer_of, symbol
 from compound.components.function import Function
+from compound.core.narrowing import entry
 from compound.execution.rng import generator
 from compound.graph.component import CallContext, Input, Operation, Output
 from compound.graph.space import Choice
 from compound.graph.system import System
 from compound.graph.types import Port
-from compound.narrowing import entry
 
 Unit = Literal["paragraph", "sentence"]
 Order = Literal["best_first", "best_last"]
@@ -43,12 +44,18 @@ Options = Mapping[str, object]
 def document(question: str, seed: int) -> list[list[list[str]]]:
     """Return the paragraphs of a question, most relevant first, each a list of sentences.
 
-    The answer is in one sentence, most often in a relevant paragraph and seldom in its first sentence.
+    The answer is in one sentence, most often in a relevant paragraph and seldom in its first
+    sentence.
     """
     rng = generator(seed, "document", question)
     answer = answer_of(question, seed)
-    words = [[[symbol(10 + int(w)) for w in rng.integers(SYMBOLS - 10, size=WORDS)] for _ in range(SENTENCES)]
-             for _ in range(PIECES)]  # fmt: skip
+    words = [
+        [
+            [symbol(10 + int(w)) for w in rng.integers(SYMBOLS - 10, size=WORDS)]
+            for _ in range(SENTENCES)
+        ]
+        for _ in range(PIECES)
+    ]
     place = min(int(rng.geometric(0.45)) - 1, PIECES - 1)
     words[place][int(rng.choice(SENTENCES, p=(0.1, 0.6, 0.3)))][int(rng.integers(WORDS))] = answer
     return words
@@ -75,10 +82,15 @@ class Head(Questions):
     def system(self) -> System:
         """Return the system with its initial values: whole paragraphs, all of them."""
         question = Input("question", str)
-        pieces = Function("splitter", self._split, unit=Choice("paragraph", "sentence"))(question=question)
+        pieces = Function("splitter", self._split, unit=Choice("paragraph", "sentence"))(
+            question=question
+        )
         found = Search("searcher")(pieces=pieces)
         shown = Function(
-            "presenter", _present, words=Choice(2, 4, 12, value=12), order=Choice("best_first", "best_last")
+            "presenter",
+            _present,
+            words=Choice(2, 4, 12, value=12),
+            order=Choice("best_first", "best_last"),
         )(pieces=found)
         answer = Reader("reader", self.seed)(question=question, shown=shown)
         for name in ("checker", "speaker"):
@@ -109,8 +121,12 @@ class Head(Questions):
         orders: tuple[Order, ...] = ("best_first", "best_last")
         found: dict[tuple[object, ...], float] = {}
         for unit, k, words, order in itertools.product(units, (1, 2, 4, 8), (2, 4, 12), orders):
-            shown = ((_present(_split(made, unit)[:k], words, order), answer) for made, answer in known)
-            found[unit, k, words, order] = SKILL**2 * float(np.mean([_chance(*each) for each in shown]))
+            shown = (
+                (_present(_split(made, unit)[:k], words, order), answer) for made, answer in known
+            )
+            found[unit, k, words, order] = SKILL**2 * float(
+                np.mean([_chance(*each) for each in shown])
+            )
         return found
 
 
@@ -179,7 +195,8 @@ class Search(Operation):
 class Reader(Operation):
     """Reader, which finds an answer among many words less often; a counted call.
 
-    The readers after the first one read one word. They repeat the answer, or have nothing to repeat.
+    The readers after the first one read one word. They repeat the answer, or have nothing to
+    repeat.
     """
 
     name: str

@@ -1,20 +1,22 @@
 """Compare methods on simulated systems with the price structure of real ones, whose optimum is known.
 
-    python -m compound.benchmarks.simulated.relay_searches [METHOD ...]
+    python -m benchmarks.simulated.relay_searches [METHOD ...]
 
-The systems are relays (`compound.benchmarks.simulated.relays`), with a few tuned steps at the beginning,
-whose candidates a local evaluation compares for a fraction of a run, before an expensive tail, and a system
-whose tuned steps call no model (`compound.benchmarks.simulated.heads`). For each system,
-method and number of system runs, the file ``benchmarks/data/relay_searches.json`` has the expected score of
-the configuration that the search found, as a share of the optimum's, for 20 seeds. Runs of the initial
-evaluation and of the decision are additional to the stated ones, and the acceptance test has no influence.
+The systems are relays (`benchmarks.simulated.relays`), with a few tuned steps at the beginning,
+whose candidates a local evaluation compares for a fraction of a run, before an expensive tail, and
+a system whose tuned steps call no model (`benchmarks.simulated.heads`). For each system, method and
+number of system runs, the file ``benchmarks/data/relay_searches.json`` has the expected score of
+the configuration that the search found, as a share of the optimum's, for 20 seeds. Runs of the
+initial evaluation and of the decision are additional to the stated ones, and the acceptance test
+has no influence.
 
-Without local rewards, `optimas` is `search`. Its other controls are rewards fitted to `shuffled` scores, and
-`blind` ones, which do not read the gold answers. `judge` is blind, with ratings by a model that is right for
-`RIGHT` of the outputs. These three are measured with the `SMALL` budgets of the relays.
+Without local rewards, `optimas` is `search`. Its other controls are rewards fitted to `shuffled`
+scores, and `blind` ones, which do not read the gold answers. `judge` is blind, with ratings by a
+model that is right for `RIGHT` of the outputs. These three are measured with the `SMALL` budgets of
+the relays.
 
-Finished methods and systems are kept, so an interrupted measurement can be resumed; to measure a method
-again, remove its entry from the file.
+Finished methods and systems are kept, so an interrupted measurement can be resumed; to measure a
+method again, remove its entry from the file.
 """
 
 from __future__ import annotations
@@ -32,22 +34,22 @@ from typing import cast
 
 import numpy as np
 
+from benchmarks.simulated.heads import Head
+from benchmarks.simulated.relays import Relay
 from compound.api.description import describe, open_run
-from compound.benchmarks.simulated.heads import Head
-from compound.benchmarks.simulated.relays import Relay
-from compound.concurrency.blocking import run_blocking
-from compound.engine import Engine
+from compound.core.engine import Engine
+from compound.core.loops import run_blocking
+from compound.core.narrowing import entry
 from compound.evaluation.metrics.custom import custom
 from compound.evaluation.statistics import UNIT, interval_of_means
 from compound.graph.configuration import component_of
-from compound.loop.loop import OptimizationLoop
-from compound.narrowing import entry
+from compound.graph.registry.engines import find_engine
+from compound.optimization.loop.loop import OptimizationLoop
 from compound.optimization.problem import Problem
+from compound.optimization.runs.events import Event
+from compound.optimization.runs.recorder import Recorder
+from compound.optimization.settings.optimize import OptimizeSettings, make_settings
 from compound.optimizers.methods import method
-from compound.registry.engines import find_engine
-from compound.runs.events import Event
-from compound.runs.recorder import Recorder
-from compound.settings.optimize import OptimizeSettings, make_settings
 from compound.testing import ScriptedLM
 
 OUTPUT = Path(__file__).parents[1] / "data" / "relay_searches.json"
@@ -64,7 +66,7 @@ SYSTEMS: Mapping[str, Callable[[int], Relay | Head]] = {
 }  # by seed
 HEAD = "cheap head"
 NO_BACKBONE = {"backbone": {"model": "none"}}
-ABLATIONS = "compound.benchmarks.simulated.ablations"
+ABLATIONS = "benchmarks.simulated.ablations"
 METHODS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "optimas": ("optimas", NO_BACKBONE),
     "search": ("search", {}),
@@ -79,10 +81,16 @@ METHODS: Mapping[str, tuple[str, Mapping[str, object]]] = {
 def settings_of(name: str, runs: int, seed: int) -> OptimizeSettings:
     """Return the settings of a run; the budget adds one evaluation at the start and one for the decision."""
     chosen, own = METHODS[name]
-    return make_settings({
-        "method": chosen, "seed": seed, "valid_size": VALID, "iterations": 50,
-        "budget": {"system_runs": runs + 2 * VALID}, **({chosen: dict(own)} if own else {}),
-    })  # fmt: skip
+    return make_settings(
+        {
+            "method": chosen,
+            "seed": seed,
+            "valid_size": VALID,
+            "iterations": 50,
+            "budget": {"system_runs": runs + 2 * VALID},
+            **({chosen: dict(own)} if own else {}),
+        }
+    )
 
 
 def share(system: str, name: str, runs: int, seed: int) -> float:
@@ -102,7 +110,8 @@ def problem_of(world: Relay | Head, settings: OptimizeSettings) -> Problem:
     """Return the problem of a search."""
     target, valid = world.system(), world.examples(VALID, "valid")
     made = method(settings.method, target, settings)
-    # Without bounds of the scores, a search does not end because so few validation examples decide nothing.
+    # Without bounds of the scores, a search does not end because so few validation examples decide
+    # nothing.
     metric = custom(world.score, thread="never")
     return Problem(target, world.examples(TRAIN), valid, [], metric, settings, made, _engine)
 
@@ -122,7 +131,8 @@ def _rate(message: str, rng: np.random.Generator) -> str:
 def _run(problem: Problem, folder: Path) -> list[Event]:
     events: list[Event] = []
     recorder = Recorder(
-        open_run(folder, "", describe(problem)), listener=lambda event: events.append(cast("Event", event))
+        open_run(folder, "", describe(problem)),
+        listener=lambda event: events.append(cast("Event", event)),
     )
     try:
         run_blocking(OptimizationLoop(problem, recorder).run())
@@ -176,11 +186,15 @@ def start(system: str) -> float:
 
 def main() -> None:
     """Measure the named methods, or all that are missing, and write the file after each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("methods", nargs="*", metavar="METHOD", help=f"one of {', '.join(METHODS)}")
     args = parser.parse_args()
     known = json.loads(OUTPUT.read_text(encoding="utf-8")) if OUTPUT.exists() else {"methods": {}}
-    wanted = args.methods or [name for name in METHODS if missing(name, known["methods"].get(name, {}))]
+    wanted = args.methods or [
+        name for name in METHODS if missing(name, known["methods"].get(name, {}))
+    ]
     for name in wanted:
         measured = {**known["methods"], name: rows_of(name, known["methods"].get(name, {}))}
         known = {

@@ -1,10 +1,10 @@
 """Simulated systems with the price structure of real ones: a few tuned steps, and an expensive tail.
 
-A relay is a chain of steps that look for the answer to a question. Each step writes a symbol. If the symbol
-that it reads is the answer, it writes the answer with the probability of its option (its skill), otherwise
-with a small probability. The score is 1 if the last symbol is the answer. Steps after the tuned ones have one
-option; they make a global evaluation of an early step expensive. Without the gold answer, nothing in a symbol
-tells whether it is right.
+A relay is a chain of steps that look for the answer to a question. Each step writes a symbol. If
+the symbol that it reads is the answer, it writes the answer with the probability of its option (its
+skill), otherwise with a small probability. The score is 1 if the last symbol is the answer. Steps
+after the tuned ones have one option; they make a global evaluation of an early step expensive.
+Without the gold answer, nothing in a symbol tells whether it is right.
 
 The expected score of a configuration has a closed form, so that the optimum is known.
 """
@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from compound.example import Example, Score
+from compound.core.example import Example, Score
+from compound.core.narrowing import entry
 from compound.execution.rng import generator
 from compound.graph.component import CallContext, Input, Operation, Output
 from compound.graph.space import Choice
 from compound.graph.system import System
 from compound.graph.types import Port
-from compound.narrowing import entry
 
 SYMBOLS = 10
 
@@ -41,7 +41,9 @@ class RelayStep(Operation):
 
     @property
     def inputs(self) -> Mapping[str, Port]:  # noqa: D102
-        return {"question": Port(str)} if self.first else {"question": Port(str), "found": Port(str)}
+        return (
+            {"question": Port(str)} if self.first else {"question": Port(str), "found": Port(str)}
+        )
 
     @property
     def outputs(self) -> Mapping[str, Port]:  # noqa: D102
@@ -61,7 +63,10 @@ class RelayStep(Operation):
     async def run(  # noqa: D102
         self, inputs: Mapping[str, object], values: Mapping[str, object], call: CallContext
     ) -> Mapping[str, object]:
-        question, option = entry(inputs, "question", str), entry({"option": 0, **values}, "option", int)
+        question, option = (
+            entry(inputs, "question", str),
+            entry({"option": 0, **values}, "option", int),
+        )
         answer = answer_of(question, self.seed)
         read = inputs.get("found", answer)
         rng = generator(self.seed, "step", self.name, option, question, str(read))
@@ -151,7 +156,9 @@ class Relay(Questions):
         found: dict[str, tuple[float, ...]] = {}
         for i, name in enumerate(self.names):
             drawn = generator(self.seed, "skill", name).random(self.options)
-            found[name] = tuple((low + (high - low) * drawn).tolist()) if i < self.tuned else (self.tail,)
+            found[name] = (
+                tuple((low + (high - low) * drawn).tolist()) if i < self.tuned else (self.tail,)
+            )
         return found
 
     def system(self) -> System:
@@ -160,7 +167,9 @@ class Relay(Questions):
         found: Output | None = None
         for name in self.names:
             step = RelayStep(name, found is None, self.skills[name], self.recovery, self.seed)
-            node = step(question=question) if found is None else step(question=question, found=found)
+            node = (
+                step(question=question) if found is None else step(question=question, found=found)
+            )
             assert isinstance(node, Output)
             found = node
         assert found is not None

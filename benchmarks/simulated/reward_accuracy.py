@@ -8,24 +8,27 @@ from collections.abc import Mapping, Sequence
 import networkx as nx
 import numpy as np
 
-from compound.benchmarks.simulated.systems import Changed, Simulated, world
+from benchmarks.simulated.systems import Changed, Simulated, world
+from compound.core.example import Example
+from compound.core.narrowing import entry
 from compound.evaluation.evaluate import EvaluationRules, score
-from compound.example import Example
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
 from compound.execution.trace import Trace
 from compound.graph.system import System
-from compound.narrowing import entry
 from compound.rewards.buffer import Entry, PairBuffer
+from compound.rewards.candidates import Sampling
 from compound.rewards.fit import component_pairs, fit_rewards
 from compound.rewards.model import make_backbone
 from compound.rewards.pairs import Draw, Pair, collect
-from compound.rewards.sampling.candidates import Sampling
+from compound.rewards.template import Template
 
 ONCE = Sampling(samples=3, rollouts=1, max_rollouts=1, level=1)
 TRAIN_INPUTS, FRESH_INPUTS = 40, 60
 NOISY_FACTOR = 4  # factor of the number of training inputs if there is noise
-HINDERING = -0.5  # an interaction with which a larger output lowers the value of another, or makes it harmful
+HINDERING = (
+    -0.5
+)  # an interaction with which a larger output lowers the value of another, or makes it harmful
 KINDS: Mapping[str, Changed] = {
     "exact": {"noise": 0.0, "blur": 0.0},
     "exact, interacting": {"noise": 0.0, "blur": 0.0, "interaction": HINDERING},
@@ -37,8 +40,8 @@ KINDS: Mapping[str, Changed] = {
 def accuracy(shape: str, seed: int) -> dict[str, object]:
     """Return ranking accuracies on pairs of new inputs, and their upper bound, the Bayes limit.
 
-    The limit ranks the same pairs by the expected reward given the output and all upstream outputs (equation
-    4 in closed form).
+    The limit ranks the same pairs by the expected reward given the output and all upstream outputs
+    (equation 4 in closed form).
     """
     return {kind: _accuracy(world(shape, seed, **changed)) for kind, changed in KINDS.items()}
 
@@ -64,14 +67,19 @@ def _accuracy(made: Simulated) -> dict[str, float]:
 def lora(shape: str, seed: int) -> dict[str, float]:
     """Return the held-out accuracy of a trained sentence encoder on a system without noise."""
     from compound.rewards.backbone import Backbone
-    from compound.rewards.backbone_training import Training, train
+    from compound.rewards.backbone_training import train
+    from compound.rewards.settings import BackboneLoRASettings
 
     made = world(shape, seed, noise=0.0, blur=0.0)
     system = made.system()
     buffer = _buffer(system, _draws(made, system, "train", TRAIN_INPUTS)[0])
     backbone = Backbone("minilm", max_length=64)
-    texts = [component_pairs(buffer, system, name, held_out=True) for name in made.names]
-    curve = train(backbone, texts, Training(rank=8, alpha=16, epochs=4, batch=32, patience=60), seed=seed)
+    texts = [
+        component_pairs(buffer, Template.of(system.components[name]), held_out=True)
+        for name in made.names
+    ]
+    settings = BackboneLoRASettings(rank=8, alpha=16, epochs=4, batch=32, patience=60)
+    curve = train(backbone, texts, settings, seed=seed)
     learned = fit_rewards(buffer, system, made.names, backbone, "minilm", trained=True, seed=seed)
     means = [reward.accuracy.mean for reward in learned.model.rewards_of.values()]
     losses = [loss for _, loss in curve.losses]
@@ -92,7 +100,9 @@ def _draws(
             values = {**trace.outputs, **example.inputs}
             outputs[example.id] = {name: entry(values, name, (int, float)) for name in values}
             traced.append((example, await score(executor, trace, made, example, EvaluationRules())))
-        return (await collect(executor, system, traced, made.names, made, sampling=ONCE)).draws, outputs
+        return (
+            await collect(executor, system, traced, made.names, made, sampling=ONCE)
+        ).draws, outputs
 
     return asyncio.run(drawn())
 

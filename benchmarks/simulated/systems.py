@@ -1,9 +1,10 @@
 """Simulated systems with a known optimum and a known downstream value, on the graph shapes of the papers.
 
-A component's output is a number: the quality of its option, plus a share of its inputs, plus noise. The
-reward is a weighted sum of the outputs plus ``interaction`` times the products along the edges. All outputs
-are therefore jointly Gaussian, and the expected reward of a configuration, and that given one output (the
-right-hand side of equation 4 in OPTIMAS), have closed forms. Thousands of runs take a second.
+A component's output is a number: the quality of its option, plus a share of its inputs, plus noise.
+The reward is a weighted sum of the outputs plus ``interaction`` times the products along the edges.
+All outputs are therefore jointly Gaussian, and the expected reward of a configuration, and that
+given one output (the right-hand side of equation 4 in OPTIMAS), have closed forms. Thousands of
+runs take a second.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from compound.example import Example, Score
+from compound.core.example import Example, Score
+from compound.core.narrowing import entry
 from compound.execution.rng import generator
 from compound.graph.component import CallContext, Input, Operation, Source
 from compound.graph.space import Choice
 from compound.graph.system import System
 from compound.graph.types import Port
-from compound.narrowing import entry
 
 Vector = NDArray[np.float64]
 
@@ -91,9 +92,10 @@ class Simulated:
         interaction: the weight of the products along edges; 0 makes components independent.
         carry: the share of its mean input that a component adds to its output.
         noise: the standard deviation of each output.
-        common: whether runs of one sample share their noise for all inputs and options; otherwise other
-            inputs or options draw other noise, like a language model with other prompts.
-        blur: the standard deviation of the metric around the true reward, drawn again for other outputs.
+        common: whether runs of one sample share their noise for all inputs and options; otherwise
+            other inputs or options draw other noise, like a language model with other prompts.
+        blur: the standard deviation of the metric around the true reward, drawn again for other
+            outputs.
         spread: the range of each component's qualities, 1 by default; 0 makes all options equal.
         seed: the seed of the qualities and weights.
 
@@ -146,7 +148,9 @@ class Simulated:
             step = Step(name, reads, self.qualities[name], self.carry, self.noise, self.common)
             wires: dict[str, Any] = {source: sources[source] for source in reads}
             sources[name] = step(**wires)
-        return System(f"simulated_{self.shape}", outputs={name: sources[name] for name in self.names})
+        return System(
+            f"simulated_{self.shape}", outputs={name: sources[name] for name in self.names}
+        )
 
     def reward(self, y: Vector) -> float:
         """Return the global reward of the components' outputs."""
@@ -155,7 +159,11 @@ class Simulated:
     def score(self, outputs: Mapping[str, object], example: Example) -> Score:
         """Score outputs, which makes this object a metric."""
         y = np.array([outputs[name] for name in self.names])
-        blur = self.blur * float(generator(self.seed, "blur", example.id, *y).normal()) if self.blur else 0.0
+        blur = (
+            self.blur * float(generator(self.seed, "blur", example.id, *y).normal())
+            if self.blur
+            else 0.0
+        )
         return Score(self.reward(y) + blur)
 
     @property
@@ -184,8 +192,8 @@ class Simulated:
     def optimum(self, x: float = 0.0) -> tuple[dict[str, int], float]:
         """Return the best configuration and its expected reward.
 
-        Without negative interactions this is each component's best option; otherwise all combinations are
-        tried.
+        Without negative interactions this is each component's best option; otherwise all
+        combinations are tried.
         """
         if self.interaction >= 0:
             best = {name: int(np.argmax(row)) for name, row in self.qualities.items()}
@@ -228,7 +236,10 @@ class Simulated:
     ) -> tuple[Vector, Vector]:
         """Return mean and covariance of all outputs, given some outputs with all their upstream outputs."""
         size = len(self.names)
-        mean, loads = np.zeros(size), np.zeros((size, size))  # y = mean + loads @ (independent noise)
+        mean, loads = (
+            np.zeros(size),
+            np.zeros((size, size)),
+        )  # y = mean + loads @ (independent noise)
         for i, name in enumerate(self.names):
             if name in known:
                 mean[i] = known[name]
@@ -252,8 +263,9 @@ def options_of(values: Mapping[str, object], names: Sequence[str]) -> dict[str, 
     return {name: entry(values, f"{name}.option", int) for name in names}
 
 
-# Conditions of the searches: outputs like those of a language model (each setting draws another answer),
-# metric noise larger than the gain of one component, and too many options for an exhaustive search.
+# Conditions of the searches: outputs like those of a language model (each setting draws another
+# answer), metric noise larger than the gain of one component, and too many options for an
+# exhaustive search.
 NOISE, BLUR, OPTIONS = 0.1, 0.5, 16
 
 

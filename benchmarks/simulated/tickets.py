@@ -1,12 +1,13 @@
 """Language model of known skill that sorts tickets by hidden rules, and writes prompts that state them.
 
-Each ticket has one of eight topics, and each topic belongs to a queue. The model sorts a ticket reliably only
-if the prompt states the rule of its topic, less reliably if a demonstration shows it, and otherwise only the
-topics whose queue is obvious. Asked for a prompt, it starts from the prompt of the request with the highest
-number after it, or from the last one, and adds rules that the tickets and queues in the request show, as
-`compound.benchmarks.simulated.writer` does; unlike there, there is a single step with a score of 0 or 1.
+Each ticket has one of eight topics, and each topic belongs to a queue. The model sorts a ticket
+reliably only if the prompt states the rule of its topic, less reliably if a demonstration shows it,
+and otherwise only the topics whose queue is obvious. Asked for a prompt, it starts from the prompt
+of the request with the highest number after it, or from the last one, and adds rules that the
+tickets and queues in the request show, as `benchmarks.simulated.writer` does; unlike there, there
+is a single step with a score of 0 or 1.
 
-    python -m compound.benchmarks.simulated.tickets FOLDER
+    python -m benchmarks.simulated.tickets FOLDER
 
 writes the data set of ``benchmarks/tickets.yaml``.
 """
@@ -20,18 +21,25 @@ from pathlib import Path
 
 import numpy as np
 
-from compound.benchmarks.simulated.writer import NUMBER, reply_form, write_rows
 from compound.execution.rng import generator
 from compound.testing import ScriptedLM
+
+from .writer import NUMBER, reply_form, write_rows
 
 START = "Name the queue of the ticket."
 RELIABLE, CLUTTER, MISLED = 0.97, 0.02, 0.02
 OBVIOUS, SHOWN, UNAWARE = 0.95, 0.75, 0.04
 OVERLOOK, GUESS = 0.7, 0.2
 QUEUES: Mapping[str, str] = {
-    "refund": "finance", "parcel": "carrier", "password": "identity", "invoice": "ledger",
-    "warranty": "returns", "upgrade": "sales", "cancellation": "retention", "praise": "archive",
-}  # fmt: skip
+    "refund": "finance",
+    "parcel": "carrier",
+    "password": "identity",
+    "invoice": "ledger",
+    "warranty": "returns",
+    "upgrade": "sales",
+    "cancellation": "retention",
+    "praise": "archive",
+}
 OBVIOUS_TOPICS = ("invoice", "upgrade", "password")
 OPENINGS = (
     "Hello, a question about my",
@@ -39,7 +47,14 @@ OPENINGS = (
     "Third message about this",
     "I write about a",
 )
-ENDINGS = ("since Monday", "from last week", "for my sister", "of the blue lamp", "of order 4410", "again")
+ENDINGS = (
+    "since Monday",
+    "from last week",
+    "for my sister",
+    "of the blue lamp",
+    "of order 4410",
+    "again",
+)
 NEEDLESS = "Think about the customer first."
 
 
@@ -53,7 +68,9 @@ def rule(topic: str, queue: str) -> str:
 
 
 RIGHT = {topic: rule(topic, queue) for topic, queue in QUEUES.items()}
-FOUND = re.compile(rf"{re.escape(START)}((?: Tickets about a \w+ go to \w+\.| {re.escape(NEEDLESS)})*)")
+FOUND = re.compile(
+    rf"{re.escape(START)}((?: Tickets about a \w+ go to \w+\.| {re.escape(NEEDLESS)})*)"
+)
 
 
 def rows(count: int, kind: str) -> list[dict[str, str]]:
@@ -92,7 +109,9 @@ class SorterLM(ScriptedLM):
     def _write(self, message: str, rng: np.random.Generator) -> str:
         prompts, form = [*FOUND.finditer(message)], reply_form(message)
         base = _sentences(_base(message, prompts))
-        noticed = [rule for topic, rule in RIGHT.items() if self._notices(message, topic, rule, base, rng)]
+        noticed = [
+            rule for topic, rule in RIGHT.items() if self._notices(message, topic, rule, base, rng)
+        ]
         noticed = [noticed[i] for i in rng.permutation(len(noticed))[: self._changes]]
         if not prompts or not form.holds_prompt:
             text = " ".join(noticed) or "Nothing stands out."
@@ -110,13 +129,17 @@ class SorterLM(ScriptedLM):
         self, message: str, topic: str, rule: str, base: Sequence[str], rng: np.random.Generator
     ) -> bool:
         rest = FOUND.sub("", message)
-        seen = min(len(re.findall(rf"\b{topic}\b", rest)), len(re.findall(rf"\b{QUEUES[topic]}\b", rest)))
+        seen = min(
+            len(re.findall(rf"\b{topic}\b", rest)), len(re.findall(rf"\b{QUEUES[topic]}\b", rest))
+        )
         chance = self._skill if rule in rest else self._skill * (1 - OVERLOOK**seen)
         return rule not in base and bool(rng.random() < chance)
 
 
 def _base(message: str, prompts: Sequence[re.Match[str]]) -> str:
-    scored = [(float(number[1]), p[1]) for p in prompts if (number := NUMBER.match(message[p.end() :]))]
+    scored = [
+        (float(number[1]), p[1]) for p in prompts if (number := NUMBER.match(message[p.end() :]))
+    ]
     return max(scored, key=lambda pair: pair[0])[1] if scored else prompts[-1][1] if prompts else ""
 
 
@@ -134,7 +157,11 @@ def sort(message: str) -> str:
     before, _, given = message.rpartition("\nTicket: ")
     topic = next((topic for topic in QUEUES if topic in given), "praise")
     prompt, *demos = f"\n{before}".split("\nTicket: ")
-    stated = [sentence for sentence in _sentences(prompt) if sentence.startswith(f"Tickets about a {topic} ")]
+    stated = [
+        sentence
+        for sentence in _sentences(prompt)
+        if sentence.startswith(f"Tickets about a {topic} ")
+    ]
     useful = sum(sentence in prompt for sentence in RIGHT.values())
     others = max(0, len(_sentences(prompt)) - useful - 1)
     shown = SHOWN if any(f" {topic} " in demo for demo in demos) else UNAWARE

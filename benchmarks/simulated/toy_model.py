@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compound.components.engines.models import hide_progress_bars
+from compound.engines.models import hide_progress_bars
 from compound.execution.rng import fork_torch_rng
 
 if TYPE_CHECKING:
@@ -21,16 +21,20 @@ SAID = (ASK, ANSWER, *PLACES)
 _FRAME = ("Word:", "Before:", "Heard:", "Found:", "Fact:", "Say:", NOTHING)
 VOCABULARY = ("<unk>", "<end>", *SAID, *COLOURS, *ANIMALS, *FRUITS, *_FRAME)
 _TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
-WIDTH, READ = 64, 24  # width of the residual stream, and of its last part, which the output head reads
+WIDTH, READ = (
+    64,
+    24,
+)  # width of the residual stream, and of its last part, which the output head reads
 
 
 def make_toy_model(folder: Path, seed: int = 0) -> Path:
     """Save the model and its tokenizer.
 
-    The weights are random, with exceptions that make a task of a few words learnable in a hundred steps: word
-    embeddings are orthogonal; embeddings of words that only frame a prompt are small; the last coordinate is
-    equal for all words, and makes words outside the answer vocabulary improbable; and the base writes little
-    into the coordinates that select the words of `SAID`, so that an adapter decides between them.
+    The weights are random, with exceptions that make a task of a few words learnable in a hundred
+    steps: word embeddings are orthogonal; embeddings of words that only frame a prompt are small;
+    the last coordinate is equal for all words, and makes words outside the answer vocabulary
+    improbable; and the base writes little into the coordinates that select the words of `SAID`, so
+    that an adapter decides between them.
 
     Args:
         folder: the target folder, created if missing.

@@ -1,9 +1,9 @@
 """Toy tasks that a tiny random model learns in a hundred steps on a CPU, for tests of training.
 
 They reproduce three shapes from the papers of the GRPO family: a chain of agents (MHGPO, mmGRPO), a
-conversation with an environment (Prompt-R1), and a planner with workers (Mujica). Every word is one token, an
-agent answers with at most three words, and the base model samples the words of `SAID` about equally often for
-any prompt.
+conversation with an environment (Prompt-R1), and a planner with workers (Mujica). Every word is one
+token, an agent answers with at most three words, and the base model samples the words of `SAID`
+about equally often for any prompt.
 
 Words of different kinds correspond by their position: red, cat and pear mean north, and so on.
 """
@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from compound.benchmarks.simulated.toy_model import (
+from benchmarks.simulated.toy_model import (
     ANIMALS,
     ANSWER,
     ASK,
@@ -28,22 +28,22 @@ from compound.benchmarks.simulated.toy_model import (
 from compound.components.flow import Loop, Map
 from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.errors import DeclarationError, suggest_name
+from compound.core.errors import DeclarationError, suggest_name
+from compound.core.example import Example, Metric, Score
+from compound.core.narrowing import entry
 from compound.evaluation.metrics.built_in import token_f1
 from compound.evaluation.metrics.custom import custom
-from compound.example import Example, Metric, Score
 from compound.execution.rng import generator
 from compound.graph.component import Input
 from compound.graph.space import ATTENTION, LoRA
 from compound.graph.system import System
-from compound.narrowing import entry
-from compound.rewards.credit.gated import Gate, Turn
+from compound.optimizers.weights.credit.gated import FormGate, PromptTurn
 
 __all__ = ["Toy", "make_toy_model", "toy"]
 
 TURNS = 3
 # Asking alone must earn more than answering alone, or an untrained model learns never to ask.
-GATE = Gate(alpha=0.6, beta=0.15, gamma=0.15, delta=0.1)
+GATE = FormGate(alpha=0.6, beta=0.15, gamma=0.15, delta=0.1)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ class Toy:
     Attributes:
         name: `chain`, `conversation` or `planning`.
         system: greedy as declared; rollouts run it at temperature 1.
-        train, valid, test: examples over the same words, so that scores measure learning of the words.
+        train, valid, test: examples over the same words, so that scores measure learning of the
+            words.
         metric: the metric, from 0 to 1.
         chance: the expected score of agents that answer with random words of `SAID`.
         optimum: the best possible score.
@@ -151,10 +152,10 @@ def chain_score(outputs: Mapping[str, object], example: Example) -> Score:
 def _conversation(model: str) -> Toy:
     """Build the conversation: the agent must name the places of a colour and of an animal.
 
-    It reads the colour, and must ask for the animal. A turn is ``ask WORDS``, to which the environment
-    replies with the animal, or ``answer WORDS``, which ends the conversation; the environment replies
-    ``nothing`` to any other turn. The reward is that of Prompt-R1 with other weights (`GATE`), mapped from
-    [-1, 1] to [0, 1]. The colour is independent of the animal.
+    It reads the colour, and must ask for the animal. A turn is ``ask WORDS``, to which the
+    environment replies with the animal, or ``answer WORDS``, which ends the conversation; the
+    environment replies ``nothing`` to any other turn. The reward is that of Prompt-R1 with other
+    weights (`GATE`), mapped from [-1, 1] to [0, 1]. The colour is independent of the animal.
     """
     colour, animal = Input("colour", str), Input("animal", str)
     heard, said = Input("heard", str), Input("said", list[str])
@@ -168,11 +169,20 @@ def _conversation(model: str) -> Toy:
             "over": Function("over", is_over)(said=turn),
         },
     )
-    loop = Loop("talk", body, carry={"heard": "heard", "said": "said"}, until="over", max_turns=TURNS)
-    talk = loop(
-        colour=colour, animal=animal, heard=Function("silence", silence)(), said=Function("blank", blank)()
+    loop = Loop(
+        "talk", body, carry={"heard": "heard", "said": "said"}, until="over", max_turns=TURNS
     )
-    pairs = [pair for pair in itertools.product(COLOURS, ANIMALS) if place_of(pair[0]) != place_of(pair[1])]
+    talk = loop(
+        colour=colour,
+        animal=animal,
+        heard=Function("silence", silence)(),
+        said=Function("blank", blank)(),
+    )
+    pairs = [
+        pair
+        for pair in itertools.product(COLOURS, ANIMALS)
+        if place_of(pair[0]) != place_of(pair[1])
+    ]
     order = generator("toys", "conversation").permutation(len(pairs))
     drawn = [pairs[i] for i in order]
     return Toy(
@@ -194,7 +204,7 @@ def _conversation_example(split: str, colour: str, animal: str) -> Example:
     return Example(f"{split}-{colour}-{animal}", inputs, gold)
 
 
-def read_turn(said: str) -> Turn:
+def read_turn(said: str) -> PromptTurn:
     """Parse ``ask WORDS`` or ``answer WORDS``; the verb takes the role of the thought.
 
     >>> read_turn("ask north").is_prompt, read_turn("answer west").answer, read_turn("north").exact
@@ -202,7 +212,7 @@ def read_turn(said: str) -> Turn:
     """
     verb, _, rest = said.partition(" ")
     exact = verb in (ASK, ANSWER) and bool(rest)
-    return Turn(verb, rest if verb == ASK else None, rest if verb == ANSWER else None, exact)
+    return PromptTurn(verb, rest if verb == ASK else None, rest if verb == ANSWER else None, exact)
 
 
 def environment(said: str, animal: str) -> str:
@@ -249,12 +259,12 @@ def conversation_score(outputs: Mapping[str, object], example: Example) -> Score
 def _planning(model: str) -> Toy:
     """Build the planning task: the planner asks about the places of its two colours, one worker per place.
 
-    A turn that starts with ``answer`` is the last one; any other asks about the places it names. The facts
-    state which animal is at which place. A worker reads the animal at the requested place and answers with
-    the animal's place. The planner must answer with the workers' results, which are independent of its
-    colours. The workers' answers are scored as well: if only the final answer counted, workers could use any
-    code that the planner learns to translate, and training would imitate the first code that works for some
-    animals.
+    A turn that starts with ``answer`` is the last one; any other asks about the places it names.
+    The facts state which animal is at which place. A worker reads the animal at the requested place
+    and answers with the animal's place. The planner must answer with the workers' results, which
+    are independent of its colours. The workers' answers are scored as well: if only the final
+    answer counted, workers could use any code that the planner learns to translate, and training
+    would imitate the first code that works for some animals.
     """
     colours, facts = Input("colours", str), Input("facts", dict[str, str])
     found, asked = Input("found", str), Input("asked", list[str])
@@ -262,9 +272,9 @@ def _planning(model: str) -> Toy:
     read = fact(question=asks, facts=facts)
     work = System("work", {"found": _agent("worker", 1)(fact=read)})
     plan = _agent("planner", 3)(word=colours, found=found)
-    step = Function("plan", read_plan, outputs={"questions": list[str], "answer": str, "over": bool})(
-        said=plan
-    )
+    step = Function(
+        "plan", read_plan, outputs={"questions": list[str], "answer": str, "over": bool}
+    )(said=plan)
     answers = Map("workers", work, over="question")(question=step.questions, facts=facts)
     body = System(
         "turn",
@@ -275,15 +285,22 @@ def _planning(model: str) -> Toy:
             "over": step.over,
         },
     )
-    loop = Loop("solve", body, carry={"found": "found", "asked": "asked"}, until="over", max_turns=TURNS)
+    loop = Loop(
+        "solve", body, carry={"found": "found", "asked": "asked"}, until="over", max_turns=TURNS
+    )
     solve = loop(
-        colours=colours, facts=facts, found=Function("silence", silence)(), asked=Function("blank", blank)()
+        colours=colours,
+        facts=facts,
+        found=Function("silence", silence)(),
+        asked=Function("blank", blank)(),
     )
     examples = _planning_examples()
     return Toy(
         name="planning",
         system=System(
-            "planning", {"answer": solve.answer, "asked": solve.asked, "found": solve.found}, lm=model
+            "planning",
+            {"answer": solve.answer, "asked": solve.asked, "found": solve.found},
+            lm=model,
         ),
         train=examples[:72],
         valid=examples[72:80],

@@ -1,11 +1,12 @@
 """Compare numbers of validation examples for small budgets, on simulated systems.
 
-    python -m compound.benchmarks.simulated.valid_sizes
+    python -m benchmarks.simulated.valid_sizes
 
-Each run is a whole optimization with `search`: the initial evaluation, jobs, and decisions on validation
-examples. The file ``benchmarks/data/valid_sizes.json`` has, for each system, budget and number of validation
-examples, the expected score of the configuration that each of 20 runs accepted, as a share of the optimum's,
-the number of accepted changes, and the number of those whose true gain is 0 or less.
+Each run is a whole optimization with `search`: the initial evaluation, jobs, and decisions on
+validation examples. The file ``benchmarks/data/valid_sizes.json`` has, for each system, budget and
+number of validation examples, the expected score of the configuration that each of 20 runs
+accepted, as a share of the optimum's, the number of accepted changes, and the number of those whose
+true gain is 0 or less.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
+from benchmarks.simulated.relays import Relay
+from benchmarks.simulated.systems import Simulated
 from compound.api.description import describe, open_run
-from compound.benchmarks.simulated.relays import Relay
-from compound.benchmarks.simulated.systems import Simulated
-from compound.concurrency.blocking import run_blocking
+from compound.core.loops import run_blocking
+from compound.core.narrowing import entry
 from compound.evaluation.statistics import UNIT, interval_of_means
 from compound.graph.configuration import component_of
-from compound.loop.loop import OptimizationLoop
-from compound.narrowing import entry
+from compound.graph.registry.engines import find_engine
+from compound.optimization.loop.loop import OptimizationLoop
 from compound.optimization.problem import Problem
+from compound.optimization.runs.events import Event
+from compound.optimization.runs.recorder import Recorder
+from compound.optimization.settings.optimize import make_settings
 from compound.optimizers.methods import method
-from compound.registry.engines import find_engine
-from compound.runs.events import Event
-from compound.runs.recorder import Recorder
-from compound.settings.optimize import make_settings
 
 OUTPUT = Path(__file__).parents[1] / "data" / "valid_sizes.json"
 SEEDS, TRAIN, METHOD = 20, 200, "search"
@@ -75,12 +76,19 @@ def value_of(world: World, best: Mapping[str, object]) -> float:
 def events_of(world: World, valid: int, runs: int, seed: int) -> list[Event]:
     """Run an optimization from the first option of each component, and return its events."""
     system, examples = world.system(), world.examples(valid, "valid")
-    settings = make_settings({
-        "accept": "supported", "method": METHOD, "seed": seed, "valid_size": valid,
-        "budget": {"system_runs": runs},
-    })  # fmt: skip
+    settings = make_settings(
+        {
+            "accept": "supported",
+            "method": METHOD,
+            "seed": seed,
+            "valid_size": valid,
+            "budget": {"system_runs": runs},
+        }
+    )
     chosen = method(METHOD, system, settings)
-    problem = Problem(system, world.examples(TRAIN), examples, [], world, settings, chosen, find_engine)
+    problem = Problem(
+        system, world.examples(TRAIN), examples, [], world, settings, chosen, find_engine
+    )
     events: list[Event] = []
     with tempfile.TemporaryDirectory() as folder:
         recorder = Recorder(
@@ -117,10 +125,16 @@ def row(system: str, runs: int, valid: int, found: list[Outcome]) -> dict[str, o
     shares = [round(each.reached, 4) for each in found]
     summary = interval_of_means(shares, bounds=UNIT)
     return {
-        "system": system, "runs": runs, "valid": valid, "reached": shares,
-        "mean": summary.mean, "low": summary.low, "high": summary.high,
-        "accepted": sum(each.accepted for each in found), "false": sum(each.false for each in found),
-    }  # fmt: skip
+        "system": system,
+        "runs": runs,
+        "valid": valid,
+        "reached": shares,
+        "mean": summary.mean,
+        "low": summary.low,
+        "high": summary.high,
+        "accepted": sum(each.accepted for each in found),
+        "false": sum(each.false for each in found),
+    }
 
 
 def main() -> None:
@@ -133,7 +147,11 @@ def main() -> None:
                 for valid in sizes:
                     found = list(pool.map(partial(outcome, system, runs, valid), range(SEEDS)))
                     rows.append(row(system, runs, valid, found))
-                    print(*(f"{k}: {v}" for k, v in rows[-1].items() if k != "reached"), sep=", ", flush=True)
+                    print(
+                        *(f"{k}: {v}" for k, v in rows[-1].items() if k != "reached"),
+                        sep=", ",
+                        flush=True,
+                    )
                     document = {"seeds": SEEDS, "method": METHOD, "start": starts, "rows": rows}
                     OUTPUT.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 

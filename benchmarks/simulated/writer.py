@@ -1,11 +1,12 @@
 """Language model of known skill that performs a task and writes prompts for it, to compare prompt optimizers.
 
-The task is a chain of two steps. The reader copies an order into a draft, and the finisher copies the draft
-into a label. The data follow six conventions, such as "the quantity is spelled out", three of which each step
-must apply; a step applies a convention reliably only if its prompt states it, and less reliably if its
-demonstrations show it. The first prompts state none.
+The task is a chain of two steps. The reader copies an order into a draft, and the finisher copies
+the draft into a label. The data follow six conventions, such as "the quantity is spelled out",
+three of which each step must apply; a step applies a convention reliably only if its prompt states
+it, and less reliably if its demonstrations show it. The first prompts state none.
 
-Asked to write, the model uses what any request for a prompt may contain, and nothing of its wording:
+Asked to write, the model uses what any request for a prompt may contain, and nothing of its
+wording:
 
 - prompts, recognized by their first sentence, with the number after each of them, if there is one: it starts
   from the prompt with the highest number, or from the last prompt if there are no numbers;
@@ -13,9 +14,10 @@ Asked to write, the model uses what any request for a prompt may contain, and no
   convention;
 - statements of conventions outside of prompts, such as a criticism or a summary written before;
 - the form of the reply that the end of the request asks for: marks to write between, or a named field
-  (`ReplyForm`). Without a form, or in a field other than a prompt, it states the conventions that it noticed.
+  (`ReplyForm`). Without a form, or in a field other than a prompt, it states the conventions that
+  it noticed.
 
-    python -m compound.benchmarks.simulated.writer FOLDER
+    python -m benchmarks.simulated.writer FOLDER
 
 writes the data set of ``benchmarks/writer.yaml``.
 """
@@ -37,8 +39,14 @@ from compound.testing import ScriptedLM
 RELIABLE = 0.95  # probability that a step applies a convention that its prompt states
 CLUTTER = 0.02  # loss of that probability for each other sentence of the prompt
 UNAWARE, MISLED = 0.08, 0.02  # the probability without a statement, and with a wrong one
-SHOWN, SHOWN_MORE, SHOWN_MOST = 0.35, 0.15, 0.8  # with demonstrations: of one, of each further one, at most
-OVERLOOK = 0.7  # probability that a perfect writer overlooks a convention in one text that follows it
+SHOWN, SHOWN_MORE, SHOWN_MOST = (
+    0.35,
+    0.15,
+    0.8,
+)  # with demonstrations: of one, of each further one, at most
+OVERLOOK = (
+    0.7  # probability that a perfect writer overlooks a convention in one text that follows it
+)
 GUESS = 0.25  # probability of a guess about a convention that was not noticed
 FORGET = 0.15  # probability that a writer without skill drops a statement
 
@@ -47,7 +55,13 @@ COLOURS = ("blue", "red", "green", "white")
 ITEMS = ("lamp", "chair", "clock", "mirror", "basket")
 MONTHS = ("january", "february", "march", "april", "may", "june", "july", "august", "september")
 NUMBERS = ("two", "three", "four", "five", "six", "seven")
-COUNTRIES = {"lima": "peru", "oslo": "norway", "cairo": "egypt", "hanoi": "vietnam", "quito": "ecuador"}
+COUNTRIES = {
+    "lima": "peru",
+    "oslo": "norway",
+    "cairo": "egypt",
+    "hanoi": "vietnam",
+    "quito": "ecuador",
+}
 
 
 @dataclass(frozen=True)
@@ -57,7 +71,8 @@ class Convention:
     Attributes:
         name: the field.
         form: matches a text that follows the convention.
-        statements: sentences about the field; the first one states the convention, the others are wrong.
+        statements: sentences about the field; the first one states the convention, the others are
+            wrong.
     """
 
     name: str
@@ -73,12 +88,20 @@ CONVENTIONS = (
     Convention(
         "name",
         re.compile(r"\b[A-Z]{2}\b"),
-        ("Give the initials of the name.", "Give the family name first.", "Write the name in small letters."),
+        (
+            "Give the initials of the name.",
+            "Give the family name first.",
+            "Write the name in small letters.",
+        ),
     ),
     Convention(
         "date",
         re.compile(r"\b0[1-9]\d\d\b"),
-        ("Write the date as four digits, month first.", "Name the day first.", "Shorten the month."),
+        (
+            "Write the date as four digits, month first.",
+            "Name the day first.",
+            "Shorten the month.",
+        ),
     ),
     Convention(
         "quantity",
@@ -93,12 +116,20 @@ CONVENTIONS = (
     Convention(
         "price",
         re.compile(r"\b\d+00 cents\b"),
-        ("Give the price in cents.", "Add the tax to the price.", "Write the price with a dollar sign."),
+        (
+            "Give the price in cents.",
+            "Add the tax to the price.",
+            "Write the price with a dollar sign.",
+        ),
     ),
     Convention(
         "item",
         _words([item.upper() for item in ITEMS]),
-        ("Write the item in capitals, without its colour.", "Put the colour last.", "Use the plural."),
+        (
+            "Write the item in capitals, without its colour.",
+            "Put the colour last.",
+            "Use the plural.",
+        ),
     ),
 )
 STATEMENTS = [statement for convention in CONVENTIONS for statement in convention.statements]
@@ -129,7 +160,9 @@ FIRST = re.compile("|".join(re.escape(step.start) for step in STEPS))
 NUMBER = re.compile(r"[^\n]{0,24}?(-?\d+(?:\.\d+)?)")
 ENDING = 400  # last characters of a request, in which the form of the reply is looked for
 MARKS = re.compile(r"(<(\w+)>) and (</\2>)")
-HEADED = re.compile(r"(\[\[ ## (\w+) ## \]\])`.*(\[\[ ## completed ## \]\])`")  # fields of DSPy's ChatAdapter
+HEADED = re.compile(
+    r"(\[\[ ## (\w+) ## \]\])`.*(\[\[ ## completed ## \]\])`"
+)  # fields of DSPy's ChatAdapter
 OBJECT = re.compile(r"JSON object[^`]*`(\w+)`")
 
 
@@ -149,7 +182,9 @@ class ReplyForm:
     @property
     def holds_prompt(self) -> bool:
         """Whether the text is to be a prompt: a field is one if it is named so."""
-        return bool(self.before) and (self.field is None or bool(re.search("instruction|prompt", self.field)))
+        return bool(self.before) and (
+            self.field is None or bool(re.search("instruction|prompt", self.field))
+        )
 
 
 def reply_form(message: str) -> ReplyForm:
@@ -174,8 +209,8 @@ class WriterLM(ScriptedLM):
     """Engine with the model of this module.
 
     Args:
-        skill: the probability that it notices a convention that plenty of texts follow, adopts one that is
-            stated, and writes without needless sentences; from 0 to 1.
+        skill: the probability that it notices a convention that plenty of texts follow, adopts one
+            that is stated, and writes without needless sentences; from 0 to 1.
         changes: the maximum number of conventions that it notices in one reply.
 
     ``written`` is the number of requests other than for the output of a step.
@@ -213,7 +248,9 @@ class WriterLM(ScriptedLM):
         for convention in CONVENTIONS:
             if convention.statements[0] in rest and rng.random() < self._skill:
                 stated.append(convention)
-            elif rng.random() < self._skill * (1 - OVERLOOK ** len(convention.form.findall(message))):
+            elif rng.random() < self._skill * (
+                1 - OVERLOOK ** len(convention.form.findall(message))
+            ):
                 seen.append(convention)
         own = prompts[-1].step.conventions if prompts else CONVENTIONS
         known = base_of(prompts).sentences if prompts else ()
@@ -222,7 +259,10 @@ class WriterLM(ScriptedLM):
         return [*stated, *(new[i] for i in order[: self._changes])]
 
     def _rewrite(
-        self, prompts: Sequence[FoundPrompt], noticed: Sequence[Convention], rng: np.random.Generator
+        self,
+        prompts: Sequence[FoundPrompt],
+        noticed: Sequence[Convention],
+        rng: np.random.Generator,
     ) -> str:
         """Return the best prompt with the noticed conventions, guesses about others, and mistakes."""
         base, text = base_of(prompts), [prompts[-1].step.start]

@@ -5,22 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from compound.components.agents.conversation import HISTORY, LAST, MESSAGE, TASK, TOOL_CALLS, problem_of
-from compound.components.agents.tool_runner import CUT, Record, ToolRunner
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from compound.components.agents.conversation import (
+    HISTORY,
+    LAST,
+    MESSAGE,
+    TASK,
+    TOOL_CALLS,
+    problem_of,
+)
+from compound.components.agents.tool_runner import Record, ToolRunner
 from compound.components.agents.tool_texts import check_names, setting_name, tool_text
 from compound.components.agents.turn import RESERVED, AgentTurn
 from compound.components.flow import Map
-from compound.components.llm import LLM, labelled
+from compound.components.llm import LLM
 from compound.components.tools.conversion import AnyTool, as_tool
-from compound.engine import TOOL_OVERHEAD
-from compound.errors import CallError, DeclarationError, suggest_name
-from compound.graph.bounds import CHARACTER, Extent, extent_of_setting
+from compound.core.errors import CallError, DeclarationError, suggest_name
+from compound.core.narrowing import report_wrong_arguments
 from compound.graph.component import Input, Value, check_name, merge_addresses
-from compound.graph.composite import Composite, RunBody
+from compound.graph.composite import Composite, RunBody, largest_number
 from compound.graph.space import Choice, Demo, Demos, Float, Int, Text, Weights
 from compound.graph.system import System
 from compound.graph.types import Port
-from compound.narrowing import report_wrong_arguments
 
 RESULTS = "results"
 MAX_TURNS, MAX_CALLS, MAX_RESULT = 8, 4, 4_000
@@ -30,39 +37,39 @@ MAX_TURNS, MAX_CALLS, MAX_RESULT = 8, 4, 4_000
 class Agent(Composite):
     """A model that calls tools in turns until it gives its final answer.
 
-    The body has two nodes: ``turn``, the model's turn (component ``NAME_turn``), and ``tools``, which
-    executes its tool calls concurrently. Each turn and each tool call is a call of the trace:
-    ``NAME[0]/turn``, ``NAME[0]/tools[1]/call``. The prompt, the model and the weights are parameters of
-    ``NAME_turn``.
+    The body has two nodes: ``turn``, the model's turn (component ``NAME_turn``), and ``tools``,
+    which executes its tool calls concurrently. Each turn and each tool call is a call of the trace:
+    ``NAME[0]/turn``, ``NAME[0]/tools[1]/call``. The prompt, the model and the weights are
+    parameters of ``NAME_turn``.
 
-    A call with an unknown name or invalid arguments, and an error of a tool, are answered to the model as the
-    result of the call. In the last turn, the model must answer.
+    A call with an unknown name or invalid arguments, and an error of a tool, are answered to the
+    model as the result of the call. In the last turn, the model must answer.
 
     Args:
         name: the component's name.
-        tools: what the model can call: `Tool` objects, typed functions, and tools of LangChain and DSPy that
-            call a function.
+        tools: what the model can call: `Tool` objects, typed functions, and tools of LangChain and
+            DSPy that call a function.
         prompt: the instruction.
         output: one type (field ``output``), or types by field name, as in `LLM`.
-        demos: demonstrations, shown as earlier conversations; as `Demos`, those that optimizers take from
-            successful runs.
+        demos: demonstrations, shown as earlier conversations; as `Demos`, those that optimizers
+            take from successful runs.
         lm: the model's name; ``None`` uses the system's model.
         temperature: sampling temperature; 0 is greedy.
         max_tokens: maximum length of the model's text in one turn.
         max_turns: maximum number of turns; may be a space to tune.
         max_calls: maximum number of tool calls in one turn; further ones are dropped.
         max_result: number of characters after which the result of a tool is cut.
-        tune_tools: whether the texts of the tools may be tuned: names, descriptions, and descriptions of the
-            arguments. Each is one text parameter, ``NAME_turn.tool_TOOL``.
-        texts: texts that replace those of tools, by the tool's name, such as tuned ones; a name and a
-            description, then a line ``- argument: description`` for each argument.
+        tune_tools: whether the texts of the tools may be tuned: names, descriptions, and
+            descriptions of the arguments. Each is one text parameter, ``NAME_turn.tool_TOOL``.
+        texts: texts that replace those of tools, by the tool's name, such as tuned ones; a name and
+            a description, then a line ``- argument: description`` for each argument.
         weights: LoRA adapter weights; tunable if given.
         takes: declared inputs and their types; default: the connected edges define them.
         system: the system message.
         stop: strings that end the model's text.
         enforce: whether engines that can restrict the final answer to its type.
-        reasks: maximum number of further requests after a tool call or a final answer that cannot be parsed.
-            Default: 1, and 0 for trained agents, as in `LLM`.
+        reasks: maximum number of further requests after a tool call or a final answer that cannot
+            be parsed. Default: 1, and 0 for trained agents, as in `LLM`.
         timeout: time limit of one attempt of a remote model in seconds.
         retries: how often transient errors of the model or of a server of tools are retried.
 
@@ -93,11 +100,11 @@ class Agent(Composite):
         output: object = str,
         demos: Demos | Sequence[Demo] = (),
         lm: str | Choice | None = None,
-        temperature: float | Float | Choice = 0.0,
-        max_tokens: int | Int | Choice = 512,
-        max_turns: int | Int = MAX_TURNS,
-        max_calls: int = MAX_CALLS,
-        max_result: int = MAX_RESULT,
+        temperature: NonNegativeFloat | Float | Choice = 0.0,
+        max_tokens: PositiveInt | Int | Choice = 512,
+        max_turns: PositiveInt | Int = MAX_TURNS,
+        max_calls: PositiveInt = MAX_CALLS,
+        max_result: PositiveInt = MAX_RESULT,
         tune_tools: bool = False,
         texts: Mapping[str, str] | None = None,
         weights: Weights | None = None,
@@ -105,9 +112,9 @@ class Agent(Composite):
         system: str = "",
         stop: Sequence[str] = (),
         enforce: bool = True,
-        reasks: int | None = None,
-        timeout: float | None = 120.0,
-        retries: int = 3,
+        reasks: NonNegativeInt | None = None,
+        timeout: PositiveFloat | None = 120.0,
+        retries: NonNegativeInt = 3,
     ) -> None:
         check_name("Agent", name)
         self.name, self.tune_tools, self.takes = name, tune_tools, takes
@@ -117,14 +124,27 @@ class Agent(Composite):
         self._check()
         fields = output if isinstance(output, Mapping) else {"output": output}
         self.model = LLM(
-            f"{name}_turn", prompt, output, demos=demos, lm=lm, temperature=temperature,
-            max_tokens=max_tokens, stop=tuple(stop), format="text" if len(fields) == 1 else "json",
-            enforce=enforce, reasks=reasks, weights=weights, system=system, timeout=timeout, retries=retries,
-        )  # fmt: skip
+            f"{name}_turn",
+            prompt,
+            output,
+            demos=demos,
+            lm=lm,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            stop=tuple(stop),
+            format="text" if len(fields) == 1 else "json",
+            enforce=enforce,
+            reasks=reasks,
+            weights=weights,
+            system=system,
+            timeout=timeout,
+            retries=retries,
+        )
         start = self.model.demos.value if isinstance(self.model.demos, Demos) else self.model.demos
         if problem := problem_of(start):
             raise DeclarationError(
-                f"agent {name!r}: {problem}", hint="take demonstrations from records of the turns that answer"
+                f"agent {name!r}: {problem}",
+                hint="take demonstrations from records of the turns that answer",
             )
         if taken := [field for field in fields if field in RESERVED]:
             raise DeclarationError(f"agent {name!r}: {taken[0]!r} cannot be the name of an output")
@@ -146,7 +166,9 @@ class Agent(Composite):
                 )
         for setting, value in least.items():
             if value < 1:
-                raise DeclarationError(f"agent {self.name!r}: {setting} must be >= 1, but got {value!r}")
+                raise DeclarationError(
+                    f"agent {self.name!r}: {setting} must be >= 1, but got {value!r}"
+                )
 
     @property
     def tool_texts(self) -> dict[str, str | Text]:
@@ -161,10 +183,6 @@ class Agent(Composite):
         return found
 
     def _make_body(self) -> System:
-        turns = int(extent_of_setting(self.max_turns).largest)
-        messages = 4 + (turns - 1) * (1 + self.max_calls) + 2 * max(self.model.most_reasks, 1)
-        demos = self.model.demos
-        messages *= 1 + (demos.max if isinstance(demos, Demos) else len(demos))
         component = AgentTurn(
             f"{self.name}_turn",
             self.model,
@@ -172,12 +190,13 @@ class Agent(Composite):
             self.tool_texts,
             self.takes or {},
             self.max_calls,
-            messages,
         )
         turn = component(
-            name="turn", task=Input(TASK, dict[str, Any]), history=Input(HISTORY, list[dict[str, Any]]),
+            name="turn",
+            task=Input(TASK, dict[str, Any]),
+            history=Input(HISTORY, list[dict[str, Any]]),
             last_turn=Input(LAST, bool),
-        )  # fmt: skip
+        )
         runner = ToolRunner(f"{self.name}_call", self.tools, self.max_result, self.model.retries)
         call = System("call", outputs={"result": runner(name="call", call=Input("call", Record))})
         results = Map(f"{self.name}_tools", call, over="call")(name="tools", call=turn[TOOL_CALLS])
@@ -187,7 +206,9 @@ class Agent(Composite):
 
     @property
     def inputs(self) -> Mapping[str, Port] | None:  # noqa: D102
-        return None if self.takes is None else {name: Port(kind) for name, kind in self.takes.items()}
+        return (
+            None if self.takes is None else {name: Port(kind) for name, kind in self.takes.items()}
+        )
 
     @property
     def outputs(self) -> Mapping[str, Port]:  # noqa: D102
@@ -201,20 +222,8 @@ class Agent(Composite):
     def version(self) -> str:  # noqa: D102
         return f"agent:{self.body.signature}"
 
-    def max_turns_bound(self, given: Mapping[str, Extent]) -> float:  # noqa: D102
-        return given.get("max_turns", extent_of_setting(self.max_turns)).largest
-
-    def first_inputs(self, given: Mapping[str, Extent]) -> dict[str, Extent]:
-        """Return the extents of the longest inputs of a turn, those of the last one."""
-        task = labelled({name: extent for name, extent in given.items() if name not in self.settings})
-        tokens = extent_of_setting(self.model.max_tokens).largest
-        result = CHARACTER * (self.max_result + len(CUT)) + TOOL_OVERHEAD
-        one = Extent(self.max_calls * (result + TOOL_OVERHEAD), tokens)
-        history = one.times(self.max_turns_bound(given) - 1)
-        return {TASK: task, HISTORY: history, LAST: Extent(len("false"))}
-
-    def all_outputs(self, outputs: Mapping[str, Extent], turns: float) -> dict[str, Extent]:  # noqa: D102
-        return {name: outputs[name] for name in self.outputs}
+    def most_turns(self, sizes: Mapping[str, float]) -> float:  # noqa: D102
+        return sizes.get("max_turns", largest_number(self.max_turns))
 
     async def drive(  # noqa: D102
         self, inputs: Mapping[str, Value], values: Mapping[str, object], body: RunBody

@@ -1,8 +1,8 @@
 """Turns of an agent as chat messages: earlier turns of a run, and demonstrations.
 
-A demonstration of an agent is the record of the turn that answered: its ``inputs`` are those of the turn (the
-task and the earlier turns), its ``outputs`` those of `compound.components.agents.turn.AgentTurn`. It is shown
-as the conversation that it ended.
+A demonstration of an agent is the record of the turn that answered: its ``inputs`` are those of the
+turn (the task and the earlier turns), its ``outputs`` those of
+`compound.components.agents.turn.AgentTurn`. It is shown as the conversation that it ended.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from compound.engine import Message, ToolCall
+from compound.core.engine import Message, ToolCall
 from compound.graph.space import Demo
 
 TASK, HISTORY, LAST = "task", "history", "last_turn"
@@ -65,5 +65,7 @@ def problem_of(demos: Sequence[Demo]) -> str:
 
 def _spoken(text: str, calls: Sequence[Mapping[str, str]]) -> Message:
     return Message(
-        "assistant", text, tuple(ToolCall(call["id"], call["name"], call["arguments"]) for call in calls)
+        "assistant",
+        text,
+        tuple(ToolCall(call["id"], call["name"], call["arguments"]) for call in calls),
     )

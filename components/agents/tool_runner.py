@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 from compound.components.tools.source import PassingError
 from compound.components.tools.tool import Tool
-from compound.graph.bounds import CHARACTER, Extent, Limits, Reach
+from compound.core.narrowing import entry
+from compound.core.security.sanitize import sanitize_text
 from compound.graph.component import CallContext, Operation
 from compound.graph.configuration import digest
 from compound.graph.types import Port
-from compound.narrowing import entry
-from compound.security.sanitize import sanitize_text
 
 Record = dict[str, str]
 """A tool call: its ``id``, the ``name`` that was called, the ``arguments`` as JSON text, and the name of the
@@ -28,7 +27,8 @@ class ToolRunner(Operation):
         name: the component's name.
         tools: the tools that may be called.
         max_characters: length at which results are cut.
-        retries: how often a call is repeated that a server did not answer, or cannot answer at the moment.
+        retries: how often a call is repeated that a server did not answer, or cannot answer at the
+            moment.
     """
 
     name: str
@@ -56,16 +56,15 @@ class ToolRunner(Operation):
     def deterministic(self, values: Mapping[str, object]) -> bool:  # noqa: D102
         return all(tool.source.reproducible for tool in self.tools)
 
-    def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:  # noqa: D102
-        return Reach({"result": Extent(CHARACTER * (self.max_characters + len(CUT)))}, ())
-
     async def run(  # noqa: D102
         self, inputs: Mapping[str, object], values: Mapping[str, object], call: CallContext
     ) -> Mapping[str, object]:
         record = entry(inputs, "call", dict)
         tool = next((tool for tool in self.tools if tool.name == record.get("tool")), None)
         if tool is None:
-            return {"result": f"error: there is no tool {record.get('name')!r}; tools: {record.get('known')}"}
+            return {
+                "result": f"error: there is no tool {record.get('name')!r}; tools: {record.get('known')}"
+            }
         # servers may echo keys, and the text is recorded and sent to a model
         try:
             answer = await tool.answer(str(record.get("arguments", "")), call.sessions)

@@ -16,7 +16,7 @@ from typing import Any
 
 from compound.components.tools.source import NAME
 from compound.components.tools.tool import Tool
-from compound.engine import ToolSpec
+from compound.core.engine import ToolSpec
 
 _FIRST = re.compile(r"\s*[*`]*(?P<name>[A-Za-z0-9_-]{1,64})[*`]*\s*:\s*(?P<text>.*)$")
 _ARGUMENT = re.compile(r"\s*[-*]\s*[*`]*(?P<name>[\w-]+)[*`]*\s*:\s*(?P<text>.*)$")
@@ -48,9 +48,9 @@ def tool_text(tool: Tool) -> str:
 def tool_spec(tool: Tool, text: str) -> ToolSpec:
     """Return the declaration of a tool with the texts of a rewritten one.
 
-    Whatever the text is, the tool can be called: a line that is neither a name nor an argument belongs to the
-    description, one about an argument that the tool does not have is ignored, a name that providers would
-    reject is not used, and the schema keeps its types.
+    Whatever the text is, the tool can be called: a line that is neither a name nor an argument
+    belongs to the description, one about an argument that the tool does not have is ignored, a name
+    that providers would reject is not used, and the schema keeps its types.
     """
     lines = text.strip().splitlines() or [""]
     first = _FIRST.match(lines[0])
@@ -70,7 +70,9 @@ def tool_spec(tool: Tool, text: str) -> ToolSpec:
     described = {key: " ".join(filter(None, parts)) for key, parts in arguments.items()}
     schema = {
         **tool.parameters,
-        "properties": {key: _described(part, described.get(key, "")) for key, part in properties.items()},
+        "properties": {
+            key: _described(part, described.get(key, "")) for key, part in properties.items()
+        },
     }
     return ToolSpec(name, "\n".join(description).strip(), json.dumps(schema))
 
@@ -82,7 +84,9 @@ def _described(schema: Any, description: str) -> Any:  # noqa: ANN401 - JSON
     return {**rest, "description": description} if description else rest
 
 
-def declarations(tools: Sequence[Tool], texts: Mapping[str, str]) -> dict[str, tuple[ToolSpec, Tool]]:
+def declarations(
+    tools: Sequence[Tool], texts: Mapping[str, str]
+) -> dict[str, tuple[ToolSpec, Tool]]:
     """Return the declaration of each tool by the name that the model is told.
 
     Args:
@@ -91,7 +95,9 @@ def declarations(tools: Sequence[Tool], texts: Mapping[str, str]) -> dict[str, t
 
     Two tools that a rewriting gave one name keep their own names.
     """
-    specs = [tool_spec(tool, texts[tool.name]) if tool.name in texts else tool.spec for tool in tools]
+    specs = [
+        tool_spec(tool, texts[tool.name]) if tool.name in texts else tool.spec for tool in tools
+    ]
     names = [spec.name for spec in specs]
     own = {tool.name for tool in tools}
     found: dict[str, tuple[ToolSpec, Tool]] = {}

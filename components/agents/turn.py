@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,52 +19,39 @@ from compound.components.agents.conversation import (
 )
 from compound.components.agents.tool_runner import Record
 from compound.components.agents.tool_texts import declarations, setting_name
+from compound.components.answers.asking import ask, noting_truncation
 from compound.components.answers.type_notes import answer_note
 from compound.components.fields import describe_images, format_inputs, parse, take_images
-from compound.components.llm import (
-    BLOCK_BYTES,
-    LLM,
-    MAX_DEMO_CHARACTERS,
-    correction,
-    with_cause,
-    written_extent,
-)
+from compound.components.llm import LLM
 from compound.components.tools.tool import Tool
-from compound.engine import (
-    ESCAPED,
-    TOOL_OVERHEAD,
-    Adapter,
+from compound.core.engine import (
     Completion,
     Message,
     Request,
     ToolCall,
     ToolSpec,
-    format_bytes,
 )
-from compound.errors import DeclarationError, ParseError
-from compound.execution.calls.tool_calls import read_calls, unknown_call
-from compound.execution.tool_text import OVERHEAD
-from compound.graph.bounds import CHARACTER, CallBound, Extent, Limits, Reach, extent_of_setting
+from compound.core.errors import DeclarationError, ParseError
+from compound.core.image import Image
+from compound.core.narrowing import entry
+from compound.execution.answer_text import read_calls, unknown_call
 from compound.graph.component import CallContext, Operation
 from compound.graph.configuration import digest
-from compound.graph.space import Demos, Text, as_demos
+from compound.graph.space import Text, as_demos
 from compound.graph.types import Port, as_declared, union
-from compound.image import Image
-from compound.narrowing import entry
-from compound.storage.artifacts import is_reference
 
 AGENT_FORMAT = 1  # version of the messages; increment it when the same settings give other messages
 LAST_TURN = "You cannot call further tools. Give the final answer now."
 RESERVED = (MESSAGE, TOOL_CALLS)
-MAX_ERROR = 500 * CHARACTER  # bytes of an error that a re-ask shows
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AgentTurn(Operation):
     """The model's part of a turn.
 
-    Its inputs are the task, the earlier turns, and whether it is the last one. Its outputs are the text that
-    the model wrote, the tools that it calls, and, if it calls none, the fields of the final answer.
+    Its inputs are the task, the earlier turns, and whether it is the last one. Its outputs are the
+    text that the model wrote, the tools that it calls, and, if it calls none, the fields of the
+    final answer.
 
     Attributes:
         name: the component's name.
@@ -73,7 +60,6 @@ class AgentTurn(Operation):
         texts: texts of tools that replace their own, or spaces of them, by the name of the setting.
         takes: types of the fields of the task, if declared.
         max_calls: maximum number of tool calls in a turn; further ones are dropped.
-        max_messages: maximum number of messages of a request, for bounds.
     """
 
     name: str
@@ -82,7 +68,6 @@ class AgentTurn(Operation):
     texts: Mapping[str, str | Text] = field(default_factory=dict)
     takes: Mapping[str, object] = field(default_factory=dict)
     max_calls: int = 4
-    max_messages: int = 64
 
     kind = "agent_turn"
     cacheable = True
@@ -119,6 +104,9 @@ class AgentTurn(Operation):
     def deterministic(self, values: Mapping[str, object]) -> bool:  # noqa: D102
         return not values["temperature"]
 
+    def output_sizes(self, sizes: Mapping[str, float]) -> Mapping[str, float]:  # noqa: D102
+        return {TOOL_CALLS: float(self.max_calls)}
+
     def declared(self, values: Mapping[str, object]) -> dict[str, tuple[ToolSpec, Tool]]:
         """Return the tools with the texts in ``values``, by the names that the model is told."""
         texts = {
@@ -128,13 +116,18 @@ class AgentTurn(Operation):
         }
         return declarations(self.tools, texts)
 
-    def messages(self, inputs: Mapping[str, object], values: Mapping[str, object]) -> tuple[Message, ...]:
+    def messages(
+        self, inputs: Mapping[str, object], values: Mapping[str, object]
+    ) -> tuple[Message, ...]:
         """Return the messages of a request."""
         shown, images = take_images(self._task(inputs))
         prompt = entry(values, "prompt", str) if values["prompt"] else ""
         blocks = [prompt.strip(), answer_note(self.model.outputs, self.model.layout)]
         demos = as_demos(values.get("demos") or ())
-        tasks = [*(format_inputs(describe_images(shown_task(demo))) for demo in demos), format_inputs(shown)]
+        tasks = [
+            *(format_inputs(describe_images(shown_task(demo))) for demo in demos),
+            format_inputs(shown),
+        ]
         *shots, text = ["\n\n".join(filter(None, [*blocks, tasks[0]])), *tasks[1:]]
         head = [Message("system", self.model.system)] if self.model.system else []
         for shot, demo in zip(shots, demos, strict=True):
@@ -145,8 +138,12 @@ class AgentTurn(Operation):
 
     def request(self, inputs: Mapping[str, object], values: Mapping[str, object]) -> Request:
         """Return the first request for inputs and values; its seed is 0."""
-        messages, declared = self.messages(inputs, values), self.declared(values)
-        return self._request(messages, values, declared, 0, last=bool(inputs[LAST]))
+        return replace(
+            self.model.build_request(self.messages(inputs, values), values),
+            cue="",
+            tools=tuple(spec for spec, _ in self.declared(values).values()),
+            tool_choice="none" if inputs[LAST] else "auto",
+        )
 
     def _task(self, inputs: Mapping[str, object]) -> dict[str, object]:
         """Return the fields of the task; images of a stored trace are in their JSON form."""
@@ -164,32 +161,20 @@ class AgentTurn(Operation):
                 f"agent component {self.name!r} has no model",
                 hint="set lm, for example lm='smollm2', on the agent or on the system",
             )
-        declared = self.declared(values)
-        messages, last = self.messages(inputs, values), bool(inputs[LAST])
-        for attempt in range(self.most_reasks + 1):
-            request = self._request(messages, values, declared, call.seed + attempt, last=last)
-            completion = None
-            try:
-                completion = await call.generate(entry(values, "lm", str), request)
+        declared, last = self.declared(values), bool(inputs[LAST])
+        request, lm = self.request(inputs, values), entry(values, "lm", str)
+
+        def read(completion: Completion) -> Mapping[str, object]:
+            with noting_truncation(completion, request.max_tokens):
                 calls = self._calls(completion, declared)
                 if calls and not last:
                     records = self._records(calls, declared, entry(inputs, HISTORY, list))
-                    return {
-                        MESSAGE: completion.text,
-                        TOOL_CALLS: records,
-                        **dict.fromkeys(self.model.outputs),
-                    }
-                answer = self._answer(completion, () if completion.tool_calls else calls)
-            except ParseError as error:
-                problem = with_cause(error, completion, values["max_tokens"]) if completion else error
-                if attempt == self.most_reasks:
-                    raise problem from None
-                asked = correction(problem.message, self.model.answer_format)
-                said = [Message("assistant", completion.text)] if completion and completion.text else []
-                messages = (*messages, *said, Message("user", asked))
-            else:
-                return {MESSAGE: completion.text, TOOL_CALLS: [], **answer}
-        raise AssertionError("the last attempt returns or raises")
+                    answer = dict.fromkeys(self.model.outputs)
+                    return {MESSAGE: completion.text, TOOL_CALLS: records, **answer}
+                found = self._answer(completion, () if completion.tool_calls else calls)
+                return {MESSAGE: completion.text, TOOL_CALLS: [], **found}
+
+        return await ask(call, lm, request, read, self.most_reasks)
 
     @property
     def most_reasks(self) -> int:
@@ -243,80 +228,6 @@ class AgentTurn(Operation):
                 record["known"] = ", ".join(declared)
             records.append(record)
         return records
-
-    def _request(
-        self,
-        messages: tuple[Message, ...],
-        values: Mapping[str, object],
-        declared: Mapping[str, tuple[ToolSpec, Tool]],
-        seed: int,
-        *,
-        last: bool,
-    ) -> Request:
-        weights = values["weights"]
-        return Request(
-            messages=messages,
-            max_tokens=entry(values, "max_tokens", int),
-            temperature=entry(values, "temperature", (int, float)),
-            stop=tuple(self.model.stop),
-            seed=seed % 2**64,
-            adapter=Adapter(**weights) if is_reference(weights) else None,
-            want_tokens=self.model.weights is not None,
-            format=self.model.answer_format,
-            tools=tuple(spec for spec, _ in declared.values()),
-            tool_choice="none" if last else "auto",
-        )
-
-    # Upper bounds
-
-    def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:  # noqa: D102
-        model = self.model
-        longest = extent_of_setting(model.max_tokens).largest
-        lms = tuple(map(str, extent_of_setting(model.lm).values)) if model.lm else limits.lms
-        answer = {name: written_extent(port.type, longest) for name, port in model.outputs.items()}
-        calls = Extent(0, longest, items=self.max_calls)
-        prompt = self._fixed(limits) + given[TASK] + given[HISTORY]
-        request = CallBound(self.name, 1, prompt, longest, lms, messages=self.max_messages)
-        requests = [request]
-        if self.most_reasks:
-            turn = Extent(MAX_ERROR + BLOCK_BYTES + 100, longest).times(self.most_reasks)
-            again = f"{self.name} (re-ask)"
-            requests.append(
-                CallBound(again, self.most_reasks, prompt + turn, longest, lms, messages=self.max_messages)
-            )
-        return Reach({MESSAGE: Extent(0, longest), TOOL_CALLS: calls, **answer}, requests)
-
-    def _fixed(self, limits: Limits) -> Extent:
-        """Bound the prompt without the task: instructions, tools, and the answer's format."""
-        model = self.model
-        if isinstance(model.prompt, Text):
-            text = limits.text(f"{self.name}.prompt", model.prompt)
-        else:
-            text = Extent(len((model.prompt or "").encode()))
-        fixed = f"{answer_note(model.outputs, model.layout)}{model.system}{LAST_TURN}"
-        size = len(fixed.encode()) + BLOCK_BYTES + OVERHEAD + format_bytes(model.answer_format)
-        # engines may show both the declarations and the schema of an answer made of them
-        size += 2 * sum(tool.spec.size for tool in self.tools)
-        total = text + Extent(size)
-        for name, own in self.texts.items():
-            key = f"{self.name}.{name}"
-            text = limits.text(key, own) if isinstance(own, Text) else Extent(len(own.encode()))
-            total = total + text.times(2)
-        return total + self._demos(limits)
-
-    def _demos(self, limits: Limits) -> Extent:
-        """Bound the demonstrations: their JSON, escaped again in tool calls, and what is around messages."""
-        declared = self.model.demos
-        most = declared.max if isinstance(declared, Demos) else 0
-        found = most * ESCAPED * CHARACTER * MAX_DEMO_CHARACTERS + most * self.max_messages * TOOL_OVERHEAD
-        value = declared.value if isinstance(declared, Demos) else declared
-        start = as_demos(limits.value(f"{self.name}.demos", value) or ())
-        own = [
-            len(format_inputs(describe_images(shown_task(demo))).encode())
-            + sum(message.size + TOOL_OVERHEAD for message in shown_turns(demo))
-            for demo in start
-        ]
-        return Extent(max(found, sum(own)))
 
 
 def _is_image(value: object) -> bool:

@@ -1,8 +1,8 @@
 """Answers of structured types: how a prompt describes them, and the format that engines enforce.
 
-Plain types (text, labels, numbers, and lists of them) are answered in words. All others, such as pydantic
-models, are answered as JSON, which the prompt describes in a short notation with the names of this package's
-types: ``{"name": str, "tags": [str, ...]}``.
+Plain types (text, labels, numbers, and lists of them) are answered in words. All others, such as
+pydantic models, are answered as JSON, which the prompt describes in a short notation with the names
+of this package's types: ``{"name": str, "tags": [str, ...]}``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typing_extensions
 
-from compound.engine import AnswerFormat
+from compound.core.engine import AnswerFormat
 from compound.graph.json_types import (
     DESCRIPTIVE,
     INTEGER_KEY,
@@ -27,7 +27,12 @@ from compound.graph.json_types import (
 )
 from compound.graph.types import Port, accepts
 
-SCALARS: Mapping[object, str] = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"}
+SCALARS: Mapping[object, str] = {
+    "string": "str",
+    "integer": "int",
+    "number": "float",
+    "boolean": "bool",
+}
 LARGEST = (
     10**18 - 1
 )  # bound of integers without bounds, so that an answer cannot consist of digits without end
@@ -109,7 +114,9 @@ def json_forms(kind: object) -> frozenset[str]:
     return frozenset(str(form) for form in forms if form and (form != "string" or texts))
 
 
-def _options(schema: object, definitions: Mapping[str, object], depth: int = 0) -> list[Mapping[str, object]]:
+def _options(
+    schema: object, definitions: Mapping[str, object], depth: int = 0
+) -> list[Mapping[str, object]]:
     """Return the alternatives of a schema, with those of unions in it, and without references."""
     if not isinstance(schema, Mapping) or depth > DEEPEST_UNION:
         return []
@@ -164,7 +171,11 @@ def is_plain(kind: object) -> bool:
     (True, True, False)
     """
     kind = without_annotation(kind)
-    if kind in (str, int, float, bool, list, Any, None, type(None)) or labels_of(kind) or is_text(kind):
+    if (
+        kind in (str, int, float, bool, list, Any, None, type(None))
+        or labels_of(kind)
+        or is_text(kind)
+    ):
         return True
     if get_origin(kind) is list or get_origin(kind) in (Union, types.UnionType):
         nested = any(get_origin(a) is list for a in get_args(kind))
@@ -193,7 +204,9 @@ def _single_format(kind: object) -> AnswerFormat | None:
     options: list[object] = []
     for part in get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,):
         plain = without_annotation(part)
-        options += ["yes", "no"] if plain is bool else ["none"] if part is type(None) else labels_of(part)
+        options += (
+            ["yes", "no"] if plain is bool else ["none"] if part is type(None) else labels_of(part)
+        )
         if not (plain is bool or part is type(None) or labels_of(part)):
             return _schema_format(kind)
     texts = tuple(dict.fromkeys(map(str, options)))
@@ -202,7 +215,9 @@ def _single_format(kind: object) -> AnswerFormat | None:
 
 def _schema_format(kind: object) -> AnswerFormat | None:
     schema = json_schema_of(kind)
-    return AnswerFormat(schema=json.dumps(enforceable(schema), ensure_ascii=False)) if schema else None
+    return (
+        AnswerFormat(schema=json.dumps(enforceable(schema), ensure_ascii=False)) if schema else None
+    )
 
 
 def enforceable(schema: object) -> object:

@@ -12,7 +12,6 @@ from enum import Enum
 from functools import partial
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
-from compound.components.answers.answer_lists import list_items
 from compound.components.answers.answer_types import (
     answer_format,
     is_plain,
@@ -24,13 +23,14 @@ from compound.components.answers.answer_types import (
 )
 from compound.components.answers.answer_words import (
     check_cut,
+    list_items,
     plain_text,
     read_bool,
     read_label,
     read_number,
     read_union,
 )
-from compound.execution.calls.answer_text import json_values
+from compound.execution.answer_text import json_values
 from compound.graph.configuration import canonical_json
 from compound.graph.types import Port, accepts, convert, format_type, reads_decimals
 
@@ -115,7 +115,9 @@ def _from_json_value(raw: object, kind: object, origin: object) -> object:
     if accepts(kind, raw):
         return raw
     if isinstance(raw, int | float) and (kind is str or origin is Literal):
-        return parse_value(canonical_json(raw), kind)  # {"year": 1999} although the field is declared as text
+        return parse_value(
+            canonical_json(raw), kind
+        )  # {"year": 1999} although the field is declared as text
     return convert(kind, raw)
 
 
@@ -148,7 +150,9 @@ def _member_value(raw: str, kind: object) -> object:
 
 
 def _list(raw: str, item: object) -> list[object]:
-    name = "any" if item is Any or is_text(item) else format_type(item) if is_plain(item) else "json"
+    name = (
+        "any" if item is Any or is_text(item) else format_type(item) if is_plain(item) else "json"
+    )
     return [parse_value(writable(part), item) for part in list_items(raw, name)]
 
 
@@ -205,7 +209,9 @@ def _from_json(raw: str, kind: object) -> object:
             return convert(kind, raw)  # such as a date without quotes
         except ValueError as error:
             problem = str(error)
-    raise ValueError(problem or f"{raw!r:.100} holds no complete JSON for {format_type(kind)}") from None
+    raise ValueError(
+        problem or f"{raw!r:.100} holds no complete JSON for {format_type(kind)}"
+    ) from None
 
 
 def _structured_or_text(raw: str, kind: object) -> object:

@@ -1,7 +1,4 @@
-"""Numbers, labels and fields in a model's text, among the words around them.
-
-The code is copied into exported programs (`compound.exports.modules`): standard library only.
-"""
+"""Lists in a model's text: JSON arrays, or one item in each line, among the words around them."""
 
 from __future__ import annotations
 
@@ -12,11 +9,145 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 
-from compound.components.answers.answer_lists import is_array
-from compound.execution.calls.answer_text import json_values, label_pattern
+from compound.execution.answer_text import json_values, label_pattern
+
+MARKER = re.compile(r"\s*(?:(?:[-–—•‣◦▪+]|\*(?!\*))(?!\d)|\(?\d+[.)](?!\d)|\[\d+\])\s*")
+FENCE = re.compile(r"```(?:[\w+-]*[ \t]*\n|json\b)?(.*?)```", re.DOTALL)
+ARRAY_INTRODUCTION = re.compile(r"[^\n\[\]]*:[*_]*\s*(?=\[)")
+SEVERAL = re.compile(r"[,;，；、،؛|•]|(?<!\w)\(?2[.)]\s")  # in a line that may be several items
+BARE_ARRAY = re.compile(r"\[([^\[\]\"\n]*)\]")  # without quotes, or with those of Python
+EMPHASIS = "*_ \t"
+
+
+def list_items(raw: str, item: str) -> list[object]:
+    """Return the items in a text, as JSON values or texts; a JSON array, or one item in each line.
+
+    Code fences, an introduction and a closing remark are skipped.
+
+    Args:
+        raw: the text.
+        item: the name of the items' type; commas in a line separate numbers and labels, but not
+            texts.
+
+    Raises:
+        ValueError: a JSON array is incomplete, or it is unclear which lines are items.
+    """
+    text = _unfenced(raw.strip())
+    if (members := _members(text)) is not None and item != "json":
+        if len(members) != 1 or not isinstance(members[0], list):
+            raise ValueError(
+                f"{raw!r:.100} is no list; write one item in each line, or a JSON array"
+            )
+        return members[0]
+    array = _array(_introduced(text))
+    if array is not None:
+        return array
+    if (bare := BARE_ARRAY.fullmatch(text)) and not MARKER.match(text):
+        parts = [part.strip() for part in bare[1].split(",")]
+        if "'" not in text or all(re.fullmatch("'[^']*'", part) for part in parts):
+            return [part.strip("'") for part in parts if part]
+    if text.startswith("[") and not MARKER.match(text):
+        raise ValueError(f"{raw!r:.100} holds no complete JSON array")
+    lines = text.splitlines()
+    filled = [i for i, line in enumerate(lines) if line.strip()]
+    if any(MARKER.match(lines[i]) for i in filled):
+        if len(filled) == 1 and re.search(r"[,;]\s*(?:[-•*]|\d+[.)])\s|\s\(?2[.)]\s", text):
+            raise ValueError(f"{raw!r:.100} may be several items; write one item in each line")
+        return list(_marked_items(lines))
+    if len(filled) == 1:
+        return _in_one_line(text, item)
+    if filled and lines[filled[0]].rstrip(EMPHASIS).endswith(":"):
+        filled = filled[1:]
+    return [lines[i].strip() for i in filled]
+
+
+def _members(text: str) -> list[object] | None:
+    """Return the values of the JSON object that a text is."""
+    try:
+        value = json.loads(text, strict=False) if text.startswith("{") else None
+    except (ValueError, RecursionError):
+        return None
+    return None if value is None else list(value.values())
+
+
+def is_array(raw: str) -> bool:
+    """Return whether `list_items` reads the items of a complete JSON array."""
+    return _array(_introduced(_unfenced(raw.strip()))) is not None
+
+
+def _introduced(text: str) -> str:
+    found = ARRAY_INTRODUCTION.match(text)
+    return text[found.end() :] if found else text
+
+
+def _in_one_line(line: str, item: str) -> list[object]:
+    """Return the items of a line; a text with a comma, and digits with one between them, are uncertain."""
+    is_text = item in ("str", "any")
+    if is_text and re.fullmatch(r"\W*(?:none|nothing|null|n/?a|empty)\W*", line, re.IGNORECASE):
+        raise ValueError(f"{line!r:.100} may be one item or none; write [] for an empty list")
+    if is_text and not SEVERAL.search(line):
+        return [line]
+    number = r"\d,\d" if item == "float" else r"\d,\d{3}(?!\d)"
+    if is_text or (re.search(number, line) and not re.search(r"[,;]\s", line)):
+        raise ValueError(f"{line!r:.100} may be one item or several; write one item in each line")
+    separator = r"[,;]\s+" if re.search(r"[,;]\s", line) else r"[,;]"
+    return [part.strip() for part in re.split(separator, line) if part.strip()]
+
+
+def _unfenced(text: str) -> str:
+    """Return the content of the only code fence, if only an introduction precedes it; else the text."""
+    found = FENCE.search(text) if text.count("```") == 2 else None
+    if found is None:
+        return text
+    before, after = text[: found.start()].strip(), text[found.end() :]
+    if (before and not _introduces(before.splitlines()[-1])) or any(
+        map(MARKER.match, after.splitlines())
+    ):
+        return text
+    return found[1].strip()
+
+
+def _array(text: str) -> list[object] | None:
+    """Return the JSON array that a text begins with, if a remark in other lines at most follows."""
+    if not text.startswith("["):
+        return None
+    try:
+        value, end = json.JSONDecoder(strict=False).raw_decode(text)
+    except (ValueError, RecursionError):
+        return None
+    rest = text[end:].lstrip(" \t.`")
+    return value if not rest or (rest.startswith("\n") and "[" not in rest) else None
+
+
+def _marked_items(lines: Sequence[str]) -> list[str]:
+    """Return the items of lines of which some are marked, such as by a number or a hyphen."""
+    places = [i for i, line in enumerate(lines) if MARKER.match(line)]
+    items: list[list[str]] = []
+    for i, line in enumerate(lines):
+        blank_before = i > 0 and not lines[i - 1].strip()
+        if mark := MARKER.match(line):
+            items.append([line[mark.end() :].strip()])
+        elif not line.strip():
+            continue
+        elif i < places[0]:
+            if i == places[0] - 1 and not _introduces(line):
+                raise ValueError(f"{line.strip()!r:.100} is neither an item nor an introduction")
+        elif line[0].isspace():
+            items[-1].append(line.strip())
+        elif i > places[-1] and blank_before:
+            break
+        else:
+            raise ValueError(f"{line.strip()!r:.100} is not marked as an item")
+    return [text for item in items if (text := " ".join(item).strip())]
+
+
+def _introduces(line: str) -> bool:
+    return line.rstrip(EMPHASIS).endswith(":") or re.match(r"\s*#+\s", line) is not None
+
 
 TRUE, FALSE = {"yes", "true", "1"}, {"no", "false", "0"}
-# A sign directly after a word is a hyphen (GPT-4); commas count only between groups of three digits.
+# A sign directly after a word is a hyphen (GPT-4); commas count only between groups of three
+# digits.
 NUMBER = re.compile(
     r"(?:(?<!\w)[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|(?<!\w)\.\d+)(?:[eE][-+]?\d+)?"
 )
@@ -25,8 +156,8 @@ MONTH = (
     r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?"
     r"|nov(?:ember)?|dec(?:ember)?|(?-i:May))\b"
 )
-# What makes a number before it a part of something longer: a decimal comma, a fraction, a date, a range, an
-# equation, a power, a multiple, a time, or one of several numbers.
+# What makes a number before it a part of something longer: a decimal comma, a fraction, a date, a
+# range, an equation, a power, a multiple, a time, or one of several numbers.
 CONTINUATION = re.compile(
     r"""(?:[.:_'’٫٬…h|]|[,;]\s?|\)[ \t]*|[ \t]*[-/⁄^*×÷·+=–—±~～〜xX|][-^*/]?[ \t]*|[ \t\u00a0\u202f]+
         |[ \t,;]+(?:or|to|and|&|bis|oder|und|y|et|ou)[ \t]+
@@ -58,9 +189,12 @@ CORRECTION = re.compile(
     r"\b(?:no|wait|actually|sorry|correction|rather|I mean|oops|instead)\b", re.IGNORECASE
 )
 NEGATION = re.compile(
-    r"(?:\b(?:not|never|nor|non|neither)|n['’]t)(?:\s+(?:a|an|the|very))?[\s\-\"'`*]*$", re.IGNORECASE
+    r"(?:\b(?:not|never|nor|non|neither)|n['’]t)(?:\s+(?:a|an|the|very))?[\s\-\"'`*]*$",
+    re.IGNORECASE,
 )
-ANSWER_IS = re.compile(r"[\W_]*(?:(?:the|my|final|correct)\s+)*answer\b(?:\s+is)?[\s:*_`\"']*", re.IGNORECASE)
+ANSWER_IS = re.compile(
+    r"[\W_]*(?:(?:the|my|final|correct)\s+)*answer\b(?:\s+is)?[\s:*_`\"']*", re.IGNORECASE
+)
 # A question that is repeated, or an alternative, before or instead of the decision.
 UNDECIDED = re.compile(
     r"\s*\?|[\s,-]*(?:[/|]|\b(?:or|and|but)\b)[\s-]*(?:yes|no|true|false|[01])\b", re.IGNORECASE
@@ -103,7 +237,9 @@ def read_number(raw: str, kind: str) -> int | float:
         raise ValueError(f"{raw!r:.100} is not a finite number")
     if kind == "float":
         return float(value)
-    if value != value.to_integral_value() or re.fullmatch(r"[-+]?\d{1,3}\.\d{3}", text):  # may be thousands
+    if value != value.to_integral_value() or re.fullmatch(
+        r"[-+]?\d{1,3}\.\d{3}", text
+    ):  # may be thousands
         raise ValueError(f"{raw!r:.100} is not a whole number")
     return int(value)
 
@@ -183,8 +319,8 @@ def plain_text(raw: str) -> str:
 def read_union(raw: str, options: Sequence[tuple[str, Callable[[str], object]]]) -> object:
     """Return the value of one of several types.
 
-    An exact number is one. If any text is valid (``str``), another type must be the whole text; otherwise,
-    only one of the types may find a value.
+    An exact number is one. If any text is valid (``str``), another type must be the whole text;
+    otherwise, only one of the types may find a value.
 
     Args:
         raw: the text.
@@ -209,7 +345,8 @@ def read_union(raw: str, options: Sequence[tuple[str, Callable[[str], object]]])
     found: list[object] = []
     for name, read in options:
         if "str" in names and (
-            name in ("str", "int", "float", "json") or (name == "bool" and text.lower() not in TRUE | FALSE)
+            name in ("str", "int", "float", "json")
+            or (name == "bool" and text.lower() not in TRUE | FALSE)
         ):
             continue
         try:
@@ -279,8 +416,12 @@ def labelled_fields(text: str, names: Sequence[str]) -> dict[str, str]:
 
     Case, markdown and line breaks within values are tolerated.
     """
-    options = "|".join(re.escape(name).replace("_", "[_ ]") for name in sorted(names, key=len, reverse=True))
-    pattern = re.compile(rf"^[ \t#>*\-`]*({options})[ \t*`]*[:：=]\**", re.IGNORECASE | re.MULTILINE)
+    options = "|".join(
+        re.escape(name).replace("_", "[_ ]") for name in sorted(names, key=len, reverse=True)
+    )
+    pattern = re.compile(
+        rf"^[ \t#>*\-`]*({options})[ \t*`]*[:：=]\**", re.IGNORECASE | re.MULTILINE
+    )
     text = re.sub(r"\A\s*```\w*\n(.*)```\s*\Z", r"\1", text, flags=re.DOTALL)
     last: dict[str, re.Match[str]] = {}
     for mark in pattern.finditer(text):
@@ -289,7 +430,9 @@ def labelled_fields(text: str, names: Sequence[str]) -> dict[str, str]:
         last.pop(name, None)
         last[name] = mark
     ends = [*(mark.start() for mark in last.values()), len(text)]
-    return {name: bare(text[mark.end() : ends[i + 1]]) for i, (name, mark) in enumerate(last.items())}
+    return {
+        name: bare(text[mark.end() : ends[i + 1]]) for i, (name, mark) in enumerate(last.items())
+    }
 
 
 def bare(text: str) -> str:

@@ -44,7 +44,9 @@ def format_note(outputs: Mapping[str, Port], layout: Layout) -> str:
     if layout == "json":
         shape = ", ".join(f'"{name}": {_spelled(port.type)}' for name, port in outputs.items())
         return f"Reply with one JSON object: {{{shape}}}"
-    lines = "\n".join(f"{name}: <{_spelled(port.type, 'JSON: ')}>" for name, port in outputs.items())
+    lines = "\n".join(
+        f"{name}: <{_spelled(port.type, 'JSON: ')}>" for name, port in outputs.items()
+    )
     return f"Reply in this format:\n{lines}"
 
 
@@ -62,7 +64,8 @@ def answer_note(outputs: Mapping[str, Port], layout: Layout) -> str:
 def type_note(outputs: Mapping[str, Port], layout: Layout) -> str:
     """Return the prompt's sentence about the type of a single output, or ``""`` if any text is valid.
 
-    The note is part of a component's version. A text output has no note, so its version does not change.
+    The note is part of a component's version. A text output has no note, so its version does not
+    change.
 
     >>> type_note({"verdict": Port(Literal["yes", "no"])}, "text")
     'The verdict must be one of: yes, no'
@@ -83,7 +86,9 @@ def json_note(outputs: Mapping[str, Port], layout: Layout) -> str:
         return ""
     found = {name: describe(port.type) for name, port in outputs.items() if not is_plain(port.type)}
     plain = {name: port.type for name, port in outputs.items() if is_plain(port.type)}
-    found |= {name: _spell(kind) for name, kind in plain.items() if _spell(kind) != identify_type(kind)}
+    found |= {
+        name: _spell(kind) for name, kind in plain.items() if _spell(kind) != identify_type(kind)
+    }
     return canonical_json(found) if found else ""
 
 
@@ -98,7 +103,9 @@ def _describe_type(kind: object) -> str:
     if is_text(kind):
         return f"text {limits_of(kind)}".rstrip() + "."
     if get_origin(kind) is Annotated:
-        subject, colon, rest = _describe_type(without_annotation(kind)).removesuffix(".").partition(":")
+        subject, colon, rest = (
+            _describe_type(without_annotation(kind)).removesuffix(".").partition(":")
+        )
         return f"{subject} {limits_of(kind)}".rstrip() + colon + rest + "."
     if kind in WORDS:
         return f"{WORDS[kind]}."
@@ -109,9 +116,18 @@ def _describe_type(kind: object) -> str:
 
 def _describe_list(item: object) -> str:
     if labels_of(item):
-        return f"a list of labels ({_choices(label_texts(item))}): one in each line, or a JSON array."
-    plain, limits = without_annotation(item), limits_of(item) if get_origin(item) is Annotated else ""
-    of = f" of texts {limits}" if is_text(item) and limits else ITEMS.get(plain, "") + f" {limits}".rstrip()
+        return (
+            f"a list of labels ({_choices(label_texts(item))}): one in each line, or a JSON array."
+        )
+    plain, limits = (
+        without_annotation(item),
+        limits_of(item) if get_origin(item) is Annotated else "",
+    )
+    of = (
+        f" of texts {limits}"
+        if is_text(item) and limits
+        else ITEMS.get(plain, "") + f" {limits}".rstrip()
+    )
     return f"a list{of}: {'one' if of else 'one item'} in each line, or a JSON array."
 
 

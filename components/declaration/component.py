@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from compound.components.function import Function
-from compound.concurrency.functions import ThreadUse
+from compound.core.narrowing import report_wrong_arguments
+from compound.core.threads import ThreadUse
 from compound.graph.building import active_build
 from compound.graph.component import Condition, Input, Output, Outputs
-from compound.narrowing import report_wrong_arguments
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,7 +37,13 @@ class FunctionComponent(Function, Generic[P, R]):
         **settings: object,
     ) -> None:
         super().__init__(
-            name, function, outputs=outputs, timeout=timeout, retries=retries, thread=thread, **settings
+            name,
+            function,
+            outputs=outputs,
+            timeout=timeout,
+            retries=retries,
+            thread=thread,
+            **settings,
         )
         functools.update_wrapper(self, function, updated=())
 
@@ -60,7 +66,9 @@ class FunctionComponent(Function, Generic[P, R]):
             isinstance(v, Input | Output | Outputs | Condition) for v in given
         ):
             return super().__call__(*arguments, name=name, when=when, **named)
-        further = {key: value for key, value in (("name", name), ("when", when)) if value is not None}
+        further = {
+            key: value for key, value in (("name", name), ("when", when)) if value is not None
+        }
         return self.function(*arguments, **named, **further)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
@@ -101,17 +109,19 @@ def component(
 ) -> FunctionComponent[P, R] | Callable[[Callable[P, R]], FunctionComponent[P, R]]:
     """Make a component of a typed function, sync or async; a decorator with or without options.
 
-    Called with an input or an output of another component, it declares a node. Called with values, it is the
-    function itself.
+    Called with an input or an output of another component, it declares a node. Called with values,
+    it is the function itself.
 
     Args:
         function: an annotated function; its parameters are the inputs.
         name: the component's name; default: the function's name.
-        outputs: output fields and their types, for a function that returns a mapping with several outputs.
+        outputs: output fields and their types, for a function that returns a mapping with several
+            outputs.
         timeout: time limit of one attempt in seconds.
         retries: how often transient errors are retried.
         thread: where a sync function runs; see `compound.components.function.Function`.
-        **settings: values or spaces for parameters of the function; the other parameters are inputs.
+        **settings: values or spaces for parameters of the function; the other parameters are
+            inputs.
 
     Raises:
         DeclarationError: the function lacks annotations, or a setting is no parameter of it.
@@ -128,7 +138,13 @@ def component(
     def decorate(decorated: Callable[P, R]) -> FunctionComponent[P, R]:
         own = name or getattr(decorated, "__name__", type(decorated).__name__)
         return FunctionComponent(
-            own, decorated, outputs=outputs, timeout=timeout, retries=retries, thread=thread, **settings
+            own,
+            decorated,
+            outputs=outputs,
+            timeout=timeout,
+            retries=retries,
+            thread=thread,
+            **settings,
         )
 
     return decorate if function is None else decorate(function)

@@ -9,13 +9,21 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from compound.components.function import typed_signature
 from compound.components.llm import LLM
-from compound.errors import DeclarationError
+from compound.core.errors import DeclarationError
+from compound.core.narrowing import report_wrong_arguments
 from compound.graph.space import Text
-from compound.narrowing import report_wrong_arguments
 
 P = ParamSpec("P")
 R = TypeVar("R")
-EMPTY = {"RESUME", "NOP", "LOAD_CONST", "RETURN_CONST", "RETURN_VALUE", "LOAD_GLOBAL", "RAISE_VARARGS"}
+EMPTY = {
+    "RESUME",
+    "NOP",
+    "LOAD_CONST",
+    "RETURN_CONST",
+    "RETURN_VALUE",
+    "LOAD_GLOBAL",
+    "RAISE_VARARGS",
+}
 
 
 class LLMFunction(LLM, Generic[P, R]):
@@ -48,8 +56,9 @@ def llm(
 ) -> LLMFunction[P, R] | Callable[[Callable[P, R]], LLMFunction[P, R]]:
     '''Make an LLM component of a typed function that has a docstring and no body; usable as a decorator.
 
-    The parameters are the inputs, the return type is the output, and the docstring is the prompt, which is
-    tuned unless ``prompt`` says otherwise. Type checkers accept ``raise NotImplementedError`` as the body.
+    The parameters are the inputs, the return type is the output, and the docstring is the prompt,
+    which is tuned unless ``prompt`` says otherwise. Type checkers accept ``raise
+    NotImplementedError`` as the body.
 
     Args:
         function: an annotated function without statements.
@@ -57,7 +66,8 @@ def llm(
             function's name by default.
 
     Raises:
-        DeclarationError: the function has statements, which would never run, lacks a docstring or a type.
+        DeclarationError: the function has statements, which would never run, lacks a docstring or a
+            type.
 
     Example:
         >>> @llm(max_tokens=32)
@@ -83,7 +93,8 @@ def _declare(function: Callable[P, R], settings: dict[str, Any]) -> LLMFunction[
         prompt = inspect.getdoc(function)
         if not prompt:
             raise DeclarationError(
-                f"llm function {name!r} has no prompt", hint="write it as the docstring, or give prompt=…"
+                f"llm function {name!r} has no prompt",
+                hint="write it as the docstring, or give prompt=…",
             )
         settings["prompt"] = Text(prompt)
     return LLMFunction(name, **{"output": returned, "takes": kinds, **settings})
@@ -92,5 +103,12 @@ def _declare(function: Callable[P, R], settings: dict[str, Any]) -> LLMFunction[
 def _is_empty(function: Callable[..., object]) -> bool:
     """Return whether a function only returns None or raises NotImplementedError."""
     steps = list(dis.get_instructions(function))
-    loaded = [step.argval for step in steps if step.opname in ("LOAD_CONST", "RETURN_CONST", "LOAD_GLOBAL")]
-    return all(step.opname in EMPTY for step in steps) and loaded in ([None], ["NotImplementedError"])
+    loaded = [
+        step.argval
+        for step in steps
+        if step.opname in ("LOAD_CONST", "RETURN_CONST", "LOAD_GLOBAL")
+    ]
+    return all(step.opname in EMPTY for step in steps) and loaded in (
+        [None],
+        ["NotImplementedError"],
+    )

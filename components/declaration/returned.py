@@ -7,11 +7,10 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, get_args, get_origin
 
-from compound.errors import DeclarationError
+from compound.core.errors import DeclarationError
 from compound.graph.component import Input, Output, Outputs
-from compound.graph.members import member_types
-from compound.graph.types import format_type, is_assignable
-from compound.registry.user_code import definition
+from compound.graph.registry.user_code import definition
+from compound.graph.types import format_type, is_assignable, member_types
 
 
 def check_returned(name: str, function: Callable[..., object], returned: object) -> None:
@@ -20,7 +19,8 @@ def check_returned(name: str, function: Callable[..., object], returned: object)
     Args:
         name: the name of the system.
         function: the function.
-        returned: what it returned: an output, or a mapping, a tuple, a list or an instance with outputs.
+        returned: what it returned: an output, or a mapping, a tuple, a list or an instance with
+            outputs.
 
     Raises:
         DeclarationError: a type does not match; the message names the output and both types.
@@ -49,7 +49,9 @@ def _pairs(returned: object, annotation: object) -> list[tuple[str, object, obje
             return _of_fields(returned, fields)
         if not (isinstance(origin, type) and issubclass(origin, Mapping)):
             return whole
-        return _of_fields(returned, dict.fromkeys(returned, arguments[1] if len(arguments) == 2 else Any))
+        return _of_fields(
+            returned, dict.fromkeys(returned, arguments[1] if len(arguments) == 2 else Any)
+        )
     if dataclasses.is_dataclass(returned) or hasattr(returned, "_asdict"):
         fields = typing.get_type_hints(type(returned))
         return _of_fields({field: getattr(returned, field) for field in fields}, fields)

@@ -11,12 +11,12 @@ from typing import overload
 from compound.components.declaration.returned import check_returned
 from compound.components.function import parameter_types
 from compound.components.hyperparameter import Hyperparameter, is_constant
-from compound.errors import CompoundError, DeclarationError, GraphBuildError, WiringError
+from compound.core.errors import CompoundError, DeclarationError, GraphBuildError, WiringError
+from compound.core.narrowing import report_wrong_arguments
 from compound.graph.building import active_build, building
 from compound.graph.component import Input, Node, Output, Outputs, Source
+from compound.graph.registry.user_code import definition, place_in
 from compound.graph.system import System
-from compound.narrowing import report_wrong_arguments
-from compound.registry.user_code import definition, place_in
 
 SINGLE = "output"
 
@@ -26,7 +26,9 @@ def system(function: Callable[..., object], /) -> System: ...
 
 
 @overload
-def system(*, name: str = "", lm: str | None = None) -> Callable[[Callable[..., object]], System]: ...
+def system(
+    *, name: str = "", lm: str | None = None
+) -> Callable[[Callable[..., object]], System]: ...
 
 
 @report_wrong_arguments
@@ -35,17 +37,18 @@ def system(
 ) -> System | Callable[[Callable[..., object]], System]:
     """Build a system from a Python function that calls components; a decorator with or without options.
 
-    The function is called once, with a placeholder for each parameter. Its parameters become the inputs, and
-    what it returns the outputs: one value (named ``output``), a dict, a dataclass, a named tuple, a tuple of
-    outputs (named after their nodes), or a component with several outputs. Their types must match the
-    function's return type, if it has one. A component that is used several times gets numbered nodes
-    (``reader``, ``reader_2``).
+    The function is called once, with a placeholder for each parameter. Its parameters become the
+    inputs, and what it returns the outputs: one value (named ``output``), a dict, a dataclass, a
+    named tuple, a tuple of outputs (named after their nodes), or a component with several outputs.
+    Their types must match the function's return type, if it has one. A component that is used
+    several times gets numbered nodes (``reader``, ``reader_2``).
 
-    A constant that is given to a component (a string, a number, a boolean or a list of them) becomes a node
-    with this value: ``reader_style`` for the input ``style`` of ``reader``.
+    A constant that is given to a component (a string, a number, a boolean or a list of them)
+    becomes a node with this value: ``reader_style`` for the input ``style`` of ``reader``.
 
-    Python code runs while the graph is built, not for each example: a ``for`` loop over constants or an
-    ``if`` on an argument of yours is fine, one that needs the value of a placeholder raises an error.
+    Python code runs while the graph is built, not for each example: a ``for`` loop over constants
+    or an ``if`` on an argument of yours is fine, one that needs the value of a placeholder raises
+    an error.
 
     Args:
         function: a function with typed parameters.
@@ -54,8 +57,8 @@ def system(
 
     Raises:
         GraphBuildError: the function uses the value of an input or an output.
-        DeclarationError: a parameter lacks a type, has a default or is unused, or the function returns
-            something else, or outputs of other types than it declares.
+        DeclarationError: a parameter lacks a type, has a default or is unused, or the function
+            returns something else, or outputs of other types than it declares.
 
     Example:
         >>> from compound import LLM, Text, component
@@ -87,7 +90,9 @@ def _build(function: Callable[..., object], name: str, lm: str | None) -> System
         try:
             returned = function(**{item.name: item for item in inputs})
         except WiringError as error:
-            raise WiringError(f"{error.message}{place_in(error, function)}", hint=error.hint) from error
+            raise WiringError(
+                f"{error.message}{place_in(error, function)}", hint=error.hint
+            ) from error
         except CompoundError:
             raise
         except Exception as error:
@@ -168,7 +173,8 @@ def _named_after_nodes(values: tuple[object, ...] | list[object]) -> Mapping[obj
             key = value.name
         if key in found:
             raise DeclarationError(
-                f"two of the returned outputs would be named {key!r}", hint="return a dict to name them"
+                f"two of the returned outputs would be named {key!r}",
+                hint="return a dict to name them",
             )
         found[key] = value
     return found

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias
 
 from compound.components.function import Function
 from compound.components.tools.tool import Tool
-from compound.errors import DeclarationError
+from compound.core.errors import DeclarationError
 
 
 class ForeignTool(Protocol):
@@ -57,7 +57,9 @@ def as_tool(owner: str, given: AnyTool) -> Tool:
     if package:
         return _from_package(owner, given, package)
     kind = given.__name__ if isinstance(given, type) else type(given).__name__
-    raise DeclarationError(f"agent {owner!r}: a tool must be a tool or a function, but got {kind}", hint=HINT)
+    raise DeclarationError(
+        f"agent {owner!r}: a tool must be a tool or a function, but got {kind}", hint=HINT
+    )
 
 
 def _package(given: object) -> str:
@@ -77,7 +79,10 @@ def _from_package(owner: str, given: object, package: str) -> Tool:
             f"agent {owner!r}: the {package} tool {name!r} calls no function",
             hint="define a function with annotations that calls it, and pass the function",
         )
-    expected, parameters = set(getattr(given, "args", ())), set(inspect.signature(function).parameters)
+    expected, parameters = (
+        set(getattr(given, "args", ())),
+        set(inspect.signature(function).parameters),
+    )
     if expected != parameters:
         raise DeclarationError(
             f"agent {owner!r}: the function of the {package} tool {name!r} has the parameters "

@@ -16,18 +16,29 @@ from pydantic_core import ArgsKwargs
 
 from compound.components.function import check_returns
 from compound.components.tools.source import Declaration
-from compound.concurrency.functions import run_in_thread
-from compound.concurrency.own_thread import exit_as_error
-from compound.concurrency.sessions import Sessions
-from compound.errors import DeclarationError
+from compound.core.errors import DeclarationError
+from compound.core.image import replace_images
+from compound.core.loops import Sessions
+from compound.core.threads import exit_as_error, run_in_thread
 from compound.graph.configuration import canonical_json, to_readable_json
 from compound.graph.fingerprint import code_digest
-from compound.image import replace_images
 
 _SECTIONS = (
-    "Args", "Arguments", "Parameters", "Other Parameters", "Returns", "Raises", "Yields", "Example",
-    "Examples", "Note", "Notes", "See Also", "Warnings", "References",
-)  # fmt: skip
+    "Args",
+    "Arguments",
+    "Parameters",
+    "Other Parameters",
+    "Returns",
+    "Raises",
+    "Yields",
+    "Example",
+    "Examples",
+    "Note",
+    "Notes",
+    "See Also",
+    "Warnings",
+    "References",
+)
 _PARAMETERS = ("Args", "Arguments", "Parameters", "Other Parameters")
 _SECTION = re.compile(rf"(?:{'|'.join(_SECTIONS)}):\s*$")
 _UNDERLINE = re.compile(r"-{3,}\s*$")  # of the title of a section in NumPy's style
@@ -82,7 +93,11 @@ class FunctionSource:
 
         name = getattr(self.function, "__name__", "the tool")
         with exit_as_error(name):
-            result = run() if inspect.iscoroutinefunction(self.function) else await run_in_thread(run, name)
+            result = (
+                run()
+                if inspect.iscoroutinefunction(self.function)
+                else await run_in_thread(run, name)
+            )
             return to_text(await result if inspect.isawaitable(result) else result)
 
 
@@ -130,10 +145,17 @@ def declare_function(
     _check_parameters(shown, function)
     summary, arguments = read_docstring(function)
     properties = {
-        argument: {**({"description": arguments[argument]} if arguments.get(argument) else {}), **part}
+        argument: {
+            **({"description": arguments[argument]} if arguments.get(argument) else {}),
+            **part,
+        }
         for argument, part in schema.get("properties", {}).items()
     }
-    parameters = {"type": "object", **schema, "properties": {n: _untitled(p) for n, p in properties.items()}}
+    parameters = {
+        "type": "object",
+        **schema,
+        "properties": {n: _untitled(p) for n, p in properties.items()},
+    }
     source = FunctionSource(function, reproducible)
     return Declaration(shown, description or summary, parameters, source, timeout, executes_code)
 
@@ -148,7 +170,11 @@ def _untitled(part: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_parameters(name: str, function: Callable[..., object]) -> None:
     for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
+        if parameter.kind in (
+            parameter.VAR_KEYWORD,
+            parameter.VAR_POSITIONAL,
+            parameter.POSITIONAL_ONLY,
+        ):
             raise DeclarationError(
                 f"tool {name!r}: parameter {parameter.name!r} must not be positional-only, *args or **kwargs"
             )

@@ -17,12 +17,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any
 
-from compound.components.tools.keys import read_key
 from compound.components.tools.source import TIMEOUT, Declaration, unanswered, usable_name
-from compound.concurrency.background import run_in_background
-from compound.concurrency.blocking import run_blocking
-from compound.concurrency.sessions import Sessions
-from compound.errors import (
+from compound.core.errors import (
     CallError,
     CompoundError,
     DeclarationError,
@@ -30,10 +26,12 @@ from compound.errors import (
     TransientError,
     suggest_name,
 )
+from compound.core.loops import Sessions, run_blocking, run_in_background
+from compound.core.narrowing import report_wrong_arguments
+from compound.core.security.sanitize import remember_environment, sanitize_text
+from compound.core.security.trust import Origin
+from compound.engines.credentials import read_key
 from compound.graph.configuration import digest
-from compound.narrowing import report_wrong_arguments
-from compound.security.sanitize import remember_environment, sanitize_text
-from compound.security.trust import Origin
 
 if TYPE_CHECKING:
     from mcp import ClientSession
@@ -49,11 +47,13 @@ class MCPServer:
     """An MCP server: a program to start, or an address.
 
     Attributes:
-        command: program and arguments of a server on stdin and stdout; ``python`` stands for the interpreter
-            of this process.
+        command: program and arguments of a server on stdin and stdout; ``python`` stands for the
+            interpreter of this process.
         url: address of a server with streamable HTTP.
-        auth_env: environment variable with the key of the server at ``url``, sent as a bearer token.
-        env: names of environment variables that the program receives, besides ``PATH`` and ``HOME``.
+        auth_env: environment variable with the key of the server at ``url``, sent as a bearer
+            token.
+        env: names of environment variables that the program receives, besides ``PATH`` and
+            ``HOME``.
         timeout: time limit of the start and of each call in seconds.
 
     Raises:
@@ -89,8 +89,8 @@ class MCPSource:
     Attributes:
         server: the server.
         name: the tool's name on the server.
-        repeatable: whether the server declares the tool read-only or idempotent, so that a call without an
-            answer may be repeated.
+        repeatable: whether the server declares the tool read-only or idempotent, so that a call
+            without an answer may be repeated.
     """
 
     server: MCPServer
@@ -109,8 +109,8 @@ class MCPSource:
         """Call the tool within the session of the run.
 
         Raises:
-            TransientError: the server cannot be started or reached, or did not answer a repeatable call; the
-                next attempt opens another session.
+            TransientError: the server cannot be started or reached, or did not answer a repeatable
+                call; the next attempt opens another session.
             CallError: the server reports an error, or did not answer another call.
         """
         session = await sessions.get(self.server, lambda: _open(self.server))
@@ -149,7 +149,8 @@ def declare_tools(server: MCPServer, only: Sequence[str] = ()) -> list[Declarati
     for name in only:
         if name not in names:
             raise DeclarationError(
-                f"the MCP server {server.label!r} has no tool {name!r}", hint=suggest_name(name, names)
+                f"the MCP server {server.label!r} has no tool {name!r}",
+                hint=suggest_name(name, names),
             )
     return [_tool(server, entry) for entry in found if not only or entry.name in only]
 
@@ -174,7 +175,7 @@ def _mcp() -> ModuleType:
     return module
 
 
-class Session:
+class MCPSession:
     """An open session with a server; all methods are called on the background loop."""
 
     def __init__(self, server: MCPServer) -> None:
@@ -349,7 +350,7 @@ async def _http_streams(server: MCPServer) -> AsyncIterator[tuple[Any, Any]]:
     assert server.url is not None
     headers = {}
     if server.auth_env:
-        headers["Authorization"] = f"Bearer {read_key(server.auth_env, server.label)}"
+        headers["Authorization"] = f"Bearer {read_key(server.label, server.auth_env)}"
     async with (
         bounded_client(headers, server.timeout) as client,
         streamable_http_client(server.url, http_client=client) as (read, write),
@@ -357,10 +358,10 @@ async def _http_streams(server: MCPServer) -> AsyncIterator[tuple[Any, Any]]:
         yield read, write
 
 
-async def _open(server: MCPServer) -> Session:
+async def _open(server: MCPServer) -> MCPSession:
     """Open a session; called on the background loop."""
     _mcp()
-    session = Session(server)
+    session = MCPSession(server)
     await session.start()
     return session
 

@@ -45,7 +45,9 @@ class _BoundedStream(httpx2.AsyncByteStream):  # type: ignore[misc]  # mypy does
         async for chunk in self._inner:
             total += len(chunk)
             if total > MAX_ANSWER:
-                raise httpx2.RemoteProtocolError(f"the answer is larger than {MAX_ANSWER // 2**20} MiB")
+                raise httpx2.RemoteProtocolError(
+                    f"the answer is larger than {MAX_ANSWER // 2**20} MiB"
+                )
             yield chunk
 
     async def aclose(self) -> None:

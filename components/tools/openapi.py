@@ -6,39 +6,89 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from compound.components.tools.keys import read_key
-from compound.components.tools.openapi_arguments import Place, as_header, as_path_part
+from compound.components.tools.openapi_arguments import (
+    Place,
+    SchemaConverter,
+    as_header,
+    as_path_part,
+)
 from compound.components.tools.openapi_document import OpenAPIDocument
-from compound.components.tools.openapi_schema import SchemaConverter
 from compound.components.tools.source import Declaration, PassingError, unanswered, usable_name
-from compound.concurrency.sessions import Sessions
-from compound.errors import CallError, DeclarationError, MissingExtra, TransientError, suggest_name
+from compound.core.errors import (
+    CallError,
+    DeclarationError,
+    MissingExtra,
+    TransientError,
+    suggest_name,
+)
+from compound.core.loops import Sessions
+from compound.core.security.trust import Origin, Trust
+from compound.engines.credentials import read_key
 from compound.graph.configuration import digest
-from compound.security.trust import Origin, Trust
 
 if TYPE_CHECKING:
     import httpx
 
-IDEMPOTENT = frozenset({"GET", "PUT", "DELETE"})  # methods whose requests may be repeated (RFC 9110)
+IDEMPOTENT = frozenset(
+    {"GET", "PUT", "DELETE"}
+)  # methods whose requests may be repeated (RFC 9110)
 MAX_ANSWER = 2**20  # bytes of an answer that are read
 MAX_ERROR = 2_000  # characters of an error that the model is shown
-BODY = "body"  # the argument with the JSON body, if that is no object or has the name of a parameter
+BODY = (
+    "body"  # the argument with the JSON body, if that is no object or has the name of a parameter
+)
 JSON = "application/json"
 COMBINED = frozenset(
     {
-        "$ref", "allOf", "anyOf", "dependentRequired", "dependentSchemas", "if", "maxProperties",
-        "minProperties", "not", "nullable", "oneOf", "patternProperties", "propertyNames",
+        "$ref",
+        "allOf",
+        "anyOf",
+        "dependentRequired",
+        "dependentSchemas",
+        "if",
+        "maxProperties",
+        "minProperties",
+        "not",
+        "nullable",
+        "oneOf",
+        "patternProperties",
+        "propertyNames",
     }
-)  # fmt: skip
+)
 """Keywords of a body that concern it as a whole, so that its members are not arguments of their own."""
-CHARSETS = ("utf", "iso", "windows", "cp", "latin", "us-ascii", "ascii", "koi8", "gb", "big5", "shift", "euc")
+CHARSETS = (
+    "utf",
+    "iso",
+    "windows",
+    "cp",
+    "latin",
+    "us-ascii",
+    "ascii",
+    "koi8",
+    "gb",
+    "big5",
+    "shift",
+    "euc",
+)
 """Starts of the names of usual encodings; others that Python knows, such as punycode, take quadratic time."""
 CONNECTION_HEADERS = frozenset(
     {
-        "accept", "accept-encoding", "authorization", "connection", "content-length", "content-type",
-        "cookie", "expect", "host", "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade",
+        "accept",
+        "accept-encoding",
+        "authorization",
+        "connection",
+        "content-length",
+        "content-type",
+        "cookie",
+        "expect",
+        "host",
+        "proxy-authorization",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
     }
-)  # fmt: skip
+)
 """Headers of the connection, of the body and of credentials, which a document cannot make arguments."""
 
 
@@ -81,17 +131,18 @@ class OpenAPISource:
 
         Raises:
             TransientError: the server cannot be reached, or did not answer an idempotent request.
-            PassingError: the server answered an idempotent request with a status of overload or failure.
-            CallError: the server answered with another error or did not answer, an argument cannot be part of
-                a path, or the answer is too large.
+            PassingError: the server answered an idempotent request with a status of overload or
+                failure.
+            CallError: the server answered with another error or did not answer, an argument cannot
+                be part of a path, or the answer is too large.
         """
-        from compound.components.engines.remote import requested_wait
+        from compound.engines.remote import requested_wait
 
         httpx = _httpx()
         url, query, headers, body = self._parts(arguments)
         headers["Accept-Encoding"] = "identity"
         if self.auth_env:
-            key = read_key(self.auth_env, self.url)
+            key = read_key(self.url, self.auth_env) or ""
             headers[self.auth_header] = (
                 f"Bearer {key}" if self.auth_header.lower() == "authorization" else key
             )
@@ -108,7 +159,8 @@ class OpenAPISource:
         status = response.status_code
         if (status >= 500 or status in (408, 429)) and self.method in IDEMPOTENT:
             raise PassingError(
-                f"{self.url}: HTTP {status}: {text[:MAX_ERROR]}", retry_after=requested_wait(response.headers)
+                f"{self.url}: HTTP {status}: {text[:MAX_ERROR]}",
+                retry_after=requested_wait(response.headers),
             )
         if status >= 300:
             raise CallError(f"HTTP {status}: {text[:MAX_ERROR]}")
@@ -116,7 +168,7 @@ class OpenAPISource:
 
     def _lost(self, error: httpx.TransportError) -> CallError:
         """Return the error of a request without a complete answer."""
-        from compound.components.engines.wire import UNSENT
+        from compound.engines.wire import UNSENT
 
         if isinstance(error, _httpx().TimeoutException):
             reason = f"no answer within {self.timeout:g} s ({type(error).__name__})"
@@ -169,10 +221,14 @@ def declare_operation(
     try:
         schema, places = reader.arguments(entry, item.get("parameters") or (), auth_header)
     except RecursionError:
-        raise DeclarationError(f"operation {operation!r}: the schema is nested too deeply") from None
+        raise DeclarationError(
+            f"operation {operation!r}: the schema is nested too deeply"
+        ) from None
     missing = [part for part in _placeholders(path) if Place(part, "path") not in places.values()]
     if missing:
-        raise DeclarationError(f"operation {operation!r}: the path parameter {missing[0]!r} is not declared")
+        raise DeclarationError(
+            f"operation {operation!r}: the path parameter {missing[0]!r} is not declared"
+        )
     shown = name or str(entry.get("operationId") or f"{method}_{path}")
     source = OpenAPISource(
         method.upper(),
@@ -208,9 +264,15 @@ def declare_operations(
     for operation in names:
         try:
             declared = declare_operation(
-                document, operation, base_url=base_url, hosts=hosts, auth_env=auth_env,
-                auth_header=auth_header, name=None, timeout=timeout,
-            )  # fmt: skip
+                document,
+                operation,
+                base_url=base_url,
+                hosts=hosts,
+                auth_env=auth_env,
+                auth_header=auth_header,
+                name=None,
+                timeout=timeout,
+            )
         except DeclarationError as error:
             if only or error.hint:
                 raise
@@ -282,7 +344,9 @@ class _Reader:
                 more = given.get("additionalProperties", False)
                 more = True if more == {} else more
         elif body:
-            raise DeclarationError(f"operation {entry.get('operationId')!r} has a body that is not {JSON}")
+            raise DeclarationError(
+                f"operation {entry.get('operationId')!r} has a body that is not {JSON}"
+            )
         whole = {
             "type": "object",
             "properties": properties,
@@ -291,7 +355,9 @@ class _Reader:
         }
         return SchemaConverter(self._document).converted(whole), places
 
-    def _parameter(self, name: str, where: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], Place]:
+    def _parameter(
+        self, name: str, where: str, given: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], Place]:
         """Return the schema of a parameter, and where it is sent."""
         if "content" in given:
             schema = _json_schema(given)
@@ -356,17 +422,19 @@ def _placeholders(path: str) -> Iterator[str]:
 
 
 async def _read(response: Any) -> str:  # noqa: ANN401 - an answer of the optional library
-    from compound.components.engines.wire import IncompleteAnswer, TooLarge, bounded
+    from compound.engines.wire import AnswerTooLarge, IncompleteAnswer, bounded
 
     data = bytearray()
     try:
         async for chunk in bounded(response.aiter_raw(), response.headers, MAX_ANSWER):
             data += chunk
-    except TooLarge:
+    except AnswerTooLarge:
         raise CallError(f"the answer is larger than {MAX_ANSWER // 2**20} MiB") from None
     except IncompleteAnswer as error:
         raise CallError(str(error)) from None
-    return _decoded(bytes(data), response.headers.get("content-type", ""), response.charset_encoding)
+    return _decoded(
+        bytes(data), response.headers.get("content-type", ""), response.charset_encoding
+    )
 
 
 def _decoded(data: bytes, kind: str, charset: str | None) -> str:

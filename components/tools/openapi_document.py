@@ -15,8 +15,8 @@ import yaml
 from referencing import Registry, Specification
 from referencing.exceptions import Unresolvable
 
-from compound.errors import CompoundError, DeclarationError, MissingExtra
-from compound.security.trust import Origin, Trust
+from compound.core.errors import CompoundError, DeclarationError, MissingExtra
+from compound.core.security.trust import Origin, Trust
 
 METHODS = ("get", "post", "put", "patch", "delete")
 MAX_DOCUMENT = 10 * 2**20  # bytes
@@ -48,7 +48,12 @@ class OpenAPIDocument:
             DeclarationError: there is none, or a document of another machine names this one.
         """
         found = base_url or self._first_server(servers or self.content.get("servers") or [{}])
-        if not base_url and self.url and not Origin.of(self.url).is_loopback and Origin.of(found).is_loopback:
+        if (
+            not base_url
+            and self.url
+            and not Origin.of(self.url).is_loopback
+            and Origin.of(found).is_loopback
+        ):
             raise DeclarationError(
                 f"the OpenAPI document {self.url} names a server of this machine: {found}",
                 hint="if you trust it, set base_url=…",
@@ -89,7 +94,9 @@ class OpenAPIDocument:
                 return part
             target = self.target(part["$ref"])
             part = {**target, **own} if isinstance(target, Mapping) else target
-        raise DeclarationError(f"the OpenAPI document has more than {MAX_REFERENCES} references in a row")
+        raise DeclarationError(
+            f"the OpenAPI document has more than {MAX_REFERENCES} references in a row"
+        )
 
     def target(self, reference: str) -> Any:  # noqa: ANN401 - JSON
         """Return what a reference leads to.
@@ -108,7 +115,9 @@ class OpenAPIDocument:
     @functools.cached_property
     def _resolver(self) -> Any:  # noqa: ANN401 - a class that the library does not name
         """Resolver of references in this document, which reads no others."""
-        return Registry[Any]().resolver_with_root(Specification.OPAQUE.create_resource(self.content))
+        return Registry[Any]().resolver_with_root(
+            Specification.OPAQUE.create_resource(self.content)
+        )
 
 
 def _with_defaults(url: object, variables: Mapping[str, Any]) -> object:
@@ -133,7 +142,9 @@ def _with_defaults(url: object, variables: Mapping[str, Any]) -> object:
     return found
 
 
-def open_document(document: str | Path | Mapping[str, Any], hosts: Sequence[str] = ()) -> OpenAPIDocument:
+def open_document(
+    document: str | Path | Mapping[str, Any], hosts: Sequence[str] = ()
+) -> OpenAPIDocument:
     """Return a document.
 
     Args:
@@ -191,7 +202,9 @@ def _checked(found: object, place: str) -> Mapping[str, Any]:
             f"{place} is not an OpenAPI document", hint="it must have `openapi` and `paths`"
         )
     if not str(found.get("openapi", "3")).startswith("3"):
-        raise DeclarationError(f"{place} has version {found['openapi']!s:.10} of OpenAPI, but 3 is needed")
+        raise DeclarationError(
+            f"{place} has version {found['openapi']!s:.10} of OpenAPI, but 3 is needed"
+        )
     return found
 
 
@@ -234,7 +247,9 @@ def _check_size(document: object) -> None:
         return found
 
     if count(document) > MAX_CHARACTERS:
-        raise ValueError(f"it has more than {MAX_CHARACTERS:,} characters when its aliases are written out")
+        raise ValueError(
+            f"it has more than {MAX_CHARACTERS:,} characters when its aliases are written out"
+        )
 
 
 def _fetched(url: str, hosts: Sequence[str]) -> bytes:
@@ -258,10 +273,14 @@ def _fetched(url: str, hosts: Sequence[str]) -> bytes:
             if response.status_code != 200:
                 raise CompoundError(
                     f"{url}: HTTP {response.status_code}",
-                    hint="download the document, and pass its file" if response.status_code < 500 else "",
+                    hint="download the document, and pass its file"
+                    if response.status_code < 500
+                    else "",
                 )
             if response.headers.get("content-encoding", "identity") != "identity":
-                raise CompoundError(f"{url}: the answer is compressed", hint="download the document")
+                raise CompoundError(
+                    f"{url}: the answer is compressed", hint="download the document"
+                )
             for chunk in response.iter_raw():
                 data += chunk
                 if len(data) > MAX_DOCUMENT:

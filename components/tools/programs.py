@@ -9,14 +9,16 @@ from typing import Any
 
 from compound.components.code import shared_sandbox
 from compound.components.tools.source import Declaration
-from compound.concurrency.sessions import Sessions
-from compound.security.sandbox.limits import SandboxLimits
+from compound.core.loops import Sessions
+from compound.core.security.sandbox.limits import SandboxLimits
 
 MAX_ERROR = 2_000  # characters of an error's end that are shown
 DESCRIPTION = "Run a Python program in a sandbox without network access, and return what it prints."
 PARAMETERS: Mapping[str, Any] = {
     "type": "object",
-    "properties": {"code": {"type": "string", "description": "the program, which prints its result"}},
+    "properties": {
+        "code": {"type": "string", "description": "the program, which prints its result"}
+    },
     "required": ["code"],
     "additionalProperties": False,
 }
@@ -44,11 +46,17 @@ class SandboxSource:
         result = await shared_sandbox(self.limits).run(str(arguments["code"]))
         if result.ok:
             return result.stdout
-        why = f"the program reached the limit {result.limit!r}" if result.limit else "the program failed"
+        why = (
+            f"the program reached the limit {result.limit!r}"
+            if result.limit
+            else "the program failed"
+        )
         return "\n".join(filter(None, [result.stdout, f"error: {why}", result.stderr[-MAX_ERROR:]]))
 
 
 def declare_python(limits: SandboxLimits, name: str) -> Declaration:
     """Return the parts of the tool; see `Tool.python`."""
     # the sandbox has its own time limit, and programs may wait for their turn
-    return Declaration(name, DESCRIPTION, PARAMETERS, SandboxSource(limits), None, executes_code=True)
+    return Declaration(
+        name, DESCRIPTION, PARAMETERS, SandboxSource(limits), None, executes_code=True
+    )

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from compound.concurrency.sessions import Sessions
-from compound.errors import TransientError
+from compound.core.errors import TransientError
+from compound.core.loops import Sessions
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 """Names of tools that all providers accept."""
@@ -36,7 +36,7 @@ def unanswered(message: str) -> str:
     return f"{message}; the call may have had an effect, so it was not repeated"
 
 
-class Source(Protocol):
+class ToolSource(Protocol):
     """Where a tool is implemented."""
 
     @property
@@ -58,8 +58,8 @@ class Source(Protocol):
         """Return the result as text.
 
         Raises:
-            TransientError: a server did not answer, and the call can be repeated without a second effect: it
-                was not sent, or is idempotent. It is retried.
+            TransientError: a server did not answer, and the call can be repeated without a second
+                effect: it was not sent, or is idempotent. It is retried.
             Exception: any other error is shown to the model.
         """
         ...
@@ -72,6 +72,6 @@ class Declaration:
     name: str
     description: str
     parameters: Mapping[str, Any]
-    source: Source
+    source: ToolSource
     timeout: float | None = TIMEOUT
     executes_code: bool = False

@@ -9,15 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from compound.components.tools.source import NAME, TIMEOUT, Declaration, Source
-from compound.concurrency.sessions import Sessions
-from compound.engine import ToolSpec
-from compound.errors import CallError, CompoundError, DeclarationError, TransientError
-from compound.formatting import format_repr
+from pydantic import PositiveFloat
+
+from compound.components.tools.source import NAME, TIMEOUT, Declaration, ToolSource
+from compound.core.engine import ToolSpec
+from compound.core.errors import CallError, CompoundError, DeclarationError, TransientError
+from compound.core.formatting import format_repr
+from compound.core.loops import Sessions
+from compound.core.narrowing import report_wrong_arguments
+from compound.core.security.sandbox.limits import SandboxLimits
 from compound.graph.configuration import digest
 from compound.graph.json_types import JSONSchema, json_type
-from compound.narrowing import report_wrong_arguments
-from compound.security.sandbox.limits import SandboxLimits
 
 if TYPE_CHECKING:
     from compound.components.tools.mcp_server import MCPServer
@@ -30,8 +32,8 @@ MAX_ARGUMENTS = 100_000  # characters of a call's arguments
 class Tool:
     """A tool for `Agent`.
 
-    Create one with `from_function` or the decorator `tool`, `from_openapi` or `python`, and several with
-    `all_from_openapi` or `from_mcp`.
+    Create one with `from_function` or the decorator `tool`, `from_openapi` or `python`, and several
+    with `all_from_openapi` or `from_mcp`.
 
     Attributes:
         name: name by which models call it: at most 64 letters, digits, underscores and hyphens.
@@ -39,8 +41,8 @@ class Tool:
         parameters: JSON schema of its arguments, an object.
         source: its implementation.
         timeout: time limit of one call in seconds.
-        executes_code: whether its arguments may be code or commands that it executes. Such a tool needs a
-            sandbox; see `python`.
+        executes_code: whether its arguments may be code or commands that it executes. Such a tool
+            needs a sandbox; see `python`.
 
     Raises:
         DeclarationError: the name or the schema is invalid, or it executes code without a sandbox.
@@ -62,7 +64,7 @@ class Tool:
     name: str
     description: str
     parameters: Mapping[str, Any]
-    source: Source
+    source: ToolSource
     timeout: float | None = TIMEOUT
     executes_code: bool = False
 
@@ -79,11 +81,15 @@ class Tool:
                 hint="use cp.Tool.python(), which runs programs in a sandbox",
             )
         if self.parameters.get("type") != "object":
-            raise DeclarationError(f"tool {self.name!r}: the schema of its arguments must be an object")
+            raise DeclarationError(
+                f"tool {self.name!r}: the schema of its arguments must be an object"
+            )
         try:
             json_type(self.parameters)
         except DeclarationError as error:
-            raise DeclarationError(f"tool {self.name!r}: {error.message}", hint=error.hint) from None
+            raise DeclarationError(
+                f"tool {self.name!r}: {error.message}", hint=error.hint
+            ) from None
 
     @property
     def schema(self) -> str:
@@ -120,7 +126,9 @@ class Tool:
         except (TimeoutError, ConnectionError) as error:
             if limit.expired():
                 return f"error: {self.name} took longer than {self.timeout:g} s"
-            if self.source.reproducible:  # without this promise, a repetition could have a second effect
+            if (
+                self.source.reproducible
+            ):  # without this promise, a repetition could have a second effect
                 raise
             return f"error: {type(error).__name__}: {error}"
         except TransientError:
@@ -168,21 +176,21 @@ class Tool:
         name: str | None = None,
         description: str | None = None,
         reproducible: bool = False,
-        timeout: float | None = TIMEOUT,
+        timeout: PositiveFloat | None = TIMEOUT,
         executes_code: bool = False,
     ) -> Tool:
         """Return a tool that calls a typed Python function.
 
-        The schema of the arguments comes from the annotations. The description, and those of the arguments,
-        come from the docstring (Google's or NumPy's style, or ``:param x:``) or from pydantic's
-        ``Field(description=…)``.
+        The schema of the arguments comes from the annotations. The description, and those of the
+        arguments, come from the docstring (Google's or NumPy's style, or ``:param x:``) or from
+        pydantic's ``Field(description=…)``.
 
         Args:
             function: the function, sync or async. Sync functions run in a thread.
             name: the tool's name; default: the function's.
             description: default: the docstring without its sections.
-            reproducible: whether equal arguments give equal results. Samples then share them, and a call that
-                lost a connection is repeated.
+            reproducible: whether equal arguments give equal results. Samples then share them, and a
+                call that lost a connection is repeated.
             timeout: time limit of one call in seconds.
             executes_code: whether it executes code given by the model, which is refused.
         """
@@ -190,10 +198,14 @@ class Tool:
 
         return Tool._of(
             declare_function(
-                function, name, description, reproducible=reproducible, timeout=timeout,
+                function,
+                name,
+                description,
+                reproducible=reproducible,
+                timeout=timeout,
                 executes_code=executes_code,
             )
-        )  # fmt: skip
+        )
 
     @staticmethod
     def python(limits: SandboxLimits | None = None, *, name: str = "python") -> Tool:
@@ -220,7 +232,7 @@ class Tool:
         auth_env: str | None = None,
         auth_header: str = "Authorization",
         name: str | None = None,
-        timeout: float = TIMEOUT,
+        timeout: PositiveFloat = TIMEOUT,
     ) -> Tool:
         """Return a tool that calls an operation of an HTTP interface.
 
@@ -228,10 +240,11 @@ class Tool:
             document: an OpenAPI 3 document, its file (JSON or YAML), or its address.
             operation: an ``operationId``, or method and path such as ``GET /items/{id}``.
             base_url: address of the server; default: the first of the document.
-            hosts: servers that may be called, and that the document may be read from, besides this machine:
-                ``["api.example.com"]`` by HTTPS, ``["http://shop:8080"]`` without encryption.
-            auth_env: environment variable with the key. It is sent in ``auth_header``, as ``Bearer KEY`` if
-                that is ``Authorization``, and removed from records.
+            hosts: servers that may be called, and that the document may be read from, besides this
+                machine: ``["api.example.com"]`` by HTTPS, ``["http://shop:8080"]`` without
+                encryption.
+            auth_env: environment variable with the key. It is sent in ``auth_header``, as ``Bearer
+                KEY`` if that is ``Authorization``, and removed from records.
             auth_header: header of the key.
             name: the tool's name; default: the ``operationId``.
             timeout: time limit of one call in seconds.
@@ -244,10 +257,16 @@ class Tool:
 
         return Tool._of(
             declare_operation(
-                open_document(document, hosts), operation, base_url=base_url, hosts=hosts, auth_env=auth_env,
-                auth_header=auth_header, name=name, timeout=timeout,
+                open_document(document, hosts),
+                operation,
+                base_url=base_url,
+                hosts=hosts,
+                auth_env=auth_env,
+                auth_header=auth_header,
+                name=name,
+                timeout=timeout,
             )
-        )  # fmt: skip
+        )
 
     @staticmethod
     def all_from_openapi(
@@ -258,7 +277,7 @@ class Tool:
         hosts: Sequence[str] = (),
         auth_env: str | None = None,
         auth_header: str = "Authorization",
-        timeout: float = TIMEOUT,
+        timeout: PositiveFloat = TIMEOUT,
     ) -> list[Tool]:
         """Return tools that call the operations of an HTTP interface.
 
@@ -273,16 +292,21 @@ class Tool:
             timeout: time limit of one call in seconds.
 
         Raises:
-            DeclarationError: an operation does not exist or cannot be called, two would have the same name,
-                or the server is not among ``hosts``.
+            DeclarationError: an operation does not exist or cannot be called, two would have the
+                same name, or the server is not among ``hosts``.
         """
         from compound.components.tools.openapi import declare_operations
         from compound.components.tools.openapi_document import open_document
 
         declared = declare_operations(
-            open_document(document, hosts), only, base_url=base_url, hosts=hosts, auth_env=auth_env,
-            auth_header=auth_header, timeout=timeout,
-        )  # fmt: skip
+            open_document(document, hosts),
+            only,
+            base_url=base_url,
+            hosts=hosts,
+            auth_env=auth_env,
+            auth_header=auth_header,
+            timeout=timeout,
+        )
         return [Tool._of(parts) for parts in declared]
 
     @staticmethod
@@ -294,11 +318,12 @@ class Tool:
         auth_env: str | None = None,
         env: Sequence[str] = (),
         only: Sequence[str] = (),
-        timeout: float = TIMEOUT,
+        timeout: PositiveFloat = TIMEOUT,
     ) -> list[Tool]:
         """Return the tools of an MCP server, which is started or contacted to list them.
 
-        Each run opens one session with the server, at the first call of a tool, and closes it at the end.
+        Each run opens one session with the server, at the first call of a tool, and closes it at
+        the end.
 
         Args:
             server: the server, instead of the following settings of one.
@@ -310,7 +335,8 @@ class Tool:
             timeout: time limit of the start and of each call in seconds.
 
         Raises:
-            DeclarationError: the server lacks a tool, or not exactly one of command and url is given.
+            DeclarationError: the server lacks a tool, or not exactly one of command and url is
+                given.
             CompoundError: the server cannot be started or reached.
             MissingExtra: mcp is not installed.
         """
@@ -322,7 +348,12 @@ class Tool:
     @staticmethod
     def _of(parts: Declaration) -> Tool:
         return Tool(
-            parts.name, parts.description, parts.parameters, parts.source, parts.timeout, parts.executes_code
+            parts.name,
+            parts.description,
+            parts.parameters,
+            parts.source,
+            parts.timeout,
+            parts.executes_code,
         )
 
     def __repr__(self) -> str:
@@ -334,9 +365,12 @@ class Tool:
 def tool(function: Callable[..., object], /) -> Tool: ...
 @overload
 def tool(
-    *, name: str | None = None, description: str | None = None, reproducible: bool = False,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    reproducible: bool = False,
     timeout: float | None = TIMEOUT,
-) -> Callable[[Callable[..., object]], Tool]: ...  # fmt: skip
+) -> Callable[[Callable[..., object]], Tool]: ...
 @report_wrong_arguments
 def tool(
     function: Callable[..., object] | None = None,

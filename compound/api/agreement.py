@@ -9,23 +9,26 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import cast
 
-from compound.api.arguments import GivenEngines, Rows, engine_finder, to_rows
-from compound.concurrency.blocking import run_blocking
-from compound.errors import DataError, DeclarationError, suggest_name
+from compound.api.arguments import Rows, to_rows
+from compound.core.errors import DataError, DeclarationError, suggest_name
+from compound.core.example import Example, Metric
+from compound.core.loops import run_blocking
+from compound.core.narrowing import report_wrong_arguments
+from compound.core.storage.paths import cache_folder
 from compound.evaluation.evaluate import EvaluationRules, raise_too_many_failures, score
-from compound.evaluation.metrics.judges.agreement import Agreement, Weights, agreement_of
-from compound.evaluation.metrics.judges.rubric import Rubric
+from compound.evaluation.metrics.judges import Rubric
 from compound.evaluation.metrics.scoring import check_rows
 from compound.evaluation.rows import read_rows
-from compound.example import Example, Metric
+from compound.evaluation.statistics import Agreement, Weights, agreement_of
 from compound.execution.cache import DiskCache
 from compound.execution.executor import Executor
 from compound.execution.trace import Trace
-from compound.narrowing import report_wrong_arguments
-from compound.storage.paths import cache_folder
+from compound.graph.registry.engines import GivenEngines, engine_finder
 
 CONCURRENCY = 32
-Labelled = tuple[Example, Mapping[str, object], float]  # an example, the outputs for it, and their label
+Labelled = tuple[
+    Example, Mapping[str, object], float
+]  # an example, the outputs for it, and their label
 
 
 @report_wrong_arguments
@@ -48,14 +51,16 @@ def agreement(
 
     Args:
         metric: the metric, such as `rubric` or `pairwise`.
-        data: rows with outputs and labels: a ``.jsonl``, ``.json``, ``.csv`` or ``.parquet`` file, a list of
-            dictionaries, or a data frame.
+        data: rows with outputs and labels: a ``.jsonl``, ``.json``, ``.csv`` or ``.parquet`` file,
+            a list of dictionaries, or a data frame.
         label: the column with the label of a person.
-        outputs: the outputs of the system, or a mapping from their names to columns; default: the output that
-            the metric reads, from the column of its name.
+        outputs: the outputs of the system, or a mapping from their names to columns; default: the
+            output that the metric reads, from the column of its name.
         inputs: the columns that are inputs of the system; a judge reads them.
-        scale: lowest and highest possible label; default: 1 and the scale of a rubric, else 0 and 1.
-        part: compare this part of the scores, such as a criterion of a rubric, instead of their value.
+        scale: lowest and highest possible label; default: 1 and the scale of a rubric, else 0 and
+            1.
+        part: compare this part of the scores, such as a criterion of a rubric, instead of their
+            value.
         weights: see `compound.evaluation.metrics.judges.agreement.agreement_of`.
         engines: engines by model name, as in `run`.
         cache: whether to read and write the cache of evaluations.
@@ -66,7 +71,7 @@ def agreement(
 
     >>> import compound as cp
     >>> rows = [{"said": "4", "answer": 4, "human": 1}, {"said": "5", "answer": 4, "human": 0}] * 5
-    >>> cp.agreement(cp.numeric_match("said", "answer"), rows).kappa
+    >>> cp.metrics.agreement(cp.metrics.numeric_match("said", "answer"), rows).kappa
     1.0
     """
     own = getattr(metric, "output", None)
@@ -75,18 +80,23 @@ def agreement(
         columns = {own: own}
     if not columns:
         raise DeclarationError(
-            f"metric {metric.name!r} does not declare the output it reads", hint="pass outputs=[NAME]"
+            f"metric {metric.name!r} does not declare the output it reads",
+            hint="pass outputs=[NAME]",
         )
     low, high = scale or _scale(metric)
     if not low < high:
         raise DeclarationError(f"scale must be the lowest and the highest label, got {(low, high)}")
-    numbered = read_rows(Path(data)) if isinstance(data, str | Path) else enumerate(to_rows(data), 1)
+    numbered = (
+        read_rows(Path(data)) if isinstance(data, str | Path) else enumerate(to_rows(data), 1)
+    )
     source = str(data) if isinstance(data, str | Path) else "row"
     rows = list(_labelled(numbered, source, label, columns, inputs, (low, high)))
     if not rows:
         raise DataError("there are no labelled outputs", hint="add rows")
     check_rows(metric, columns, [example for example, _, _ in rows])
-    traces = run_blocking(_scored(metric, rows, engines, cache), interrupted="the comparison was interrupted")
+    traces = run_blocking(
+        _scored(metric, rows, engines, cache), interrupted="the comparison was interrupted"
+    )
     return _compare(metric, traces, [value for _, _, value in rows], part, weights)
 
 
@@ -108,7 +118,9 @@ def _labelled(
         place = f"{source}:{number}" if source != "row" else f"row {number}"
         for column in (label, *columns.values(), *inputs):
             if column not in row:
-                raise DataError(f"{place}: no column {column!r}", hint=suggest_name(column, map(str, row)))
+                raise DataError(
+                    f"{place}: no column {column!r}", hint=suggest_name(column, map(str, row))
+                )
         value = _number(row[label])
         if value is None or not low <= value <= high:
             raise DataError(
@@ -117,7 +129,11 @@ def _labelled(
             )
         given = {name: row[name] for name in inputs}
         example = Example(str(row.get("id", number)), given, row)
-        yield example, {name: row[column] for name, column in columns.items()}, (value - low) / (high - low)
+        yield (
+            example,
+            {name: row[column] for name, column in columns.items()},
+            (value - low) / (high - low),
+        )
 
 
 def _number(value: object) -> float | None:
@@ -148,7 +164,9 @@ async def _scored(
 
     try:
         with executor.sharing_failures():
-            return list(await asyncio.gather(*(one(example, outputs) for example, outputs, _ in rows)))
+            return list(
+                await asyncio.gather(*(one(example, outputs) for example, outputs, _ in rows))
+            )
     finally:
         await executor.aclose()
         if store is not None:
@@ -158,19 +176,28 @@ async def _scored(
 def _compare(
     metric: Metric, traces: list[Trace], labels: list[float], part: str, weights: Weights
 ) -> Agreement:
-    scored = [(trace, label) for trace, label in zip(traces, labels, strict=True) if trace.failure is None]
+    scored = [
+        (trace, label) for trace, label in zip(traces, labels, strict=True) if trace.failure is None
+    ]
     failures = [trace.failure for trace in traces if trace.failure is not None]
     rules = EvaluationRules()
     if len(failures) > rules.max_failed * len(traces):
         reasons = [f"{failure.kind}: {failure.message}" for failure in failures]
-        counted = sorted({(reason, reasons.count(reason)) for reason in reasons}, key=lambda r: -r[1])
+        counted = sorted(
+            {(reason, reasons.count(reason)) for reason in reasons}, key=lambda r: -r[1]
+        )
         raise_too_many_failures(counted, len(traces), rules, hint="fix the cause")
     if part and any(part not in trace.parts for trace, _ in scored):
         known = scored[0][0].parts
-        raise DeclarationError(f"metric {metric.name!r} has no part {part!r}", hint=suggest_name(part, known))
+        raise DeclarationError(
+            f"metric {metric.name!r} has no part {part!r}", hint=suggest_name(part, known)
+        )
     judged = [trace.parts[part] if part else cast("float", trace.score) for trace, _ in scored]
     same = [trace.parts["consistent"] for trace, _ in scored if "consistent" in trace.parts]
     return agreement_of(
-        judged, [label for _, label in scored], weights,
-        failed=len(failures), consistent=sum(same) / len(same) if same else None,
-    )  # fmt: skip
+        judged,
+        [label for _, label in scored],
+        weights,
+        failed=len(failures),
+        consistent=sum(same) / len(same) if same else None,
+    )

@@ -1,7 +1,8 @@
 """Convert arguments of `run`, `evaluate` and `optimize` to typed values, before anything is called.
 
-Unambiguous values are accepted: rows as a list of dictionaries or as a data frame, a metric by its name, a
-number of system runs as a budget. Other values are rejected with a hint on the correct form.
+Unambiguous values are accepted: rows as a list of dictionaries or as a data frame, a metric by its
+name, a number of system runs as a budget. Other values are rejected with a hint on the correct
+form.
 """
 
 from __future__ import annotations
@@ -12,20 +13,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol, cast
 
-from compound.engine import Engine
-from compound.errors import DeclarationError, suggest_name
+from compound.core.errors import DeclarationError
+from compound.core.example import Example, Metric
 from compound.evaluation.dataset import ROLES, Dataset, Split
 from compound.evaluation.metrics.custom import Scoring, as_metric
 from compound.evaluation.metrics.named import METRICS, metric_factory
 from compound.evaluation.rows import as_row, class_reader, plain_cell, table_classes
-from compound.example import Example, Metric
 from compound.execution.budget import Budget
-from compound.formatting import short_repr
 from compound.graph.system import System
-from compound.registry.engine_checks import checked_engine
-from compound.registry.engines import find_engine
-from compound.registry.user_code import check_signature, short_place
-from compound.settings.common import BudgetSettings
+from compound.optimization.settings.common import BudgetSettings
 
 MAX_ROWS = 10_000_000  # of rows passed in memory
 
@@ -46,11 +42,12 @@ class ArrowTable(Protocol):
         ...
 
 
-Rows = Iterable[object] | PolarsFrame | ArrowTable  # dictionaries, `Example`s (also of DSPy), or a data frame
+Rows = (
+    Iterable[object] | PolarsFrame | ArrowTable
+)  # dictionaries, `Example`s (also of DSPy), or a data frame
 GivenData = Dataset | str | Path | Mapping[str, Rows] | Rows
 GivenMetric = Metric | Scoring | Callable[[str], Metric] | str
 GivenBudget = Budget | BudgetSettings | Mapping[str, object] | float
-GivenEngines = Mapping[str, Engine | str] | Callable[[str], Engine]
 
 
 def to_dataset(data: GivenData, *, splits: bool, role: Split = "valid") -> Dataset:
@@ -58,11 +55,14 @@ def to_dataset(data: GivenData, *, splits: bool, role: Split = "valid") -> Datas
 
     Args:
         data: a `Dataset` or its path, rows by split, or a single set of rows.
-        splits: whether separate splits are required; if not, a single set of rows serves as every split.
-        role: the split as which the path of a single file serves, where separate splits are not required.
+        splits: whether separate splits are required; if not, a single set of rows serves as every
+            split.
+        role: the split as which the path of a single file serves, where separate splits are not
+            required.
 
     Raises:
-        DeclarationError: the value has another type, or is a single set of rows where splits are required.
+        DeclarationError: the value has another type, or is a single set of rows where splits are
+            required.
     """
     if isinstance(data, Dataset):
         return data
@@ -74,7 +74,8 @@ def to_dataset(data: GivenData, *, splits: bool, role: Split = "valid") -> Datas
         unknown = [name for name in data if name not in ROLES]
         if unknown:
             raise DeclarationError(
-                f"data has no split {unknown[0]!r}", hint="give {'train': rows, 'valid': rows, 'test': rows}"
+                f"data has no split {unknown[0]!r}",
+                hint="give {'train': rows, 'valid': rows, 'test': rows}",
             )
         read = {role: to_rows(rows, role) for role, rows in data.items()}
         return Dataset.of(read.get("train", ()), read.get("valid", ()), read.get("test", ()))
@@ -142,7 +143,8 @@ def _bounded(rows: Iterable[object]) -> Iterator[object]:
     for number, row in enumerate(rows, 1):
         if number > MAX_ROWS:
             raise DeclarationError(
-                f"data has more than {MAX_ROWS:,} rows", hint="pass a part of it, such as dataset.take(1000)"
+                f"data has more than {MAX_ROWS:,} rows",
+                hint="pass a part of it, such as dataset.take(1000)",
             )
         yield row
 
@@ -224,69 +226,4 @@ def budget_settings(budget: GivenBudget) -> dict[str, object]:
     raise DeclarationError(
         f"budget must be a Budget or a number of system runs, but is {budget!r:.60}",
         hint="such as cp.Budget(system_runs=400, minutes=20)",
-    )
-
-
-def resolve_engines(system: System, engines: GivenEngines | None) -> Callable[[str], Engine]:
-    """Return a function that finds the engine of a model.
-
-    A model is looked up in ``engines`` first, where a string redirects to another model; then in the
-    engines of the system's file; then by the form of its name (`compound.registry.engines`).
-
-    Raises:
-        DeclarationError: ``system`` is no system, or ``engines`` neither a mapping to engines nor a function.
-    """
-    given: object = system
-    if not isinstance(given, System):
-        raise DeclarationError(
-            f"system must be a System, but is {short_repr(given)}",
-            hint="declare it with cp.System, or load a file with cp.load_system('FILE.yaml')",
-        )
-    return engine_finder(engines, system.engines)
-
-
-def engine_finder(
-    engines: GivenEngines | None, otherwise: Callable[[str], Engine] | None = None
-) -> Callable[[str], Engine]:
-    """Return a function that finds the engine of a model, as `resolve_engines` does for a system."""
-    usual = otherwise or find_engine
-    if engines is None:
-        return usual
-    if not isinstance(engines, Mapping):
-        if callable(engines) and not isinstance(engines, Engine):
-            check_signature(engines, "engines", "lm")
-            return engines
-        raise DeclarationError(
-            f"engines must map model names to engines, but is {engines!r:.80}",
-            hint="such as engines={'fast': cp.LiteLLM('openai/gpt-4o-mini')}; "
-            "to choose the model of a system, use System(…, lm=…) or system.with_lm(…)",
-        )
-    known = dict(engines)
-    given: Mapping[str, object] = known
-    for name, engine in given.items():
-        if not isinstance(engine, Engine | str):
-            _refuse(name, engine)
-
-    def find(lm: str) -> Engine:
-        engine = known.get(lm, lm)
-        if not isinstance(engine, str):
-            return engine
-        try:
-            return usual(engine)
-        except DeclarationError as error:
-            if engine != lm:
-                raise
-            raise DeclarationError(
-                error.message, hint=f"{suggest_name(lm, known)}; or {error.hint}"
-            ) from None
-
-    return find
-
-
-def _refuse(name: str, engine: object) -> None:
-    if short_place(engine):  # an object of a user's class, which lacks something
-        checked_engine(name, engine)
-    raise DeclarationError(
-        f"engines[{name!r}] must be an engine, but is {engine!r:.80}",
-        hint="such as cp.LiteLLM('openai/gpt-4o-mini'), cp.Transformers('smollm2') or cp.VLLM(…)",
     )

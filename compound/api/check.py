@@ -1,7 +1,7 @@
 """Check a file's method, data and metric, as far as they are available on this machine.
 
-A file is often checked before its data is downloaded. Missing parts are not errors, but are listed as
-not checked. No model is loaded, and nothing is downloaded.
+A file is often checked before its data is downloaded. Missing parts are not errors, but are listed
+as not checked. No model is loaded, and nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from compound.api.estimate import missing_for_run
 from compound.api.optimize import make_problem
 from compound.api.runners import check_runner
 from compound.components.index import BM25, PassageIndex
-from compound.errors import (
+from compound.core.engine import Capabilities
+from compound.core.errors import (
     CompoundError,
     DataError,
     DeclarationError,
@@ -25,33 +26,34 @@ from compound.errors import (
     MissingExtra,
     SeveralErrors,
     SpecError,
+    libraries_of,
     merge_rows,
+    missing_libraries,
 )
+from compound.core.example import Example, Metric
+from compound.core.formatting import plural
 from compound.evaluation.dataset import ROLES, Dataset
-from compound.evaluation.duplicates import check_no_overlaps, find_in_data
 from compound.evaluation.evaluate import ONE_LANGUAGE
-from compound.evaluation.examples import read_examples
+from compound.evaluation.examples import check_no_overlaps, find_in_data, read_examples
 from compound.evaluation.hub import HUB
-from compound.evaluation.metrics.models import metric_lms
-from compound.evaluation.metrics.scoring import check_rows
-from compound.example import Example, Metric
-from compound.extras import libraries_of, missing_libraries
-from compound.formatting import plural
+from compound.evaluation.metrics.scoring import check_rows, metric_lms
 from compound.graph.component import Component, Input, Node
+from compound.graph.registry.engines import no_images
 from compound.graph.types import holds_images
 from compound.optimization.preflight import system_parts
 from compound.optimization.prospects import outlook
 from compound.optimizers import methods
 from compound.optimizers.weights.methods import NothingToTune
-from compound.registry.engine_checks import no_images
-from compound.spec import Program
-from compound.spec.yaml.document import Address
-from compound.spec.yaml.source import read
+from compound.yaml import Program
+from compound.yaml.document import Address
+from compound.yaml.source import read
 
 LARGEST_CORPUS = 8_000_000  # bytes of a corpus that a check indexes
 MOST_QUERIES = 1000  # of a split that a check searches for
 
-_PLACED = re.compile(r"(?P<file>[^\n]+?):(?P<line>\d+):(?:(?P<column>\d+):)? (?P<rest>.*)", re.DOTALL)
+_PLACED = re.compile(
+    r"(?P<file>[^\n]+?):(?P<line>\d+):(?:(?P<column>\d+):)? (?P<rest>.*)", re.DOTALL
+)
 _WHERE = re.compile(r"(?P<where>(?:[\w-]+|'[^']*')(?:\.(?:[\w-]+|'[^']*'))*): ")
 
 
@@ -61,7 +63,8 @@ class CheckResult:
 
     Attributes:
         program: the checked program.
-        warnings: examples that occur in several splits, empty texts, and queries that find no passage.
+        warnings: examples that occur in several splits, empty texts, and queries that find no
+            passage.
         notes: valid but noteworthy facts.
         not_checked: parts that are missing on this machine, each with the reason.
     """
@@ -97,8 +100,8 @@ class CheckResult:
 def problems_of(error: CompoundError, file: Path) -> list[dict[str, object]]:
     """Return the problems reported by an error, as JSON.
 
-    Each has ``file, line, column, where, message``: the location in the YAML file or in the data file,
-    as far as known.
+    Each has ``file, line, column, where, message``: the location in the YAML file or in the data
+    file, as far as known.
 
     >>> problems_of(SpecError(["a.yaml:3:1: optimize.sed: no such key"]), Path("a.yaml"))
     [{'file': 'a.yaml', 'line': 3, 'column': 1, 'where': 'optimize.sed', 'message': 'no such key'}]
@@ -137,8 +140,8 @@ def check_program(program: Program, *, strict: bool = False) -> CheckResult:
     Raises:
         DeclarationError: the method is not applicable to the system, or the budget is too small to
             try anything.
-        DataError: a row is invalid, a value does not match the type of its input, or an example has no gold
-            value for the metric; or, with ``strict``, splits share examples.
+        DataError: a row is invalid, a value does not match the type of its input, or an example has
+            no gold value for the metric; or, with ``strict``, splits share examples.
         SeveralErrors: several of these errors occurred.
     """
     checked = CheckResult(program)
@@ -154,7 +157,10 @@ def check_program(program: Program, *, strict: bool = False) -> CheckResult:
     checked.not_checked.extend([*_missing_corpora(program), *_check_data(readable, problems)])
     checked.warnings.extend(readable.warnings)
     if problems:
-        raise _all([_at_metric(program, each, len(readable.ids)) for each in merge_rows(problems)], readable)
+        raise _all(
+            [_at_metric(program, each, len(readable.ids)) for each in merge_rows(problems)],
+            readable,
+        )
     if program.data is not None and is_local(program.data):
         found = find_in_data(program.data, list(program.system.inputs))
         if strict:
@@ -194,7 +200,9 @@ def _collecting_errors(problems: list[CompoundError]) -> Iterator[None]:
 
 def is_local(data: Dataset) -> bool:
     """Return whether a data set can be read without a network."""
-    return data.rows is not None or (not str(data.path).startswith(HUB) and Path(data.path).exists())
+    return data.rows is not None or (
+        not str(data.path).startswith(HUB) and Path(data.path).exists()
+    )
 
 
 def _prospects(program: Program) -> list[str]:
@@ -224,7 +232,12 @@ def _is_planned(program: Program) -> bool:
 
 
 def _check_method(program: Program) -> Iterator[str]:
-    name, system, settings, folder = program.optimize.method, program.system, program.optimize, program.folder
+    name, system, settings, folder = (
+        program.optimize.method,
+        program.system,
+        program.optimize,
+        program.folder,
+    )
     try:
         made = methods.method(name, system, settings, folder, program.find_engine)
     except NothingToTune:
@@ -249,7 +262,9 @@ def _check_method(program: Program) -> Iterator[str]:
     methods.check_trainable(made, system, program.find_engine)
     try:
         check_runner(settings, system, [made])
-    except DeclarationError as error:  # a sweep runs each whole optimization on one machine of the cluster
+    except (
+        DeclarationError
+    ) as error:  # a sweep runs each whole optimization on one machine of the cluster
         yield (
             f"`compound optimize` will reject this file ({error.message}); `compound sweep --cluster` "
             "accepts it"
@@ -293,9 +308,11 @@ def _check_takes_images(program: Program, node: str, model: str) -> None:
         engine = program.find_engine(model)
     except CompoundError:  # reported elsewhere
         return
-    if not getattr(engine, "takes_images", False):
+    if not Capabilities(engine).takes_images:
         problem = no_images(model)
-        raise DeclarationError(f"{node!r} has images among its inputs: {problem.message}", hint=problem.hint)
+        raise DeclarationError(
+            f"{node!r} has images among its inputs: {problem.message}", hint=problem.hint
+        )
 
 
 def _missing_corpora(program: Program) -> Iterator[str]:
@@ -324,7 +341,9 @@ def with_data_errors(error: SpecError) -> CompoundError:
         return error
     data, metric, inputs, outputs = error.readable
     problems: list[CompoundError] = []
-    readable = _Readable(cast("Dataset | None", data), cast("Metric | None", metric), inputs, outputs)
+    readable = _Readable(
+        cast("Dataset | None", data), cast("Metric | None", metric), inputs, outputs
+    )
     list(_check_data(readable, problems))
     return _all([error, *problems], readable)
 
@@ -386,14 +405,17 @@ def _vain_searches(role: str, examples: Sequence[Example], node: Node) -> Iterat
         place = example.place or example.id
         try:
             if not _finds(
-                index, **{port: example.inputs[columns[port]] for port in node.component.inputs or ()}
+                index,
+                **{port: example.inputs[columns[port]] for port in node.component.inputs or ()},
             ):
                 places.append(place)
         except MissingExtra:  # reported elsewhere
             return
         except DataError as error:
             raise (
-                error if isinstance(index, BM25) else InvalidRow(place, error.message, hint=error.hint)
+                error
+                if isinstance(index, BM25)
+                else InvalidRow(place, error.message, hint=error.hint)
             ) from error
     if places:
         yield (
@@ -407,13 +429,18 @@ def _is_searched(index: object, columns: Collection[str]) -> TypeGuard[BM25 | Pa
         return index.model is None and {"query", "passages"} <= set(columns)
     file = Path(index.corpus) if isinstance(index, BM25) else None
     return (
-        file is not None and "query" in columns and file.is_file() and file.stat().st_size <= LARGEST_CORPUS
+        file is not None
+        and "query" in columns
+        and file.is_file()
+        and file.stat().st_size <= LARGEST_CORPUS
     )
 
 
 def _finds(index: BM25 | PassageIndex, query: Any, passages: Any = ()) -> bool:  # noqa: ANN401 - checked values
     found = (
-        index.rank(query, passages, 1) if isinstance(index, PassageIndex) else index.open().search(query, 1)
+        index.rank(query, passages, 1)
+        if isinstance(index, PassageIndex)
+        else index.open().search(query, 1)
     )
     return any(passage["score"] for passage in found)
 

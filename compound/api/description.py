@@ -8,22 +8,21 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from compound.errors import FRESH, RunDirectoryError
+from compound.core.errors import FRESH, RunDirectoryError
+from compound.core.security.untrusted import UntrustedFolder
 from compound.graph.configuration import digest, load, to_readable_json
 from compound.graph.draw import as_document
 from compound.graph.fingerprint import describe_code
+from compound.graph.registry.code import find_code
 from compound.optimization.preflight import engine_names
 from compound.optimization.problem import Problem
-from compound.registry.code import find_code
-from compound.runs import changes
-from compound.runs.directory import (
+from compound.optimization.runs import changes
+from compound.optimization.runs.directory import (
     RunDirectory,
     read_json,
 )
-from compound.security.untrusted import UntrustedFolder
-from compound.settings.base import Settings
-from compound.settings.optimize import OptimizeSettings
-from compound.settings.references import references
+from compound.optimization.settings.base import Settings, references
+from compound.optimization.settings.optimize import OptimizeSettings
 
 FOR_MEMORY = (
     "optimize.*.optimizer.micro_tokens",
@@ -37,7 +36,7 @@ PLACES = (
         for part in ("base", "backbone")
         for how in ("device", "attn_implementation")
     ),
-    *(f"optimize.*.learner.{how}" for how in ("processes", "backend", "sharding")),
+    *(f"optimize.*.learner.{how}" for how in ("processes", "machines", "address", "sharding")),
 )  # settings that change results only by rounding
 MAY_CHANGE = (
     "optimize.budget.",
@@ -92,7 +91,9 @@ def describe(problem: Problem) -> dict[str, Any]:
 
 def resolved_settings(problem: Problem) -> dict[str, Any]:
     """Return the common settings and those of the method, including defaults, as JSON."""
-    common = {name: value for name, value in problem.settings if name not in problem.settings.sections}
+    common = {
+        name: value for name, value in problem.settings if name not in problem.settings.sections
+    }
     sections = {name: own.model_dump(mode="json") for name, own in problem.method.sections.items()}
     return {**OptimizeSettings.model_validate(common).model_dump(mode="json"), **sections}
 
@@ -103,7 +104,9 @@ def _referenced_digests(sections: Mapping[str, Settings], folder: Path) -> dict[
     for section in sections.values():
         for each in references(section):
             if each.kind == "code" and each.name:
-                found.setdefault("code", {})[each.name] = describe_code(find_code(each.name, folder))
+                found.setdefault("code", {})[each.name] = describe_code(
+                    find_code(each.name, folder)
+                )
             elif each.kind == "configuration" and each.name:
                 path = folder / each.name
                 digest_of = load(path).digest if path.exists() else None
@@ -126,7 +129,8 @@ def open_run(path: Path, text: str, config: Mapping[str, Any]) -> RunDirectory:
     """Create a run directory, or open one with the same configuration.
 
     Raises:
-        RunDirectoryError: the directory belongs to another configuration; the message names the keys.
+        RunDirectoryError: the directory belongs to another configuration; the message names the
+            keys.
     """
     if UntrustedFolder(path).kind("config.json") is None:
         return RunDirectory.create(path, text, config)
@@ -140,7 +144,9 @@ def open_run(path: Path, text: str, config: Mapping[str, Any]) -> RunDirectory:
     try:
         # models that the run did not use before, for example because its budget was smaller
         engines, stored = config.get("engines", {}), read_json(run.path, "config.json")
-        if "engines" in stored and (more := {k: v for k, v in engines.items() if k not in stored["engines"]}):
+        if "engines" in stored and (
+            more := {k: v for k, v in engines.items() if k not in stored["engines"]}
+        ):
             run.write_json("config.json", {**stored, "engines": {**stored["engines"], **more}})
     except BaseException:
         run.close()
@@ -151,7 +157,8 @@ def open_run(path: Path, text: str, config: Mapping[str, Any]) -> RunDirectory:
 def stored_valid_size(path: Path) -> int | None:
     """Return the number of validation examples of the run in a directory; None if there is no run.
 
-    A run with ``valid_size: auto`` keeps its validation examples if it is resumed with another budget.
+    A run with ``valid_size: auto`` keeps its validation examples if it is resumed with another
+    budget.
 
     Raises:
         RunDirectoryError: the directory's configuration cannot be read.
@@ -164,6 +171,8 @@ def stored_valid_size(path: Path) -> int | None:
     return None
 
 
-def list_changes(path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...] = MAY_CHANGE) -> list[str]:
+def list_changes(
+    path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...] = MAY_CHANGE
+) -> list[str]:
     """Return the differences between a configuration and that of a run directory."""
     return changes.list_changes(path, config, ignoring)

@@ -9,19 +9,18 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from compound.components.external_agent import ExternalAgent
-from compound.concurrency.blocking import run_blocking
-from compound.engine import NO_USAGE, Engine, Usage
-from compound.errors import DeclarationError
-from compound.example import Example
+from compound.components.gateway.clustering import FoundPrompt, RecordedRequest, find_prompts
+from compound.components.gateway.documents import Document, Route, text_slots
+from compound.core.engine import NO_USAGE, Engine, Usage
+from compound.core.errors import DeclarationError
+from compound.core.example import Example
+from compound.core.loops import run_blocking
+from compound.core.storage.records import Damaged, parse
 from compound.execution.budget import Meter
 from compound.execution.executor import Executor
 from compound.execution.trace import Call, Trace
-from compound.gateway.clustering import FoundPrompt, RecordedRequest, find_prompts
-from compound.gateway.documents import text_slots
-from compound.gateway.exchange import Document, Route
+from compound.graph.registry.engines import for_system
 from compound.graph.system import System
-from compound.registry.engines import for_system
-from compound.storage.records import Damaged, parse
 
 __all__ = ["Discovery", "discover", "prompts_yaml"]
 
@@ -83,7 +82,11 @@ def discover(
 
 
 async def _run(
-    system: System, examples: Sequence[Example], find: Callable[[str], Engine], meter: Meter, concurrency: int
+    system: System,
+    examples: Sequence[Example],
+    find: Callable[[str], Engine],
+    meter: Meter,
+    concurrency: int,
 ) -> list[Trace]:
     executor = Executor(for_system(find, system), meter=meter)
     turns = asyncio.Semaphore(concurrency)
@@ -118,7 +121,9 @@ def _recorded(trace: Trace, call: Call) -> RecordedRequest:
     for slot in slots:
         texts.setdefault(slot.role, slot.text)
     others = [other for other in trace.calls if other is not call]
-    answers = [{name: v for name, v in other.outputs.items() if name != "response"} for other in others]
+    answers = [
+        {name: v for name, v in other.outputs.items() if name != "response"} for other in others
+    ]
     messages = document.get("messages" if route == "chat/completions" else "input")
     tools = [m for m in messages if _is_tool_result(m)] if isinstance(messages, list) else []
     return RecordedRequest(
@@ -164,7 +169,7 @@ def prompts_yaml(
         models: models among which each prompt may choose.
         temperature: whether to tune the temperature, between 0 and 1.
     """
-    from compound.spec.yaml.text import write
+    from compound.yaml.text import write
 
     tree: dict[str, object] = {}
     for prompt in prompts:

@@ -12,47 +12,45 @@ from compound import report as reports
 from compound.api.description import describe, open_run, stored_valid_size
 from compound.api.result import Result, read_result
 from compound.api.runners import executor_opener
-from compound.concurrency.blocking import run_blocking
-from compound.errors import FRESH, CompoundError, DataError, RunDirectoryError
+from compound.core.errors import FRESH, CompoundError, DataError, RunDirectoryError
+from compound.core.example import Example, Metric
+from compound.core.loops import run_blocking
+from compound.core.security.untrusted import UntrustedFolder
+from compound.core.storage.artifacts import is_reference, leads_outside
+from compound.core.storage.paths import run_folder
+from compound.core.storage.state import StateError
 from compound.evaluation.dataset import Dataset, Split
-from compound.evaluation.duplicates import check_no_overlaps, find_overlaps
-from compound.evaluation.examples import read_examples
-from compound.evaluation.metrics.bounds import check_failure_score
-from compound.evaluation.metrics.repeated import check_repeats
-from compound.evaluation.metrics.scoring import check_rows
-from compound.example import Example, Metric
+from compound.evaluation.examples import check_no_overlaps, find_overlaps, read_examples
+from compound.evaluation.metrics.custom import check_failure_score
+from compound.evaluation.metrics.scoring import check_repeats, check_rows
 from compound.execution.executor import Executor
 from compound.execution.rng import generator
 from compound.execution.sender import Engines
 from compound.graph.configuration import Configuration
+from compound.graph.registry.engines import find_engine, for_system, with_gpu_shares
 from compound.graph.system import System
-from compound.loop.loop import OptimizationLoop, final_configuration
-from compound.loop.retry import retry_failed as retry_rows
 from compound.optimization.budget_plan import check_budget, check_decidable
+from compound.optimization.loop.loop import OptimizationLoop, final_configuration
+from compound.optimization.loop.loop import retry_failed as retry_rows
 from compound.optimization.preflight import check_libraries, check_prices, check_spending
 from compound.optimization.problem import Problem
 from compound.optimization.prospects import outlook
-from compound.optimizers import methods
-from compound.optimizers.memory_plan import plan_memory
-from compound.registry.engines import find_engine, for_system, with_gpu_shares
-from compound.rewards.buffer import row_digest
-from compound.rewards.feedback.earlier import read_earlier
-from compound.runs.directory import (
+from compound.optimization.runs.directory import (
     UNREADABLE,
     report_full_disk,
 )
-from compound.runs.recorder import MEMORY_FOLDER, Interrupted, Listener, Recorder
-from compound.security.untrusted import UntrustedFolder
-from compound.settings.optimize import OptimizeSettings
-from compound.storage.artifacts import is_reference, leads_outside
-from compound.storage.paths import run_folder
-from compound.storage.state import StateError
-from compound.trackers.tracking import Tracking, tracked
+from compound.optimization.runs.recorder import MEMORY_FOLDER, Interrupted, Listener, Recorder
+from compound.optimization.settings.optimize import OptimizeSettings
+from compound.optimizers import methods
+from compound.optimizers.memory_plan import plan_memory
+from compound.report.trackers.tracking import Tracking, tracked
+from compound.rewards.buffer import row_digest
+from compound.rewards.earlier import read_earlier
 
 SET_ASIDE = 0.2  # of the train examples, at most, for second looks
 
 
-def optimize(
+def run_optimization(
     system: System,
     data: Dataset,
     metric: Metric,
@@ -83,38 +81,47 @@ def optimize(
         listener: receives events during the run.
         on_start: receives the recorder, whose `Recorder.stop` ends the run after the next step.
         on_result: receives the result, before the end of the run is sent to trackers.
-        strict: whether to reject examples that occur in several splits; otherwise they are only reported.
-        retry_failed: whether to rerun the failed test rows of a finished run (`compound.loop.retry`),
-            instead of rejecting it.
-        start_from: the directory of an earlier run, whose configurations are among the first candidates, and
-            whose local rewards are used as far as whole runs of this one confirm them.
+        strict: whether to reject examples that occur in several splits; otherwise they are only
+            reported.
+        retry_failed: whether to rerun the failed test rows of a finished run
+            (`compound.optimization.loop.loop`), instead of rejecting it.
+        start_from: the directory of an earlier run, whose configurations are among the first
+            candidates, and whose local rewards are used as far as whole runs of this one confirm
+            them.
 
     Raises:
         DataError: with ``strict``, splits share examples.
         DeclarationError: the budget of system runs is too small to try anything.
         CompoundError: models in this process do not fit into memory.
-        RunDirectoryError: the directory holds a finished run or one of another configuration, its disk is
-            full, or failed rows of an unfinished run were to be rerun.
+        RunDirectoryError: the directory holds a finished run or one of another configuration, its
+            disk is full, or failed rows of an unfinished run were to be rerun.
         KeyboardInterrupt: the user interrupted the run; the same call resumes it.
     """
     settings = settings or OptimizeSettings()
     path = Path(run_dir) if run_dir is not None else run_folder(system.name)
     size = stored_valid_size(path)
-    problem = make_problem(system, data, metric, settings, engines or find_engine, folder, valid_size=size)
-    if start_from is not None:
-        problem = replace(problem, earlier=read_earlier(Path(start_from), system, problem.train))
+    problem = make_problem(
+        system, data, metric, settings, engines or find_engine, folder, valid_size=size
+    )
     valid = [*problem.valid, *problem.further]
     splits = {"train": problem.train, "valid": valid, "test": problem.test}
     equal = find_overlaps(splits, data.id)
     if strict:
         check_no_overlaps(equal)
-    names = (settings.method, *settings.baselines)
-    used = [methods.method(name, system, settings, folder, problem.engines) for name in names]
-    memory = plan_memory(problem, used[1:])
+    memory = plan_memory(problem, [*problem.baselines.values()])
     memory.check()
-    problem = replace(problem, engines=with_gpu_shares(problem.engines, memory.gpu_shares))
-    problem = replace(problem, outlook={**outlook(problem), "duplicates": [str(item) for item in equal]})
-    problem = replace(problem, open_executor=executor_opener(settings, system, engines, used))
+    used = (problem.method, *problem.baselines.values())
+    problem = replace(
+        problem,
+        earlier=problem.earlier
+        if start_from is None
+        else read_earlier(Path(start_from), system, problem.train),
+        engines=with_gpu_shares(problem.engines, memory.gpu_shares),
+        open_executor=executor_opener(settings, system, engines, used),
+    )
+    problem = replace(
+        problem, outlook={**outlook(problem), "duplicates": [str(item) for item in equal]}
+    )
     config = describe(problem)
     new = UntrustedFolder(path).kind("config.json") is None
     with report_full_disk(path):
@@ -151,7 +158,7 @@ def _run(
         with tracked(problem.settings.trackers, recorder) as tracking:
             if not recorder.state.done:
                 _search(problem, recorder, recorder)
-                for name in problem.settings.baselines:
+                for name in problem.baselines:
                     _baseline(name, problem, recorder, tracking, listener, on_start)
                 recorder.state.done = True
                 recorder.event("done")
@@ -181,7 +188,8 @@ def _search(problem: Problem, recorder: Recorder, main: Recorder) -> None:
 def resume_errors(recorder: Recorder) -> Iterator[None]:
     """Name the checkpoint if a run cannot be resumed from it.
 
-    The state of a method is validated by the method, which does not know the location of the checkpoint.
+    The state of a method is validated by the method, which does not know the location of the
+    checkpoint.
 
     Raises:
         RunDirectoryError: the block failed before anything new was recorded.
@@ -191,7 +199,9 @@ def resume_errors(recorder: Recorder) -> Iterator[None]:
         yield
     except StateError as error:
         where = f"{recorder.run.path}/checkpoint.json"
-        raise RunDirectoryError(f"{where} cannot be read: {error.message}", hint=error.hint) from error
+        raise RunDirectoryError(
+            f"{where} cannot be read: {error.message}", hint=error.hint
+        ) from error
     except CompoundError:
         raise
     except UNREADABLE as error:
@@ -210,12 +220,18 @@ def check_stored_folders(problem: Problem, recorder: Recorder) -> None:
     Raises:
         RunDirectoryError: the state does; the message names the entry.
     """
-    started = [value["sha256"] for value in problem.system.configuration.values() if is_reference(value)]
+    started = [
+        value["sha256"] for value in problem.system.configuration.values() if is_reference(value)
+    ]
     search = recorder.state.search
     parts = {"best": search.best, "working": search.working} if search else {}
     for part, values in parts.items():
         for key, value in values.items():
-            if is_reference(value) and leads_outside(value["path"]) and value["sha256"] not in started:
+            if (
+                is_reference(value)
+                and leads_outside(value["path"])
+                and value["sha256"] not in started
+            ):
                 raise RunDirectoryError(
                     f"state.search.{part}.{key} in {recorder.run.path}/checkpoint.json refers to "
                     f"{value['path']!r}, which is outside of the run",
@@ -264,8 +280,7 @@ def _open_baseline(
 ) -> tuple[Problem, Recorder]:
     """Return the problem of a baseline, and the recorder of its run."""
     settings = problem.settings.model_copy(update={"method": name, "baselines": ()})
-    method = methods.method(name, problem.system, settings, problem.folder, problem.engines)
-    other = replace(problem, settings=settings).with_method(method)
+    other = replace(problem, settings=settings, baselines={}).with_method(problem.baselines[name])
     other = replace(other, outlook={**problem.outlook, **outlook(other)})
     run = open_run(parent.run.path / "baselines" / name, "", describe(other))
     return other, Recorder(run, parent=parent, listener=_label_events(listener, name))
@@ -288,7 +303,7 @@ def _retry(
         with tracked(trackers, recorder) as tracking:
             with resume_errors(recorder):
                 run_blocking(retry_rows(problem, recorder))
-            for name in problem.settings.baselines:
+            for name in problem.baselines:
                 other, other_recorder = _open_baseline(name, problem, recorder, listener)
                 try:
                     with tracked(trackers, other_recorder, tracking):
@@ -325,13 +340,14 @@ def make_problem(
         settings: method, budget, sizes, seed.
         engines: engines by model name.
         folder: folder searched first for code and files named in the settings.
-        valid_size: number of validation examples if the settings leave it open; default: by the budget.
+        valid_size: number of validation examples if the settings leave it open; default: by the
+            budget.
 
     Raises:
-        DataError: the train or the validation split is empty, a value does not match the type of its input,
-            or an example has no gold value for the metric.
-        DeclarationError: the budget of system runs is too small to try anything, or the cost is limited and
-            a model has no price.
+        DataError: the train or the validation split is empty, a value does not match the type of
+            its input, or an example has no gold value for the metric.
+        DeclarationError: the budget of system runs is too small to try anything, or the cost is
+            limited and a model has no price.
     """
     if valid_size is None or settings.valid_size != "auto":
         valid_size = settings.valid_examples
@@ -344,7 +360,9 @@ def make_problem(
     for role, size in sizes.items():
         there = data.has(role)
         splits[role] = (
-            read_examples(data, role, system.inputs, limit=size, seed=settings.seed) if there else []
+            read_examples(data, role, system.inputs, limit=size, seed=settings.seed)
+            if there
+            else []
         )
         if not splits[role] and role != "test":
             raise DataError(
@@ -355,18 +373,32 @@ def make_problem(
     check_repeats(metric, settings.repeats)
     check_failure_score(metric, settings.failure_score)
     method = methods.method(settings.method, system, settings, folder, engines)
-    others = [methods.method(name, system, settings, folder, engines) for name in settings.baselines]
-    for each in (method, *others):  # reject impossible methods before anything is spent
+    others = {
+        name: methods.method(name, system, settings, folder, engines) for name in settings.baselines
+    }
+    for each in (method, *others.values()):  # reject impossible methods before anything is spent
         methods.check_trainable(each, system, Executor(engines).engine)
     engines = for_system(engines, system)
     train, valid, test = (splits[role] for role in ("train", "valid", "test"))
     train, further = _further_examples(system, data, settings, splits)
     check_rows(metric, system.outputs, further)
-    given = Problem(system, train, valid, test, metric, settings, method, engines, folder, further=further)
+    given = Problem(
+        system,
+        train,
+        valid,
+        test,
+        metric,
+        settings,
+        method,
+        engines,
+        folder,
+        further=further,
+        baselines=others,
+    )
     problem = given.with_method(method)
     check_decidable(problem)
     check_budget(problem)
-    for checked in (problem, *(problem.with_method(other) for other in others)):
+    for checked in (problem, *(problem.with_method(other) for other in others.values())):
         check_libraries(checked)
         check_prices(checked)
     check_spending(problem)
@@ -381,8 +413,9 @@ def _further_examples(
 ) -> tuple[Sequence[Example], Sequence[Example]]:
     """Return the train examples, and the examples of second looks at a change; see `Problem.further`.
 
-    These are validation examples beyond `valid_size`. If they are too few and a run may only return what a
-    test supports, a part of the train examples is set aside for it: of those whose inputs occur once only.
+    These are validation examples beyond `valid_size`. If they are too few and a run may only return
+    what a test supports, a part of the train examples is set aside for it: of those whose inputs
+    occur once only.
     """
     train, valid = splits["train"], splits["valid"]
     known = {example.id for example in valid}

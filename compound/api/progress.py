@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from compound import notebook
-from compound.formatting import plural
+from compound.core import notebook
+from compound.core.formatting import plural
+from compound.core.security.sanitize import sanitize_for_terminal, underlying_stream
 from compound.optimization.method import ROLLOUTS
-from compound.runs.recorder import Listener
-from compound.security.sanitize import sanitize_for_terminal, underlying_stream
+from compound.optimization.runs.recorder import Listener
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
-    from compound.example import Example
+    from compound.core.example import Example
     from compound.execution.trace import Trace
 
 
@@ -89,6 +89,7 @@ def _decision(event: Mapping[str, Any]) -> str:
     if "p" not in event:
         return str(event.get("note", ""))
     verdict = event["verdict"]
+    covered = f"; {event['note']}" if event.get("note") else ""
     claim = f"no loss above {event['margin']:g}" if event.get("margin") else "better"
     if verdict == "promising":
         kept = "kept" if event["accepted"] else "not kept"
@@ -102,7 +103,7 @@ def _decision(event: Mapping[str, Any]) -> str:
         lost = f" ({plural(event['lost'], 'example')} lost to transient failures before the change)"
     return (
         f"{verdict}: valid {event['before']['mean']:.3f} -> {event['after']['mean']:.3f}, "
-        f"p = {event['p']:.4f} against {event['level']:.4f}{lost}"
+        f"p = {event['p']:.4f} against {event['level']:.4f}{lost}{covered}"
     )
 
 
@@ -128,7 +129,9 @@ def clock(seconds: float) -> str:
     ('1:00', '59:59', '2:02:05')
     """
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+    return (
+        f"{minutes}:{rest:02}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+    )
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,9 @@ class Steps:
         """
         if event["event"] != "progress" or event.get("step") is None or event.get("of") is None:
             return None
-        return Steps(event["job"], event["step"], event["of"], event["note"], event.get("method") or "")
+        return Steps(
+            event["job"], event["step"], event["of"], event["note"], event.get("method") or ""
+        )
 
     def seconds_left(self, first: Steps, seconds: float) -> float | None:
         """Estimate the seconds until the remaining steps are done.
@@ -291,7 +296,9 @@ def _live(limits: Mapping[str, Any], started: float) -> Iterator[Listener]:
     from rich.text import Text
 
     console = Console(file=underlying_stream(sys.stderr))
-    with Live(Text("starting", style="dim"), console=console, refresh_per_second=4, transient=True) as live:
+    with Live(
+        Text("starting", style="dim"), console=console, refresh_per_second=4, transient=True
+    ) as live:
         yield Screen(live, limits, started).listen
 
 
@@ -309,7 +316,9 @@ class Screen:
         self._shown = 0.0
         self._steps: Steps | None = None
         self._left: float | None = None
-        self._first: tuple[Steps, float] | None = None  # first observed steps of the job, and their time
+        self._first: tuple[Steps, float] | None = (
+            None  # first observed steps of the job, and their time
+        )
         self._notice = ""
 
     def listen(self, event: Mapping[str, Any]) -> None:
@@ -335,7 +344,10 @@ class Screen:
         if steps is None:
             return
         now = time.monotonic()
-        if self._first is None or (steps.job, steps.method) != (self._first[0].job, self._first[0].method):
+        if self._first is None or (steps.job, steps.method) != (
+            self._first[0].job,
+            self._first[0].method,
+        ):
             self._first = steps, now
         first, since = self._first
         self._left = steps.seconds_left(first, now - since)

@@ -1,29 +1,41 @@
-"""Results of runs."""
+"""Result of an optimization run, read from its directory, and the recorded calls of the run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from compound import notebook
-from compound.errors import RunDirectoryError
+from compound.core import notebook
+from compound.core.errors import DeclarationError, RunDirectoryError, suggest_name
+from compound.core.formatting import format_repr, short_repr
+from compound.core.narrowing import report_wrong_arguments
+from compound.core.security.sanitize import sanitize_for_terminal
+from compound.core.security.untrusted import UntrustedFolder
 from compound.evaluation.evaluate import Evaluation, gain_interval
 from compound.evaluation.statistics import Interval
-from compound.formatting import format_repr
+from compound.execution.trace import Trace, as_text, from_json
 from compound.graph.configuration import Configuration
-from compound.loop.loop import final_configuration
-from compound.runs.candidate_record import Candidate, describe_costs, front, read_candidates
-from compound.runs.directory import (
+from compound.optimization.loop.loop import final_configuration
+from compound.optimization.runs.candidate_record import (
+    CandidateRecord,
+    describe_costs,
+    front,
+    read_candidates,
+)
+from compound.optimization.runs.directory import (
+    CONFIG,
     baselines,
     inconsistency_errors,
     load_checkpoint,
+    read_json,
     read_records,
 )
-from compound.runs.recorder import MEMORY_FOLDER
-from compound.security.untrusted import UntrustedFolder
+from compound.optimization.runs.recorder import MEMORY_FOLDER
+from compound.report.record import RecordedTrace
 
 ResultVerdict = Literal["supported", "promising", "feasible", "unchanged"]
 
@@ -35,12 +47,14 @@ class Result:
     Attributes:
         best: the best configuration.
         before, after: evaluations on the validation split, before the search and for ``best``.
-        test_before, test_after: the same on the test split; ``None`` if there is none or the budget ended.
-        verdict: whether a test supports ``best`` (``supported``), it only scored higher (``promising``), it
-            meets the limits, which the initial one exceeds (``feasible``), or it is the initial configuration
-            (``unchanged``).
+        test_before, test_after: the same on the test split; ``None`` if there is none or the budget
+            ended.
+        verdict: whether a test supports ``best`` (``supported``), it only scored higher
+            (``promising``), it meets the limits, which the initial one exceeds (``feasible``), or
+            it is the initial configuration (``unchanged``).
         supported: the last configuration that a test supported, at first the initial one.
-        promising: the one with the highest score of those that only scored higher; ``None`` without one.
+        promising: the one with the highest score of those that only scored higher; ``None`` without
+            one.
         accepted: number of proposals that became the best configuration.
         spent: system runs, calls, tokens, cost and seconds, including the test split.
         path: the run directory.
@@ -68,12 +82,12 @@ class Result:
         return UntrustedFolder(self.path).read("report.md").decode(errors="replace")
 
     @property
-    def candidates(self) -> list[Candidate]:
+    def candidates(self) -> list[CandidateRecord]:
         """Every configuration that the run evaluated, the initial one first."""
         return read_candidates(self.path)
 
     @property
-    def front(self) -> list[Candidate]:
+    def front(self) -> list[CandidateRecord]:
         """The candidates that no other one beats in both gain and dollars per run, the cheapest first.
 
         Tokens count instead of dollars if a price is unknown, or if no call costs anything.
@@ -156,7 +170,8 @@ def read_result(path: str | Path) -> Result:
     """Read the result of a run from its directory.
 
     Raises:
-        RunDirectoryError: it is not a run directory, has no result yet, or one of its files is damaged.
+        RunDirectoryError: it is not a run directory, has no result yet, or one of its files is
+            damaged.
     """
     return _read_result(UntrustedFolder(path))
 
@@ -179,10 +194,14 @@ def _read_result(folder: UntrustedFolder) -> Result:
     state, search = stored.state, stored.state.search
     with inconsistency_errors(folder):
         events = [e for e in read_records(folder, "events.jsonl") if "spent" in e]
-        notes = (e.get("told", [e.get("note", "")]) for e in events if e["event"] in ("outlook", "note"))
+        notes = (
+            e.get("told", [e.get("note", "")]) for e in events if e["event"] in ("outlook", "note")
+        )
         decisions = [e for e in events if e["event"] == "decision" and e.get("accepted")]
         best = final_configuration(state, folder.path / MEMORY_FOLDER)
-        supported = search.supported or search.best  # earlier versions kept only what a test supported
+        supported = (
+            search.supported or search.best
+        )  # earlier versions kept only what a test supported
         return Result(
             best=best,
             verdict=_verdict(decisions, is_supported=supported == search.best),
@@ -190,13 +209,146 @@ def _read_result(folder: UntrustedFolder) -> Result:
             promising=None
             if search.promising is None
             else Configuration(search.promising).located(folder.path / MEMORY_FOLDER),
-            before=stored.state.before,
+            before=stored.state.before.shared(stored.state.search.incumbent),
             after=search.incumbent,
             test_before=state.test_before.evaluation if state.test_before else None,
             test_after=state.test_after.evaluation if state.test_after else None,
             accepted=len(decisions),
             spent=events[-1]["spent"],
             path=folder.path,
-            baselines={b.path.name: _read_result(b) for b in baselines(folder) if load_checkpoint(b)},
+            baselines={
+                b.path.name: _read_result(b) for b in baselines(folder) if load_checkpoint(b)
+            },
             notes=list(dict.fromkeys(chain.from_iterable(notes))),
         )
+
+
+TRACES = "traces.jsonl"
+SPLITS = ("valid", "test")
+LIMIT = 3
+
+
+@report_wrong_arguments
+def inspect_calls(
+    source: Trace | Iterable[Trace] | Result | str | Path,
+    *,
+    component: str = "",
+    example: str = "",
+    split: str = "",
+    failed: bool = False,
+    limit: int = LIMIT,
+) -> None:
+    """Print the calls of a trace, of several traces, or of the recorded system runs of a run directory.
+
+    Args:
+        source: a trace, traces, the result of an optimization, or the path of a run directory.
+        component: only calls of this component; default: all.
+        example: only system runs on the example with this id; default: all.
+        split: only system runs on this split of a run directory, ``valid`` or ``test``.
+        failed: only failed system runs.
+        limit: maximum number of system runs; the last ones are printed.
+
+    Raises:
+        DeclarationError: the split or the component is unknown, ``source`` has no traces, or
+            ``limit`` is below 1.
+        RunDirectoryError: the path is not a run directory, or one of its files is damaged.
+
+    Example:
+        >>> from compound import Function, Input, System, run
+        >>> def double(x: int) -> int:
+        ...     return 2 * x
+        >>> system = System("demo", outputs={"y": Function("double", double)(x=Input("x", int))})
+        >>> inspect_calls(run(system, {"x": 4}))
+        == double (0.00 s)
+        x <- 4
+        output -> 8
+    """
+    if limit < 1:
+        raise DeclarationError(f"limit >= 1 must hold, got {limit}")
+    if isinstance(source, Result):
+        source = source.path
+    if isinstance(source, str | Path):
+        found = select_recorded(
+            source, example=example, component=component, split=split, failed=failed, limit=limit
+        )
+        texts = [format_recorded(recorded) for recorded in found]
+    else:
+        traces = _traces(source)
+        chosen = [
+            t
+            for t in traces
+            if example in ("", t.example) and (not failed or t.failure is not None)
+        ]
+        _check_component(component, chosen)
+        texts = [as_text(_only(trace, component)) for trace in chosen[-limit:]]
+    print(sanitize_for_terminal("\n\n".join(texts) or "no system run matches"))
+
+
+def _traces(source: object) -> list[Trace]:
+    """Return the given traces as a list."""
+    found: list[object] = list(source) if isinstance(source, Iterable) else [source]
+    traces = [trace for trace in found if isinstance(trace, Trace)]
+    if len(traces) < len(found):
+        other = next(item for item in found if not isinstance(item, Trace))
+        raise DeclarationError(
+            f"inspect_calls prints traces, but got {type(other).__name__} {short_repr(other)}",
+            hint="pass the trace that cp.run returns, the result of cp.optimize, or a run directory",
+        )
+    return traces
+
+
+def select_recorded(
+    run: str | Path, *, example: str, component: str, split: str, failed: bool, limit: int
+) -> list[RecordedTrace]:
+    """Return the last recorded traces of a run directory that match, as JSON types.
+
+    The arguments and errors are those of `inspect_calls`.
+    """
+    if split not in ("", *SPLITS):
+        raise DeclarationError(
+            f"no traces of the split {split!r} are recorded; possible: {', '.join(SPLITS)}"
+        )
+    read_json(run, CONFIG)  # rejects other folders
+    found: deque[RecordedTrace] = deque(maxlen=limit)
+    seen: dict[str, None] = {}
+    with inconsistency_errors(run):
+        for row in read_records(Path(run), TRACES):
+            recorded = cast("RecordedTrace", row)  # checksums guarantee what the run wrote
+            seen.update(dict.fromkeys(call["component"] for call in recorded["calls"]))
+            matches = example in ("", recorded["example"]) and split in ("", recorded["split"])
+            if matches and (not failed or recorded["failure"] is not None):
+                calls = [c for c in recorded["calls"] if component in ("", c["component"])]
+                found.append({**recorded, "calls": calls})
+    if component and seen and component not in seen:
+        raise _unknown(component, seen)
+    return list(found)
+
+
+def format_recorded(recorded: RecordedTrace) -> str:
+    """Format a recorded trace as text, with its example, score and configuration."""
+    trace = from_json(recorded)
+    score = "no score" if trace.score is None else f"score {trace.score:g}"
+    again = ", rerun" if recorded.get("again") else ""
+    head = (
+        f"# example {trace.example}, {recorded['split']}{again}, sample {trace.sample}, "
+        f"configuration {trace.configuration[:8]}: {score}"
+    )
+    lines = [head, *([f"feedback: {trace.feedback}"] if trace.feedback else [])]
+    lines += [f"gold: {short_repr(recorded['gold'])}"] if recorded.get("gold") else []
+    return "\n".join(["\n".join(lines), *([as_text(trace)] if trace.calls else [])])
+
+
+def _only(trace: Trace, component: str) -> Trace:
+    return replace(trace, calls=trace.calls_of(component)) if component else trace
+
+
+def _check_component(component: str, traces: Iterable[Trace]) -> None:
+    seen = dict.fromkeys(call.component for trace in traces for call in trace.calls)
+    if component and seen and component not in seen:
+        raise _unknown(component, seen)
+
+
+def _unknown(component: str, seen: Iterable[str]) -> DeclarationError:
+    return DeclarationError(
+        f"no component {component!r} in the traces", hint=suggest_name(component, list(seen))
+    )

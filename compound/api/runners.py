@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from compound.cluster.executor import RemoteExecutor
 from compound.cluster.handshake import facts_of
 from compound.cluster.messages import Hello, SystemFile
 from compound.cluster.pool import WorkerPool
-from compound.cluster.ray_transport import RayTransport
+from compound.cluster.ray_cluster import RayTransport
 from compound.components.external_agent import ExternalAgent
-from compound.engine import Engine
-from compound.errors import DeclarationError
-from compound.evaluation.runner import OpenExecutor
-from compound.execution.budget import Meter
-from compound.execution.cache import Cache
+from compound.core.engine import Engine
+from compound.core.errors import DeclarationError
+from compound.core.storage.artifacts import is_reference
 from compound.execution.executor import Executor
 from compound.execution.sender import Engines
-from compound.execution.trace import Call
 from compound.graph.space import Weights
 from compound.graph.system import System
 from compound.optimization.method import Method
-from compound.settings.common import RaySettings
-from compound.settings.optimize import OptimizeSettings
-from compound.spec.program import FileEngines, Program
-from compound.storage.artifacts import is_reference
+from compound.optimization.problem import OpenExecutor
+from compound.optimization.settings.common import RaySettings
+from compound.optimization.settings.optimize import OptimizeSettings
+from compound.yaml.program import FileEngines, Program
 
 __all__ = ["check_runner", "executor_opener", "source_of"]
 
@@ -54,7 +52,7 @@ def executor_opener(
         return Executor
     source = source_of(engines)
     check_runner(settings, system, methods)
-    return RayOpener(settings.runner.ray, system, source)
+    return _ray_opener(settings.runner.ray, system, source)
 
 
 def check_runner(settings: OptimizeSettings, system: System, methods: Iterable[Method]) -> None:
@@ -69,47 +67,35 @@ def check_runner(settings: OptimizeSettings, system: System, methods: Iterable[M
             check_method(method, system)
 
 
-class RayOpener:
-    """Makes executors that run examples on a Ray cluster; an `OpenExecutor`.
+def _ray_opener(settings: RaySettings, system: System, source: SystemFile) -> OpenExecutor:
+    """Return a function that makes executors which run examples on a Ray cluster."""
+    transport = RayTransport(settings.address, settings.cpus)
 
-    Args:
-        settings: the cluster.
-        system: the system that workers rebuild.
-        source: its file.
-    """
-
-    def __init__(self, settings: RaySettings, system: System, source: SystemFile) -> None:
-        self._settings, self._system, self._source = settings, system, source
-        self._transport = RayTransport(settings.address, settings.cpus)
-
-    def __call__(
-        self,
-        engines: Engines | None = None,
+    def open_executor(
+        engines: Engines,
         *,
-        cache: Cache | None = None,
-        meter: Meter | None = None,
         seed: int = 0,
-        on_call: Callable[[Call], None] | None = None,
         folder: Path | None = None,
         on_notice: Callable[[str], object] | None = None,
+        **options: Any,  # noqa: ANN401 - the other arguments of `Executor`
     ) -> Executor:
-        """Return an executor; see `Executor` for the arguments."""
-        settings, notify = self._settings, on_notice or (lambda _: None)
         memory = None if folder is None else str(folder.absolute())
 
         def open_pool() -> WorkerPool:
-            facts = facts_of(self._system, Path(self._source.path).parent)
-            hello = Hello(program=self._source, seed=seed, folder=memory)
             return WorkerPool(
-                self._transport, settings.workers, hello, facts, notify,
-                start_seconds=settings.start_seconds, max_restarts=settings.max_restarts,
-            )  # fmt: skip
+                transport,
+                settings.workers,
+                Hello(program=source, seed=seed, folder=memory),
+                facts_of(system, Path(source.path).parent),
+                on_notice or (lambda _: None),
+                start_seconds=settings.start_seconds,
+                max_restarts=settings.max_restarts,
+            )
 
-        assert engines is not None
-        return RemoteExecutor(
-            engines, self._system, open_pool, cache=cache, meter=meter, seed=seed, on_call=on_call,
-            folder=folder, on_notice=on_notice,
-        )  # fmt: skip
+        given = {**options, "seed": seed, "folder": folder, "on_notice": on_notice}
+        return RemoteExecutor(engines, system, open_pool, **given)
+
+    return open_executor
 
 
 def source_of(engines: Engines | Callable[[str], Engine] | None) -> SystemFile:
@@ -151,7 +137,8 @@ def check_components(system: System) -> None:
     for key, value in system.configuration.items():
         if is_reference(value):
             raise DeclarationError(
-                f"optimize.runner: {key} is a folder of this machine, which workers do not have", hint=HERE
+                f"optimize.runner: {key} is a folder of this machine, which workers do not have",
+                hint=HERE,
             )
 
 

@@ -11,15 +11,15 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from compound.api.arguments import GivenEngines, check_inputs, resolve_engines
-from compound.engine import NO_USAGE, Usage
-from compound.errors import CompoundError
+from compound.api.arguments import check_inputs
+from compound.core.engine import NO_USAGE, Usage
+from compound.core.errors import CompoundError
 from compound.execution.executor import Executor
-from compound.execution.observers.events import TextPiece
+from compound.execution.observers import TextPiece
 from compound.execution.trace import Call, Failure, Trace
 from compound.graph.configuration import to_readable_values
+from compound.graph.registry.engines import GivenEngines, for_system, resolve_engines
 from compound.graph.system import System
-from compound.registry.engines import for_system
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,10 @@ class CallEvent:
     def to_json(self) -> dict[str, object]:
         """Return the event as JSON types."""
         found: dict[str, object] = {
-            "address": self.address, "component": self.component, "state": self.state,
-        }  # fmt: skip
+            "address": self.address,
+            "component": self.component,
+            "state": self.state,
+        }
         if self.state == "started":
             return found
         found |= {"usage": self.usage.to_json(), "seconds": round(self.seconds, 6)}
@@ -62,8 +64,8 @@ class CallEvent:
 class TokenEvent:
     """A piece of the text of a model; the engine decides its size.
 
-    A call that is tried again starts its text again, with a higher ``attempt``. The outputs of the finished
-    call are authoritative.
+    A call that is tried again starts its text again, with a higher ``attempt``. The outputs of the
+    finished call are authoritative.
     """
 
     kind: ClassVar[Literal["token"]] = "token"
@@ -78,9 +80,12 @@ class TokenEvent:
         """Return the event as JSON types."""
         piece = self.piece
         return {
-            "address": piece.address, "component": piece.component, "text": piece.text,
-            "attempt": piece.attempt, "request": piece.request,
-        }  # fmt: skip
+            "address": piece.address,
+            "component": piece.component,
+            "text": piece.text,
+            "attempt": piece.attempt,
+            "request": piece.request,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +137,10 @@ async def stream(
 ) -> AsyncGenerator[Event, None]:
     """Run ``system`` on one set of inputs and yield its events.
 
-    Calls start and finish in the order of execution. There are token events where the engine can stream
-    (`compound.engine.StreamingEngine`). The last events are the outputs or the error, and the usage. A failed
-    run does not raise. Leaving the loop early and closing the iterator cancels the run.
+    Calls start and finish in the order of execution. There are token events where the engine can
+    stream (`compound.core.engine.StreamingEngine`). The last events are the outputs or the error,
+    and the usage. A failed run does not raise. Leaving the loop early and closing the iterator
+    cancels the run.
 
     Args:
         system: the system to run, bound to a configuration.
@@ -144,7 +150,8 @@ async def stream(
         sample: sample index of the stochastic components.
 
     Raises:
-        DeclarationError: an input is missing, unknown or of the wrong type, or a model has no engine.
+        DeclarationError: an input is missing, unknown or of the wrong type, or a model has no
+            engine.
 
     Example:
         >>> import compound as cp
@@ -165,7 +172,9 @@ async def stream(
     values = check_inputs(system, inputs)
     executor = Executor(for_system(find, system), seed=seed)
     try:
-        async with contextlib.aclosing(events_of(executor, system, values, sample=sample)) as events:
+        async with contextlib.aclosing(
+            events_of(executor, system, values, sample=sample)
+        ) as events:
             async for event in events:
                 if not isinstance(event, Trace):
                     yield event
@@ -174,14 +183,21 @@ async def stream(
 
 
 async def events_of(
-    executor: Executor, system: System, inputs: Mapping[str, object], *, example: str = "", sample: int = 0
+    executor: Executor,
+    system: System,
+    inputs: Mapping[str, object],
+    *,
+    example: str = "",
+    sample: int = 0,
 ) -> AsyncGenerator[Event | Trace, None]:
     """Yield the events of a run on an executor, and last the trace; closing the iterator cancels the run."""
     queue = EventQueue()
 
     async def work() -> Trace:
         try:
-            return await executor.run(system, inputs, example=example, sample=sample, listener=queue)
+            return await executor.run(
+                system, inputs, example=example, sample=sample, listener=queue
+            )
         finally:
             queue.end()
 
@@ -222,7 +238,13 @@ class EventQueue:
         state: Literal["finished", "failed"] = "finished" if call.failure is None else "failed"
         self._events.put_nowait(
             CallEvent(
-                call.address, call.component, state, call.outputs, call.failure, call.usage, call.seconds
+                call.address,
+                call.component,
+                state,
+                call.outputs,
+                call.failure,
+                call.usage,
+                call.seconds,
             )
         )
 

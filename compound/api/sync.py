@@ -9,35 +9,34 @@ from typing import TYPE_CHECKING, Any
 from compound.api.arguments import (
     GivenBudget,
     GivenData,
-    GivenEngines,
     GivenMetric,
     budget_settings,
     check_inputs,
-    resolve_engines,
     resolve_metric,
     to_dataset,
 )
-from compound.api.optimize import optimize as run_optimization
+from compound.api.optimize import run_optimization
 from compound.api.progress import progress_display
 from compound.api.result import Result, read_result
 from compound.api.runners import executor_opener
-from compound.concurrency.blocking import run_blocking
-from compound.errors import DataError, DeclarationError, RunDirectoryError, suggest_name
+from compound.core.errors import DataError, DeclarationError, RunDirectoryError, suggest_name
+from compound.core.loops import run_blocking
+from compound.core.narrowing import report_wrong_arguments
+from compound.core.security.untrusted import UntrustedFolder
+from compound.core.storage.paths import cache_folder, run_folder, unused_path
 from compound.evaluation.dataset import Split
 from compound.evaluation.evaluate import Evaluation, EvaluationRules, OnTrace
 from compound.evaluation.evaluate import evaluate as evaluate_async
 from compound.evaluation.examples import from_text, read_examples
-from compound.evaluation.metrics.repeated import check_repeats
-from compound.evaluation.metrics.scoring import check_rows
+from compound.evaluation.metrics.scoring import check_repeats, check_rows
 from compound.execution.cache import DiskCache
 from compound.execution.executor import Executor
 from compound.execution.trace import Trace
+from compound.graph.registry.engines import GivenEngines, for_system, resolve_engines
+from compound.graph.registry.user_code import check_signature
 from compound.graph.system import System
 from compound.graph.types import format_type
-from compound.narrowing import report_wrong_arguments
-from compound.registry.engines import for_system
-from compound.registry.user_code import check_signature
-from compound.runs.directory import (
+from compound.optimization.runs.directory import (
     APPENDED,
     CHECKPOINT,
     CONFIG,
@@ -45,13 +44,16 @@ from compound.runs.directory import (
     load_checkpoint,
     read_json,
 )
-from compound.security.untrusted import UntrustedFolder
-from compound.settings.optimize import GivenSettings, OptimizeSettings, given_settings, make_settings
-from compound.spec import load as load_program
-from compound.storage.paths import cache_folder, run_folder, unused_path
+from compound.optimization.settings.optimize import (
+    GivenSettings,
+    OptimizeSettings,
+    given_settings,
+    make_settings,
+)
+from compound.yaml import load as load_program
 
 if TYPE_CHECKING:
-    from compound.report.comparison import SweepFacts
+    from compound.report.record import Facts
 
 EVALUATION_SETTINGS = frozenset({"seed", "concurrency", "runner", "failure_score", "max_failed"})
 
@@ -71,15 +73,17 @@ def run(
     Args:
         system: the system to run, bound to a configuration.
         inputs: a value for each input of the system.
-        engines: engines by model name, such as ``{"fast": cp.LiteLLM("openai/gpt-4o-mini")}``. Other names
-            are resolved by the system's file, or as in YAML (``smollm2``, ``openai/gpt-4o-mini`` …).
+        engines: engines by model name, such as ``{"fast": cp.engines.LiteLLM("openai/gpt-4o-mini")}``.
+            Other names are resolved by the system's file, or as in YAML (``smollm2``,
+            ``openai/gpt-4o-mini`` …).
         seed: seed of the random streams.
         sample: sample index of the stochastic components.
         check: whether a failed run raises; if false, its trace is returned, without outputs.
 
     Raises:
         RunFailed: a component failed; the error's ``trace`` holds all calls.
-        DeclarationError: an input is missing, unknown or of the wrong type, or a model has no engine.
+        DeclarationError: an input is missing, unknown or of the wrong type, or a model has no
+            engine.
     """
     find = resolve_engines(system, engines)
     values = check_inputs(system, inputs)
@@ -112,14 +116,17 @@ def evaluate(
 ) -> Evaluation:
     """Run ``system`` on a split of ``data`` and score it.
 
-    Call results are cached in the user's cache folder and shared between evaluations, unless ``cache`` is
-    false, or an engine of your own does not set ``stable_name`` (see `Engine`).
+    Call results are cached in the user's cache folder and shared between evaluations, unless
+    ``cache`` is false, or an engine of your own does not set ``stable_name`` (see `Engine`).
 
     Args:
         system: the system to evaluate, bound to a configuration.
-        data: a `Dataset` or its path, rows by split, or rows: a list of dictionaries or a data frame.
-        metric: a metric, a function of outputs and example, or the name of a metric of the only output.
-        split: the split to read; rows without splits, also the path of a single file, serve as any split.
+        data: a `Dataset` or its path, rows by split, or rows: a list of dictionaries or a data
+            frame.
+        metric: a metric, a function of outputs and example, or the name of a metric of the only
+            output.
+        split: the split to read; rows without splits, also the path of a single file, serve as any
+            split.
         limit: maximum number of examples.
         repeats: number of runs per example.
         settings: seed, concurrency, runner and the treatment of failures; others have no effect.
@@ -130,8 +137,8 @@ def evaluate(
             ``max_failed``.
 
     Raises:
-        DataError: the split is empty, a value does not match the type of its input, or an example has no gold
-            value for the metric.
+        DataError: the split is empty, a value does not match the type of its input, or an example
+            has no gold value for the metric.
         TooManyFailures: more runs failed than ``max_failed`` allows.
     """
     if unused := sorted(changes.keys() - EVALUATION_SETTINGS):
@@ -149,7 +156,9 @@ def evaluate(
     check_repeats(scoring, repeats)
     if on_trace is not None:
         check_signature(on_trace, "on_trace", "example", "trace")
-    rules = EvaluationRules(resolved.concurrency, resolved.failure_score, resolved.max_failed, cache)
+    rules = EvaluationRules(
+        resolved.concurrency, resolved.failure_score, resolved.max_failed, cache
+    )
 
     opened = executor_opener(resolved, system, find)
 
@@ -194,19 +203,21 @@ def optimize(
 
     Args:
         system: the system to optimize, bound to the initial configuration.
-        data: train, validation and test examples: a `Dataset` or its path, or rows by split, each a list of
-            dictionaries or a data frame.
+        data: train, validation and test examples: a `Dataset` or its path, or rows by split, each a
+            list of dictionaries or a data frame.
         metric: the metric to maximize, a function of outputs and example, or the name of a
             metric of the only output.
         budget: hard limits; replaces ``settings.budget``. A number is a number of system runs.
-        settings: all other settings, as `OptimizeSettings` or as a mapping like the section ``optimize`` of a
-            file.
+        settings: all other settings, as `OptimizeSettings` or as a mapping like the section
+            ``optimize`` of a file.
         run_dir: the run directory; default: ``runs/<system name>``.
         engines: engines by model name, as in `run`.
         progress: show progress on stderr.
         new: start a new run next to an existing one, in ``<run_dir>-2`` or the next free number.
-        start_from: the directory of an earlier run, whose configurations and local rewards are used.
-        **changes: individual settings, such as ``method="search"`` or ``seed=1``, and sections of methods.
+        start_from: the directory of an earlier run, whose configurations and local rewards are
+            used.
+        **changes: individual settings, such as ``method="search"`` or ``seed=1``, and sections of
+            methods.
 
     Raises:
         RunDirectoryError: the directory holds a finished run, or one of another configuration.
@@ -219,9 +230,15 @@ def optimize(
     path = unused_path(path) if new else path
     with progress_display(resolved.budget.limits(), quiet=not progress) as listener:
         return run_optimization(
-            system, data, scoring, resolved, run_dir=path, engines=find, listener=listener,
+            system,
+            data,
+            scoring,
+            resolved,
+            run_dir=path,
+            engines=find,
+            listener=listener,
             start_from=start_from,
-        )  # fmt: skip
+        )
 
 
 @report_wrong_arguments
@@ -239,7 +256,7 @@ def sweep(
     controls: bool = True,
     progress: bool = True,
     **changes: object,
-) -> SweepFacts:
+) -> Facts:
     """Compare methods on a system, each with the same budget and with every seed, or resume the comparison.
 
     Args:
@@ -250,14 +267,17 @@ def sweep(
         seeds: the seeds of the runs.
         budget: hard limits of each run.
         settings: all other settings of each run, as in `optimize`.
-        run_dir: the folder of the sweep, which gets ``sweep.md`` and ``sweep.json``; default: ``runs/sweep``.
+        run_dir: the folder of the sweep, which gets ``sweep.md`` and ``sweep.json``; default:
+            ``runs/sweep``.
         engines: engines by model name, as in `run`.
-        controls: whether to evaluate a constant answer and one direct call of the model on the test examples.
+        controls: whether to evaluate a constant answer and one direct call of the model on the test
+            examples.
         progress: show progress on stderr.
         **changes: individual settings, and sections of methods.
 
     Returns:
-        The content of ``sweep.json``: ``runs``, ``methods`` and more; a failed run has the status ``failed``.
+        The content of ``sweep.json``: ``runs``, ``methods`` and more; a failed run has the status
+        ``failed``.
 
     Raises:
         DeclarationError: a method does not exist.
@@ -269,14 +289,22 @@ def sweep(
 
     find = resolve_engines(system, engines)
     program = DeclaredProgram(
-        Path(f"{system.name}.yaml"), "", system, to_dataset(data, splits=True),
-        resolve_metric(metric, system), _resolved(settings, budget, changes), {}, find=find,
-    )  # fmt: skip
+        Path(f"{system.name}.yaml"),
+        "",
+        system,
+        to_dataset(data, splits=True),
+        resolve_metric(metric, system),
+        _resolved(settings, budget, changes),
+        {},
+        find=find,
+    )
     folder = Path(run_dir) if run_dir is not None else run_folder("sweep")
     return run_sweep(
-        plan([program], methods, seeds, folder), folder, controls=controls,
+        plan([program], methods, seeds, folder),
+        folder,
+        controls=controls,
         watch=lambda limits: progress_display(limits, quiet=not progress),
-    )  # fmt: skip
+    )
 
 
 def _resolved(
@@ -298,7 +326,8 @@ def load_result(path: str | Path) -> Result:
         path: the run directory, such as ``runs/qa``.
 
     Raises:
-        RunDirectoryError: it is not a run directory, one of its files is damaged, or the run is unfinished.
+        RunDirectoryError: it is not a run directory, one of its files is damaged, or the run is
+            unfinished.
     """
     folder = UntrustedFolder(path)
     read_json(folder, "config.json")
@@ -306,13 +335,16 @@ def load_result(path: str | Path) -> Result:
     if stored is None or not stored.state.done:
         raise RunDirectoryError(
             f"{path} holds a run that is not finished",
-            hint="resume it with the command that started it; `compound report` shows its results so far",
+            hint="resume it with the command that started it; `compound runs report` shows its "
+            "results so far",
         )
     return read_result(path)
 
 
 @report_wrong_arguments
-def load_system(path: str | Path, *, allow_import: bool = True, trust: Collection[str] = ()) -> System:
+def load_system(
+    path: str | Path, *, allow_import: bool = True, trust: Collection[str] = ()
+) -> System:
     """Load the system of a YAML file, with the engines that it names.
 
     ``allow_import=False`` rejects files that name Python code. ``trust`` lists trusted servers and
@@ -325,8 +357,8 @@ def read_inputs(system: System, arguments: Sequence[str]) -> dict[str, Any]:
     """Parse ``NAME=VALUE`` arguments as the system's inputs.
 
     Raises:
-        DeclarationError: an argument is malformed, its name is unknown or repeated, its value has the wrong
-            type, or an input is missing.
+        DeclarationError: an argument is malformed, its name is unknown or repeated, its value has
+            the wrong type, or an input is missing.
     """
     values: dict[str, Any] = {}
     for argument in arguments:
@@ -338,12 +370,16 @@ def read_inputs(system: System, arguments: Sequence[str]) -> dict[str, Any]:
         if name not in system.inputs:
             raise DeclarationError(f"unknown input {name!r}; {suggest_name(name, system.inputs)}")
         if name in values:
-            raise DeclarationError(f"input {name!r} is given twice", hint="give one value for each input")
+            raise DeclarationError(
+                f"input {name!r} is given twice", hint="give one value for each input"
+            )
         kind = system.inputs[name]
         try:
             values[name] = from_text(kind, text)
         except ValueError:
-            raise DeclarationError(f"input {name!r} must be {format_type(kind)}, but got {text!r}") from None
+            raise DeclarationError(
+                f"input {name!r} must be {format_type(kind)}, but got {text!r}"
+            ) from None
     for name, kind in system.inputs.items():
         if name not in values:
             raise DeclarationError(
@@ -393,7 +429,7 @@ def is_run(path: Path) -> bool:
 
 def _listed(path: Path) -> dict[str, Any]:
     """Return the table row of a run directory; a damaged one shows the error."""
-    row = {"run": str(path), "system": "", "status": "started", "result": ""}
+    row = {"run": str(path), "system": "", "status": "unfinished", "result": ""}
     try:
         with inconsistency_errors(path):
             row["system"] = str(read_json(path, "config.json").get("system", ""))
@@ -404,7 +440,8 @@ def _listed(path: Path) -> dict[str, Any]:
             before, after = result.test_before or result.before, result.test_after or result.after
             split = "test" if result.test_after else "valid"
             row["result"] = f"{split} {before.mean:.3f} -> {after.mean:.3f}, {result.verdict}"
-            row["status"] = "finished" if stored.state.done else "unfinished"
+            if stored.state.done:
+                row["status"] = "finished"
     except RunDirectoryError as error:
         return {**row, "status": "damaged", "result": error.message}
     return row

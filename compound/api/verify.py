@@ -7,7 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
-from compound.errors import CompoundError
+from compound.core.errors import CompoundError
+from compound.core.security.limits import LINE
+from compound.core.security.untrusted import UntrustedFolder
+from compound.core.storage.artifacts import is_reference, verify_reference
+from compound.core.storage.records import Damaged, parse
 from compound.execution.cache import (
     CURRENT,
     FORMAT,
@@ -19,10 +23,8 @@ from compound.execution.cache import (
     table_statement,
 )
 from compound.graph.configuration import Configuration, load
-from compound.rewards.model import read as read_rewards
-from compound.runs.candidate_record import read_candidates
-from compound.runs.checkpoint import Checkpoint
-from compound.runs.directory import (
+from compound.optimization.runs.candidate_record import read_candidates
+from compound.optimization.runs.directory import (
     APPENDED,
     CONFIG,
     baselines,
@@ -32,12 +34,10 @@ from compound.runs.directory import (
     read_json,
     read_records,
 )
-from compound.runs.recorder import CACHE, MEMORY_FOLDER
-from compound.security.limits import LINE
-from compound.security.untrusted import UntrustedFolder
-from compound.storage.artifacts import is_reference, verify_reference
-from compound.storage.records import Damaged, parse
-from compound.trackers.tracking import FILE as TRACKERS
+from compound.optimization.runs.recorder import CACHE, MEMORY_FOLDER
+from compound.optimization.runs.state import Checkpoint
+from compound.report.trackers.tracking import FILE as TRACKERS
+from compound.rewards.model import read as read_rewards
 
 SHOWN = 5  # maximum number of damaged cache entries to report
 BEST = "best.json"
@@ -47,11 +47,12 @@ REWARDS = f"{MEMORY_FOLDER}/rewards"
 def verify(path: str | Path) -> list[str]:
     """Return the problems of a run directory and of its baselines; empty if there are none.
 
-    Nothing is modified. Files of earlier versions have no checksums, so only their format is checked.
+    Nothing is modified. Files of earlier versions have no checksums, so only their format is
+    checked.
 
     Example:
         >>> import tempfile
-        >>> from compound.runs.directory import RunDirectory
+        >>> from compound.optimization.runs.directory import RunDirectory
         >>> run = RunDirectory.create(tempfile.mkdtemp() + "/run", "", {"seed": 0})
         >>> run.close()
         >>> verify(run.path)
@@ -102,7 +103,9 @@ def _check_records(folder: UntrustedFolder, name: str, stored: Checkpoint | None
     if stored is not None:
         last = last_checksum(folder, name, stored.lengths[name])
         if stored.checksums.get(name, last) != last:
-            raise CompoundError(f"{folder}/{name} was changed: its last record does not match the checkpoint")
+            raise CompoundError(
+                f"{folder}/{name} was changed: its last record does not match the checkpoint"
+            )
     for _ in read_records(folder, name):
         pass
 
@@ -148,7 +151,9 @@ def _cache_problems(folder: UntrustedFolder, stored: Checkpoint | None) -> list[
         for step, problem in () if unfinished else _entries(folder, path, problems):
             if problem:
                 damaged += 1
-                shown += [problem] * (damaged <= SHOWN)  # the number is unbounded, so only some are reported
+                shown += [problem] * (
+                    damaged <= SHOWN
+                )  # the number is unbounded, so only some are reported
             else:
                 covered += stored is not None and step < stored.step
     except sqlite3.DataError:
@@ -163,7 +168,9 @@ def _cache_problems(folder: UntrustedFolder, stored: Checkpoint | None) -> list[
         shown.append(f"{path}: {damaged - SHOWN} more recorded calls are damaged")
     lost = stored.cached - covered - damaged if stored is not None else 0
     if lost > 0:
-        problems.append(f"{path}: {lost} of {stored.cached if stored else 0} recorded calls are missing")
+        problems.append(
+            f"{path}: {lost} of {stored.cached if stored else 0} recorded calls are missing"
+        )
     return problems + shown
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 from compound.cli.errors import explain, explain_imports, explain_os_error, explain_unforeseen
 from compound.cli.options import app
-from compound.errors import (
-    CompoundError,
-)
-from compound.security.sanitize import sanitized_output
+from compound.core.errors import CompoundError
+from compound.core.security.sanitize import sanitized_output
 
 # Each module registers its commands; `--help` lists them in this order.
 # isort: split
@@ -27,16 +26,22 @@ from compound.cli import evaluate  # noqa: F401
 from compound.cli import serve  # noqa: F401
 
 # isort: split
-from compound.cli import (
-    export,  # noqa: F401
-    gateway,  # noqa: F401
-)
+from compound.cli import export  # noqa: F401
 
 # isort: split
-from compound.cli import inspect  # noqa: F401
+from compound.cli import runs  # noqa: F401
 
 # isort: split
-from compound.cli import models  # noqa: F401
+from compound.cli import check  # noqa: F401
+
+MOVED = {
+    "graph": "export FILE --to text, mermaid or svg",
+    "plugins": "check --extensions",
+    "report": "runs report RUN",
+    "schema": "check --schema",
+    "trace": "runs trace RUN",
+    "track": "runs track RUN",
+}  # commands of earlier versions
 
 
 def main() -> NoReturn:
@@ -50,6 +55,9 @@ def main() -> NoReturn:
 
         print(f"compound {__version__}")
         sys.exit(0)
+    if moved := _moved(arguments):
+        print(f"error: {moved}", file=sys.stderr)
+        sys.exit(2)
     with sanitized_output():
         _run_app(arguments, debug)
 
@@ -62,7 +70,10 @@ def _run_app(arguments: list[str], debug: bool) -> NoReturn:
         if debug:
             raise
         sys.exit(explain(error))
-    except (KeyboardInterrupt, SystemExit) as ended:  # typer converts KeyboardInterrupt to exit code 130
+    except (
+        KeyboardInterrupt,
+        SystemExit,
+    ) as ended:  # typer converts KeyboardInterrupt to exit code 130
         if isinstance(ended, SystemExit) and ended.code != 130:
             raise
         print("interrupted; run the same command to resume", file=sys.stderr)
@@ -79,3 +90,14 @@ def _run_app(arguments: list[str], debug: bool) -> NoReturn:
         explain_unforeseen(error)
         sys.exit(1)
     sys.exit(0)
+
+
+def _moved(arguments: Sequence[str]) -> str:
+    """Return where a command of earlier versions is now, ``""`` for a present one."""
+    name = arguments[0] if arguments else ""
+    if name == "runs" and arguments[1:] and arguments[1].startswith("--"):
+        if "--help" in arguments:
+            return ""
+        now = "runs verify" if "--verify" in arguments else "runs list"
+        return f"this is now `compound {now}`"
+    return f"compound {name} is now `compound {MOVED[name]}`" if name in MOVED else ""

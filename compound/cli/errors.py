@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from compound.errors import (
+from compound.core.errors import (
     FRESH,
     BudgetExhausted,
     CompoundError,
@@ -21,7 +21,7 @@ FRESH_OPTION = "pass --new to start a new run, or choose another --run"
 
 def explain_os_error(error: OSError) -> bool:
     """Print an operating system error with advice; return False if its location is unknown."""
-    from compound.security.untrusted import error_hint, error_text
+    from compound.core.security.untrusted import error_hint, error_text
 
     place = error.filename or _unnamed(error)
     if place is None:
@@ -44,7 +44,7 @@ def _unnamed(error: OSError) -> str | None:
 
 def explain_unforeseen(error: Exception) -> None:
     """Print an error that nothing else explains, with the line of the user's code that it comes from."""
-    from compound.registry.user_code import place_of_error
+    from compound.graph.registry.user_code import place_of_error
 
     place = place_of_error(error)
     defect = "this is a bug in compound; run again with --debug for the traceback"
@@ -58,7 +58,7 @@ def explain_imports() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        from compound.extras import raise_missing_extra
+        from compound.core.errors import raise_missing_extra
 
         raise_missing_extra(error, "this command")
         raise
@@ -66,7 +66,7 @@ def explain_imports() -> Iterator[None]:
 
 def explain(error: CompoundError) -> int:
     """Print an error with its hint, and return the exit code."""
-    from compound.runs.recorder import Interrupted
+    from compound.optimization.runs.recorder import Interrupted
 
     if isinstance(error, SpecError):
         print("\n".join(error.problems), file=sys.stderr)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from compound.errors import (
+from compound.core.errors import (
     SpecError,
     suggest_name,
 )
@@ -49,15 +49,21 @@ def _not_nan(value: float | None) -> float | None:
 )
 def evaluate(
     file: File,
-    split: Annotated[str, typer.Option(help="train, valid, test, or the name of a split.")] = "valid",
+    split: Annotated[
+        str, typer.Option(help="train, valid, test, or the name of a split.")
+    ] = "valid",
     limit: Annotated[Optional[int], typer.Option(min=1, help="Maximum number of examples.")] = None,  # noqa: UP045
     repeats: Annotated[int, typer.Option(min=1, help="Runs per example.")] = 1,
     config: Config = None,
     min_score: Annotated[
         float | None,
-        typer.Option(help="Exit with code 1 if the mean score is below this value.", callback=_not_nan),
+        typer.Option(
+            help="Exit with code 1 if the mean score is below this value.", callback=_not_nan
+        ),
     ] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor write the cache.")] = False,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Neither read nor write the cache.")
+    ] = False,
     sets: Sets = None,
     otel: Otel = False,
     as_json: AsJson = False,
@@ -76,25 +82,41 @@ def evaluate(
     data, metric = require_data(program, "evaluate")
     with tracing(otel), count_display(quiet=quiet) as count:
         evaluation = run_evaluation(
-            program.system, data, metric, _role(data, split),
-            limit=limit, repeats=repeats, settings=program.optimize, engines=program.find_engine,
-            cache=not no_cache, on_trace=count,
-        )  # fmt: skip
+            program.system,
+            data,
+            metric,
+            _role(data, split),
+            limit=limit,
+            repeats=repeats,
+            settings=program.optimize,
+            engines=program.find_engine,
+            cache=not no_cache,
+            on_trace=count,
+        )
     summary = evaluation.summary()
     reason = _below("mean score", summary["mean"], min_score, "--min-score")
     if as_json:
         usage = evaluation.usage
-        print_json({
-            **summary, "failures": evaluation.failures(), "violation": evaluation.violation,
-            "passed": not reason, "reason": reason,
-            "calls": usage.calls, "cached_calls": evaluation.cached_calls, "tokens": usage.tokens,
-            "cost": usage.cost, "unpriced_calls": usage.unpriced,
-            "metric_calls": evaluation.metric_usage.calls, "metric_tokens": evaluation.metric_usage.tokens,
-            "metric_cost": evaluation.metric_usage.cost,
-            "rows": [[r.example, r.score] for r in evaluation.rows],
-        })  # fmt: skip
+        print_json(
+            {
+                **summary,
+                "failures": evaluation.failures(),
+                "violation": evaluation.violation,
+                "passed": not reason,
+                "reason": reason,
+                "calls": usage.calls,
+                "cached_calls": evaluation.cached_calls,
+                "tokens": usage.tokens,
+                "cost": usage.cost,
+                "unpriced_calls": usage.unpriced,
+                "metric_calls": evaluation.metric_usage.calls,
+                "metric_tokens": evaluation.metric_usage.tokens,
+                "metric_cost": evaluation.metric_usage.cost,
+                "rows": [[r.example, r.score] for r in evaluation.rows],
+            }
+        )
     else:
-        from compound.report.facts.text import money
+        from compound.report.text import money
 
         usage = evaluation.usage
         limits = "" if summary["low"] is None else f" [{summary['low']:.4f}, {summary['high']:.4f}]"
@@ -105,8 +127,12 @@ def evaluate(
             + (f", {money(usage.cost, usage.unpriced)}" if usage.cost or usage.unpriced else "")
         )
         if (judged := evaluation.metric_usage).calls:
-            price = f", {money(judged.cost, judged.unpriced)}" if judged.cost or judged.unpriced else ""
-            print(f"  metric {metric.name}: {judged.calls} further calls, {judged.tokens} tokens{price}")
+            price = (
+                f", {money(judged.cost, judged.unpriced)}" if judged.cost or judged.unpriced else ""
+            )
+            print(
+                f"  metric {metric.name}: {judged.calls} further calls, {judged.tokens} tokens{price}"
+            )
         for reason, times in evaluation.failures()[:5]:
             print(f"  {times} x {reason}")
         if evaluation.violation:
@@ -124,18 +150,25 @@ def evaluate(
 def agreement(
     file: File,
     labelled: Annotated[
-        Path, typer.Argument(help="Outputs with labels: .jsonl, .json, .csv or .parquet.", show_default=False)
+        Path,
+        typer.Argument(
+            help="Outputs with labels: .jsonl, .json, .csv or .parquet.", show_default=False
+        ),
     ],
     label: Annotated[str, typer.Option(help="Column with the labels.")] = "human",
     output: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option(metavar="NAME[=COLUMN]", help="An output of the system and its column; repeatable."),
+        typer.Option(
+            metavar="NAME[=COLUMN]", help="An output of the system and its column; repeatable."
+        ),
     ] = None,
     scale: Annotated[
         Optional[tuple[float, float]],  # noqa: UP045
         typer.Option(help="Lowest and highest label; by default the scale of a rubric, else 0 1."),
     ] = None,
-    part: Annotated[str, typer.Option(help="Compare this part of the score, such as a criterion.")] = "",
+    part: Annotated[
+        str, typer.Option(help="Compare this part of the score, such as a criterion.")
+    ] = "",
     weights: Annotated[
         str, typer.Option(help="quadratic: near labels agree in part; none: only equal ones.")
     ] = "quadratic",
@@ -143,7 +176,9 @@ def agreement(
         float | None,
         typer.Option(help="Exit with code 1 if kappa is below this value.", callback=_not_nan),
     ] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor write the cache.")] = False,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Neither read nor write the cache.")
+    ] = False,
     sets: Sets = None,
     as_json: AsJson = False,
     no_import: NoImport = False,
@@ -151,8 +186,8 @@ def agreement(
 ) -> None:
     """Compare the metric of a system, such as a judge, with human labels of given outputs.
 
-    Prints Cohen's kappa with its 95 % interval. The system is not run. The columns of the file with labels
-    are the system's inputs, its outputs, the gold fields of the metric, and the label.
+    Prints Cohen's kappa with its 95 % interval. The system is not run. The columns of the file with
+    labels are the system's inputs, its outputs, the gold fields of the metric, and the label.
     """
     from dataclasses import asdict
 
@@ -166,18 +201,29 @@ def agreement(
     columns = dict(item.partition("=")[::2] for item in output or ())
     unknown = [name for name in columns if name not in program.system.outputs]
     if unknown:
-        raise SpecError([
-            f"--output {unknown[0]}: no such output; {suggest_name(unknown[0], program.system.outputs)}"
-        ])  # fmt: skip
+        raise SpecError(
+            [
+                f"--output {unknown[0]}: no such output; {suggest_name(unknown[0], program.system.outputs)}"
+            ]
+        )
     found = compare(
-        program.metric, labelled, label, outputs={name: column or name for name, column in columns.items()},
-        inputs=list(program.system.inputs), scale=scale, part=part, weights=weights,  # type: ignore[arg-type]
-        engines=program.find_engine, cache=not no_cache,
-    )  # fmt: skip
+        program.metric,
+        labelled,
+        label,
+        outputs={name: column or name for name, column in columns.items()},
+        inputs=list(program.system.inputs),
+        scale=scale,
+        part=part,
+        weights=weights,  # type: ignore[arg-type]
+        engines=program.find_engine,
+        cache=not no_cache,
+    )
     reason = _below("kappa", found.kappa, min_kappa, "--min-kappa")
     if as_json:
         facts = {**asdict(found), "passed": not reason, "reason": reason}
-        print_json({k: None if isinstance(v, float) and math.isnan(v) else v for k, v in facts.items()})
+        print_json(
+            {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in facts.items()}
+        )
     else:
         print(f"{program.metric.name}: {found}")
     _exit_with(reason)
@@ -198,7 +244,9 @@ def run(
     sample: Annotated[
         int, typer.Option(help="Sample index; selects the random streams of stochastic components.")
     ] = 0,
-    trace: Annotated[bool, typer.Option("--trace", help="Print every call with its messages.")] = False,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Print every call with its messages.")
+    ] = False,
     sets: Sets = None,
     otel: Otel = False,
     as_json: AsJson = False,
@@ -216,14 +264,20 @@ def run(
     program = load_program(file, sets, no_import, config, trust)
     values = read_inputs(program.system, inputs or [])
     with tracing(otel):
-        result = run_system(program.system, values, engines=program.find_engine, sample=sample, check=False)
+        result = run_system(
+            program.system, values, engines=program.find_engine, sample=sample, check=False
+        )
         if as_json:
             print_json(to_json(result))
         else:
             if trace:
                 print(as_text(result), end="\n\n")
             for name, value in result.outputs.items():
-                print(value if len(result.outputs) == 1 and isinstance(value, str) else f"{name}: {value}")
+                print(
+                    value
+                    if len(result.outputs) == 1 and isinstance(value, str)
+                    else f"{name}: {value}"
+                )
     if result.failure is not None:
         where = next((f"{call.address}: " for call in result.calls if call.failure is not None), "")
         print(f"error: {where}{result.failure.kind}: {result.failure.message}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Command that exports a system for use without this package."""
+"""Command that exports the prompts and the graph of a system for use without this package."""
 
 from __future__ import annotations
 
@@ -8,32 +8,37 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from compound.cli.options import NoImport, Sets, TrustOption, app, format_examples, load_program
-from compound.errors import ExportError, SpecError
-from compound.security.untrusted import UntrustedFolder
+from compound.core.errors import ExportError, SpecError
+from compound.core.security.untrusted import UntrustedFolder
 
 if TYPE_CHECKING:
-    from compound.spec.program import Program
+    from compound.yaml.program import Program
 
 SYSTEM = "system.yaml"
+DRAWINGS = ("text", "mermaid", "svg")
 
 
 @app.command(
     epilog=format_examples(
-        "export runs/qa/best.json --to messages",
-        "export runs/qa/best.json --to python --output qa.py",
-        "export runs/qa/best.json --to langchain --output prompts.json",
+        "export runs/qa/best.json --to messages --output prompts.json",
         "export best.json --system system.yaml --to openai",
-        "export system.yaml --to dspy --output qa_program.py   # the initial configuration",
+        "export system.yaml --to messages   # the initial configuration",
         "export runs/qa --to optuna --output qa.db   # the candidates of a run",
+        "export system.yaml --to svg > graph.svg     # also text or mermaid",
     )
 )
 def export(
     configuration: Annotated[
         Path,
-        typer.Argument(help="Configuration, such as the best.json of a run, a system's YAML file, or a run."),
+        typer.Argument(
+            help="Configuration, such as the best.json of a run, a system's YAML file, or a run."
+        ),
     ],
     to: Annotated[
-        str, typer.Option("--to", help="messages, openai, langchain, dspy, python, or optuna for a run.")
+        str,
+        typer.Option(
+            "--to", help="messages, openai, dspy, text, mermaid, svg, or optuna for a run."
+        ),
     ],
     output: Annotated[
         Optional[Path],  # noqa: UP045 - typer reads this at run time
@@ -42,30 +47,33 @@ def export(
     system: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
-            "--system", help="YAML file of the system; default: system.yaml beside the configuration."
+            "--system",
+            help="YAML file of the system; default: system.yaml beside the configuration.",
         ),
     ] = None,
     sets: Sets = None,
     no_import: NoImport = False,
     trust: TrustOption = None,
 ) -> None:
-    """Export a system with its best prompts for use elsewhere.
+    """Export the best prompts of a system for use elsewhere, or draw its graph.
 
-    messages: chat messages with placeholders, as JSON. openai: request bodies, as JSON. langchain: a module
-    of chat prompts, or their JSON for an output that ends in .json. dspy: a DSPy program. python: a module
-    that runs the system with the standard library only. What cannot be exported is named, and nothing is
-    written. optuna: an SQLite file with a study of Optuna, in which each candidate of a run is a trial.
+    messages: chat messages with placeholders, as JSON, which LangChain reads, too. openai: request
+        bodies, as
+    JSON. dspy: the state of a program imported from DSPy. What cannot be exported is named, and
+    nothing is written. optuna: an SQLite file with a study of Optuna, in which each candidate of a
+    run is a trial. text, mermaid and svg: a drawing of the graph. To run the system itself, see
+    compound serve.
 
-    A system that is found beside the configuration may not name Python code, like with --no-import; give one
-    that you trust as --system.
+    A system that is found beside the configuration may not name Python code, like with --no-import;
+    give one that you trust as --system.
     """
     from typing import cast
 
-    from compound.exports.export import Target
-    from compound.exports.export import export as write
+    from compound.interchange.exports import Target, write
+    from compound.interchange.exports import export as export_prompts
 
     if to == "optuna":
-        from compound.exports.optuna_study import write_study
+        from compound.interchange.exports import write_study
 
         if output is None:
             raise ExportError(
@@ -79,7 +87,14 @@ def export(
         program = load_program(system, sets, no_import, configuration, trust, sends=False)
     else:
         program = _beside(configuration, sets, trust)
-    text = write(program.system, cast("Target", to), output)
+    if to in DRAWINGS:
+        from compound.report.graph import draw
+
+        text = draw(program.system, to)
+        if output is not None:
+            write(output, text)
+    else:
+        text = export_prompts(program.system, cast("Target", to), output)
     if output is None:
         print(text)
 
@@ -100,7 +115,8 @@ def _beside(configuration: Path, sets: list[str] | None, trust: list[str] | None
     if UntrustedFolder(configuration.parent, error=ExportError).kind(SYSTEM) != "file":
         raise ExportError(
             f"{file} does not exist, so that the system of {configuration} is not known",
-            hint="give --system system.yaml; a system declared in Python is exported with cp.export",
+            hint="give --system system.yaml; a system declared in Python is exported with "
+            "cp.interchange.export",
         )
     try:
         return load_program(file, sets, True, configuration, trust, sends=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import keyword
 import os
 import re
@@ -13,21 +14,42 @@ from typing import Annotated
 import typer
 
 from compound.cli.options import app, format_examples
-from compound.errors import CompoundError, DataError
+from compound.core.errors import CompoundError, DataError
 
 GOLD = (
-    "answer", "label", "gold", "target", "output", "expected", "category", "class", "response", "completion",
-    "summary", "translation", "intent", "sentiment", "topic", "y",
-)  # fmt: skip
+    "answer",
+    "label",
+    "gold",
+    "target",
+    "output",
+    "expected",
+    "category",
+    "class",
+    "response",
+    "completion",
+    "summary",
+    "translation",
+    "intent",
+    "sentiment",
+    "topic",
+    "y",
+)
 IDS = ("id", "uid", "uuid", "guid", "key", "index", "idx", "row")
 SPLITS = ("split", "fold", "set", "partition")
-TRAIN, VALID, TEST = ("train", "training"), ("dev", "valid", "validation", "val"), ("test", "testing")
+TRAIN, VALID, TEST = (
+    ("train", "training"),
+    ("dev", "valid", "validation", "val"),
+    ("test", "testing"),
+)
 MOST_LABELS, MOST_LABEL, REPEATED = 20, 60, 3  # labels, their characters, and rows per label
 NODE = "answerer"
 SEEN = 1000  # different texts of a column that are told apart
 SHARES = {"train": 0.5, "valid": 0.3, "test": 0.2}
 HALVES = {"train": 0.5, "valid": 0.5}
-FEWEST, LEAST = 60, 10  # rows of a file that is optimized, since fewer can show no gain; and of any file
+FEWEST, LEAST = (
+    60,
+    10,
+)  # rows of a file that is optimized, since fewer can show no gain; and of any file
 
 
 @dataclass
@@ -70,10 +92,15 @@ class Column:
         return sorted(self.texts) if few and is_text and plain else []
 
 
-@app.command(epilog=format_examples("init data.csv", "init data/ --lm openai/gpt-4o-mini --out qa.yaml"))
+@app.command(
+    epilog=format_examples("init data.csv", "init data/ --lm openai/gpt-4o-mini --out qa.yaml")
+)
 def init(
     data: Annotated[
-        Path, typer.Argument(help="Data file, or folder with train, dev and test files.", show_default=False)
+        Path,
+        typer.Argument(
+            help="Data file, or folder with train, dev and test files.", show_default=False
+        ),
     ],
     lm: Annotated[str, typer.Option(help="Model of the system.")] = "smollm2",
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("system.yaml"),
@@ -81,15 +108,18 @@ def init(
 ) -> None:
     """Write a system of one model call for a data file or a folder of splits.
 
-    The answer is the column with a usual name (answer, label, ...), otherwise the last one; a few different
-    values become the labels of the output. All other columns are inputs, except ids and splits.
+    The answer is the column with a usual name (answer, label, ...), otherwise the last one; a few
+    different values become the labels of the output. All other columns are inputs, except ids and
+    splits.
     """
     from compound.api.check import check_program
-    from compound.exports.export import write as write_file
-    from compound.spec import loads
+    from compound.interchange.exports import write as write_file
+    from compound.yaml import loads
 
     if out.exists() and not force:
-        raise CompoundError(f"{out} exists", hint="choose another name by --out, or replace it by --force")
+        raise CompoundError(
+            f"{out} exists", hint="choose another name by --out, or replace it by --force"
+        )
     folder = Path(os.path.relpath(data, out.parent)).as_posix()
     text = system_file(data, folder, lm)
     program = loads(text, path=out)
@@ -109,7 +139,7 @@ def system_file(data: Path, path: str, lm: str) -> str:
     Raises:
         DataError: it has no rows, or fewer than two columns with a name and values.
     """
-    from compound.spec.yaml.text import Flow, write
+    from compound.yaml.text import Flow, write
 
     columns, rows = read_columns(data)
     usable = [column for column in columns if column.name.strip() and column.filled]
@@ -170,8 +200,8 @@ def read_columns(data: Path) -> tuple[list[Column], int]:
     Raises:
         DataError: the rows cannot be read, or there are too few.
     """
+    from compound.core.security.untrusted import UntrustedFolder
     from compound.evaluation.rows import find_split_file, iterate_rows, read_rows
-    from compound.security.untrusted import UntrustedFolder
 
     found: dict[str, Column] = {}
     is_folder, count = data.is_dir(), 0
@@ -188,7 +218,8 @@ def read_columns(data: Path) -> tuple[list[Column], int]:
         raise DataError(f"{data} has no rows")
     if count < LEAST and not is_folder:
         raise DataError(
-            f"{data} has {count} rows", hint=f"at least {LEAST} are needed to divide them, better 100"
+            f"{data} has {count} rows",
+            hint=f"at least {LEAST} are needed to divide them, better 100",
         )
     for column in found.values():
         if column.filled < count and column.kinds != {"str"}:
@@ -202,9 +233,9 @@ def port_names(columns: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
     >>> port_names(["Ticket text", "prompt", "2nd", "ticket_text", "日本"])
     ['Ticket_text', 'prompt_column', 'column_2nd', 'ticket_text', 'column_5']
     """
-    from compound.spec.kinds.llm import LLMSettings
+    from compound.components.llm import LLM
 
-    reserved = {*LLMSettings.model_fields, "name", "output", "item", "previous", NODE, *taken}
+    reserved = {*inspect.signature(LLM).parameters, "item", "previous", NODE, *taken}
     found: list[str] = []
     for number, column in enumerate(columns, 1):
         name = re.sub(r"[^A-Za-z0-9]+", "_", column).strip("_") or f"column_{number}"
@@ -241,7 +272,9 @@ def _splits(data: Path, by: Column | None, rows: int) -> dict[str, object]:
     """Return where the splits are: in files, in a column, or as shares."""
     if by is not None:
         roles = {"train": TRAIN, "valid": VALID, "test": TEST}
-        found = {role: next((n for n in names if n in by.texts), None) for role, names in roles.items()}
+        found = {
+            role: next((n for n in names if n in by.texts), None) for role, names in roles.items()
+        }
         return {"split_by": by.name, **found}
     if data.is_dir():
         has_test = any(file.name.startswith("test.") for file in data.iterdir())
@@ -253,7 +286,11 @@ def _answer(gold: Column) -> tuple[str, str, int]:
     """Return the type of the answer, its metric, and its maximum number of tokens."""
     if labels := gold.labels:
         is_plain = all(re.fullmatch(r"[\w ./&-]+", label) for label in labels)
-        kind = f"one of {', '.join(labels)}" if is_plain else f"Literal[{', '.join(map(repr, labels))}]"
+        kind = (
+            f"one of {', '.join(labels)}"
+            if is_plain
+            else f"Literal[{', '.join(map(repr, labels))}]"
+        )
         return kind, "accuracy", max(16, gold.longest)
     if gold.type in ("int", "float", "bool"):
         return gold.type, "accuracy", 16

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from compound.errors import (
+from compound.core.errors import (
     SpecError,
 )
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from compound.api.result import Result
-    from compound.api.sweeps.planned_run import Stopper
-    from compound.runs.recorder import Recorder
-    from compound.spec import Program
+    from compound.api.sweeps.runs import Stopper
+    from compound.optimization.runs.recorder import Recorder
+    from compound.yaml import Program
 
 from compound.cli.options import (
     AsJson,
@@ -47,6 +47,7 @@ from compound.cli.options import (
         "optimize system.yaml --config runs/first/best.json",
         "optimize system.yaml --run second --from runs/first",
         "optimize system.yaml --dry-run",
+        "optimize system.yaml --dry-run --pilot 3",
     )
 )
 def optimize(
@@ -56,14 +57,25 @@ def optimize(
     new: Annotated[bool, typer.Option("--new", help="Start a new run even if one exists.")] = False,
     earlier: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--from", help="Run directory to start from: its candidates and local rewards."),
+        typer.Option(
+            "--from", help="Run directory to start from: its candidates and local rewards."
+        ),
     ] = None,
     sets: Sets = None,
     config: Config = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Print the plan and upper bounds of the cost; run nothing."),
+        typer.Option(
+            "--dry-run", help="Print the plan in counts of runs and requests; run nothing."
+        ),
     ] = False,
+    pilot: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="With --dry-run: run so many validation examples, to estimate tokens, dollars and minutes.",
+        ),
+    ] = 0,
     strict: Strict = False,
     otel: Otel = False,
     as_json: AsJson = False,
@@ -76,19 +88,21 @@ def optimize(
 ) -> None:
     """Optimize a system, or resume an interrupted run.
 
-    With --retry-failed, the test rows of a finished run that failed because no answer was received are
-    rerun with the same examples and random streams, within the test split's share of the budget.
-    Decisions do not change; the report lists the rerun rows.
+    With --retry-failed, the test rows of a finished run that failed because no answer was received
+    are rerun with the same examples and random streams, within the test split's share of the
+    budget. Decisions do not change; the report lists the rerun rows.
     """
-    from compound.api.optimize import optimize as run_optimization
+    from compound.api.optimize import run_optimization
     from compound.api.progress import progress_display
 
     program = load_program(file, sets, no_import, config, trust)
     data, metric = require_data(program, "optimize")
     path = _run_path(program.system.name, run, run_dir, new)
     if dry_run:
-        _dry_run(program, path, as_json=as_json, strict=strict)
+        _dry_run(program, path, as_json=as_json, strict=strict, pilot=pilot)
         return
+    if pilot:
+        raise SpecError(["--pilot needs --dry-run"])
     print(f"run directory: {path}", file=sys.stderr)
 
     def on_start(recorder: Recorder) -> None:
@@ -106,13 +120,25 @@ def optimize(
             print(terminal_summary(path), flush=True)
 
     with tracing(otel), ExitStack() as display:
-        listener = display.enter_context(progress_display(program.optimize.budget.limits(), quiet=quiet))
+        listener = display.enter_context(
+            progress_display(program.optimize.budget.limits(), quiet=quiet)
+        )
         run_optimization(
-            program.system, data, metric, program.optimize,
-            run_dir=path, engines=program.find_engine, folder=program.folder, text=program.text,
-            listener=listener, on_start=on_start, on_result=on_result, strict=strict,
-            retry_failed=retry_failed, start_from=earlier,
-        )  # fmt: skip
+            program.system,
+            data,
+            metric,
+            program.optimize,
+            run_dir=path,
+            engines=program.find_engine,
+            folder=program.folder,
+            text=program.text,
+            listener=listener,
+            on_start=on_start,
+            on_result=on_result,
+            strict=strict,
+            retry_failed=retry_failed,
+            start_from=earlier,
+        )
 
 
 @app.command(
@@ -133,7 +159,10 @@ def sweep(
     ] = None,
     sets: Sets = None,
     no_controls: Annotated[
-        bool, typer.Option("--no-controls", help="Do not evaluate a constant answer and a direct model call.")
+        bool,
+        typer.Option(
+            "--no-controls", help="Do not evaluate a constant answer and a direct model call."
+        ),
     ] = False,
     cluster: Annotated[
         bool,
@@ -151,22 +180,23 @@ def sweep(
 
     The same command resumes an interrupted sweep.
 
-    On the test examples of each seed, two controls are evaluated: the answer that is best on the train
-    split, given to every input, and one direct call of the system's model. Their calls are outside the
-    budgets of the runs.
+    On the test examples of each seed, two controls are evaluated: the answer that is best on the
+    train split, given to every input, and one direct call of the system's model. Their calls are
+    outside the budgets of the runs.
 
-    Every run gets the budget set in its file and its own folder. Finished runs are skipped. The table is
-    in sweep.md and sweep.json. Exit code 1 if a run failed.
+    Every run gets the budget set in its file and its own folder. Finished runs are skipped. The
+    table is in sweep.md and sweep.json. Exit code 1 if a run failed.
 
-    With --cluster, each run is a task of the Ray cluster that optimize.runner names, and workers is the
-    number of runs at a time. All machines must share the sweep directory and the folders of the files.
+    With --cluster, each run is a task of the Ray cluster that optimize.runner names, and workers is
+    the number of runs at a time. All machines must share the sweep directory and the folders of the
+    files.
     """
     from compound.api.progress import progress_display
-    from compound.api.sweeps.planned_run import Stopper
+    from compound.api.sweeps.runs import Stopper
     from compound.api.sweeps.sweep import plan
     from compound.api.sweeps.sweep import sweep as run_sweep
-    from compound.report.comparison import terminal_summary
-    from compound.storage.paths import run_folder
+    from compound.core.storage.paths import run_folder
+    from compound.report.sweep import sweep_summary
 
     programs = []
     for file in files:
@@ -179,15 +209,18 @@ def sweep(
     _stop_on_interrupt(stopper)
     with tracing(otel):
         facts = run_sweep(
-            planned, run,
+            planned,
+            run,
             watch=lambda limits: progress_display(limits, quiet=quiet),
             log=lambda line: None if quiet else print(line, file=sys.stderr, flush=True),
-            stopper=stopper, controls=not no_controls, cluster=cluster,
-        )  # fmt: skip
+            stopper=stopper,
+            controls=not no_controls,
+            cluster=cluster,
+        )
     if as_json:
         print_json(facts)
     else:
-        print(f"{terminal_summary(facts)}\n\ntable: {run / 'sweep.md'}")
+        print(f"{sweep_summary(facts)}\n\ntable: {run / 'sweep.md'}")
     if any(row["status"] == "failed" for row in facts["runs"]):
         raise typer.Exit(1)
 
@@ -200,23 +233,25 @@ def _parse_seeds(text: str) -> list[int]:
     items = _split_list(text)
     wrong = [item for item in items if not item.isdecimal()]
     if wrong:
-        raise SpecError([f"--seeds {text}: {wrong[0]!r} is not a seed; give whole numbers such as 0,1,2"])
+        raise SpecError(
+            [f"--seeds {text}: {wrong[0]!r} is not a seed; give whole numbers such as 0,1,2"]
+        )
     return [int(item) for item in items]
 
 
 def _run_path(system: str, run: str, run_dir: Path | None, new: bool) -> Path:
-    from compound.storage.paths import run_folder, unused_path
+    from compound.core.storage.paths import run_folder, unused_path
 
     path = run_dir if run_dir is not None else run_folder(run or system)
     return unused_path(path) if new else path
 
 
-def _dry_run(program: Program, path: Path, *, as_json: bool, strict: bool) -> None:
-    """Print upper bounds of a run's cost and the effects it can detect."""
+def _dry_run(program: Program, path: Path, *, as_json: bool, strict: bool, pilot: int) -> None:
+    """Print the plan of a run, the effects it can detect, and what a pilot measures."""
     from compound.api.estimate import estimate
     from compound.report.forecast import forecast
 
-    facts = {"run": str(path), **estimate(program, strict=strict)}
+    facts = {"run": str(path), **estimate(program, strict=strict, pilot=pilot, run_dir=path)}
     if as_json:
         print_json(facts)
     else:
@@ -230,6 +265,10 @@ def _stop_on_interrupt(running: Recorder | Stopper) -> None:
     def handle(_signal: int, _frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         running.stop()
-        print("\nstopping after this step; press Ctrl-C again to stop now", file=sys.stderr, flush=True)
+        print(
+            "\nstopping after this step; press Ctrl-C again to stop now",
+            file=sys.stderr,
+            flush=True,
+        )
 
     signal.signal(signal.SIGINT, handle)

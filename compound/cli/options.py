@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from compound.errors import (
+from compound.core.errors import (
     SpecError,
 )
 
 if TYPE_CHECKING:
+    from compound.core.example import Metric
     from compound.evaluation.dataset import Dataset
-    from compound.example import Metric
-    from compound.spec import Program
+    from compound.yaml import Program
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -37,7 +37,9 @@ File = Annotated[Path, typer.Argument(help="YAML file of the system.", show_defa
 Sets = Annotated[
     Optional[list[str]],  # noqa: UP045 - typer reads this at run time
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override an entry of the file, e.g. optimize.seed=1; repeatable."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override an entry of the file, e.g. optimize.seed=1; repeatable.",
     ),
 ]
 NoImport = Annotated[
@@ -76,7 +78,7 @@ def tracing(otel: bool) -> AbstractContextManager[object]:
     """Return a context manager that exports OpenTelemetry spans of its block, if requested."""
     if not otel:
         return nullcontext()
-    from compound.tracing.setup import trace_with
+    from compound.execution.tracing.setup import trace_with
 
     return trace_with()
 
@@ -90,12 +92,12 @@ def load_program(
     *,
     sends: bool = True,
 ) -> Program:
-    """Load a YAML file, apply overrides, and bind a configuration; see `compound.spec.load`."""
+    """Load a YAML file, apply overrides, and bind a configuration; see `compound.yaml.load`."""
     # commands import their modules when called, to keep --help fast
     from dataclasses import replace
 
     from compound.graph.configuration import load
-    from compound.spec import load as load_spec
+    from compound.yaml import load as load_spec
 
     overrides = []
     for item in sets or []:
@@ -103,7 +105,9 @@ def load_program(
         if not separator or not key:
             raise SpecError([f"--set {item}: must be KEY=VALUE, such as optimize.seed=1"])
         overrides.append((key, value))
-    program = load_spec(file, overrides=overrides, allow_import=not no_import, trust=trust or (), sends=sends)
+    program = load_spec(
+        file, overrides=overrides, allow_import=not no_import, trust=trust or (), sends=sends
+    )
     if config is None:
         return program
     return replace(program, system=program.system.bind(load(config)))
@@ -119,5 +123,7 @@ def require_data(program: Program, what: str) -> tuple[Dataset, Metric]:
     data, metric = program.data, program.metric
     if data is None or metric is None:
         missing = [key for key, found in (("data", data), ("metric", metric)) if found is None]
-        raise SpecError([f"{program.path}:1:1: {what} needs `{key}:` in the file" for key in missing])
+        raise SpecError(
+            [f"{program.path}:1:1: {what} needs `{key}:` in the file" for key in missing]
+        )
     return data, metric

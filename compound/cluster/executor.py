@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
-from typing import TypeVar, cast
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
 
 from compound.cluster.handshake import SAME, WorkerMismatch
 from compound.cluster.messages import Document, ForkRequest, Start
 from compound.cluster.pool import RESUME, WorkerPool
 from compound.cluster.services import ExampleJob
 from compound.cluster.wire import CallCodec, values_to_wire
-from compound.errors import CompoundError
-from compound.execution.budget import Meter
-from compound.execution.cache import Cache
+from compound.core.errors import CompoundError
+from compound.core.storage.artifacts import is_reference
 from compound.execution.executor import Executor
 from compound.execution.graph_run import Fork, RunState, make_fork
 from compound.execution.sender import Engines
 from compound.execution.trace import Call, Trace
 from compound.graph.system import System
-from compound.storage.artifacts import is_reference
 
 T = TypeVar("T")
 
@@ -28,20 +25,15 @@ T = TypeVar("T")
 class RemoteExecutor(Executor):
     """Runs the examples of one system on workers, and everything else in this process.
 
-    Cache, budget, admission to servers, metrics and proposal requests are those of this process. A run that
-    workers cannot rebuild is made in this process, too: one of a part of the system, or of a configuration
-    that refers to stored folders.
+    Cache, budget, admission to servers, metrics and proposal requests are those of this process. A
+    run that workers cannot rebuild is made in this process, too: one of a part of the system, or of
+    a configuration that refers to stored folders.
 
     Args:
         engines: see `Executor`.
         base: the system that workers rebuild, bound to any configuration.
         open_pool: returns the workers; called in the event loop of the first run.
-        cache: see `Executor`.
-        meter: see `Executor`.
-        seed: see `Executor`.
-        on_call: called with each call of a run when the run is finished.
-        folder: see `Executor`.
-        on_notice: receives one-line notices, such as the loss of a worker.
+        options: further arguments of `Executor`.
     """
 
     def __init__(
@@ -49,19 +41,9 @@ class RemoteExecutor(Executor):
         engines: Engines,
         base: System,
         open_pool: Callable[[], WorkerPool],
-        *,
-        cache: Cache | None = None,
-        meter: Meter | None = None,
-        seed: int = 0,
-        on_call: Callable[[Call], None] | None = None,
-        folder: Path | None = None,
-        on_notice: Callable[[str], object] | None = None,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        **options: Any,  # noqa: ANN401 - arguments of `Executor`
     ) -> None:
-        super().__init__(
-            engines, cache=cache, meter=meter, seed=seed, on_call=on_call, sleep=sleep, folder=folder,
-            on_notice=on_notice,
-        )  # fmt: skip
+        super().__init__(engines, **options)
         self._base = base.identity
         self._workers = _Workers(open_pool)
 
@@ -71,12 +53,16 @@ class RemoteExecutor(Executor):
             return await super().execute(run, inputs)
         codec = self._workers.codec(run.system)
         start = self._start(
-            run.system, run.example, run.sample, run.seed, bypass=run.bypass,
+            run.system,
+            run.example,
+            run.sample,
+            run.seed,
+            bypass=run.bypass,
             inputs=values_to_wire(inputs, codec.inputs(), "inputs"),
             settings={name: _plain(values, name) for name, values in run.settings.items()},
             samples=dict(run.samples),
             fork=None if run.fork is None else _fork(codec, run.fork),
-        )  # fmt: skip
+        )
         found = await self._run(run.system, codec, start)
         known = Trace(run.example, "", run.seed, run.sample, dict(inputs), ())
         trace = _read(lambda: codec.trace_from_wire(found, known))
@@ -97,17 +83,29 @@ class RemoteExecutor(Executor):
     ) -> Call:
         """Resample one call of a trace on a worker; see `Executor.resample_call`."""
         if not self._can_send(system):
-            return await super().resample_call(system, trace, address, settings=settings, sample=sample)
+            return await super().resample_call(
+                system, trace, address, settings=settings, sample=sample
+            )
         make_fork(system, trace, address, None, sample, settings)
         codec = self._workers.codec(system)
         changed = ForkRequest(
-            calls=[codec.to_wire(trace.call(address))], address=address, resample=sample,
+            calls=[codec.to_wire(trace.call(address))],
+            address=address,
+            resample=sample,
             settings=_plain(settings or {}, address),
-        )  # fmt: skip
+        )
         start = self._start(
-            system, trace.example, trace.sample, trace.seed, bypass=False, inputs={}, settings={}, samples={},
-            fork=changed, alone=True,
-        )  # fmt: skip
+            system,
+            trace.example,
+            trace.sample,
+            trace.seed,
+            bypass=False,
+            inputs={},
+            settings={},
+            samples={},
+            fork=changed,
+            alone=True,
+        )
         found = await self._run(system, codec, start)
         return _read(lambda: codec.from_wire(found))
 
@@ -118,7 +116,9 @@ class RemoteExecutor(Executor):
 
     def _can_send(self, system: System) -> bool:
         """Return whether workers can rebuild a system."""
-        return system.identity == self._base and not any(map(is_reference, system.configuration.values()))
+        return system.identity == self._base and not any(
+            map(is_reference, system.configuration.values())
+        )
 
     def _start(
         self,

@@ -1,7 +1,8 @@
 """Rebuild a system from its file, and compare what the driver and a worker have rebuilt.
 
-Results are equal on every machine only if the package, Python, the code that the file names, and the data
-that its components read are equal. All of them are compared before the first example is sent.
+Results are equal on every machine only if the package, Python, the code that the file names, and
+the data that its components read are equal. All of them are compared before the first example is
+sent.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from importlib import metadata
 from pathlib import Path
 
 from compound.cluster.messages import VERSION, Facts, SystemFile
-from compound.errors import DISTRIBUTION, CompoundError
+from compound.core.errors import DISTRIBUTION, CompoundError
+from compound.graph.registry.code import sources_beside
 from compound.graph.system import System
-from compound.registry.code import sources_beside
-from compound.spec.program import Program, loads
+from compound.yaml.program import Program, loads
 
 SAME = "install the same versions on every machine, and share or copy the folder of the file to each of them"
 
@@ -78,7 +79,9 @@ def first_difference(own: Facts, other: Facts) -> str:
     if own.source != other.source:
         return f"its source of compound {other.compound} differs from the driver's"
     # a module that only one of the two has imported yet is no difference
-    changed = [name for name, digest in other.modules.items() if own.modules.get(name, digest) != digest]
+    changed = [
+        name for name, digest in other.modules.items() if own.modules.get(name, digest) != digest
+    ]
     if changed:
         return f"its module {changed[0]!r} differs from the driver's"
     names = [*own.components, *other.components]
@@ -93,8 +96,10 @@ def package_digest() -> str:
     """Return a digest of the source files of this package."""
     root = Path(__file__).parents[1]
     found = hashlib.sha256()
-    for folder, folders, names in os.walk(root, followlinks=True):  # in a checkout, packages are links
-        folders[:] = sorted(name for name in folders if name != "benchmarks")  # no run depends on them
+    for folder, folders, names in os.walk(
+        root, followlinks=True
+    ):  # in a checkout, packages are links
+        folders.sort()
         for name in sorted(names):
             if name.endswith(".py"):
                 path = Path(folder, name)

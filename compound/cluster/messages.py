@@ -1,15 +1,16 @@
 """Messages between the driver and its workers: typed, as JSON, and never code or pickles.
 
-A batch of messages travels as one JSON text. Each message of a job carries the job's number, and each
-question of a worker an id, which the `Reply` repeats.
+A batch of messages travels as one JSON text. Each message of a job carries the job's number, and
+each question of a worker an id, which the `Reply` repeats.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Sequence
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, Protocol, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -21,7 +22,7 @@ from pydantic import (
     ValidationError,
 )
 
-from compound.errors import CompoundError
+from compound.core.errors import CompoundError
 
 VERSION = 2
 T = TypeVar("T")
@@ -36,7 +37,9 @@ def checked_usage_fields(fields: UsageFields) -> UsageFields:
         ValueError: a number is negative, infinite or NaN.
     """
     if not all(0 <= number < math.inf for number in fields):
-        raise ValueError(f"usage must hold finite numbers that are not negative, but is {list(fields)}")
+        raise ValueError(
+            f"usage must hold finite numbers that are not negative, but is {list(fields)}"
+        )
     return fields
 
 
@@ -217,7 +220,8 @@ class Enter(WorkerMessage):
 
     Attributes:
         worst: the worst case of the request.
-        claim: the claim of the call, if the request is its first; the reply may be the result of the call.
+        claim: the claim of the call, if the request is its first; the reply may be the result of
+            the call.
     """
 
     type: Literal["enter"] = "enter"
@@ -285,7 +289,7 @@ class Done(WorkerMessage):
     incidents: dict[str, NonNegativeInt]
 
 
-class Failed(WorkerMessage):
+class JobFailed(WorkerMessage):
     """A job ended with an error that ends the evaluation, such as a missing library."""
 
     type: Literal["failed"] = "failed"
@@ -315,7 +319,7 @@ ToDriver = Annotated[
     | Reserve
     | Settle
     | Done
-    | Failed
+    | JobFailed
     | Notice,
     Field(discriminator="type"),
 ]
@@ -355,4 +359,112 @@ def _parse(adapter: TypeAdapter[list[T]], text: str) -> list[T]:
         return adapter.validate_python(json.loads(text))
     except (ValidationError, ValueError, RecursionError) as error:
         reason = str(error).splitlines()
-        raise ProtocolError(f"a message that cannot be read: {' '.join(reason[:3])[:300]}") from None
+        raise ProtocolError(
+            f"a message that cannot be read: {' '.join(reason[:3])[:300]}"
+        ) from None
+
+
+class WorkerLost(Exception):
+    """The other end of a connection is gone: the worker died, or its machine cannot be reached."""
+
+
+class WorkerConnection(Protocol):
+    """One end of a connection. Texts arrive once and in order, or the connection is lost."""
+
+    async def send(self, text: str) -> None:
+        """Send a text.
+
+        Raises:
+            WorkerLost: the other end is gone.
+        """
+        ...
+
+    async def receive(self) -> str:
+        """Wait for the next text.
+
+        Raises:
+            WorkerLost: the other end is gone.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Close the connection; at the driver's end, end the worker."""
+        ...
+
+
+class Transport(Protocol):
+    """Starts workers."""
+
+    async def machines(self) -> int:
+        """Return the number of machines that can run workers.
+
+        Raises:
+            CompoundError: there is none.
+        """
+        ...
+
+    async def connect(self, number: int) -> WorkerConnection:
+        """Start a worker and return the driver's end of its connection.
+
+        Raises:
+            CompoundError: no worker can be started; the message says why.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Release what was opened to start workers."""
+        ...
+
+
+class Outbox:
+    """Sends messages in order, those that wait together as one text.
+
+    Args:
+        connection: where to send them.
+    """
+
+    def __init__(self, connection: WorkerConnection) -> None:
+        self._connection = connection
+        self._waiting: list[WorkerMessage] = []
+        self._some = asyncio.Event()
+
+    def post(self, message: WorkerMessage) -> None:
+        """Queue a message."""
+        self._waiting.append(message)
+        self._some.set()
+
+    async def run(self) -> None:
+        """Send queued messages.
+
+        Raises:
+            WorkerLost: the other end is gone.
+        """
+        while True:
+            await self._some.wait()
+            batch, self._waiting = self._waiting, []
+            self._some.clear()
+            await self._connection.send(encode(batch))
+
+
+class Tasks(Protocol):
+    """Runs tasks: a task receives a text and returns one."""
+
+    async def check(self, text: str) -> dict[str, str]:
+        """Run the check on every machine that can run tasks; return the answer of each by its name.
+
+        Raises:
+            CompoundError: there is no such machine, or one does not answer.
+        """
+        ...
+
+    async def run(self, text: str) -> str:
+        """Run a task on a machine with a free place and return its answer.
+
+        Raises:
+            WorkerLost: its process or its machine is gone.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """End the tasks that are running, and release what was opened."""
+        ...

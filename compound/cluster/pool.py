@@ -6,26 +6,29 @@ import asyncio
 import itertools
 from collections.abc import Callable
 
-import compound.errors
+import compound.core.errors
 from compound.cluster.handshake import SAME, WorkerMismatch, compare
 from compound.cluster.messages import (
     Cancel,
     Document,
     Done,
     Facts,
-    Failed,
     Hello,
+    JobFailed,
     Notice,
+    Outbox,
     ProtocolError,
     Ready,
     Refused,
     ToDriver,
+    Transport,
+    WorkerConnection,
+    WorkerLost,
     for_driver,
 )
 from compound.cluster.services import ExampleJob, ExampleServices
-from compound.cluster.transport import Outbox, Transport, WorkerConnection, WorkerLost
-from compound.errors import CompoundError
-from compound.formatting import plural
+from compound.core.errors import CompoundError
+from compound.core.formatting import plural
 
 MAX_LOSSES = 5  # workers that may be lost while they run one example
 START_ATTEMPTS = 3  # times that one replacement is started
@@ -49,7 +52,9 @@ class _RemoteWorker:
         notify: receives one-line notices.
     """
 
-    def __init__(self, number: int, connection: WorkerConnection, notify: Callable[[str], object]) -> None:
+    def __init__(
+        self, number: int, connection: WorkerConnection, notify: Callable[[str], object]
+    ) -> None:
         self.name = f"worker {number}"
         self.connection = connection
         self.jobs: dict[int, ExampleServices] = {}
@@ -84,7 +89,7 @@ class _RemoteWorker:
         services = self.jobs.get(message.job)
         if services is None:
             return
-        if not isinstance(message, Done | Failed):
+        if not isinstance(message, Done | JobFailed):
             try:
                 services.handle(message)
             except Exception as error:  # its fields may hold any JSON
@@ -93,7 +98,7 @@ class _RemoteWorker:
         del self.jobs[message.job]
         services.close()
         job = services.job
-        if isinstance(message, Failed):
+        if isinstance(message, JobFailed):
             job.fail(_error(message, self.name))
         elif not job.result.done():
             job.meter.incidents.update(message.incidents)
@@ -118,7 +123,8 @@ class WorkerPool:
         facts: what must be equal on each worker.
         notify: receives one-line notices.
         start_seconds: maximum time in which a worker must start and rebuild the system.
-        max_restarts: number of lost workers that are replaced; one that is lost while it starts counts, too.
+        max_restarts: number of lost workers that are replaced; one that is lost while it starts
+            counts, too.
     """
 
     def __init__(
@@ -191,7 +197,9 @@ class WorkerPool:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         workers, self._workers, self._opened = self._workers, [], False
-        await asyncio.gather(*(worker.connection.aclose() for worker in workers), return_exceptions=True)
+        await asyncio.gather(
+            *(worker.connection.aclose() for worker in workers), return_exceptions=True
+        )
         await self._transport.aclose()
 
     def _assign(self, job: ExampleJob) -> None:
@@ -225,7 +233,9 @@ class WorkerPool:
         try:
             messages = for_driver(await worker.connection.receive())
         except WorkerLost as error:
-            raise _LostInStart(f"{worker.name} ended while it started: {error}", hint=SAME) from error
+            raise _LostInStart(
+                f"{worker.name} ended while it started: {error}", hint=SAME
+            ) from error
         except ProtocolError as error:
             raise WorkerMismatch(
                 f"{worker.name} cannot be used: it sent {error.message}", hint=SAME
@@ -237,7 +247,9 @@ class WorkerPool:
             case [Ready(facts=facts)]:
                 compare(self._facts, facts, worker.name)
             case [Refused(message=message, hint=hint)]:
-                raise WorkerMismatch(f"{worker.name} cannot load the system: {message}", hint=hint or SAME)
+                raise WorkerMismatch(
+                    f"{worker.name} cannot load the system: {message}", hint=hint or SAME
+                )
             case _:
                 raise WorkerMismatch(f"{worker.name} cannot be used: it did not answer", hint=SAME)
 
@@ -260,7 +272,9 @@ class WorkerPool:
         try:
             await self._receive(worker)
         except ProtocolError as error:
-            self._break(WorkerMismatch(f"{worker.name} sent {error.message}", hint=f"{SAME}; {RESUME}"))
+            self._break(
+                WorkerMismatch(f"{worker.name} sent {error.message}", hint=f"{SAME}; {RESUME}")
+            )
         except Exception as error:  # noqa: BLE001 - jobs would wait for ever
             self._break(_unexpected(f"receiving from {worker.name}", error))
 
@@ -282,7 +296,9 @@ class WorkerPool:
             f"{worker.name} was lost ({reason}), and {plural(len(jobs), 'example')} will be sent again"
         )
         if self._restarts_left == 0:
-            self._break(WorkersLost(f"{worker.name} was lost, and max_restarts is used up", hint=RESUME))
+            self._break(
+                WorkersLost(f"{worker.name} was lost, and max_restarts is used up", hint=RESUME)
+            )
         else:
             self._restarts_left -= 1
             task = asyncio.create_task(self._replace(worker))
@@ -309,7 +325,9 @@ class WorkerPool:
             replacing = f"replacing {lost.name}"
             error = found if isinstance(found, CompoundError) else _unexpected(replacing, found)
             if (task := asyncio.current_task()) is not None:
-                self._replacing.discard(task)  # another one may fail in the same pass of the event loop
+                self._replacing.discard(
+                    task
+                )  # another one may fail in the same pass of the event loop
             if self._workers or self._replacing:
                 self._notify(f"{lost.name} cannot be replaced: {error.message}")
             else:
@@ -345,9 +363,9 @@ def _unexpected(doing: str, error: Exception) -> CompoundError:
     return CompoundError(f"{doing} failed: {type(error).__name__}: {error}", hint=RESUME)
 
 
-def _error(message: Failed, worker: str) -> CompoundError:
+def _error(message: JobFailed, worker: str) -> CompoundError:
     """Return the error that ended a job, of the class that a run in this process raises."""
-    found = getattr(compound.errors, message.error, None)
+    found = getattr(compound.core.errors, message.error, None)
     if isinstance(found, type) and issubclass(found, CompoundError):
         error = found.__new__(found)
         Exception.__init__(error, message.message)

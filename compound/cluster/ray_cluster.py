@@ -1,17 +1,55 @@
-"""Connect to a Ray cluster, and translate its errors."""
+"""Workers and tasks on a Ray cluster. Ray transmits functions by name, and texts as they are."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+import itertools
+import os
+import stat
+import tempfile
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
 
-from compound.cluster.own_cluster import own_cluster
-from compound.cluster.transport import WorkerLost
-from compound.errors import CompoundError
-from compound.extras import explain_missing
+from compound.cluster.messages import WorkerConnection, WorkerLost
+from compound.cluster.pool import WorkersLost
+from compound.cluster.worker import serve
+from compound.core.errors import CompoundError, explain_missing
 
-HINT = "start one with `ray start --head`, correct optimize.runner.ray.address, or use address: local"
+ADDRESS = "RAY_ADDRESS"  # the environment variable that Ray reads
+FILE = Path("ray", "ray_current_cluster")  # written by `ray start`, below Ray's temporary folder
+LONGEST = 300  # bytes of an address
+
+
+def own_cluster() -> str | None:
+    """Return the address of the cluster that the environment names, or that this user's ``ray start`` wrote.
+
+    Ray's own ``auto`` would also take the cluster of any other user on the machine. Its answers
+    could execute code in this process, so that a file must not lead to it.
+    """
+    if address := os.environ.get(ADDRESS, "").strip():
+        return address
+    folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    try:
+        descriptor = os.open(
+            Path(folder) / FILE, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOCK
+        )
+    except OSError:
+        return None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
+            return None
+        return os.read(descriptor, LONGEST).decode("ascii", "replace").strip() or None
+    finally:
+        os.close(descriptor)
+
+
+HINT = (
+    "start one with `ray start --head`, correct optimize.runner.ray.address, or use address: local"
+)
 
 
 class ClusterUnavailable(CompoundError):
@@ -22,8 +60,8 @@ class RayCluster:
     """A cluster, which this process is connected to on first use.
 
     Args:
-        address: address of the cluster: ``auto`` for that of the user, ``local`` to start one on this
-            machine, or ``host:port``.
+        address: address of the cluster: ``auto`` for that of the user, ``local`` to start one on
+            this machine, or ``host:port``.
 
     Attributes:
         ray: the library.
@@ -86,9 +124,13 @@ class RayCluster:
             address = found
         try:
             await asyncio.to_thread(
-                self.ray.init, address=address, namespace="compound", log_to_driver=False,
-                include_dashboard=None, logging_level="ERROR",
-            )  # fmt: skip
+                self.ray.init,
+                address=address,
+                namespace="compound",
+                log_to_driver=False,
+                include_dashboard=None,
+                logging_level="ERROR",
+            )
         except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
             raise ClusterUnavailable(
                 f"no Ray cluster at address {address!r}: {_line(error, 0)}", hint=HINT
@@ -111,3 +153,247 @@ def _line(error: Exception, at: int) -> str:
     """Return a line of an error's text, or its class if it has none."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[at][:300]
+
+
+Function = Callable[[str], str]
+
+
+class RayTasks:
+    """Runs tasks on a Ray cluster; see `compound.cluster.messages.Tasks`.
+
+    Args:
+        address: address of the cluster; see `RayCluster`.
+        cpus: processors that each task reserves.
+        start_seconds: maximum time in which every machine must answer the check.
+        check: the function that checks a machine, of a module.
+        run: the function of a task, of a module.
+
+    Raises:
+        MissingExtra: Ray is not installed.
+    """
+
+    def __init__(
+        self, address: str, cpus: float, start_seconds: float, check: Function, run: Function
+    ) -> None:
+        self._cluster = RayCluster(address)
+        self._cpus, self._start_seconds = cpus, start_seconds
+        self._check, self._run = check, run
+        self._running: set[object] = set()
+
+    async def check(self, text: str) -> dict[str, str]:
+        """Check every machine that can run tasks."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        machines = await self._cluster.machines(self._cpus)
+        function, answers = self._cluster.ray.remote(self._check), dict[str, str]()
+        pending = {}
+        for name, node in machines.items():
+            there = NodeAffinitySchedulingStrategy(node, soft=False)
+            options = function.options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+            pending[name] = options.remote(text)
+        for name, call in pending.items():
+            try:
+                async with asyncio.timeout(self._start_seconds):
+                    answers[name] = await self._answer(call)
+            except TimeoutError:
+                raise WorkersLost(
+                    f"machine {name} did not answer within {self._start_seconds:g} s",
+                    hint="check that Ray can start processes on it, or raise start_seconds",
+                ) from None
+            except WorkerLost as error:
+                raise WorkersLost(f"machine {name} cannot run tasks: {error}") from error
+        return answers
+
+    async def run(self, text: str) -> str:
+        """Run a task; see `Tasks.run`."""
+        await self._cluster.connect()
+        task = self._cluster.ray.remote(self._run)
+        call = task.options(
+            num_cpus=self._cpus, max_retries=0, scheduling_strategy="SPREAD"
+        ).remote(text)
+        return await self._answer(call)
+
+    async def aclose(self) -> None:
+        """End the tasks that are running, and disconnect unless the caller was connected before."""
+        for call in self._running:
+            with suppress(Exception):  # the cluster may be gone
+                await asyncio.to_thread(self._cluster.ray.cancel, call, force=True)
+        await self._cluster.aclose()
+
+    async def _answer(self, call: Awaitable[str]) -> str:
+        self._running.add(call)
+        with losses():
+            answer = await call
+        self._running.discard(call)
+        return answer
+
+
+GRACE = (
+    0.001  # seconds that a reply of the driver may take before the worker is asked for more texts
+)
+
+
+class _Reordered:
+    """Restores the order of texts; Ray does not guarantee that of calls to an asynchronous actor."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._early: dict[int, str] = {}
+
+    def add(self, number: int, text: str) -> list[str]:
+        """Add the text with a number, from 0; return the texts that are next."""
+        self._early[number] = text
+        found = []
+        while self._next in self._early:
+            found.append(self._early.pop(self._next))
+            self._next += 1
+        return found
+
+
+class _Inbox:
+    """The worker's end of its connection: texts that the actor's method puts in and takes out."""
+
+    def __init__(self) -> None:
+        self.arriving: asyncio.Queue[str] = asyncio.Queue()
+        self.leaving: list[tuple[int, str]] = []
+        self._numbers = itertools.count()
+        self._waiting: asyncio.Future[None] | None = None
+
+    async def send(self, text: str) -> None:
+        self.leaving.append((next(self._numbers), text))
+        self.wake()
+
+    async def some(self) -> None:
+        """Return when there are texts that leave, or when `wake` is called."""
+        if not self.leaving:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+
+    def wake(self) -> None:
+        """Let the call that waits for texts return."""
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def receive(self) -> str:
+        return await self.arriving.get()
+
+    async def aclose(self) -> None:
+        """Do nothing; the driver ends the actor."""
+
+
+class WorkerActor:
+    """A worker in a Ray actor. Its methods run in one event loop with the examples."""
+
+    def __init__(self) -> None:
+        self._inbox, self._in_order = _Inbox(), _Reordered()
+        self._serving: asyncio.Task[None] | None = None
+
+    async def exchange(self, number: int, text: str) -> list[tuple[int, str]]:
+        """Deliver a text of the driver, unless it is empty, and wait for texts to the driver.
+
+        The call returns them with their numbers as soon as there are any, or when the next call
+        arrives.
+        """
+        if self._serving is None:
+            self._serving = asyncio.create_task(serve(self._inbox))
+            self._serving.add_done_callback(lambda _: self._inbox.wake())
+        self._inbox.wake()
+        for each in self._in_order.add(number, text) if text else ():
+            self._inbox.arriving.put_nowait(each)
+        if not self._serving.done():
+            await self._inbox.some()
+        if self._serving.done():
+            self._serving.result()  # raises what ended the worker
+        texts, self._inbox.leaving = self._inbox.leaving, []
+        return texts
+
+
+class _RayConnection:
+    """The driver's end of the connection to an actor.
+
+    A call delivers a text and returns what the worker sends next, so that an exchange is one call
+    instead of two. If there is nothing to deliver for `GRACE` seconds and no call is open, an empty
+    text is sent. At most two calls are open: the second makes the first one return.
+    """
+
+    def __init__(self, actor: Any) -> None:  # noqa: ANN401 - an actor, for which Ray has no types
+        self._actor = actor
+        self._exchange = actor.exchange
+        self._texts: deque[str] = deque()
+        self._calls: deque[Awaitable[list[tuple[int, str]]]] = deque()
+        self._in_order, self._numbers = _Reordered(), itertools.count()
+        self._changed = asyncio.Event()
+
+    async def send(self, text: str) -> None:
+        while len(self._calls) > 1:
+            await self._wait()
+        self._call(next(self._numbers), text)
+
+    async def receive(self) -> str:
+        while not self._texts:
+            if not self._calls:
+                await self._wait(GRACE)
+            if not self._calls:
+                self._call(-1, "")
+            with losses():
+                found = await self._calls[0]
+            self._calls.popleft()
+            for number, text in found:
+                self._texts.extend(self._in_order.add(number, text))
+            self._changed.set()
+        return self._texts.popleft()
+
+    async def aclose(self) -> None:
+        import ray
+
+        with suppress(Exception):  # the cluster may be gone
+            await asyncio.to_thread(ray.kill, self._actor)
+
+    async def _wait(self, seconds: float | None = None) -> None:
+        """Wait until a call is opened or has returned, at most for a time."""
+        self._changed.clear()
+        if seconds is None:
+            await self._changed.wait()
+            return
+        timer = asyncio.get_running_loop().call_later(seconds, self._changed.set)
+        try:
+            await self._changed.wait()
+        finally:
+            timer.cancel()
+
+    def _call(self, number: int, text: str) -> None:
+        with losses():
+            self._calls.append(self._exchange.remote(number, text))
+        self._changed.set()
+
+
+class RayTransport:
+    """Starts workers on a Ray cluster.
+
+    Args:
+        address: address of the cluster; see `RayCluster`.
+        cpus: processors that each worker reserves.
+
+    Raises:
+        MissingExtra: Ray is not installed.
+    """
+
+    def __init__(self, address: str = "auto", cpus: float = 1.0) -> None:
+        self._cluster, self._cpus = RayCluster(address), cpus
+
+    async def machines(self) -> int:
+        """Return the number of machines with the processors that a worker reserves."""
+        return len(await self._cluster.machines(self._cpus))
+
+    async def connect(self, number: int) -> WorkerConnection:
+        """Start a worker; Ray spreads them over machines. See `Transport.connect`."""
+        await self._cluster.connect()
+        worker = self._cluster.ray.remote(WorkerActor)
+        actor = worker.options(
+            num_cpus=self._cpus, max_restarts=0, max_concurrency=10, scheduling_strategy="SPREAD"
+        )
+        return _RayConnection(actor.remote())
+
+    async def aclose(self) -> None:
+        """Disconnect from the cluster, unless the caller was connected before."""
+        await self._cluster.aclose()

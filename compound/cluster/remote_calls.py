@@ -1,12 +1,13 @@
 """Calls of a job on a worker: cached, admitted and paid by the driver, executed here.
 
-The driver has the only cache, the only budget and the only admission control of each server. A worker asks it
-before it executes a cached call, sends a request to a server, or spends anything, and reports each executed
-call at once. A call that is finished is therefore not repeated if the worker dies.
+The driver has the only cache, the only budget and the only admission control of each server. A
+worker asks it before it executes a cached call, sends a request to a server, or spends anything,
+and reports each executed call at once. A call that is finished is therefore not repeated if the
+worker dies.
 
-Each question costs the latency of a message and its reply. A request to a server is therefore one question
-for admission and budget, and the first request of an LLM component, which does nothing else that has an
-effect, also asks for the cached result of the call.
+Each question costs the latency of a message and its reply. A request to a server is therefore one
+question for admission and budget, and the first request of an LLM component, which does nothing
+else that has an effect, also asks for the cached result of the call.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from compound.cluster.messages import (
     Enter,
     Finished,
     Leave,
+    Outbox,
     Rejected,
     Reply,
     Reserve,
@@ -33,16 +35,13 @@ from compound.cluster.messages import (
     Withdraw,
     WorkerMessage,
 )
-from compound.cluster.transport import Outbox
 from compound.cluster.wire import Types, result_from_wire, result_to_wire, usage_to_wire
 from compound.components.llm import LLM
-from compound.engine import NO_USAGE, Engine, Usage
+from compound.core.engine import NO_USAGE, Engine, Usage
 from compound.execution.budget import Budget, Meter
-from compound.execution.caller import Caller
-from compound.execution.calls.attempts import PendingCall
-from compound.execution.outcomes import CallResult
-from compound.execution.sender import Engines, Notify, Sender
-from compound.execution.throttle import Gate, NeverAdmitted, Refusal, Turn
+from compound.execution.caller import Caller, PendingCall
+from compound.execution.results import CallResult
+from compound.execution.sender import Engines, Gate, NeverAdmitted, Notify, Refusal, Sender, Turn
 
 
 class DriverQuestions:
@@ -109,7 +108,9 @@ class ExampleLink:
         """Report an executed call."""
         address, component = pending.address, pending.component.name
         self.questions.post(
-            Finished(job=self.job, id=claim, key=key, address=address, component=component, result=result)
+            Finished(
+                job=self.job, id=claim, key=key, address=address, component=component, result=result
+            )
         )
 
     def withdraw(self, claim: int) -> None:
@@ -151,7 +152,8 @@ class CallClaim:
 class ResultKnown(BaseException):
     """The driver has the result of the call that asks for admission of its first request.
 
-    Derives from BaseException so that ``except Exception`` on its way does not make it a failed call.
+    Derives from BaseException so that ``except Exception`` on its way does not make it a failed
+    call.
     """
 
     def __init__(self, result: Document) -> None:
@@ -169,7 +171,7 @@ class RemoteTurn(Turn):
 
 @dataclass(frozen=True)
 class RemoteGate:
-    """The driver's admission control of one engine; see `compound.execution.throttle.Gate`."""
+    """The driver's admission control of one engine; see `compound.execution.sender.Gate`."""
 
     lm: str
     link: ExampleLink
@@ -189,10 +191,15 @@ class RemoteGate:
         number, value = await questions.ask(
             job,
             lambda number: Enter(
-                job=job, id=number, lm=self.lm, seed=seed, patience=patience, worst=usage_to_wire(worst),
+                job=job,
+                id=number,
+                lm=self.lm,
+                seed=seed,
+                patience=patience,
+                worst=usage_to_wire(worst),
                 claim=claim,
             ),
-        )  # fmt: skip
+        )
         if "result" in value:
             raise ResultKnown(cast("Document", value["result"]))
         if not value["admitted"]:
@@ -215,7 +222,9 @@ class RemoteGate:
         _, value = await self.link.questions.ask(
             job, lambda number: Rejected(job=job, id=number, turn=held, retry_after=retry_after)
         )
-        return Refusal(cast("float", value["ahead"]), bool(value["first"]), cast("int", value["in_flight"]))
+        return Refusal(
+            cast("float", value["ahead"]), bool(value["first"]), cast("int", value["in_flight"])
+        )
 
 
 class RemoteMeter(Meter):
@@ -293,7 +302,7 @@ class WorkerCaller(Caller):
         if (known := link.start.done.get(pending.address)) is not None:
             return result_from_wire(known, types, key)
         if not key:
-            result = await self._recorded(pending, "")
+            result = await self.execute(pending, "")
             if result.usage != NO_USAGE:  # free calls can be repeated
                 link.finish(0, "", pending, result_to_wire(result, types, pending.address))
             return result
@@ -309,15 +318,22 @@ class WorkerCaller(Caller):
     def _only_sends(self, pending: PendingCall) -> bool:
         """Return whether a call has no effect before its first request, which is to a server."""
         lm = pending.values.get("lm")
-        return type(pending.component) is LLM and isinstance(lm, str) and bool(lm) and self.engine(lm).remote
+        return (
+            type(pending.component) is LLM
+            and isinstance(lm, str)
+            and bool(lm)
+            and self.engine(lm).remote
+        )
 
-    async def _claimed(self, pending: PendingCall, claim: CallClaim, types: Types) -> CallResult | Document:
+    async def _claimed(
+        self, pending: PendingCall, claim: CallClaim, types: Types
+    ) -> CallResult | Document:
         """Execute a call and report it, or return the driver's result, unless it was asked before."""
         caller = copy.copy(self)
         caller._sender = self._own_sender.for_job(self._link, claim)
         try:
             try:
-                result = await caller._recorded(pending, claim.key)
+                result = await caller.execute(pending, claim.key)
             except Exception:
                 if (found := await claim.ask()) is None:
                     raise
@@ -335,5 +351,7 @@ class WorkerCaller(Caller):
 
 
 def _types(pending: PendingCall) -> Types:
-    ports: Mapping[str, object] = {name: port.type for name, port in pending.component.outputs.items()}
+    ports: Mapping[str, object] = {
+        name: port.type for name, port in pending.component.outputs.items()
+    }
     return lambda name: ports[name]

@@ -1,8 +1,9 @@
 """The driver's services for one job on one worker: cache, budget, and admission to servers.
 
-Each question is answered by a task that uses the driver's own caller and meter, so equal calls, reservations
-and rate limits are treated exactly as in one process. If the worker is lost, tasks whose outcome has arrived
-complete, and the others are cancelled: a call in flight counts as not made, and its reservation is charged.
+Each question is answered by a task that uses the driver's own caller and meter, so equal calls,
+reservations and rate limits are treated exactly as in one process. If the worker is lost, tasks
+whose outcome has arrived complete, and the others are cancelled: a call in flight counts as not
+made, and its reservation is charged.
 """
 
 from __future__ import annotations
@@ -26,12 +27,18 @@ from compound.cluster.messages import (
     Withdraw,
     WorkerMessage,
 )
-from compound.cluster.wire import CallCodec, result_from_wire, result_to_wire, usage_from_wire, usage_to_wire
-from compound.engine import NO_USAGE, Usage
+from compound.cluster.wire import (
+    CallCodec,
+    result_from_wire,
+    result_to_wire,
+    usage_from_wire,
+    usage_to_wire,
+)
+from compound.core.engine import NO_USAGE, Usage
 from compound.execution.budget import Meter, clip_usage
 from compound.execution.caller import Caller
-from compound.execution.outcomes import CallResult
-from compound.execution.throttle import NeverAdmitted, Throttle, Turn
+from compound.execution.results import CallResult
+from compound.execution.sender import NeverAdmitted, Throttle, Turn
 from compound.graph.component import Component
 from compound.graph.system import System
 
@@ -141,7 +148,9 @@ class ExampleServices:
 
     def _begin_claim(self, message: Claim, request: Enter | None) -> None:
         component = self.job.system.components[message.component]
-        self._begin(self._claims, message.id, lambda open_: self._claim(message, component, request, open_))
+        self._begin(
+            self._claims, message.id, lambda open_: self._claim(message, component, request, open_)
+        )
 
     def _begin_turn(self, message: Enter) -> None:
         self._begin(self._turns, message.id, lambda open_: self._enter(message, open_))
@@ -157,7 +166,10 @@ class ExampleServices:
         opened.task = asyncio.create_task(self._guarded(kind, number, lambda: work(opened)))
 
     async def _guarded(
-        self, kind: dict[int, _Open[T]], number: int, work: Callable[[], Coroutine[object, object, None]]
+        self,
+        kind: dict[int, _Open[T]],
+        number: int,
+        work: Callable[[], Coroutine[object, object, None]],
     ) -> None:
         try:
             await work()
@@ -214,11 +226,16 @@ class ExampleServices:
         throttle, worst = self.job.caller.throttle(message.lm), usage_from_wire(message.worst)
         opened.worst = worst
         try:
-            async with throttle.admit(message.seed, message.patience, self.job.meter, worst) as (turn, used):
+            async with throttle.admit(message.seed, message.patience, self.job.meter, worst) as (
+                turn,
+                used,
+            ):
                 opened.granted = True
                 self._held[message.id] = throttle, turn
                 try:
-                    self._answer(message.id, {"admitted": True, "round": turn.round, "waited": turn.waited})
+                    self._answer(
+                        message.id, {"admitted": True, "round": turn.round, "waited": turn.waited}
+                    )
                     end = await opened.outcome
                     used.extend(map(usage_from_wire, end.used))
                     if end.answered:
@@ -230,7 +247,9 @@ class ExampleServices:
 
     async def _reject(self, message: Rejected, throttle: Throttle, turn: Turn) -> None:
         found = await throttle.refuse(turn, message.retry_after)
-        self._answer(message.id, {"ahead": found.ahead, "first": found.first, "in_flight": found.in_flight})
+        self._answer(
+            message.id, {"ahead": found.ahead, "first": found.first, "in_flight": found.in_flight}
+        )
 
     async def _reserve(self, message: Reserve, opened: _Open[list[Usage]]) -> None:
         async with self.job.meter.reserve(usage_from_wire(message.worst)) as used:
@@ -244,7 +263,8 @@ class ExampleServices:
             self._withdraw(claim.follows)
         unsent = usage_to_wire(NO_USAGE)
         self._give_back(
-            self._turns.get(number), Leave(job=self.job.start.job, turn=number, answered=False, used=[unsent])
+            self._turns.get(number),
+            Leave(job=self.job.start.job, turn=number, answered=False, used=[unsent]),
         )
         self._give_back(self._leases.get(number), [NO_USAGE])
 

@@ -1,7 +1,8 @@
 """Values, calls, results and traces as JSON, which read back as equal values or are refused.
 
-Plain JSON values travel as they are. Values of classes (pydantic models, dataclasses, enums, dates, images)
-travel in their JSON form and are converted by the declared types of their ports, as in the cache.
+Plain JSON values travel as they are. Values of classes (pydantic models, dataclasses, enums, dates,
+images) travel in their JSON form and are converted by the declared types of their ports, as in the
+cache.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from collections.abc import Callable, Mapping
 from typing import cast
 
 from compound.cluster.messages import Document, Numbers, UsageFields, checked_usage_fields
-from compound.engine import TokenRecord, TokenRow, Usage
-from compound.errors import DeclarationError
+from compound.core.engine import TokenRecord, TokenRow, Usage
+from compound.core.errors import DeclarationError
 from compound.execution.exchange import Exchange, ExchangeDocument
-from compound.execution.outcomes import CallResult
+from compound.execution.results import CallResult
 from compound.execution.trace import Call, Failure, FailureRow, Trace
 from compound.graph.json_values import dumps, is_json
 from compound.graph.system import System
@@ -52,7 +53,9 @@ def values_to_wire(values: Mapping[str, object], types: Types, where: str) -> Do
 
 def values_from_wire(document: Document, types: Types) -> dict[str, object]:
     """Parse the output of `values_to_wire`."""
-    return {name: _from_wire(cast("list[object]", item), types, name) for name, item in document.items()}
+    return {
+        name: _from_wire(cast("list[object]", item), types, name) for name, item in document.items()
+    }
 
 
 def _to_wire(value: object, types: Types, name: str, where: str) -> list[object]:
@@ -103,7 +106,9 @@ def result_from_wire(data: Document, types: Types, key: str) -> CallResult:
     """
     attempts = data["attempts"]
     if type(attempts) is not int or attempts < 0:
-        raise ValueError(f"attempts of a call must be an integer that is not negative, but is {attempts!r}")
+        raise ValueError(
+            f"attempts of a call must be an integer that is not negative, but is {attempts!r}"
+        )
     seconds = cast("float", data["seconds"])
     if not 0 <= seconds < math.inf:
         raise ValueError(f"seconds of a call must be finite and not negative, but is {seconds!r}")
@@ -144,9 +149,16 @@ class CallCodec:
         """Return a call as JSON types."""
         ports = self._inputs[call.node]
         result = CallResult(
-            call.outputs, call.failure, call.usage, call.tokens, call.attempts, call.reused, call.key,
-            call.exchanges, call.seconds,
-        )  # fmt: skip
+            call.outputs,
+            call.failure,
+            call.usage,
+            call.tokens,
+            call.attempts,
+            call.reused,
+            call.key,
+            call.exchanges,
+            call.seconds,
+        )
         return {
             **result_to_wire(result, self.outputs_of(call.component), call.address),
             "inputs": values_to_wire(call.inputs, lambda name: ports[name].type, call.address),
@@ -173,7 +185,9 @@ class CallCodec:
             node=str(data["node"]),
             component=str(data["component"]),
             parents=tuple(cast("list[str]", data["parents"])),
-            inputs=values_from_wire(cast("Document", data["inputs"]), lambda name: ports[name].type),
+            inputs=values_from_wire(
+                cast("Document", data["inputs"]), lambda name: ports[name].type
+            ),
             outputs=found.outputs,
             failure=found.failure,
             usage=found.usage,
@@ -208,7 +222,9 @@ class CallCodec:
             system=str(data["system"]),
             configuration=str(data["configuration"]),
             calls=tuple(self.from_wire(call) for call in cast("list[Document]", data["calls"])),
-            outputs=values_from_wire(cast("Document", data["outputs"]), lambda name: outputs[name].type),
+            outputs=values_from_wire(
+                cast("Document", data["outputs"]), lambda name: outputs[name].type
+            ),
             failure=_failure(data["failure"]),
             ends=None if ends is None else tuple(ends),
         )

@@ -11,26 +11,28 @@ from compound.cluster.messages import (
     Cancel,
     Document,
     Done,
-    Failed,
     Hello,
+    JobFailed,
     Notice,
+    Outbox,
     Ready,
     Refused,
     Reply,
     Start,
+    WorkerConnection,
+    WorkerLost,
     for_worker,
 )
 from compound.cluster.remote_calls import DriverQuestions, ExampleLink, RemoteMeter, WorkerCaller
-from compound.cluster.transport import Outbox, WorkerConnection, WorkerLost
 from compound.cluster.wire import CallCodec, values_from_wire
-from compound.errors import CompoundError
+from compound.core.errors import CompoundError
 from compound.execution.budget import Meter
 from compound.execution.executor import Executor
 from compound.execution.graph_run import Fork, RunState
 from compound.execution.trace import Call, Trace
 from compound.graph.configuration import canonical_json
+from compound.graph.registry.engines import for_system
 from compound.graph.system import System
-from compound.registry.engines import for_system
 
 KEPT = 32  # configurations that stay bound
 MAX_TRACEBACK = 2000  # characters of a traceback that the driver shows
@@ -40,12 +42,16 @@ async def serve(connection: WorkerConnection) -> None:
     """Run examples until the connection to the driver is lost."""
     outbox = Outbox(connection)
     sending = asyncio.create_task(outbox.run())
-    worker = Worker(outbox)
+    worker = ExampleWorker(outbox)
     receiving = asyncio.create_task(_receive(connection, worker))
     try:
         await asyncio.wait((sending, receiving), return_when=asyncio.FIRST_COMPLETED)
         for task in (sending, receiving):
-            if task.done() and (error := task.exception()) is not None and not isinstance(error, WorkerLost):
+            if (
+                task.done()
+                and (error := task.exception()) is not None
+                and not isinstance(error, WorkerLost)
+            ):
                 raise error  # the driver finds the worker lost, instead of waiting for its messages
     finally:
         sending.cancel()
@@ -54,13 +60,13 @@ async def serve(connection: WorkerConnection) -> None:
         await asyncio.gather(sending, receiving, return_exceptions=True)
 
 
-async def _receive(connection: WorkerConnection, worker: Worker) -> None:
+async def _receive(connection: WorkerConnection, worker: ExampleWorker) -> None:
     while True:
         for message in for_worker(await connection.receive()):
             await worker.handle(message)
 
 
-class Worker:
+class ExampleWorker:
     """The state of a worker.
 
     Args:
@@ -116,7 +122,7 @@ class Worker:
             self._outbox.post(Done(job=start.job, result=result, incidents=dict(+meter.incidents)))
 
     def _fail(self, job: int, error: str, message: str, hint: str) -> None:
-        self._outbox.post(Failed(job=job, error=error, message=message, hint=hint))
+        self._outbox.post(JobFailed(job=job, error=error, message=message, hint=hint))
 
     async def aclose(self) -> None:
         """Cancel all jobs and close the engines."""
@@ -146,7 +152,9 @@ class Rebuilt:
         engines = for_system(program.find_engine, program.system)
         folder = None if hello.folder is None else Path(hello.folder)
         self._executor = Executor(engines, seed=hello.seed, folder=folder)
-        self._caller = WorkerCaller(engines, Meter(), lambda text: questions.post(Notice(text=text)))
+        self._caller = WorkerCaller(
+            engines, Meter(), lambda text: questions.post(Notice(text=text))
+        )
         self._caller.folder = folder
         self._bound: dict[str, tuple[System, CallCodec]] = {}
 
@@ -157,9 +165,15 @@ class Rebuilt:
         if start.alone:
             return codec.to_wire(await _resample(executor, system, codec, start))
         run = RunState(
-            system, start.example, start.sample, start.seed, start.bypass, start.settings,
-            _fork(codec, start), start.samples,
-        )  # fmt: skip
+            system,
+            start.example,
+            start.sample,
+            start.seed,
+            start.bypass,
+            start.settings,
+            _fork(codec, start),
+            start.samples,
+        )
         return codec.trace_to_wire(
             await executor.execute(run, values_from_wire(start.inputs, codec.inputs()))
         )

@@ -1,7 +1,7 @@
 """Data sets: sources of examples, read row by row, with every invalid row reported.
 
-A `Dataset` only describes the location of rows; `Dataset.examples` reads them. No row is dropped silently:
-an invalid row raises a `DataError` with ``file:line``. Only blank lines are skipped.
+A `Dataset` only describes the location of rows; `Dataset.examples` reads them. No row is dropped
+silently: an invalid row raises a `DataError` with ``file:line``. Only blank lines are skipped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from typing import Literal
 
 import numpy as np
 
-from compound.errors import DataError, DeclarationError, InvalidRow, suggest_name
+from compound.core.errors import DataError, DeclarationError, InvalidRow, suggest_name
+from compound.core.example import Example
+from compound.core.narrowing import report_wrong_arguments
+from compound.core.security.untrusted import UntrustedFolder, os_errors_as
 from compound.evaluation.feedback import IDENTITY, is_feedback_folder, read_feedback
 from compound.evaluation.hub import HUB, hub_rows, missing_path_error
 from compound.evaluation.rows import (
@@ -32,10 +35,7 @@ from compound.evaluation.rows import (
     iterate_rows,
     plain_cell,
 )
-from compound.example import Example
 from compound.execution.rng import generator
-from compound.narrowing import report_wrong_arguments
-from compound.security.untrusted import UntrustedFolder, os_errors_as
 
 Split = Literal["train", "valid", "test"]
 ROLES: tuple[Split, ...] = ("train", "valid", "test")
@@ -49,10 +49,10 @@ class Dataset:
     """Examples for training, validation and the final test, from files, the hub, or memory.
 
     Attributes:
-        path: A folder of ``<split>.jsonl``, ``.json`` or ``.csv`` files (also ``.gz``) or ``.parquet``
-            files, one such file with ``split_by``, a folder of feedback with shares in ``split_by``, or, if
-            the path does not exist, the id of a data set on the Hugging Face hub, ``owner/name``;
-            ``hf://datasets/owner/name`` always refers to the hub.
+        path: A folder of ``<split>.jsonl``, ``.json`` or ``.csv`` files (also ``.gz``) or
+            ``.parquet`` files, one such file with ``split_by``, a folder of feedback with shares in
+            ``split_by``, or, if the path does not exist, the id of a data set on the Hugging Face
+            hub, ``owner/name``; ``hf://datasets/owner/name`` always refers to the hub.
         train, valid, test: The split of each role: a file's stem, a value of the ``split_by``
             column, or a hub split. ``test=None`` means no test split. If there is no
             file or hub split ``dev``, ``valid``, ``validation`` or ``val`` is read instead.
@@ -83,7 +83,9 @@ class Dataset:
 
     def __post_init__(self) -> None:
         if "\0" in str(self.path):
-            raise DeclarationError(f"the path of the data, {str(self.path)!r}, contains a NUL character")
+            raise DeclarationError(
+                f"the path of the data, {str(self.path)!r}, contains a NUL character"
+            )
         if isinstance(self.split_by, Mapping):
             shares = self.split_by
             if set(shares) - set(ROLES) or min(shares.values(), default=0) <= 0:
@@ -91,7 +93,9 @@ class Dataset:
                     f"split_by: train, valid, test shares must be above 0, got {dict(shares)}"
                 )
             if abs(sum(shares.values()) - 1) > 1e-9:
-                raise DeclarationError(f"split_by: the shares must sum to 1, got {sum(shares.values())}")
+                raise DeclarationError(
+                    f"split_by: the shares must sum to 1, got {sum(shares.values())}"
+                )
 
     @classmethod
     def of(
@@ -130,12 +134,13 @@ class Dataset:
         Args:
             role: The split to read.
             inputs: The system's inputs; each is read from the column of its name or from `fields`.
-            limit: Maximum number of examples: the first ones or, with a seed, a random sample in file order.
-                A sample is contained in every larger sample with the same seed.
+            limit: Maximum number of examples: the first ones or, with a seed, a random sample in
+                file order. A sample is contained in every larger sample with the same seed.
             seed: Seed of the sample, combined with the role.
 
         Returns:
-            Read-only examples, whose gold fields are all columns of the row and the names in `fields`.
+            Read-only examples, whose gold fields are all columns of the row and the names in
+            `fields`.
 
         Raises:
             DataError: Data is missing or a row is invalid; the message names file and line.
@@ -146,21 +151,26 @@ class Dataset:
             raise DeclarationError(f"limit >= 1 must hold, got {limit}")
         if not self.has(role):
             raise DataError(
-                f"{self.path} has no {role} split", hint=f"set {role}= to its name, or pass its rows"
+                f"{self.path} has no {role} split",
+                hint=f"set {role}= to its name, or pass its rows",
             )
         found = list(self.stream(role, inputs))
         return [found[i] for i in _sample(len(found), limit, seed, role)]
 
-    def stream(self, role: Split, inputs: Sequence[str], report: Report | None = None) -> Iterator[Example]:
+    def stream(
+        self, role: Split, inputs: Sequence[str], report: Report | None = None
+    ) -> Iterator[Example]:
         """Yield all examples of a role in file order, with constant memory; raises like `examples`.
 
-        With ``report``, it is called with the errors of rows: those without an id or a split are skipped, and
-        examples may lack inputs.
+        With ``report``, it is called with the errors of rows: those without an id or a split are
+        skipped, and examples may lack inputs.
         """
         split, location = self._locate(role)
         source = str(location.path) if isinstance(location, DataFile) else f"{self.path} {split}"
         rows: Iterable[tuple[int, DataRow]] = (
-            iterate_rows(location, report) if isinstance(location, DataFile) else enumerate(location, 1)
+            iterate_rows(location, report)
+            if isinstance(location, DataFile)
+            else enumerate(location, 1)
         )
         wanted = role if isinstance(self.split_by, Mapping) else split
         lines: dict[str, int] = {}
@@ -183,7 +193,9 @@ class Dataset:
                 found = True
                 yield self._example(identity, row, inputs, place, report)
         if not found:
-            raise DataError(f"{source}: no rows of split {wanted!r}", hint=suggest_name(wanted, splits))
+            raise DataError(
+                f"{source}: no rows of split {wanted!r}", hint=suggest_name(wanted, splits)
+            )
 
     def digest(self, role: Split) -> str:
         """Return the SHA-256 of a role's file, or of its rows as JSON if it has no file."""
@@ -214,7 +226,9 @@ class Dataset:
         """Return the split of a role and its alternative names."""
         split = getattr(self, role)
         return (
-            VALID_NAMES if role == "valid" and split == VALID_NAMES[0] and self.split_by is None else (split,)
+            VALID_NAMES
+            if role == "valid" and split == VALID_NAMES[0] and self.split_by is None
+            else (split,)
         )
 
     def _local(self, role: Split) -> tuple[str, DataFile] | None:
@@ -280,7 +294,9 @@ class Dataset:
             start = Path(self.path).name if isinstance(self.split_by, Mapping) else split
             return f"{start}-{line}"
         if not isinstance(identity, str | int | float) or identity == "":
-            raise InvalidRow(place, f"id column {self.id!r} must hold text or a number, got {identity!r}")
+            raise InvalidRow(
+                place, f"id column {self.id!r} must hold text or a number, got {identity!r}"
+            )
         return str(identity)
 
     def _check_new(self, identity: str, lines: Mapping[str, int], place: str) -> None:
@@ -325,7 +341,9 @@ def _rows(rows: Iterable[object], role: str) -> tuple[DataRow, ...]:
     for number, given in enumerate(rows, 1):
         row = as_row(reader(given) if reader else given)
         if row is None:
-            raise DataError(f"memory {role}:{number}: a row must be a mapping, got {type(given).__name__}")
+            raise DataError(
+                f"memory {role}:{number}: a row must be a mapping, got {type(given).__name__}"
+            )
         found.append(row)
     return tuple(found)
 
@@ -339,7 +357,9 @@ def _value(row: DataRow, column: str, name: str, place: str) -> object:
         if not isinstance(value, Mapping) or part not in value:
             entry = f"entry {part!r} in {'.'.join(parts[:i])!r}" if i else f"column {column!r}"
             hint = (
-                suggest_name(part, map(str, value)) if isinstance(value, Mapping) else "it is not an object"
+                suggest_name(part, map(str, value))
+                if isinstance(value, Mapping)
+                else "it is not an object"
             )
             raise InvalidRow(place, f"no {entry} to read {name!r} from", hint=hint)
         value = value[part]

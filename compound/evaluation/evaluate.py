@@ -1,7 +1,8 @@
 """Run a system on many examples and score it, with bounded memory and results in input order.
 
-A failed run scores ``failure_score``, is counted, and is part of the mean. If more than ``max_failed`` of
-the runs fail, the evaluation stops with the most frequent reason, since a defect is likely.
+A failed run scores ``failure_score``, is counted, and is part of the mean. If more than
+``max_failed`` of the runs fail, the evaluation stops with the most frequent reason, since a defect
+is likely.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ import functools
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NoReturn, NotRequired, TypedDict, cast
 from weakref import WeakKeyDictionary
 
-from compound import notebook
-from compound.engine import NO_USAGE, Usage, UsageDocument, UsageRow
-from compound.errors import (
+from compound.core import notebook
+from compound.core.engine import NO_USAGE, Usage, UsageDocument, UsageRow
+from compound.core.errors import (
+    BudgetExhausted,
     CallError,
     CompoundError,
     DeclarationError,
@@ -27,10 +29,16 @@ from compound.errors import (
     TransientError,
     first_leaf,
 )
-from compound.evaluation.metrics.bounds import bounds_of, bounds_violation
-from compound.evaluation.metrics.models import MetricCalls
-from compound.evaluation.metrics.repeated import PassAt, pass_at_of
-from compound.evaluation.metrics.scoring import apply_metric, copy_arguments
+from compound.core.example import Example, Metric
+from compound.core.formatting import format_repr
+from compound.evaluation.metrics.custom import bounds_of, bounds_violation
+from compound.evaluation.metrics.scoring import (
+    MetricCalls,
+    PassAt,
+    apply_metric,
+    copy_arguments,
+    pass_at_of,
+)
 from compound.evaluation.statistics import (
     UNIT,
     Bounds,
@@ -39,15 +47,15 @@ from compound.evaluation.statistics import (
     cluster_mean_interval,
     paired_interval,
 )
-from compound.example import Example, Metric
 from compound.execution.executor import Executor
 from compound.execution.graph_run import ComponentSettings
 from compound.execution.trace import Failure, FailureRow, Trace
-from compound.formatting import format_repr
+from compound.graph.registry.user_code import located, place_in
 from compound.graph.system import System
-from compound.registry.user_code import located, place_in
 
-_WARNED: WeakKeyDictionary[Executor, set[str]] = WeakKeyDictionary()  # components with searches in vain
+_WARNED: WeakKeyDictionary[Executor, set[str]] = (
+    WeakKeyDictionary()
+)  # components with searches in vain
 ONE_LANGUAGE = "check that the corpus and the queries are in one language, and the setting language"
 WINDOW = 4  # times the concurrency: maximum lead over the slowest run
 
@@ -85,11 +93,12 @@ class ScoredRun:
 class Evaluation:
     """Scores of one configuration on some examples, in input order, with their usage.
 
-    ``bounds`` are the minimum and maximum possible score, or ``None`` if they are unknown: the metric does
-    not declare them, or a score is outside. In the second case ``violation`` names metric, score and example.
-    ``usage`` is that of the system, and ``metric_usage`` that of a metric that asks a model. ``pass_at`` is
-    set for pass@k: then the score of an example is not the mean over its repeats. ``cached_calls`` were
-    answered from the cache, at no cost; a stored evaluation does not state them.
+    ``bounds`` are the minimum and maximum possible score, or ``None`` if they are unknown: the
+    metric does not declare them, or a score is outside. In the second case ``violation`` names
+    metric, score and example. ``usage`` is that of the system, and ``metric_usage`` that of a
+    metric that asks a model. ``pass_at`` is set for pass@k: then the score of an example is not the
+    mean over its repeats. ``cached_calls`` were answered from the cache, at no cost. ``cut`` is the
+    limit of the budget that left out examples, if any. A stored evaluation states neither.
     """
 
     configuration: str
@@ -101,6 +110,7 @@ class Evaluation:
     metric_usage: Usage = NO_USAGE
     pass_at: PassAt | None = None
     cached_calls: int = 0
+    cut: str = ""
 
     @functools.cached_property
     def scores(self) -> tuple[float, ...]:
@@ -123,15 +133,20 @@ class Evaluation:
     @property
     def interval(self) -> Interval:
         """Mean over examples with its 95 % confidence interval."""
-        groups = list(self._groups().values()) if self.pass_at is None else [[value] for value in self.scores]
+        groups = (
+            list(self._groups().values())
+            if self.pass_at is None
+            else [[value] for value in self.scores]
+        )
         return cluster_mean_interval(groups, bounds=self.range)
 
     @property
     def range(self) -> Bounds | None:
         """Range for intervals: the bounds; without any, 0 to 1 if no score lies outside.
 
-        This is most probably the range of such scores. Intervals then hold no impossible scores, and are
-        wider than those that assume normally distributed means. Decisions do not rely on it.
+        This is most probably the range of such scores. Intervals then hold no impossible scores,
+        and are wider than those that assume normally distributed means. Decisions do not rely on
+        it.
         """
         if self.bounds is not None or self.violation:
             return self.bounds
@@ -149,7 +164,21 @@ class Evaluation:
 
     def failures(self) -> list[tuple[str, int]]:
         """Return failure kinds and messages with their counts, most frequent first."""
-        return Counter(f"{r.failure.kind}: {r.failure.message}" for r in self.rows if r.failure).most_common()
+        return Counter(
+            f"{r.failure.kind}: {r.failure.message}" for r in self.rows if r.failure
+        ).most_common()
+
+    def on(self, examples: Iterable[str]) -> Evaluation:
+        """Return the evaluation on some of the examples, in the given order, with the usage of all."""
+        rows: dict[str, list[ScoredRun]] = {}
+        for row in self.rows:
+            rows.setdefault(row.example, []).append(row)
+        return replace(self, rows=tuple(row for name in examples for row in rows[name]))
+
+    def shared(self, other: Evaluation) -> Evaluation:
+        """Return the evaluation on the examples that another one has too, or all of them if it has none."""
+        names = [name for name in self.by_example() if name in other.by_example()]
+        return self.on(names) if 0 < len(names) < len(self.scores) else self
 
     def joined(self, other: Evaluation) -> Evaluation:
         """Return the evaluation of the same configuration on the examples of both."""
@@ -206,7 +235,10 @@ class Evaluation:
         usage = self.usage
         document: EvaluationDocument = {
             "configuration": self.configuration,
-            "rows": [(r.example, r.sample, r.score, r.failure.row if r.failure else None) for r in self.rows],
+            "rows": [
+                (r.example, r.sample, r.score, r.failure.row if r.failure else None)
+                for r in self.rows
+            ],
             "usage": usage.to_json(),
             "system_runs": self.system_runs,
             "bounds": self.bounds,
@@ -229,7 +261,14 @@ class Evaluation:
         metric_usage = Usage.from_json(data["metric_usage"]) if "metric_usage" in data else NO_USAGE
         pass_at = PassAt(int(data["pass_at"][0]), data["pass_at"][1]) if "pass_at" in data else None
         return Evaluation(
-            data["configuration"], rows, usage, data["system_runs"], bounds, violation, metric_usage, pass_at
+            data["configuration"],
+            rows,
+            usage,
+            data["system_runs"],
+            bounds,
+            violation,
+            metric_usage,
+            pass_at,
         )
 
 
@@ -288,6 +327,7 @@ async def evaluate(
     samples: Sequence[int] = (0,),
     rules: EvaluationRules | None = None,
     on_trace: OnTrace | None = None,
+    partial: bool = False,
 ) -> Evaluation:
     """Run and score ``system`` on every example, once for each sample index.
 
@@ -299,13 +339,23 @@ async def evaluate(
         samples: sample indices; several indices repeat each example.
         rules: concurrency and the treatment of failures.
         on_trace: called with each scored trace, in input order.
+        partial: if the budget does not cover all examples, finish the runs in progress and return
+            the evaluation of those that it covers.
 
     Raises:
         TooManyFailures: more than ``rules.max_failed`` of the runs failed.
-        BudgetExhausted: the budget was exhausted before all examples were run.
+        BudgetExhausted: the budget was exhausted before all examples were run; with ``partial``,
+            before any.
     """
     results = await evaluate_all(
-        executor, [system], examples, metric, samples=samples, rules=rules, on_trace=on_trace
+        executor,
+        [system],
+        examples,
+        metric,
+        samples=samples,
+        rules=rules,
+        on_trace=on_trace,
+        partial=partial,
     )
     return results[0]
 
@@ -319,36 +369,64 @@ async def evaluate_all(
     samples: Sequence[int] = (0,),
     rules: EvaluationRules | None = None,
     on_trace: OnTrace | None = None,
+    partial: bool = False,
 ) -> list[Evaluation]:
-    """Evaluate several configurations concurrently on the same examples."""
+    """Evaluate several configurations concurrently on the same examples; `partial` needs a single one."""
     if not examples or not samples:
         raise DeclarationError("an evaluation needs at least one example and one sample index")
     rules = rules or EvaluationRules()
     bounds = score_bounds(metric, rules)  # rejects invalid bounds before any run
-    jobs = [(system, example, sample) for system in systems for example in examples for sample in samples]
+    jobs = [
+        (system, example, sample)
+        for system in systems
+        for example in examples
+        for sample in samples
+    ]
     total = len(examples) * len(samples)
-    collectors = [_Collector(executor, rules, total, on_trace, _retrievers(system)) for system in systems]
+    collectors = [
+        _Collector(executor, rules, total, len(samples), on_trace, _retrievers(system))
+        for system in systems
+    ]
     in_order = _InOrder(collectors, WINDOW * rules.concurrency)
     waiting = iter(enumerate(jobs))
     turn = asyncio.Lock()
+    exhausted: BudgetExhausted | None = None
 
     async def next_job() -> tuple[int, tuple[System, Example, int]] | None:
         """Take the next job when the budget allows it, in order, so that no later job overtakes."""
         async with turn:
-            numbered = next(waiting, None)
+            numbered = None if exhausted else next(waiting, None)
             if numbered is not None:
                 await in_order.wait_until_near(numbered[0])
                 await executor.meter.reserve_run()
+                if exhausted:  # meanwhile
+                    executor.meter.release_runs()
+                    return None
             return numbered
 
-    async def worker() -> None:
+    async def work() -> None:
         while (numbered := await next_job()) is not None:
             number, (system, example, sample) = numbered
             trace = await executor.run(
-                system, example.inputs, example=example.id, sample=sample, cache=rules.cache,
+                system,
+                example.inputs,
+                example=example.id,
+                sample=sample,
+                cache=rules.cache,
                 settings=rules.settings,
-            )  # fmt: skip
+            )
             in_order.add(number, example, await score(executor, trace, metric, example, rules))
+
+    async def worker() -> None:
+        nonlocal exhausted
+        try:
+            await work()
+        except BudgetExhausted as error:
+            if not partial:
+                raise
+            exhausted = exhausted or error
+            in_order.skip_gaps()
+            executor.meter.release_runs()
 
     try:
         with executor.sharing_failures():
@@ -358,15 +436,26 @@ async def evaluate_all(
     except BaseExceptionGroup as errors:
         executor.meter.release_runs()
         raise first_leaf(errors) from None
+    if exhausted is not None:
+        in_order.finish()
+        if not collectors[0].rows:
+            raise exhausted
     for collector in collectors:
         collector.warn_of_empty_searches()
     evaluations = [
         Evaluation(
-            system.configuration.digest, tuple(c.rows), c.usage, c.system_runs, bounds,
-            metric_usage=c.metric_usage, pass_at=pass_at_of(metric), cached_calls=c.cached_calls,
+            system.configuration.digest,
+            tuple(c.rows),
+            c.usage,
+            c.system_runs,
+            bounds,
+            metric_usage=c.metric_usage,
+            pass_at=pass_at_of(metric),
+            cached_calls=c.cached_calls,
+            cut="" if exhausted is None else exhausted.message,
         )
         for system, c in zip(systems, collectors, strict=True)
-    ]  # fmt: skip
+    ]
     return [_with_checked_bounds(evaluation, metric) for evaluation in evaluations]
 
 
@@ -389,13 +478,28 @@ class _InOrder:
         self._window = window
         self._early: dict[int, tuple[Example, Trace]] = {}
         self._next = 0
+        self._ended = False
         self._moved = asyncio.Event()
 
     async def wait_until_near(self, number: int) -> None:
         """Wait until job ``number`` is within the window."""
-        while number >= self._next + self._window:
+        while number >= self._next + self._window and not self._ended:
             self._moved.clear()
             await self._moved.wait()
+
+    def skip_gaps(self) -> None:
+        """Let no job wait for one that will not end."""
+        self._ended = True
+        self._moved.set()
+
+    def finish(self) -> None:
+        """Drop the jobs from the first one on that did not end, with the other samples of its example.
+
+        Those behind it ended because they were fast or cheap, which may depend on their scores.
+        """
+        for number in sorted(self._early):
+            self._collectors[0].drop(*self._early.pop(number))
+        self._collectors[0].keep_complete()
 
     def add(self, number: int, example: Example, trace: Trace) -> None:
         self._early[number] = (example, trace)
@@ -414,16 +518,20 @@ class _Collector:
         executor: Executor,
         rules: EvaluationRules,
         total: int,
+        samples: int,
         on_trace: OnTrace | None,
         retrievers: frozenset[str],
     ) -> None:
         self._executor = executor
         self._rules = rules
         self.total = total
+        self._samples = samples
         self._on_trace = on_trace
         self._failures: Counter[str] = Counter()
         self._retrievers = retrievers
-        self._searches: Counter[tuple[str, bool]] = Counter()  # by component, and whether it found passages
+        self._searches: Counter[tuple[str, bool]] = (
+            Counter()
+        )  # by component, and whether it found passages
         self.rows: list[ScoredRun] = []
         self.usage = NO_USAGE
         self.metric_usage = NO_USAGE
@@ -441,7 +549,9 @@ class _Collector:
         self.system_runs += trace.equivalents
         for call in trace.calls:
             if call.component in self._retrievers and call.failure is None:
-                passages = cast("Sequence[object]", call.outputs["passages"])  # of any form, if it is custom
+                passages = cast(
+                    "Sequence[object]", call.outputs["passages"]
+                )  # of any form, if it is custom
                 found = any(not isinstance(p, Mapping) or p.get("score") != 0 for p in passages)
                 self._searches[call.component, found] += 1
         if self._on_trace is not None:
@@ -450,6 +560,18 @@ class _Collector:
             self._failures[f"{trace.failure.kind}: {trace.failure.message}"] += 1
             if self._failures.total() > self._rules.max_failed * self.total:
                 raise_too_many_failures(self._failures.most_common(), self.total, self._rules)
+
+    def drop(self, example: Example, trace: Trace) -> None:
+        """Settle and report a trace that is not part of the evaluation."""
+        kept, failures = len(self.rows), self._failures.copy()
+        self._failures.clear()
+        self.add(example, trace)
+        self._failures = failures
+        del self.rows[kept:]
+
+    def keep_complete(self) -> None:
+        """Drop the rows of the last example if it lacks samples."""
+        del self.rows[len(self.rows) // self._samples * self._samples :]
 
     def warn_of_empty_searches(self) -> None:
         """Warn of searches without passages, once for each component and executor."""
@@ -467,7 +589,9 @@ class _Collector:
 
 def _retrievers(system: System) -> frozenset[str]:
     components = (node.component for node in system.all_nodes())
-    return frozenset(c.name for c in components if c.kind == "retriever" and "passages" in c.outputs)
+    return frozenset(
+        c.name for c in components if c.kind == "retriever" and "passages" in c.outputs
+    )
 
 
 def raise_too_many_failures(
@@ -490,9 +614,9 @@ async def score(
 ) -> Trace:
     """Score a trace; a failed run, or one whose metric fails, gets the failure score.
 
-    Transient errors of the metric, such as an unreachable judge, are recorded as transient failures. Calls of
-    a metric that asks a model are made by ``executor`` and recorded in the trace. Score a trace before
-    `Executor.settle`, which charges them.
+    Transient errors of the metric, such as an unreachable judge, are recorded as transient
+    failures. Calls of a metric that asks a model are made by ``executor`` and recorded in the
+    trace. Score a trace before `Executor.settle`, which charges them.
     """
     if trace.failure is not None:
         return trace.with_score(rules.failure_score, f"the run failed: {trace.failure.message}")

@@ -1,23 +1,30 @@
-"""Read examples for a system: check the values of its inputs and, for CSV, convert them.
+"""Read examples for a system: check the values of its inputs, convert those of CSV, and find duplicates.
 
 A data set has columns but no knowledge of the system. The rows are checked before budget is spent.
+Scores on examples that were used for learning say nothing about new data: examples are compared
+exactly and after normalisation (Unicode variants, case and white space; see `fold`). Only digests
+are stored, so that files larger than memory can be compared.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import PurePosixPath
 from types import MappingProxyType
 
-from compound.errors import DataError, InvalidRow, raise_all
-from compound.evaluation.dataset import Dataset, Split
+from compound.core.errors import DataError, InvalidRow, raise_all
+from compound.core.example import Example
+from compound.core.image import MAX_BYTES, Image
+from compound.core.security.untrusted import UntrustedFolder
+from compound.evaluation.dataset import ROLES, Dataset, Split
+from compound.evaluation.metrics.text import fold
 from compound.evaluation.rows import ClassName, Report, is_finite
-from compound.example import Example
+from compound.graph.configuration import canonical_json, to_readable_json
 from compound.graph.types import accepts, as_declared, convert, format_type, holds_images
-from compound.image import MAX_BYTES, Image
-from compound.security.untrusted import UntrustedFolder
 
 CSV = (".csv", ".csv.gz")
 
@@ -52,7 +59,9 @@ def read_examples(
     file = data.file(role)
     if file is not None and any(map(holds_images, inputs.values())):
         folder = UntrustedFolder(file.parent, error=DataError)
-        found = [_with_images(example, inputs, folder, f"{data.path}, {role} split") for example in found]
+        found = [
+            _with_images(example, inputs, folder, f"{data.path}, {role} split") for example in found
+        ]
     is_csv = file is not None and file.name.endswith(CSV)  # its cells are all strings
     return check_types(found, inputs, f"{data.path}, {role} split", text=is_csv, report=report)
 
@@ -67,9 +76,9 @@ def check_types(
 ) -> list[Example]:
     """Check the values of examples against the types of the inputs, converting CSV cells.
 
-    Whole floats become integers where an input is one: a data frame stores a column of integers with missing
-    values as floats. An empty CSV cell is ``None`` where an input is optional and not a text. NaN and
-    infinity are no values, anywhere in an input, since they have no JSON form.
+    Whole floats become integers where an input is one: a data frame stores a column of integers
+    with missing values as floats. An empty CSV cell is ``None`` where an input is optional and not
+    a text. NaN and infinity are no values, anywhere in an input, since they have no JSON form.
 
     Args:
         examples: the raw examples.
@@ -79,8 +88,8 @@ def check_types(
         report: called with the errors, which are not raised.
 
     Raises:
-        DataError: a value does not match its type; for each input, the message names the first one and the
-            number of such rows.
+        DataError: a value does not match its type; for each input, the message names the first one
+            and the number of such rows.
 
     >>> check_types([Example("a", {"n": "5"})], {"n": int}, "dev.csv", text=True)[0].inputs["n"]
     5
@@ -94,10 +103,11 @@ def check_types(
             if name in example.inputs
         }
         problems = [
-            n for n, kind in inputs.items()
+            n
+            for n, kind in inputs.items()
             if n in values
             and (not accepts(kind, as_declared(kind, values[n])) or not is_finite(values[n]))
-        ]  # fmt: skip
+        ]
         for name in problems:
             wrong.setdefault(name, []).append(example)
         converted = any(value is not example.inputs[name] for name, value in values.items())
@@ -158,7 +168,11 @@ def _read_images(value: object, folder: UntrustedFolder) -> object:
 def _fitting(kind: object, value: object, text: bool) -> object:
     """Return a value, converting a CSV cell, a whole float or a class label to another type if possible."""
     if isinstance(value, ClassName):
-        return str(value) if accepts(kind, str(value)) or not accepts(kind, value.number) else value.number
+        return (
+            str(value)
+            if accepts(kind, str(value)) or not accepts(kind, value.number)
+            else value.number
+        )
     if isinstance(value, list) and value and all(isinstance(item, ClassName) for item in value):
         names, found = [str(item) for item in value], [item.number for item in value]
         return names if accepts(kind, names) or not accepts(kind, found) else found
@@ -189,3 +203,155 @@ def from_text(kind: object, text: str) -> object:
         return convert(kind, json.loads(text))
     except ValueError:
         return convert(kind, text)
+
+
+NAMES = {"train": "train", "valid": "validation", "test": "test"}
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Examples of one split that duplicate examples of another, or earlier ones of the same split.
+
+    Attributes:
+        first, second: the splits; equal for duplicates within one split.
+        exact: number of examples of the second split whose inputs equal those of an example of the
+            first.
+        normalised: the same after normalisation; includes the exact ones.
+        with_gold: number of normalised duplicates whose other columns are also equal.
+        example: ids of one pair.
+    """
+
+    first: str
+    second: str
+    exact: int
+    normalised: int
+    with_gold: int
+    example: tuple[str, str]
+
+    @property
+    def across(self) -> bool:
+        """Whether the splits differ."""
+        return self.first != self.second
+
+    def __str__(self) -> str:
+        where = (
+            f"of the {NAMES[self.second]} examples, {self.normalised} have the inputs of a "
+            f"{NAMES[self.first]} example"
+            if self.across
+            else f"{self.normalised} {NAMES[self.first]} examples repeat the inputs of an earlier one"
+        )
+        same = f"{self.exact} exactly, {self.normalised - self.exact} after normalisation"
+        other = self.normalised - self.with_gold
+        gold = f"; {other} of them with different gold values" if other else ""
+        return (
+            f"{where} ({same}{gold}), such as {self.second} {self.example[1]!r} and {self.first} "
+            f"{self.example[0]!r}"
+        )
+
+
+Digests = dict[bytes, str]
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """Digests of a split's examples, each with the id of the first example that has it."""
+
+    exact: Digests
+    normalised: Digests
+    gold: Digests
+
+
+def find_overlaps(splits: Mapping[str, Iterable[Example]], id_column: str = "id") -> list[Overlap]:
+    """Return duplicates across and within splits, in the order train, valid, test.
+
+    Args:
+        splits: examples by role; each is iterated once.
+        id_column: the column that identifies a row; it does not count as gold.
+
+    >>> one, two = Example("a", {"q": "Lima?"}), Example("b", {"q": "  LIMA?"})
+    >>> [(o.first, o.second, o.exact, o.normalised) for o in find_overlaps({"train": [one], "test": [two]})]
+    [('train', 'test', 0, 1)]
+    """
+    seen: dict[str, _Seen] = {}
+    counts: dict[tuple[str, str], _Count] = {}
+    for role in [role for role in ROLES if role in splits]:
+        own = _Seen({}, {}, {})
+        for example in splits[role]:
+            keys = _digests(example, id_column)
+            for other, known in (*seen.items(), (role, own)):
+                counts.setdefault((other, role), _Count()).add(known, keys, example.id)
+            for table, key in zip((own.exact, own.normalised, own.gold), keys, strict=True):
+                table.setdefault(key, example.id)
+        seen[role] = own
+    pairs = [*combinations(seen, 2), *((role, role) for role in seen)]
+    found = {pair: counts[pair] for pair in pairs if pair in counts}
+    return [
+        Overlap(*pair, count.exact, count.normalised, count.gold, count.example)
+        for pair, count in found.items()
+        if count.example is not None
+    ]
+
+
+@dataclass
+class _Count:
+    """Number of duplicates between two splits, and the first pair."""
+
+    exact: int = 0
+    normalised: int = 0
+    gold: int = 0
+    example: tuple[str, str] | None = None
+
+    def add(self, known: _Seen, keys: tuple[bytes, bytes, bytes], name: str) -> None:
+        exact, normalised, gold = keys
+        self.exact += exact in known.exact
+        self.normalised += normalised in known.normalised
+        self.gold += gold in known.gold
+        if self.example is None and normalised in known.normalised:
+            self.example = (known.normalised[normalised], name)
+
+
+def _digests(example: Example, id_column: str) -> tuple[bytes, bytes, bytes]:
+    inputs = to_readable_json(dict(example.inputs))
+    gold = {
+        name: value
+        for name, value in example.gold.items()
+        if name not in {*example.inputs, id_column}
+    }
+    plain = _normalised(inputs)
+    return _digest(inputs), _digest(plain), _digest([plain, _normalised(to_readable_json(gold))])
+
+
+def _digest(value: object) -> bytes:
+    return hashlib.blake2b(
+        canonical_json(value).encode(errors="surrogatepass"), digest_size=16
+    ).digest()
+
+
+def _normalised(value: object) -> object:
+    if isinstance(value, str):
+        return fold(value)
+    if isinstance(value, Mapping):
+        return {key: _normalised(item) for key, item in value.items()}
+    return [_normalised(item) for item in value] if isinstance(value, list) else value
+
+
+def find_in_data(data: Dataset, inputs: list[str]) -> list[Overlap]:
+    """Return the overlaps of all rows of a data set, including rows that a run would not read."""
+    splits: dict[str, Iterator[Example]] = {
+        role: data.stream(role, inputs) for role in ROLES if data.has(role)
+    }
+    return find_overlaps(splits, data.id)
+
+
+def check_no_overlaps(found: list[Overlap]) -> None:
+    """Raise an error if splits share examples.
+
+    Raises:
+        DataError: two splits overlap; the message lists all overlaps.
+    """
+    shared = [str(overlap) for overlap in found if overlap.across]
+    if shared:
+        raise DataError(
+            f"splits share examples: {'; '.join(shared)}",
+            hint="remove them from one of the two splits, or omit --strict",
+        )

@@ -1,8 +1,8 @@
 """Feedback folders: runs of a served system, and what its users said about them.
 
-``runs.jsonl`` holds one run per line, ``feedback.jsonl`` one statement per line: a score of a run, a
-corrected answer, or which of two runs was better. Both files are only appended to, by `compound.serving`. A
-later statement about a run replaces an earlier one of the same kind.
+``runs.jsonl`` holds one run per line, ``feedback.jsonl`` one statement per line: a score of a run,
+a corrected answer, or which of two runs was better. Both files are only appended to, by
+`compound.api.serving`. A later statement about a run replaces an earlier one of the same kind.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NotRequired, TypedDict, cast
 
-from compound.errors import DataError
+from compound.core.errors import DataError
+from compound.core.narrowing import entry
+from compound.core.security.limits import LINE
+from compound.core.security.sanitize import replace_surrogates
+from compound.core.security.untrusted import UntrustedFolder
+from compound.core.storage.records import Damaged, parse
 from compound.evaluation.rows import DataRow
 from compound.execution.trace import Trace, TraceDocument, from_json
 from compound.graph.configuration import digest
-from compound.narrowing import entry
-from compound.security.limits import LINE
-from compound.security.sanitize import replace_surrogates
-from compound.security.untrusted import UntrustedFolder
-from compound.storage.records import Damaged, parse
 
 RUNS, FEEDBACK = "runs.jsonl", "feedback.jsonl"
 CONFIRMED = 1.0  # a run with this score confirms its own answer
-IDENTITY = "feedback_id"  # column that identifies an example; the system may have an input named "id"
+IDENTITY = (
+    "feedback_id"  # column that identifies an example; the system may have an input named "id"
+)
 
 
 class RunDocument(TypedDict):
@@ -73,9 +75,10 @@ class FeedbackLog:
     def examples(self) -> list[DataRow]:
         """Return an example for each input with a corrected or confirmed answer.
 
-        A row has the inputs, the right outputs under their names and under ``gold``, and the latest comment.
-        Its id depends only on the inputs, so that equal inputs are one example, in one split. Of several runs
-        with equal inputs, the one rated last counts. A failed run has no answer to confirm.
+        A row has the inputs, the right outputs under their names and under ``gold``, and the latest
+        comment. Its id depends only on the inputs, so that equal inputs are one example, in one
+        split. Of several runs with equal inputs, the one rated last counts. A failed run has no
+        answer to confirm.
         """
         rows: dict[str, DataRow] = {}
         for run, said in self.about.items():

@@ -1,7 +1,7 @@
 """Data sets of the Hugging Face hub: their files are downloaded and read like local data files.
 
-The library `datasets` is not used: it would also read from the working directory, and from any location and
-file type that a data set names.
+The library `datasets` is not used: it would also read from the working directory, and from any
+location and file type that a data set names.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from compound.errors import CompoundError, DataError, MissingExtra
+from compound.core.errors import CompoundError, DataError, MissingExtra
+from compound.core.security.untrusted import UntrustedFolder
 from compound.evaluation.rows import EXTENSIONS, DataFile, DataRow, choose_split, iterate_rows
-from compound.security.untrusted import UntrustedFolder
 
 HUB = "hf://datasets/"
 """Prefix of the path of a data set on the Hugging Face hub, even if a local path of that name exists."""
@@ -59,7 +59,9 @@ def hub_rows(path: str, subset: str | None, splits: Sequence[str]) -> tuple[str,
     missing = missing_path_error(given, given).message
     for part in (*splits, *([] if subset is None else [subset])):
         if not _PART.fullmatch(part):
-            raise DataError(f"{name}: {part!r} is not a valid name of a split or a subset on the hub")
+            raise DataError(
+                f"{name}: {part!r} is not a valid name of a split or a subset on the hub"
+            )
     try:
         import huggingface_hub  # noqa: F401 - to report which one is missing
         import pyarrow as pa  # noqa: F401
@@ -112,7 +114,9 @@ def _download(
 
     wanted = [pattern for of_split in patterns.values() for pattern in of_split]
     try:
-        given = snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=wanted)
+        given = snapshot_download(
+            name, repo_type="dataset", revision=revision, allow_patterns=wanted
+        )
     except (RevisionNotFoundError, LocalEntryNotFoundError):
         if revision is None:
             raise
@@ -121,7 +125,9 @@ def _download(
     for split, of_split in patterns.items():
         files = next((files for pattern in of_split if (files := sorted(folder.glob(pattern)))), [])
         if files:
-            found[split] = [_cached_file(file, f"{HUB}{name}/{file.relative_to(folder)}") for file in files]
+            found[split] = [
+                _cached_file(file, f"{HUB}{name}/{file.relative_to(folder)}") for file in files
+            ]
     return found
 
 
@@ -150,7 +156,11 @@ def _only_subset(name: str) -> str | None:
     except (OSError, HTTPError):  # the hub is unreachable: use cached subsets
         try:
             folder = snapshot_download(
-                name, repo_type="dataset", revision=_EXPORT, allow_patterns=["none"], local_files_only=True
+                name,
+                repo_type="dataset",
+                revision=_EXPORT,
+                allow_patterns=["none"],
+                local_files_only=True,
             )
         except LocalEntryNotFoundError:
             return None

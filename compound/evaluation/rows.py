@@ -1,8 +1,8 @@
 """Rows of data files, read one at a time, with every invalid row reported.
 
-Data may come from others. Only regular files are opened: a link in a data folder could lead to a secret,
-which would be sent to a model as a row. For paths in a YAML file, no link below the file's folder is
-followed.
+Data may come from others. Only regular files are opened: a link in a data folder could lead to a
+secret, which would be sent to a model as a row. For paths in a YAML file, no link below the file's
+folder is followed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from compound.errors import DataError, InvalidRow, MissingExtra
-from compound.security.limits import DATA, LINE
-from compound.security.sanitize import replace_surrogates
-from compound.security.untrusted import CHUNK, UntrustedFolder, os_errors_as
-from compound.storage.records import Damaged, parse
+from compound.core.errors import DataError, InvalidRow, MissingExtra
+from compound.core.security.limits import DATA, LINE
+from compound.core.security.sanitize import replace_surrogates
+from compound.core.security.untrusted import CHUNK, UntrustedFolder, os_errors_as
+from compound.core.storage.records import Damaged, parse
 
 DataRow = Mapping[str, object]
 Reader = Callable[[object], object]
@@ -69,7 +69,9 @@ class ClassName(str):
         made = super().__new__(cls, names if isinstance(names, str) else names[number])
         made.number = number
         made.answers = (made, number)
-        if not isinstance(names, str) and any(name.strip().lstrip("-").isdecimal() for name in names):
+        if not isinstance(names, str) and any(
+            name.strip().lstrip("-").isdecimal() for name in names
+        ):
             made.answers = (made,)
         return made
 
@@ -103,7 +105,11 @@ def class_reader(feature: object) -> Reader | None:
         feature.get(key) if isinstance(feature, Mapping) else getattr(feature, key, None)
         for key in ("feature", "names")
     )
-    if kind == "ClassLabel" and isinstance(names, list) and all(isinstance(name, str) for name in names):
+    if (
+        kind == "ClassLabel"
+        and isinstance(names, list)
+        and all(isinstance(name, str) for name in names)
+    ):
         return functools.partial(_read_class, names)
     inner = feature[0] if isinstance(feature, list) and feature else inner
     reader = None if inner is None else class_reader(inner)
@@ -150,7 +156,9 @@ def is_missing(value: object) -> bool:
         return True
     if isinstance(value, Decimal):
         return value.is_nan()
-    return isinstance(value, numbers.Number | np.datetime64 | np.timedelta64) and bool(value != value)  # noqa: PLR0124
+    return isinstance(value, numbers.Number | np.datetime64 | np.timedelta64) and bool(
+        value != value  # noqa: PLR0124
+    )
 
 
 def is_finite(value: object) -> bool:
@@ -175,7 +183,8 @@ def is_finite(value: object) -> bool:
 class DataFile:
     """A data file: a regular file that is not reached through links below ``folder``.
 
-    ``path`` is used in messages, and its suffix gives the format: files in the hub's cache have no suffix.
+    ``path`` is used in messages, and its suffix gives the format: files in the hub's cache have no
+    suffix.
     """
 
     folder: UntrustedFolder
@@ -200,9 +209,9 @@ def data_file(path: Path, within: Path | None) -> DataFile:
 def read_rows(path: Path, within: Path | None = None) -> Iterator[tuple[int, dict[str, object]]]:
     """Yield every row of a ``.jsonl``, ``.csv``, ``.json`` or ``.parquet`` file with its line number.
 
-    All except Parquet files may be gzipped (``.gz``). Rows of JSON lines are objects; cells of CSV files are
-    text. Blank lines are skipped. A ``.json`` file holds one array of objects. The line of a row of an array
-    or of a Parquet file is its position, starting at 1.
+    All except Parquet files may be gzipped (``.gz``). Rows of JSON lines are objects; cells of CSV
+    files are text. Blank lines are skipped. A ``.json`` file holds one array of objects. The line
+    of a row of an array or of a Parquet file is its position, starting at 1.
 
     Args:
         path: The file; must not be a link.
@@ -210,7 +219,7 @@ def read_rows(path: Path, within: Path | None = None) -> Iterator[tuple[int, dic
 
     Raises:
         DataError: The file is missing or damaged, a row cannot be read, or a limit of
-            `compound.security.limits` is exceeded; the message names ``file:line``.
+            `compound.core.security.limits` is exceeded; the message names ``file:line``.
         MissingExtra: pyarrow, which reads Parquet files, is not installed.
     """
     return iterate_rows(data_file(path, within))
@@ -230,7 +239,9 @@ def digest_of(file: DataFile) -> str:
     return hashed.hexdigest()
 
 
-def iterate_rows(file: DataFile, report: Report | None = None) -> Iterator[tuple[int, dict[str, object]]]:
+def iterate_rows(
+    file: DataFile, report: Report | None = None
+) -> Iterator[tuple[int, dict[str, object]]]:
     """Yield the rows of a file with their line numbers; raises like `read_rows`.
 
     With ``report``, it is called with the errors of lines that hold no row, which are skipped.
@@ -268,9 +279,13 @@ def _lines(file: DataFile) -> Iterator[tuple[int, str]]:
                 number += 1
                 total += len(line)
                 if len(line) > longest:
-                    raise DataError(f"{path}:{number}: the line is longer than {LINE}", hint=LINE.hint)
+                    raise DataError(
+                        f"{path}:{number}: the line is longer than {LINE}", hint=LINE.hint
+                    )
                 if total > most:
-                    raise DataError(f"{path}:{number}: decompresses to more than {DATA}", hint=DATA.hint)
+                    raise DataError(
+                        f"{path}:{number}: decompresses to more than {DATA}", hint=DATA.hint
+                    )
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise DataError(
@@ -289,12 +304,18 @@ def _json_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object] | Invali
             row = parse(line)
         except Damaged as error:
             problem = str(error).removeprefix("it is ")
-            yield number, InvalidRow(place, problem, hint="each line must be one object", key="line")
+            yield (
+                number,
+                InvalidRow(place, problem, hint="each line must be one object", key="line"),
+            )
             continue
         if isinstance(row, dict):
             yield number, replace_surrogates(row)
         else:
-            yield number, InvalidRow(place, f"a row must be an object {{…}}, got {type(row).__name__}")
+            yield (
+                number,
+                InvalidRow(place, f"a row must be an object {{…}}, got {type(row).__name__}"),
+            )
 
 
 def _array_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
@@ -359,10 +380,14 @@ def parquet_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
                     number += 1
                     yield (
                         number,
-                        replace_surrogates(cast("dict[str, object]", reader(row)) if reader else row),
+                        replace_surrogates(
+                            cast("dict[str, object]", reader(row)) if reader else row
+                        ),
                     )
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{path}:{number + 1}: not a readable Parquet file ({error})") from error
+            raise DataError(
+                f"{path}:{number + 1}: not a readable Parquet file ({error})"
+            ) from error
 
 
 def table_classes(schema: object) -> Reader | None:
@@ -393,7 +418,9 @@ def _csv_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object] | Invalid
         if not header:
             header = cells
             if len(set(header)) < len(header):
-                raise DataError(f"{path}:{number}: two columns have the same name: {', '.join(header)}")
+                raise DataError(
+                    f"{path}:{number}: two columns have the same name: {', '.join(header)}"
+                )
         elif len(cells) != len(header):
             problem = f"{len(cells)} cells, but the header names {len(header)} columns"
             yield number, InvalidRow(f"{path}:{number}", problem, key="cells")
@@ -405,12 +432,19 @@ def find_split_file(folder: UntrustedFolder, names: Sequence[str]) -> tuple[str,
     """Return the first name that has a file, or the only other one that has, and its file."""
     with os_errors_as(folder, DataError):
         present = [name for name in folder.names() if name.endswith(EXTENSIONS)]
-    files = {split: [f for f in (split + end for end in EXTENSIONS) if f in present] for split in names}
-    split = choose_split(names, [split for split in names if files[split]], f"{folder}: no file of split")
+    files = {
+        split: [f for f in (split + end for end in EXTENSIONS) if f in present] for split in names
+    }
+    split = choose_split(
+        names, [split for split in names if files[split]], f"{folder}: no file of split"
+    )
     fitting = [name for name in files[split] if folder.kind(name) == "file"]
     if len(fitting) == 1:
         return split, DataFile(folder, fitting[0], folder.path / fitting[0])
-    count, hint = "several files" if fitting else "no file", f"files: {', '.join(present) or 'none'}"
+    count, hint = (
+        "several files" if fitting else "no file",
+        f"files: {', '.join(present) or 'none'}",
+    )
     if split in present:
         stem = split.removesuffix(next(end for end in EXTENSIONS if split.endswith(end)))
         hint = f"write it without the suffix: {stem}"

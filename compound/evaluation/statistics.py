@@ -1,8 +1,25 @@
-"""Confidence intervals of scores.
+"""Confidence intervals of scores, and the agreement of a judge with human labels.
 
-Intervals of scores with a known range stay within it (`compound.evaluation.bounded_mean`);
-benchmarks/measure/interval_coverage.py compares their coverage of the true mean with that of alternatives
-(docs/adr/0024). Improvements are tested by `compound.evaluation.paired_tests`.
+Intervals of scores with a known range stay within it: `lower_limit` implements Gaffke's bound. Add
+one imaginary value at the lower end of the range to the n values, weigh all n + 1 by uniform random
+weights that sum to one (a flat Dirichlet distribution, as in the Bayesian bootstrap), and take a
+low quantile of the weighted mean. The upper limit is the mirror image. For values 0 and 1, both
+limits equal those of Clopper and Pearson. They cover the true mean at least as often as stated for
+every distribution on the range: Gaffke conjectured it, and Vlassis and Thomas proved it for
+independent values, which need not be identically distributed. The limits need no random numbers, do
+not depend on the order of the values, and have a positive distance even for few or equal values.
+`mean_p_value` is the test that belongs to the lower limit.
+
+benchmarks/measure/interval_coverage.py compares the coverage of the intervals with that of
+alternatives (docs/adr/0024). Improvements are tested by `compound.evaluation.acceptance`.
+
+References:
+    Clopper and Pearson (1934), "The use of confidence or fiducial limits illustrated in the case of
+    the binomial" Gaffke (2005), "Three test statistics for a nonparametric one-sided hypothesis on
+    the mean of a nonnegative variable" Learned-Miller and Thomas (2020), "A new confidence interval
+    for the mean of a bounded random variable" Vlassis and Thomas (2026), "An exact
+    distribution-free test for means of nonnegative random variables" (arXiv:2607.08415), theorem 1
+    Daniels (1954), "Saddlepoint approximations in statistics", for the line of integration
 """
 
 from __future__ import annotations
@@ -10,13 +27,128 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from compound.evaluation.bounded_mean import lower_limit
+from compound.core.errors import DataError, DeclarationError
+
+Vector = NDArray[np.float64]
+
+_STEP, _REACH = 0.055, 17.0  # step and range of the integration; tested against closed forms
+_BLOCK = 2_000  # points whose factors are in memory at a time
+_U = np.arange(0.0, _REACH, _STEP)
+_SINH, _COSH = np.sinh(_U), np.cosh(_U)
+_CLOSE = 1e-12
+_TINY = 1e-100  # smaller values count as 0: squares of their inverses overflow
+
+
+def lower_limit(values: Vector, level: float) -> float:
+    """Return the one-sided lower confidence limit of the mean of values in [0, 1].
+
+    Args:
+        values: The values.
+        level: Confidence level: the probability that the limit is below the true mean. For levels
+            below 0.64, a limit above the mean of the values and the imaginary 0 is replaced by that
+            mean.
+
+    >>> round(lower_limit(np.array([1.0, 1.0, 1.0]), 0.95), 4)  # the cube root of 0.05
+    0.3684
+    """
+    points = np.append(np.sort(values), 0.0)
+    distinct, counts = np.unique(points, return_counts=True)
+    if len(distinct) == 1 or distinct[-1] < _TINY:
+        return 0.0
+    if len(distinct) == 2:  # a beta distribution, exactly
+        low, high = (float(point) for point in distinct)
+        return low + (high - low) * float(special.betaincinv(counts[1], counts[0], 1 - level))
+    return _solve(points, 1 - level)
+
+
+def _solve(points: Vector, share: float) -> float:
+    """Return the value below which the randomly weighted mean of points falls with probability ``share``."""
+    from scipy import optimize
+
+    low, mean = float(points.min()), float(points.mean())
+    if weighted_mean_cdf(points, mean) <= share:  # only for levels below 1 - 1 / e
+        return mean
+    least = low + (mean - low) * _CLOSE
+
+    def excess(t: float) -> float:
+        return float(np.log(max(weighted_mean_cdf(points, t), 1e-300) / share))
+
+    return float(optimize.brentq(excess, least, mean, xtol=1e-12, rtol=1e-10))
+
+
+def mean_p_value(values: Vector, mean: float) -> float:
+    """Return the p-value of the hypothesis that the true mean of values in [0, 1] is at most ``mean``.
+
+    The p-value is the probability that the randomly weighted mean of the values and the imaginary 0
+    is at most ``mean``. For levels from 0.64 it is at most ``1 - level`` if and only if
+    `lower_limit` at ``level`` is at least ``mean``.
+
+    Args:
+        values: The values, at least one.
+        mean: Largest mean of the hypothesis, between 0 and 1.
+
+    >>> mean_p_value(np.array([1.0, 1.0, 1.0, 1.0]), 0.5)
+    0.0625
+    """
+    c = np.append(np.sort(values), 0.0) - mean
+    c = c[np.abs(c) >= _TINY]
+    distinct, counts = np.unique(c, return_counts=True)
+    if not len(distinct) or distinct[-1] < 0:
+        return 1.0
+    if distinct[0] > 0:  # the hypothesis is a mean of 0, which a positive value refutes
+        return 0.0
+    if len(distinct) == 2:  # a beta distribution, exactly; for values 0, 1/2 and 1 the sign test
+        low, high = (float(value) for value in distinct)
+        return float(special.betainc(counts[1], counts[0], -low / (high - low)))
+    p = _weighted_sum_cdf(c) if c.sum() >= 0 else 1 - _weighted_sum_cdf(-c)
+    return min(max(p, 0.0), 1.0)
+
+
+def weighted_mean_cdf(points: Vector, t: float) -> float:
+    """Return the probability that the mean of points with flat Dirichlet weights is at most ``t``.
+
+    ``t`` must be above the minimum and at most the mean of the points.
+
+    >>> round(weighted_mean_cdf(np.array([0.0, 0.5, 1.0]), 0.5), 6)
+    0.5
+    """
+    return _weighted_sum_cdf(points - t)
+
+
+def _weighted_sum_cdf(c: Vector) -> float:
+    """Return the probability that ``sum(E * c)`` is at most 0 for independent standard exponential ``E``.
+
+    The minimum of ``c`` must be negative and its sum at least 0. Dirichlet weights are exponential
+    variables over their sum, which does not change the sign. The inversion integral of the moment
+    generating function is taken on the line through the saddlepoint, where the integrand hardly
+    oscillates.
+    """
+    from scipy import optimize
+
+    def slope(theta: float) -> float:
+        return float(np.sum(c / (1 - c * theta)) - 1 / theta)
+
+    edge = 1 / float(c.min())  # the moment generating function exists between here and 0
+    # the slope is infinite at both ends of the interval
+    theta = float(optimize.brentq(slope, edge * (1 - 1e-13), edge * 1e-13, xtol=1e-300, rtol=1e-9))
+    scaled = c / (1 - c * theta)
+    width = 1 / np.sqrt(np.sum(scaled**2) + 1 / theta**2)
+    y = width * _SINH
+    product = np.ones(len(y), dtype=np.complex128)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start in range(0, len(c), _BLOCK):
+            product *= np.prod(1 - 1j * y[:, None] * scaled[None, start : start + _BLOCK], axis=1)
+        shrunk = np.nan_to_num(1 / product, nan=0.0, posinf=0.0, neginf=0.0)
+    integrand = (shrunk / (theta + 1j * y)).real * width * _COSH
+    total = _STEP * (integrand.sum() - integrand[0] / 2)
+    return float(-np.exp(-np.sum(np.log1p(-c * theta))) * total / np.pi)
+
 
 Values = Sequence[float] | NDArray[np.float64]
 Bounds = tuple[float, float]
@@ -60,10 +192,10 @@ class Interval:
 def mean_interval(values: Values, level: float = 0.95, *, bounds: Bounds | None = None) -> Interval:
     """Return the mean of independent values with a two-sided confidence interval.
 
-    With ``bounds``, the interval is Gaffke's: it lies within the bounds, contains the mean, makes no
-    distributional assumption, and never has zero width. Without, it is Student's, which assumes nearly
-    normal means and may exceed an undeclared range; its limits are infinite if there is no variance to
-    estimate, that is, for a single value and for equal values.
+    With ``bounds``, the interval is Gaffke's: it lies within the bounds, contains the mean, makes
+    no distributional assumption, and never has zero width. Without, it is Student's, which assumes
+    nearly normal means and may exceed an undeclared range; its limits are infinite if there is no
+    variance to estimate, that is, for a single value and for equal values.
 
     Args:
         values: The values, at least one, all finite.
@@ -96,8 +228,8 @@ def cluster_mean_interval(
 ) -> Interval:
     """Return the mean over examples that were each run several times.
 
-    Repeats of one example are not independent: each example's repeats are averaged first, all examples
-    have equal weight, and ``n`` counts examples.
+    Repeats of one example are not independent: each example's repeats are averaged first, all
+    examples have equal weight, and ``n`` counts examples.
 
     >>> cluster_mean_interval([[1.0, 1.0, 1.0], [0.0]]).mean
     0.5
@@ -129,13 +261,16 @@ def difference_bounds(bounds: Bounds | None) -> Bounds | None:
     return None if bounds is None else (bounds[0] - bounds[1], bounds[1] - bounds[0])
 
 
-def interval_of_means(values: Values, level: float = 0.95, *, bounds: Bounds | None = None) -> Interval:
+def interval_of_means(
+    values: Values, level: float = 0.95, *, bounds: Bounds | None = None
+) -> Interval:
     """Return the mean of a few values that are themselves means of many scores, such as one per seed.
 
-    Such values are close to normal, which `mean_interval` does not assume: from three arbitrary values in
-    [0, 1] it can infer little. With ``bounds``, this is Wilson's score interval with Student's quantile and
-    the sample variance in place of the binomial one; it equals Student's in the middle of the range and
-    stays within the range. Its limits are infinite for a single value and for equal values.
+    Such values are close to normal, which `mean_interval` does not assume: from three arbitrary
+    values in [0, 1] it can infer little. With ``bounds``, this is Wilson's score interval with
+    Student's quantile and the sample variance in place of the binomial one; it equals Student's in
+    the middle of the range and stays within the range. Its limits are infinite for a single value
+    and for equal values.
 
     >>> interval = interval_of_means([0.98, 0.99, 1.0], bounds=(0.0, 1.0))
     >>> round(interval.mean, 3), round(interval.low, 3), round(interval.high, 3)
@@ -150,11 +285,16 @@ def interval_of_means(values: Values, level: float = 0.95, *, bounds: Bounds | N
     if bounds is None:
         return Interval(mean, mean - half, mean + half, n)
     low, high = checked_bounds(numbers, bounds)
-    share, relative = min(max((mean - low) / (high - low), ROUNDING), 1 - ROUNDING), half / (high - low)
+    share, relative = (
+        min(max((mean - low) / (high - low), ROUNDING), 1 - ROUNDING),
+        half / (high - low),
+    )
     k = relative**2 / (share * (1 - share))
     middle = (share + k / 2) / (1 + k)
     reach = math.sqrt(k * share * (1 - share) + k**2 / 4) / (1 + k)
-    limits = [low + (high - low) * min(max(limit, 0.0), 1.0) for limit in (middle - reach, middle + reach)]
+    limits = [
+        low + (high - low) * min(max(limit, 0.0), 1.0) for limit in (middle - reach, middle + reach)
+    ]
     return Interval(mean, min(limits[0], mean), max(limits[1], mean), n)
 
 
@@ -213,14 +353,18 @@ def checked_bounds(numbers: NDArray[np.float64], bounds: Bounds) -> Bounds:
         raise ValueError(f"bounds must be finite numbers with low < high, got {bounds!r}")
     slack = ROUNDING * (high - low)
     if numbers.min() < low - slack or numbers.max() > high + slack:
-        raise ValueError(f"values must lie in {bounds!r}, got {numbers.min():g} to {numbers.max():g}")
+        raise ValueError(
+            f"values must lie in {bounds!r}, got {numbers.min():g} to {numbers.max():g}"
+        )
     return bounds
 
 
 def differences_of(before: Values, after: Values) -> NDArray[np.float64]:
     """Return ``after - before`` of the same examples; all values must be finite."""
     if len(before) != len(after):
-        raise ValueError(f"paired scores must have equal lengths, got {len(before)} and {len(after)}")
+        raise ValueError(
+            f"paired scores must have equal lengths, got {len(before)} and {len(after)}"
+        )
     return validated(after) - validated(before)
 
 
@@ -236,3 +380,104 @@ def _check_share(**share: float) -> None:
     for name, value in share.items():
         if not 0 < value < 1:
             raise ValueError(f"0 < {name} < 1 must hold, got {name}={value}")
+
+
+Weights = Literal["quadratic", "none"]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Cohen's kappa of a judge and human labels, with its 95 % confidence interval.
+
+    Attributes:
+        kappa: 1 for perfect agreement, 0 for that of independent labels; NaN if both always give
+            one label.
+        low, high: limits of the confidence interval.
+        observed: mean agreement of the two, from 0 to 1.
+        expected: mean agreement of independent labels with the same frequencies.
+        n: number of labelled outputs.
+        failed: number of labelled outputs that the judge could not score; they are left out.
+        consistent: share of outputs on which a judge agreed with itself in both orders; ``None``
+            for judges that are not asked twice.
+
+    >>> print(agreement_of([1, 1, 0, 0], [1, 1, 0, 1]))
+    kappa 0.50 [-0.61, 0.99] on 4 labels, agreement 0.75 (0.50 by chance)
+    """
+
+    kappa: float
+    low: float
+    high: float
+    observed: float
+    expected: float
+    n: int
+    failed: int = 0
+    consistent: float | None = None
+
+    def __str__(self) -> str:
+        failed = f", {self.failed} not scored" if self.failed else ""
+        same = (
+            "" if self.consistent is None else f", the same in both orders on {self.consistent:.0%}"
+        )
+        kappa = "undefined (one label only)" if math.isnan(self.kappa) else self._kappa
+        return (
+            f"kappa {kappa} on {self.n} labels, agreement {self.observed:.2f} "
+            f"({self.expected:.2f} by chance){failed}{same}"
+        )
+
+    @property
+    def _kappa(self) -> str:
+        return f"{self.kappa:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def agreement_of(
+    judged: Sequence[float],
+    human: Sequence[float],
+    weights: Weights = "quadratic",
+    *,
+    failed: int = 0,
+    consistent: float | None = None,
+) -> Agreement:
+    """Return the agreement of scores with human labels on the same scale from 0 to 1.
+
+    The interval is that of the mean agreement, which holds for every distribution, with the
+    agreement by chance taken as known.
+
+    Args:
+        judged: scores from 0 to 1.
+        human: labels from 0 to 1.
+        weights: ``quadratic`` counts a difference d as agreement 1 - d²; ``none`` counts equal
+            labels only, with each score rounded to the nearest label.
+        failed: see `Agreement`.
+        consistent: see `Agreement`.
+
+    Raises:
+        DataError: there are no labels, their numbers differ, or one is outside 0 to 1.
+    """
+    scores, labels = np.asarray(judged, dtype=np.float64), np.asarray(human, dtype=np.float64)
+    if weights not in ("quadratic", "none"):
+        raise DeclarationError(f"weights must be 'quadratic' or 'none', got {weights!r}")
+    if not len(scores) or len(scores) != len(labels):
+        raise DataError(
+            f"agreement needs as many scores as labels, got {len(scores)} and {len(labels)}"
+        )
+    for values in (scores, labels):
+        if not np.all((values >= 0) & (values <= 1)):
+            raise DataError(
+                "scores and labels must be from 0 to 1", hint="pass the scale of the labels"
+            )
+    if weights == "none":
+        levels = np.unique(labels)
+        scores = levels[np.argmin(np.abs(scores[:, None] - levels[None, :]), axis=1)]
+        pairs = (scores[:, None] == labels[None, :]).astype(np.float64)
+    else:
+        pairs = 1 - (scores[:, None] - labels[None, :]) ** 2
+    agreed, expected = np.diag(pairs), float(pairs.mean())
+    found = mean_interval(agreed.tolist(), bounds=UNIT)
+
+    def kappa(observed: float) -> float:
+        return math.nan if expected >= 1 else (observed - expected) / (1 - expected)
+
+    low, high = max(-1.0, kappa(found.low)), kappa(found.high)
+    return Agreement(
+        kappa(found.mean), low, high, found.mean, expected, len(labels), failed, consistent
+    )

@@ -1,7 +1,7 @@
 """Budgets as hard limits: the worst case of a request is reserved before the request is sent.
 
-Unused reservations are released. If a request does not fit, it waits for reservations in flight to settle;
-the budget is exhausted only if it still does not fit.
+Unused reservations are released. If a request does not fit, it waits for reservations in flight to
+settle; the budget is exhausted only if it still does not fit.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import astuple, dataclass, fields
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt
 
-from compound.engine import NO_USAGE, Usage
-from compound.errors import BudgetExhausted, DeclarationError
-from compound.narrowing import report_wrong_arguments
-from compound.storage.state import State
+from compound.core.engine import NO_USAGE, Usage
+from compound.core.errors import BudgetExhausted, DeclarationError
+from compound.core.narrowing import report_wrong_arguments
+from compound.core.storage.state import State
 
+T = TypeVar("T")
 HINT = "raise the limit, and run the same command to resume"
 MARGIN = 0.2  # share of the runs estimated from other limits that is held back
 
@@ -40,7 +41,7 @@ class Budget:
 
     >>> Budget(calls=-1)
     Traceback (most recent call last):
-    compound.errors.DeclarationError: budget: calls must be >= 0, but got -1
+    compound.core.errors.DeclarationError: budget: calls must be >= 0, but got -1
     """
 
     system_runs: float | None = None
@@ -96,8 +97,8 @@ class Meter:
         rest: text that says what the other part is reserved for.
 
     Attributes:
-        incidents: counts of server incidents: ``rate_limited`` and ``lost`` requests, ``usage_corrected``
-            answers, and the ``milliseconds_waited`` for rate limits.
+        incidents: counts of server incidents: ``rate_limited`` and ``lost`` requests,
+            ``usage_corrected`` answers, and the ``milliseconds_waited`` for rate limits.
         metric_usage: the part of ``usage`` that metrics spent, such as the calls of a judge.
 
     >>> meter = Meter(Budget(system_runs=10))
@@ -132,7 +133,9 @@ class Meter:
     @property
     def seconds(self) -> float:
         """Wall-clock seconds of this and earlier attempts, excluding pauses."""
-        return self._earlier_seconds + (0.0 if self._started is None else self._clock() - self._started)
+        return self._earlier_seconds + (
+            0.0 if self._started is None else self._clock() - self._started
+        )
 
     def pause(self) -> None:
         """Stop the clock until `resume`."""
@@ -171,11 +174,22 @@ class Meter:
                 hint=HINT,
             ) from None
 
+    def before_deadline(self, work: Coroutine[object, object, T]) -> Awaitable[T]:
+        """Return work that is cancelled when the limit of minutes is reached; see `deadline`."""
+        return work if self.budget.minutes is None else self._before_deadline(work)
+
+    async def _before_deadline(self, work: Coroutine[object, object, T]) -> T:
+        try:
+            async with self.deadline():
+                return await work
+        finally:
+            work.close()  # it may not have been started
+
     def remaining_runs(self) -> float:
         """Return the number of system runs left (infinity without a limit).
 
-        For each other limit, the number is estimated from the average usage per run so far, minus a margin
-        (`MARGIN`), since other configurations may use more.
+        For each other limit, the number is estimated from the average usage per run so far, minus a
+        margin (`MARGIN`), since other configurations may use more.
         """
         budget, usage, done = self.budget, self.usage, self.system_runs
         lefts = [float("inf") if budget.system_runs is None else budget.system_runs - done]
@@ -247,7 +261,8 @@ class Meter:
         A request without reported usage (it failed in transit) is charged its worst case.
 
         Raises:
-            BudgetExhausted: the worst case does not fit, even after all requests in flight have settled.
+            BudgetExhausted: the worst case does not fit, even after all requests in flight have
+                settled.
         """
         while problem := self._limit_problem(self._reserved + worst):
             # waiting can only help if a reservation in flight may be released
@@ -287,7 +302,9 @@ class Meter:
         whole = getattr(self._whole, name)
         if whole is None or whole == getattr(self.budget, name):
             return ""
-        amount = f"${whole:.4f}" if name == "cost" else f"{whole:g}" if name == "minutes" else str(whole)
+        amount = (
+            f"${whole:.4f}" if name == "cost" else f"{whole:g}" if name == "minutes" else str(whole)
+        )
         return f" ({amount} in total; {self._rest})"
 
     def _limit_problem(self, more: Usage) -> str:

@@ -1,9 +1,9 @@
 """Content-addressed cache of call results, in memory or in one SQLite file.
 
 A key is a digest of everything that determines a result: component version, values, inputs, and for
-stochastic components their random stream (named by seed, example, address and sample). An entry therefore
-equals the result of a new execution, and sharing it changes no result. Rows are JSON, never pickles, with
-checksums: a damaged row is reported and dropped, and its call is repeated.
+stochastic components their random stream (named by seed, example, address and sample). An entry
+therefore equals the result of a new execution, and sharing it changes no result. Rows are JSON,
+never pickles, with checksums: a damaged row is reported and dropped, and its call is repeated.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
-from compound.errors import RunDirectoryError
-from compound.security.limits import LINE
-from compound.security.sanitize import redact_values
-from compound.security.untrusted import UntrustedFolder, os_errors_as
-from compound.storage.records import Damaged, parse
+from compound.core.errors import RunDirectoryError
+from compound.core.security.limits import LINE
+from compound.core.security.sanitize import redact_values
+from compound.core.security.untrusted import UntrustedFolder, os_errors_as
+from compound.core.storage.records import Damaged, parse
 
 FORMAT = 2  # rows have checksums; files of format 0 may have rows without them
 SUFFIXES = ("", "-wal", "-shm", "-journal")  # suffixes of the files of a database
@@ -83,15 +83,17 @@ class MemoryCache:
 class DiskCache:
     """A cache in one SQLite file, shared by threads and processes; each entry is durable once stored.
 
-    ``step`` is the number of the checkpoint that will cover new entries. When a run resumes from checkpoint
-    ``step``, entries stored at or after it are *pending*: the first read of each is charged to the budget
-    like a new call, so that a resumed run counts the same usage as an uninterrupted one.
+    ``step`` is the number of the checkpoint that will cover new entries. When a run resumes from
+    checkpoint ``step``, entries stored at or after it are *pending*: the first read of each is
+    charged to the budget like a new call, so that a resumed run counts the same usage as an
+    uninterrupted one.
 
     Args:
         path: the file; created if missing.
         step: the checkpoint that the run resumes from.
         recorded: number of entries covered by that checkpoint.
-        shared: whether other programs read the entries; only engines with a stable name are then cached.
+        shared: whether other programs read the entries; only engines with a stable name are then
+            cached.
 
     Attributes:
         count: number of entries; only maintained in a run.
@@ -125,7 +127,9 @@ class DiskCache:
             )
 
     def _stored_since(self, step: int) -> set[str]:
-        return {key for (key,) in self._db.execute("SELECT key FROM outcome WHERE step >= ?", (step,))}
+        return {
+            key for (key,) in self._db.execute("SELECT key FROM outcome WHERE step >= ?", (step,))
+        }
 
     def _count(self) -> int:
         # COUNT(*) would be a single SQLite step, which the progress handler could not interrupt
@@ -146,7 +150,9 @@ class DiskCache:
                 self._db.execute("DELETE FROM outcome WHERE key = ?", (key,))
                 self.count -= 1
                 self._pending.discard(key)
-                self._report(f"the recorded call {key[:16]}… is damaged ({error}); the call is repeated")
+                self._report(
+                    f"the recorded call {key[:16]}… is damaged ({error}); the call is repeated"
+                )
                 return None
 
     def _row(self, key: str) -> tuple[object, object, object] | None:
@@ -160,8 +166,8 @@ class DiskCache:
     def put(self, key: str, result: Mapping[str, object]) -> None:
         """Store a result; keep an existing entry, and only report an entry beyond the size limit.
 
-        A result with a registered key is not stored: without the key, it would be another result. The texts
-        of models have none.
+        A result with a registered key is not stored: without the key, it would be another result.
+        The texts of models have none.
 
         Raises:
             RunDirectoryError: the file cannot be written.
@@ -210,10 +216,10 @@ class DiskCache:
 def check_files(folder: UntrustedFolder, name: str) -> bool:
     """Return whether the process that created a database was killed before completing it; it is then empty.
 
-    SQLite recovers a database when it is opened. With a rollback journal, it does so before anything can
-    be queried, and then deletes the file named in the journal, wherever it is. A write-ahead log, which a
-    cache uses instead, names no file. Only the first page of a new database is written with a journal,
-    which consists of a header without pages or names.
+    SQLite recovers a database when it is opened. With a rollback journal, it does so before
+    anything can be queried, and then deletes the file named in the journal, wherever it is. A
+    write-ahead log, which a cache uses instead, names no file. Only the first page of a new
+    database is written with a journal, which consists of a header without pages or names.
 
     Raises:
         RunDirectoryError: a file of the database is invalid, or could refer to another file.
@@ -221,7 +227,9 @@ def check_files(folder: UntrustedFolder, name: str) -> bool:
     path = folder.path / name
     for ending in SUFFIXES:
         if folder.kind(name + ending) == "folder":
-            raise RunDirectoryError(f"{path}{ending} is not a usable cache: it is a folder", hint=RESET_HINT)
+            raise RunDirectoryError(
+                f"{path}{ending} is not a usable cache: it is a folder", hint=RESET_HINT
+            )
         folder.place(name + ending)
     journal = _journal(folder, f"{name}-journal")
     if not journal:
@@ -261,14 +269,16 @@ def _is_initial(journal: bytes) -> bool:
 def limit_steps(db: sqlite3.Connection, path: Path) -> Iterator[None]:
     """Interrupt a read that takes more steps than the database files have bytes.
 
-    A few pages that refer to each other repeatedly can hold arbitrarily many rows. A valid entry takes
-    more bytes than steps.
+    A few pages that refer to each other repeatedly can hold arbitrarily many rows. A valid entry
+    takes more bytes than steps.
 
     Raises:
         sqlite3.DatabaseError: the read was interrupted.
     """
     folder = UntrustedFolder(path.parent)
-    size = 0 if str(path) == NO_FILE else sum(folder.size(path.name + ending) for ending in SUFFIXES)
+    size = (
+        0 if str(path) == NO_FILE else sum(folder.size(path.name + ending) for ending in SUFFIXES)
+    )
     left = (size + SPARE) // BETWEEN + 1
 
     def exceeds_limit() -> bool:
@@ -290,7 +300,9 @@ def limit_steps(db: sqlite3.Connection, path: Path) -> Iterator[None]:
 def restrict(db: sqlite3.Connection) -> None:
     """Prevent file content from running code on reading, and bound the memory used."""
     db.text_factory = _text
-    db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(LINE.bytes, 10**9))  # SQLite's default maximum is 10**9
+    db.setlimit(
+        sqlite3.SQLITE_LIMIT_LENGTH, min(LINE.bytes, 10**9)
+    )  # SQLite's default maximum is 10**9
     for setting in ("trusted_schema=OFF", "cell_size_check=ON", f"cache_size=-{MEMORY}"):
         db.execute(f"PRAGMA {setting}")
 
@@ -299,8 +311,8 @@ def table_statement(db: sqlite3.Connection, path: Path) -> str | None:
     """Return the CREATE statement of the entry table; ``None`` for a new file.
 
     Raises:
-        RunDirectoryError: the file holds anything else: triggers, views, indexes and other tables could make
-            the storing of a call write or compute endlessly.
+        RunDirectoryError: the file holds anything else: triggers, views, indexes and other tables
+            could make the storing of a call write or compute endlessly.
     """
     found = None
     for kind, name, statement in db.execute("SELECT type, name, sql FROM sqlite_master"):
@@ -322,7 +334,9 @@ def _open_database(path: Path) -> sqlite3.Connection:
     try:
         with limit_steps(db, path):
             restrict(db)
-            statement = table_statement(db, path)  # before writing: it may be another program's database
+            statement = table_statement(
+                db, path
+            )  # before writing: it may be another program's database
         _enable_wal(db)
         db.execute(
             "PRAGMA synchronous=NORMAL"
@@ -368,7 +382,9 @@ def row_checksum(key: str, step: int, value: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
-def read_row(key: str, step: object, value: object, checksum: object, *, checked: bool) -> dict[str, object]:
+def read_row(
+    key: str, step: object, value: object, checksum: object, *, checked: bool
+) -> dict[str, object]:
     """Validate an entry and return its content.
 
     Args:
@@ -401,8 +417,13 @@ def _is_call_result(value: object) -> bool:
     match value:
         case {"text": str(), "usage": usage}:
             return _is_usage(usage)
-        case {"outputs": dict(), "failure": None | [str(), str()], "usage": usage, "tokens": [*tokens],
-              "attempts": int()}:  # fmt: skip
+        case {
+            "outputs": dict(),
+            "failure": None | [str(), str()],
+            "usage": usage,
+            "tokens": [*tokens],
+            "attempts": int(),
+        }:
             return _is_usage(usage) and all(isinstance(t, list) and len(t) == 5 for t in tokens)
     return False
 

@@ -1,41 +1,79 @@
-"""Execution of single calls: cache, single flight, budget, and requests to engines.
+"""The way of a call: cache and single flight, attempts, checks of outputs, and requests to models.
 
-A component failure is data (`Failure`). User errors (a missing library or model, an invalid file) and an
-exhausted budget are exceptions and end the run.
+A component failure is data (`Failure`). User errors (a missing library or model, an invalid file)
+and an exhausted budget are exceptions and end the run.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self, TypedDict, cast
 
-from compound.concurrency.sessions import Sessions
-from compound.engine import NO_USAGE, Completion, Engine, OnText, Request, Usage, UsageDocument
-from compound.errors import DeclarationError, TransientError
+import numpy as np
+
+from compound.core.engine import (
+    NO_USAGE,
+    Capabilities,
+    Completion,
+    Engine,
+    Message,
+    OnText,
+    Request,
+    TokenRecord,
+    Usage,
+    UsageDocument,
+)
+from compound.core.errors import (
+    CallError,
+    CompoundError,
+    DeclarationError,
+    OutputTypeError,
+    TransientError,
+    raise_missing_extra,
+)
+from compound.core.example import CallValues, copy_containers
+from compound.core.loops import Sessions
+from compound.core.security.limits import OUTPUT_DEPTH
+from compound.core.security.sanitize import replace_surrogates
+from compound.core.storage.artifacts import Reference, without_path
+from compound.core.storage.records import is_deep
+from compound.core.threads import exit_error
 from compound.execution.budget import Meter
 from compound.execution.cache import Cache
-from compound.execution.calls.attempts import PendingCall, retry_delay, run_attempts
-from compound.execution.calls.context import Context, TokensOf
-from compound.execution.calls.request_key import request_key
-from compound.execution.calls.shared_results import SharedResults
-from compound.execution.observers.spans import active_tracer, within
-from compound.execution.outcomes import CallResult
-from compound.execution.sender import Engines, Notify, Sender
-from compound.execution.throttle import Throttle
-from compound.execution.tool_text import to_text
-from compound.execution.trace import Call
-from compound.graph.component import Component
+from compound.execution.exchange import Exchange, record_exchange
+from compound.execution.observers import RunListener, TextPiece, TextRelay, active_tracer, within
+from compound.execution.results import CallResult, SharedResults
+from compound.execution.rng import derive_seed
+from compound.execution.sender import (
+    FIRST_WAIT,
+    LONGEST_WAIT,
+    Attempt,
+    Engines,
+    Notify,
+    Sender,
+    Throttle,
+)
+from compound.execution.tool_text import from_text, to_text
+from compound.execution.trace import Call, Failure
+from compound.graph.component import Component, Operation
 from compound.graph.configuration import digest
-from compound.registry.engine_checks import check_images, has_stable_name
-from compound.storage.artifacts import without_path
+from compound.graph.json_values import find_nonfinite
+from compound.graph.registry.engines import check_images, has_stable_name
+from compound.graph.registry.plugins import score
+from compound.graph.registry.user_code import located, short_place
+from compound.graph.types import Port, accepts, format_type
 
 ASK_RETRIES, ASK_SECONDS = 3, 120.0  # for requests outside of nodes
+RUN = "run(self, inputs, values, call)"
+TokensOf = Callable[[Request, Completion], TokenRecord]
 
 
 class AnswerRow(TypedDict):
@@ -45,8 +83,174 @@ class AnswerRow(TypedDict):
     usage: UsageDocument
 
 
+@dataclass(slots=True)
+class PendingCall:
+    """A call to execute, in one or several attempts.
+
+    Attributes:
+        component: the component.
+        address: the address of the call in the trace.
+        inputs: values by input port.
+        values: values of the component's parameters.
+        stream: names of the random stream of sampling and of the waits between attempts.
+        sample: index of the sample that the stream draws.
+        ports: the output ports of the component.
+        bypass: whether the cache is not used.
+        listener: receives the text of the call as it arrives.
+        exchanges: the requests to models so far, with their answers.
+    """
+
+    component: Operation
+    address: str
+    inputs: Mapping[str, object]
+    values: Mapping[str, object]
+    stream: tuple[str | int, ...]
+    sample: int
+    ports: Mapping[str, Port]
+    bypass: bool = False
+    listener: RunListener | None = None
+    exchanges: tuple[Exchange, ...] = ()
+    _seed: int | None = None
+
+    @property
+    def seed(self) -> int:
+        """Seed of the stream, derived at its first use, since few components draw."""
+        if self._seed is None:
+            self._seed = derive_seed(*self.stream, self.sample)
+        return self._seed
+
+
+class Context(Attempt):
+    """Resources of a running component; see `compound.graph.component.CallContext`.
+
+    Args:
+        pending: the call.
+        caller: sends its requests.
+        number: number of the attempt, starting at 1.
+    """
+
+    tokens: tuple[TokenRecord, ...] = ()
+    _rng: np.random.Generator | None = None
+    _requests = 0
+
+    def __init__(self, pending: PendingCall, caller: Caller, number: int) -> None:
+        self._pending, self._caller, self._number = pending, caller, number
+
+    @property
+    def address(self) -> str:
+        """Address of the call in the trace."""
+        return self._pending.address
+
+    @property
+    def seed(self) -> int:
+        """Seed of the call's random stream."""
+        return self._pending.seed
+
+    @property
+    def last_attempt(self) -> bool:
+        """Whether the call has no retries left after this attempt."""
+        return self._number > self._pending.component.retries
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """Random generator of the call."""
+        if self._rng is None:
+            self._rng = np.random.Generator(np.random.Philox(self._pending.seed))
+        return self._rng
+
+    @property
+    def sessions(self) -> Sessions:
+        """Connections that stay open until the executor is closed."""
+        return self._caller.sessions
+
+    async def generate(
+        self, lm: str, request: Request, on_text: OnText | None = None
+    ) -> Completion:
+        """Send a request to engine ``lm``, within the budget and the engine's concurrency."""
+        caller, pending = self._caller, self._pending
+        sent = request if request.forward is not None else await caller.adapt(lm, request)
+        relays = [TextRelay(on_text)] if on_text is not None else []
+        # forwarded streams hold events, not text
+        if pending.listener is not None and request.forward is None:
+            relays.append(self._relay(pending.listener))
+        answered = False
+        try:
+            completion = await caller.send(lm, sent, self, _to_all(relays))
+            answered = True
+        finally:
+            for relay in relays:
+                relay.close(complete=answered)
+        tokens = completion.tokens
+        if request.want_tokens and caller.tokens_of is not None:
+            tokens = caller.tokens_of(sent, completion)
+        if tokens is not None:
+            self.tokens += (tokens,)
+        pending.exchanges += record_exchange(lm, sent, completion)
+        if request.uses_tools and not sent.uses_tools:
+            return from_text(request, completion)
+        return completion
+
+    def _relay(self, listener: RunListener) -> TextRelay:
+        """Return a relay of the next request's text to the listener of the run."""
+        pending, attempt, number = self._pending, self._number, self._requests
+        self._requests += 1
+        address, name = pending.address, pending.component.name
+        return TextRelay(
+            lambda text: listener.on_text(TextPiece(address, name, text, attempt, number))
+        )
+
+    @asynccontextmanager
+    async def reserve(self, worst: Usage) -> AsyncIterator[list[Usage]]:
+        """Reserve budget for requests that the component sends itself; append their usage to the list.
+
+        Raises:
+            DeclarationError: the cost is limited, and the price of the requests is unknown.
+        """
+        used: list[Usage] = []
+        meter = self._caller.meter
+        try:
+            async with meter.reserve(worst) as charged:
+                try:
+                    yield used
+                finally:
+                    charged.extend(used)
+            if meter.budget.cost is not None and any(item.unpriced for item in charged):
+                raise DeclarationError(
+                    "budget.cost is set, but the price of the component's own requests is unknown",
+                    hint="give the component price=(…, …), in dollars per million prompt and completion "
+                    "tokens",
+                )
+        finally:
+            for item in used or [worst]:
+                self.usage += item
+
+    def forwards(self, lm: str) -> bool:
+        """Return whether engine ``lm`` sends requests in OpenAI's format as they are."""
+        return Capabilities(self._caller.engine(lm)).forwards
+
+    async def scores(
+        self, reward: Reference, component: str, calls: Sequence[CallValues]
+    ) -> Sequence[float]:
+        """Score (inputs, outputs) pairs of a component by a stored reward."""
+        return await score(reward, self._caller.folder, component, calls)
+
+
 class Caller:
-    """Executes calls for an executor."""
+    """Executes calls for an executor.
+
+    Args:
+        engines: model name -> `Engine`, or a function that returns one.
+        cache: cache for cacheable calls; ``None`` disables caching.
+        meter: budget from which requests are reserved.
+        sleep: async sleep function.
+        folder: the folder that paths of adapters and rewards are relative to.
+        notify: receives one-line notices.
+
+    Attributes:
+        sessions: connections that stay open until the executor is closed.
+        tokens_of: returns the tokens of an answer to a request that wants them; ``None`` for the
+            engine's.
+    """
 
     def __init__(
         self,
@@ -57,12 +261,11 @@ class Caller:
         folder: Path | None = None,
         notify: Notify | None = None,
     ) -> None:
-        self.folder = folder
+        self.folder, self.meter = folder, meter
         self._cache = cache
         self.caches = cache is not None
         self.shares = getattr(cache, "shared", False)
         self._results = SharedResults(cache)
-        self._meter = meter
         self.tokens_of: TokensOf | None = None
         self._sleep = sleep
         self._sender = Sender(engines, sleep, notify)
@@ -72,7 +275,7 @@ class Caller:
     def with_meter(self, meter: Meter) -> Self:
         """Return a caller that shares everything except the budget."""
         other = copy.copy(self)
-        other._meter = meter
+        other.meter = meter
         return other
 
     def with_tokens(self, tokens_of: TokensOf) -> Self:
@@ -98,11 +301,118 @@ class Caller:
         """Return the admission control of a model's engine in this event loop."""
         return self._sender.throttle(self.engine(lm))
 
+    def call(self, pending: PendingCall) -> Awaitable[CallResult]:
+        """Make a call, or reuse the result from the cache or from an equal call in flight."""
+        made, tracer = self._call(pending), active_tracer()
+        if tracer is None:
+            return made
+        return within(tracer.call(pending.component, pending.address, pending.inputs), made)
+
+    def _call(self, pending: PendingCall) -> Awaitable[CallResult]:
+        key = self.key(pending)
+        if not key:
+            return self.execute(pending, "")
+        execute = lambda: self.execute(pending, key)  # noqa: E731
+        return self._results.get(key, pending.component, execute, self.meter)
+
+    def key(self, pending: PendingCall) -> str:
+        """Return the cache key of a call; ``""`` if it is not cached."""
+        component, values = pending.component, pending.values
+        if not self.caches or pending.bypass or not component.cacheable:
+            return ""
+        lm = values.get("lm")
+        if not self._is_cached(lm):
+            return ""
+        try:
+            return digest(
+                [
+                    component.version,
+                    {name: without_path(value) for name, value in values.items()},
+                    list(pending.inputs.items()),  # order matters: it is the order in the prompt
+                    self.engine(lm).name if isinstance(lm, str) else None,
+                    None if component.deterministic(values) else pending.seed,
+                ]
+            )
+        except (TypeError, ValueError):  # inputs without a JSON form have no key
+            return ""
+
+    def _is_cached(self, lm: object) -> bool:
+        """Return whether answers of a model may be cached: elsewhere its name may be that of another."""
+        return not (self.shares and isinstance(lm, str)) or has_stable_name(self.engine(lm))
+
+    def share(
+        self, key: str, component: Component, execute: Callable[[], Awaitable[CallResult]]
+    ) -> Awaitable[CallResult]:
+        """Return the result of a call from the cache or an equal call in flight, or execute it.
+
+        Args:
+            key: the cache key of the call.
+            component: the component, whose ports convert stored outputs.
+            execute: makes the call.
+        """
+        return self._results.get(key, component, execute, self.meter)
+
+    def settle(self, calls: Sequence[Call]) -> None:
+        """Mark which of several equal calls was executed: the first in order, regardless of timing."""
+        self._results.settle(calls)
+
+    def execute(self, pending: PendingCall, key: str) -> Awaitable[CallResult]:
+        """Make a call, and record its exchanges with models; cancel it when the run's minutes are used up.
+
+        Args:
+            pending: the call.
+            key: its cache key; ``""`` if it is not cached.
+        """
+        return self.meter.before_deadline(self._attempts(pending, key))
+
+    async def _attempts(self, pending: PendingCall, key: str) -> CallResult:
+        """Make a call: retry until it succeeds, fails permanently, or has no retries left."""
+        component, started = pending.component, time.perf_counter()
+        result = CallResult({}, attempts=0, key=key)
+        while True:
+            result.attempts += 1
+            context = Context(pending, self, result.attempts)
+            try:
+                if component.timeout is None:
+                    outputs = await _start(pending, context)
+                else:
+                    async with asyncio.timeout(component.timeout) as context.timer:
+                        outputs = await _start(pending, context)
+                result.outputs = _checked_outputs(pending, outputs)
+            except (TransientError, ConnectionError, TimeoutError) as error:
+                reason = _as_transient(error, pending, context)
+                if result.attempts <= component.retries:
+                    result.usage += context.usage
+                    await self._sleep(retry_delay(reason, result.attempts, pending.seed))
+                    continue
+                result.failure = Failure(reason.kind, str(reason))
+                context.tokens = ()
+            except CallError as error:
+                result.failure = Failure(error.kind, str(error))
+                result.outputs = {
+                    name: value
+                    for name, value in error.outputs.items()
+                    if not is_deep(value, OUTPUT_DEPTH)
+                }
+            except CompoundError:
+                raise
+            except SystemExit as error:
+                ended = exit_error(pending.address, error)
+                result.failure = Failure(ended.kind, str(ended))
+            except Exception as error:  # noqa: BLE001 - any exception of a component is a failed call
+                raise_missing_extra(error, pending.address)
+                result.failure = Failure("error", located(error, component, RUN))
+            if context.usage is not NO_USAGE:
+                result.usage += context.usage
+            result.tokens, result.exchanges = context.tokens, pending.exchanges
+            result.seconds = time.perf_counter() - started
+            return result
+
     async def adapt(self, lm: str, request: Request) -> Request:
         """Return a request in the form that the engine takes.
 
-        Tools become text for an engine that does not take them. An engine that does is not asked to enforce a
-        format while the model may call tools.
+        Tools become text for an engine that does not take them. An engine that does is not asked to
+        enforce a format while the model may call tools.
 
         Raises:
             DeclarationError: the request has images, which the engine does not take.
@@ -110,36 +420,24 @@ class Caller:
         check_images(self.engine(lm), lm, request)
         if not request.uses_tools:
             return request
-        if lm not in self._native_tools:  # a thread, because a model's chat template may have to be loaded
-            self._native_tools[lm] = await asyncio.to_thread(_takes_tools, self.engine(lm))
+        if lm not in self._native_tools:
+            # a thread, because a model's chat template may have to be loaded
+            engine = Capabilities(self.engine(lm))
+            self._native_tools[lm] = await asyncio.to_thread(lambda: engine.native_tools)
         if not self._native_tools[lm]:
             return to_text(request)
-        return replace(request, format=None) if request.tools and request.tool_choice == "auto" else request
+        if request.tools and request.tool_choice == "auto":
+            return replace(request, format=None)
+        return request
 
-    async def generate(
-        self, lm: str, request: Request, context: Context | None = None, on_text: OnText | None = None
-    ) -> Completion:
-        """Send a request within rate limit and budget, and charge its usage to ``context``."""
+    def send(
+        self, lm: str, request: Request, attempt: Attempt, on_text: OnText | None = None
+    ) -> Awaitable[Completion]:
+        """Send a request within rate limit and budget, and charge its usage to ``attempt``."""
         if request.adapter is not None and self.folder is not None:
-            located = str(self.folder.absolute() / request.adapter.path)
-            request = replace(request, adapter=replace(request.adapter, path=located))
-        return await self._sender.send(lm, request, self._meter, context or Context("", 0, self), on_text)
-
-    @asynccontextmanager
-    async def reserve(self, worst: Usage) -> AsyncIterator[list[Usage]]:
-        """Reserve budget for requests that are not sent through an engine.
-
-        Raises:
-            DeclarationError: the cost is limited, and the price of the requests is unknown.
-        """
-        limited = self._meter.budget.cost is not None
-        async with self._meter.reserve(worst) as used:
-            yield used
-        if limited and any(item.unpriced for item in used):
-            raise DeclarationError(
-                "budget.cost is set, but the price of the component's own requests is unknown",
-                hint="give the component price=(…, …), in dollars per million prompt and completion tokens",
-            )
+            path = str(self.folder.absolute() / request.adapter.path)
+            request = replace(request, adapter=replace(request.adapter, path=path))
+        return self._sender.send(lm, request, self.meter, attempt, on_text)
 
     async def ask(self, lm: str, request: Request) -> Completion:
         """Send a request outside of nodes; its answer is cached like that of a call."""
@@ -149,9 +447,9 @@ class Caller:
         if row is not None:
             usage = Usage.from_json(row["usage"])
             if cache is not None and cache.take_pending(key):
-                await self._meter.charge_recorded(usage)
+                await self.meter.charge_recorded(usage)
             return Completion(row["text"], usage)
-        completion = await self._ask_with_retries(lm, request)
+        completion = await self.meter.before_deadline(self._ask_with_retries(lm, request))
         if cache is not None:
             kept: AnswerRow = {"text": completion.text, "usage": completion.usage.to_json()}
             cache.put(key, kept)
@@ -160,88 +458,21 @@ class Caller:
     async def _ask_with_retries(self, lm: str, request: Request) -> Completion:
         """Send a request with retries; the usage covers all attempts."""
         usage, tries = NO_USAGE, 0
-        async with self._meter.deadline():
-            while True:
-                tries += 1
-                context = Context("", 0, self)
-                try:
-                    async with asyncio.timeout(ASK_SECONDS) as context.timer:
-                        completion = await self.generate(lm, request, context)
-                    return replace(completion, usage=usage + context.usage)
-                except (TransientError, TimeoutError) as error:
-                    usage += context.usage
-                    if tries > ASK_RETRIES:
-                        raise TransientError(
-                            f"{lm} returned no answer in {tries} attempts: {error}"
-                        ) from error
-                    passing = error if isinstance(error, TransientError) else TransientError(str(error))
-                    await self._sleep(retry_delay(passing, tries, request.seed))
-
-    async def call(self, pending: PendingCall) -> CallResult:
-        """Make a call, or reuse the result from the cache or from an equal call in flight."""
-        tracer = active_tracer()
-        if tracer is None:
-            return await self._call(pending)
-        span = tracer.call(pending.component, pending.address, pending.inputs)
-        return await within(span, self._call(pending))
-
-    async def _call(self, pending: PendingCall) -> CallResult:
-        key = self.key(pending)
-        if not key:
-            return await self._recorded(pending, "")
-        return await self.share(key, pending.component, lambda: self._recorded(pending, key))
-
-    def key(self, pending: PendingCall) -> str:
-        """Return the cache key of a call; ``""`` if it is not cached."""
-        if not self.caches or pending.bypass or not pending.component.cacheable:
-            return ""
-        if not self._is_cached(pending.values.get("lm")):
-            return ""
-        try:
-            return self._key(pending)
-        except (TypeError, ValueError):  # inputs without a JSON form have no key
-            return ""
-
-    def _is_cached(self, lm: object) -> bool:
-        """Return whether answers of a model may be cached: elsewhere its name may be that of another."""
-        return not (self.shares and isinstance(lm, str)) or has_stable_name(self.engine(lm))
-
-    async def share(
-        self, key: str, component: Component, execute: Callable[[], Awaitable[CallResult]]
-    ) -> CallResult:
-        """Return the result of a call from the cache or an equal call in flight, or execute it.
-
-        Args:
-            key: the cache key of the call.
-            component: the component, whose ports convert stored outputs.
-            execute: makes the call.
-        """
-        return await self._results.get(key, component, execute, self._meter)
-
-    def settle(self, calls: Sequence[Call]) -> None:
-        """Mark which of several equal calls was executed: the first in order, regardless of timing."""
-        self._results.settle(calls)
-
-    def _key(self, pending: PendingCall) -> str:
-        component, values = pending.component, pending.values
-        lm = values.get("lm")
-        return digest(
-            [
-                component.version,
-                {name: without_path(value) for name, value in values.items()},
-                list(pending.inputs.items()),  # order matters: it is the order in the prompt
-                self.engine(lm).name if isinstance(lm, str) else None,
-                None if component.deterministic(values) else pending.seed,
-            ]
-        )
-
-    async def _recorded(self, pending: PendingCall, key: str) -> CallResult:
-        """Make a call, and record its exchanges with models; cancel it when the run's minutes are used up."""
-        started = time.perf_counter()
-        async with self._meter.deadline():
-            result = await run_attempts(pending, key, self, self._sleep)
-        seconds = time.perf_counter() - started
-        return replace(result, exchanges=tuple(pending.exchanges), seconds=seconds)
+        while True:
+            tries += 1
+            attempt = Attempt()
+            try:
+                async with asyncio.timeout(ASK_SECONDS) as attempt.timer:
+                    completion = await self.send(lm, request, attempt)
+                return replace(completion, usage=usage + attempt.usage)
+            except (TransientError, TimeoutError) as error:
+                usage += attempt.usage
+                if tries > ASK_RETRIES:
+                    raise TransientError(
+                        f"{lm} returned no answer in {tries} attempts: {error}"
+                    ) from error
+                passing = error if isinstance(error, TransientError) else TransientError(str(error))
+                await self._sleep(retry_delay(passing, tries, request.seed))
 
     async def aclose(self) -> None:
         """Close every engine and every connection opened here."""
@@ -249,5 +480,120 @@ class Caller:
         await self._sender.aclose()
 
 
-def _takes_tools(engine: Engine) -> bool:
-    return bool(getattr(engine, "native_tools", False))
+def _start(pending: PendingCall, context: Context) -> Awaitable[Mapping[str, object]]:
+    """Start a component; reject one that does not run asynchronously."""
+    component = pending.component
+    values = copy_containers(pending.values) if pending.values else {}
+    started: object = component.run(copy_containers(pending.inputs), values, context)
+    if not inspect.iscoroutine(started) and not inspect.isawaitable(started):
+        raise OutputTypeError(
+            f"run of {pending.address} returned {type(started).__name__}, which cannot be awaited"
+            f"{_place(component)}",
+            hint=f"write async def {RUN}",
+        )
+    return started
+
+
+def _as_transient(error: Exception, pending: PendingCall, context: Context) -> TransientError:
+    """Return the error of a failed attempt: its own, that it timed out, or that a service did not answer."""
+    if isinstance(error, TransientError):
+        return error
+    if context.timer is not None and context.timer.expired():
+        return TransientError(f"{pending.address} took longer than {pending.component.timeout:g} s")
+    return TransientError(f"{type(error).__name__}: {error}")
+
+
+def retry_delay(error: TransientError, tries: int, seed: int) -> float:
+    """Return the seconds to wait: as requested by the server, or exponential backoff with seeded jitter."""
+    if error.retry_after is not None:
+        return min(error.retry_after, LONGEST_WAIT)
+    jitter = 0.5 + (seed + tries) % 1000 / 1000
+    return min(FIRST_WAIT * 2.0 ** (tries - 1) * jitter, LONGEST_WAIT)
+
+
+def _checked_outputs(pending: PendingCall, outputs: Mapping[str, object]) -> Mapping[str, object]:
+    """Return outputs that can be encoded; raise an `OutputTypeError` unless they are as declared."""
+    ports, address = pending.ports, pending.address
+    is_dict = type(outputs) is dict or isinstance(outputs, Mapping)
+    if not is_dict or outputs.keys() != ports.keys():
+        got = sorted(outputs) if is_dict else type(outputs).__name__
+        place = _place(pending.component)
+        raise OutputTypeError(
+            f"{address} must return the fields {sorted(ports)}, but returned {got}{place}"
+        )
+    is_plain = True
+    for name, port in ports.items():
+        value = outputs[name]
+        if _is_plain(port.type, value):
+            continue
+        is_plain, problem = False, ""
+        if is_deep(value, OUTPUT_DEPTH):  # a record of it could not be read
+            problem = f"{address}.{name} is nested more than {OUTPUT_DEPTH} levels deep"
+        elif not accepts(port.type, value):
+            problem = f"{address}.{name} must be {format_type(port.type)}, but is {value!r:.200}"
+        elif (number := find_nonfinite(value)) is not None:
+            problem = f"{address}.{name} holds {number}, which is not a finite number"
+        if problem:
+            kept = {n: v for n, v in outputs.items() if n in ports and accepts(ports[n].type, v)}
+            raise OutputTypeError(f"{problem}{_place(pending.component)}", outputs=kept)
+    return outputs if is_plain else replace_surrogates(outputs)
+
+
+def _is_plain(kind: object, value: object) -> bool:
+    """Return whether a value is of a plain type, and nothing in it could be wrong."""
+    if type(value) is not kind:
+        return False
+    if kind is int or kind is bool:
+        return True
+    return (isinstance(value, str) and kind is str and value.isascii()) or (
+        isinstance(value, float) and kind is float and math.isfinite(value)
+    )
+
+
+def _place(component: Operation) -> str:
+    """Return where a user's component computes its outputs."""
+    return short_place(component.run) or short_place(component)
+
+
+def _to_all(relays: Sequence[TextRelay]) -> OnText | None:
+    """Return a function that gives each piece to all relays; ``None`` without any."""
+    if len(relays) < 2:
+        return relays[0] if relays else None
+
+    def pass_on(piece: str) -> None:
+        for relay in relays:
+            relay(piece)
+
+    return pass_on
+
+
+def request_key(request: Request) -> dict[str, object]:
+    """Return the fields of a request for its cache key.
+
+    Fields that later versions added are left out at their defaults, so that earlier keys stay
+    valid.
+    """
+    fields = asdict(replace(request, messages=()))
+    fields["messages"] = [_message_as_key(message) for message in request.messages]
+    for name, default in (
+        ("format", None),
+        ("tools", ()),
+        ("tool_choice", "auto"),
+        ("forward", None),
+    ):
+        if getattr(request, name) == default:
+            del fields[name]
+    return fields
+
+
+def _message_as_key(message: Message) -> dict[str, object]:
+    """Return the fields of a message, with digests of images."""
+    parts = (message.content,) if isinstance(message.content, str) else message.content
+    content = [part if isinstance(part, str) else {"image": part.sha256} for part in parts]
+    found: dict[str, object] = {"role": message.role}
+    found["content"] = content[0] if isinstance(message.content, str) else content
+    if message.tool_calls:
+        found["tool_calls"] = [asdict(call) for call in message.tool_calls]
+    if message.tool_call_id:
+        found["tool_call_id"] = message.tool_call_id
+    return found

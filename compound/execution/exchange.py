@@ -1,8 +1,9 @@
 """Messages of model calls, as recorded in traces and caches.
 
-Long texts are truncated to keep traces readable, and known keys are removed. ``COMPOUND_RECORD_MESSAGES``
-limits the recording: with ``memory``, messages are in the traces that functions return, but not in files;
-with ``0`` or ``false``, they are recorded nowhere. The inputs and outputs of components are always recorded.
+Long texts are truncated to keep traces readable, and known keys are removed.
+``COMPOUND_RECORD_MESSAGES`` limits the recording: with ``memory``, messages are in the traces that
+functions return, but not in files; with ``0`` or ``false``, they are recorded nowhere. The inputs
+and outputs of components are always recorded.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import os
 from dataclasses import dataclass
 from typing import Literal, NotRequired, TypedDict
 
-from compound.engine import Completion, Message, Request, Role, ToolCall
-from compound.errors import DeclarationError
-from compound.security.sanitize import redact_secrets
+from compound.core.engine import Completion, Message, Request, Role, ToolCall
+from compound.core.errors import DeclarationError
+from compound.core.security.sanitize import redact_secrets
 
 MAX_CHARACTERS = 20_000  # maximum characters per text
 SWITCH = "COMPOUND_RECORD_MESSAGES"
@@ -59,10 +60,11 @@ class Exchange:
 
     Attributes:
         model: name of the model in the configuration.
-        messages: messages as sent, with descriptions of images instead of their data; a requested start of
-            the answer ends the last message.
+        messages: messages as sent, with descriptions of images instead of their data; a requested
+            start of the answer ends the last message.
         completion: the raw answer, before parsing.
-        finish_reason: ``stop``, ``tool_calls``, or ``length`` if the answer was cut at ``max_tokens``.
+        finish_reason: ``stop``, ``tool_calls``, or ``length`` if the answer was cut at
+            ``max_tokens``.
         tool_calls: tools that the answer calls.
         tools: names of the tools that were declared to the model.
     """
@@ -113,7 +115,8 @@ def recording() -> Recording:
     """Return where messages are recorded; with ``files``, they are in memory, too.
 
     Raises:
-        DeclarationError: the variable has another value, which may have been meant to disable the recording.
+        DeclarationError: the variable has another value, which may have been meant to disable the
+            recording.
     """
     value = os.environ.get(SWITCH, "")
     found = _RECORDINGS.get(value.strip().lower())
@@ -127,7 +130,8 @@ def record_exchange(model: str, request: Request, completion: Completion) -> tup
     if recording() == "nowhere":
         return ()
     messages = tuple(
-        Message(m.role, truncate_text(m.text), _recorded(m.tool_calls), m.tool_call_id) for m in request.cued
+        Message(m.role, truncate_text(m.text), _recorded(m.tool_calls), m.tool_call_id)
+        for m in request.cued
     )
     tools = tuple(tool.name for tool in request.tools)
     answer = truncate_text(completion.text)
@@ -158,7 +162,10 @@ def _recorded(calls: tuple[ToolCall, ...]) -> tuple[ToolCall, ...]:
 
 def _lines(text: str, calls: tuple[ToolCall, ...]) -> list[str]:
     """Return a text and tool calls as lines."""
-    return [*([text] if text or not calls else []), *(f"{call.name}({call.arguments})" for call in calls)]
+    return [
+        *([text] if text or not calls else []),
+        *(f"{call.name}({call.arguments})" for call in calls),
+    ]
 
 
 def _call_to_json(call: ToolCall) -> ToolCallDocument:

@@ -9,33 +9,31 @@ import asyncio
 import copy
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from compound.engine import Completion, Engine, Request
-from compound.errors import DeclarationError, suggest_name
-from compound.example import Values
+from compound.core.engine import Completion, Engine, Request
+from compound.core.errors import DeclarationError, first_leaf, suggest_name
+from compound.core.example import Values
+from compound.core.narrowing import report_wrong_arguments
+from compound.core.security.sanitize import remember_environment, replace_surrogates
 from compound.execution.budget import Meter
 from compound.execution.cache import Cache
-from compound.execution.caller import Caller
-from compound.execution.calls.attempts import PendingCall
-from compound.execution.calls.context import TokensOf
+from compound.execution.caller import Caller, PendingCall, TokensOf
 from compound.execution.exchange import recording
-from compound.execution.graph_run import ComponentSettings, GraphRun, RunState, make_fork
-from compound.execution.observers.events import RunListener
-from compound.execution.observers.spans import RunFacts, active_tracer, within
-from compound.execution.rng import derive_seed
+from compound.execution.graph_run import ComponentSettings, GraphRun, RunState, make_call, make_fork
+from compound.execution.observers import RunFacts, RunListener, active_tracer, within
 from compound.execution.schedule import ExecutionPlan, prepare, setting_values
 from compound.execution.trace import Call, Trace
 from compound.graph.component import Operation
 from compound.graph.system import System
 from compound.graph.types import accepts, all_as_declared, as_declared, format_type
-from compound.narrowing import report_wrong_arguments
-from compound.security.sanitize import remember_environment, replace_surrogates
+
+T = TypeVar("T")
 
 
 @report_wrong_arguments
@@ -49,8 +47,8 @@ class Executor:
         seed: seed of all random streams.
         on_call: called with each finished call, for live progress.
         folder: base of relative paths of stored folders; default: the working directory.
-        on_notice: receives one-line notices during the run, such as a wait for a rate limit; default: logged
-            as a warning.
+        on_notice: receives one-line notices during the run, such as a wait for a rate limit;
+            default: logged as a warning.
 
     Example:
         >>> from compound import Input, System
@@ -81,7 +79,9 @@ class Executor:
         self._caller = Caller(engines, cache, self.meter, sleep, folder, on_notice)
         self._on_call = on_call
         # systems are immutable, so plans stay valid; weak keys release those of discarded systems
-        self._plans: weakref.WeakKeyDictionary[System, dict[int, ExecutionPlan]] = weakref.WeakKeyDictionary()
+        self._plans: weakref.WeakKeyDictionary[System, dict[int, ExecutionPlan]] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def with_meter(self, meter: Meter) -> Self:
         """Return an executor that shares cache and engines but charges another budget."""
@@ -91,7 +91,8 @@ class Executor:
         """Return an executor that shares everything, but asks a function for the tokens of answers.
 
         Args:
-            tokens_of: takes a request that wants tokens and its answer; returns the record of its tokens.
+            tokens_of: takes a request that wants tokens and its answer; returns the record of its
+                tokens.
         """
         return self.with_caller(self._caller.with_tokens(tokens_of), self.meter)
 
@@ -122,8 +123,8 @@ class Executor:
             example: id of the example; part of every random stream.
             sample: sample index of the stochastic components.
             cache: ``False`` bypasses the cache for this run.
-            settings: by component, settings that override its own, such as the temperature of a rollout. They
-                are not part of the configuration.
+            settings: by component, settings that override its own, such as the temperature of a
+                rollout. They are not part of the configuration.
             samples: by component, sample indices that override ``sample``.
             listener: receives the progress of the run, and texts as they arrive.
 
@@ -139,7 +140,9 @@ class Executor:
             for name, value in inputs.items()
         }
         _check_inputs(system, inputs)
-        run = RunState(system, example, sample, self.seed, not cache, settings or {}, samples=samples or {})
+        run = RunState(
+            system, example, sample, self.seed, not cache, settings or {}, samples=samples or {}
+        )
         run.listener = listener
         return await self._traced(run, inputs)
 
@@ -157,8 +160,8 @@ class Executor:
     ) -> Trace:
         """Rerun only the descendants of one call of a trace, with that call changed.
 
-        Either replace the call's ``outputs``, or resample the call with sample index ``resample`` and
-        optional ``settings``. All calls that do not descend from it are taken from the trace.
+        Either replace the call's ``outputs``, or resample the call with sample index ``resample``
+        and optional ``settings``. All calls that do not descend from it are taken from the trace.
 
         Args:
             system: system of the trace, bound to the same configuration.
@@ -167,14 +170,17 @@ class Executor:
             outputs: outputs that replace those of the call.
             resample: sample index to resample the call with.
             settings: settings that override the component's own in this call.
-            sample: sample index of downstream calls; default: the trace's, so that two forks of one call
-                share their downstream randomness (common random numbers).
-            others: by component, settings that override its own in all calls of the fork, as in `run`.
+            sample: sample index of downstream calls; default: the trace's, so that two forks of one
+                call share their downstream randomness (common random numbers).
+            others: by component, settings that override its own in all calls of the fork, as in
+                `run`.
         """
         fork = make_fork(system, trace, address, outputs, resample, settings)
         index = trace.sample if sample is None else sample
         run = RunState(system, trace.example, index, trace.seed, False, others or {}, fork)
-        inputs = {name: as_declared(system.inputs[name], value) for name, value in trace.inputs.items()}
+        inputs = {
+            name: as_declared(system.inputs[name], value) for name, value in trace.inputs.items()
+        }
         return await self._traced(run, inputs)
 
     async def resample_call(
@@ -201,16 +207,13 @@ class Executor:
         assert isinstance(component, Operation)  # `make_fork` rejects composites
         wired = {name: value for name, value in call.inputs.items() if name in component.settings}
         values = {**setting_values(component, system), **wired, **(settings or {})}
-        seed = derive_seed(trace.seed, "call", trace.example, address, sample)
         ports = {n.name: n.inputs for n in system.all_nodes()}.get(call.node, {})
         inputs = all_as_declared(ports, call.inputs)
-        result = await self._caller.call(PendingCall(component, address, inputs, values, seed, False))
-        return replace(
-            call,
-            outputs=result.outputs, failure=result.failure, usage=result.usage, sample=sample,
-            reused=result.reused, attempts=result.attempts, tokens=result.tokens, key=result.key,
-            exchanges=result.exchanges,
-        )  # fmt: skip
+        stream = (trace.seed, "call", trace.example, address)
+        pending = PendingCall(component, address, inputs, values, stream, sample, component.outputs)
+        result = await self._caller.call(pending)
+        made = make_call(pending, result, call.node, call.parents, counted=call.counted)
+        return replace(made, inputs=call.inputs, seconds=call.seconds, invocation=call.invocation)
 
     async def call_metric(
         self,
@@ -224,9 +227,9 @@ class Executor:
     ) -> Call:
         """Call a component of a metric, outside of any system.
 
-        The call is cached, retried and counted like those of a system, except that it is no part of a system
-        run: it counts toward the limits of calls, tokens, cost and minutes only. A failure is recorded in the
-        returned call.
+        The call is cached, retried and counted like those of a system, except that it is no part of
+        a system run: it counts toward the limits of calls, tokens, cost and minutes only. A failure
+        is recorded in the returned call.
 
         Args:
             component: the component, such as a judge.
@@ -236,14 +239,13 @@ class Executor:
             example: id of the example; part of the random stream.
             sample: sample index; part of the random stream.
         """
-        seed = derive_seed(self.seed, "metric", example, address, sample)
+        stream = (self.seed, "metric", example, address)
+        pending = PendingCall(component, address, inputs, values, stream, sample, component.outputs)
         started = time.perf_counter()
-        result = await self._caller.call(PendingCall(component, address, inputs, values, seed, False))
-        return Call(
-            address, component.name, component.name, (), inputs, result.outputs, result.failure, result.usage,
-            time.perf_counter() - started, sample, reused=result.reused, attempts=result.attempts,
-            key=result.key, exchanges=result.exchanges,
-        )  # fmt: skip
+        result = await self._caller.call(pending)
+        made = make_call(pending, result, component.name)
+        made.seconds = time.perf_counter() - started
+        return made
 
     def settle_call(self, call: Call, trace: Trace) -> Call:
         """Charge a resampled call as its share of the trace's run; call in order, like `settle`."""
@@ -277,7 +279,8 @@ class Executor:
         Args:
             trace: the finished trace.
             held: fraction of a run that was reserved for it.
-            scale: fraction of a run of the whole system that the trace can be, if it ran a part of it.
+            scale: fraction of a run of the whole system that the trace can be, if it ran a part of
+                it.
         """
         self._caller.settle(trace.calls)
         self._caller.settle(trace.metric_calls)
@@ -289,15 +292,15 @@ class Executor:
         """Close the engines opened by this executor."""
         await self._caller.aclose()
 
-    async def _traced(self, run: RunState, inputs: Mapping[str, object]) -> Trace:
+    def _traced(self, run: RunState, inputs: Mapping[str, object]) -> Awaitable[Trace]:
         tracer = active_tracer()
         if tracer is None:
-            return await self.execute(run, inputs)
+            return self.execute(run, inputs)
         fork = run.fork.address if run.fork is not None else ""
         facts = RunFacts(run.system, inputs, run.example, run.sample, run.seed, fork)
-        return await within(tracer.run(facts), self.execute(run, inputs))
+        return within(tracer.run(facts), self.execute(run, inputs))
 
-    async def execute(self, run: RunState, inputs: Mapping[str, object]) -> Trace:
+    def execute(self, run: RunState, inputs: Mapping[str, object]) -> Awaitable[Trace]:
         """Execute a validated run; the part that an executor on other machines replaces.
 
         Args:
@@ -305,7 +308,7 @@ class Executor:
             inputs: a value of the declared type for each input.
         """
         plan = partial(self._plan, run.system)
-        return await GraphRun(run, self._caller, self.meter, plan, self._on_call).execute(inputs)
+        return GraphRun(run, self._caller, self.meter, plan, self._on_call).execute(inputs)
 
     def _plan(self, bound: System, system: System) -> ExecutionPlan:
         """Return the cached plan of a graph; values come from the outermost system's configuration."""
@@ -333,3 +336,52 @@ def _check_inputs(system: System, inputs: Mapping[str, object]) -> None:
             raise DeclarationError(
                 f"input {name!r} must be {format_type(kind)}, but got {inputs[name]!r:.200}"
             )
+
+
+async def gather_ordered(
+    executor: Executor,
+    factories: Sequence[Callable[[], Awaitable[T]]],
+    charge: Callable[[int, T], object],
+    max_concurrency: int,
+    costs: Sequence[float] | None = None,
+) -> list[T]:
+    """Run awaitables concurrently, but reserve and charge system runs in input order.
+
+    The result and the amount spent therefore do not depend on which task finishes first.
+
+    Args:
+        executor: executor whose budget is charged.
+        factories: functions that start each awaitable.
+        charge: charges a result to the budget, given its index; called in order.
+        max_concurrency: maximum number of awaitables in flight.
+        costs: system runs to reserve for each; default: one.
+
+    Returns:
+        The results, in order.
+
+    Raises:
+        BudgetExhausted: the next one does not fit. Those in flight are cancelled and not charged.
+    """
+    slots, turn = asyncio.Semaphore(max_concurrency), asyncio.Lock()
+    finished: dict[int, T] = {}
+    charged = 0
+
+    async def run_one(number: int, make: Callable[[], Awaitable[T]]) -> T:
+        nonlocal charged
+        async with slots:
+            async with turn:
+                await executor.meter.reserve_run(1.0 if costs is None else costs[number])
+            finished[number] = found = await make()
+            while charged in finished:
+                charge(charged, finished.pop(charged))
+                charged += 1
+            return found
+
+    try:
+        with executor.sharing_failures():
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(run_one(i, make)) for i, make in enumerate(factories)]
+    except BaseExceptionGroup as errors:
+        executor.meter.release_runs()
+        raise first_leaf(errors) from None
+    return [task.result() for task in tasks]

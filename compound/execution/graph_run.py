@@ -1,42 +1,39 @@
 """Execution of one run: its graph, the bodies of loops and maps, and what a fork keeps.
 
-Ready nodes run concurrently. A value carries the addresses of the calls that produced it, so the calls of
-a run form a DAG, and a fork re-executes exactly the descendants of the changed call; loops, maps and
-conditions need no special case. Results do not depend on timing: random streams are named, and calls are
-ordered by their position in the graph.
+Ready nodes run concurrently. A value carries the addresses of the calls that produced it, so the
+calls of a run form a DAG, and a fork re-executes exactly the descendants of the changed call;
+loops, maps and conditions need no special case. Results do not depend on timing: random streams are
+named, and calls are ordered by their position in the graph.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from compound.errors import CallError, DeclarationError, first_leaf, suggest_name
-from compound.example import Values
+from compound.core.errors import CallError, DeclarationError, first_leaf, suggest_name
+from compound.core.example import Values
 from compound.execution.budget import Meter
-from compound.execution.caller import Caller
-from compound.execution.calls.attempts import PendingCall
-from compound.execution.observers.events import RunListener
-from compound.execution.observers.spans import active_tracer, within
-from compound.execution.outcomes import CallResult
-from compound.execution.rng import derive_seed
+from compound.execution.caller import Caller, PendingCall
+from compound.execution.observers import RunListener, active_tracer, within
+from compound.execution.results import CallResult
 from compound.execution.schedule import (
     ABSENT,
     ExecutionPlan,
     Mark,
-    Step,
+    NodeResult,
+    PlannedNode,
     collect_outputs,
     gather_inputs,
     is_failed,
-    read_source,
+    read_wire,
     setting_type_error,
     skipped_output,
 )
 from compound.execution.trace import Call, Failure, Trace
-from compound.graph.component import Component, Node, Operation, Value, merge_addresses
+from compound.graph.component import Component, Operation, Value, merge_addresses
 from compound.graph.composite import Composite
 from compound.graph.system import System
 from compound.graph.types import accepts, all_as_declared, as_declared, format_type
@@ -49,8 +46,8 @@ ComponentSettings = Mapping[str, Values]  # by component: settings that override
 class Fork:
     """A fork in progress: the calls of the trace, the one to change, and the calls changed so far.
 
-    Either ``outputs`` replace the call's outputs, or the call is resampled with sample index ``resample`` and
-    ``settings``.
+    Either ``outputs`` replace the call's outputs, or the call is resampled with sample index
+    ``resample`` and ``settings``.
     """
 
     kept: Mapping[str, Call]
@@ -75,6 +72,27 @@ class RunState:
     samples: Mapping[str, int] = field(default_factory=dict)
     calls: list[tuple[Place, Call]] = field(default_factory=list)
     listener: RunListener | None = None
+
+
+@dataclass(slots=True)
+class OpenGraph:
+    """A graph in progress: a system, or one turn of a composite's body.
+
+    Attributes:
+        plan: its plan.
+        prefix: start of the addresses of its calls.
+        place: position of the turn in the order of calls.
+        inputs: values of its inputs.
+        waiting: by node, the number of nodes that it still waits for.
+        results: results of the nodes that have finished.
+    """
+
+    plan: ExecutionPlan
+    prefix: str
+    place: Place
+    inputs: Mapping[str, Value]
+    waiting: dict[str, int]
+    results: dict[str, NodeResult] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,78 +137,128 @@ class GraphRun:
     ) -> dict[str, Value]:
         """Run every node of a graph and return the values of its outputs."""
         plan = self.plan_of(system)
-        results: dict[str, Mapping[str, Value]] = {}
-        waiting = plan.waiting.copy()
-
-        async def work(name: str | None, group: asyncio.TaskGroup | None) -> None:
-            while name is not None:
-                results[name] = await self._node(plan.steps[name], prefix, place, inputs, results)
-                ready = []
-                for successor in plan.successors[name]:
-                    waiting[successor] -= 1
-                    if not waiting[successor]:
-                        ready.append(successor)
-                for other in ready[1:]:
-                    assert group is not None  # a plan with a branch point is not sequential
-                    group.create_task(work(other, group))
-                # continue with one successor in this task: chains need no further tasks
-                name = ready[0] if ready else None
-
+        graph = OpenGraph(plan, prefix, place, inputs, plan.waiting.copy())
         if plan.sequential:
-            await work(plan.roots[0], None)
+            for name, step in plan.nodes.items():
+                graph.results[name] = await self._node(step, graph)
         else:
             try:
                 async with asyncio.TaskGroup() as group:
                     for root in plan.roots:
-                        group.create_task(work(root, group))
+                        group.create_task(self._branch(root, graph, group))
             except BaseExceptionGroup as errors:
                 raise first_leaf(errors) from None
-        return {key: read_source(source, inputs, results) for key, source in system.outputs.items()}
+        return {wire.target: read_wire(wire, inputs, graph.results) for wire in plan.outputs}
 
-    async def _node(
-        self,
-        step: Step,
-        prefix: str,
-        place: Place,
-        inputs: Mapping[str, Value],
-        results: Mapping[str, Mapping[str, Value]],
-    ) -> Mapping[str, Value]:
+    async def _branch(self, name: str | None, graph: OpenGraph, group: asyncio.TaskGroup) -> None:
+        """Run a node and those after it, each as soon as the nodes that it reads have finished.
+
+        A method: a closure that calls itself would keep traces until garbage is collected.
+        """
+        waiting = graph.waiting
+        while name is not None:
+            graph.results[name] = await self._node(graph.plan.nodes[name], graph)
+            ready = []
+            for successor in graph.plan.successors[name]:
+                waiting[successor] -= 1
+                if not waiting[successor]:
+                    ready.append(successor)
+            for other in ready[1:]:
+                group.create_task(self._branch(other, graph, group))
+            # continue with one successor in this task: chains need no further tasks
+            name = ready[0] if ready else None
+
+    async def _node(self, step: PlannedNode, graph: OpenGraph) -> NodeResult:
         """Run one node: check its inputs and condition, then call it or drive its body."""
-        node = step.node
-        arguments, parents, mark = gather_inputs(step, inputs, results)
-        outputs = node.component.outputs
+        node, run = step.node, self.run
+        arguments, given, parents, mark = gather_inputs(step, graph.inputs, graph.results)
         if mark is not None:
-            return {name: Value(mark, parents) for name in outputs}
-        own = self.run.settings.get(node.component.name)
-        wired = {name: arguments[name].data for name in step.wired_settings}
-        values: Mapping[str, object] = (
-            {**step.values, **wired, **(own or {})} if own or wired else step.values
-        )
-        address = prefix + node.name
-        here = (*place, step.place)
-        wrong = setting_type_error(step, values) if step.wired_settings else ""
-        if wrong:
-            given = {port: value.data for port, value in arguments.items()}
-            call = Call(address, node.name, node.component.name, parents, given, {}, Failure("type", wrong),
-                        sample=self.run.sample)  # fmt: skip
-        elif isinstance(node.component, Composite):
-            driven = await self._composite(node.component, address, here, arguments, values)
-            if not isinstance(driven, Failure):
-                return driven or {name: Value(Mark("error"), parents) for name in outputs}
-            given = {port: value.data for port, value in arguments.items()}
-            name = node.component.name
-            call = Call(address, node.name, name, parents, given, {}, driven, sample=self.run.sample)
-            here = (*here, sys.maxsize)  # after the calls that may have caused the failure
+            return {name: Value(mark, parents) for name in step.outputs}
+        component, address = node.component, graph.prefix + node.name
+        here = (*graph.place, step.place)
+        values, wrong = step.values, ""
+        if step.wired_settings or run.settings:
+            values, wrong = self._values(step, arguments)
+        if step.operation is not None and not wrong:
+            call = self._forked(step, address, parents, given) if run.fork else None
+            if call is None:
+                pending = self._pending(step, step.operation, address, given, values)
+                result = await self.caller.call(pending)
+                call = make_call(pending, result, node.name, parents, counted=component.cacheable)
         else:
-            call = await self._call(step, address, parents, arguments, values)
-        self.run.calls.append((here, call))
+            failure = Failure("type", wrong)
+            if isinstance(component, Composite) and not wrong:
+                driven = await self._composite(component, address, here, arguments, values)
+                if not isinstance(driven, Failure):
+                    return driven or {name: Value(Mark("error"), parents) for name in step.outputs}
+                failure = driven
+                here = (*here, sys.maxsize)  # after the calls that may have caused the failure
+            call = Call(address, node.name, component.name, parents, given, {}, failure)
+            call.sample = run.sample
+        run.calls.append((here, call))
         if self.on_call is not None:
             self.on_call(call)
-        if self.run.listener is not None:
-            self.run.listener.on_call(call)
-        if call.failure is not None:
-            return {name: Value(Mark(call.failure.kind), (address,)) for name in outputs}
-        return {name: Value(call.outputs[name], (address,)) for name in outputs}
+        if run.listener is not None:
+            run.listener.on_call(call)
+        return call
+
+    def _values(
+        self, step: PlannedNode, arguments: Mapping[str, Value]
+    ) -> tuple[Mapping[str, object], str]:
+        """Return the values of a node's settings, and an error message if a wired one is wrong."""
+        own = self.run.settings.get(step.node.component.name)
+        wired = {name: arguments[name].data for name in step.wired_settings}
+        values = {**step.values, **wired, **(own or {})} if own or wired else step.values
+        return values, setting_type_error(step, values) if wired else ""
+
+    def _pending(
+        self,
+        step: PlannedNode,
+        component: Operation,
+        address: str,
+        inputs: Mapping[str, object],
+        values: Mapping[str, object],
+    ) -> PendingCall:
+        """Return a node's call, with the sample and the settings that a fork gives it."""
+        run, fork = self.run, self.run.fork
+        sample = run.samples.get(component.name, run.sample) if run.samples else run.sample
+        if fork is not None and address == fork.address:
+            sample, values = fork.resample, {**values, **fork.settings}
+        if run.listener is not None:
+            run.listener.on_start(address, component.name)
+        return PendingCall(
+            component,
+            address,
+            inputs,
+            values,
+            (run.seed, "call", run.example, address),
+            sample,
+            step.outputs,
+            run.bypass,
+            run.listener,
+        )
+
+    def _forked(
+        self,
+        step: PlannedNode,
+        address: str,
+        parents: tuple[str, ...],
+        inputs: Mapping[str, object],
+    ) -> Call | None:
+        """Return a call that a fork takes from its trace, or replaces; ``None`` if it is executed."""
+        fork, node = self.run.fork, step.node
+        assert fork is not None
+        if address != fork.address and _is_kept(fork, node.component, address, parents, inputs):
+            kept = fork.kept[address]  # a stored trace holds the JSON form of typed values
+            return replace(kept, outputs=all_as_declared(step.outputs, kept.outputs), reused=True)
+        fork.dirty.add(address)
+        if address != fork.address or fork.outputs is None:
+            return None
+        outputs = all_as_declared(step.outputs, fork.outputs)
+        call = Call(address, node.name, node.component.name, parents, inputs, outputs)
+        call.sample = self.run.samples.get(node.component.name, self.run.sample)
+        call.reused, call.counted = True, node.component.cacheable
+        return call
 
     async def _composite(
         self,
@@ -219,7 +287,9 @@ class GraphRun:
 
         async def body(index: int, inputs: Mapping[str, Value]) -> Mapping[str, Value] | None:
             nonlocal failed
-            outputs = await self._graph(component.body, f"{address}[{index}]/", (*place, index), inputs)
+            outputs = await self._graph(
+                component.body, f"{address}[{index}]/", (*place, index), inputs
+            )
             if component.keeps_partial_outputs:
                 failed = failed or any(is_failed(value.data) for value in outputs.values())
                 return {name: value for name, value in outputs.items() if value.data is not ABSENT}
@@ -243,101 +313,57 @@ class GraphRun:
             return Failure("skipped", f"{skipped[min(skipped)]} was skipped by a condition")
         return driven
 
-    async def _call(
-        self,
-        step: Step,
-        address: str,
-        parents: tuple[str, ...],
-        arguments: Mapping[str, Value],
-        values: Mapping[str, object],
-    ) -> Call:
-        """Return the node's call: reused from the forked trace, replaced by the fork, or executed."""
-        sample = self.run.samples.get(step.node.component.name, self.run.sample)
-        fork = self.run.fork
-        inputs = {port: value.data for port, value in arguments.items()}
-        node = step.node
-        counted = node.component.cacheable
-        if fork is not None:
-            if address == fork.address:
-                fork.dirty.add(address)
-                if fork.outputs is not None:
-                    return Call(
-                        address,
-                        node.name,
-                        node.component.name,
-                        parents,
-                        inputs,
-                        all_as_declared(node.component.outputs, fork.outputs),
-                        sample=sample,
-                        reused=True,
-                        counted=counted,
-                    )
-                sample = fork.resample
-                values = {**values, **fork.settings}
-            elif self._is_kept(fork, node.component, address, parents, inputs):
-                kept = fork.kept[address]  # a stored trace holds the JSON form of typed values
-                outputs = all_as_declared(node.component.outputs, kept.outputs)
-                return replace(kept, outputs=outputs, reused=True)
-            else:
-                fork.dirty.add(address)
-        seed = derive_seed(self.run.seed, "call", self.run.example, address, sample)
-        assert isinstance(node.component, Operation)  # `connect` accepts only operations and composites
-        pending = PendingCall(
-            node.component, address, inputs, values, seed, self.run.bypass, listener=self.run.listener
-        )
-        if self.run.listener is not None:
-            self.run.listener.on_start(address, node.component.name)
-        result = await self.caller.call(pending)
-        return _to_call(node, address, parents, inputs, result, sample)
 
-    @staticmethod
-    def _is_kept(
-        fork: Fork, component: Component, address: str, parents: tuple[str, ...], inputs: Values
-    ) -> bool:
-        """Return whether a call of a fork takes its result from the trace.
-
-        The requests of an external program are compared, too: it may not repeat them when it runs again.
-        """
-        if address not in fork.kept or not fork.dirty.isdisjoint(parents):
-            return False
-        return not component.external_inputs or fork.kept[address].inputs == inputs
-
-
-def _to_call(
-    node: Node,
-    address: str,
-    parents: tuple[str, ...],
-    inputs: Mapping[str, object],
+def make_call(
+    pending: PendingCall,
     result: CallResult,
-    sample: int,
+    node: str,
+    parents: tuple[str, ...] = (),
+    *,
+    counted: bool = False,
 ) -> Call:
+    """Return the record of a call that was made."""
     return Call(
-        address=address,
-        node=node.name,
-        component=node.component.name,
-        parents=parents,
-        inputs=inputs,
-        outputs=result.outputs,
-        failure=result.failure,
-        usage=result.usage,
-        seconds=result.seconds,
-        sample=sample,
-        reused=result.reused,
-        counted=node.component.cacheable,
-        attempts=result.attempts,
-        tokens=result.tokens,
-        key=result.key,
-        exchanges=result.exchanges,
+        pending.address,
+        node,
+        pending.component.name,
+        parents,
+        pending.inputs,
+        result.outputs,
+        result.failure,
+        result.usage,
+        result.seconds,
+        pending.sample,
+        0,
+        result.reused,
+        counted,
+        result.attempts,
+        result.tokens,
+        result.key,
+        result.exchanges,
     )
+
+
+def _is_kept(
+    fork: Fork, component: Component, address: str, parents: tuple[str, ...], inputs: Values
+) -> bool:
+    """Return whether a call of a fork takes its result from the trace.
+
+    The requests of an external program are compared, too: it may not repeat them when it runs
+    again.
+    """
+    if address not in fork.kept or not fork.dirty.isdisjoint(parents):
+        return False
+    return not component.external_inputs or fork.kept[address].inputs == inputs
 
 
 def _in_order(calls: Sequence[tuple[Place, Call]]) -> tuple[Call, ...]:
     """Order calls by their position in the graph and number the invocations of each component."""
     ordered = [call for _, call in sorted(calls, key=lambda item: item[0])]
-    counts: Counter[str] = Counter()
+    counts: dict[str, int] = {}
     for call in ordered:
-        call.invocation = counts[call.component]
-        counts[call.component] += 1
+        call.invocation = counts.get(call.component, 0)
+        counts[call.component] = call.invocation + 1
     return tuple(ordered)
 
 
@@ -352,23 +378,29 @@ def make_fork(
     """Validate the arguments of `Executor.fork` and return the fork.
 
     Raises:
-        DeclarationError: the trace belongs to another system, or the call cannot be changed this way.
+        DeclarationError: the trace belongs to another system, or the call cannot be changed this
+            way.
     """
     if (outputs is None) == (resample is None):
         raise DeclarationError("fork requires exactly one of outputs and resample")
     if outputs is not None and settings:
-        raise DeclarationError("settings are not allowed with outputs, because the call does not run")
+        raise DeclarationError(
+            "settings are not allowed with outputs, because the call does not run"
+        )
     if system.identity != trace.system:
         raise DeclarationError(
             "the trace was recorded with another system", hint="pass the system that recorded it"
         )
     if system.configuration.digest != trace.configuration:
         raise DeclarationError(
-            "the trace was recorded with another configuration", hint="bind the system to it before forking"
+            "the trace was recorded with another configuration",
+            hint="bind the system to it before forking",
         )
     kept = {call.address: call for call in trace.calls}
     if address not in kept:
-        raise DeclarationError(f"the trace has no call at {address!r}", hint=suggest_name(address, kept))
+        raise DeclarationError(
+            f"the trace has no call at {address!r}", hint=suggest_name(address, kept)
+        )
     component = system.components.get(kept[address].component)
     if component is None or isinstance(component, Composite):
         raise DeclarationError(
@@ -379,12 +411,15 @@ def make_fork(
     unknown = sorted(set(settings or ()) - set(component.settings))
     if unknown:
         raise DeclarationError(
-            f"{address} has no setting {unknown[0]!r}", hint=suggest_name(unknown[0], component.settings)
+            f"{address} has no setting {unknown[0]!r}",
+            hint=suggest_name(unknown[0], component.settings),
         )
     return Fork(kept, address, outputs, resample or 0, dict(settings or {}))
 
 
-def _check_fork_outputs(component: Component, address: str, outputs: Mapping[str, object] | None) -> None:
+def _check_fork_outputs(
+    component: Component, address: str, outputs: Mapping[str, object] | None
+) -> None:
     ports = component.outputs
     if outputs is None:
         return

@@ -1,7 +1,8 @@
 """Named random streams: every random choice uses a stream named by its consumer and purpose.
 
-No choice uses a global generator, so results do not depend on import order, threads or completion order.
-For libraries that only use torch's global generator, `fork_torch_rng` temporarily replaces its state.
+No choice uses a global generator, so results do not depend on import order, threads or completion
+order. For libraries that only use torch's global generator, `fork_torch_rng` temporarily replaces
+its state.
 """
 
 from __future__ import annotations

@@ -1,40 +1,83 @@
 """Execution plan of a graph: the order of its nodes, and the flow of values between them.
 
-Everything independent of the example is computed once, in an `ExecutionPlan`. A value carries the addresses
-of the calls that produced it, also through loops, maps and conditions.
+Everything independent of the example is computed once, in an `ExecutionPlan`. A value carries the
+addresses of the calls that produced it, also through loops, maps and conditions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from compound.execution.trace import Call, Failure
-from compound.graph.component import Component, Input, Node, Output, Source, Value, merge_addresses
+from compound.graph.component import (
+    Component,
+    Input,
+    Node,
+    Operation,
+    Output,
+    Source,
+    Value,
+    merge_addresses,
+)
 from compound.graph.composite import Composite
-from compound.graph.members import read_members
 from compound.graph.space import Space
 from compound.graph.system import System
-from compound.graph.types import accepts, format_type
+from compound.graph.types import Port, accepts, format_type, read_members
+
+
+class Wire(NamedTuple):
+    """Where a value is read: an input of the graph, or an output field of a node.
+
+    Attributes:
+        target: the port or the output that receives it.
+        node: name of the node; ``None`` for an input of the graph.
+        field: name of the output field or of the input.
+        path: names of fields within it.
+    """
+
+    target: str
+    node: str | None
+    field: str
+    path: tuple[str, ...] = ()
+
+
+NodeResult = Call | Mapping[str, Value]
+"""A node's call, or the values of the outputs of a composite or of a node that was skipped."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """A node with its position in the order, its wires, and the values of its settings."""
+class PlannedNode:
+    """A node with what a run reads of it.
+
+    Attributes:
+        node: the node.
+        place: its position in the order.
+        wires: its wires.
+        guard: the source of its condition.
+        wired_settings: names of the settings that are wired.
+        values: the values of its settings.
+        outputs: the output ports of its component.
+        operation: its component, if that runs as one call.
+    """
 
     node: Node
     place: int
-    wires: tuple[tuple[str, Source], ...]
+    wires: tuple[Wire, ...]
+    guard: Wire | None
     wired_settings: tuple[str, ...]
     values: Mapping[str, object]
+    outputs: Mapping[str, Port]
+    operation: Operation | None
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutionPlan:
-    """Steps in order, their dependencies, and whether at most one node can be ready at a time."""
+    """Nodes in order, their dependencies, and whether at most one node can be ready at a time."""
 
-    steps: Mapping[str, Step]
+    nodes: Mapping[str, PlannedNode]
+    outputs: tuple[Wire, ...]
     successors: Mapping[str, tuple[str, ...]]
     waiting: dict[str, int]
     roots: tuple[str, ...]
@@ -43,13 +86,16 @@ class ExecutionPlan:
 
 def prepare(system: System, bound: System) -> ExecutionPlan:
     """Plan the execution of ``system`` (or a composite's body) with the configuration of ``bound``."""
-    steps = {
-        name: Step(
+    nodes = {
+        name: PlannedNode(
             node=node,
             place=place,
-            wires=tuple(node.wires.items()),
+            wires=tuple(_wire(port, source) for port, source in node.wires.items()),
+            guard=_wire("when", node.when.source) if node.when is not None else None,
             wired_settings=tuple(port for port in node.wires if port in node.component.settings),
             values=setting_values(node.component, bound),
+            outputs=node.component.outputs,
+            operation=node.component if isinstance(node.component, Operation) else None,
         )
         for place, (name, node) in enumerate(system.nodes.items())
     }
@@ -59,10 +105,17 @@ def prepare(system: System, bound: System) -> ExecutionPlan:
     }
     roots = tuple(name for name, count in waiting.items() if not count)
     chain = len(roots) == 1 and all(len(following) <= 1 for following in system.successors.values())
-    return ExecutionPlan(steps, system.successors, waiting, roots, chain)
+    outputs = tuple(_wire(name, source) for name, source in system.outputs.items())
+    return ExecutionPlan(nodes, outputs, system.successors, waiting, roots, chain)
 
 
-def setting_type_error(step: Step, values: Mapping[str, object]) -> str:
+def _wire(target: str, source: Source) -> Wire:
+    if isinstance(source, Input):
+        return Wire(target, None, source.name)
+    return Wire(target, source.node.name, source.field, source.path)
+
+
+def setting_type_error(step: PlannedNode, values: Mapping[str, object]) -> str:
     """Return an error message if a wired setting received a value of the wrong type, else ``""``."""
     for name in step.wired_settings:
         kind = step.node.inputs[name].type
@@ -97,40 +150,46 @@ def is_failed(value: object) -> TypeGuard[Mark]:
     return isinstance(value, Mark) and value.failed != ""
 
 
-def read_source(
-    source: Source, inputs: Mapping[str, Value], results: Mapping[str, Mapping[str, Value]]
-) -> Value:
-    """Return the value of a source: an input of the graph, or an output of a finished node."""
-    if isinstance(source, Input):
-        return inputs[source.name]
-    value = results[source.node.name][source.field]
-    if source.path and not isinstance(value.data, Mark):
-        return Value(read_members(value.data, source.path), value.sources)
+def read_wire(wire: Wire, inputs: Mapping[str, Value], results: Mapping[str, NodeResult]) -> Value:
+    """Return the value of a wire: an input of the graph, or an output of a finished node."""
+    _, node, field, path = wire
+    if node is None:
+        return inputs[field]
+    result = results[node]
+    if not isinstance(result, Call):
+        value = result[field]
+    elif result.failure is not None:
+        value = Value(Mark(result.failure.kind), (result.address,))
+    else:
+        value = Value(result.outputs[field], (result.address,))
+    if path and not isinstance(value.data, Mark):
+        return Value(read_members(value.data, path), value.sources)
     return value
 
 
 def gather_inputs(
-    step: Step, inputs: Mapping[str, Value], results: Mapping[str, Mapping[str, Value]]
-) -> tuple[dict[str, Value], tuple[str, ...], Mark | None]:
-    """Return a node's arguments, the calls it depends on, and a mark if it cannot run.
+    step: PlannedNode, inputs: Mapping[str, Value], results: Mapping[str, NodeResult]
+) -> tuple[dict[str, Value], dict[str, object], tuple[str, ...], Mark | None]:
+    """Return a node's arguments, their data, the calls it depends on, and a mark if it cannot run.
 
     A node that is skipped by its condition is absent even if its inputs failed.
     """
     node = step.node
     arguments: dict[str, Value] = {}
+    data: dict[str, object] = {}
     sources: tuple[str, ...] = ()
     mark: Mark | None = None
-    for port, source in step.wires:
-        value = read_source(source, inputs, results)
-        sources = merge_addresses(sources, value.sources)
-        if is_failed(value.data):
+    for wire in step.wires:
+        value = read_wire(wire, inputs, results)
+        sources = merge_addresses(sources, value.sources) if sources else value.sources
+        if not isinstance(value.data, Mark):
+            arguments[wire.target], data[wire.target] = value, value.data
+        elif is_failed(value.data):
             mark = value.data
-        elif value.data is not ABSENT:
-            arguments[port] = value
-        elif not node.inputs[port].optional:
+        elif not node.inputs[wire.target].optional:
             mark = mark or ABSENT
-    if node.when is not None:
-        guard = read_source(node.when.source, inputs, results)
+    if step.guard is not None and node.when is not None:
+        guard = read_wire(step.guard, inputs, results)
         sources = merge_addresses(sources, guard.sources)
         if is_failed(guard.data):
             mark = guard.data
@@ -138,12 +197,14 @@ def gather_inputs(
             mark = ABSENT
         if isinstance(node.component, Composite):  # the condition also applies to the body
             arguments = {
-                p: Value(v.data, merge_addresses(v.sources, guard.sources)) for p, v in arguments.items()
+                p: Value(v.data, merge_addresses(v.sources, guard.sources))
+                for p, v in arguments.items()
             }
-    for port, declared in node.inputs.items():
-        if port not in arguments:
-            arguments[port] = Value(declared.default)
-    return arguments, sources, mark
+    if len(arguments) < len(node.inputs):
+        for port, declared in node.inputs.items():
+            if port not in arguments:
+                arguments[port], data[port] = Value(declared.default), declared.default
+    return arguments, data, sources, mark
 
 
 def collect_outputs(
@@ -155,7 +216,9 @@ def collect_outputs(
             reasons = [call.failure for call in calls if call.failure is not None]
             return {}, reasons[0] if reasons else Failure("error", f"output {name!r} failed")
         if value.data is ABSENT:
-            return {}, Failure("skipped", f"{skipped_output(system, name)} was skipped by a condition")
+            return {}, Failure(
+                "skipped", f"{skipped_output(system, name)} was skipped by a condition"
+            )
     return {name: value.data for name, value in results.items()}, None
 
 

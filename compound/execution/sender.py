@@ -1,26 +1,48 @@
 """Send requests to engines within the budget and the rate limits of servers, and charge their usage.
 
-Everything that an engine returns is sanitized; see `compound.security.sanitize`.
+Everything that an engine returns is sanitized; see `compound.core.security.sanitize`. A rejection
+because of a rate limit pauses all callers of the engine and halves the number of requests in
+flight; each answer increases that number again (additive increase, multiplicative decrease).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from compound.engine import NO_USAGE, Completion, Engine, OnText, Request, ToolCall, Usage
-from compound.errors import CallError, CompoundError, DeclarationError, RateLimited, suggest_name
+from compound.core.engine import (
+    NO_USAGE,
+    Capabilities,
+    Completion,
+    Engine,
+    OnText,
+    Request,
+    ToolCall,
+    Usage,
+)
+from compound.core.errors import (
+    CallError,
+    CompoundError,
+    DeclarationError,
+    RateLimited,
+    suggest_name,
+)
+from compound.core.security.sanitize import redact_secrets, sanitize_text
 from compound.execution.budget import Meter, clip_usage
-from compound.execution.observers.spans import active_tracer, within
-from compound.execution.throttle import Gate, NeverAdmitted, Throttle
-from compound.registry.engine_checks import checked_engine, worst_case
-from compound.registry.engine_checks import completion as completion_of
-from compound.security.sanitize import redact_secrets, sanitize_text
+from compound.execution.observers import active_tracer, within
+from compound.graph.registry.engines import (
+    checked_completion,
+    checked_engine,
+    started_completion,
+    worst_case,
+)
 
-MAX_WAIT = 600.0  # default maximum seconds that a call waits for rate limits
 WAIT_HINT = "lower the engine's concurrency, or raise its max_wait"
 IN_PROCESS = Usage(calls=1)  # charge for a failed call in this process; its tokens are free
 
@@ -28,16 +50,35 @@ Engines = Mapping[str, Engine] | Callable[[str], Engine]
 Notify = Callable[[str], object]
 
 
-class Clock(Protocol):
-    """Clock of a call's timeout, and the usage of the call."""
+class Attempt:
+    """One attempt of a call: its usage, and its time limit, which excludes the waits of its requests.
 
-    usage: Usage
+    Attributes:
+        usage: usage of the requests so far.
+        timer: the time limit; ``None`` without one.
+    """
+
+    usage = NO_USAGE
+    timer: asyncio.Timeout | None = None
+    _queued = 0
+    _seconds_left = 0.0
 
     def pause(self) -> None:
-        """Stop the clock."""
+        """Stop the timeout's clock while a request is queued."""
+        if self.timer is not None:
+            if not self._queued:
+                # concurrent requests of one component share the clock: the first one to wait stops
+                # it
+                self._seconds_left = (self.timer.when() or 0.0) - asyncio.get_running_loop().time()
+                self.timer.reschedule(None)
+            self._queued += 1
 
     def resume(self) -> None:
-        """Restart the clock."""
+        """Restart the timeout's clock when the request is sent."""
+        if self.timer is not None:
+            self._queued -= 1
+            if not self._queued:
+                self.timer.reschedule(asyncio.get_running_loop().time() + self._seconds_left)
 
 
 class Sender:
@@ -74,7 +115,12 @@ class Sender:
         return self._engines
 
     async def send(
-        self, lm: str, request: Request, meter: Meter, clock: Clock, on_text: OnText | None = None
+        self,
+        lm: str,
+        request: Request,
+        meter: Meter,
+        attempt: Attempt,
+        on_text: OnText | None = None,
     ) -> Completion:
         """Send a request and return the answer; wait and retry while the server limits the rate.
 
@@ -82,108 +128,98 @@ class Sender:
             lm: the name of the model.
             request: the request.
             meter: the budget.
-            clock: the timeout of the call.
+            attempt: the attempt of a call, whose timeout excludes waits, and whose usage is
+                updated.
             on_text: receives pieces of the text, if the engine can stream.
 
         Raises:
             BudgetExhausted: the worst case of the request does not fit into the budget.
-            CallError: the request failed, or the rate limit lasted longer than the engine's ``max_wait``.
+            CallError: the request failed, or the rate limit lasted longer than the engine's
+                ``max_wait``.
             DeclarationError: the cost is limited, and the price of the model is unknown.
         """
         engine = self.engine(lm)
-        clock.pause()
+        attempt.pause()
         # the call's timeout excludes loading a model and waiting for the rate limit
-        if warm_up := getattr(engine, "warm_up", None):
-            await warm_up()
+        await Capabilities(engine).warm_up()
         if meter.budget.cost is not None and not engine.priced:
             raise unpriced(lm)
-        most = getattr(engine, "max_wait", MAX_WAIT)
-        try:
-            return await self._send_when_admitted(engine, lm, request, meter, clock, on_text)
-        except NeverAdmitted:
-            most = getattr(engine, "max_wait", MAX_WAIT)
-            raise CallError(
-                f"{lm}: rate limit: no request was admitted within max_wait, {_seconds(most)}",
-                hint=WAIT_HINT,
-                kind=RateLimited.kind,
-                charged=NO_USAGE,
-            ) from None
+        most, gate, worst = (
+            Capabilities(engine).max_wait,
+            self._gate(lm, engine),
+            worst_case(engine, request),
+        )
+        waited, tries = 0.0, 0
+        while True:
+            tries, refusal = tries + 1, ""
+            try:
+                async with gate.admit(request.seed + tries, most, meter, worst) as (turn, used):
+                    waited += turn.waited
+                    meter.incidents["milliseconds_waited"] += round(1000 * turn.waited)
+                    if engine.remote:
+                        attempt.resume()
+                    try:
+                        completion = await self._traced(engine, lm, request, on_text, worst, meter)
+                    except RateLimited as error:
+                        used.append(NO_USAGE)
+                        meter.incidents["rate_limited"] += 1
+                        found = await gate.refuse(turn, error.retry_after)
+                        if waited + found.ahead > most:
+                            raise _waited_too_long(error, lm, waited, found.ahead, most) from error
+                        if found.first:
+                            wait = f"waiting {_seconds(found.ahead)}, {found.in_flight} in flight"
+                            refusal = f"{lm}: rate limit: {wait}"
+                    except BaseException as error:
+                        lost = self._charge_failure(error, engine, worst, meter)
+                        used.append(lost)
+                        attempt.usage += lost
+                        raise
+                    else:
+                        gate.speed_up(turn)
+                        used.append(completion.usage)
+                        attempt.usage += completion.usage
+                        return completion
+                    finally:
+                        if not engine.remote:
+                            attempt.resume()
+            except NeverAdmitted:
+                raise CallError(
+                    f"{lm}: rate limit: no request was admitted within max_wait, {_seconds(most)}",
+                    hint=WAIT_HINT,
+                    kind=RateLimited.kind,
+                    charged=NO_USAGE,
+                ) from None
+            attempt.pause()
+            if refusal:
+                self._notify(refusal)
 
-    async def _send_when_admitted(
+    def _traced(
         self,
         engine: Engine,
         lm: str,
         request: Request,
-        meter: Meter,
-        clock: Clock,
         on_text: OnText | None,
-    ) -> Completion:
-        """Send a request, and retry while the server rejects it because of its rate limit."""
-        most = getattr(engine, "max_wait", MAX_WAIT)
-        gate, worst = self._gate(lm, engine), worst_case(engine, request)
-        waited, tries, refusal = 0.0, 0, ""
-        while True:
-            tries += 1
-            async with gate.admit(request.seed + tries, most, meter, worst) as (turn, used):
-                waited += turn.waited
-                meter.incidents["milliseconds_waited"] += round(1000 * turn.waited)
-                if engine.remote:
-                    clock.resume()
-                try:
-                    answer = self._answer(engine, lm, request, on_text, worst, meter)
-                    tracer = active_tracer()
-                    traced = answer if tracer is None else within(tracer.request(engine, lm, request), answer)
-                    completion = await traced
-                except RateLimited as error:
-                    used.append(NO_USAGE)
-                    meter.incidents["rate_limited"] += 1
-                    found = await gate.refuse(turn, error.retry_after)
-                    if waited + found.ahead > most:
-                        raise _waited_too_long(error, lm, waited, found.ahead, most) from error
-                    wait = f"waiting {_seconds(found.ahead)}, {found.in_flight} in flight"
-                    refusal = f"{lm}: rate limit: {wait}" if found.first else ""
-                except BaseException as error:
-                    lost = self._charge_failure(error, engine, worst, meter)
-                    used.append(lost)
-                    clock.usage += lost
-                    raise
-                else:
-                    gate.speed_up(turn)
-                    used.append(completion.usage)
-                    clock.usage += completion.usage
-                    return completion
-                finally:
-                    if not engine.remote:
-                        clock.resume()
-            clock.pause()
-            if refusal:
-                self._notify(refusal)
-
-    def _charge_failure(self, error: BaseException, engine: Engine, worst: Usage, meter: Meter) -> Usage:
-        """Return the usage charged for a failed request, and sanitize its error."""
-        if isinstance(error, CompoundError):
-            error.message, error.hint = sanitize_text(error.message), sanitize_text(error.hint)
-            error.args = (error.message,)
-        if isinstance(error, CallError) and error.charged is not None:
-            return clip_usage(error.charged, worst)[0]
-        if not engine.remote:
-            return IN_PROCESS
-        meter.incidents["lost"] += 1
-        return worst
+        worst: Usage,
+        meter: Meter,
+    ) -> Awaitable[Completion]:
+        """Send one request, in a span if a tracer is active, which records the charged answer."""
+        answer = self._answer(engine, lm, request, on_text, worst, meter)
+        tracer = active_tracer()
+        return answer if tracer is None else within(tracer.request(engine, lm, request), answer)
 
     async def _answer(
-        self, engine: Engine, lm: str, request: Request, on_text: OnText | None, worst: Usage, meter: Meter
+        self,
+        engine: Engine,
+        lm: str,
+        request: Request,
+        on_text: OnText | None,
+        worst: Usage,
+        meter: Meter,
     ) -> Completion:
-        """Send one request; tracers record the answer that this returns, with the usage that is charged."""
-        completion = self._charge_completion(await completion_of(engine, request, on_text), lm, worst, meter)
-        # a sample without text is a sample, and a forwarded answer is read by its program
-        is_answer = completion.text.strip() or completion.tool_calls or request.want_tokens or request.forward
-        if not is_answer:
-            raise CallError(f"{lm} returned an answer without text", kind="empty", charged=completion.usage)
-        return completion
-
-    def _charge_completion(self, completion: Completion, lm: str, worst: Usage, meter: Meter) -> Completion:
-        """Return an answer with sanitized text, charged at most its reservation."""
+        """Send one request; return its answer with sanitized text, charged at most its reservation."""
+        completion = checked_completion(
+            engine, await started_completion(engine, request, on_text), on_text
+        )
         usage, wrong = clip_usage(completion.usage, worst)
         if wrong:
             meter.incidents["usage_corrected"] += 1
@@ -194,7 +230,24 @@ class Sender:
                 )
         calls = tuple(_sanitized(call) for call in completion.tool_calls)
         text, body = sanitize_text(completion.text), redact_secrets(completion.body)
+        # a sample without text is a sample, and a forwarded answer is read by its program
+        if not (text.strip() or calls or request.want_tokens or request.forward):
+            raise CallError(f"{lm} returned an answer without text", kind="empty", charged=usage)
         return replace(completion, text=text, usage=usage, tool_calls=calls, body=body)
+
+    def _charge_failure(
+        self, error: BaseException, engine: Engine, worst: Usage, meter: Meter
+    ) -> Usage:
+        """Return the usage charged for a failed request, and sanitize its error."""
+        if isinstance(error, CompoundError):
+            error.message, error.hint = sanitize_text(error.message), sanitize_text(error.hint)
+            error.args = (error.message,)
+        if isinstance(error, CallError) and error.charged is not None:
+            return clip_usage(error.charged, worst)[0]
+        if not engine.remote:
+            return IN_PROCESS
+        meter.incidents["lost"] += 1
+        return worst
 
     def _gate(self, lm: str, engine: Engine) -> Gate:
         """Return the admission control of an engine."""
@@ -230,7 +283,9 @@ def unpriced(lm: str, limit: str = "budget.cost") -> DeclarationError:
     )
 
 
-def _waited_too_long(error: RateLimited, lm: str, waited: float, ahead: float, most: float) -> CallError:
+def _waited_too_long(
+    error: RateLimited, lm: str, waited: float, ahead: float, most: float
+) -> CallError:
     return CallError(
         f"{lm}: rate limit: waited {_seconds(waited)}, and the server requests another {_seconds(ahead)}, "
         f"but max_wait is {_seconds(most)} ({sanitize_text(error.message)})",
@@ -255,3 +310,206 @@ def _finder(engines: Engines | None) -> Callable[[str], Engine]:
         return known[lm]
 
     return find
+
+
+FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds, if the server requests no wait
+JITTER = 0.25  # maximum jitter, as a share of the wait
+
+
+class NeverAdmitted(Exception):
+    """A server has rejected all requests for longer than a request may wait."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """Permission to send one request.
+
+    Attributes:
+        round: number of slowdowns of the engine before the request was sent.
+        waited: seconds that the sender waited for the rate limit.
+    """
+
+    round: int = 0
+    waited: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Consequence of a rejection because of the rate limit.
+
+    Attributes:
+        ahead: seconds that all callers of the engine wait.
+        first: whether it is the first of the requests that were in flight together.
+        in_flight: number of other requests in flight.
+    """
+
+    ahead: float
+    first: bool
+    in_flight: int
+
+
+class Gate(Protocol):
+    """Admission control of one engine, here or in another process."""
+
+    def admit(
+        self, seed: int, patience: float, meter: Meter, worst: Usage
+    ) -> AbstractAsyncContextManager[tuple[Turn, list[Usage]]]:
+        """Wait for a turn and a reservation, and hold both; see `Throttle.admit`."""
+        ...
+
+    def speed_up(self, turn: Turn) -> None:
+        """Record the answer to the request of a turn."""
+        ...
+
+    async def refuse(self, turn: Turn, retry_after: float | None) -> Refusal:
+        """Record that the request of a turn was rejected because of the rate limit."""
+        ...
+
+
+class Throttle:
+    """Limits the requests in flight to one engine, in one event loop.
+
+    Args:
+        most: maximum number of requests in flight without rejections.
+        sleep: async sleep function.
+
+    Attributes:
+        limit: current maximum number of requests in flight.
+        sent: number of requests in flight.
+        round: number of slowdowns.
+
+    Example:
+        >>> async def scenario() -> tuple[int, float]:
+        ...     throttle = Throttle(8)
+        ...     async with throttle.turn() as turn:
+        ...         seconds = throttle.slow_down(turn, retry_after=2.0)
+        ...     return int(throttle.limit), seconds
+        >>> asyncio.run(scenario())
+        (4, 2.0)
+    """
+
+    def __init__(
+        self, most: int, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> None:
+        self.most = most
+        self.limit = float(most)
+        self.sent = 0
+        self._held = 0  # turns granted, including those that wait for the rate limit
+        self._queue: deque[asyncio.Future[None]] = deque()
+        self._sleep = sleep
+        self.round = 0
+        self._until = float("-inf")  # end of the pause, in loop time
+        self._refused = 0  # consecutive slowdowns
+        self._refusing_since = float(
+            "inf"
+        )  # loop time of the first rejection after the last answer
+
+    @asynccontextmanager
+    async def turn(self, seed: int = 0, patience: float = float("inf")) -> AsyncIterator[Turn]:
+        """Wait for a turn and hold it.
+
+        Args:
+            seed: seed of the wait's jitter.
+            patience: maximum seconds of continuous rejection to wait through.
+
+        Raises:
+            NeverAdmitted: the patience is exceeded, and the next request may not be sent yet.
+        """
+        turn = Turn()
+        await self._enter()
+        try:
+            await self._wait(turn, seed, patience)
+            turn.round = self.round
+            self.sent += 1
+            try:
+                yield turn
+            finally:
+                self.sent -= 1
+        finally:
+            self._held -= 1
+            self._admit()
+
+    @asynccontextmanager
+    async def admit(
+        self, seed: int, patience: float, meter: Meter, worst: Usage
+    ) -> AsyncIterator[tuple[Turn, list[Usage]]]:
+        """Wait for a turn and then for a reservation, and hold both; see `turn` and `Meter.reserve`.
+
+        Yields:
+            The turn, and the list to which the actual usage is appended.
+        """
+        async with self.turn(seed, patience) as turn, meter.reserve(worst) as used:
+            yield turn, used
+
+    def speed_up(self, turn: Turn | None = None) -> None:
+        """Record an answer: end the series of rejections and raise the limit."""
+        self._refused, self._refusing_since = 0, float("inf")
+        if self.limit < self.most:
+            # about one more request in flight per round of answers
+            self.limit = min(float(self.most), self.limit + 1 / self.limit)
+            self._admit()
+
+    async def refuse(self, turn: Turn, retry_after: float | None) -> Refusal:
+        """Record a rejection because of the rate limit; see `slow_down`."""
+        first = turn.round == self.round
+        return Refusal(self.slow_down(turn, retry_after), first, self.sent - 1)
+
+    def slow_down(self, turn: Turn, retry_after: float | None) -> float:
+        """Record a rejection because of the rate limit; return the seconds that all callers wait.
+
+        Requests in flight together that are all rejected slow the engine down once. A server that
+        rejects again after the wait that it requested gets a pause of at least `FIRST_WAIT`: a wait
+        of 0 would repeat the requests without any pause.
+        """
+        now = asyncio.get_running_loop().time()
+        if now - self._until > LONGEST_WAIT:  # an earlier series ended, perhaps without an answer
+            self._refused, self._refusing_since = 0, float("inf")
+        self._refusing_since = min(self._refusing_since, now)
+        if turn.round == self.round:
+            self.round += 1
+            self._refused += 1
+            self.limit = max(1.0, self.limit / 2)
+            if retry_after is None:
+                retry_after = min(FIRST_WAIT * 2.0 ** (self._refused - 1), LONGEST_WAIT)
+            elif self._refused > 1:
+                retry_after = max(retry_after, FIRST_WAIT)
+        if retry_after is not None:
+            self._until = max(self._until, now + retry_after)
+        return max(0.0, self._until - now)
+
+    async def _enter(self) -> None:
+        if self._held < int(self.limit) and not self._queue:
+            self._held += 1
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():  # the granted turn will not be used
+                self._held -= 1
+                self._admit()
+            with contextlib.suppress(ValueError):
+                self._queue.remove(waiter)
+            raise
+
+    def _admit(self) -> None:
+        """Grant free turns to waiters in their order."""
+        while self._queue and self._held < int(self.limit):
+            waiter = self._queue.popleft()
+            if not waiter.done():
+                self._held += 1
+                waiter.set_result(None)
+
+    async def _wait(self, turn: Turn, seed: int, patience: float) -> None:
+        """Wait until the rate limit ends, including extensions in the meantime."""
+        clock, waited_for = asyncio.get_running_loop().time, float("-inf")
+        while self._until > max(clock(), waited_for):
+            if self._until - self._refusing_since > patience:
+                raise NeverAdmitted
+            waited_for = self._until
+            seconds = waited_for - clock()
+            turn.waited += seconds
+            await self._sleep(
+                seconds * (1 + JITTER * (seed % 1009) / 1009)
+            )  # 1009: a prime, to spread consecutive seeds

@@ -1,13 +1,14 @@
 """Tool calls in text, for engines that do not take tools themselves.
 
-The tools are described in the first message, and the model answers with one JSON object, which engines
-enforce where they can (`Request.format`):
+The tools are described in the first message, and the model answers with one JSON object, which
+engines enforce where they can (`Request.format`):
 
 - ``{"tool": "search", "arguments": {"query": "tallest mountain"}}`` calls a tool.
 - ``{"answer": "K2"}`` is the final answer: a text, or the JSON value that `Request.format` asks for.
 
-Earlier answers of the model are shown in the same form, and results of tools as messages of the user. Calls
-in other spellings are read, too (`compound.execution.calls.tool_calls`); any other answer is a final answer.
+Earlier answers of the model are shown in the same form, and results of tools as messages of the
+user. Calls in other spellings are read, too (`compound.execution.answer_text.read_calls`); any
+other answer is a final answer.
 """
 
 from __future__ import annotations
@@ -17,10 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from compound.engine import AnswerFormat, Completion, Message, Request, ToolCall, ToolSpec
-from compound.errors import ParseError
-from compound.execution.calls.answer_text import answer_part
-from compound.execution.calls.tool_calls import read_calls
+from compound.core.engine import AnswerFormat, Completion, Message, Request, ToolCall, ToolSpec
+from compound.core.errors import ParseError
+from compound.execution.answer_text import answer_part, read_calls
 
 TOOL, ARGUMENTS, ANSWER = "tool", "arguments", "answer"
 LITERAL = ("enum", "const", "default", "examples")  # keys of a schema that hold values
@@ -31,7 +31,7 @@ OVERHEAD = 512  # bytes of the instructions around the descriptions of the tools
 def to_text(request: Request) -> Request:
     """Return the request with its tools, tool calls and their results as text.
 
-    >>> from compound.engine import ToolSpec
+    >>> from compound.core.engine import ToolSpec
     >>> schema = '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
     >>> request = Request((Message("user", "Half of 8?"),), tools=(ToolSpec("halve", "Halve a.", schema),))
     >>> print(to_text(request).messages[0].text)
@@ -46,7 +46,9 @@ def to_text(request: Request) -> Request:
     """
     offered = request.tools if request.may_call else ()
     messages = _merged([_plain(message, request) for message in request.messages])
-    messages[0] = _prefixed(messages[0], _instructions(request.tools))  # equal in all turns of an agent
+    messages[0] = _prefixed(
+        messages[0], _instructions(request.tools)
+    )  # equal in all turns of an agent
     return replace(
         request,
         messages=tuple(messages),
@@ -75,7 +77,9 @@ def from_text(request: Request, completion: Completion) -> Completion:
         text = answer if isinstance(answer, str) else _json(answer)
         return replace(completion, text=text, finish_reason="stop")
     if found is None and not calls:
-        if completion.finish_reason == "length" and completion.text.lstrip().startswith(("{", "```")):
+        if completion.finish_reason == "length" and completion.text.lstrip().startswith(
+            ("{", "```")
+        ):
             raise ParseError(
                 f"the answer was cut at max_tokens={request.max_tokens}: {completion.text.strip()!r:.300}"
             )
@@ -106,7 +110,9 @@ def _is_value(found: Mapping[str, Any], request: Request) -> bool:
     fields, required = schema.get("properties", {}), set(schema.get("required", ()))
     if TOOL in found:
         return (
-            TOOL in fields and ARGUMENTS not in found and found[TOOL] not in {t.name for t in request.tools}
+            TOOL in fields
+            and ARGUMENTS not in found
+            and found[TOOL] not in {t.name for t in request.tools}
         )
     if ANSWER not in fields:
         return False
@@ -136,7 +142,9 @@ def _instructions(tools: tuple[ToolSpec, ...]) -> str:
     ]
     for tool in tools:
         lines.append(f"- {tool.name}: {tool.description}")
-        lines.append(f"  Arguments: {json.dumps(_untitled(json.loads(tool.parameters)), sort_keys=True)}")
+        lines.append(
+            f"  Arguments: {json.dumps(_untitled(json.loads(tool.parameters)), sort_keys=True)}"
+        )
     return "\n".join(lines)
 
 
@@ -166,7 +174,9 @@ def _plain(message: Message, request: Request) -> Message:
         return Message("assistant", "\n".join(filter(None, [message.text, *calls])))
     if message.role == "assistant":
         is_json = request.format is not None and bool(request.format.schema)
-        return replace(message, content=_json({ANSWER: _value(message.text) if is_json else message.text}))
+        return replace(
+            message, content=_json({ANSWER: _value(message.text) if is_json else message.text})
+        )
     return message
 
 
@@ -204,7 +214,9 @@ def _format(offered: tuple[ToolSpec, ...], answer: AnswerFormat | None) -> Answe
 
 def _call_schema(tool: ToolSpec, number: int, definitions: dict[str, Any]) -> dict[str, Any]:
     arguments = _hoisted(json.loads(tool.parameters), f"t{number}_", definitions)
-    if isinstance(arguments.get("properties"), dict):  # small models invent arguments where they may
+    if isinstance(
+        arguments.get("properties"), dict
+    ):  # small models invent arguments where they may
         arguments = {"additionalProperties": False, **arguments}
     return _fields({TOOL: {"type": "string", "enum": [tool.name]}, ARGUMENTS: arguments})
 

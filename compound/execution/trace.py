@@ -1,7 +1,7 @@
 """Traces: the calls of a run, which form a directed acyclic graph.
 
-An address names a call: the node's path with loop and map indices, ``agent[1]/reader``. A failed call
-keeps its error and the outputs produced before the failure.
+An address names a call: the node's path with loop and map indices, ``agent[1]/reader``. A failed
+call keeps its error and the outputs produced before the failure.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NotRequired, TypedDict
 
-from compound import notebook
-from compound.engine import NO_USAGE, TokenRecord, TokenRow, Usage, UsageDocument, UsageRow
-from compound.errors import RateLimited, RunFailed, TransientError
+from compound.core import notebook
+from compound.core.engine import NO_USAGE, TokenRecord, TokenRow, Usage, UsageDocument, UsageRow
+from compound.core.errors import RateLimited, RunFailed, TransientError
+from compound.core.formatting import format_names, format_repr, short_repr
+from compound.core.security.sanitize import redact_secrets, redact_values, sanitize_text
 from compound.execution.exchange import Exchange, ExchangeDocument
-from compound.formatting import format_names, format_repr, short_repr
 from compound.graph.configuration import readable, to_readable_json, to_readable_values
-from compound.security.sanitize import redact_secrets, redact_values, sanitize_text
 
 FailureRow = Sequence[str]  # kind and message
 
@@ -26,7 +26,8 @@ class Failure:
     """Failure of a call: a kind and a sanitized message.
 
     Kinds are ``parse`` and ``type`` (of an answer), ``empty`` and ``refusal`` (instead of one),
-    ``too_long`` (for the model's context), ``transient``, ``rate_limit``, ``skipped`` and ``error``.
+    ``too_long`` (for the model's context), ``transient``, ``rate_limit``, ``skipped`` and
+    ``error``.
     """
 
     kind: str
@@ -91,10 +92,11 @@ class Call:
 class Trace:
     """Record of one system run; the order of calls does not depend on timing.
 
-    ``outputs`` is empty if the run failed. ``equivalents`` is the executed fraction of the run (a fork or a
-    cached run costs less than one system run). ``system`` and ``configuration`` are digests of what ran.
-    ``ends`` are the addresses of the calls that produced the outputs; ``None`` if unknown, as in traces
-    stored before it was recorded. ``metric_calls`` are the calls of a metric that asks a model.
+    ``outputs`` is empty if the run failed. ``equivalents`` is the executed fraction of the run (a
+    fork or a cached run costs less than one system run). ``system`` and ``configuration`` are
+    digests of what ran. ``ends`` are the addresses of the calls that produced the outputs; ``None``
+    if unknown, as in traces stored before it was recorded. ``metric_calls`` are the calls of a
+    metric that asks a model.
     """
 
     example: str
@@ -127,7 +129,9 @@ class Trace:
         """Seconds of a run whose calls are all executed: those of the longest chain of dependent calls."""
         ends: dict[str, float] = {}
         for call in self.calls:  # parents come before their children
-            ends[call.address] = call.seconds + max((ends.get(p, 0.0) for p in call.parents), default=0.0)
+            ends[call.address] = call.seconds + max(
+                (ends.get(p, 0.0) for p in call.parents), default=0.0
+            )
         return max(ends.values(), default=0.0)
 
     @property
@@ -176,14 +180,18 @@ class Trace:
         """
         if self.failure is None:
             return self
-        where = next((f" in {call.address!r}" for call in self.calls if call.failure is not None), "")
+        where = next(
+            (f" in {call.address!r}" for call in self.calls if call.failure is not None), ""
+        )
         raise RunFailed(
             f"the run failed{where}: {self.failure.kind}: {self.failure.message}",
             trace=self,
             hint="the error's `trace` holds every call; pass check=False to return the trace instead",
         )
 
-    def with_score(self, value: float, feedback: str = "", parts: Mapping[str, float] | None = None) -> Trace:
+    def with_score(
+        self, value: float, feedback: str = "", parts: Mapping[str, float] | None = None
+    ) -> Trace:
         """Return a copy with a score."""
         return replace(self, score=value, feedback=feedback, parts=parts or {})
 
@@ -223,7 +231,11 @@ def _shown(values: Mapping[str, object]) -> str:
 
 def _row(call: Call) -> list[str]:
     """Return the cells of a call in a table."""
-    told = f"failed: {call.failure.kind}: {call.failure.message}" if call.failure else _shown(call.outputs)
+    told = (
+        f"failed: {call.failure.kind}: {call.failure.message}"
+        if call.failure
+        else _shown(call.outputs)
+    )
     seconds = "cached" if call.reused else f"{call.seconds:.2f}"
     return [call.address, _shown(call.inputs), told, seconds, str(call.usage.tokens or "")]
 
@@ -253,7 +265,11 @@ def as_text(trace: Trace) -> str:
 
 
 def _call_as_text(call: Call) -> str:
-    facts = [f"{call.seconds:.2f} s", *_usage_as_text(call.usage), *["from the cache"] * call.reused]
+    facts = [
+        f"{call.seconds:.2f} s",
+        *_usage_as_text(call.usage),
+        *["from the cache"] * call.reused,
+    ]
     facts += [f"{call.attempts} attempts"] if call.attempts > 1 else []
     lines = [f"== {call.address} ({', '.join(facts)})"]
     lines += [f"{name} <- {to_readable_json(value)}" for name, value in call.inputs.items()]
@@ -268,7 +284,9 @@ def _usage_as_text(usage: Usage) -> list[str]:
     """Return the nonzero amounts with their names."""
     facts = [f"{usage.calls} requests"] if usage.calls > 1 else []
     if usage.tokens:
-        facts.append(f"{usage.prompt_tokens} prompt and {usage.completion_tokens} completion tokens")
+        facts.append(
+            f"{usage.prompt_tokens} prompt and {usage.completion_tokens} completion tokens"
+        )
     if usage.cost:
         facts.append(f"${usage.cost:.6f}")
     return facts + (["unknown cost"] if usage.unpriced else [])

@@ -1,7 +1,8 @@
 """Building a graph by calling a Python function with placeholders for its inputs.
 
-A placeholder has no value while the graph is built. Operations that need one, such as an ``if`` or an
-f-string, raise `GraphBuildError` with the user's line, instead of baking a wrong branch into the graph.
+A placeholder has no value while the graph is built. Operations that need one, such as an ``if`` or
+an f-string, raise `GraphBuildError` with the user's line, instead of baking a wrong branch into the
+graph.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from compound.errors import GraphBuildError
+from compound.core.errors import GraphBuildError
 
 BRANCH = "pass the condition as when=… to a component and join the branches with cp.FirstOf"
 REPEAT = "use cp.Map to run a system for each item, or cp.Loop to repeat one"
@@ -29,8 +30,8 @@ class GraphBuild:
 
     Attributes:
         nodes: the nodes created so far, by name.
-        constant: returns the source of a constant that is connected to a port, for a name of its node; other
-            values are returned as they are.
+        constant: returns the source of a constant that is connected to a port, for a name of its
+            node; other values are returned as they are.
     """
 
     nodes: dict[str, object] = field(default_factory=dict)
@@ -72,8 +73,8 @@ def building(constant: Callable[[str, object], object] | None = None) -> Iterato
 class Placeholder(ABC):
     """Base of inputs and outputs in a declaration: rejects Python operations on their values.
 
-    Conversions that Python also applies in passing (``bool``, ``==``, ``str``) are rejected only while a
-    graph is built from a function.
+    Conversions that Python also applies in passing (``bool``, ``==``, ``str``) are rejected only
+    while a graph is built from a function.
     """
 
     __slots__ = ()
@@ -97,7 +98,9 @@ class Placeholder(ABC):
 
     def __eq__(self, other: object) -> bool:
         if active_build() is not None and self is not other and not isinstance(other, Placeholder):
-            self._reject("`==` compares", "write value.equals(…) and pass it as when=…, or " + COMPUTE)
+            self._reject(
+                "`==` compares", "write value.equals(…) and pass it as when=…, or " + COMPUTE
+            )
         return self is other
 
     def __hash__(self) -> int:
@@ -137,7 +140,11 @@ class Placeholder(ABC):
     __reversed__ = _reverse
     __contains__ = _contain
     __lt__ = __le__ = __gt__ = __ge__ = _order
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _compute
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = (
+        _compute
+    )
     __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __matmul__ = _compute
     __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _compute
-    __neg__ = __pos__ = __abs__ = __invert__ = __int__ = __float__ = __index__ = __round__ = _compute
+    __neg__ = __pos__ = __abs__ = __invert__ = __int__ = __float__ = __index__ = __round__ = (
+        _compute
+    )

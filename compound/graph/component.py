@@ -1,8 +1,8 @@
 """Components, and the nodes that use them in a graph.
 
-A component is a typed step (x_k; v_k) -> y_k: ports for x and y, settings for v. Calling one inside a
-declaration creates a `Node`, a use of the component whose inputs are wired to other outputs. Components
-are immutable; tuned values are stored in a `Configuration`.
+A component is a typed step (x_k; v_k) -> y_k: ports for x and y, settings for v. Calling one inside
+a declaration creates a `Node`, a use of the component whose inputs are wired to other outputs.
+Components are immutable; tuned values are stored in a `Configuration`.
 """
 
 from __future__ import annotations
@@ -16,19 +16,26 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from compound.concurrency.sessions import Sessions
-from compound.engine import Completion, OnText, Request, Usage
-from compound.errors import DeclarationError, WiringError, suggest_name
-from compound.example import CallValues
-from compound.formatting import MOST_NAMES, format_names, format_repr, short_repr
-from compound.graph.bounds import Extent, Limits, Reach, extent_of_type
+from compound.core.engine import Completion, OnText, Request, Usage
+from compound.core.errors import DeclarationError, WiringError, suggest_name
+from compound.core.example import CallValues
+from compound.core.formatting import MOST_NAMES, format_names, format_repr, short_repr
+from compound.core.loops import Sessions
+from compound.core.narrowing import report_wrong_arguments
+from compound.core.storage.artifacts import Reference
 from compound.graph.building import COMPUTE, GraphBuild, Placeholder, active_build
 from compound.graph.configuration import Configuration
-from compound.graph.members import member_type, member_types
 from compound.graph.space import Space
-from compound.graph.types import Port, accepts, format_ports, format_type, is_assignable, union
-from compound.narrowing import report_wrong_arguments
-from compound.storage.artifacts import Reference
+from compound.graph.types import (
+    Port,
+    accepts,
+    format_ports,
+    format_type,
+    is_assignable,
+    member_type,
+    member_types,
+    union,
+)
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
@@ -71,8 +78,8 @@ class Input(Placeholder):
 class Output(Placeholder):
     """One output field of a node; pass it to another component to create an edge.
 
-    A field of a structured output is an output, too: ``person["name"]``, or ``person.name`` unless the name
-    is one of this class. ``path`` holds the names of such fields.
+    A field of a structured output is an output, too: ``person["name"]``, or ``person.name`` unless
+    the name is one of this class. ``path`` holds the names of such fields.
     """
 
     node: Node
@@ -142,7 +149,9 @@ class Outputs(Placeholder):
     def __getitem__(self, name: str) -> Output:
         ports = self._node.component.outputs
         if name not in ports:
-            raise WiringError(f"{self._node.name} has no output {name!r}", hint=suggest_name(name, ports))
+            raise WiringError(
+                f"{self._node.name} has no output {name!r}", hint=suggest_name(name, ports)
+            )
         return Output(self._node, name)
 
     def __getattr__(self, name: str) -> Output:
@@ -184,10 +193,20 @@ class Node:
 class CallContext(Protocol):
     """Resources available to a running component besides its inputs and values."""
 
-    address: str
-    seed: int
-    last_attempt: bool
-    """Whether the call has no retries left after this attempt."""
+    @property
+    def address(self) -> str:
+        """Address of the call in the trace."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """Seed of the call's random stream."""
+        ...
+
+    @property
+    def last_attempt(self) -> bool:
+        """Whether the call has no retries left after this attempt."""
+        ...
 
     @property
     def rng(self) -> np.random.Generator:
@@ -199,11 +218,13 @@ class CallContext(Protocol):
         """Connections that stay open until the end of the run, such as those to tool servers."""
         ...
 
-    async def generate(self, lm: str, request: Request, on_text: OnText | None = None) -> Completion:
+    async def generate(
+        self, lm: str, request: Request, on_text: OnText | None = None
+    ) -> Completion:
         """Send a request to engine ``lm``, within the budget and its concurrency; record usage.
 
-        ``on_text`` receives the answer's text as it arrives, if the engine can stream, without registered
-        keys.
+        ``on_text`` receives the answer's text as it arrives, if the engine can stream, without
+        registered keys.
         """
         ...
 
@@ -214,12 +235,14 @@ class CallContext(Protocol):
     def reserve(self, worst: Usage) -> AbstractAsyncContextManager[list[Usage]]:
         """Reserve budget for requests that the component sends itself; append their usage to the list.
 
-        Without reported usage, ``worst`` is charged. Usage above it is charged in full, and ends the run
-        with the next request if a limit is exceeded.
+        Without reported usage, ``worst`` is charged. Usage above it is charged in full, and ends
+        the run with the next request if a limit is exceeded.
         """
         ...
 
-    async def scores(self, reward: Reference, component: str, calls: Sequence[CallValues]) -> Sequence[float]:
+    async def scores(
+        self, reward: Reference, component: str, calls: Sequence[CallValues]
+    ) -> Sequence[float]:
         """Score (inputs, outputs) pairs of a component by a stored reward; higher is better."""
         ...
 
@@ -233,15 +256,17 @@ class Component(ABC):
         outputs: the output ports.
         settings: each a plain value, or a `Space` if it may be tuned. Any setting may be wired.
         cacheable: whether calls are worth caching and counting (those of engines and indexes are).
-        external_inputs: whether a program outside of the graph chooses the inputs, so that a fork compares
-            them before it reuses a call.
+        external_inputs: whether a program outside of the graph chooses the inputs, so that a fork
+            compares them before it reuses a call.
         timeout: seconds per attempt, or ``None``.
         retries: maximum number of retries after a `TransientError`.
     """
 
     kind: ClassVar[str] = "component"
     cacheable: ClassVar[bool] = False
-    positional: ClassVar[bool] = False  # whether the declared order of the inputs is that of arguments
+    positional: ClassVar[bool] = (
+        False  # whether the declared order of the inputs is that of arguments
+    )
     external_inputs: ClassVar[bool] = False
     name: str
     timeout: float | None = None
@@ -283,24 +308,19 @@ class Component(ABC):
     def __repr__(self) -> str:
         parameters = format_names(self.parameters) if self.parameters else ""
         outputs = format_names(self.outputs)
-        return format_repr(type(self).__name__, repr(self.name), outputs=outputs, parameters=parameters)
+        return format_repr(
+            type(self).__name__, repr(self.name), outputs=outputs, parameters=parameters
+        )
 
-    def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:
-        """Return upper bounds of one call's outputs and model requests, for `compound.api.estimate`.
+    def output_sizes(self, sizes: Mapping[str, float]) -> Mapping[str, float]:
+        """Return the largest number of items of list outputs, and the largest value of numbers, if known.
 
-        By default, outputs are as long as their types allow and requests are undeclared, so that an estimate
-        reports them as unbounded. Return ``Reach(outputs, ())`` if the component sends no requests.
+        Maps and loops read them, so that calls can be counted before a run.
 
         Args:
-            given: extent of the value on each wire.
-            limits: limits of the settings.
+            sizes: the same of the inputs; infinite if unknown.
         """
-        return Reach(self.longest_outputs())
-
-    def longest_outputs(self) -> dict[str, Extent]:
-        """Return the extents that the output types allow."""
-        why = f"{self.kind} {self.name!r} can return a value of any length"
-        return {name: extent_of_type(port.type, why) for name, port in self.outputs.items()}
+        return {}
 
     def __call__(
         self,
@@ -311,15 +331,19 @@ class Component(ABC):
     ) -> Any:  # noqa: ANN401 - `Output` or `Outputs`, depending on the component's ports
         """Use the component in a graph: create a node whose inputs are ``wires``.
 
-        A source given by position feeds the only port, or the port of its position if the component declares
-        an order (`positional`); if any port may be connected, an `Input` feeds the port with its own name.
-        While a graph is built from a function, further uses of a component are numbered (``reader_2``), and
-        constants are sources, too.
+        A source given by position feeds the only port, or the port of its position if the component
+        declares an order (`positional`); if any port may be connected, an `Input` feeds the port
+        with its own name. While a graph is built from a function, further uses of a component are
+        numbered (``reader_2``), and constants are sources, too.
 
         Returns the node's `Output`, or an `Outputs` if it has several.
         """
-        if not isinstance(name, str | None) or not isinstance(when, Input | Output | Condition | None):
-            taken, what = ("when", "condition") if isinstance(name, str | None) else ("name", "name")
+        if not isinstance(name, str | None) or not isinstance(
+            when, Input | Output | Condition | None
+        ):
+            taken, what = (
+                ("when", "condition") if isinstance(name, str | None) else ("name", "name")
+            )
             raise WiringError(
                 f"{self.name}: {taken}= is the node's own {what}, and no input",
                 hint=f"connect the input under another name, such as {self.name}(the_{taken}=…)",
@@ -347,9 +371,12 @@ class Operation(Component):
         """Compute the outputs from the arguments only; raise `CallError` for a failed call."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Value:
-    """A value in a run: the data, and the addresses of the calls that produced it."""
+    """A value in a run: the data, and the addresses of the calls that produced it.
+
+    Treat it as immutable; it is not frozen because it is created in hot code.
+    """
 
     data: object
     sources: tuple[str, ...] = ()
@@ -385,7 +412,10 @@ class CompositeBase(Component):
 
 
 def connect(
-    component: Component, name: str, wires: Mapping[str, Source], when: Source | Condition | None = None
+    component: Component,
+    name: str,
+    wires: Mapping[str, Source],
+    when: Source | Condition | None = None,
 ) -> Node:
     """Create a node, checking every edge."""
     check_name("Node", name)
@@ -410,7 +440,9 @@ def connect(
         _check_edge(component, name, port, ports[port], source)
     missing = [port for port, p in ports.items() if not p.optional and port not in wires]
     if missing:
-        raise WiringError(f"{name}.{missing[0]} is not connected", hint=f"{name} takes {format_ports(ports)}")
+        raise WiringError(
+            f"{name}.{missing[0]} is not connected", hint=f"{name} takes {format_ports(ports)}"
+        )
     condition = Condition(when) if isinstance(when, Input | Output) else when
     _check_condition(name, condition)
     ordered = {port: wires[port] for port in ports if port in wires}
@@ -430,7 +462,7 @@ def _constant_hint(value: object) -> str:
         return f"name one of its fields: {format_names(value._node.component.outputs)}"
     if isinstance(value, list | tuple | Mapping):
         return f"make the {type(value).__name__} in a function with @cp.component"
-    return "use the component's settings for constants, or cp.Hyperparameter('name', 'constant')()"
+    return "use the component's settings for constants, or cp.components.Hyperparameter('name', 'constant')()"
 
 
 def _by_position(
@@ -499,7 +531,10 @@ def _check_setting(component: Component, name: str, port: str, source: Source) -
             f"{name}.{port}: {what}, which the data in {source.label} would replace",
             hint=f"{rename}; settings are fed by hyperparameters, selectors and functions",
         )
-    if not isinstance(source, Output) or source.node.component.kind in ("hyperparameter", "selector"):
+    if not isinstance(source, Output) or source.node.component.kind in (
+        "hyperparameter",
+        "selector",
+    ):
         return
     if setting is not None and setting not in ("", ()):
         raise WiringError(
@@ -515,7 +550,9 @@ def _check_edge(component: Component, name: str, port: str, expected: Port, sour
         expected.optional and is_assignable(source.type, union(expected.type, None))
     ):
         return
-    possible = [label for label, kind in _node_outputs(source) if is_assignable(kind, expected.type)]
+    possible = [
+        label for label, kind in _node_outputs(source) if is_assignable(kind, expected.type)
+    ]
     hint = f"connect {' or '.join(possible)}" if possible else "change one of the two declarations"
     raise WiringError(
         f"{name}.{port} expects {format_type(expected.type)}, but {source.label} is "
@@ -527,14 +564,18 @@ def _check_edge(component: Component, name: str, port: str, expected: Port, sour
 def _node_outputs(source: Source) -> list[tuple[str, object]]:
     if isinstance(source, Input):
         return []
-    return [(Output(source.node, f).label, p.type) for f, p in source.node.component.outputs.items()]
+    return [
+        (Output(source.node, f).label, p.type) for f, p in source.node.component.outputs.items()
+    ]
 
 
 def _check_condition(name: str, condition: Condition | None) -> None:
     if condition is None:
         return
     source = condition.source
-    if not is_assignable(type(condition.value), source.type) and not accepts(source.type, condition.value):
+    if not is_assignable(type(condition.value), source.type) and not accepts(
+        source.type, condition.value
+    ):
         raise WiringError(
             f"{name}: when compares {source.label} with {condition.value!r}, "
             f"but its type is {format_type(source.type)}",

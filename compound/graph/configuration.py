@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from compound import notebook
-from compound.errors import ConfigurationError
-from compound.formatting import MOST_NAMES, short_repr
-from compound.graph.json_values import dumps
-from compound.narrowing import report_wrong_arguments
-from compound.security.sanitize import replace_surrogates
-from compound.security.untrusted import UntrustedFolder
-from compound.storage.artifacts import (
+from compound.core import notebook
+from compound.core.errors import ConfigurationError
+from compound.core.formatting import MOST_NAMES, short_repr
+from compound.core.narrowing import report_wrong_arguments
+from compound.core.security.sanitize import replace_surrogates
+from compound.core.security.untrusted import UntrustedFolder
+from compound.core.storage.artifacts import (
     check_inside,
     copy_into,
     is_reference,
@@ -28,7 +27,8 @@ from compound.storage.artifacts import (
     with_absolute_path,
     without_path,
 )
-from compound.storage.records import Damaged, parse, to_encodable_json
+from compound.core.storage.records import Damaged, parse, to_encodable_json
+from compound.graph.json_values import dumps
 
 FORMAT = 1
 
@@ -96,7 +96,9 @@ def to_readable_json(value: object) -> object:
             return {str(key): to_readable_json(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [to_readable_json(item) for item in value]
-        return re.sub(r" at 0x[0-9a-f]+", "", replace_surrogates(repr(value)))  # addresses differ by process
+        return re.sub(
+            r" at 0x[0-9a-f]+", "", replace_surrogates(repr(value))
+        )  # addresses differ by process
 
 
 def to_readable_values(values: Mapping[str, object]) -> dict[str, object]:
@@ -178,7 +180,9 @@ class Configuration(Mapping[str, object]):
     def __repr__(self) -> str:
         items = [*self._values.items()][:MOST_NAMES]
         more = len(self._values) - len(items)
-        shown = [f"{key!r}: {short_repr(value)}" for key, value in items] + [f"… {more} more"] * bool(more)
+        shown = [f"{key!r}: {short_repr(value)}" for key, value in items] + [
+            f"… {more} more"
+        ] * bool(more)
         return f"Configuration({{{', '.join(shown)}}})"
 
     def _repr_html_(self) -> str:
@@ -223,11 +227,12 @@ class Configuration(Mapping[str, object]):
     def save(self, path: str | Path, **provenance: object) -> None:
         """Write a file that `load` reads: the values, their digest, and their provenance.
 
-        Referenced folders are copied next to the file unless they exist there, so that all files can
-        be moved together. The file's parent folder is created if missing.
+        Referenced folders are copied next to the file unless they exist there, so that all files
+        can be moved together. The file's parent folder is created if missing.
 
         Raises:
-            ConfigurationError: a referenced folder is missing or was changed, or the file cannot be written.
+            ConfigurationError: a referenced folder is missing or was changed, or the file cannot be
+                written.
         """
         target = Path(path)
         folder = UntrustedFolder(target.parent, error=ConfigurationError).make()
@@ -251,7 +256,9 @@ def load(path: str | Path) -> Configuration:
     target = Path(path)
     folder = UntrustedFolder(target.parent, error=ConfigurationError)
     if not target.name or folder.kind(target.name) is None:
-        raise ConfigurationError(f"{path} does not exist", hint="`compound optimize` writes best.json")
+        raise ConfigurationError(
+            f"{path} does not exist", hint="`compound optimize` writes best.json"
+        )
     if folder.kind(target.name) == "folder":
         raise ConfigurationError(
             f"{path} is a folder, but must be a file",

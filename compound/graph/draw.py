@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypedDict, cast
 
-from compound.graph.component import Input, Node, Source
+from compound.graph.component import Node
 from compound.graph.composite import Composite
 from compound.graph.system import System
 from compound.graph.types import format_type
@@ -49,7 +49,9 @@ def _nodes(system: System, indent: str) -> list[str]:
 def _line(node: Node) -> str:
     component = node.component
     wires = ", ".join(f"{port}={source.label}" for port, source in node.wires.items())
-    outputs = ", ".join(f"{name}: {format_type(port.type)}" for name, port in component.outputs.items())
+    outputs = ", ".join(
+        f"{name}: {format_type(port.type)}" for name, port in component.outputs.items()
+    )
     free = [name for name in component.parameters if name not in node.wires]
     tuned = f"  [{', '.join(free)}]" if free else ""
     use = "" if component.name == node.name else f" = {component.name}"
@@ -57,21 +59,23 @@ def _line(node: Node) -> str:
     return f"{node.name}{use}: {component.kind}({wires}) -> {outputs}{tuned}{when}"
 
 
-def as_mermaid(system: System) -> str:
-    """Return a Mermaid flowchart."""
+def as_mermaid(drawing: GraphDocument) -> str:
+    """Return a Mermaid flow chart of a graph, given as by `as_document`."""
+    ids = {name: f"n{i}" for i, (name, _) in enumerate(drawing["nodes"])}
     lines = ["flowchart LR"]
-    lines += [f'    in_{name}(["{name}"])' for name in system.inputs]
-    lines += [
-        f'    {node.name}["{node.name}<br/><i>{node.component.kind}</i>"]' for node in system.nodes.values()
-    ]
-    lines += [f'    out_{name}(["{name}"])' for name in system.outputs]
-    for node in system.nodes.values():
-        lines += [f"    {_id(source)} -->|{port}| {node.name}" for port, source in node.wires.items()]
-        if node.when is not None:
-            lines.append(f"    {_id(node.when.source)} -.->|when| {node.name}")
-    lines += [f"    {_id(source)} --> out_{name}" for name, source in system.outputs.items()]
+    for name, kind in drawing["nodes"]:
+        title = _label(name.lstrip("$"))
+        shape = f'(["{title}"])' if kind == "input" else f'["{title}<br/>{_label(kind)}"]'
+        lines.append(f"    {ids[name]}{shape}")
+    for a, b, ports in drawing["edges"]:
+        lines.append(f'    {ids[a]} -->|"{_label(", ".join(ports))}"| {ids[b]}')
+    for i, (name, label) in enumerate(drawing["outputs"].items()):
+        origin = label.removeprefix("$").split(".")[0]
+        source = ids.get(origin) or ids[f"${origin}"]
+        lines.append(f'    {source} --> out{i}(["{_label(name)}"])')
     return "\n".join(lines)
 
 
-def _id(source: Source) -> str:
-    return f"in_{source.name}" if isinstance(source, Input) else source.node.name
+def _label(text: str) -> str:
+    """Escape text for use in Mermaid's quotes."""
+    return " ".join(text.split()).replace("#", "#35;").replace('"', "#quot;").replace("<", "#lt;")

@@ -1,6 +1,7 @@
 """Digests of user code, for cache keys and for detecting changes when a run is resumed.
 
-A digest covers byte code and constants, but not file or line, nor the functions that the code calls.
+A digest covers byte code and constants, but not file or line, nor the functions that the code
+calls.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def describe_code(value: object) -> object:
     {'f': '<built-in function len>', 's': [1, 2]}
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [f"{f.name}={describe_code(getattr(value, f.name))!r}" for f in dataclasses.fields(value)]
+        fields = [
+            f"{f.name}={describe_code(getattr(value, f.name))!r}" for f in dataclasses.fields(value)
+        ]
         return f"{type(value).__qualname__}({', '.join(fields)})"
     if inspect.isroutine(value) and hasattr(value, "__code__"):
         return f"{value.__qualname__}:{code_digest(value)}"
@@ -63,12 +66,16 @@ def _cell_value(cell: CellType) -> object:
         value = cell.cell_contents
     except ValueError:  # the cell is empty
         return None
-    return value if isinstance(value, PLAIN) else type(value).__name__  # mutable, so only its type counts
+    return (
+        value if isinstance(value, PLAIN) else type(value).__name__
+    )  # mutable, so only its type counts
 
 
 def _walk(code: CodeType) -> str:
     constants = [
-        _walk(c) if isinstance(c, CodeType) else repr(sorted(map(repr, c)) if isinstance(c, frozenset) else c)
+        _walk(c)
+        if isinstance(c, CodeType)
+        else repr(sorted(map(repr, c)) if isinstance(c, frozenset) else c)
         for c in code.co_consts
     ]
     return f"{code.co_code.hex()}|{code.co_names}|{code.co_varnames}|{constants}"

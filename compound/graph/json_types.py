@@ -1,7 +1,7 @@
 """Types declared by a JSON schema, and the JSON schemas of types.
 
-A type of a JSON schema is ``Annotated[base, JSONSchema(text)]``. Its values are plain JSON values, checked
-with jsonschema. Two types are equal if their schemas are.
+A type of a JSON schema is ``Annotated[base, JSONSchema(text)]``. Its values are plain JSON values,
+checked with jsonschema. Two types are equal if their schemas are.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import CoreSchema, core_schema
 
-from compound.errors import DeclarationError
-from compound.narrowing import report_wrong_arguments
-from compound.security.json_schemas import Document, check_keywords, problems_of
+from compound.core.errors import DeclarationError
+from compound.core.narrowing import report_wrong_arguments
+from compound.core.security.json_schemas import Document, check_keywords, problems_of
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -41,7 +41,9 @@ BASES: Mapping[object, object] = {
 DESCRIPTIVE = frozenset({"type", "title", "description", "default", "examples", "$schema", "$id"})
 INTEGER_KEY = r"^-?(0|[1-9][0-9]{0,17})$"
 NUMBER_KEY = r"^-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?(e-?[0-9]{1,3})?$"
-KEYS: Mapping[str, dict[str, Any]] = {  # schemas of the names of properties, by the kind of the keys
+KEYS: Mapping[
+    str, dict[str, Any]
+] = {  # schemas of the names of properties, by the kind of the keys
     "int": {"pattern": INTEGER_KEY},
     "float": {"pattern": NUMBER_KEY},
     "decimal": {"pattern": NUMBER_KEY},
@@ -56,7 +58,8 @@ class JSONSchema:
     """Annotation of a type whose values a JSON schema describes.
 
     Attributes:
-        text: the schema as JSON text, with properties in the declared order, in which models write them.
+        text: the schema as JSON text, with properties in the declared order, in which models write
+            them.
     """
 
     text: str
@@ -77,7 +80,9 @@ class JSONSchema:
         """Return descriptions of the parts of a value that the schema does not accept."""
         return problems_of(self.text, value)
 
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self._checked, handler(source))
 
     def __get_pydantic_json_schema__(
@@ -117,14 +122,18 @@ def json_type(schema: Document) -> object:
     except (TypeError, ValueError, RecursionError) as error:
         raise DeclarationError(f"a JSON schema must be JSON, but {error}") from None
     if len(text) > LONGEST_SCHEMA:
-        raise DeclarationError(f"a JSON schema may have {LONGEST_SCHEMA:,} characters, but has {len(text):,}")
+        raise DeclarationError(
+            f"a JSON schema may have {LONGEST_SCHEMA:,} characters, but has {len(text):,}"
+        )
     try:
         Draft202012Validator.check_schema(dict(schema))
     except RecursionError:
         raise DeclarationError("the JSON schema is nested too deeply") from None
     except InvalidSchema as error:
         where = ".".join(map(str, error.path)) or "its top level"
-        raise DeclarationError(f"the JSON schema is invalid at {where}: {error.message[:200]}") from None
+        raise DeclarationError(
+            f"the JSON schema is invalid at {where}: {error.message[:200]}"
+        ) from None
     check_keywords(schema)
     kind = schema.get("type")
     options = schema.get("enum")
@@ -249,7 +258,8 @@ def _portable_record(kind: type) -> object:
     fields: dict[str, object] = {}
     required: frozenset[str] = getattr(kind, "__required_keys__", frozenset())
     for name, hint in typing.get_type_hints(kind, include_extras=True).items():
-        # without a marker of its own, a field is as the class that declares it, which may be a base class
+        # without a marker of its own, a field is as the class that declares it, which may be a base
+        # class
         marker = get_origin(hint) if get_origin(hint) in MARKERS else MARKERS[name not in required]
         inner = get_args(hint)[0] if get_origin(hint) in MARKERS else hint
         fields[name] = marker[portable(inner)]
@@ -262,4 +272,6 @@ def _is_recursive(kind: object, enclosing: tuple[object, ...] = ()) -> bool:
         return True
     is_record = typing.is_typeddict(kind)
     parts = typing.get_type_hints(kind).values() if is_record else get_args(kind)
-    return any(_is_recursive(part, (*enclosing, kind) if is_record else enclosing) for part in parts)
+    return any(
+        _is_recursive(part, (*enclosing, kind) if is_record else enclosing) for part in parts
+    )

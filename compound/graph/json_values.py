@@ -1,7 +1,7 @@
 """JSON forms of values: dates, decimals, sets, enums, pydantic models, dataclasses.
 
-The form of a value is that of pydantic's JSON mode, from which `compound.graph.types.convert` makes an equal
-value of the declared type.
+The form of a value is that of pydantic's JSON mode, from which `compound.graph.types.convert` makes
+an equal value of the declared type.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def json_form(value: object) -> object:
     raise TypeError(f"{type(value).__name__} {value!r} cannot be written as JSON")
 
 
-def dumps(value: object, *, sort_keys: bool = False, compact: bool = False, allow_nan: bool = False) -> str:
+def dumps(
+    value: object, *, sort_keys: bool = False, compact: bool = False, allow_nan: bool = False
+) -> str:
     """Return a value as JSON text, in which values of other classes have their JSON form.
 
     >>> dumps({date(2024, 1, 2): (Decimal("1.5"),)})
@@ -92,7 +94,9 @@ def find_nonfinite(value: object) -> float | Decimal | None:
     >>> find_nonfinite({"a": [1.0, float("inf")]}), find_nonfinite([1, "nan"])
     (inf, None)
     """
-    if isinstance(value, Decimal | numbers.Real) and not isinstance(value, numbers.Rational):  # also of numpy
+    if isinstance(value, Decimal | numbers.Real) and not isinstance(
+        value, numbers.Rational
+    ):  # also of numpy
         return None if math.isfinite(value) else value  # type: ignore[return-value]
     if isinstance(value, Mapping):
         parts: Iterable[object] = [*value.keys(), *value.values()]

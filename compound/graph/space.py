@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from compound.errors import DeclarationError, suggest_name
-from compound.narrowing import report_wrong_arguments
-from compound.storage.artifacts import Reference, is_reference
+from compound.core.errors import DeclarationError, suggest_name
+from compound.core.narrowing import report_wrong_arguments
+from compound.core.storage.artifacts import Reference, is_reference
 
 if TYPE_CHECKING:
     import numpy as np
@@ -134,7 +134,9 @@ class Demos(Space):
             return f"must hold at most {self.max} demonstrations, but holds {len(value)}"
         for demo in value:
             parts = demo if isinstance(demo, Mapping) else {}
-            if set(parts) != {"inputs", "outputs"} or not all(isinstance(p, Mapping) for p in parts.values()):
+            if set(parts) != {"inputs", "outputs"} or not all(
+                isinstance(p, Mapping) for p in parts.values()
+            ):
                 return f"must hold {{'inputs': {{…}}, 'outputs': {{…}}}} only, but holds {demo!r}"
         return ""
 
@@ -244,7 +246,9 @@ class Int(Space):
     def draw(self, rng: np.random.Generator) -> int:
         """Draw an integer uniformly, or log-uniformly if ``log``."""
         if self.log:
-            return min(int(math.exp(rng.uniform(math.log(self.low), math.log(self.high + 1)))), self.high)
+            return min(
+                int(math.exp(rng.uniform(math.log(self.low), math.log(self.high + 1)))), self.high
+            )
         return int(rng.integers(self.low, self.high + 1))
 
 
@@ -293,7 +297,9 @@ def _check_bounds(space: Int | Float) -> None:
             f"{name} bounds must be numbers, but got low={space.low!r}, high={space.high!r}"
         )
     if not space.low <= space.high:
-        raise DeclarationError(f"{name}: low <= high must hold, but got low={space.low}, high={space.high}")
+        raise DeclarationError(
+            f"{name}: low <= high must hold, but got low={space.low}, high={space.high}"
+        )
     if space.log and space.low <= 0:
         raise DeclarationError(f"{name}: a log scale needs low > 0, but got low={space.low}")
     space.check(space.value, name)
@@ -309,8 +315,8 @@ def _outside(space: Int | Float, value: float) -> str:
 class Weights(Space):
     """Weights of a component's model: a LoRA adapter on a frozen base model.
 
-    A value is ``None`` (the base model) or ``{"path": folder, "sha256": digest}``. ``targets`` are the
-    adapted linear layers, as in `LoRA`.
+    A value is ``None`` (the base model) or ``{"path": folder, "sha256": digest}``. ``targets`` are
+    the adapted linear layers, as in `LoRA`.
     """
 
     value: Mapping[str, str] | None = None
@@ -321,7 +327,9 @@ class Weights(Space):
 
     def __post_init__(self) -> None:
         if self.rank < 1 or self.alpha < 1:
-            raise DeclarationError(f"LoRA: rank and alpha must be >= 1, but got {self.rank}, {self.alpha}")
+            raise DeclarationError(
+                f"LoRA: rank and alpha must be >= 1, but got {self.rank}, {self.alpha}"
+            )
         if isinstance(self.targets, str):
             if self.targets not in TARGETS:
                 raise DeclarationError(
@@ -360,10 +368,11 @@ def LoRA(  # noqa: N802 - reads as a declaration
     Args:
         rank: rank of the update.
         alpha: scale of the update; default: twice the rank.
-        targets: the adapted linear layers: ``all-linear``, all except the output layer; ``attention``, those
-            of attention only; or the last parts of their names, such as ``["q_proj", "v_proj"]``. Adapters
-            on all layers learn more than those on attention only, even with the same number of parameters
-            (Schulman et al. 2025, "LoRA Without Regret"), hence the default.
+        targets: the adapted linear layers: ``all-linear``, all except the output layer;
+            ``attention``, those of attention only; or the last parts of their names, such as
+            ``["q_proj", "v_proj"]``. Adapters on all layers learn more than those on attention
+            only, even with the same number of parameters (Schulman et al. 2025, "LoRA Without
+            Regret"), hence the default.
 
     Raises:
         DeclarationError: the rank or alpha is below 1, or the targets are invalid.

@@ -1,7 +1,7 @@
 """A system: a directed acyclic graph of nodes with named inputs and outputs, bound to a configuration.
 
-The graph is a ``networkx.DiGraph``; ordering, cycle detection and drawings use networkx. A system is
-immutable: `bind` returns a new one, so two threads can run two configurations concurrently.
+The graph is a ``networkx.DiGraph``; ordering, cycle detection and drawings use networkx. A system
+is immutable: `bind` returns a new one, so two threads can run two configurations concurrently.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import get_args
 
 import networkx as nx
 
-from compound import notebook
-from compound.engine import Engine
-from compound.errors import ConfigurationError, WiringError, suggest_name
-from compound.formatting import format_names, format_repr
+from compound.core import notebook
+from compound.core.engine import Engine
+from compound.core.errors import ConfigurationError, WiringError, suggest_name
+from compound.core.formatting import format_names, format_repr
+from compound.core.narrowing import report_wrong_arguments
 from compound.graph.component import (
     Component,
     CompositeBase,
@@ -31,7 +32,6 @@ from compound.graph.component import (
 from compound.graph.configuration import Configuration, canonical_json, digest, to_readable_json
 from compound.graph.space import Space
 from compound.graph.types import Port, format_type, identify_type, quote_names
-from compound.narrowing import report_wrong_arguments
 
 
 @report_wrong_arguments
@@ -43,12 +43,13 @@ class System:
         name: name for run directories and reports.
         outputs: outputs of the system by name; the nodes are collected from here.
         inputs: the declared inputs, each of which must be used; collected as well if omitted.
-        nodes: the declared nodes, each of which must lead to an output; collected as well if omitted.
+        nodes: the declared nodes, each of which must lead to an output; collected as well if
+            omitted.
         lm: default model of LLM components that name none.
 
     Attributes:
-        engines: function that returns the engine of a model name, set if the system was loaded from a file
-            with ``engines:``. It is not part of the system's identity.
+        engines: function that returns the engine of a model name, set if the system was loaded from
+            a file with ``engines:``. It is not part of the system's identity.
 
     Example:
         >>> from compound.components.function import Function
@@ -145,9 +146,14 @@ class System:
         found: list[object] = [self.lm]
         for name, component in self.components.items():
             setting = component.settings.get("lm")
-            found += [self.configuration.get(f"{name}.lm"), *getattr(setting, "options", (setting,))]
+            found += [
+                self.configuration.get(f"{name}.lm"),
+                *getattr(setting, "options", (setting,)),
+            ]
         for node in self.all_nodes():
-            if "lm" in node.component.settings and isinstance(source := node.wires.get("lm"), Output):
+            if "lm" in node.component.settings and isinstance(
+                source := node.wires.get("lm"), Output
+            ):
                 found.append(self.configuration.get(f"{source.node.component.name}.{source.field}"))
                 found += get_args(source.type)
         return tuple(dict.fromkeys(lm for lm in found if isinstance(lm, str) and lm))
@@ -172,7 +178,8 @@ class System:
         """Maps each node to the nodes that wait for it, in execution order."""
         position = {name: i for i, name in enumerate(self.nodes)}
         return {
-            name: tuple(sorted(self.graph.successors(name), key=position.__getitem__)) for name in self.nodes
+            name: tuple(sorted(self.graph.successors(name), key=position.__getitem__))
+            for name in self.nodes
         }
 
     def all_nodes(self) -> Iterator[Node]:
@@ -196,7 +203,8 @@ class System:
         for key, value in values.items():
             if key not in self.parameters:
                 raise ConfigurationError(
-                    f"system {self.name!r} has no parameter {key!r}", hint=suggest_name(key, self.parameters)
+                    f"system {self.name!r} has no parameter {key!r}",
+                    hint=suggest_name(key, self.parameters),
                 )
             problem = self.parameters[key].problem(value)
             if problem:
@@ -225,7 +233,7 @@ class System:
         )
 
     def _repr_svg_(self) -> str | None:
-        """Return the graph as an SVG image, for notebooks; ``None`` for large ones and without matplotlib."""
+        """Return the graph as an SVG image, for notebooks; ``None`` for large ones."""
         return notebook.system_svg(self) if len(self.nodes) <= notebook.MAX_LINES else None
 
     def _repr_html_(self) -> str | None:
@@ -327,7 +335,9 @@ def _collect(name: str, outputs: Mapping[str, Source]) -> tuple[dict[str, Input]
         if not isinstance(source, Input | Output):
             raise WiringError(
                 f"output {key!r} of system {name!r} is not produced by any node: got {source!r}",
-                hint="name one field of a node" if isinstance(source, Outputs) else "give a node's output",
+                hint="name one field of a node"
+                if isinstance(source, Outputs)
+                else "give a node's output",
             )
         stack.append(source)
     while stack:
@@ -395,7 +405,10 @@ def _graph(inputs: Mapping[str, object], nodes: Mapping[str, Node]) -> nx.DiGrap
     for name, node in nodes.items():
         graph.add_node(name, kind=node.component.kind, component=node.component.name)
     for name, node in nodes.items():
-        for port, source in [*node.wires.items(), *([("when", node.when.source)] if node.when else [])]:
+        for port, source in [
+            *node.wires.items(),
+            *([("when", node.when.source)] if node.when else []),
+        ]:
             origin = f"${source.name}" if isinstance(source, Input) else source.node.name
             if graph.has_edge(origin, name):
                 graph.edges[origin, name]["ports"] += (port,)
@@ -437,7 +450,9 @@ def _structure(system: System) -> dict[str, object]:
                 "component": node.component.name,
                 "version": node.component.version,
                 "wires": {port: source.label for port, source in node.wires.items()},
-                "when": [node.when.source.label, canonical_json(node.when.value)] if node.when else None,
+                "when": [node.when.source.label, canonical_json(node.when.value)]
+                if node.when
+                else None,
             }
             for name, node in system.nodes.items()
         },

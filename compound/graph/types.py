@@ -1,7 +1,7 @@
 """Port types: their spelling, their compatibility, and validation of values.
 
-Types are ordinary Python annotations (``str``, ``list[str]``, ``Literal["a", "b"]``, ``dict[str, int]``).
-YAML uses the same spelling; `parse` reads it with a small grammar and never evaluates it.
+Types are ordinary Python annotations (``str``, ``list[str]``, ``Literal["a", "b"]``, ``dict[str,
+int]``). YAML uses the same spelling; `parse` reads it with a small grammar and never evaluates it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast, get_args
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
-from compound.errors import DeclarationError, suggest_name
+from compound.core.errors import DeclarationError, suggest_name
+from compound.core.image import Image
+from compound.core.security.json_schemas import MOST_ERRORS
 from compound.graph.json_types import portable, schema_of_annotation
 from compound.graph.json_values import find_nonfinite
-from compound.image import Image
-from compound.security.json_schemas import MOST_ERRORS
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
+import dataclasses
+import typing
 
+from compound.core.errors import WiringError
+from compound.graph.json_types import json_type
 
 NAMES: Mapping[str, object] = {
     "str": str,
@@ -52,7 +56,8 @@ _MODULES = (
 class Port:
     """Typed input or output of a component.
 
-    ``optional`` inputs take ``default`` if they are not connected or if their source node was skipped.
+    ``optional`` inputs take ``default`` if they are not connected or if their source node was
+    skipped.
     """
 
     type: object
@@ -79,7 +84,7 @@ def parse(text: str) -> object:
     True
     >>> parse("lsit")
     Traceback (most recent call last):
-    compound.errors.DeclarationError: 'lsit' is not a type; did you mean 'list'?
+    compound.core.errors.DeclarationError: 'lsit' is not a type; did you mean 'list'?
     """
     stripped = text.strip()
     if stripped.startswith("one of "):
@@ -90,7 +95,9 @@ def parse(text: str) -> object:
     try:
         tree = ast.parse(stripped, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise DeclarationError(f"{text!r} is not a type", hint=suggest_name(stripped, NAMES)) from None
+        raise DeclarationError(
+            f"{text!r} is not a type", hint=suggest_name(stripped, NAMES)
+        ) from None
     return _from_tree(tree, text)
 
 
@@ -170,7 +177,9 @@ def _format(kind: object, inner: Callable[[object], str]) -> str:
 
 def _describe_schema(schema: Mapping[str, object]) -> str:
     properties = schema.get("properties")
-    names = f" with {', '.join(properties)}" if isinstance(properties, Mapping) and properties else ""
+    names = (
+        f" with {', '.join(properties)}" if isinstance(properties, Mapping) and properties else ""
+    )
     return f"JSON {schema.get('type', 'value')}{names}"
 
 
@@ -191,7 +200,9 @@ def is_assignable(source: object, target: object) -> bool:
     """
     if target is Any or source is Any or source == target:
         return True
-    source = get_args(source)[0] if get_origin(source) is Annotated else source  # a value of the plain type
+    source = (
+        get_args(source)[0] if get_origin(source) is Annotated else source
+    )  # a value of the plain type
     source_origin, target_origin = get_origin(source), get_origin(target)
     if source_origin in (Union, types.UnionType):
         return all(is_assignable(a, target) for a in get_args(source))
@@ -217,7 +228,9 @@ def is_assignable(source: object, target: object) -> bool:
 @functools.lru_cache(maxsize=512)
 def _adapter(kind: object) -> TypeAdapter[object]:
     try:
-        return TypeAdapter(_form(kind), config=ConfigDict(strict=True, arbitrary_types_allowed=True))
+        return TypeAdapter(
+            _form(kind), config=ConfigDict(strict=True, arbitrary_types_allowed=True)
+        )
     except PydanticSchemaGenerationError as error:
         raise DeclarationError(f"{format_type(kind)!r} cannot be used as a port type") from error
     except Exception:  # noqa: BLE001 - pydantic rejects a config for models, which have their own
@@ -262,12 +275,18 @@ def convert(kind: object, value: object) -> object:
     """Convert text or JSON leniently to ``kind`` (``"3"`` to 3), or raise `ValueError`."""
     try:
         # models write the aliases of fields, and stored values have their names
-        made = _lenient_adapter(kind).validate_python(value, strict=False, by_alias=True, by_name=True)
+        made = _lenient_adapter(kind).validate_python(
+            value, strict=False, by_alias=True, by_name=True
+        )
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)[:MOST_ERRORS]
+        found = error.errors(include_url=False, include_context=False, include_input=False)[
+            :MOST_ERRORS
+        ]
         # an error of a whole value, such as one of a model's validator, has no place
         details = [": ".join(filter(None, (".".join(map(str, e["loc"])), e["msg"]))) for e in found]
-        raise ValueError(f"{value!r:.200} is not {format_type(kind)} ({'; '.join(details)})") from error
+        raise ValueError(
+            f"{value!r:.200} is not {format_type(kind)} ({'; '.join(details)})"
+        ) from error
     if (number := find_nonfinite(made)) is not None:
         raise ValueError(f"{value!r:.200} holds {number}, which is not a finite number")
     return made
@@ -279,14 +298,22 @@ def reads_decimals(kind: object) -> bool:
     return kind is not Any and "'type': 'decimal'" in repr(_lenient_adapter(kind).core_schema)
 
 
-JSON_FORMS = (dict, list, str, int, float, datetime)  # a time of a data frame may be the form of a date
+JSON_FORMS = (
+    dict,
+    list,
+    str,
+    int,
+    float,
+    datetime,
+)  # a time of a data frame may be the form of a date
 
 
 def as_declared(kind: object, value: object) -> object:
     """Return a value as an instance of its declared type, if it is the JSON form of one.
 
-    Data sets and stored traces hold the JSON form of pydantic models, dataclasses, dates and sets; data
-    frames hold times for dates. Plain types are not converted, and neither is a value that does not fit.
+    Data sets and stored traces hold the JSON form of pydantic models, dataclasses, dates and sets;
+    data frames hold times for dates. Plain types are not converted, and neither is a value that
+    does not fit.
 
     >>> as_declared(datetime, "2024-01-02T10:00"), as_declared(set[int], [1]), as_declared(int, "1")
     (datetime.datetime(2024, 1, 2, 10, 0), {1}, '1')
@@ -340,3 +367,75 @@ def format_ports(ports: Mapping[str, Port]) -> str:
 def quote_names(values: Iterable[str]) -> str:
     """Quote and join names for messages."""
     return ", ".join(repr(value) for value in values)
+
+
+def member_types(kind: object) -> Mapping[str, object]:
+    """Return the types of a structured type's members by name; empty for any other type.
+
+    A member that may be missing has a type that includes None.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass
+    ... class Person:
+    ...     name: str
+    >>> member_types(Person)
+    {'name': <class 'str'>}
+    """
+    if (schema := schema_of_annotation(kind)) is not None:
+        return _of_schema(schema.document)
+    if get_origin(kind) is Annotated:
+        return member_types(get_args(kind)[0])
+    fields = getattr(kind, "model_fields", None)
+    if isinstance(fields, Mapping):
+        return {name: field.annotation for name, field in fields.items()}
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    required = getattr(kind, "__required_keys__", None)
+    if isinstance(kind, type) and isinstance(required, frozenset):
+        found = typing.get_type_hints(kind)
+        return {name: hint if name in required else _or_none(hint) for name, hint in found.items()}
+    return {}
+
+
+def member_type(kind: object, name: str, label: str) -> object:
+    """Return the type of a member; ``label`` names the value in messages.
+
+    Raises:
+        WiringError: the type has no such member, or its value may be None.
+    """
+    if get_origin(kind) in (Union, types.UnionType):
+        raise WiringError(
+            f"{label} is {format_type(kind)}, so {label}.{name} may not exist",
+            hint="make the type one class, or read the field in a function",
+        )
+    members = member_types(kind)
+    if not members:
+        raise WiringError(
+            f"{label} is {format_type(kind)} and has no fields, but {name!r} was read",
+            hint="declare a pydantic model, a dataclass, a TypedDict or a JSON schema as the output",
+        )
+    if name not in members:
+        raise WiringError(f"{label} has no field {name!r}", hint=suggest_name(name, members))
+    return members[name]
+
+
+def read_members(value: object, path: tuple[str, ...]) -> object:
+    """Return the member of a value at a path; a missing key of a mapping is None."""
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)
+    return value
+
+
+def _of_schema(schema: Mapping[str, Any]) -> dict[str, object]:
+    required = schema.get("required", ())
+    found: dict[str, object] = {}
+    for name, part in schema.get("properties", {}).items():
+        definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        kind = json_type({**part, **definitions} if definitions and "type" not in part else part)
+        found[name] = kind if name in required else _or_none(kind)
+    return found
+
+
+def _or_none(kind: object) -> object:
+    return kind if kind is Any else union(kind, None)

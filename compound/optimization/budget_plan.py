@@ -7,16 +7,16 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from compound.errors import DataError, DeclarationError
+from compound.core.errors import DataError, DeclarationError
+from compound.core.formatting import plural
+from compound.evaluation.acceptance import least_improved, least_p, most_decisions
 from compound.evaluation.evaluate import score_bounds
-from compound.evaluation.metrics.bounds import bounds_hint
-from compound.evaluation.power import least_improved, least_p, most_decisions
+from compound.evaluation.metrics.custom import bounds_hint
 from compound.execution.schedule import setting_values
-from compound.formatting import plural
+from compound.graph.call_counts import count_calls
 from compound.graph.component import Component
 from compound.graph.composite import Composite
 from compound.graph.space import Choice, Float, Int
-from compound.graph.survey import RunLimits, survey
 from compound.graph.system import System
 from compound.optimization.method import Job, Method
 from compound.optimization.prices import Prices, estimate_prices
@@ -74,10 +74,11 @@ def all_jobs(method: Method) -> list[Job]:
 def decision_cost(problem: Problem, keys: Collection[str], prices: Prices) -> float:
     """Return the system runs to reserve for a decision about a change of some parameters.
 
-    A deterministic incumbent whose runs are cached is not rerun. The candidate executes the calls that depend
-    on the change. In a graph whose calls are always the same, that is its price; if conditions, loops or maps
-    determine them, the candidate may make more calls than the incumbent, so that whole runs are reserved.
-    Since each run is reserved as a whole one until it has ended, the last one needs the rest of a run.
+    A deterministic incumbent whose runs are cached is not rerun. The candidate executes the calls
+    that depend on the change. In a graph whose calls are always the same, that is its price; if
+    conditions, loops or maps determine them, the candidate may make more calls than the incumbent,
+    so that whole runs are reserved. Since each run is reserved as a whole one until it has ended,
+    the last one needs the rest of a run.
     """
     system, settings = problem.system, problem.settings
     random = stochastic(system)
@@ -108,25 +109,26 @@ def reserved_cost(problem: Problem, keys: Collection[str], prices: Prices) -> fl
 def _is_dynamic(system: System) -> bool:
     """Return whether the number of calls of a run depends on outputs."""
     return any(
-        node.when is not None or isinstance(node.component, Composite) for node in system.nodes.values()
+        node.when is not None or isinstance(node.component, Composite)
+        for node in system.nodes.values()
     )
 
 
 def planning_prices(problem: Problem) -> Prices:
     """Return the prices that a plan assumes before there are traces.
 
-    Calls in loops and maps count as often as `compound.graph.survey` allows; components whose number of calls
-    has no finite bound count as one call per node.
+    Calls in loops and maps count as often as `compound.graph.call_counts` allows; components whose
+    number of calls is known at run time only count as one call per node.
     """
-    examples = [*problem.train, *problem.valid, *problem.test]
-    found = survey(problem.system, RunLimits(examples, problem.system.lms[:1], problem.system.configuration))
-    return estimate_prices(problem.system, {name: use.calls for name, use in found.uses.items()})
+    calls = count_calls(problem.system, [*problem.train, *problem.valid, *problem.test])
+    return estimate_prices(problem.system, {name: count.most for name, count in calls.items()})
 
 
 def planned_job_runs(problem: Problem, prices: Prices) -> float:
     """Return the minimum mean system runs of the jobs of a round; cheap candidates need fewer of them."""
     sizes = [
-        job.least(1, prices.keys(job.keys)) / 2 if job.step is None else 1.0 for job in problem.method.jobs
+        job.least(1, prices.keys(job.keys)) / 2 if job.step is None else 1.0
+        for job in problem.method.jobs
     ]  # relative to jobs whose candidates take whole runs
     relative = sum(sizes) / len(sizes) if sizes else 1.0
     return problem.method.least * problem.settings.minibatch * relative
@@ -161,9 +163,9 @@ def _wired(component: Component, system: System) -> Iterator[dict[str, Any]]:
 def usable_runs(share: float, free: float, needed: float, *, tried: bool) -> float:
     """Return the system runs of a job: its share, unless that is too small to compare anything.
 
-    Runs that no job can use would remain unspent. A job may therefore take what it needs from the runs free
-    for all jobs; with fewer, it uses smaller minibatches, down to half of its need, or to `MIN_RUNS` if
-    nothing was compared yet.
+    Runs that no job can use would remain unspent. A job may therefore take what it needs from the
+    runs free for all jobs; with fewer, it uses smaller minibatches, down to half of its need, or to
+    `MIN_RUNS` if nothing was compared yet.
 
     Args:
         share: the job's share.
@@ -189,7 +191,8 @@ def minimum_runs(needed: float, *, tried: bool) -> float:
 def job_minibatch(minibatch: int, runs: float, price: float = 1.0) -> int:
     """Return the minibatch size of a job with ``runs`` system runs.
 
-    The runs cover demonstrations and the incumbent on one minibatch each, and two candidates at their price.
+    The runs cover demonstrations and the incumbent on one minibatch each, and two candidates at
+    their price.
 
     >>> job_minibatch(8, 100), job_minibatch(8, 13), job_minibatch(8, 13, price=0.25)
     (8, 3, 5)
@@ -205,7 +208,9 @@ def runs_needed(problem: Problem) -> float:
     prices = planning_prices(problem)
     plan = make_plan(problem, 0.0, 1, prices)
     minibatch = problem.settings.minibatch
-    least = min(minimum_job_runs(job, minibatch, prices, tried=False) for job in problem.method.jobs)
+    least = min(
+        minimum_job_runs(job, minibatch, prices, tried=False) for job in problem.method.jobs
+    )
     return baseline_runs(problem) + plan.cost + least
 
 
@@ -230,8 +235,10 @@ def check_decidable(problem: Problem) -> None:
     """Raise if no decision could accept a change, not even one that improves every validation example.
 
     Raises:
-        DataError: the validation split is too small for ``alpha``; the hint states a sufficient size.
-        DeclarationError: ``alpha`` is below the smallest p-value of the test for scores of unknown range.
+        DataError: the validation split is too small for ``alpha``; the hint states a sufficient
+            size.
+        DeclarationError: ``alpha`` is below the smallest p-value of the test for scores of unknown
+            range.
     """
     n, alpha = len(problem.valid), problem.settings.alpha
     if most_decisions(n, alpha) == 0:
@@ -257,9 +264,16 @@ def check_budget(problem: Problem) -> None:
     limit, needed = problem.settings.budget.system_runs, runs_needed(problem)
     if limit is None or limit >= needed:
         return
-    baseline, cost = baseline_runs(problem), make_plan(problem, 0.0, 1, planning_prices(problem)).cost
+    baseline, cost = (
+        baseline_runs(problem),
+        make_plan(problem, 0.0, 1, planning_prices(problem)).cost,
+    )
     fits = int((limit - (needed - baseline - cost)) / ((baseline + cost) / len(problem.valid)))
-    smaller = f", or lower optimize.valid_size to {fits}" if least_p(fits) <= problem.settings.alpha else ""
+    smaller = (
+        f", or lower optimize.valid_size to {fits}"
+        if least_p(fits) <= problem.settings.alpha
+        else ""
+    )
     raise DeclarationError(
         f"optimize.budget.system_runs={limit:g} is too small to try anything: with {len(problem.valid)} "
         f"validation examples, the initial evaluation takes {baseline} system runs, a decision {cost:g}, and "

@@ -1,8 +1,9 @@
 """Expected answers of held-out examples, which no new prompt may contain.
 
-A writer of prompts reads train examples only. A prompt that contains the answer of a validation or test
-example nevertheless, since the splits overlap or the model knows the data set, would be scored on what it
-was told. Labels and other answers that several examples share, or that train examples have, are no leak.
+A writer of prompts reads train examples only. A prompt that contains the answer of a validation or
+test example nevertheless, since the splits overlap or the model knows the data set, would be scored
+on what it was told. Labels and other answers that several examples share, or that train examples
+have, are no leak.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from compound.core.example import Example
 from compound.evaluation.metrics.text import normalize
-from compound.example import Example
 
 __all__ = ["HeldOutAnswers"]
 
@@ -36,7 +37,9 @@ class HeldOutAnswers:
     def __init__(self, held_out: Sequence[Example], train: Sequence[Example]) -> None:
         known = {answer for example in train for answer in _answers(example)}
         counts = Counter(answer for example in held_out for answer in set(_answers(example)))
-        self._answers = sorted(answer for answer, n in counts.items() if n <= SHARED and answer not in known)
+        self._answers = sorted(
+            answer for answer, n in counts.items() if n <= SHARED and answer not in known
+        )
 
     def found_in(self, text: str, shown: str = "") -> str:
         """Return an answer that a text contains and the request for it did not show; ``""`` without one."""

@@ -1,7 +1,8 @@
 """Interfaces of optimizers, schedulers and methods, and the types they exchange with the loop.
 
-An optimizer receives a `Task` and is an async generator: it yields any number of `Progress` objects, whose
-state is checkpointed, and finally one `Proposal`. Given the state, it resumes from there.
+An optimizer receives a `Task` and is an async generator: it yields any number of `Progress`
+objects, whose state is checkpointed, and finally one `Proposal`. Given the state, it resumes from
+there.
 """
 
 from __future__ import annotations
@@ -10,20 +11,22 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 from pydantic import Field
 
-from compound.engine import Completion, Request
+from compound.core.engine import Completion, Request
+from compound.core.example import Example, Metric
+from compound.core.storage.state import State
 from compound.evaluation.evaluate import Evaluation, EvaluationRules
-from compound.example import Example, Metric
 from compound.execution.executor import Executor
 from compound.execution.trace import Trace
+from compound.graph.call_counts import CallCount
+from compound.graph.space import Text
 from compound.graph.system import System
 from compound.optimization.prices import Prices
 from compound.optimization.proposals import ProposalOutcome
-from compound.settings.base import Settings
-from compound.storage.state import State
+from compound.optimization.settings.base import Settings
 
 ROLLOUTS: Final = "of_rollouts"  # fact that marks a proposal's scores as not comparable
 
@@ -37,13 +40,14 @@ class Job:
         keys: the parameters that may be changed.
         reason: numbers on which the choice was based, for the record.
         weight: share of a round's budget, relative to other jobs.
-        step: system runs per training step, if the job consists of steps; with fewer, it is useless.
+        step: system runs per training step, if the job consists of steps; with fewer, it is
+            useless.
         steps: maximum number of steps.
         examples: number of train examples per step, if available.
         held_out: number of train examples on which steps are compared, at most a quarter of them.
         every: number of steps between these comparisons.
-        margin: loss of the mean score that a decision about the job accepts, since the change has other
-            benefits.
+        margin: loss of the mean score that a decision about the job accepts, since the change has
+            other benefits.
     """
 
     optimizer: str
@@ -65,7 +69,9 @@ class Job:
         left = train - held_out
         if left >= self.examples:
             return replace(self, held_out=held_out)
-        return replace(self, step=self.step * left / self.examples, examples=left, held_out=held_out)
+        return replace(
+            self, step=self.step * left / self.examples, examples=left, held_out=held_out
+        )
 
     def holds(self, runs: float) -> int:
         """Return the number of steps, including their evaluations, that fit into ``runs`` system runs.
@@ -119,7 +125,8 @@ class Proposal:
 
     Attributes:
         values: by ``component.parameter``; keys of the job, and keys searched together with them.
-        before: score of the incumbent, if the optimizer compared; ``after`` is that of the proposal.
+        before: score of the incumbent, if the optimizer compared; ``after`` is that of the
+            proposal.
         tried: number of candidates considered.
         note: description of the change for users.
         facts: numbers for the record, read by schedulers and reports.
@@ -208,8 +215,8 @@ class Scorer(Protocol):
     def may_ask(self, lm: str | None = None) -> bool:
         """Return whether `generate` would send another request to a model.
 
-        It is false if the model keeps failing, or if the job has used all requests declared by its optimizer.
-        End the job then, rather than spend system runs without new candidates.
+        It is false if the model keeps failing, or if the job has used all requests declared by its
+        optimizer. End the job then, rather than spend system runs without new candidates.
         """
         ...
 
@@ -250,7 +257,8 @@ class EarlierRun:
 
     Attributes:
         values: configurations, as far as the system may have their values; the best one first.
-        draws: draws of its local rewards on train examples of the new run (`compound.rewards.pairs.Draw`).
+        draws: draws of its local rewards on train examples of the new run
+            (`compound.rewards.pairs.Draw`).
         told: a sentence for the start.
         digest: the digest of the values and draws; ``""`` without an earlier run.
     """
@@ -286,14 +294,15 @@ class Task:
         train: the train examples.
         scorer: runs and scores candidates.
         seed: seed of this task's random streams.
-        pool_seed: seed of the stream that reserves examples for demonstrations; the same for all tasks of a
-            run, so that their traces come from the cache.
+        pool_seed: seed of the stream that reserves examples for demonstrations; the same for all
+            tasks of a run, so that their traces come from the cache.
         minibatch: number of examples in a candidate's first comparison.
         candidates: number of candidates to consider.
         context: runs forks and single calls, and stores data across jobs.
         tried: candidates scored by earlier tasks for these keys.
         prices: expected fractions of a system run, by the components that change.
-        meets_limits: returns whether the runs of a candidate so far meet the limits of the objective.
+        meets_limits: returns whether the runs of a candidate so far meet the limits of the
+            objective.
         note_origin: records the values that a candidate changes, and what proposed it.
         resume: the last `Progress.state` of an interrupted attempt.
     """
@@ -312,6 +321,77 @@ class Task:
     meets_limits: Callable[[Mapping[str, Any]], bool] = lambda values: True
     note_origin: Callable[[Mapping[str, Any], Mapping[str, Any], str], None] = lambda *_: None
     resume: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """A job before it starts, from which an optimizer computes its requests.
+
+    Attributes:
+        system: the system, bound to the initial configuration.
+        keys: the parameters of the job.
+        train: the train examples.
+        minibatch, candidates: as in `Task`.
+        runs: system runs that the job may spend (infinity without a limit).
+        calls: the calls of each component in one run.
+        prices: expected fractions of a system run, by the components that change.
+    """
+
+    system: System
+    keys: tuple[str, ...]
+    train: Sequence[Example]
+    minibatch: int
+    candidates: int
+    runs: float
+    calls: Mapping[str, CallCount] = field(default_factory=dict)
+    prices: Prices = field(default_factory=Prices)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The keys of text parameters."""
+        return tuple(key for key in self.keys if isinstance(self.system.parameters[key], Text))
+
+
+@dataclass(frozen=True)
+class RequestCount:
+    """A maximum number of proposal requests.
+
+    Attributes:
+        purpose: the purpose of the requests in a word or two, for tables.
+        count: the maximum number of requests of a job.
+        lm: the model; ``None`` for the system's own.
+    """
+
+    purpose: str
+    count: float
+    lm: str | None = None
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """Requests and candidates of a job, in addition to its system runs.
+
+    Attributes:
+        requests: the proposal requests; the loop rejects requests beyond their total.
+        candidates: number of candidates that the job can compare; ``None`` if unknown in advance.
+    """
+
+    requests: Sequence[RequestCount] = ()
+    candidates: int | None = None
+
+    def most(self, times: int = 1) -> int | None:
+        """Return the total number of requests of several such jobs; ``None`` if it is infinite."""
+        total = times * sum(request.count for request in self.requests)
+        return math.ceil(total) if math.isfinite(total) else None
+
+
+@runtime_checkable
+class PlanningOptimizer(Protocol):
+    """An optimizer that states its requests before a job."""
+
+    def plan(self, job: PlannedJob) -> JobPlan:
+        """Return the plan of a job; its requests must not decrease as ``job.runs`` increases."""
+        ...
 
 
 class Optimizer(Protocol):
@@ -334,12 +414,13 @@ class Scheduler(Protocol):
 class Method:
     """An optimization method: its optimizers, their jobs, and the scheduler that chooses among them.
 
-    ``opening`` is a job that runs once before the scheduler is used; its weight is its share of the budget of
-    all jobs. ``least`` is the minimum runs per job, in minibatches. ``decisions`` is the maximum number
-    of decisions, regardless of the budget. ``jobs_each`` is the number of jobs before each decision; if set,
-    there are no others, and a job without a proposal uses up its decision. ``notes`` are shown at the start.
-    ``proposers`` names the sources of new prompts and demonstrations, and says why one is not used.
-    ``sections`` are the settings used in addition to the common ones, by section of ``optimize:``.
+    ``opening`` is a job that runs once before the scheduler is used; its weight is its share of the
+    budget of all jobs. ``least`` is the minimum runs per job, in minibatches. ``decisions`` is the
+    maximum number of decisions, regardless of the budget. ``jobs_each`` is the number of jobs
+    before each decision; if set, there are no others, and a job without a proposal uses up its
+    decision. ``notes`` are shown at the start. ``proposers`` names the sources of new prompts and
+    demonstrations, and says why one is not used. ``sections`` are the settings used in addition to
+    the common ones, by section of ``optimize:``.
     """
 
     name: str

@@ -1,9 +1,9 @@
 """Price of a change: the expected fraction of a system run that executes again.
 
-A run of a changed configuration takes every call that does not depend on the change from the cache. With
-counted calls of equal weight, the price of a change at some components is the share of the counted calls
-that they and their descendants make. It is measured on traces once there are some, and estimated from the
-graph before. Races, job sizes, decisions and the dry run all use this model.
+A run of a changed configuration takes every call that does not depend on the change from the cache.
+With counted calls of equal weight, the price of a change at some components is the share of the
+counted calls that they and their descendants make. It is measured on traces once there are some,
+and estimated from the graph before. Races, job sizes, decisions and the dry run all use this model.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from pydantic import Field
 
+from compound.core.storage.state import State
 from compound.execution.trace import Trace
 from compound.graph.component import Output
 from compound.graph.composite import Composite
 from compound.graph.configuration import component_of
 from compound.graph.system import System
-from compound.storage.state import State
 
 __all__ = ["CallShare", "Prices", "estimate_prices", "measure_prices"]
 
@@ -31,8 +31,8 @@ class CallShare(State):
 
     Attributes:
         component: the component that makes the calls.
-        depends: the components whose settings can change them: its own, those upstream, and the loops and
-            maps around it.
+        depends: the components whose settings can change them: its own, those upstream, and the
+            loops and maps around it.
         share: the mean number of these calls divided by the number of counted calls of the run.
     """
 
@@ -45,8 +45,8 @@ class Prices(State):
     """Expected fractions of a system run, by what changes.
 
     Attributes:
-        calls: the counted calls of a run. Empty if no call is counted, in which case nothing is cached and
-            every price is 1.
+        calls: the counted calls of a run. Empty if no call is counted, in which case nothing is
+            cached and every price is 1.
 
     >>> prices = Prices(calls=[
     ...     CallShare(component="a", depends=["a"], share=0.25),
@@ -78,8 +78,8 @@ class Prices(State):
     def savings(self, component: str) -> float:
         """Return by how much a local evaluation of a component is cheaper than a global one.
 
-        This bounds what a perfect local reward saves by price alone; 1 if nothing counted follows the
-        component. If the component's own calls are not counted, the bound is infinite.
+        This bounds what a perfect local reward saves by price alone; 1 if nothing counted follows
+        the component. If the component's own calls are not counted, the bound is infinite.
         """
         whole, own = self.change([component]), self.call(component)
         if own:
@@ -136,7 +136,8 @@ def estimate_prices(system: System, calls: Mapping[str, float] | None = None) ->
     Args:
         system: the system.
         calls: the number of calls of each component in one run, such as the upper bounds of
-            `compound.graph.survey`; numbers that are not finite and missing ones count as one per node.
+            `compound.graph.call_counts`; numbers that are not finite and missing ones count as one
+            per node.
     """
     nodes = list(_counted_nodes(system, frozenset()))
     uses = Counter(component for component, _ in nodes)
@@ -157,7 +158,9 @@ def _counted_nodes(system: System, around: Origin) -> Iterator[tuple[str, Origin
     known: dict[str, Origin] = {}
     for name, node in system.nodes.items():
         component = node.component
-        upstream = (known[source.node.name] for source in node.sources if isinstance(source, Output))
+        upstream = (
+            known[source.node.name] for source in node.sources if isinstance(source, Output)
+        )
         known[name] = frozenset([component.name]).union(around, *upstream)
         if isinstance(component, Composite):
             body = list(_counted_nodes(component.body, known[name]))

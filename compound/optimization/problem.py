@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from compound.core.example import Example, Metric
 from compound.evaluation.evaluate import EvaluationRules
-from compound.evaluation.runner import OpenExecutor
-from compound.example import Example, Metric
 from compound.execution.executor import Executor
 from compound.execution.sender import Engines
 from compound.graph.system import System
 from compound.optimization.method import EarlierRun, Method
-from compound.settings.optimize import OptimizeSettings
+from compound.optimization.settings.optimize import OptimizeSettings
+
+OpenExecutor = Callable[..., Executor]
+"""Makes the executor of a run from the arguments of `Executor`, in this process or with workers."""
 
 
 @dataclass(frozen=True)
 class Problem:
     """A system to optimize, examples, metric and settings; names in settings are resolved in ``folder``.
 
-    ``earlier`` is what the run takes over from an earlier one. ``further`` are examples that nothing uses
-    before a decision that needs more than the validation split. ``outlook`` holds the result of
-    `compound.optimization.prospects.outlook` and duplicate examples, for the record. ``open_executor`` makes
-    the executor of a run, in this process or with workers.
+    ``earlier`` is what the run takes over from an earlier one. ``further`` are examples that
+    nothing uses before a decision that needs more than the validation split. ``outlook`` holds the
+    result of `compound.optimization.prospects.outlook` and duplicate examples, for the record.
+    ``open_executor`` makes the executor of a run, in this process or with workers. ``baselines``
+    are the methods that run after ``method``, by name.
     """
 
     system: System
@@ -39,6 +42,7 @@ class Problem:
     earlier: EarlierRun = field(default_factory=EarlierRun)
     outlook: Mapping[str, object] = field(default_factory=dict)
     open_executor: OpenExecutor = Executor
+    baselines: Mapping[str, Method] = field(default_factory=dict)
 
     @property
     def rules(self) -> EvaluationRules:

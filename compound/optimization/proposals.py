@@ -1,8 +1,9 @@
 """Proposal requests: model requests for a new prompt, criticism, or a verdict.
 
-They are not part of the system, so a budget of system runs does not count them. A ledger counts them by
-model and outcome, with their cost. It limits each job to the number of requests that its optimizer declared
-(`compound.graph.bounds`), and stops querying a model whose calls keep failing.
+They are not part of the system, so a budget of system runs does not count them. A ledger counts
+them by model and outcome, with their cost. It limits each job to the number of requests that its
+optimizer states (`compound.optimization.job_plans`), and stops querying a model whose calls keep
+failing.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from compound.engine import NO_USAGE, Usage
-from compound.errors import CallError
+from compound.core.engine import NO_USAGE, Usage
+from compound.core.errors import CallError
+from compound.core.formatting import short_repr
+from compound.core.storage.state import State
 from compound.execution.budget import Meter
-from compound.formatting import short_repr
-from compound.storage.state import State
 
 ProposalOutcome = Literal["proposed", "unusable", "duplicate", "failed"]
 OUTCOMES: Sequence[ProposalOutcome] = ("proposed", "unusable", "duplicate", "failed")
@@ -96,7 +97,8 @@ class Proposals:
 
     Args:
         meter: meter that counts the cost of requests.
-        give_up: number of consecutive failed calls after which a model is no longer queried in a job.
+        give_up: number of consecutive failed calls after which a model is no longer queried in a
+            job.
         left: requests left for the whole run; ``None`` without a limit.
 
     >>> ledger = Proposals(Meter(), give_up=5)
@@ -145,8 +147,8 @@ class Proposals:
     async def request(self, lm: str, worst: Usage) -> AsyncIterator[None]:
         """Count one request around the block that sends it.
 
-        Until a model has answered once, its requests are sent one at a time, so that a model that rejects all
-        requests is detected after a few.
+        Until a model has answered once, its requests are sent one at a time, so that a model that
+        rejects all requests is detected after a few.
 
         Args:
             lm: the model.
@@ -160,7 +162,10 @@ class Proposals:
             async with self._count_request(tally, lm, worst):
                 yield
             return
-        async with self._locks.setdefault(lm, asyncio.Lock()), self._count_request(tally, lm, worst):
+        async with (
+            self._locks.setdefault(lm, asyncio.Lock()),
+            self._count_request(tally, lm, worst),
+        ):
             yield
 
     @asynccontextmanager
@@ -192,7 +197,9 @@ class Proposals:
         if self._requests_left() < 1:
             raise NotAsked("the job has used all its planned proposal requests")
         if not self._fits(self.usage + worst):
-            raise NotAsked("another proposal request would exceed the share of the budget for proposals")
+            raise NotAsked(
+                "another proposal request would exceed the share of the budget for proposals"
+            )
 
     def record_outcome(self, lm: str, outcome: ProposalOutcome) -> None:
         """Record the usefulness of an answer.
@@ -247,7 +254,9 @@ def difference(after: Usage, before: Usage) -> Usage:
     )
 
 
-def requests_since(state: LedgerState, earlier: LedgerState | None = None) -> dict[str, dict[str, Any]]:
+def requests_since(
+    state: LedgerState, earlier: LedgerState | None = None
+) -> dict[str, dict[str, Any]]:
     """Return the requests of a ledger that an earlier one does not have, by model, as JSON types.
 
     >>> requests_since(LedgerState(models={"lm": Tally(2, counts={"failed": 2}, reasons={"401": 2})}))
@@ -260,7 +269,11 @@ def requests_since(state: LedgerState, earlier: LedgerState | None = None) -> di
         counts = {name: n - old.counts.get(name, 0) for name, n in tally.counts.items()}
         reasons = {text: n - old.reasons.get(text, 0) for text, n in tally.reasons.items()}
         if asked := tally.asked - old.asked:
-            found[lm] = {"asked": asked, **counts, "reasons": {text: n for text, n in reasons.items() if n}}
+            found[lm] = {
+                "asked": asked,
+                **counts,
+                "reasons": {text: n for text, n in reasons.items() if n},
+            }
     return found
 
 
@@ -280,5 +293,7 @@ def describe_requests(models: Mapping[str, Mapping[str, Any]]) -> str:
             continue
         counts = [f"{tally[name]} {name}" for name in OUTCOMES if tally.get(name)]
         counts = counts or ["not judged"]
-        parts.append(f"{asked} calls to {lm!r}: {', '.join(counts)}" + (f" ({reason})" if reason else ""))
+        parts.append(
+            f"{asked} calls to {lm!r}: {', '.join(counts)}" + (f" ({reason})" if reason else "")
+        )
     return "; ".join(parts)

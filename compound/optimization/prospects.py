@@ -1,18 +1,19 @@
 """Prospects of a run before it starts: the gains it can detect and the candidates it can try.
 
-This covers the smallest gain that the acceptance test can detect with the given validation examples, the
-number of candidates that each job can compare with the given budget, and parameters that cannot be tried.
+This covers the smallest gain that the acceptance test can detect with the given validation
+examples, the number of candidates that each job can compare with the given budget, and parameters
+that cannot be tried.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NotRequired, TypedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypedDict
 
-from compound.evaluation.metrics.bounds import bounds_hint
-from compound.evaluation.power import (
+from compound.core.formatting import plural
+from compound.evaluation.acceptance import (
     POWER,
     detectable,
     examples_needed,
@@ -20,10 +21,8 @@ from compound.evaluation.power import (
     least_p,
     most_decisions,
 )
+from compound.evaluation.metrics.custom import bounds_hint
 from compound.execution.rng import derive_seed
-from compound.formatting import plural
-from compound.optimization.allowance import Allowance, allowance
-from compound.optimization.bounds import Bounded
 from compound.optimization.budget_plan import (
     BudgetPlan,
     baseline_runs,
@@ -34,10 +33,11 @@ from compound.optimization.budget_plan import (
     planning_prices,
     usable_runs,
 )
+from compound.optimization.job_plans import plan_job
 from compound.optimization.method import Job, JobRecord
+from compound.optimization.prices import Prices
 from compound.optimization.role_checks import choose_job
-from compound.optimization.savings import SystemSavings, SystemSavingsDocument
-from compound.settings.common import VALID_SIZES
+from compound.optimization.settings.common import VALID_SIZES
 
 if TYPE_CHECKING:
     from compound.optimization.problem import Problem
@@ -83,11 +83,10 @@ class Detection(TypedDict):
 
 
 class ProspectsDocument(TypedDict):
-    """The prospects of a run, as JSON types and as sentences; ``savings`` are those of local rewards."""
+    """The prospects of a run, as JSON types and as sentences."""
 
     detection: Detection
     jobs: list[ProspectDocument]
-    savings: NotRequired[SystemSavingsDocument]
     told: list[str]
 
 
@@ -98,7 +97,8 @@ class Prospect:
     Attributes:
         job: the optimizer and keys of the job.
         runs: system runs of the job (infinity without a limit).
-        candidates: number of candidates it can compare; ``None`` if its optimizer does not declare it.
+        candidates: number of candidates it can compare; ``None`` if its optimizer does not declare
+            it.
     """
 
     job: Job
@@ -134,17 +134,19 @@ def plan_by_runs(problem: Problem) -> tuple[BudgetPlan, float]:
     return plan, max(0.0, left - plan.decisions * plan.cost)
 
 
-def prospects(problem: Problem, plan: BudgetPlan, free: float, allowed: Allowance) -> list[Prospect]:
+def prospects(problem: Problem, plan: BudgetPlan, free: float) -> list[Prospect]:
     """Return the prospects of the jobs of the first round, in order."""
     method, settings = problem.method, problem.settings
     found, history = list[Prospect](), list[JobRecord]()
     if method.opening is not None:
         free -= free * method.opening.weight if math.isfinite(free) else 0.0
     total = sum(job.weight for job in method.jobs) * plan.decisions * plan.jobs / len(method.jobs)
-    left, seed, prices = free, derive_seed(settings.seed, "scheduler"), allowed.outlook.prices
+    left, seed, prices = free, derive_seed(settings.seed, "scheduler"), planning_prices(problem)
     for _ in range(plan.jobs):
         chosen = choose_job(method, history, seed)
-        job = next(j for j in method.jobs if (j.optimizer, j.keys) == (chosen.optimizer, chosen.keys))
+        job = next(
+            j for j in method.jobs if (j.optimizer, j.keys) == (chosen.optimizer, chosen.keys)
+        )
         needed = minimum_job_runs(job, settings.minibatch, prices, tried=True)
         tried = bool(found and found[0].runs)
         if job.step is None:
@@ -154,21 +156,21 @@ def prospects(problem: Problem, plan: BudgetPlan, free: float, allowed: Allowanc
             share = free * job.weight / total
             runs = share if share >= needed else 0.0
         left -= runs if math.isfinite(runs) else 0.0
-        found.append(Prospect(job, runs, _candidates(problem, job, runs, allowed)))
-        history.append(JobRecord(job=len(history), optimizer=job.optimizer, keys=job.keys, runs=runs))
+        found.append(Prospect(job, runs, _candidates(problem, job, runs, prices)))
+        history.append(
+            JobRecord(job=len(history), optimizer=job.optimizer, keys=job.keys, runs=runs)
+        )
     return found
 
 
-def _candidates(problem: Problem, job: Job, runs: float, allowed: Allowance) -> int | None:
+def _candidates(problem: Problem, job: Job, runs: float, prices: Prices) -> int | None:
     if not runs:
         return 0
-    optimizer = problem.method.optimizers[job.optimizer]
-    if job.step is not None or not isinstance(optimizer, Bounded):
+    if job.step is not None:
         return None
-    price = allowed.outlook.prices.keys(job.keys)
-    minibatch = job_minibatch(problem.settings.minibatch, runs, price)
-    outlook = replace(allowed.outlook, keys=job.keys, runs=runs, minibatch=minibatch)
-    return optimizer.bound(outlook).candidates
+    minibatch = job_minibatch(problem.settings.minibatch, runs, prices.keys(job.keys))
+    plan = plan_job(problem, job, runs, minibatch)
+    return None if plan is None else plan.candidates
 
 
 def detection(n: int, level: float, *, bounded: bool = True) -> Detection:
@@ -265,12 +267,16 @@ def _untried(found: Sequence[Prospect], limit: float | None) -> list[str]:
     if not keys:
         return []
     budget = "" if limit is None else f" with optimize.budget.system_runs={limit:g}"
-    return [f"cannot be tried{budget}: {', '.join(keys)}; raise the budget, or lower optimize.valid_size"]
+    return [
+        f"cannot be tried{budget}: {', '.join(keys)}; raise the budget, or lower optimize.valid_size"
+    ]
 
 
 def _detectable(facts: Detection, plan: BudgetPlan) -> str:
     n, level, gain = facts["examples"], facts["level"], facts["detectable_gain"]
-    needed = ", ".join(f"+{gain} needs {n}" for gain, n in facts["examples_needed"].items() if n is not None)
+    needed = ", ".join(
+        f"+{gain} needs {n}" for gain, n in facts["examples_needed"].items() if n is not None
+    )
     times = plural(plan.decisions, "decision")
     start = f"{plural(n, 'validation example')} and {times} at level {level:.3g}"
     if gain is None:
@@ -283,23 +289,12 @@ def _detectable(facts: Detection, plan: BudgetPlan) -> str:
     )
 
 
-def local_savings(allowed: Allowance) -> SystemSavings | None:
-    """Return what the local rewards of the jobs may save; ``None`` if no optimizer declares any."""
-    declared = [
-        (savings, each.job.weight)
-        for each in allowed.jobs
-        for savings in (each.bound.savings if each.bound else ())
-    ]
-    return SystemSavings(declared) if declared else None
-
-
 def outlook(problem: Problem) -> ProspectsDocument:
     """Return the prospects of a run as JSON types: detectable gains, and the resources of its jobs."""
     plan, free = plan_by_runs(problem)
-    allowed = allowance(problem, free, plan.decisions)
-    found, savings = prospects(problem, plan, free, allowed), local_savings(allowed)
+    found = prospects(problem, plan, free)
     power = detection(len(problem.valid), plan.level, bounded=has_bounds(problem))
-    document: ProspectsDocument = {
+    return {
         "detection": power,
         "jobs": [prospect.to_json() for prospect in found],
         "told": [
@@ -310,9 +305,5 @@ def outlook(problem: Problem) -> ProspectsDocument:
             *([problem.earlier.told] if problem.earlier.told else []),
             *problem.method.proposers,
             *describe_prospects(power, plan, found, problem.settings.budget.system_runs),
-            *([str(savings)] if savings else []),
         ],
     }
-    if savings:
-        document["savings"] = savings.to_json()
-    return document

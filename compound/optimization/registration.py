@@ -7,14 +7,14 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from compound.errors import DeclarationError, suggest_name
-from compound.formatting import short_repr
+from compound.core.errors import DeclarationError, suggest_name
+from compound.core.formatting import short_repr
+from compound.graph.registry.plugins import method_of
+from compound.graph.registry.user_code import UserCodeError, check_signature, definition, reported
 from compound.graph.system import System
 from compound.optimization.method import Method
-from compound.registry.methods import method_of
-from compound.registry.user_code import UserCodeError, check_signature, definition, reported
-from compound.settings.base import NoSettings, S, Settings
-from compound.settings.optimize import OptimizeSettings
+from compound.optimization.settings.base import NoSettings, S, Settings
+from compound.optimization.settings.optimize import OptimizeSettings
 
 
 class MethodFactory:
@@ -28,11 +28,15 @@ class MethodFactory:
         settings: model of the section of ``optimize:`` named after the method.
     """
 
-    def __init__(self, make: Callable[[System, OptimizeSettings, S], Method], settings: type[S]) -> None:
+    def __init__(
+        self, make: Callable[[System, OptimizeSettings, S], Method], settings: type[S]
+    ) -> None:
         self.settings: type[Settings] = settings
         self.__doc__ = make.__doc__
 
-        def create(system: System, optimize: OptimizeSettings, name: str) -> tuple[Method, Settings]:
+        def create(
+            system: System, optimize: OptimizeSettings, name: str
+        ) -> tuple[Method, Settings]:
             own = optimize.section(name, settings)
             with reported(f"method {name!r}", make):
                 found = make(system, optimize, own)
@@ -104,7 +108,7 @@ def check_settings(settings: object, base: type[Settings], role: str) -> None:
         UserCodeError: it is not a subclass of ``base``.
     """
     if not (inspect.isclass(settings) and issubclass(settings, base)):
-        place = "cp.Settings" if base is Settings else f"{base.__module__}.{base.__name__}"
+        place = "cp.ext.Settings" if base is Settings else f"{base.__module__}.{base.__name__}"
         raise UserCodeError(
             f"the settings of {role} are {short_repr(settings)}, which is not a subclass of {base.__name__}",
             hint=f"write class MySettings({place})",
@@ -126,7 +130,7 @@ def as_factory(found: object, name: str) -> MethodFactory:
     if inspect.isclass(found):
         raise UserCodeError(
             f"{name} at {definition(found)} is a class, but a method is a function",
-            hint="decorate an optimizer with @cp.optimizer, or a recipe with @cp.recipe",
+            hint="decorate an optimizer with @cp.ext.optimizer, or a recipe with @cp.ext.recipe",
         )
     if not callable(found):
         raise DeclarationError(f"{name} is not a function")
@@ -144,8 +148,13 @@ def _check(found: object, name: str, place: str, system: System) -> None:
     """Validate the return value of a method's function."""
     role = f"method {name!r} at {place}"
     if not isinstance(found, Method):
-        raise UserCodeError(f"{role} returned {short_repr(found)}", hint="it must return a cp.Method")
-    for part, value, kind in (("optimizers", found.optimizers, Mapping), ("jobs", found.jobs, Sequence)):
+        raise UserCodeError(
+            f"{role} returned {short_repr(found)}", hint="it must return a cp.ext.Method"
+        )
+    for part, value, kind in (
+        ("optimizers", found.optimizers, Mapping),
+        ("jobs", found.jobs, Sequence),
+    ):
         if not isinstance(value, kind):
             raise UserCodeError(
                 f"{role}: {part} of its Method are {short_repr(value)}",
@@ -164,7 +173,9 @@ def _check(found: object, name: str, place: str, system: System) -> None:
             )
         keys: object = job.keys
         if isinstance(keys, str):
-            raise UserCodeError(f"{role}: the keys of a job are the text {keys!r}", hint=f"write ({keys!r},)")
+            raise UserCodeError(
+                f"{role}: the keys of a job are the text {keys!r}", hint=f"write ({keys!r},)"
+            )
         for key in job.keys:
             if key not in system.parameters:
                 raise UserCodeError(

@@ -6,11 +6,11 @@ import inspect
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from compound.errors import CompoundError, suggest_name
-from compound.formatting import short_repr
+from compound.core.errors import CompoundError, suggest_name
+from compound.core.formatting import short_repr
+from compound.graph.registry.user_code import UserCodeError, check_signature, definition, reported
 from compound.graph.system import System
 from compound.optimization.method import Job, JobRecord, Method, Optimizer, Progress, Proposal, Task
-from compound.registry.user_code import UserCodeError, check_signature, definition, reported
 
 __all__ = ["RunningOptimizer", "choose_job", "json_problem"]
 
@@ -35,12 +35,15 @@ class RunningOptimizer:
         """Yield the events of the optimizer, validated.
 
         Raises:
-            UserCodeError: the optimizer raised an error, is not an async generator, or yielded another type.
+            UserCodeError: the optimizer raised an error, is not an async generator, or yielded
+                another type.
         """
         given: object = self.optimizer
         if inspect.isclass(given):
             name = given.__name__
-            raise UserCodeError(f"{self._role} is the class {name}", hint=f"create an instance: {name}(…)")
+            raise UserCodeError(
+                f"{self._role} is the class {name}", hint=f"create an instance: {name}(…)"
+            )
         propose = getattr(self.optimizer, "propose", None)
         if not callable(propose):
             raise UserCodeError(f"{self._role} has no method propose", hint=_ASYNC_GENERATOR)
@@ -148,7 +151,9 @@ def json_problem(value: object, place: str = "") -> str:
                 return problem
         return ""
     if isinstance(value, list | tuple):
-        problems = (json_problem(item, f"{place}.{i}".removeprefix(".")) for i, item in enumerate(value))
+        problems = (
+            json_problem(item, f"{place}.{i}".removeprefix(".")) for i, item in enumerate(value)
+        )
         return next(filter(None, problems), "")
     if value is None or isinstance(value, str | int | float | bool):
         return ""
@@ -181,4 +186,4 @@ _ASYNC_GENERATOR = (
     "propose must be an async generator: async def propose(self, task), which yields Progress any number of "
     "times and one Proposal at the end"
 )
-_JSON = "store numbers, texts, lists and dictionaries, as cp.State.to_json does"
+_JSON = "store numbers, texts, lists and dictionaries, as cp.ext.State.to_json does"

@@ -7,20 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from compound.engine import Completion, Request
-from compound.errors import DeclarationError
+from compound.core.engine import Completion, Request
+from compound.core.errors import DeclarationError
+from compound.core.example import Example
 from compound.evaluation.evaluate import Evaluation, OnTrace, evaluate_all, raise_too_many_failures
 from compound.evaluation.statistics import binomial_tail
-from compound.example import Example
 from compound.execution.executor import Executor
 from compound.execution.trace import Trace
 from compound.graph.configuration import canonical_json
+from compound.graph.registry.engines import worst_case
 from compound.graph.system import System
 from compound.optimization.held_out import HeldOutAnswers
 from compound.optimization.method import ScoredCandidate
 from compound.optimization.proposals import ProposalOutcome, Proposals
-from compound.registry.engine_checks import worst_case
-from compound.settings.references import references
+from compound.optimization.settings.base import references
 
 if TYPE_CHECKING:
     from compound.optimization.problem import Problem
@@ -103,7 +103,9 @@ class JobScorer:
         evaluations = await self._evaluate(candidates, examples, None)
         for values, evaluation in zip(candidates, evaluations, strict=True):
             full = {**self._incumbent.configuration.to_json(), **values}
-            self._scores[canonical_json(full)] = ScoredCandidate(full, evaluation.mean, len(examples))
+            self._scores[canonical_json(full)] = ScoredCandidate(
+                full, evaluation.mean, len(examples)
+            )
         return evaluations
 
     async def traces(self, values: Mapping[str, Any], examples: Sequence[Example]) -> list[Trace]:
@@ -120,8 +122,8 @@ class JobScorer:
     ) -> list[Evaluation]:
         """Evaluate candidates; raise only if all of them fail too often.
 
-        A single failing candidate just scores low. The failures must also be significantly more frequent than
-        ``max_failed``, since on few examples they could be due to chance.
+        A single failing candidate just scores low. The failures must also be significantly more
+        frequent than ``max_failed``, since on few examples they could be due to chance.
         """
         systems = [self._incumbent.bind(values) for values in candidates]
         rules, observed = self._problem.rules, self._observe(systems) if self._observe else None
@@ -131,9 +133,14 @@ class JobScorer:
                 receiver(example, trace)
 
         evaluations = await evaluate_all(
-            self._executor, systems, examples, self._problem.metric, samples=[TRAIN_SAMPLE],
-            rules=replace(rules, max_failed=1.0), on_trace=receive,
-        )  # fmt: skip
+            self._executor,
+            systems,
+            examples,
+            self._problem.metric,
+            samples=[TRAIN_SAMPLE],
+            rules=replace(rules, max_failed=1.0),
+            on_trace=receive,
+        )
         for evaluation in evaluations:
             self.violation = self.violation or evaluation.violation
         fewest = min(evaluation.failed for evaluation in evaluations)

@@ -11,28 +11,25 @@ from unittest import SkipTest
 
 import numpy as np
 
-from compound.concurrency.sessions import Sessions
-from compound.engine import Completion, Engine, OnText, Request, Usage
-from compound.errors import CompoundError, DeclarationError
-from compound.example import CallValues, Example, Values
+from compound.core.engine import Capabilities, Completion, Engine, OnText, Request, Usage
+from compound.core.errors import CompoundError, DeclarationError
+from compound.core.example import CallValues, Values
+from compound.core.formatting import short_repr
+from compound.core.loops import Sessions
+from compound.core.storage.artifacts import Reference
 from compound.execution.executor import Executor
 from compound.execution.schedule import setting_values
 from compound.execution.trace import Trace
-from compound.formatting import short_repr
-from compound.graph.bounds import Extent, extent_of_values
 from compound.graph.component import NAME, Component, Input, Operation, Output, Outputs
 from compound.graph.composite import Composite
 from compound.graph.configuration import canonical_json, to_readable_json
+from compound.graph.registry.code import place_of
 from compound.graph.space import Choice, Space
-from compound.graph.survey import RunLimits, Survey, survey
 from compound.graph.system import System
 from compound.graph.types import Port, accepts, format_type
-from compound.optimization.bounds import amount_of
-from compound.registry.code import place_of
-from compound.spec import dump, loads
-from compound.storage.artifacts import Reference
 from compound.testing.checks import json_problem, without_global_generators
 from compound.testing.doubles import ScriptedLM
+from compound.yaml import dump, loads
 
 __all__ = ["ComponentKit"]
 
@@ -57,15 +54,14 @@ class ComponentKit:
         - it does not modify its inputs
         - its ``repr`` is short
         - copies behave like the original
-        - outputs and model requests are within the bounds that ``reach`` declares
         - a system with it survives a round trip through YAML, if its class can be imported by name
 
     Attributes:
-        dumpable: whether the component can be written to YAML. Set it to False if its settings or port types
-            cannot be written.
+        dumpable: whether the component can be written to YAML. Set it to False if its settings or
+            port types cannot be written.
 
     Example:
-        >>> from compound import Operation
+        >>> from compound.ext import Operation
         >>> from compound.graph.types import Port
         >>> from compound.testing import ComponentKit, run_kit
         >>> class Shout(Operation):
@@ -94,7 +90,9 @@ class ComponentKit:
 
     def inputs(self) -> Values | Sequence[Values]:
         """Return the inputs of a call by port, or those of several calls. Override this."""
-        raise NotImplementedError("override inputs() to return the inputs of a call, or a list of them")
+        raise NotImplementedError(
+            "override inputs() to return the inputs of a call, or a list of them"
+        )
 
     def engine(self) -> Engine:
         """Return the engine of the component; its answers must depend only on the request."""
@@ -106,7 +104,9 @@ class ComponentKit:
         """The name is the one passed to `make`."""
         for name in ("first", "second_2"):
             found = self.make(name).name
-            assert found == name, f"a component created as {name!r} has the name {found!r}; keep the name"
+            assert found == name, (
+                f"a component created as {name!r} has the name {found!r}; keep the name"
+            )
 
     def test_kind_version_and_ports_are_declared(self) -> None:
         """Kind, version and ports have the right types, and names are identifiers."""
@@ -135,7 +135,9 @@ class ComponentKit:
         """Each parameter is a `Space` with a valid initial value."""
         component = self.make("tested")
         for name, space in component.parameters.items():
-            assert NAME.match(name), f"the parameter {name!r} must be a name of letters, digits, underscores"
+            assert NAME.match(name), (
+                f"the parameter {name!r} must be a name of letters, digits, underscores"
+            )
             assert isinstance(space, Space), (
                 f"the parameter {name!r} must be a Space, but is {short_repr(space)}"
             )
@@ -239,20 +241,6 @@ class ComponentKit:
         for how in (copy.copy, copy.deepcopy):
             self._check_alike(component, how(component), f"copy.{how.__name__}")
 
-    def test_bounds_hold(self) -> None:
-        """Outputs and requests are within the bounds that ``reach`` declares."""
-        component = self.make("tested")
-        system = self._system(component)
-        examples = [Example(f"e{number}", inputs) for number, inputs in enumerate(self._inputs(), 1)]
-        limits = RunLimits(examples, (LM,), system.configuration, read_corpora=True)
-        found = survey(system, limits)
-        for example in examples:
-            engine = _Watched(self.engine())
-            trace = self._trace(system, example.inputs, engine=engine)
-            for name, value in trace.outputs.items():
-                _check_extent(name, value, found.outputs[name])
-            _check_requests(found, engine)
-
     def test_it_can_be_written_and_read(self) -> None:
         """A system with the component is unchanged after a round trip through YAML."""
         component = self.make("tested")
@@ -284,7 +272,9 @@ class ComponentKit:
         found = [given] if isinstance(given, Mapping) else list(given)
         assert found, "inputs() returned no inputs; return those of at least one call, {} for none"
         names = {tuple(sorted(inputs)) for inputs in found}
-        assert len(names) == 1, f"inputs() must name the same ports in every call, but names {sorted(names)}"
+        assert len(names) == 1, (
+            f"inputs() must name the same ports in every call, but names {sorted(names)}"
+        )
         return found
 
     def _system(self, component: Component) -> System:
@@ -312,7 +302,9 @@ class ComponentKit:
         outputs = {output.field: output for output in fields if isinstance(output, Output)}
         return System("tested_alone", outputs=outputs, lm=LM)
 
-    def _trace(self, system: System, inputs: Values, sample: int = 0, engine: Engine | None = None) -> Trace:
+    def _trace(
+        self, system: System, inputs: Values, sample: int = 0, engine: Engine | None = None
+    ) -> Trace:
         """Return the trace of one run, which must not fail."""
         answering = engine or self.engine()
 
@@ -324,7 +316,9 @@ class ComponentKit:
                 await executor.aclose()
 
         trace = asyncio.run(run())
-        assert trace.failure is None, f"on {short_repr(inputs)} the call failed: {trace.failure.message}"
+        assert trace.failure is None, (
+            f"on {short_repr(inputs)} the call failed: {trace.failure.message}"
+        )
         return trace
 
     def _traces(self, component: Component, sample: int = 0) -> Iterator[Trace]:
@@ -343,7 +337,10 @@ class ComponentKit:
             assert one == two, (
                 f"after {how} the component has {what} {short_repr(two)} instead of {short_repr(one)}"
             )
-        spaces = [{name: space.to_json() for name, space in c.parameters.items()} for c in (component, other)]
+        spaces = [
+            {name: space.to_json() for name, space in c.parameters.items()}
+            for c in (component, other)
+        ]
         assert spaces[0] == spaces[1], (
             f"after {how} the component has other parameters: {short_repr(spaces[1])}"
         )
@@ -364,7 +361,9 @@ class _Call:
         self.sessions = Sessions()
         self._engine = engine
 
-    async def generate(self, lm: str, request: Request, on_text: OnText | None = None) -> Completion:
+    async def generate(
+        self, lm: str, request: Request, on_text: OnText | None = None
+    ) -> Completion:
         """Send the request to the engine."""
         return await self._engine.generate(request)
 
@@ -375,28 +374,13 @@ class _Call:
 
     def forwards(self, lm: str) -> bool:
         """Return whether the engine forwards requests."""
-        return bool(getattr(self._engine, "forwards", False))
+        return Capabilities(self._engine).forwards
 
-    async def scores(self, reward: Reference, component: str, calls: Sequence[CallValues]) -> list[float]:
+    async def scores(
+        self, reward: Reference, component: str, calls: Sequence[CallValues]
+    ) -> list[float]:
         """Return the score 0 for every call."""
         return [0.0] * len(calls)
-
-
-class _Watched:
-    """An engine that records its requests."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.name, self.concurrency = engine.name, engine.concurrency
-        self.remote, self.priced = engine.remote, engine.priced
-        self.worst_case = engine.worst_case
-        self.aclose = engine.aclose
-        self.asked: list[Request] = []
-
-    async def generate(self, request: Request) -> Completion:
-        """Record and answer a request."""
-        self.asked.append(request)
-        return await self._engine.generate(request)
 
 
 async def _run(component: Operation, given: Values, values: Values, engine: Engine) -> Values:
@@ -414,57 +398,13 @@ def _check_ports(what: str, ports: object) -> None:
         assert NAME.match(name), (
             f"{what} must have names of letters, digits and underscores, but has {name!r}"
         )
-        assert isinstance(port, Port), f"{name!r} of {what} must be a Port, but is {short_repr(port)}"
+        assert isinstance(port, Port), (
+            f"{name!r} of {what} must be a Port, but is {short_repr(port)}"
+        )
         try:
             accepts(port.type, None)
         except DeclarationError as error:
             raise AssertionError(f"{name!r} of {what}: {error}") from error
-
-
-def _check_extent(name: str, value: object, extent: Extent) -> None:
-    """Check that a value is within its bound; bounds in tokens are skipped, since tokens are not counted."""
-    length = len((value if isinstance(value, str) else canonical_json(to_readable_json(value))).encode())
-    if extent.finite and not extent.tokens:
-        assert length <= extent.bytes, (
-            f"the output {name!r} has {length} bytes, but reach declares {extent.bytes:g}: "
-            f"{short_repr(value)}"
-        )
-    items = extent_of_values([value]).items
-    if isinstance(value, list | tuple):
-        assert items <= extent.items, (
-            f"the output {name!r} has {items:g} items, but reach declares {extent.items:g}"
-        )
-    if extent.values and isinstance(value, str | int | float):
-        numbers = [v for v in extent.values if isinstance(v, int | float)]
-        between = isinstance(value, int | float) and numbers and min(numbers) <= value <= max(numbers)
-        assert value in extent.values or between, (
-            f"the output {name!r} is {short_repr(value)}, but reach declares the values "
-            f"{short_repr(extent.values)}"
-        )
-
-
-def _check_requests(found: Survey, engine: _Watched) -> None:
-    """Check the requests of a run, if every component in it declares its requests."""
-    uses = list(found.uses.values())
-    if any(use.requests is None for use in uses):
-        return
-    bounds = [(use.calls * bound.calls, bound) for use in uses for bound in use.requests or ()]
-    most = sum(calls for calls, _ in bounds)
-    assert len(engine.asked) <= most, (
-        f"the component made {len(engine.asked)} requests, but reach declares {most:g}; declare a CallBound "
-        "for each request"
-    )
-    longest = max((bound.max_tokens for _, bound in bounds), default=0)
-    largest = max((amount_of(engine, bound).prompt_tokens for _, bound in bounds), default=0)
-    for request in engine.asked:
-        assert request.max_tokens <= longest, (
-            f"the component requested {request.max_tokens} tokens, but reach declares {longest:g}"
-        )
-        size = engine.worst_case(request).prompt_tokens
-        assert size <= largest, (
-            f"the component sent a prompt of up to {size} tokens, but reach declares {largest:g}; count "
-            "everything in the messages"
-        )
 
 
 def _models(system: System) -> list[str]:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from compound.engine import Completion, OnText, Request, Usage
-from compound.errors import CallError
+from compound.core.engine import Completion, OnText, Request, Usage
+from compound.core.errors import CallError
 from compound.execution.rng import generator
 
 Reply = str | Exception | Completion
@@ -25,22 +25,25 @@ class ScriptedLM:
     """Engine that answers from a script, for tests and simulations.
 
     Args:
-        script: a list (replies in order), a mapping (the first key contained in the last message selects the
-            reply), or a function of the last message, or of the message and the request's random generator
-            (two parameters without defaults); it may be async. A reply that is an exception is raised.
+        script: a list (replies in order), a mapping (the first key contained in the last message
+            selects the reply), or a function of the last message, or of the message and the
+            request's random generator (two parameters without defaults); it may be async. A reply
+            that is an exception is raised.
         latency: seconds to wait, or a function of the request's generator.
         price: dollars per word of prompt and answer.
         priced: whether the price counts as known.
         remote: whether time limits include the wait for an answer.
-        native_tools: whether it takes tools; a reply that calls them is a `Completion` with tool calls.
+        native_tools: whether it takes tools; a reply that calls them is a `Completion` with tool
+            calls.
         takes_images: whether it takes images.
-        stable_name: whether equal names mean equal scripts, so that `cp.evaluate` may cache the answers.
+        stable_name: whether equal names mean equal scripts, so that `cp.evaluate` may cache the
+            answers.
         writes_prompts: whether searches ask it for new prompts by default.
 
     Usage counts words as tokens. ``requests`` records the requests.
 
     Example:
-        >>> from compound.engine import Message
+        >>> from compound.core.engine import Message
         >>> lm = ScriptedLM({"capital of France": "Paris"})
         >>> ask = Request((Message("user", "What is the capital of France?"),))
         >>> asyncio.run(lm.generate(ask)).text
@@ -70,7 +73,11 @@ class ScriptedLM:
         self._price = price
         self.priced = priced
         self.remote = remote
-        self.native_tools, self.takes_images, self.stable_name = native_tools, takes_images, stable_name
+        self.native_tools, self.takes_images, self.stable_name = (
+            native_tools,
+            takes_images,
+            stable_name,
+        )
         self.writes_prompts = writes_prompts
         self.requests: list[Request] = []
         self.in_flight = 0
@@ -90,7 +97,11 @@ class ScriptedLM:
         """Return the words of the prompt and ``max_tokens``, at this model's price per token."""
         words = _words(request)
         return Usage(
-            1, words, request.max_tokens, self._price * (words + request.max_tokens), int(not self.priced)
+            1,
+            words,
+            request.max_tokens,
+            self._price * (words + request.max_tokens),
+            int(not self.priced),
         )
 
     async def generate(self, request: Request) -> Completion:
@@ -141,14 +152,20 @@ class ScriptedLM:
         message = request.cued[-1].text
         script = self._script
         if callable(script):
-            return script(message, generator("reply", request.seed)) if self._random else script(message)
+            return (
+                script(message, generator("reply", request.seed))
+                if self._random
+                else script(message)
+            )
         if isinstance(script, Mapping):
             for key, reply in script.items():
                 if key in message:
                     return reply
             raise CallError(f"the script has no reply to {message!r:.200}")
         if number >= len(script):
-            raise CallError(f"the script has {len(script)} replies, but this is request {number + 1}")
+            raise CallError(
+                f"the script has {len(script)} replies, but this is request {number + 1}"
+            )
         return script[number]
 
     async def aclose(self) -> None:

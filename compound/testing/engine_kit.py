@@ -9,9 +9,17 @@ from dataclasses import replace
 from typing import TypeVar
 from unittest import SkipTest
 
-from compound.engine import Completion, Engine, Message, Request, TokenRecord, Usage
-from compound.errors import CompoundError
-from compound.formatting import short_repr
+from compound.core.engine import (
+    Capabilities,
+    Completion,
+    Engine,
+    Message,
+    Request,
+    TokenRecord,
+    Usage,
+)
+from compound.core.errors import CompoundError
+from compound.core.formatting import short_repr
 
 __all__ = ["EngineKit"]
 
@@ -25,8 +33,9 @@ ROUNDING = 0.01  # tolerance above 0 for log-probabilities, which servers comput
 class EngineKit:
     """Checks of an engine; subclass it as ``Test…``, and override `make`.
 
-    Each check creates an engine and closes it. Resources that `make` needs, such as a server, may come from a
-    pytest fixture: a method with ``@pytest.fixture(autouse=True)`` that stores them on ``self``.
+    Each check creates an engine and closes it. Resources that `make` needs, such as a server, may
+    come from a pytest fixture: a method with ``@pytest.fixture(autouse=True)`` that stores them on
+    ``self``.
 
     Checks:
         - it has the attributes of the protocol, and equal engines have equal names
@@ -40,12 +49,12 @@ class EngineKit:
         - a failed request raises a `CompoundError`
 
     Attributes:
-        deterministic: whether the engine guarantees equal answers to equal greedy requests, sequential or
-            concurrent. Set it to False for a provider without this guarantee.
+        deterministic: whether the engine guarantees equal answers to equal greedy requests,
+            sequential or concurrent. Set it to False for a provider without this guarantee.
         timeout: time limit of a check in seconds.
 
     Example:
-        >>> from compound.errors import CallError
+        >>> from compound.core.errors import CallError
         >>> from compound.testing import EngineKit, ScriptedLM, run_kit
         >>> class TestScripted(EngineKit):
         ...     def make(self):
@@ -80,7 +89,9 @@ class EngineKit:
 
         engine, again = self.make(), self.make()
         missing = [name for name in ATTRIBUTES if not hasattr(engine, name)]
-        assert not missing, f"the engine lacks {', '.join(missing)}; see compound.engine.Engine"
+        assert not missing, (
+            f"the engine lacks {', '.join(missing)}; see compound.core.engine.Engine"
+        )
         count = engine.concurrency
         for name, what, holds in (
             ("name", "a non-empty string", isinstance(engine.name, str) and bool(engine.name)),
@@ -120,7 +131,9 @@ class EngineKit:
             used = cut.usage.completion_tokens
             assert used <= most, f"the answer has {used} tokens, but max_tokens is {most}"
             sampled = len(cut.tokens.sampled) if cut.tokens else 0
-            assert sampled <= most, f"the token record has {sampled} tokens, but max_tokens is {most}"
+            assert sampled <= most, (
+                f"the token record has {sampled} tokens, but max_tokens is {most}"
+            )
             if self.deterministic and whole.usage.completion_tokens > most:
                 assert cut.finish_reason == "length", (
                     f"the answer was truncated at max_tokens={most}, but its finish_reason is "
@@ -133,10 +146,16 @@ class EngineKit:
         async def check(engine: Engine) -> None:
             text = (await _answer(engine, self.request())).text
             # a letter of the text that differs from its first one
-            stop = next((letter for letter in text[1:] if letter.isalnum() and text.find(letter) > 0), "")
-            assert stop, f"the answer is {text!r}; return a request whose answer has at least two letters"
+            stop = next(
+                (letter for letter in text[1:] if letter.isalnum() and text.find(letter) > 0), ""
+            )
+            assert stop, (
+                f"the answer is {text!r}; return a request whose answer has at least two letters"
+            )
             found = (await _answer(engine, replace(self.request(), stop=(stop,)))).text
-            assert stop not in found, f"the answer {found!r} contains {stop!r}, which is a stop sequence"
+            assert stop not in found, (
+                f"the answer {found!r} contains {stop!r}, which is a stop sequence"
+            )
             if self.deterministic:
                 expected = text[: text.find(stop)]
                 assert found == expected, (
@@ -187,7 +206,9 @@ class EngineKit:
                 tasks[0].cancel()
                 await asyncio.wait(tasks)
                 for task in tasks[1:]:
-                    assert not task.cancelled(), "cancelling a request cancels another one in flight"
+                    assert not task.cancelled(), (
+                        "cancelling a request cancels another one in flight"
+                    )
                     task.result()
                 if not tasks[0].cancelled():  # it completed before the cancellation
                     tasks[0].result()
@@ -199,7 +220,9 @@ class EngineKit:
         """A token record, if there is one, is consistent with the answer."""
 
         async def records(engine: Engine) -> list[tuple[Completion, TokenRecord]]:
-            requests = [replace(self.request(), want_tokens=True, temperature=t) for t in (0.0, 1.0)]
+            requests = [
+                replace(self.request(), want_tokens=True, temperature=t) for t in (0.0, 1.0)
+            ]
             answers = [await _answer(engine, request) for request in requests]
             return [(answer, answer.tokens) for answer in answers if answer.tokens is not None]
 
@@ -254,7 +277,9 @@ class EngineKit:
                 async with asyncio.timeout(self.timeout):
                     return await work(tested)
             except TimeoutError as error:
-                raise AssertionError(f"the engine did not answer within {self.timeout:g} s") from error
+                raise AssertionError(
+                    f"the engine did not answer within {self.timeout:g} s"
+                ) from error
             finally:
                 await tested.aclose()
 
@@ -277,13 +302,14 @@ class EngineKit:
 
 async def _answer(engine: Engine, request: Request) -> Completion:
     """Send a request as the executor does, and check the type of the answer."""
-    if warm_up := getattr(engine, "warm_up", None):
-        await warm_up()
+    await Capabilities(engine).warm_up()
     completion = await engine.generate(request)
     assert isinstance(completion, Completion), (
         f"generate must return a Completion, but returned {short_repr(completion)}"
     )
-    assert isinstance(completion.text, str), f"the text of the answer is {short_repr(completion.text)}"
+    assert isinstance(completion.text, str), (
+        f"the text of the answer is {short_repr(completion.text)}"
+    )
     assert completion.finish_reason in FINISHED, (
         f"the finish_reason is {completion.finish_reason!r}; it must be {' or '.join(map(repr, FINISHED))}"
     )
@@ -326,7 +352,9 @@ def _check_record(completion: Completion, record: TokenRecord) -> None:
     for name in ("prompt", "sampled"):
         ids = getattr(record, name)
         wrong = [token for token in ids if type(token) is not int or token < 0]
-        assert not wrong, f"{name} of the token record has {wrong[0]!r}; token ids are integers >= 0"
+        assert not wrong, (
+            f"{name} of the token record has {wrong[0]!r}; token ids are integers >= 0"
+        )
     assert len(record.sampled) == len(record.logprobs), (
         f"the token record has {len(record.sampled)} sampled tokens, but {len(record.logprobs)} "
         "log-probabilities; return one per token"

@@ -12,15 +12,13 @@ from typing import SupportsFloat
 
 import numpy as np
 
-from compound.engine import Engine
-from compound.errors import CompoundError
-from compound.evaluation.metrics.bounds import bounds_violation
-from compound.evaluation.metrics.custom import Scoring, as_metric
-from compound.evaluation.metrics.models import MetricCalls, ModelMetric
-from compound.evaluation.metrics.scoring import apply_metric
-from compound.example import Example, Metric, Score, Values
+from compound.core.engine import Engine
+from compound.core.errors import CompoundError
+from compound.core.example import Example, Metric, Score, Values
+from compound.core.formatting import short_repr
+from compound.evaluation.metrics.custom import Scoring, as_metric, bounds_violation
+from compound.evaluation.metrics.scoring import MetricCalls, ModelMetric, apply_metric
 from compound.execution.executor import Executor
-from compound.formatting import short_repr
 
 __all__ = ["MetricKit"]
 
@@ -40,11 +38,12 @@ class MetricKit:
         - the scores are those that the cases expect
         - if an output that it reads is missing, it raises a `CompoundError` or returns a score
 
-    An evaluation records an exception of a metric as the failure of that run. Other exceptions, such as a
-    `KeyError`, would not name the metric that failed or the available outputs.
+    An evaluation records an exception of a metric as the failure of that run. Other exceptions,
+    such as a `KeyError`, would not name the metric that failed or the available outputs.
 
     Example:
-        >>> from compound import Example, custom
+        >>> from compound import Example
+        >>> from compound.metrics import custom
         >>> from compound.testing import MetricKit, run_kit
         >>> def brevity(outputs, example):
         ...     return 1.0 if len(outputs["answer"].split()) <= 5 else 0.0
@@ -68,7 +67,9 @@ class MetricKit:
 
     def cases(self) -> Sequence[Case]:
         """Return pairs of outputs and example, optionally with the expected score. Override this."""
-        raise NotImplementedError("override cases() to return a list of (outputs, example[, score])")
+        raise NotImplementedError(
+            "override cases() to return a list of (outputs, example[, score])"
+        )
 
     def engines(self) -> Mapping[str, Engine]:
         """Return the engines of a metric that asks a model, by name; default: none."""
@@ -86,9 +87,13 @@ class MetricKit:
         """Scores are finite numbers, and so are their parts."""
         for number, score in self._scores():
             if not isinstance(score, Score):
-                assert _is_finite(score), f"case {number} scores {score!r}; return a finite number or a Score"
+                assert _is_finite(score), (
+                    f"case {number} scores {score!r}; return a finite number or a Score"
+                )
                 continue
-            assert _is_finite(score.value), f"case {number} scores {score.value!r}; it must be finite"
+            assert _is_finite(score.value), (
+                f"case {number} scores {score.value!r}; it must be finite"
+            )
             assert isinstance(score.feedback, str), (
                 f"the feedback on case {number} must be a string, but is {short_repr(score.feedback)}"
             )
@@ -110,7 +115,10 @@ class MetricKit:
         """Scoring again, with the same metric or a new one, gives the same score."""
         metric = self._metric()
         for number, outputs, example in self._arguments():
-            found = [asyncio.run(self._scored(m, outputs, example)) for m in (metric, metric, self._metric())]
+            found = [
+                asyncio.run(self._scored(m, outputs, example))
+                for m in (metric, metric, self._metric())
+            ]
             assert found[0] == found[1] == found[2], (
                 f"case {number} scores {short_repr(found[0])}, then {short_repr(found[1])}, and with a new "
                 f"metric {short_repr(found[2])}; a score must depend only on outputs and example"

@@ -1,32 +1,412 @@
-"""Conformance kit for optimizers."""
+"""Conformance kit for optimizers, and the job that runs them like the optimization loop.
+
+Scorer, executor, cache, meter and ledger are the real ones. Only the model is scripted, and the
+contents of run directories are in memory.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Sequence
-from dataclasses import replace
+import itertools
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from unittest import SkipTest
 
 import numpy as np
 
 from compound.components.llm import LLM
-from compound.engine import Engine
-from compound.errors import CompoundError
+from compound.core.engine import Completion, Engine, Request
+from compound.core.errors import CompoundError
+from compound.core.example import Example, Metric, Values
+from compound.core.formatting import short_repr
 from compound.evaluation.metrics.custom import custom
-from compound.example import Example, Metric, Values
-from compound.formatting import short_repr
+from compound.execution.budget import MeterState
+from compound.execution.executor import Executor
 from compound.graph.component import Input
 from compound.graph.configuration import to_readable_json
 from compound.graph.space import Choice, Demos, Float, Text
 from compound.graph.system import System
-from compound.optimization.allowance import allowance
-from compound.optimization.bounds import Bounded
-from compound.optimization.method import Optimizer, Progress, Proposal
-from compound.testing.checks import json_problem, without_global_generators
-from compound.testing.doubles import ScriptedLM
-from compound.testing.optimizer_job import STORE, OptimizerJob
+from compound.optimization.job_plans import plan_job
+from compound.optimization.method import (
+    Job,
+    JobContext,
+    Method,
+    Optimizer,
+    Progress,
+    Proposal,
+    ScoredCandidate,
+    Task,
+)
+from compound.optimization.prices import estimate_prices
+from compound.optimization.problem import Problem
+from compound.optimization.proposals import LedgerState, Proposals
+from compound.optimization.role_checks import RunningOptimizer
+from compound.optimization.scorer import JobScorer
+from compound.optimization.settings.optimize import OptimizeSettings
+from compound.optimizers.scheduling.scheduler import Uniform
+from compound.testing.checks import (
+    json_problem,
+    temporary_folder,
+    through_json,
+    without_global_generators,
+)
+from compound.testing.doubles import MemorySnapshot, PlainMemory, ScriptedLM
 
-__all__ = ["OptimizerKit"]
+__all__ = ["KitCheckpoint", "OptimizerJob", "OptimizerKit"]
+
+SPENT_ROUNDING = 1e-6  # tolerance for sums of fractional system runs
+NAME = "optimizer"
+
+
+@dataclass(frozen=True)
+class KitCheckpoint:
+    """Checkpoint of a job after a `Progress`, as in a run directory.
+
+    Attributes:
+        progress: the progress, with only JSON types.
+        memory: the method's memory.
+        cached: the keys of the recorded calls.
+        meter: the spending.
+        scored: the candidates scored so far.
+        ledger: the requests for proposals.
+    """
+
+    progress: Progress
+    memory: MemorySnapshot
+    cached: frozenset[str]
+    meter: MeterState
+    scored: Sequence[ScoredCandidate]
+    ledger: LedgerState
+
+    @property
+    def state(self) -> dict[str, object]:
+        """State of the progress, as read from a checkpoint."""
+        return dict(self.progress.state)
+
+
+class OptimizerJob:
+    """Job of an optimizer, run like in the optimization loop but with a scripted model.
+
+    Args:
+        system: the system to optimize.
+        metric: the global reward.
+        train: the examples to learn from.
+        lm: creates the engine, which serves every model name.
+        share: the number of system runs that the job may spend.
+        keys: the parameters that the job may change; all of the system's by default.
+        seed: see `compound.optimization.method.Task`.
+        pool_seed: see `Task`.
+        minibatch: see `Task`.
+        candidates: see `Task`.
+        tried: see `Task`.
+
+    Attributes:
+        problem: the optimization problem, with settings that agree with the task.
+        task: the task of the optimizer.
+        lm: the engine.
+        executor, scorer, memory: those of the task.
+        proposal_requests: the requests for proposals so far, each with the name of its model.
+
+    Example:
+        >>> from compound import Choice, Function, Input, System
+        >>> from compound.metrics import custom
+        >>> from compound.optimizers.baselines.random import RandomSearch
+        >>> def pick(x: int, mode: str) -> int:
+        ...     return x if mode == "b" else 0
+        >>> picked = Function("picker", pick, mode=Choice("a", "b"))(x=Input("x", int))
+        >>> right = custom(lambda outputs, example: outputs["y"] == example.inputs["x"], "right")
+        >>> rows = [Example(f"e{i}", {"x": i + 1}) for i in range(20)]
+        >>> job = OptimizerJob(System("toy", outputs={"y": picked}), right, rows, share=50)
+        >>> states, proposal = job.run(RandomSearch())
+        >>> dict(proposal.values), job.spent <= 50
+        ({'picker.mode': 'b'}, True)
+    """
+
+    def __init__(
+        self,
+        system: System,
+        metric: Metric,
+        train: Sequence[Example],
+        lm: Callable[[], Engine] = lambda: ScriptedLM([]),
+        share: float = float("inf"),
+        *,
+        keys: Sequence[str] | None = None,
+        seed: int = 1,
+        pool_seed: int = 2,
+        minibatch: int = 4,
+        candidates: int = 8,
+        tried: Sequence[ScoredCandidate] = (),
+    ) -> None:
+        self.lm = engine = lm()
+        self._make_lm = lm
+        self._files = temporary_folder(self)
+        self._numbers = itertools.count()
+        settings = OptimizeSettings(minibatch=minibatch, candidates=candidates, iterations=1)
+        chosen = tuple(system.parameters) if keys is None else tuple(keys)
+        self._base = Problem(
+            system,
+            train,
+            (),
+            (),
+            metric,
+            settings,
+            Method("none", {}, [], Uniform()),
+            lambda _: engine,
+        )
+        self.share = share
+        self._cache = _Cache({}, ())
+        self.memory = PlainMemory(self._files / "memory")
+        self.memory.folder.mkdir()
+        self.executor = Executor(self._base.engines, cache=self._cache, folder=self.memory.folder)
+        self._proposals = Proposals(
+            self.executor.meter, give_up=settings.budget.max_proposal_failures
+        )
+        self.scorer = _Scorer(self._base, self.executor, system, share, 0.0, self._proposals)
+        context = JobContext(self.executor, metric, self._base.rules, self.memory)
+        self.task = Task(
+            system=system,
+            keys=chosen,
+            train=train,
+            scorer=self.scorer,
+            seed=seed,
+            pool_seed=pool_seed,
+            minibatch=minibatch,
+            candidates=candidates,
+            context=context,
+            tried=tried,
+            prices=estimate_prices(system),
+        )
+
+    @property
+    def spent(self) -> float:
+        """System runs spent so far."""
+        return self.executor.meter.system_runs
+
+    @property
+    def proposal_requests(self) -> Sequence[tuple[str | None, Request]]:
+        """Requests for proposals so far, each with the name of its model."""
+        return self.scorer.proposal_requests
+
+    @property
+    def job(self) -> Job:
+        """The job, as a method lists it."""
+        return Job(NAME, self.task.keys)
+
+    def problem(self, optimizer: Optimizer) -> Problem:
+        """Return a problem whose method has only an optimizer and this job, for estimates."""
+        method = Method("kit", {NAME: optimizer}, [self.job], Uniform())
+        return replace(self._base, method=method)
+
+    def run(self, optimizer: Optimizer) -> tuple[list[dict[str, object]], Proposal]:
+        """Run an optimizer to the end.
+
+        Returns:
+            The state of each checkpoint, as JSON types, and the proposal.
+
+        Raises:
+            UserCodeError: the optimizer raised an error that is not of this package, or yielded an
+                object that is neither `Progress` nor `Proposal`.
+        """
+        checkpoints, proposal = self.record(optimizer)
+        return [checkpoint.state for checkpoint in checkpoints], proposal
+
+    def record(self, optimizer: Optimizer) -> tuple[list[KitCheckpoint], Proposal]:
+        """Run an optimizer to the end, and return each checkpoint and the proposal."""
+        checkpoints, events = asyncio.run(self._record(optimizer))
+        proposals = [event for event in events if isinstance(event, Proposal)]
+        assert proposals, (
+            "the optimizer ended without a Proposal; yield Proposal({}) if nothing is better"
+        )
+        return checkpoints, proposals[-1]
+
+    def events(self, optimizer: Optimizer) -> list[Progress | Proposal]:
+        """Run an optimizer to the end, and return everything it yields."""
+        return asyncio.run(self._record(optimizer))[1]
+
+    def fresh_copy(self) -> OptimizerJob:
+        """Return an equal job that has not started, with a new engine."""
+        task, base = self.task, self._base
+        return OptimizerJob(
+            base.system,
+            base.metric,
+            base.train,
+            self._make_lm,
+            self.share,
+            keys=task.keys,
+            seed=task.seed,
+            pool_seed=task.pool_seed,
+            minibatch=task.minibatch,
+            candidates=task.candidates,
+            tried=task.tried,
+        )
+
+    def resume(self, checkpoint: KitCheckpoint) -> OptimizerJob:
+        """Return an equal job that resumes from a checkpoint, as after a crash.
+
+        Memory, spending and scores are those of the checkpoint. The recorded calls are all that
+        this job has made so far; those made after the checkpoint are charged again, as in a run
+        directory.
+        """
+        other = self.fresh_copy()
+        other._cache.fill(self._cache.rows, checkpoint.cached)
+        other.memory.restore(checkpoint.memory)
+        other.executor.meter.restore(checkpoint.meter)
+        other.scorer.restore(checkpoint.scored)
+        other._proposals.restore(checkpoint.ledger)
+        other.task = replace(other.task, resume=checkpoint.state)
+        return other
+
+    def check_resume(self, make: Callable[[], Optimizer]) -> list[KitCheckpoint]:
+        """Check that resuming from every checkpoint gives the result of an uninterrupted run.
+
+        The job runs once to its end, and then once from each checkpoint with a new optimizer.
+
+        Args:
+            make: creates an optimizer; all of them must be equivalent.
+
+        Returns:
+            The checkpoints of the uninterrupted run.
+
+        Raises:
+            AssertionError: a resumed run differs in its events, its spending or its memory.
+        """
+        checkpoints, proposal = self.record(make())
+        for number, checkpoint in enumerate(checkpoints, 1):
+            job = self.resume(checkpoint)
+            where = f"resuming from checkpoint {number} of {len(checkpoints)}"
+            later, found = job.record(make())
+            expected = checkpoints[number:]
+            _check_equal(where, _flat(found), _flat(proposal), "the proposal")
+            assert len(later) == len(expected), (
+                f"{where} yields {len(later)} more Progress instead of {len(expected)}; {KEEP}"
+            )
+            for place, (one, other) in enumerate(zip(later, expected, strict=True), number + 1):
+                _check_equal(
+                    where, _flat(one.progress), _flat(other.progress), f"checkpoint {place}"
+                )
+            assert abs(job.spent - self.spent) < SPENT_ROUNDING, (
+                f"{where} spends {job.spent:g} system runs instead of {self.spent:g}; {KEEP}"
+            )
+            _check_equal(where, job.memory.state, self.memory.state, "the method's memory")
+        return checkpoints
+
+    async def _record(
+        self, optimizer: Optimizer
+    ) -> tuple[list[KitCheckpoint], list[Progress | Proposal]]:
+        """Run an optimizer like the loop does, and take a checkpoint at each progress."""
+        checkpoints: list[KitCheckpoint] = []
+        events: list[Progress | Proposal] = []
+        try:
+            async for event in RunningOptimizer(NAME, optimizer).events(self.task):
+                events.append(event)
+                if isinstance(event, Progress):
+                    checkpoints.append(self._checkpoint(event))
+        finally:
+            await self.executor.aclose()
+        return checkpoints, events
+
+    def _checkpoint(self, event: Progress) -> KitCheckpoint:
+        """Return a checkpoint of the job, copied so that later changes do not affect it."""
+        for what, value in (("state", event.state), ("facts", event.facts)):
+            problem = json_problem(value)
+            assert not problem, f"the {what} of Progress must be JSON, but {problem}; {STORE}"
+        state, facts = (through_json(dict(value)) for value in (event.state, event.facts))
+        assert isinstance(state, dict)
+        assert isinstance(facts, dict)
+        return KitCheckpoint(
+            replace(event, state=state, facts=facts),
+            self.memory.snapshot(self._files / f"checkpoint-{next(self._numbers)}"),
+            frozenset(self._cache.rows),
+            self.executor.meter.snapshot(),
+            self.scorer.snapshot(),
+            self._proposals.snapshot(),
+        )
+
+
+KEEP = (
+    "store everything that later steps depend on in the state of Progress or in the method's memory"
+)
+STORE = "store numbers, strings, lists and dictionaries, as compound.core.storage.state.State.to_json does"
+
+
+class _Scorer(JobScorer):
+    """Scorer that records the requests for proposals."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        executor: Executor,
+        incumbent: System,
+        share: float,
+        spent: float,
+        proposals: Proposals,
+    ) -> None:
+        super().__init__(problem, executor, incumbent, share, spent, proposals)
+        self.proposal_requests: list[tuple[str | None, Request]] = []
+
+    async def generate(self, request: Request, lm: str | None = None) -> Completion:
+        """Record a request for a proposal, and send it."""
+        self.proposal_requests.append((lm, request))
+        return await super().generate(request, lm)
+
+
+class _Cache:
+    """Cache whose entries after the checkpoint are charged when first read, as after a crash."""
+
+    def __init__(self, rows: Mapping[str, str], covered: Sequence[str]) -> None:
+        self.rows: dict[str, str] = {}
+        self._pending: set[str] = set()
+        self.fill(rows, covered)
+
+    def fill(self, rows: Mapping[str, str], covered: Sequence[str] | frozenset[str]) -> None:
+        """Add recorded calls; those that the checkpoint does not cover are pending."""
+        self.rows |= rows
+        self._pending |= set(rows).difference(covered)
+
+    def get(self, key: str) -> Mapping[str, object] | None:
+        row = self.rows.get(key)
+        return None if row is None else json.loads(row)
+
+    def put(self, key: str, outcome: Mapping[str, object]) -> None:
+        self.rows.setdefault(key, json.dumps(outcome, ensure_ascii=False))
+
+    def take_pending(self, key: str) -> bool:
+        if key in self._pending:
+            self._pending.discard(key)
+            return True
+        return False
+
+
+def _flat(event: Progress | Proposal) -> dict[str, object]:
+    """Return the fields of an event as a dictionary."""
+    found = {field.name: getattr(event, field.name) for field in fields(event)}
+    return {
+        name: dict(value) if isinstance(value, Mapping) else value for name, value in found.items()
+    }
+
+
+def _check_equal(
+    where: str, found: Mapping[str, object], expected: Mapping[str, object], what: str
+) -> None:
+    """Raise an `AssertionError` that names the first entry in which two mappings differ."""
+    for name in dict.fromkeys((*expected, *found)):
+        one, other = found.get(name), expected.get(name)
+        if not _same(one, other):
+            raise AssertionError(
+                f"{where}, {what} has {name} {short_repr(one)} instead of {short_repr(other)}; {KEEP}"
+            )
+
+
+def _same(one: object, other: object) -> bool:
+    """Return whether two values have the same JSON form; NaN equals itself."""
+    try:
+        return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+    except (TypeError, ValueError):
+        return bool(one == other)
+
 
 CUE = "Answer:"  # end of the prompts of the kit's system, which requests for proposals do not have
 BETTER = "Be exact."
@@ -36,10 +416,10 @@ ROUNDING = 1e-9
 class OptimizerKit:
     """Checks of an optimizer; subclass it as ``Test…``, and override `make`.
 
-    The other hooks have defaults: a system of two language models with tunable prompts, demonstrations,
-    temperature and lengths, a scripted model, and a metric that a better prompt improves. Override `system`
-    or `keys` if the optimizer changes only some kinds of parameters, and `engine` if it expects more than a
-    new prompt from the answers to its own requests.
+    The other hooks have defaults: a system of two language models with tunable prompts,
+    demonstrations, temperature and lengths, a scripted model, and a metric that a better prompt
+    improves. Override `system` or `keys` if the optimizer changes only some kinds of parameters,
+    and `engine` if it expects more than a new prompt from the answers to its own requests.
 
     Checks:
         - ``propose`` takes a task and is an async generator of `Progress` and `Proposal`
@@ -53,12 +433,12 @@ class OptimizerKit:
         - with a constant metric it reports no gain
         - it does not use or seed the global generators of `random` and `numpy.random`
         - it does not modify examples
-        - if it declares ``bound``, it makes at most that many requests for proposals, and none longer
+        - if it has a method ``plan``, it makes at most that many requests for proposals
 
     Attributes:
         share: the system runs of the job.
-        checkpoints: the minimum number of `Progress` events of a run, so that resuming is tested; 0 for an
-            optimizer that yields none.
+        checkpoints: the minimum number of `Progress` events of a run, so that resuming is tested; 0
+            for an optimizer that yields none.
 
     Example:
         >>> from compound.optimizers.baselines.random import RandomSearch
@@ -121,14 +501,24 @@ class OptimizerKit:
         return ScriptedLM(_answer)
 
     def job(
-        self, *, metric: Metric | None = None, share: float | None = None, seed: int = 1, minibatch: int = 4
+        self,
+        *,
+        metric: Metric | None = None,
+        share: float | None = None,
+        seed: int = 1,
+        minibatch: int = 4,
     ) -> OptimizerJob:
         """Return a job of the kit."""
         return OptimizerJob(
-            self.system(), metric or self.metric(), self.train(), self.engine,
+            self.system(),
+            metric or self.metric(),
+            self.train(),
+            self.engine,
             self.share if share is None else share,
-            keys=self.keys(), seed=seed, minibatch=minibatch,
-        )  # fmt: skip
+            keys=self.keys(),
+            seed=seed,
+            minibatch=minibatch,
+        )
 
     # -- checks ----------------------------------------------------------------------------------------
 
@@ -145,7 +535,9 @@ class OptimizerKit:
         """The optimizer yields any number of `Progress` events, then exactly one `Proposal`."""
         events = self.job().events(self.make())
         proposals = sum(isinstance(event, Proposal) for event in events)
-        assert proposals == 1, f"the optimizer yielded {proposals} Proposals; yield exactly one, at the end"
+        assert proposals == 1, (
+            f"the optimizer yielded {proposals} Proposals; yield exactly one, at the end"
+        )
         after = events[-1]
         assert isinstance(after, Proposal), (
             f"the optimizer yielded {short_repr(after)} after its Proposal; the Proposal must be the last "
@@ -166,7 +558,9 @@ class OptimizerKit:
     def test_steps_are_counted_upwards(self) -> None:
         """Steps of `Progress` events, if given, do not decrease and do not exceed their total."""
         events = self.job().events(self.make())
-        numbered = [(e.step, e.of) for e in events if isinstance(e, Progress) and e.step is not None]
+        numbered = [
+            (e.step, e.of) for e in events if isinstance(e, Progress) and e.step is not None
+        ]
         steps = [step for step, _ in numbered]
         assert steps == sorted(steps), (
             f"Progress.step must not decrease, but the steps are {short_repr(steps)}"
@@ -251,41 +645,35 @@ class OptimizerKit:
             "the optimizer modified an example of task.train; copy values before modifying them"
         )
 
-    def test_requests_stay_within_the_bound(self) -> None:
-        """Number and length of the requests for proposals are within the declared bound."""
-        optimizer = self.make()
-        if not isinstance(optimizer, Bounded):
-            raise SkipTest("the optimizer declares no bound of its requests")
-        job = self.job()
-        (allowed,) = allowance(job.problem(optimizer), self.share, 1, lms=("lm",)).jobs
-        assert allowed.bound is not None
+    def test_requests_stay_within_the_plan(self) -> None:
+        """The number of requests for proposals is at most the planned one."""
+        optimizer, job = self.make(), self.job()
+        plan = plan_job(job.problem(optimizer), job.job, self.share)
+        if plan is None:
+            raise SkipTest("the optimizer does not state its requests")
         job.run(optimizer)
-        most = allowed.bound.calls
-        assert len(job.proposal_requests) <= most, (
-            f"the optimizer made {len(job.proposal_requests)} requests for proposals, but bound declares "
-            f"{most:g}; declare the maximum for a job with outlook.runs system runs"
+        most, made = plan.most(), len(job.proposal_requests)
+        assert most is None or made <= most, (
+            f"the optimizer made {made} requests for proposals, but plan states {most}; state the maximum "
+            "for a job with job.runs system runs"
         )
-        longest = max((request.max_tokens for request in allowed.bound.requests), default=0)
-        for _, request in job.proposal_requests:
-            assert request.max_tokens <= longest, (
-                f"the optimizer requested an answer of {request.max_tokens} tokens, but bound declares "
-                f"{longest:g}; declare the largest max_tokens of its requests"
-            )
 
-    def test_a_larger_share_does_not_lower_the_bound(self) -> None:
-        """The bound does not decrease if the job may spend more system runs."""
-        optimizer = self.make()
-        if not isinstance(optimizer, Bounded):
-            raise SkipTest("the optimizer declares no bound of its requests")
-        outlook = allowance(self.job().problem(optimizer), self.share, 1, lms=("lm",)).outlook
-        runs = [self.share / 4, self.share, 4 * self.share]
-        calls = [optimizer.bound(replace(outlook, keys=tuple(self.keys()), runs=n)).calls for n in runs]
-        assert calls == sorted(calls), (
-            f"with {runs} system runs the bound declares {calls} requests; it must not decrease"
+    def test_a_larger_share_does_not_lower_the_number_of_requests(self) -> None:
+        """The planned number of requests does not decrease if the job may spend more system runs."""
+        optimizer, job = self.make(), self.job()
+        problem, runs = job.problem(optimizer), [self.share / 4, self.share, 4 * self.share]
+        plans = [plan_job(problem, job.job, n) for n in runs]
+        if None in plans:
+            raise SkipTest("the optimizer does not state its requests")
+        counts = [plan.most() for plan in plans if plan]
+        assert counts == sorted(math.inf if n is None else n for n in counts), (
+            f"with {runs} system runs plan states {counts} requests; they must not decrease"
         )
 
 
-_ASYNC = "write async def propose(self, task) that yields Progress events and one Proposal at the end"
+_ASYNC = (
+    "write async def propose(self, task) that yields Progress events and one Proposal at the end"
+)
 
 
 def _answer(message: str, rng: np.random.Generator) -> str:
@@ -293,9 +681,8 @@ def _answer(message: str, rng: np.random.Generator) -> str:
     if message.rstrip().endswith(CUE):
         return "right" if rng.random() < (0.9 if BETTER in message else 0.4) else "wrong"
     text = f"Style {'abc'[int(rng.integers(3))]}. {BETTER if rng.random() < 0.6 else 'Be quick.'}"
-    return (
-        f"<prompt>{text}</prompt>\n```\n{text}\n```\n[final answer: {'Yes' if rng.random() < 0.5 else 'No'}]"
-    )
+    answer = "Yes" if rng.random() < 0.5 else "No"
+    return f"<prompt>{text}</prompt>\n```\n{text}\n```\n[final answer: {answer}]"
 
 
 def _is_right(outputs: Values, example: Example) -> float:

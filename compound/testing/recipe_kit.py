@@ -1,24 +1,309 @@
-"""Conformance kit for training recipes."""
+"""Conformance kit for training recipes; a job runs their steps on scripted agents, without a model."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
-from compound.errors import BudgetExhausted, TooManyFailures
+from compound.components.llm import LLM
+from compound.core.engine import Completion, Request, TokenRecord
+from compound.core.errors import BudgetExhausted, TooManyFailures, TransientError
+from compound.core.example import Example, Metric, Score, Values
+from compound.core.formatting import short_repr
+from compound.evaluation.evaluate import EvaluationRules
+from compound.evaluation.metrics.custom import custom
 from compound.execution.budget import Meter
-from compound.formatting import short_repr
+from compound.execution.cache import MemoryCache
+from compound.execution.executor import Executor
+from compound.graph.component import Input, Source
 from compound.graph.configuration import canonical_json
+from compound.graph.space import LoRA, Text
+from compound.graph.system import System
+from compound.optimization.method import JobContext, Method, Task
+from compound.optimization.problem import Problem
+from compound.optimization.scorer import JobScorer
+from compound.optimization.settings.optimize import OptimizeSettings
+from compound.optimizers.scheduling.scheduler import Uniform
 from compound.optimizers.weights.learner.critic import CriticSettings
+from compound.optimizers.weights.learner.losses import ImitationObjective, PolicyObjective
 from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
-from compound.optimizers.weights.loss.objective import ImitationObjective, PolicyObjective
-from compound.optimizers.weights.recipes.recipe import CreditedSamples, Recipe, TrainingSettings
-from compound.testing.checks import json_problem, through_json, without_global_generators
-from compound.testing.recipe_job import EXAMPLES, RecipeJob, WatchedSampler
+from compound.optimizers.weights.recipes.recipe import (
+    CreditedSamples,
+    Recipe,
+    RecipeContext,
+    TrainingSettings,
+    credited_by,
+)
+from compound.optimizers.weights.recipes.rollouts import (
+    Rollout,
+    RolloutFork,
+    Sampler,
+    rollout_rules,
+)
+from compound.testing.checks import (
+    json_problem,
+    temporary_folder,
+    through_json,
+    without_global_generators,
+)
+from compound.testing.doubles import PlainMemory, ScriptedLM
 
-__all__ = ["RecipeKit"]
+if TYPE_CHECKING:
+    from compound.optimizers.weights.distributed.learner import Learner
+
+__all__ = ["DigitAnswer", "DigitLM", "RecipeJob", "RecipeKit", "WatchedSampler"]
+
+LM = "lm"
+EXAMPLES = tuple(Example(f"e{i}", {"x": f"word{i}"}) for i in range(3))
+
+
+@dataclass(frozen=True)
+class DigitAnswer:
+    """An answer of `DigitLM`.
+
+    Attributes:
+        component: the component that sent the request.
+        tokens: the sampled tokens.
+        temperature: the sampling temperature.
+    """
+
+    component: str
+    tokens: TokenRecord
+    temperature: float
+
+
+class DigitLM(ScriptedLM):
+    """Engine that answers with a digit drawn from the request's random stream, recorded as one token.
+
+    A component is identified by the first letter of its prompt.
+
+    Attributes:
+        request_counts: the number of requests by component.
+        answers: the answers so far.
+        adapters: the digests of the adapters used for sampling, ``""`` for none.
+        losses: the number of upcoming requests to lose, by component.
+        lost_request: the number of a single request to lose, from 1 on; 0 for none.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(lambda text, rng: str(rng.integers(10)))
+        self.request_counts: Counter[str] = Counter()
+        self.answers: list[DigitAnswer] = []
+        self.adapters: set[str] = set()
+        self.losses: Counter[str] = Counter()
+        self.lost_request = 0
+
+    async def generate(self, request: Request) -> Completion:
+        """Answer with a digit.
+
+        Raises:
+            TransientError: the request is one to lose.
+        """
+        self.request_counts[component := request.messages[-1].text[0]] += 1
+        self.adapters.add(request.adapter.sha256 if request.adapter else "")
+        if self.losses[component] or self.request_counts.total() == self.lost_request:
+            self.losses[component] -= bool(self.losses[component])
+            raise TransientError("the server lost the request")
+        done = await super().generate(request)
+        prompt = tuple(request.messages[-1].text.encode())
+        record = TokenRecord(prompt, (int(done.text),), (-1.0,), "stop")
+        self.answers.append(DigitAnswer(component, record, request.temperature))
+        return replace(done, tokens=record)
+
+
+@dataclass
+class ConstantCritic:
+    """Substitute for the trainer, with a constant value head.
+
+    Attributes:
+        value: the value that the head predicts.
+        asked: the samples that it received.
+    """
+
+    value: float = 0.0
+    asked: list[Sample] = field(default_factory=list)
+
+    def values(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Return samples with a value before each token."""
+        self.asked += samples
+        return [replace(sample, values=(self.value,) * sample.length) for sample in samples]
+
+    def divergences(
+        self, samples: Sequence[Sample], taught: Sequence[Sample] | None = None
+    ) -> list[tuple[float, ...]]:
+        """Return log-ratios to another model: for each token the number of its sample, from 1 on."""
+        return [(number + 1.0,) * sample.length for number, sample in enumerate(samples)]
+
+
+@dataclass
+class WatchedSampler(Sampler):
+    """Sampler that records its rollouts, including lost ones."""
+
+    rollouts: list[Rollout] = field(default_factory=list)
+
+    async def attempts(
+        self,
+        wanted: Sequence[tuple[Example, int]],
+        system: System | None = None,
+        teacher: str = "",
+        *,
+        shared: Collection[str] = (),
+    ) -> list[Rollout]:
+        """Run the given rollouts, pairs of an example and a number, and record them."""
+        rollouts = await super().attempts(wanted, system, teacher, shared=shared)
+        self.rollouts += rollouts
+        return rollouts
+
+    async def forks(self, wanted: Sequence[RolloutFork]) -> list[Rollout]:
+        """Run forks, and record their rollouts."""
+        rollouts = await super().forks(wanted)
+        self.rollouts += rollouts
+        return rollouts
+
+
+class RecipeJob:
+    """Training steps of a recipe, on a chain of agents with known answers and rewards.
+
+    Each agent reads the answer of the previous one, and answers with a digit. The reward of a run
+    is a tenth of the last agent's digit. The state of the recipe persists between calls of
+    `collect`.
+
+    Args:
+        agents: the names of the agents, one letter each, in order.
+        trained: the agents whose weights are trained; all of them by default.
+        value: the prediction of the value head before each token.
+
+    Attributes:
+        system: the chain.
+        lm: the engine.
+        critic: the substitute for the trainer.
+        state: the state that the recipe persists across steps.
+
+    Example:
+        >>> from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, MMGRPOSettings
+        >>> job = RecipeJob("ab")
+        >>> credited = job.collect(MMGRPO(MMGRPOSettings(rollouts={"runs": 4})))
+        >>> len(credited.samples), dict(job.lm.request_counts)
+        (24, {'a': 12, 'b': 12})
+    """
+
+    def __init__(
+        self,
+        agents: Sequence[str] = "abc",
+        trained: Sequence[str] | None = None,
+        *,
+        value: float = 0.0,
+    ) -> None:
+        last: Source = Input("x")
+        for name in agents:
+            last = LLM(name, prompt=Text(name), weights=LoRA(), retries=0)(x=last)
+        self.system = System("chain", outputs={"y": last}, lm=LM)
+        self.trained = tuple(agents if trained is None else trained)
+        self.lm = DigitLM()
+        self.critic = ConstantCritic(value)
+        self.state: dict[str, object] = {}
+        self._files = temporary_folder(self)
+
+    def with_adapter(self, component: str, name: str) -> System:
+        """Return the system with an adapter of the given name and digest for one of its components."""
+        values = {f"{component}.weights": {"path": name, "sha256": name}}
+        return self.system.bind({**self.system.configuration, **values})
+
+    def collect(
+        self,
+        recipe: Recipe,
+        *,
+        step: int = 0,
+        examples: Sequence[Example] = EXAMPLES,
+        present: System | None = None,
+        metric: Metric | None = None,
+        meter: Meter | None = None,
+        folder: Path = Path(),
+        spare: Sequence[Example] = (),
+    ) -> CreditedSamples:
+        """Collect the samples of a step like the training loop does.
+
+        Args:
+            recipe: the recipe to test.
+            step: the number of the step, which seeds its random streams.
+            examples: the examples of the step.
+            present: the system with its current weights; the initial chain by default.
+            metric: the global reward; a tenth of the last digit by default.
+            meter: counts the system runs.
+            folder: the folder for code and files that the settings name.
+            spare: further examples, which may replace those without a gradient.
+
+        Raises:
+            TooManyFailures: too many rollouts of the step were lost.
+        """
+        context = self.context(recipe, step, examples, present, metric, meter, folder, spare=spare)
+        credited = asyncio.run(credited_by(recipe, context, examples))
+        context.sampler.check_failures()
+        return credited
+
+    def context(
+        self,
+        recipe: Recipe,
+        step: int = 0,
+        examples: Sequence[Example] = EXAMPLES,
+        present: System | None = None,
+        metric: Metric | None = None,
+        meter: Meter | None = None,
+        folder: Path = Path(),
+        *,
+        spare: Sequence[Example] = (),
+    ) -> RecipeContext:
+        """Return the context of a step; the arguments are those of `collect`."""
+        rules = rollout_rules(EvaluationRules(), self.system, self.trained, recipe.sampling)
+        executor = Executor({LM: self.lm}, cache=MemoryCache(), meter=meter, folder=self._files)
+        metric = metric or custom(_digit, "digit", bounds=(0, 1))
+        sampler = WatchedSampler(executor, present or self.system, metric, rules, step)
+        problem = Problem(
+            self.system,
+            examples,
+            (),
+            (),
+            metric,
+            OptimizeSettings(),
+            Method("none", {}, [], Uniform()),
+            {LM: self.lm},
+            folder,
+        )
+        task = Task(
+            system=self.system,
+            keys=tuple(f"{name}.weights" for name in self.trained),
+            train=examples,
+            scorer=JobScorer(
+                problem, executor, self.system, float("inf"), executor.meter.system_runs
+            ),
+            seed=1,
+            pool_seed=2,
+            minibatch=4,
+            candidates=8,
+            context=JobContext(executor, metric, problem.rules, PlainMemory(self._files), folder),
+        )
+        return RecipeContext(
+            sampler,
+            self.trained,
+            step,
+            cast("Learner", self.critic),
+            task,
+            self.state,
+            folder,
+            spare,
+        )
+
+
+def _digit(outputs: Values, example: Example) -> Score:
+    """Score the last agent's digit."""
+    return Score(int(str(outputs["y"])) / 10)
+
 
 ROUNDING = 1e-6  # tolerance for sums of fractional system runs
 WORD = re.compile(rb"word\d+")  # inputs of the job's examples
@@ -27,8 +312,8 @@ WORD = re.compile(rb"word\d+")  # inputs of the job's examples
 class RecipeKit:
     """Checks of a training recipe; subclass it as ``Test…``, and override `make`.
 
-    Steps run on a chain of agents without a model; see `compound.testing.RecipeJob`. Configure the recipe
-    with at least two runs of each example, so that rewards can be compared.
+    Steps run on a chain of agents without a model; see `compound.testing.RecipeJob`. Configure the
+    recipe with at least two runs of each example, so that rewards can be compared.
 
     Checks:
         - ``sampling``, ``loss`` and ``critic`` are settings that are consistent with each other and with the
@@ -43,8 +328,8 @@ class RecipeKit:
           step raises `TooManyFailures` and stores no state
         - it does not use or seed the global random generators
 
-    The training loop starts a step if the job's share of the budget covers its ``cost``, and stops the step
-    if it exceeds the share: a cost that is too low ends the job without that step.
+    The training loop starts a step if the job's share of the budget covers its ``cost``, and stops
+    the step if it exceeds the share: a cost that is too low ends the job without that step.
 
     Attributes:
         agents: the names of the agents of the chain, one letter each.
@@ -130,7 +415,9 @@ class RecipeKit:
             )
             read = set(WORD.findall(bytes(sample.tokens.prompt)))
             words = {
-                str(example.inputs["x"]).encode() for example in EXAMPLES if example.id == sample.example
+                str(example.inputs["x"]).encode()
+                for example in EXAMPLES
+                if example.id == sample.example
             }
             assert read <= words, (
                 f"a sample of the example {sample.example!r} has a prompt with {sorted(read - words)}, which "
@@ -147,7 +434,9 @@ class RecipeKit:
         job, recipe = self.job(), self.make()
         credited = self._collected(job, recipe)
         temperature = recipe.sampling.temperature
-        answers = {(answer.component, answer.tokens, answer.temperature) for answer in job.lm.answers}
+        answers = {
+            (answer.component, answer.tokens, answer.temperature) for answer in job.lm.answers
+        }
         for sample in credited.samples:
             assert (sample.component, sample.tokens, temperature) in answers, (
                 f"a sample of {sample.component!r} has {sample.tokens!r}, which is not an answer to it at "
@@ -206,7 +495,9 @@ class RecipeKit:
         context = self.job().context(recipe, meter=meter)
         scores = asyncio.run(recipe.evaluate(context, {}, EXAMPLES))
         assert scores, "an evaluation returned no scores, although all its examples succeeded"
-        assert all(math.isfinite(score) for score in scores), f"the scores of an evaluation are {scores}"
+        assert all(math.isfinite(score) for score in scores), (
+            f"the scores of an evaluation are {scores}"
+        )
         assert meter.system_runs <= cost + ROUNDING, (
             f"an evaluation of {len(EXAMPLES)} examples took {meter.system_runs:g} system runs, but "
             f"evaluation_cost is {cost:g}"
@@ -251,12 +542,16 @@ class RecipeKit:
         found = asyncio.run(recipe.collect(context, EXAMPLES))
         sampler = context.sampler
         assert isinstance(sampler, WatchedSampler)
-        if not sampler.rollouts:  # the recipe samples without `attempts` or `forks`: compare the counts
+        if (
+            not sampler.rollouts
+        ):  # the recipe samples without `attempts` or `forks`: compare the counts
             assert len(found.samples) < len(whole.samples), (
                 "one answer was lost, but the step has as many samples as without the loss"
             )
             return
-        lost = {(rollout.example.id, rollout.number) for rollout in sampler.rollouts if rollout.lost}
+        lost = {
+            (rollout.example.id, rollout.number) for rollout in sampler.rollouts if rollout.lost
+        }
         assert lost, "no rollout of the step was lost; create rollouts with context.sampler"
         taught = [sample for sample in found.samples if (sample.example, sample.rollout) in lost]
         assert not taught, (
@@ -293,7 +588,9 @@ class RecipeKit:
 
     # -- parts -----------------------------------------------------------------------------------------
 
-    def _collected(self, job: RecipeJob, recipe: Recipe | None = None, step: int = 0) -> CreditedSamples:
+    def _collected(
+        self, job: RecipeJob, recipe: Recipe | None = None, step: int = 0
+    ) -> CreditedSamples:
         """Return a step, and check that it has samples."""
         credited = job.collect(recipe or self.make(), step=step)
         assert credited.samples, (

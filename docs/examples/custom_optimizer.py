@@ -1,7 +1,7 @@
 """Write an optimizer with settings of its own, and compare it with random search at the same budget.
 
-`CompassSearch` moves one number at a time by a step, and halves the step when no move improves the score.
-The task is to fit a line through points: the slope is 137, and the intercept is -282.
+`CompassSearch` moves one number at a time by a step, and halves the step when no move improves the
+score. The task is to fit a line through points: the slope is 137, and the intercept is -282.
 
 Run: python docs/examples/custom_optimizer.py [FOLDER]
 """
@@ -18,7 +18,7 @@ from pydantic import Field
 import compound as cp
 
 
-class CompassSettings(cp.Settings):
+class CompassSettings(cp.ext.Settings):
     """Settings of `CompassSearch`."""
 
     step: int = Field(default=100, ge=1)
@@ -27,7 +27,7 @@ class CompassSettings(cp.Settings):
     """How many train examples each candidate is scored on."""
 
 
-class CompassState(cp.State):
+class CompassState(cp.ext.State):
     """The step and the best numbers so far: enough to resume an interrupted run."""
 
     step: int
@@ -35,14 +35,14 @@ class CompassState(cp.State):
     tried: int = 0
 
 
-@cp.optimizer(settings=CompassSettings, tunes=cp.Int)
+@cp.ext.optimizer(settings=CompassSettings, tunes=cp.Int)
 class CompassSearch:
     """Search whole numbers by moves along one axis."""
 
     def __init__(self, settings: CompassSettings) -> None:
         self.settings = settings
 
-    async def propose(self, task: cp.Task) -> AsyncIterator[cp.Progress | cp.Proposal]:
+    async def propose(self, task: cp.ext.Task) -> AsyncIterator[cp.ext.Progress | cp.ext.Proposal]:
         """Move to the best neighbor, or halve the step, until the step is 0 or the budget is used."""
         if task.resume is None:
             state = CompassState(
@@ -59,20 +59,26 @@ class CompassSearch:
             scored = await task.scorer.score(candidates, examples)
             best = max(range(len(scored)), key=lambda number: scored[number].mean)
             step = state.step // 2 if best == 0 else state.step
-            state = CompassState(step=step, best=candidates[best], tried=state.tried + len(candidates) - 1)
-            yield cp.Progress(state.to_json(), note=f"step {step}: {scored[best].mean:.3f}")
-        yield cp.Proposal(state.best, tried=state.tried)
+            state = CompassState(
+                step=step, best=candidates[best], tried=state.tried + len(candidates) - 1
+            )
+            yield cp.ext.Progress(state.to_json(), note=f"step {step}: {scored[best].mean:.3f}")
+        yield cp.ext.Proposal(state.best, tried=state.tried)
 
-    def bound(self, outlook: cp.Outlook) -> cp.JobBound:
+    def plan(self, job: cp.ext.PlannedJob) -> cp.ext.JobPlan:
         """Declare that the optimizer sends no requests to models."""
-        return cp.JobBound()
+        return cp.ext.JobPlan()
 
 
-def neighbors(task: cp.Task, state: CompassState) -> list[dict[str, int]]:
+def neighbors(task: cp.ext.Task, state: CompassState) -> list[dict[str, int]]:
     """Return the candidates one step away from the best numbers."""
-    moved = [(key, state.best[key] + move) for key in task.keys for move in (-state.step, state.step)]
+    moved = [
+        (key, state.best[key] + move) for key in task.keys for move in (-state.step, state.step)
+    ]
     return [
-        {**state.best, key: value} for key, value in moved if not task.system.parameters[key].problem(value)
+        {**state.best, key: value}
+        for key, value in moved
+        if not task.system.parameters[key].problem(value)
     ]
 
 
@@ -91,12 +97,13 @@ def main(folder: Path) -> cp.Result:
     slope, intercept = cp.Int(-500, 500, value=0), cp.Int(-500, 500, value=0)
     fitted = cp.Function("line", line, slope=slope, intercept=intercept)(x=cp.Input("x", int))
     rows = [
-        {"id": f"{x}", "x": x, "y": line(x, 137, -282)} for x in (-4, 4, -3, 3, -2, 2, -1, 1, *range(5, 25))
+        {"id": f"{x}", "x": x, "y": line(x, 137, -282)}
+        for x in (-4, 4, -3, 3, -2, 2, -1, 1, *range(5, 25))
     ]
     result = cp.optimize(
         cp.System("line", outputs={"y": fitted}),
         data={"train": rows[:8], "valid": rows[8:18], "test": rows[18:]},
-        metric=cp.custom(squared_error),
+        metric=cp.metrics.custom(squared_error),
         method=f"{__name__}:CompassSearch",
         CompassSearch=CompassSettings(step=128),
         baselines=("random",),
@@ -108,7 +115,9 @@ def main(folder: Path) -> cp.Result:
     for name, found in {"compass search": result, **result.baselines}.items():
         assert found.test_after is not None
         values = f"{found.best['line.slope']}, {found.best['line.intercept']}"
-        print(f"{name:16} {found.test_after.mean:12,.0f} {found.spent['system_runs']:12.0f}   {values}")
+        print(
+            f"{name:16} {found.test_after.mean:12,.0f} {found.spent['system_runs']:12.0f}   {values}"
+        )
     return result
 
 

@@ -1,9 +1,10 @@
 """Score answers by a model as the judge, after a check that its verdicts are worth something.
 
-Two judges are compared on labelled sentences. A judge that always gives the same verdict agrees with half
-of the labels, so a judge is used only if the 95 % interval of its agreement lies above one half. The metric
-of the optimization is then its verdict on sentences about a cafe. A judge can still be wrong about
-sentences unlike the labelled ones: read what the optimized system writes, and label some of it.
+Two judges are compared on labelled sentences. A judge that always gives the same verdict agrees
+with half of the labels, so a judge is used only if the 95 % interval of its agreement lies above
+one half. The metric of the optimization is then its verdict on sentences about a cafe. A judge can
+still be wrong about sentences unlike the labelled ones: read what the optimized system writes, and
+label some of it.
 
 Needs ``pip install -e ".[local]"`` and ``compound models get smollm2``.
 Run: python docs/examples/judge_metric.py [FOLDER]
@@ -38,13 +39,20 @@ LABELLED = {
     "We waited an hour for nothing.": "negative",
     "Overpriced and disappointing.": "negative",
 }
-QUESTIONS = ("Is this review positive or negative?", "Does the guest like the place? Answer yes or no.")
+QUESTIONS = (
+    "Is this review positive or negative?",
+    "Does the guest like the place? Answer yes or no.",
+)
 
 
 def make_judge(question: str) -> cp.System:
     """Return a judge: a system of one call."""
-    verdict = cp.LLM("verdict", prompt=question, output=Literal["positive", "negative"], max_tokens=4)
-    return cp.System("judge", outputs={"verdict": verdict(text=cp.Input("text", str))}, lm="smollm2")
+    verdict = cp.LLM(
+        "verdict", prompt=question, output=Literal["positive", "negative"], max_tokens=4
+    )
+    return cp.System(
+        "judge", outputs={"verdict": verdict(text=cp.Input("text", str))}, lm="smollm2"
+    )
 
 
 def describe(thing: str, phrase: str) -> str:
@@ -59,7 +67,7 @@ def declare() -> cp.System:
     return cp.System("cafe", outputs={"text": describer(thing=cp.Input("thing", str))})
 
 
-def choose_judge(lm: cp.Engine) -> cp.System:
+def choose_judge(lm: cp.ext.Engine) -> cp.System:
     """Return the judge that agrees best with the labels, if it agrees more often than a constant verdict."""
     rows = [{"id": text, "text": text, "verdict": label} for text, label in LABELLED.items()]
     labels = list(LABELLED.values())
@@ -67,7 +75,9 @@ def choose_judge(lm: cp.Engine) -> cp.System:
     agreement = {}
     for question in QUESTIONS:
         judge = make_judge(question)
-        found = cp.evaluate(judge, rows, cp.accuracy("verdict"), engines={"smollm2": lm}, cache=False)
+        found = cp.evaluate(
+            judge, rows, cp.metrics.accuracy("verdict"), engines={"smollm2": lm}, cache=False
+        )
         agreement[question] = found.interval
         mean, low = found.interval.mean, found.interval.low
         print(f"{question}\n  agreement with the labels: {mean:.2f}, at least {low:.2f}")
@@ -80,9 +90,11 @@ def choose_judge(lm: cp.Engine) -> cp.System:
 
 def main(folder: Path) -> cp.Result:
     """Choose a judge, optimize the system by its verdicts, and print both."""
-    lm = cp.Transformers("smollm2")
+    lm = cp.engines.Transformers("smollm2")
     judge = choose_judge(lm)
-    executor = cp.Executor({"smollm2": lm})  # one for all verdicts, so that the model is loaded once
+    executor = cp.Executor(
+        {"smollm2": lm}
+    )  # one for all verdicts, so that the model is loaded once
 
     async def judged(outputs: Mapping[str, object], example: cp.Example) -> cp.Score:
         trace = await executor.run(judge, {"text": outputs["text"]})
@@ -95,7 +107,7 @@ def main(folder: Path) -> cp.Result:
         result = cp.optimize(
             declare(),
             data={"train": examples[:7], "valid": examples[7:]},
-            metric=cp.custom(judged, name="judged", bounds=(0, 1)),
+            metric=cp.metrics.custom(judged, name="judged", bounds=(0, 1)),
             budget=cp.Budget(system_runs=80),
             run_dir=folder / "judge_metric",
             progress=False,

@@ -1,7 +1,7 @@
 """Repeat a draft until a check accepts it, and tune how often it may be revised.
 
-The embedded model writes a slogan, and a function checks it. If the check fails, the next turn sees the
-draft and the problem. The loop ends when the check passes, or after ``max_turns``.
+The embedded model writes a slogan, and a function checks it. If the check fails, the next turn sees
+the draft and the problem. The loop ends when the check passes, or after ``max_turns``.
 
 Needs ``pip install -e ".[local]"`` and ``compound models get smollm2``.
 Run: python docs/examples/loop.py [FOLDER]
@@ -46,12 +46,16 @@ def declare() -> cp.System:
     checker = cp.Function("checker", check, outputs={"problem": str, "valid": bool})
     written = writer(topic=topic, draft=draft, problem=problem)
     checked = checker(draft=written, topic=topic)
-    body = cp.System("turn", outputs={"draft": written, "problem": checked.problem, "valid": checked.valid})
+    body = cp.System(
+        "turn", outputs={"draft": written, "problem": checked.problem, "valid": checked.valid}
+    )
     carry = {"draft": "draft", "problem": "problem"}
     loop = cp.Loop("reviser", body, carry=carry, until="valid", max_turns=cp.Int(1, 5, value=1))
     empty = cp.Function("empty", nothing)()
     revised = loop(topic=topic, draft=empty, problem=empty)
-    return cp.System("slogans", outputs={"slogan": revised.draft, "valid": revised.valid}, lm="smollm2")
+    return cp.System(
+        "slogans", outputs={"slogan": revised.draft, "valid": revised.valid}, lm="smollm2"
+    )
 
 
 def is_valid(outputs: Mapping[str, object], example: cp.Example) -> float:
@@ -65,7 +69,7 @@ def main(folder: Path) -> cp.Result:
     result = cp.optimize(
         declare(),
         data={"train": examples[:14], "valid": examples[14:34], "test": examples[34:]},
-        metric=cp.custom(is_valid, bounds=(0, 1)),
+        metric=cp.metrics.custom(is_valid, bounds=(0, 1)),
         budget=cp.Budget(system_runs=100),
         run_dir=folder / "loop",
         progress=False,

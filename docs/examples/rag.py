@@ -1,6 +1,7 @@
 """Tune a retrieval-augmented question answerer: the number of passages and the demonstrations.
 
-BM25 searches a corpus of facts about invented islands, and the embedded model answers from what was found.
+BM25 searches a corpus of facts about invented islands, and the embedded model answers from what was
+found.
 
 Needs ``pip install -e ".[local,retrieval]"`` and ``compound models get smollm2``.
 Run: python docs/examples/rag.py [FOLDER]
@@ -39,16 +40,27 @@ def write_corpus(path: Path) -> None:
     with path.open("w", encoding="utf-8") as file:
         for name, facts in ISLANDS.items():
             for number, text in enumerate(PASSAGES):
-                passage = {"id": f"{name}-{number}", "title": name, "text": text.format(name, *facts)}
+                passage = {
+                    "id": f"{name}-{number}",
+                    "title": name,
+                    "text": text.format(name, *facts),
+                }
                 file.write(json.dumps(passage) + "\n")
 
 
 def rows() -> dict[str, list[dict[str, str]]]:
     """Return three questions about each island; no island is in two splits."""
-    names, places = list(ISLANDS), {"train": slice(0, 7), "valid": slice(7, 11), "test": slice(11, 15)}
+    names, places = (
+        list(ISLANDS),
+        {"train": slice(0, 7), "valid": slice(7, 11), "test": slice(11, 15)},
+    )
     return {
         split: [
-            {"id": f"{name}-{number}", "question": text.format(name), "answer": ISLANDS[name][number]}
+            {
+                "id": f"{name}-{number}",
+                "question": text.format(name),
+                "answer": ISLANDS[name][number],
+            }
             for name in names[place]
             for number, text in enumerate(QUESTIONS)
         ]
@@ -59,10 +71,15 @@ def rows() -> dict[str, list[dict[str, str]]]:
 def declare(corpus: Path) -> cp.System:
     """Declare the searcher and the answerer."""
     question = cp.Input("question", str)
-    searcher = cp.Retriever("searcher", cp.BM25(str(corpus)), k=cp.Choice(1, 3, value=1))
+    searcher = cp.Retriever("searcher", cp.components.BM25(str(corpus)), k=cp.Choice(1, 3, value=1))
     demos, output = cp.Demos(max=2), {"answer": str}
     answerer = cp.LLM(
-        "answerer", prompt="Answer in a few words.", demos=demos, output=output, max_tokens=10, stop=("\n",)
+        "answerer",
+        prompt="Answer in a few words.",
+        demos=demos,
+        output=output,
+        max_tokens=10,
+        stop=("\n",),
     )
     answer = answerer(passages=searcher(query=question), question=question)
     return cp.System("rag", outputs={"answer": answer}, lm="smollm2")
@@ -74,7 +91,7 @@ def main(folder: Path) -> cp.Result:
     result = cp.optimize(
         declare(folder / "corpus.jsonl"),
         data=rows(),
-        metric=cp.token_f1("answer"),
+        metric=cp.metrics.token_f1("answer"),
         budget=cp.Budget(system_runs=150),
         run_dir=folder / "rag",
         progress=False,

@@ -1,7 +1,8 @@
 """Optimize a system that calls a remote API: consent for its server, rate limits, and a budget in dollars.
 
-The API is a stand-in on this machine, which the example starts and stops. It speaks the protocol of OpenAI,
-demands a key, and rejects some requests because of their rate. For a real one, change `api_base` and the key.
+The API is a stand-in on this machine, which the example starts and stops. It speaks the protocol of
+OpenAI, demands a key, and rejects some requests because of their rate. For a real one, change
+`api_base` and the key.
 
 Needs ``pip install -e ".[remote]"``.
 Run: python docs/examples/remote_api.py [FOLDER]
@@ -37,7 +38,13 @@ CAPITALS = {
     **{"Peru": "Lima", "Chile": "Santiago", "Cuba": "Havana", "Spain": "Madrid", "France": "Paris"},
     **{"Italy": "Rome", "Norway": "Oslo", "Egypt": "Cairo", "Kenya": "Nairobi", "Ghana": "Accra"},
     **{"Japan": "Tokyo", "Nepal": "Kathmandu", "Fiji": "Suva", "Iraq": "Baghdad", "Iran": "Tehran"},
-    **{"Latvia": "Riga", "Poland": "Warsaw", "Greece": "Athens", "Malta": "Valletta", "Oman": "Muscat"},
+    **{
+        "Latvia": "Riga",
+        "Poland": "Warsaw",
+        "Greece": "Athens",
+        "Malta": "Valletta",
+        "Oman": "Muscat",
+    },
 }
 
 
@@ -49,17 +56,32 @@ class StandIn(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Reject every twentieth request because of its rate, and answer the others."""
-        prompt = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"][-1]["content"]
+        prompt = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"][-1][
+            "content"
+        ]
         with StandIn.lock:
             reject = (StandIn.answered + StandIn.rejected) % 20 == 0
-            StandIn.rejected, StandIn.answered = StandIn.rejected + reject, StandIn.answered + (not reject)
+            StandIn.rejected, StandIn.answered = (
+                StandIn.rejected + reject,
+                StandIn.answered + (not reject),
+            )
         country = max(CAPITALS, key=prompt.rfind)
         has_example = prompt.count("What is") > 1
-        text = CAPITALS[country] if has_example else f"The capital of {country} is {CAPITALS[country]}."
-        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        text = (
+            CAPITALS[country]
+            if has_example
+            else f"The capital of {country} is {CAPITALS[country]}."
+        )
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": text},
+            "finish_reason": "stop",
+        }
         usage = {"prompt_tokens": len(prompt.split()), "completion_tokens": len(text.split())}
         answer = {"id": "1", "object": "chat.completion", "model": "stand-in", "choices": [choice]}
-        body = json.dumps({"error": "too many requests"} if reject else {**answer, "usage": usage}).encode()
+        body = json.dumps(
+            {"error": "too many requests"} if reject else {**answer, "usage": usage}
+        ).encode()
         self.send_response(429 if reject else 200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -79,14 +101,19 @@ def optimize(folder: Path, server: str) -> cp.Result:
     try:
         cp.load_system(path)
     except cp.CompoundError as error:
-        print(f"rejected without consent: {str(error).partition('api_key_env: ')[2].partition(';')[0]}")
+        print(
+            f"rejected without consent: {str(error).partition('api_key_env: ')[2].partition(';')[0]}"
+        )
     system = cp.load_system(path, trust=[f"EXAMPLE_KEY@{server}"])
-    rows = [{"question": f"What is the capital of {name}?", "answer": CAPITALS[name]} for name in CAPITALS]
+    rows = [
+        {"question": f"What is the capital of {name}?", "answer": CAPITALS[name]}
+        for name in CAPITALS
+    ]
     budget = cp.Budget(cost=0.01)
     result = cp.optimize(
         system,
         data={"train": rows[:6], "valid": rows[6:14], "test": rows[14:]},
-        metric=cp.token_f1("answer"),
+        metric=cp.metrics.token_f1("answer"),
         budget=budget,
         run_dir=folder / "remote_api",
         progress=False,

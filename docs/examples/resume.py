@@ -1,7 +1,8 @@
 """Kill a run in the middle, resume it by the same call, and count the requests to the model.
 
-A process optimizes until it is killed. The same call of `cp.optimize` with the same run directory then
-continues the run. Each request is written to a log, so that the example can tell which ones were repeated.
+A process optimizes until it is killed. The same call of `cp.optimize` with the same run directory
+then continues the run. Each request is written to a log, so that the example can tell which ones
+were repeated.
 
 Run: python docs/examples/resume.py [FOLDER]
 """
@@ -39,13 +40,20 @@ class LoggedLM(ScriptedLM):
 def optimize(folder: Path, log: str, run: str = "resume") -> cp.Result:
     """Start a run, or continue it."""
     prompt = cp.Text("Answer the question.")
-    answerer = cp.LLM("answerer", prompt=prompt, demos=cp.Demos(max=2), output={"answer": str}, max_tokens=8)
-    system = cp.System("sums", outputs={"answer": answerer(question=cp.Input("question", str))}, lm="adder")
-    rows = [{"question": f"What is {i} plus {7 * i % 20}?", "answer": str(i + 7 * i % 20)} for i in range(90)]
+    answerer = cp.LLM(
+        "answerer", prompt=prompt, demos=cp.Demos(max=2), output={"answer": str}, max_tokens=8
+    )
+    system = cp.System(
+        "sums", outputs={"answer": answerer(question=cp.Input("question", str))}, lm="adder"
+    )
+    rows = [
+        {"question": f"What is {i} plus {7 * i % 20}?", "answer": str(i + 7 * i % 20)}
+        for i in range(90)
+    ]
     return cp.optimize(
         system,
         data={"train": rows[:30], "valid": rows[30:60], "test": rows[60:]},
-        metric=cp.token_f1("answer"),
+        metric=cp.metrics.token_f1("answer"),
         budget=cp.Budget(system_runs=300),
         engines={"adder": LoggedLM(folder / log)},
         run_dir=folder / run,
@@ -78,7 +86,9 @@ def main(folder: Path) -> cp.Result:
     sent = {name: lines(folder / f"{name}.log") for name in ("first", "second", "whole")}
     print(f"requests before the kill: {len(sent['first'])}, after it: {len(sent['second'])}")
     print(f"requests of an uninterrupted run: {len(sent['whole'])}")
-    print(f"recorded requests that were sent again: {len(before & set(sent['second']))} of {len(before)}")
+    print(
+        f"recorded requests that were sent again: {len(before & set(sent['second']))} of {len(before)}"
+    )
     print(f"same configuration as the uninterrupted run: {result.best == whole.best}")
     return result
 

@@ -1,7 +1,8 @@
 """Train a LoRA adapter of the embedded model by reinforcement learning, and test it on new examples.
 
-The model should say in one word whether a review is positive or negative. The method `mmgrpo` samples six
-answers to each review, and makes those more probable that score above the mean of the six.
+The model should say in one word whether a review is positive or negative. The method `mmgrpo`
+samples six answers to each review, and makes those more probable that score above the mean of the
+six.
 
 Needs ``pip install -e ".[local,train]"`` and ``compound models get smollm2``.
 Run: python docs/examples/train_adapter.py [FOLDER]
@@ -64,13 +65,15 @@ def reward(outputs: Mapping[str, object], example: cp.Example) -> float:
 def main(folder: Path) -> cp.Result:
     """Train the adapter, and print the reward before and after."""
     prompt = "Is this review positive or negative? Answer in one word."
-    labeller = cp.LLM("labeller", prompt=prompt, output={"label": str}, max_tokens=6, weights=cp.LoRA(8))
+    labeller = cp.LLM(
+        "labeller", prompt=prompt, output={"label": str}, max_tokens=6, weights=cp.LoRA(8)
+    )
     review = cp.Input("review", str)
     system = cp.System("train_adapter", outputs={"label": labeller(review=review)}, lm="smollm2")
     result = cp.optimize(
         system,
         data=rows(),
-        metric=cp.custom(reward, bounds=(0, 1)),
+        metric=cp.metrics.custom(reward, bounds=(0, 1)),
         method="mmgrpo",
         mmgrpo={
             "steps": 8,
@@ -85,7 +88,9 @@ def main(folder: Path) -> cp.Result:
     for name, measured in (("before", result.test_before), ("after", result.test_after)):
         assert measured is not None
         interval = measured.interval
-        print(f"{name}: {interval.mean:.2f}, 95 % interval {interval.low:.2f} to {interval.high:.2f}")
+        print(
+            f"{name}: {interval.mean:.2f}, 95 % interval {interval.low:.2f} to {interval.high:.2f}"
+        )
     return result
 
 

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from compound.evaluation.statistics import binomial_tail
-from compound.settings.optimize import OptimizeSettings
+from compound.optimization.settings.optimize import OptimizeSettings
 from tables.data import markdown, results
 
 
@@ -19,7 +19,8 @@ def needed() -> str:
     for decisions in (1, 2, 3, 6):
         level = OptimizeSettings().alpha / decisions
         least = [
-            next(up for up in count(down) if binomial_tail(up, up + down, 0.5) <= level) for down in worse
+            next(up for up in count(down) if binomial_tail(up, up + down, 0.5) <= level)
+            for down in worse
         ]
         rows.append([str(decisions), f"{level:.4f}", *map(str, least)])
     headings = ["none wrong" if down == 0 else f"{down} wrong" for down in worse]
@@ -43,7 +44,12 @@ def false_accepts(part: str, level: str) -> str:
         return [f"{shares['40']:.2%}", f"{shares[worst]:.2%} ({worst})"]
 
     rows = [
-        [case, *cells(sizes, "bounded mean"), *cells(sizes, "sign flips and t"), *cells(sizes, "sign flips")]
+        [
+            case,
+            *cells(sizes, "bounded mean"),
+            *cells(sizes, "sign flips and t"),
+            *cells(sizes, "sign flips"),
+        ]
         for case, sizes in found["cases"].items()
     ]
     headings = ["gain of an example"]
@@ -62,7 +68,9 @@ def false_runs() -> str:
         [name, f"{row['gain']:+.4f}", str(row["runs"]), str(row["supported"]), str(found["limit"])]
         for name, row in found["worlds"].items()
     ]
-    return markdown(["candidates", "true gain", "runs", "runs with a supported one", "limit (99.9 %)"], rows)
+    return markdown(
+        ["candidates", "true gain", "runs", "runs with a supported one", "limit (99.9 %)"], rows
+    )
 
 
 def policies() -> str:
@@ -81,7 +89,9 @@ def policies() -> str:
         for gain in dict.fromkeys(row["gain"] for row in found)
     ]
     headings = [
-        f"`{policy}`, {looks}" for policy in ("best", "supported") for looks in ("one look", "two looks")
+        f"`{policy}`, {looks}"
+        for policy in ("best", "supported")
+        for looks in ("one look", "two looks")
     ]
     return markdown(["true gain", *headings], rows)
 
@@ -108,11 +118,13 @@ def valid_sizes() -> str:
         by_system[row["system"]] = (row["mean"], row["accepted"])
     rows = [
         [
-            str(runs), str(valid), *(f"{each[name][0]:.3f} ({each[name][1]})" for name in systems),
+            str(runs),
+            str(valid),
+            *(f"{each[name][0]:.3f} ({each[name][1]})" for name in systems),
             f"{fmean(mean for mean, _ in each.values()):.3f}",
         ]
         for (runs, valid), each in means.items()
-    ]  # fmt: skip
+    ]
     start = ["–", "–", *(f"{found['start'][name]:.3f}" for name in systems)]
     rows.insert(0, [*start, f"{fmean(found['start'].values()):.3f}"])
     return markdown(["system runs", "n", *systems, "mean"], rows)

@@ -11,13 +11,17 @@ def ray_overhead() -> str:
     for in_flight, cached in ((64, ""), (1, ""), (1, "_cached")):
         found = results("ray_overhead")["overhead"][f"in_flight_{in_flight}{cached}"]
         low, high = found["ms_added_range"]
-        rows.append([
-            f"{in_flight}{', with a cache' if cached else ''}",
-            f"{found['ms_per_example_here']:.2f} ms",
-            f"{found['ms_per_example_on_worker']:.2f} ms",
-            f"+{found['ms_added_median']:.2f} ms ({low:.2f} to {high:.2f})",
-        ])  # fmt: skip
-    return markdown(["examples in flight", "this process", "one worker", "difference (range)"], rows)
+        rows.append(
+            [
+                f"{in_flight}{', with a cache' if cached else ''}",
+                f"{found['ms_per_example_here']:.2f} ms",
+                f"{found['ms_per_example_on_worker']:.2f} ms",
+                f"+{found['ms_added_median']:.2f} ms ({low:.2f} to {high:.2f})",
+            ]
+        )
+    return markdown(
+        ["examples in flight", "this process", "one worker", "difference (range)"], rows
+    )
 
 
 def ray_scaling() -> str:
@@ -52,7 +56,9 @@ def worker_memory() -> str:
         [workers, f"{each['workers_mb']:.0f} MB", f"{each['examples_per_second']:.1f}"]
         for workers, each in found.items()
     ]
-    return markdown(["workers on the machine", "memory of all workers", "examples per second"], rows)
+    return markdown(
+        ["workers on the machine", "memory of all workers", "examples per second"], rows
+    )
 
 
 TABLES = (ray_overhead, ray_scaling, ray_memory, worker_memory)

@@ -9,7 +9,12 @@ def constrained() -> str:
     """Tabulate the shares of valid answers with and without constrained decoding."""
     found = results("constrained_decoding")["validity"]
     rows = [
-        [name, f"{one['valid']} of {one['of']}", str(one["cut_at_max_tokens"]), f"{one['mean_tokens']:.0f}"]
+        [
+            name,
+            f"{one['valid']} of {one['of']}",
+            str(one["cut_at_max_tokens"]),
+            f"{one['mean_tokens']:.0f}",
+        ]
         for name, one in found.items()
     ]
     return markdown(["answers", "valid", "cut at `max_tokens`", "mean tokens"], rows)
@@ -26,7 +31,13 @@ def constraint_cost() -> str:
         f"{ratios[0]:.2f} to {ratios[-1]:.2f}",
         f"{found['median_cpu_ratio']:.2f}",
     ]
-    headings = ["batch", "pairs", "tokens/s, relative to free answers", "range", "processor time per token"]
+    headings = [
+        "batch",
+        "pairs",
+        "tokens/s, relative to free answers",
+        "range",
+        "processor time per token",
+    ]
     return markdown(headings, [row])
 
 

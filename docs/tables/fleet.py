@@ -44,7 +44,9 @@ def fleet() -> str:
 
 def _speed(found: Mapping[str, float] | None) -> str:
     """Format a speed relative to one replica; the row of one replica has none."""
-    return f"{found['median']:.2f} × ({found['least']:.2f} to {found['most']:.2f})" if found else "–"
+    return (
+        f"{found['median']:.2f} × ({found['least']:.2f} to {found['most']:.2f})" if found else "–"
+    )
 
 
 TABLES = (fleet,)

@@ -20,7 +20,13 @@ def gateway() -> str:
         low, high = found["p25_ms_added"], found["p75_ms_added"]
         added = f"+{found['p50_ms_added']:.2f} ms ({low:.2f} to {high:.2f})"
         rows.append(
-            [NAMES[name], f"{found['requests']:,}", direct, f"{found['p50_ms_gateway']:.2f} ms", added]
+            [
+                NAMES[name],
+                f"{found['requests']:,}",
+                direct,
+                f"{found['p50_ms_gateway']:.2f} ms",
+                added,
+            ]
         )
     headings = ["request", "pairs", "without gateway", "with gateway", "difference (quartiles)"]
     return markdown(headings, rows)

@@ -1,4 +1,4 @@
-"""Tables of imported and exported programs."""
+"""Tables of imported programs and exported prompts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ def interchange() -> str:
         same = ", ".join(f"{name} {count}/{total}" for name, count in row["same_outputs"].items())
         scores = f"{row['test_before']:.2f} → {row['test_after']:.2f}"
         rows.append([f"{row['library']}, `{row['form']}`", row["model"], scores, same])
-    return markdown(["program", "model", "test score", "same outputs as the optimized system"], rows)
+    return markdown(
+        ["program", "model", "test score", "same outputs as the optimized system"], rows
+    )
 
 
 TABLES = (interchange,)

@@ -24,9 +24,14 @@ def coverage() -> str:
         for name, row in found["worst"].items()
     ]
     headings = [
-        "interval", "least coverage (where)", "least, n ≥ 10", "below 94 %", "leaves the range, at most",
-        "no width, at most", "width, n ≥ 10, relative to Gaffke's",
-    ]  # fmt: skip
+        "interval",
+        "least coverage (where)",
+        "least, n ≥ 10",
+        "below 94 %",
+        "leaves the range, at most",
+        "no width, at most",
+        "width, n ≥ 10, relative to Gaffke's",
+    ]
     return markdown(headings, rows)
 
 

@@ -13,12 +13,20 @@ KINDS = ("in turns", "one after the other", "overlapping")
 def layouts(gpus: str) -> str:
     """Tabulate the fastest layout of each kind, with examples in proportion to the GPUs."""
     rows = [
-        [base, kind, _division(found[kind]), f"{found[kind]['step']:.0f} s", found[kind]["bottleneck"]]
+        [
+            base,
+            kind,
+            _division(found[kind]),
+            f"{found[kind]['step']:.0f} s",
+            found[kind]["bottleneck"],
+        ]
         for base, by_gpus in results("layouts")["scaling"].items()
         for found in [by_gpus[gpus]["growing"]]
         for kind in KINDS
     ]
-    return markdown(["base", "kind", "GPUs: sampling + training", "step", "takes the longest"], rows)
+    return markdown(
+        ["base", "kind", "GPUs: sampling + training", "step", "takes the longest"], rows
+    )
 
 
 def layout_scaling() -> str:
@@ -29,7 +37,9 @@ def layout_scaling() -> str:
     for base, by_gpus in scaling.items():
         for kind in ("in turns", "overlapping"):
             found = {gpus: each["fixed"].get(kind) for gpus, each in by_gpus.items()}
-            rows.append([base, kind, *(_seconds(found.get(gpus)) for gpus in sorted(numbers, key=int))])
+            rows.append(
+                [base, kind, *(_seconds(found.get(gpus)) for gpus in sorted(numbers, key=int))]
+            )
     return markdown(["base", "kind", *sorted(numbers, key=int)], rows)
 
 
@@ -38,7 +48,10 @@ def layout_assumptions() -> str:
     found = results("layouts")["assumptions"]
     labels = list(next(iter(found.values())))
     rows = [
-        [label, *(f"{_division(each[label])}: {each[label]['step']:.0f} s" for each in found.values())]
+        [
+            label,
+            *(f"{_division(each[label])}: {each[label]['step']:.0f} s" for each in found.values()),
+        ]
         for label in labels
     ]
     return markdown(["", *found], rows)
@@ -67,10 +80,18 @@ def base_memory() -> str:
         "cache of 1,000 tokens": "cache_of_1000_tokens",
     }
     bases = found["bases"].values()
-    rows = [[label, *(f"{each[key] / 1e9:.1f} GB" for each in bases)] for label, key in lines.items()]
+    rows = [
+        [label, *(f"{each[key] / 1e9:.1f} GB" for each in bases)] for label, key in lines.items()
+    ]
     rows += [
-        ["**training, with checkpointing**", *(f"{_training(each, 'weights'):.0f} GB" for each in bases)],
-        ["**the same with `4bit`**", *(f"{_training(each, 'weights_4bit'):.0f} GB" for each in bases)],
+        [
+            "**training, with checkpointing**",
+            *(f"{_training(each, 'weights'):.0f} GB" for each in bases),
+        ],
+        [
+            "**the same with `4bit`**",
+            *(f"{_training(each, 'weights_4bit'):.0f} GB" for each in bases),
+        ],
     ]
     return markdown(["", *found["bases"]], rows)
 

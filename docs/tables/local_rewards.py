@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from statistics import fmean, stdev
 from typing import Any
 
-from compound.report.facts.text import p_value
+from compound.report.text import p_value
 from tables.data import DATA, markdown, results, spread
 
 MIN_INPUTS = 10
@@ -57,7 +57,11 @@ def regret() -> str:
     """Tabulate the regret of the schedulers."""
     found = summary("regret")
     rows = [
-        [name, spread(part, digits=1), "–" if name == "uniform" else p_value(part["p_less_than_uniform"])]
+        [
+            name,
+            spread(part, digits=1),
+            "–" if name == "uniform" else p_value(part["p_less_than_uniform"]),
+        ]
         for name, part in found.items()
     ]
     return markdown(["scheduler", "regret", "p, less than uniform"], rows)
@@ -109,11 +113,17 @@ def gold() -> str:
     for path in sorted((DATA / "gold_accuracy").glob("*.json")):
         for component, row in results(f"gold_accuracy/{path.stem}")["components"].items():
             if row["gold"]["inputs"] >= MIN_INPUTS:
-                rows.append([
-                    path.stem, component, spread(row["without"]), spread(row["gold"]),
-                    spread(row["difference"], signed=True),
-                    str(row["gold"]["inputs"]), str(row["gold"]["pairs"]),
-                ])  # fmt: skip
+                rows.append(
+                    [
+                        path.stem,
+                        component,
+                        spread(row["without"]),
+                        spread(row["gold"]),
+                        spread(row["difference"], signed=True),
+                        str(row["gold"]["inputs"]),
+                        str(row["gold"]["pairs"]),
+                    ]
+                )
     headings = ["system", "component", "without gold", "with gold", "difference", "inputs", "pairs"]
     return markdown(headings, rows)
 

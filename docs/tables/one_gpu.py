@@ -25,14 +25,18 @@ def gpu_memory() -> str:
     """Compare the peak memory of a training step with the computed memory, and tabulate its speed."""
     rows = [
         [
-            name, f"{found['planned'] / 1e9:.1f} GB", f"{found['peak'] / 1e9:.1f} GB",
-            f"{found['peak'] / found['planned']:.2f}", f"{found['reserved'] / 1e9:.1f} GB",
+            name,
+            f"{found['planned'] / 1e9:.1f} GB",
+            f"{found['peak'] / 1e9:.1f} GB",
+            f"{found['peak'] / found['planned']:.2f}",
+            f"{found['reserved'] / 1e9:.1f} GB",
             in_range(*(found["seconds"][key] for key in ("median", "min", "max"))),
-            f"{found['tokens_per_second']:,.0f}", f"{found['share_of_peak']:.0%}",
+            f"{found['tokens_per_second']:,.0f}",
+            f"{found['share_of_peak']:.0%}",
         ]
         for name, found in results("one_gpu")["memory"].items()
         if isinstance(found, dict)
-    ]  # fmt: skip
+    ]
     memory = ["computed", "peak", "peak / computed", "reserved"]
     head = ["base", *memory, "a step, s", "tokens/s", "of the operations"]
     return markdown(head, rows)
@@ -45,10 +49,24 @@ def gpu_speed() -> str:
         found = results("one_gpu")[part]
         kinds = ("trl", "every", "once", "every/trl", "once/trl")
         rows.append(
-            [name, *(in_range(*(found[kind][key] for key in ("median", "min", "max"))) for kind in kinds)]
+            [
+                name,
+                *(
+                    in_range(*(found[kind][key] for key in ("median", "min", "max")))
+                    for kind in kinds
+                ),
+            ]
         )
     return markdown(
-        ["a step on", "TRL, s", "every prompt, s", "equal prompts once, s", "every / TRL", "once / TRL"], rows
+        [
+            "a step on",
+            "TRL, s",
+            "every prompt, s",
+            "equal prompts once, s",
+            "every / TRL",
+            "once / TRL",
+        ],
+        rows,
     )
 
 
@@ -71,18 +89,27 @@ def gpu_second_pass() -> str:
     """Fit the time of a step to its tokens, and tabulate what the second pass costs beyond its tokens."""
     rows = []
     for name, key in (("medians", "median"), ("minima", "min")):
-        every, once = ([results("one_gpu")[part][way][key] for part in CASES] for way in ("every", "once"))
-        token, start = linear_regression([prompt * each + answers for prompt, each, answers in SIZES], every)
+        every, once = (
+            [results("one_gpu")[part][way][key] for part in CASES] for way in ("every", "once")
+        )
+        token, start = linear_regression(
+            [prompt * each + answers for prompt, each, answers in SIZES], every
+        )
         sizes = (prompt + answers for prompt, _, answers in SIZES)
         passes = [seconds - start - token * size for seconds, size in zip(once, sizes, strict=True)]
         low, high = min(passes), max(passes)
         rows.append(
             [
-                name, f"{1e6 * token:.0f} µs", f"{start:.2f} s", f"{low:.2f} to {high:.2f} s",
+                name,
+                f"{1e6 * token:.0f} µs",
+                f"{start:.2f} s",
+                f"{low:.2f} to {high:.2f} s",
                 f"{round(low / token, -3):,.0f} to {round(high / token, -3):,.0f}",
             ]
-        )  # fmt: skip
-    return markdown(["of the times", "a token", "a step without tokens", "second pass", "in tokens"], rows)
+        )
+    return markdown(
+        ["of the times", "a token", "a step without tokens", "second pass", "in tokens"], rows
+    )
 
 
 TABLES = (gpu_agreement, gpu_memory, gpu_second_pass, gpu_speed)

@@ -13,7 +13,9 @@ def kills() -> str:
     """Tabulate the results of runs that were killed at random times and resumed, by workload."""
 
     def row(name: str, runs: Sequence[Mapping[str, Any]]) -> list[str]:
-        same = [sum(run[what] for run in runs) for what in ("same_best", "same_events", "same_spent")]
+        same = [
+            sum(run[what] for run in runs) for what in ("same_best", "same_events", "same_spent")
+        ]
         return [
             name,
             str(len(runs)),
@@ -23,9 +25,14 @@ def kills() -> str:
         ]
 
     headings = [
-        "workload", "runs", "times ended", "same configuration", "same decisions", "same spending",
+        "workload",
+        "runs",
+        "times ended",
+        "same configuration",
+        "same decisions",
+        "same spending",
         "requests made twice",
-    ]  # fmt: skip
+    ]
     return by("kills", "workload", headings, row)
 
 
@@ -42,14 +49,20 @@ def faults() -> str:
             str(sum(run["injected"] for run in runs)),
             ", ".join(f"{codes[code]} × {code}" for code in sorted(codes)),
             str(sum(run["failed"] for run in runs)),
-            f"{sum(run['same_best'] for run in results)} of {len(results)}" if results else "not required",
+            f"{sum(run['same_best'] for run in results)} of {len(results)}"
+            if results
+            else "not required",
             f"{covered} of {len(ended)}" if ended else "–",
         ]
 
     headings = [
-        "fault", "faults injected", "exit codes", "failed calls", "same configuration",
+        "fault",
+        "faults injected",
+        "exit codes",
+        "failed calls",
+        "same configuration",
         "with a result: counted at least the bill",
-    ]  # fmt: skip
+    ]
     return by("faults", "kind", headings, row)
 
 
@@ -66,7 +79,13 @@ def damages() -> str:
             str(sum(bool(command["problems"]) for command in commands)),
         ]
 
-    headings = ["damage", "commands", "ended as usual", "ended with a message", "tracebacks or other results"]
+    headings = [
+        "damage",
+        "commands",
+        "ended as usual",
+        "ended with a message",
+        "tracebacks or other results",
+    ]
     return by("damages", "damage", headings, row)
 
 
@@ -74,9 +93,12 @@ def disks() -> str:
     """Tabulate the results of runs with a file size limit, by limit."""
     found = results("chaos")["disk"]
     rows = [
-        [f"{run['limit']:,}", *map(str, run["codes"]), "; ".join(run["problems"]) or "none"] for run in found
+        [f"{run['limit']:,}", *map(str, run["codes"]), "; ".join(run["problems"]) or "none"]
+        for run in found
     ]
-    return markdown(["bytes of a file", "exit code", "exit code after freeing space", "problems"], rows)
+    return markdown(
+        ["bytes of a file", "exit code", "exit code after freeing space", "problems"], rows
+    )
 
 
 def by(

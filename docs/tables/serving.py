@@ -22,8 +22,12 @@ def serving() -> str:
     ]
     engine, server = (median(found[f"p50_ms_{name}"]) for name in ("engine", "server"))
     added = f"+{found['p50_ms_added']:.2f} ms"
-    rows.append(["0 s per answer, 1 connection, median", f"{engine:.2f} ms", f"{server:.2f} ms", added])
-    rows.append([f"0 s per answer, {connections}", "–", f"{found['most_per_second']:,} runs/s", "–"])
+    rows.append(
+        ["0 s per answer, 1 connection, median", f"{engine:.2f} ms", f"{server:.2f} ms", added]
+    )
+    rows.append(
+        [f"0 s per answer, {connections}", "–", f"{found['most_per_second']:,} runs/s", "–"]
+    )
     return markdown(["", "engine alone", "server", "server relative to engine"], rows)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from compound.report.comparison import methods
-from compound.report.rendering.markdown import render_block
+from statistics import fmean, stdev
+
+from compound.evaluation.statistics import UNIT, interval_of_means
+from compound.report.rendering import render_block
+from compound.report.sweep import methods_of_file
 from tables.data import markdown, results, spread
 
 MIN_INPUTS = 10
@@ -12,7 +15,7 @@ MIN_INPUTS = 10
 def sweep(name: str) -> str:
     """Tabulate the methods of a sweep."""
     facts = results(f"sweep_{name}")
-    return render_block(methods(facts, name))
+    return render_block(methods_of_file(facts, name))
 
 
 def judged(name: str) -> str:
@@ -29,19 +32,34 @@ def judged(name: str) -> str:
             if row and row["local"]["inputs"] >= MIN_INPUTS:
                 seed, local = run.rpartition("-")[2], row["local"]
                 accuracies = (spread(row[kind], digits=2) for kind in ("local", "judge"))
-                rows.append([component, seed, *accuracies, str(local["inputs"]), str(local["pairs"])])
+                rows.append(
+                    [component, seed, *accuracies, str(local["inputs"]), str(local["pairs"])]
+                )
     return markdown(["component", "seed", "local reward", "judge", "inputs", "pairs"], rows)
 
 
 def of_searches() -> str:
-    """Tabulate the test scores of searches with several seeds."""
-    found = results("spread")
-    rows = [
-        [name, str(len(row["scores"])), spread(row["mean"]), f"{row['sd']:.3f}", f"{row['worst']:.3f}",
-         f"{max(row['scores']):.3f}"]
-        for name, row in found["methods"].items()
-    ]  # fmt: skip
-    return markdown(["search", "seeds", "mean", "standard deviation", "lowest", "highest"], rows)
+    """Tabulate the test scores of a search with several seeds."""
+    rows = []
+    for method, budgets in results("searches/atlas_seeds")["runs"].items():
+        for budget, runs in budgets.items():
+            means = [fmean(run["scores"]) for run in runs.values()]
+            unspent = 1 - fmean(run["system_runs"] for run in runs.values()) / float(budget)
+            mean = interval_of_means(means, bounds=UNIT).to_json()
+            numbers = (f"{number:.3f}" for number in (stdev(means), min(means), max(means)))
+            parts = (f"`{method}`", budget, str(len(means)), spread(mean), *numbers)
+            rows.append([*parts, f"{100 * unspent:.1f} %"])
+    headings = [
+        "method",
+        "runs",
+        "seeds",
+        "mean",
+        "standard deviation",
+        "lowest",
+        "highest",
+        "unspent",
+    ]
+    return markdown(headings, rows)
 
 
 TABLES = (sweep, judged, of_searches)

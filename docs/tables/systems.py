@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compound.report.rendering.markdown import render_block
+from compound.report.rendering import render_block
 from tables.data import markdown, results, spread
 
 
@@ -29,7 +29,8 @@ def stark() -> str:
     found = results("stark_settings")
     hits = ("hit@1", "hit@5")
     rows = [
-        [row["name"], spread(row), *(f"{row['parts'][hit]:.2f}" for hit in hits)] for row in found["rows"]
+        [row["name"], spread(row), *(f"{row['parts'][hit]:.2f}" for hit in hits)]
+        for row in found["rows"]
     ]
     return markdown(["ranking", "MRR", *hits], rows)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from statistics import fmean
-from typing import Any, cast
+from typing import Any
 
 from compound.evaluation.statistics import UNIT, Interval, interval_of_means, paired_interval
-from compound.report.comparison import SweepFacts, methods, trainings
-from compound.report.rendering.markdown import render_block
+from compound.report.rendering import render_block
+from compound.report.sweep import methods_of_file, trainings_of_file
 from tables.data import DATA, markdown, results, spread
 
 PARTS = ("first", "second", "third", "asked", "found", "f1", "right")
@@ -25,11 +25,14 @@ def trained(name: str, file: str = "") -> str:
     others = [row for row in rows if row["method"] != "unoptimized"]
     times = Counter(row["method"] for row in others)
     named = [
-        {**row, "method": f"{row['method']}, seed {row['seeds'][0]}"} if times[row["method"]] > 1 else row
+        {**row, "method": f"{row['method']}, seed {row['seeds'][0]}"}
+        if times[row["method"]] > 1
+        else row
         for row in others
     ]
-    facts = cast("SweepFacts", {"rows": [first, *named]})
-    return "\n\n".join(render_block(made(facts, file or name)) for made in (methods, trainings))
+    facts, shown = {"rows": [first, *named]}, file or name
+    tables = methods_of_file(facts, shown), trainings_of_file(facts, shown)
+    return "\n\n".join(map(render_block, tables))
 
 
 def trained_seeds(name: str, first: str) -> str:
@@ -49,22 +52,38 @@ def trained_seeds(name: str, first: str) -> str:
     rows = []
     for training, own in runs.items():
         after = [run["test_after"] for run in own]
-        difference = "–" if training == first else _spread(paired_interval(base, after), signed=True)
+        difference = (
+            "–" if training == first else _spread(paired_interval(base, after), signed=True)
+        )
         means = {fact: fmean(run["training"][fact] for run in own) for fact in COSTS}
-        rows.append([
-            f"`{training}`", ", ".join(f"{score:.3f}" for score in after),
-            _spread(interval_of_means(after, bounds=UNIT)), difference,
-            f"{sum(run['accepted'] for run in own)} of {sum(run['decisions'] for run in own)}",
-            f"{fmean(run['system_runs'] for run in own):,.0f}",
-            *(f"{means[fact]:,.0f}" for fact in ("steps", "sampled", "tokens")),
-            f"{means['sample_seconds'] / 60:.0f} min", f"{means['train_seconds'] / 60:.0f} min",
-        ])  # fmt: skip
+        rows.append(
+            [
+                f"`{training}`",
+                ", ".join(f"{score:.3f}" for score in after),
+                _spread(interval_of_means(after, bounds=UNIT)),
+                difference,
+                f"{sum(run['accepted'] for run in own)} of {sum(run['decisions'] for run in own)}",
+                f"{fmean(run['system_runs'] for run in own):,.0f}",
+                *(f"{means[fact]:,.0f}" for fact in ("steps", "sampled", "tokens")),
+                f"{means['sample_seconds'] / 60:.0f} min",
+                f"{means['train_seconds'] / 60:.0f} min",
+            ]
+        )
     start = fmean(run["test_before"] for run in next(iter(runs.values())))
     rows.insert(0, ["as it starts", f"{start:.3f}", *[""] * 9])
     headings = [
-        "training", "test score, each seed", "mean", f"difference from `{first}`", "accepted", "system runs",
-        "steps", "tokens sampled", "tokens trained", "sampling", "training",
-    ]  # fmt: skip
+        "training",
+        "test score, each seed",
+        "mean",
+        f"difference from `{first}`",
+        "accepted",
+        "system runs",
+        "steps",
+        "tokens sampled",
+        "tokens trained",
+        "sampling",
+        "training",
+    ]
     return markdown(headings, rows)
 
 
@@ -77,18 +96,37 @@ def trained_systems() -> str:
         (run,) = sweep["runs"]
         own, training = scores[run["method"]], run["training"]
         controls = (scores.get(name) for name in ("constant", "direct call"))
-        rows.append([
-            f"`{path.stem}`", f"`{run['method']}`", f"{own['test']['examples']}",
-            spread(scores["unoptimized"]["test"]), spread(own["test"]), spread(own["gain"], signed=True),
-            f"{run['accepted']} of {run['decisions']}",
-            *(spread(found["test"]) if found else "–" for found in controls),
-            f"{run['system_runs']:,.0f}", *(f"{training[fact]:,.0f}" for fact in ("steps", "tokens")),
-            *(f"{training[fact] / 60:.0f} min" for fact in ("sample_seconds", "train_seconds")),
-        ])  # fmt: skip
+        rows.append(
+            [
+                f"`{path.stem}`",
+                f"`{run['method']}`",
+                f"{own['test']['examples']}",
+                spread(scores["unoptimized"]["test"]),
+                spread(own["test"]),
+                spread(own["gain"], signed=True),
+                f"{run['accepted']} of {run['decisions']}",
+                *(spread(found["test"]) if found else "–" for found in controls),
+                f"{run['system_runs']:,.0f}",
+                *(f"{training[fact]:,.0f}" for fact in ("steps", "tokens")),
+                *(f"{training[fact] / 60:.0f} min" for fact in ("sample_seconds", "train_seconds")),
+            ]
+        )
     headings = [
-        "system", "method", "n", "before", "after", "gain", "accepted", "constant answer", "direct call",
-        "system runs", "steps", "tokens trained", "sampling", "training",
-    ]  # fmt: skip
+        "system",
+        "method",
+        "n",
+        "before",
+        "after",
+        "gain",
+        "accepted",
+        "constant answer",
+        "direct call",
+        "system runs",
+        "steps",
+        "tokens trained",
+        "sampling",
+        "training",
+    ]
     return markdown(headings, rows)
 
 
@@ -96,11 +134,15 @@ def rejected_systems() -> str:
     """Tabulate the scores of trained weights on the validation examples that rejected them."""
     rows = [
         [
-            f"`{name}`", f"{found['before']['n']}", spread(found["before"]), spread(found["after"]),
-            spread(found["gain"], signed=True), f"{found['p']:.2f}",
+            f"`{name}`",
+            f"{found['before']['n']}",
+            spread(found["before"]),
+            spread(found["after"]),
+            spread(found["gain"], signed=True),
+            f"{found['p']:.2f}",
         ]
         for name, found in results("weights_systems_rejected").items()
-    ]  # fmt: skip
+    ]
     return markdown(["system", "n", "before", "after", "gain", "p"], rows)
 
 
@@ -114,13 +156,16 @@ def distilled() -> str:
     tokens = dict(zip(("optimized", "distilled"), measured["decision"]["tokens"], strict=True))
     rows = [
         [
-            name, spread(found["score"]),
+            name,
+            spread(found["score"]),
             "–" if name == "optimized" else spread(found["difference"], signed=True),
             f"{tokens[name]:,.0f}" if name in tokens else "–",
         ]
         for name, found in measured["rows"].items()
-    ]  # fmt: skip
-    return markdown(["configuration", "test score", "difference from optimized", "tokens of a run"], rows)
+    ]
+    return markdown(
+        ["configuration", "test score", "difference from optimized", "tokens of a run"], rows
+    )
 
 
 def learned() -> str:
@@ -130,11 +175,15 @@ def learned() -> str:
     rows = []
     for task, method, control in kinds:
         own = [
-            one for one in found if (one["task"], one["method"], one["control"]) == (task, method, control)
+            one
+            for one in found
+            if (one["task"], one["method"], one["control"]) == (task, method, control)
         ]
         ends = ", ".join(f"{one['after']['score']:.2f}" for one in own)
         parts = [name for name in own[0]["after"] if name in PARTS]
-        means = ", ".join(f"{name} {fmean(one['after'][name] for one in own):.2f}" for name in parts)
+        means = ", ".join(
+            f"{name} {fmean(one['after'][name] for one in own):.2f}" for name in parts
+        )
         before = f"{fmean(one['before']['score'] for one in own):.2f}"
         seconds = str(round(fmean(sum(one["seconds"].values()) for one in own)))
         name = f"{method}, {control}" if control else method
@@ -167,4 +216,13 @@ def rollouts(name: str) -> str:
     return markdown(["method", "reward of rollouts", "groups of equal rewards"], rows)
 
 
-TABLES = (trained, trained_seeds, trained_systems, rejected_systems, learned, distilled, course, rollouts)
+TABLES = (
+    trained,
+    trained_seeds,
+    trained_systems,
+    rejected_systems,
+    learned,
+    distilled,
+    course,
+    rollouts,
+)

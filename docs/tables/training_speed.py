@@ -22,13 +22,17 @@ def speed() -> str:
         ["a step on", "TRL, s", "ours, s", "time", "TRL, MiB", "ours, MiB", "memory"],
         [
             [
-                name, in_range(a["seconds"], *a["spread"], digits=1),
-                in_range(b["seconds"], *b["spread"], digits=1), in_range(*ratios(b, a)),
-                f"{a['peak']:,.0f}", f"{b['peak']:,.0f}", f"{b['peak'] / a['peak']:.2f}",
+                name,
+                in_range(a["seconds"], *a["spread"], digits=1),
+                in_range(b["seconds"], *b["spread"], digits=1),
+                in_range(*ratios(b, a)),
+                f"{a['peak']:,.0f}",
+                f"{b['peak']:,.0f}",
+                f"{b['peak'] / a['peak']:.2f}",
             ]
             for name, a, b in rows
         ],
-    )  # fmt: skip
+    )
 
 
 def long_prompts() -> str:
@@ -40,7 +44,9 @@ def long_prompts() -> str:
         in_range(*ratios(once, every)),
         *(f"{one['peak']:,.0f}" for one in (every, once)),
     ]
-    return markdown(["every prompt, s", "equal prompts once, s", "time", "every, MiB", "once, MiB"], [row])
+    return markdown(
+        ["every prompt, s", "equal prompts once, s", "time", "every, MiB", "once, MiB"], [row]
+    )
 
 
 def swaps() -> str:
@@ -75,8 +81,8 @@ def in_quartiles(found: Mapping[str, float], *, digits: int = 2) -> str:
 def ratios(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[float, float, float]:
     """Return median, minimum and maximum of the ratios of one measurement's seconds to another's.
 
-    If the measurements alternated, each ratio belongs to one turn; otherwise the limits follow from the
-    spreads.
+    If the measurements alternated, each ratio belongs to one turn; otherwise the limits follow from
+    the spreads.
 
     >>> alternated = {"each": [1.0, 2.0, 9.0]}, {"each": [2.0, 2.0, 10.0]}
     >>> ratios(*alternated)
@@ -156,7 +162,10 @@ def overheads() -> str:
     files, records = found["adapter"], found["tokens"]
     hashed, kept = ("three times", "once"), ("separate", "shared")
     rows = [
-        [f"storing an adapter of {files['bytes'] / 2**20:.0f} MiB, s", *_medians(files, hashed, "seconds")],
+        [
+            f"storing an adapter of {files['bytes'] / 2**20:.0f} MiB, s",
+            *_medians(files, hashed, "seconds"),
+        ],
         ["of it computing, s", *_medians(files, hashed, "CPU seconds")],
         [
             f"a record of {records['prompt']:,} + {records['answer']:,} tokens, KiB",
@@ -167,9 +176,13 @@ def overheads() -> str:
     return markdown(["", "before", "now"], rows)
 
 
-def _medians(found: Mapping[str, Any], ways: Sequence[str], quantity: str, scale: float = 1) -> list[str]:
+def _medians(
+    found: Mapping[str, Any], ways: Sequence[str], quantity: str, scale: float = 1
+) -> list[str]:
     measured = [found[way][quantity] for way in ways]
-    return [in_range(*(scale * value for value in (one["median"], *one["spread"]))) for one in measured]
+    return [
+        in_range(*(scale * value for value in (one["median"], *one["spread"]))) for one in measured
+    ]
 
 
 TABLES = (speed, long_prompts, sampling, swaps, prefill, several, batches, overheads)

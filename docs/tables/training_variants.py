@@ -8,7 +8,13 @@ from typing import Any
 
 from tables.data import markdown, results
 
-LABELS = {"sampling": "", "longer": ", longer", "steps": ", equal steps", "critic": "", "advantages": ""}
+LABELS = {
+    "sampling": "",
+    "longer": ", longer",
+    "steps": ", equal steps",
+    "critic": "",
+    "advantages": "",
+}
 
 
 def overlap() -> str:
@@ -51,7 +57,9 @@ def variants(*kinds: str) -> str:
     rows = []
     for part, variant in order:
         own = groups[part, variant]
-        differences = [found["differences"].get(f"{part}/{variant}/{name}") for name in ("score", "reward")]
+        differences = [
+            found["differences"].get(f"{part}/{variant}/{name}") for name in ("score", "reward")
+        ]
         rows.append(
             [
                 part.partition("/")[2] + LABELS[part.partition("/")[0]],
@@ -66,7 +74,17 @@ def variants(*kinds: str) -> str:
                 *([_explained(own), _seconds(own)] if critics else []),
             ]
         )
-    headings = ["task", "variant", "seeds", "steps", "runs", "score", "difference", "reward", "difference"]
+    headings = [
+        "task",
+        "variant",
+        "seeds",
+        "steps",
+        "runs",
+        "score",
+        "difference",
+        "reward",
+        "difference",
+    ]
     return markdown([*headings, *(["explained variance", "training, s"] if critics else [])], rows)
 
 

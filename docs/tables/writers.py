@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 
-from compound.benchmarks.simulated.writers.cells import compare_with_best
-from compound.benchmarks.simulated.writers.methods import BUDGETS, METHODS, SKILLS
-from compound.benchmarks.simulated.writers.worlds import FILES
+from benchmarks.simulated.writers.cells import compare_with_best
+from benchmarks.simulated.writers.methods import BUDGETS, METHODS, SKILLS
+from benchmarks.simulated.writers.worlds import FILES
 from compound.evaluation.statistics import Interval
 from tables.data import markdown, results, spread
 
@@ -16,7 +16,10 @@ OURS = "search"
 COMPARED = ("tickets", "writer")  # worlds that other packages were run on
 PROMPTS_ALONE = ("opro", "gepa", "textgrad", "mipro")
 FEWEST_OTHERS = 3  # measured methods that tune prompts alone, in a row of differences
-LOWEST, WIDEST = -0.02, 0.03  # the goal: lower bound of the difference, and standard deviation over seeds
+LOWEST, WIDEST = (
+    -0.02,
+    0.03,
+)  # the goal: lower bound of the difference, and standard deviation over seeds
 Cell = Mapping[str, list[float]]
 
 
@@ -33,7 +36,9 @@ def _scores(cell: Cell | None) -> str:
 
 def _difference(found: Interval) -> str:
     """Format a difference; equal differences of all seeds have no interval."""
-    return spread(found.to_json(), signed=True) if math.isfinite(found.low) else f"{found.mean:+.3f}"
+    return (
+        spread(found.to_json(), signed=True) if math.isfinite(found.low) else f"{found.mean:+.3f}"
+    )
 
 
 def writer_scores(world: str) -> str:
@@ -48,10 +53,20 @@ def writer_scores(world: str) -> str:
 
 def writer_differences() -> str:
     """Tabulate the differences of `search` to the best method that tunes prompts alone."""
-    columns = [(world, skill, runs) for world in FILES for skill in sorted(SKILLS) for runs in BUDGETS]
+    columns = [
+        (world, skill, runs) for world in FILES for skill in sorted(SKILLS) for runs in BUDGETS
+    ]
     rows = [row for column in columns if (row := _differences(*column))]
-    headings = ["world", "skill", "runs", "sd of `search`", "best of prompts alone", "difference to it",
-                f"at least {LOWEST}", f"sd at most {WIDEST}"]  # fmt: skip
+    headings = [
+        "world",
+        "skill",
+        "runs",
+        "sd of `search`",
+        "best of prompts alone",
+        "difference to it",
+        f"at least {LOWEST}",
+        f"sd at most {WIDEST}",
+    ]
     return markdown(headings, rows)
 
 
@@ -65,9 +80,15 @@ def _differences(world: str, skill: float, runs: int) -> list[str]:
     interval, names = compare_with_best(ours["returned"], measured)
     sd = stdev(ours["returned"])
     return [
-        world, f"{skill}", str(runs), f"{sd:.3f}", ", ".join(f"`{name}`" for name in dict.fromkeys(names)),
-        _difference(interval), _answer(interval.low >= LOWEST), _answer(sd <= WIDEST),
-    ]  # fmt: skip
+        world,
+        f"{skill}",
+        str(runs),
+        f"{sd:.3f}",
+        ", ".join(f"`{name}`" for name in dict.fromkeys(names)),
+        _difference(interval),
+        _answer(interval.low >= LOWEST),
+        _answer(sd <= WIDEST),
+    ]
 
 
 def _answer(holds: bool) -> str:
@@ -79,13 +100,18 @@ def writer_spending() -> str:
     worlds = [(world, skill) for world in FILES for skill in SKILLS]
     rows = []
     for method in METHODS:
-        found = {runs: [_cell("writers", method, *world, runs) for world in worlds] for runs in BUDGETS}
+        found = {
+            runs: [_cell("writers", method, *world, runs) for world in worlds] for runs in BUDGETS
+        }
         cells = {runs: [cell for cell in each if cell] for runs, each in found.items()}
         if all(cells.values()):
-            rows.append([
-                f"`{method}`", *(f"{_mean(cells[runs], 'runs'):.0f}" for runs in BUDGETS),
-                *(f"{_mean(cells[runs], 'requests'):.0f}" for runs in BUDGETS),
-            ])  # fmt: skip
+            rows.append(
+                [
+                    f"`{method}`",
+                    *(f"{_mean(cells[runs], 'runs'):.0f}" for runs in BUDGETS),
+                    *(f"{_mean(cells[runs], 'requests'):.0f}" for runs in BUDGETS),
+                ]
+            )
     headings = [f"{name}, {runs} runs" for name in ("spent", "requests") for runs in BUDGETS]
     return markdown(["method", *headings], rows)
 
@@ -104,7 +130,9 @@ def writer_packages(world: str) -> str:
         [name, *map(_scores, found), *(_amounts(found, kind) for kind in ("runs", "requests"))]
         for name, found in cells.items()
     ]
-    return markdown(["", *(f"{runs} runs" for runs in BUDGETS), "runs spent", "requests to the writer"], rows)
+    return markdown(
+        ["", *(f"{runs} runs" for runs in BUDGETS), "runs spent", "requests to the writer"], rows
+    )
 
 
 def _packages() -> list[str]:
@@ -132,9 +160,15 @@ def package_differences() -> str:
         differences = [_difference(pair[0]) if pair else "–" for pair in found]
         _, names = compare_with_best(ours[0]["returned"], others)
         rows.append([world, str(runs), ", ".join(dict.fromkeys(names)), *differences])
-    return markdown(["world", "runs", "best of the packages", "equal runs", "half of the runs"], rows)
+    return markdown(
+        ["world", "runs", "best of the packages", "equal runs", "half of the runs"], rows
+    )
 
 
 TABLES = (
-    writer_scores, writer_differences, writer_spending, writer_packages, package_differences,
-)  # fmt: skip
+    writer_scores,
+    writer_differences,
+    writer_spending,
+    writer_packages,
+    package_differences,
+)

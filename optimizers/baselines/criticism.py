@@ -1,20 +1,25 @@
 """Requests of TextGrad: feedback on outputs and prompts, and a rewritten prompt that addresses it.
 
-Yuksekgonul et al. 2024, "TextGrad: Automatic 'Differentiation' via Text". Each request contains the same
-information as that of the authors' library; the wording is our own.
+Yuksekgonul et al. 2024, "TextGrad: Automatic 'Differentiation' via Text". Each request contains the
+same information as that of the authors' library; the wording is our own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compound.engine import Message, Request
-from compound.example import Example
+from compound.core.engine import Message, Request
+from compound.core.example import Example
 from compound.execution.trace import Call, Trace
 from compound.graph.component import Component
 from compound.graph.system import System
 from compound.optimizers.baselines.opro.requests import purpose_of
-from compound.optimizers.search.proposers.transcripts import fields, read_and_written, result, verdict
+from compound.optimizers.search.proposers.transcripts import (
+    fields,
+    read_and_written,
+    result,
+    verdict,
+)
 
 MAX_TOKENS = 400  # of a feedback, and of a prompt
 _ADVICE = "Give specific criticism, in a few sentences; if it is already good, say so."
@@ -109,7 +114,9 @@ def rewrite_request(
 
 
 def _part(component: Component) -> str:
-    return f"A language model performs one step of a larger system. The step: {purpose_of(component)}"
+    return (
+        f"A language model performs one step of a larger system. The step: {purpose_of(component)}"
+    )
 
 
 def _conversation(call: Call, prompt: str, feedback: str, system: System) -> str:

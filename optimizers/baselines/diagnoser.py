@@ -7,21 +7,11 @@ from __future__ import annotations
 
 import re
 
-from compound.engine import Message, Request
-from compound.example import Example
+from compound.core.engine import Message, Request
+from compound.core.example import Example
 from compound.execution.trace import Trace
-from compound.graph.bounds import CallBound, Extent
 from compound.graph.system import System
-from compound.optimization.bounds import Outlook
-from compound.optimizers.search.proposers.transcripts import (
-    diagram,
-    fields,
-    longest_of,
-    longest_run,
-    longest_steps,
-    result,
-    steps,
-)
+from compound.optimizers.search.proposers.transcripts import diagram, fields, result, steps
 
 UNDECIDED = 0.5  # the blame if a model gives no verdict
 MAX_TOKENS = 300  # of a verdict with its reasons
@@ -40,17 +30,6 @@ def verdict_request(system: System, trace: Trace, example: Example, component: s
         "result, or [final answer: No] if it is not."
     )
     return Request((Message("user", text),), max_tokens=MAX_TOKENS)
-
-
-def verdict_bound(outlook: Outlook, calls: float, lm: str | None) -> CallBound:
-    """Return the bound of requests for verdicts."""
-    empty = Trace("", "", 0, 0, {}, ())
-    template = verdict_request(outlook.system, empty, Example("", {}), "").messages[0].text
-    names = max(len(name.encode()) for name in outlook.system.components)
-    run = longest_of(example.inputs for example in outlook.train) + longest_steps(outlook)
-    expected = longest_of(example.gold for example in outlook.train)
-    prompt = Extent(len(template.encode()) + names) + run + longest_run(outlook) + expected
-    return CallBound("verdicts", calls, prompt, MAX_TOKENS, (lm,) if lm else ())
 
 
 def has_verdict(reply: str) -> bool:

@@ -1,6 +1,6 @@
 """The search of the library ``gepa`` as a sequence of questions: scores, new texts, and whether to continue.
 
-The search runs in a separate thread (`compound.concurrency.questions`) and is deterministic given the
+The search runs in a separate thread (`compound.core.threads`) and is deterministic given the
 answers. It logs nothing, and does not use the library's own checkpoints, which are pickled.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Protocol, overload
 
-from compound.example import Example
+from compound.core.example import Example
 from compound.optimizers.baselines.gepa_settings import GEPASettings
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from gepa.core.state import GEPAState
     from gepa.proposer.reflective_mutation.reflection_lm import ReflectionJob, ReflectionProposal
 
-# Added to all scores if candidates are merged: the library draws a common ancestor in proportion to its mean
-# score, and fails if all are 0. A power of two, such that sums of counts stay exact.
+# Added to all scores if candidates are merged: the library draws a common ancestor in proportion to
+# its mean score, and fails if all are 0. A power of two, such that sums of counts stay exact.
 LIFT = 2.0**-30
 
 Record = Mapping[str, str]  # the description of one run for a reflection
@@ -101,8 +101,8 @@ class Ask(Protocol):
 class _Key(str):
     """A key with the same hash in every process.
 
-    A merge iterates over a set of keys and draws random numbers on the way, so a replay in another process
-    would otherwise lead to other candidates.
+    A merge iterates over a set of keys and draws random numbers on the way, so a replay in another
+    process would otherwise lead to other candidates.
     """
 
     __slots__ = ()
@@ -141,7 +141,10 @@ class _Adapter:
         return self.batch_evaluate([(candidate, batch)])[0]
 
     def make_reflective_dataset(
-        self, candidate: Mapping[str, str], eval_batch: EvaluationBatch, components_to_update: Sequence[str]
+        self,
+        candidate: Mapping[str, str],
+        eval_batch: EvaluationBatch,
+        components_to_update: Sequence[str],
     ) -> dict[str, list[Record]]:
         """Return the records of each key."""
         runs = eval_batch.trajectories
@@ -157,7 +160,9 @@ class _Reflections:
 
     ask: Ask
 
-    def reflect_many(self, jobs: Sequence[ReflectionJob]) -> list[tuple[ReflectionProposal, _Reflections]]:
+    def reflect_many(
+        self, jobs: Sequence[ReflectionJob]
+    ) -> list[tuple[ReflectionProposal, _Reflections]]:
         """Return the new texts of each job, without those that could not be rewritten."""
         from gepa.proposer.reflective_mutation.reflection_lm import ReflectionProposal
 
@@ -213,7 +218,9 @@ def search(
         valset=list(pareto),
         adapter=_Adapter(ask, lift),
         reflection_strategy=_Reflections(ask),
-        sampling_strategy=PxNSampling(settings.parents, settings.proposals) if settings.tasks > 1 else None,
+        sampling_strategy=PxNSampling(settings.parents, settings.proposals)
+        if settings.tasks > 1
+        else None,
         selection_strategy=TopKImprovements(settings.keep) if settings.keep else None,
         candidate_selection_strategy=settings.selection,
         frontier_type=settings.frontier,
@@ -236,6 +243,10 @@ def _progress(state: GEPAState, lift: float) -> Proceed:
     means = state.program_full_scores_val_set
     best = means.index(max(means))
     front = find_dominator_programs(state.get_pareto_front_mapping(), means)
-    front = sorted({best, *front}, key=lambda candidate: (candidate != best, -means[candidate], candidate))
-    candidates = [{str(key): text for key, text in texts.items()} for texts in state.program_candidates]
+    front = sorted(
+        {best, *front}, key=lambda candidate: (candidate != best, -means[candidate], candidate)
+    )
+    candidates = [
+        {str(key): text for key, text in texts.items()} for texts in state.program_candidates
+    ]
     return Proceed(state.i + 1, candidates, best, front, means[best] - lift)

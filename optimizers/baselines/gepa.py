@@ -1,8 +1,8 @@
 """GEPA: evolve all texts of a system jointly, by reflection and Pareto selection.
 
-Agrawal et al. 2025, "GEPA: Reflective Prompt Evolution Can Outperform Reinforcement Learning". The search is
-that of the authors' library. A resumed job restarts it and replays the stored answers, which costs nothing
-and leads to the same candidates.
+Agrawal et al. 2025, "GEPA: Reflective Prompt Evolution Can Outperform Reinforcement Learning". The
+search is that of the authors' library. A resumed job restarts it and replays the stored answers,
+which costs nothing and leads to the same candidates.
 """
 
 from __future__ import annotations
@@ -15,26 +15,24 @@ from statistics import fmean
 
 from pydantic import Field
 
-from compound.concurrency.questions import CallbackQuestions
-from compound.errors import BudgetExhausted, MissingExtra
+from compound.core.errors import BudgetExhausted, MissingExtra
+from compound.core.narrowing import entry
+from compound.core.storage.state import State
+from compound.core.threads import CallbackQuestions
 from compound.evaluation.evaluate import score_bounds
 from compound.execution.rng import derive_seed
-from compound.narrowing import entry
-from compound.optimization.bounds import JobBound, Outlook
-from compound.optimization.method import Progress, Proposal, Task
+from compound.optimization.method import JobPlan, PlannedJob, Progress, Proposal, RequestCount, Task
 from compound.optimizers.baselines.evolution import Proceed, Question, search
 from compound.optimizers.baselines.gepa_settings import GEPASettings
+from compound.optimizers.baselines.pool import split
 from compound.optimizers.baselines.reflection import (
     Answer,
     Answers,
     Scores,
-    bound,
     objectives_of,
     scores_of,
 )
 from compound.optimizers.scheduling.jobs import text_keys
-from compound.optimizers.search.rows import split
-from compound.storage.state import State
 
 TRIES = 2  # reflections per minibatch of runs in a job's share
 COMPARED = 8  # number of candidates whose scoring on the Pareto set a job's share should cover
@@ -46,11 +44,12 @@ class Evolution(State):
     """Progress of `GEPA`.
 
     Attributes:
-        answers: the answers to the questions of the search, in order; the first one is the incumbent's scores
-            on the Pareto set.
+        answers: the answers to the questions of the search, in order; the first one is the
+            incumbent's scores on the Pareto set.
         best: the texts of the best candidate that differ from the incumbent's.
         mean: the best candidate's mean score on the Pareto set.
-        front: the texts of the candidates on the frontier that differ from the incumbent's, best first.
+        front: the texts of the candidates on the frontier that differ from the incumbent's, best
+            first.
     """
 
     answers: list[Answer]
@@ -70,11 +69,11 @@ class Evolution(State):
 class GEPA:
     """Optimizer that rewrites texts, and keeps candidates that are best on some example.
 
-    Candidates are compared on a part of the train examples, the Pareto set; reflections read runs of the
-    others. An iteration runs one or several candidates and their rewritten versions on minibatches and, if a
-    rewritten version scores higher, on the Pareto set; or it merges two candidates. It starts only if the
-    job's remaining share covers all of these runs; cached runs are not charged, which allows further
-    iterations.
+    Candidates are compared on a part of the train examples, the Pareto set; reflections read runs
+    of the others. An iteration runs one or several candidates and their rewritten versions on
+    minibatches and, if a rewritten version scores higher, on the Pareto set; or it merges two
+    candidates. It starts only if the job's remaining share covers all of these runs; cached runs
+    are not charged, which allows further iterations.
 
     Attributes:
         settings: the settings of the search.
@@ -91,17 +90,16 @@ class GEPA:
         except ImportError:
             raise MissingExtra("method 'gepa'", "gepa", "search") from None
 
-    def bound(self, outlook: Outlook) -> JobBound:
-        """Declare the reflections of all iterations."""
-        texts = sum(key in outlook.texts for key in outlook.keys)
-        calls = self.most_reflections(outlook.runs, texts)
-        return JobBound([bound(outlook, calls, self.settings)], written=self.settings.max_tokens)
+    def plan(self, job: PlannedJob) -> JobPlan:
+        """Return the reflections of all iterations."""
+        count = self.most_reflections(job.runs, len(job.texts))
+        return JobPlan([RequestCount("reflections", count, self.settings.lm)])
 
     def most_reflections(self, runs: float, texts: int = 1) -> int:
         """Return the maximum number of reflections of a job with ``runs`` system runs and ``texts`` texts.
 
-        Each new candidate is run on a minibatch. Since some reflections give no new text, a job may rewrite
-        `TRIES` candidates per minibatch of its runs.
+        Each new candidate is run on a minibatch. Since some reflections give no new text, a job may
+        rewrite `TRIES` candidates per minibatch of its runs.
 
         >>> GEPA().most_reflections(44), GEPA().most_reflections(math.inf)
         (30, 100)
@@ -120,12 +118,15 @@ class GEPA:
             state = Evolution.from_json(task.resume)
         elif not task.scorer.may_ask(settings.lm):
             yield Proposal(
-                {}, note="no further requests to the model: too many failed, or the planned number is used"
+                {},
+                note="no further requests to the model: too many failed, or the planned number is used",
             )
             return
         else:
             most, left = min(settings.held_out, len(examples) // 2), task.scorer.runs_left
-            size = pareto_size(most, task.minibatch, settings.batch, left, settings.tasks, settings.accepted)
+            size = pareto_size(
+                most, task.minibatch, settings.batch, left, settings.tasks, settings.accepted
+            )
             if not size or not start:
                 yield Proposal({}, note="too few examples or system runs to compare candidates")
                 return
@@ -137,11 +138,19 @@ class GEPA:
             yield Progress(state.to_json(), note)
         size = len(state.incumbent)
         answers = Answers(task, settings, state.answers)
-        low, high = score_bounds(task.context.metric, task.context.rules) or assumed_bounds(state.incumbent)
+        low, high = score_bounds(task.context.metric, task.context.rules) or assumed_bounds(
+            state.incumbent
+        )
         evolve = partial(
-            search, start=start, feedback=examples[size:], pareto=examples[:size], settings=settings,
-            lowest=low, perfect=high, seed=derive_seed(task.seed, "gepa"),
-        )  # fmt: skip
+            search,
+            start=start,
+            feedback=examples[size:],
+            pareto=examples[:size],
+            settings=settings,
+            lowest=low,
+            perfect=high,
+            seed=derive_seed(task.seed, "gepa"),
+        )
         try:
             with CallbackQuestions[Question](evolve, "gepa") as questions:
                 async for question in questions:
@@ -150,10 +159,16 @@ class GEPA:
                         continue
                     if answers.has_new:
                         best, *_ = front = [
-                            {key: text for key, text in question.candidates[i].items() if text != start[key]}
+                            {
+                                key: text
+                                for key, text in question.candidates[i].items()
+                                if text != start[key]
+                            }
                             for i in question.front
                         ]
-                        state = Evolution(answers=answers.all, best=best, mean=question.mean, front=front)
+                        state = Evolution(
+                            answers=answers.all, best=best, mean=question.mean, front=front
+                        )
                         yield Progress(state.to_json(), _note(question), step=question.iterations)
                     proceeds = self._affords(question, high, task.scorer.runs_left, size)
                     questions.answer(proceeds and task.scorer.may_ask(settings.lm))
@@ -167,7 +182,9 @@ class GEPA:
     def _affords(self, progress: Proceed, perfect: float, left: float, pareto: int) -> bool:
         """Return whether another iteration can improve the best candidate, and the budget covers it."""
         settings = self.settings
-        can_improve = progress.iterations < settings.iterations and progress.mean < perfect - ROUNDING
+        can_improve = (
+            progress.iterations < settings.iterations and progress.mean < perfect - ROUNDING
+        )
         cost = 2 * settings.batch * settings.tasks + pareto * settings.accepted
         return can_improve and max(cost, MERGED + pareto if settings.merges else 0) <= left
 
@@ -181,11 +198,13 @@ def assumed_bounds(scores: Sequence[float]) -> tuple[float, float]:
     return min(scores), math.inf if max(scores) > 1 else 1.0
 
 
-def pareto_size(most: int, least: int, batch: int, runs: float, tasks: int = 1, accepted: int = 1) -> int:
+def pareto_size(
+    most: int, least: int, batch: int, runs: float, tasks: int = 1, accepted: int = 1
+) -> int:
     """Return the size of the Pareto set, such that ``runs`` covers `COMPARED` candidates on it.
 
-    It is at least ``least``, unless the runs would then not cover the incumbent and one iteration, which
-    rewrites ``tasks`` candidates and accepts at most ``accepted`` of them.
+    It is at least ``least``, unless the runs would then not cover the incumbent and one iteration,
+    which rewrites ``tasks`` candidates and accepts at most ``accepted`` of them.
 
     >>> pareto_size(50, 8, batch=3, runs=200), pareto_size(50, 8, 3, 40), pareto_size(50, 8, 3, 16)
     (25, 8, 5)

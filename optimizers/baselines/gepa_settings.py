@@ -6,8 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from compound.settings.base import Settings
-from compound.settings.references import ModelName
+from compound.optimization.settings.base import ModelName, Settings
 
 
 class GEPASettings(Settings):
@@ -57,7 +56,9 @@ class GEPASettings(Settings):
     @classmethod
     def _complete(cls, template: str | None) -> str | None:
         """Check that the template has both placeholders."""
-        missing = [mark for mark in ("<curr_param>", "<side_info>") if mark not in (template or mark)]
+        missing = [
+            mark for mark in ("<curr_param>", "<side_info>") if mark not in (template or mark)
+        ]
         if missing and template is not None:
             raise ValueError(f"must contain {' and '.join(missing)}")
         return template

@@ -1,8 +1,9 @@
 """Textual gradients: feedback on the outputs of language models, chained backwards through a run.
 
-Yuksekgonul et al. 2024, "TextGrad: Automatic 'Differentiation' via Text", section 2. Feedback on an output
-leads to feedback on the prompt that produced it, and on the earlier outputs that it was computed from.
-Functions, retrievers and other components without a prompt pass feedback on unchanged.
+Yuksekgonul et al. 2024, "TextGrad: Automatic 'Differentiation' via Text", section 2. Feedback on an
+output leads to feedback on the prompt that produced it, and on the earlier outputs that it was
+computed from. Functions, retrievers and other components without a prompt pass feedback on
+unchanged.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from dataclasses import dataclass
 from graphlib import TopologicalSorter
 
 from compound.components.llm import LLM
-from compound.engine import Request
-from compound.example import Example
+from compound.core.engine import Request
+from compound.core.example import Example
+from compound.core.loops import gather
 from compound.execution.trace import Call, Trace
-from compound.graph.component import Component
+from compound.graph.component import Component, CompositeBase, Input, Source
 from compound.graph.configuration import component_of
 from compound.graph.space import Text
 from compound.graph.system import System
-from compound.optimizers.baselines.concurrent import gather
+from compound.optimization.method import PlannedJob
 from compound.optimizers.baselines.criticism import loss_request, output_request, prompt_request
 
 MOST = 100  # maximum number of requests for one run; the feedback nearest to the result comes first
@@ -64,13 +66,17 @@ class Backward:
     async def gradients(self, trace: Trace, example: Example) -> list[Gradient]:
         """Return the feedback on each prompt from each call with it.
 
-        Requests that do not depend on each other are concurrent. An output has the feedback from all calls
-        that read it. Outputs that depend on none of the prompts get no feedback, and neither do those for
-        which more than `MOST` requests would be needed.
+        Requests that do not depend on each other are concurrent. An output has the feedback from
+        all calls that read it. Outputs that depend on none of the prompts get no feedback, and
+        neither do those for which more than `MOST` requests would be needed.
         """
         calls = {call.address: call for call in trace.calls}
         read = {address: self._writers(call.parents, calls) for address, call in calls.items()}
-        read = {address: earlier for address, earlier in read.items() if self._has_prompt(calls[address])}
+        read = {
+            address: earlier
+            for address, earlier in read.items()
+            if self._has_prompt(calls[address])
+        }
         order = [*TopologicalSorter(read).static_order()]
         needed: set[str] = set()
         for address in order:
@@ -78,7 +84,9 @@ class Backward:
                 needed.add(address)
 
         feedback: dict[str, list[str]] = {}
-        ends = [address for address in self._writers(_ends(trace), calls) if address in needed][:MOST]
+        ends = [address for address in self._writers(_ends(trace), calls) if address in needed][
+            :MOST
+        ]
         losses = [
             loss_request(trace, example, calls[address], self.system, self.seed_of("loss", address))
             for address in ends
@@ -92,14 +100,21 @@ class Backward:
             if not feedback.get(address):
                 continue
             call, text = calls[address], "\n".join(feedback[address])
-            keys, earlier = self._keys_of(call), [other for other in read[address] if other in needed]
+            keys, earlier = (
+                self._keys_of(call),
+                [other for other in read[address] if other in needed],
+            )
             system, prompt, seed_of = self.system, self._prompt_of(call), self.seed_of
             on_prompts = [
-                prompt_request(call, self.prompts[key], text, system, seed_of("prompt", address, key))
+                prompt_request(
+                    call, self.prompts[key], text, system, seed_of("prompt", address, key)
+                )
                 for key in keys
             ]
             on_outputs = [
-                output_request(calls[other], call, prompt, text, system, seed_of("output", address, other))
+                output_request(
+                    calls[other], call, prompt, text, system, seed_of("output", address, other)
+                )
                 for other in earlier
             ]
             requests = on_prompts + on_outputs
@@ -107,7 +122,11 @@ class Backward:
             if left < 0:
                 break
             answers = await gather(map(self._asked, requests))
-            found += [Gradient(k, call, answer) for k, answer in zip(keys, answers, strict=False) if answer]
+            found += [
+                Gradient(k, call, answer)
+                for k, answer in zip(keys, answers, strict=False)
+                if answer
+            ]
             for other, answer in zip(earlier, answers[len(keys) :], strict=True):
                 feedback.setdefault(other, []).extend([answer] if answer else [])
         return found
@@ -145,7 +164,9 @@ class Backward:
 
 def has_prompt(component: Component) -> bool:
     """Return whether a component is an LLM, or has a text parameter."""
-    return isinstance(component, LLM) or any(isinstance(v, Text) for v in component.settings.values())
+    return isinstance(component, LLM) or any(
+        isinstance(v, Text) for v in component.settings.values()
+    )
 
 
 def _ends(trace: Trace) -> Sequence[str]:
@@ -154,3 +175,32 @@ def _ends(trace: Trace) -> Sequence[str]:
         return trace.ends
     failed = [call.address for call in trace.calls if call.failure is not None]
     return failed[:1] or [call.address for call in trace.calls[-1:]]
+
+
+def most_requests(job: PlannedJob) -> float:
+    """Return the maximum number of requests of `Backward.gradients` for one run of a job's system."""
+    system, calls = job.system, {name: count.most for name, count in job.calls.items()}
+    made = sum(calls[c.name] for c in system.components.values() if has_prompt(c))
+    prompts = sum(calls[component_of(key)] for key in job.texts)
+    if any(isinstance(node.component, CompositeBase) for node in system.nodes.values()):
+        return min(MOST, made + prompts + made * (made - 1) / 2)  # a call may read all earlier ones
+    writers = {name: len(_writers(system, node.sources)) for name, node in system.nodes.items()}
+    edges = sum(writers[name] for name, node in system.nodes.items() if has_prompt(node.component))
+    tools = [writers[name] for name, node in system.nodes.items() if not has_prompt(node.component)]
+    ends = max(1, len(_writers(system, [*system.outputs.values()])), *tools)  # a tool can fail
+    return min(MOST, ends + prompts + edges)
+
+
+def _writers(system: System, sources: Sequence[Source]) -> set[str]:
+    """Return the nodes with prompts that sources come from, possibly by way of other nodes."""
+    found, waiting, seen = set[str](), [*sources], set[str]()
+    while waiting:
+        source = waiting.pop()
+        if isinstance(source, Input) or source.node.name in seen:
+            continue
+        seen.add(source.node.name)
+        if has_prompt(source.node.component):
+            found.add(source.node.name)
+        else:
+            waiting += system.nodes[source.node.name].sources
+    return found

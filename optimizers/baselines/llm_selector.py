@@ -1,9 +1,9 @@
 """LLMSelector: coordinate ascent over choices, by a vote of the examples.
 
-Chen et al. 2025, "Optimizing Model Selection for Compound AI Systems". For one slot (choice) after another,
-every option is run on the same examples. Each example votes for all options with its best score, and the
-option with most votes is selected. The search starts from the incumbent, whereas the paper's starting point
-is random.
+Chen et al. 2025, "Optimizing Model Selection for Compound AI Systems". For one slot (choice) after
+another, every option is run on the same examples. Each example votes for all options with its best
+score, and the option with most votes is selected. The search starts from the incumbent, whereas the
+paper's starting point is random.
 """
 
 from __future__ import annotations
@@ -15,25 +15,22 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from compound.errors import TooManyFailures, first_leaf
-from compound.example import Example
+from compound.core.errors import TooManyFailures, first_leaf
+from compound.core.example import Example
+from compound.core.storage.state import State
 from compound.execution.trace import Trace
 from compound.graph.configuration import canonical_json, component_of
 from compound.graph.space import Choice
-from compound.optimization.bounds import JobBound, Outlook
-from compound.optimization.method import Progress, Proposal, Task
+from compound.optimization.method import JobPlan, PlannedJob, Progress, Proposal, RequestCount, Task
+from compound.optimization.settings.base import ModelName, Settings
 from compound.optimizers.baselines.diagnoser import (
     UNDECIDED,
     blame,
     has_verdict,
-    verdict_bound,
     verdict_request,
 )
+from compound.optimizers.baselines.pool import split
 from compound.optimizers.search.proposers.proposing import ask_for_proposal
-from compound.optimizers.search.rows import split
-from compound.settings.base import Settings
-from compound.settings.references import ModelName
-from compound.storage.state import State
 
 AFFORDED = 2  # the number of examples is chosen such that the budget covers this many rounds over all slots
 
@@ -46,7 +43,8 @@ class Selection(State):
     Attributes:
         rows: the number of examples that vote.
         allocations: the starting allocation, and the selected one after each step.
-        means: the mean score of each allocation that was run, by its canonical JSON; ``None`` if it failed.
+        means: the mean score of each allocation that was run, by its canonical JSON; ``None`` if it
+            failed.
     """
 
     rows: int
@@ -81,18 +79,17 @@ class LLMSelector:
     rounds: int = 4
     lm: str | None = None
 
-    def bound(self, outlook: Outlook) -> JobBound:
-        """Declare a verdict on each run of each option in each round, if the diagnoser is used."""
-        spaces = [outlook.system.parameters[key] for key in outlook.keys]
+    def plan(self, job: PlannedJob) -> JobPlan:
+        """Return a verdict on each run of each option in each round, if the diagnoser is used."""
+        spaces = [job.system.parameters[key] for key in job.keys]
         options = [len(space.options) + 1 for space in spaces if isinstance(space, Choice)]
         if not self.alpha:
-            return JobBound()
-        rows = min(self.rows, len(outlook.train))
-        if math.isfinite(outlook.runs) and options:
-            affordable = outlook.runs // max(1, AFFORDED * sum(n - 2 for n in options))
-            rows = int(min(rows, max(affordable, outlook.minibatch)))
-        calls = self.rounds * sum(options) * rows
-        return JobBound([verdict_bound(outlook, calls, self.lm)])
+            return JobPlan()
+        rows = min(self.rows, len(job.train))
+        if math.isfinite(job.runs) and options:
+            affordable = job.runs // max(1, AFFORDED * sum(n - 2 for n in options))
+            rows = int(min(rows, max(affordable, job.minibatch)))
+        return JobPlan([RequestCount("verdicts", self.rounds * sum(options) * rows, self.lm)])
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Cycle through the slots until a whole round changes nothing, or the budget is used up."""
@@ -103,19 +100,25 @@ class LLMSelector:
         if task.resume is not None:
             state = Selection.from_json(task.resume)
         else:
-            state = Selection(rows=self._affordable(task, slots, len(examples)), allocations=[start])
+            state = Selection(
+                rows=self._affordable(task, slots, len(examples)), allocations=[start]
+            )
         rows = examples[: state.rows]
         while not self._is_done(state.allocations, len(slots)):
             step = len(state.allocations) - 1
             key = list(slots)[step % len(slots)]
             current = state.allocations[-1]
             arms = [{**current, key: option} for option in slots[key]]
-            known = [canonical_json(arm) in state.means and task.scorer.has_free_repeats for arm in arms]
+            known = [
+                canonical_json(arm) in state.means and task.scorer.has_free_repeats for arm in arms
+            ]
             cost = (len(arms) - sum(known)) * len(rows)
             if not rows or max(cost, 1) > task.scorer.runs_left:  # even cached runs reserve one run
                 break
             means, scores = await self._scores(task, arms, rows, key)
-            chosen, votes = plurality(scores, [*map(canonical_json, arms)].index(canonical_json(current)))
+            chosen, votes = plurality(
+                scores, [*map(canonical_json, arms)].index(canonical_json(current))
+            )
             state.allocations.append(arms[chosen])
             state.means.update(zip(map(canonical_json, arms), means, strict=True))
             note = f"{key}: {slots[key][chosen]!r} has {votes[chosen]} of {sum(votes)} votes"
@@ -124,9 +127,13 @@ class LLMSelector:
 
     def _affordable(self, task: Task, slots: Mapping[str, Sequence[object]], examples: int) -> int:
         """Return the number of voting examples: what the budget covers, but at least a minibatch."""
-        cached = 1 if task.scorer.has_free_repeats else 0  # the selected option was run in the previous step
+        cached = (
+            1 if task.scorer.has_free_repeats else 0
+        )  # the selected option was run in the previous step
         runs = cached + AFFORDED * sum(len(options) - cached for options in slots.values())
-        first = max(map(len, slots.values()), default=1)  # a minibatch must be affordable for one step
+        first = max(
+            map(len, slots.values()), default=1
+        )  # a minibatch must be affordable for one step
         least = min(task.minibatch, task.scorer.runs_left // first)
         return int(min(self.rows, examples, max(task.scorer.runs_left // max(runs, 1), least)))
 
@@ -149,7 +156,9 @@ class LLMSelector:
         for arm in arms:
             try:
                 results.append(await self._diagnose(task, arm, rows, component_of(key)))
-            except TooManyFailures as error:  # a broken option loses; if all fail, the cause lies elsewhere
+            except (
+                TooManyFailures
+            ) as error:  # a broken option loses; if all fail, the cause lies elsewhere
                 broken = error
                 results.append((None, [-math.inf] * len(rows)))
         if broken is not None and all(mean is None for mean, _ in results):
@@ -187,8 +196,8 @@ class LLMSelector:
 def plurality(scores: Sequence[Sequence[float]], current: int) -> tuple[int, list[int]]:
     """Return the index of the option with most votes, and the votes.
 
-    Each example votes for all options with its best score. Ties go to the current option if it is among the
-    best, otherwise to the first one.
+    Each example votes for all options with its best score. Ties go to the current option if it is
+    among the best, otherwise to the first one.
 
     Args:
         scores: the scores of each option, by example.
@@ -216,9 +225,15 @@ def _proposal(state: Selection) -> Proposal:
     """Propose the last allocation, whatever its mean score: the acceptance test decides about it."""
     first, last, means = state.allocations[0], state.allocations[-1], state.means
     if not means:
-        return Proposal({}, note="no options to choose from, or too few system runs to compare them")
+        return Proposal(
+            {}, note="no options to choose from, or too few system runs to compare them"
+        )
     changed = {
-        key: value for key, value in last.items() if canonical_json(value) != canonical_json(first[key])
+        key: value
+        for key, value in last.items()
+        if canonical_json(value) != canonical_json(first[key])
     }
     note = "" if changed else "the votes changed no choice"
-    return Proposal(changed, means[canonical_json(first)], means[canonical_json(last)], len(means), note)
+    return Proposal(
+        changed, means[canonical_json(first)], means[canonical_json(last)], len(means), note
+    )

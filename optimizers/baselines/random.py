@@ -1,8 +1,8 @@
 """Random search: the simplest baseline, with the same loop, budget and acceptance test as other methods.
 
-The random configurations are compared by sequential halving (Karnin, Koren and Somekh 2013): each round
-spends an equal part of the system runs on further examples, and the better half of its candidates reaches
-the next one.
+The random configurations are compared by sequential halving (Karnin, Koren and Somekh 2013): each
+round spends an equal part of the system runs on further examples, and the better half of its
+candidates reaches the next one.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compound.example import Example
+from compound.core.example import Example
+from compound.core.formatting import plural
+from compound.core.narrowing import entry
+from compound.core.storage.state import State
 from compound.execution.rng import generator
-from compound.formatting import plural
 from compound.graph.configuration import canonical_json
 from compound.graph.space import Choice, Demos, Float, Int, Text
-from compound.narrowing import entry
-from compound.optimization.bounds import JobBound, Outlook
-from compound.optimization.method import Progress, Proposal, Task
+from compound.optimization.method import JobPlan, PlannedJob, Progress, Proposal, Task
+from compound.optimizers.baselines.pool import pool_size, split
 from compound.optimizers.search.proposers.demos import WeightedDemo, bootstrap_pools, draw_demos
-from compound.optimizers.search.proposers.edits import GROWTH, bounded_edit, clauses_for
-from compound.optimizers.search.rows import pool_size, split
-from compound.storage.state import State
+from compound.optimizers.search.proposers.edits import bounded_edit, clauses_for
 
 ATTEMPTS = 6  # per candidate, since duplicates are dropped
 EDITS = 2  # maximum number of edits of a text
@@ -39,7 +38,8 @@ class Halving(State):
         candidates: the values that each candidate changes.
         alive: the numbers of the candidates of the next round, best first.
         rounds: the number of rounds left.
-        price: system runs that a candidate took per example of the last round; at first, the expected ones.
+        price: system runs that a candidate took per example of the last round; at first, the
+            expected ones.
         seen: the number of examples of the last round.
         mean: the mean score of its best candidate.
         incumbent: the incumbent's mean score on the same examples.
@@ -63,12 +63,11 @@ class Halving(State):
 class RandomSearch:
     """Optimizer that draws random configurations; every parameter changes with probability 0.5."""
 
-    def bound(self, outlook: Outlook) -> JobBound:
-        """Declare that the job sends no requests except the runs of the system."""
-        pool = pool_size(outlook.system, outlook.keys, len(outlook.train), outlook.runs, outlook.minibatch)
-        price = outlook.prices.keys(outlook.keys)
-        count = affordable(outlook.candidates, outlook.runs - pool, price, outlook.minibatch)
-        return JobBound(growth=GROWTH, candidates=count)
+    def plan(self, job: PlannedJob) -> JobPlan:
+        """Return the number of candidates; the job sends no requests except the runs of the system."""
+        pool = pool_size(job.system, job.keys, len(job.train), job.runs, job.minibatch)
+        price = job.prices.keys(job.keys)
+        return JobPlan(candidates=affordable(job.candidates, job.runs - pool, price, job.minibatch))
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Draw candidates, compare them, and propose the winner."""
@@ -79,7 +78,9 @@ class RandomSearch:
             found = _candidates(task, await bootstrap_pools(task, pool_examples))
             price = _price(task, found)
             count = affordable(len(found), task.scorer.runs_left, price, task.minibatch)
-            state = Halving(candidates=found, alive=list(range(count)), rounds=rounds_of(count), price=price)
+            state = Halving(
+                candidates=found, alive=list(range(count)), rounds=rounds_of(count), price=price
+            )
             yield Progress(state.to_json(), f"{len(found)} random configurations")
         while size := _next_size(task, state, len(examples)):
             await _score_round(task, state, examples[:size])
@@ -123,8 +124,8 @@ def affordable(candidates: int, runs: float, price: float, minibatch: int) -> in
 def _next_size(task: Task, state: Halving, examples: int) -> int:
     """Return the number of examples of the next round; 0 after the last one.
 
-    The last round is extended while the runs left cover further examples and its candidate is better than
-    the incumbent, since runs may cost less than expected.
+    The last round is extended while the runs left cover further examples and its candidate is
+    better than the incumbent, since runs may cost less than expected.
     """
     is_extension = state.rounds < 1
     if not state.alive or (is_extension and state.mean <= state.incumbent):
@@ -171,7 +172,9 @@ def _candidates(task: Task, pools: Mapping[str, Sequence[WeightedDemo]]) -> list
             break
         rng = generator(task.seed, "random", attempt)
         changed = [key for key in task.keys if rng.random() < 0.5]
-        values = {key: v for key in changed if (v := _random_value(task, key, pools, rng)) is not None}
+        values = {
+            key: v for key in changed if (v := _random_value(task, key, pools, rng)) is not None
+        }
         if values:
             found.setdefault(canonical_json(values), values)
     return list(found.values())

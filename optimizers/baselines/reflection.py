@@ -6,16 +6,15 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
-from compound.engine import Message, Request
-from compound.errors import TooManyFailures
-from compound.example import Example
+from compound.core.engine import Message, Request
+from compound.core.errors import TooManyFailures
+from compound.core.example import Example
+from compound.core.loops import gather
+from compound.core.storage.state import State
 from compound.execution.rng import derive_seed
 from compound.execution.trace import Trace
-from compound.graph.bounds import CallBound, Extent
 from compound.graph.configuration import component_of
-from compound.optimization.bounds import Outlook
 from compound.optimization.method import Task
-from compound.optimizers.baselines.concurrent import gather
 from compound.optimizers.baselines.evolution import Evaluate, Record, Reflection, Rewrite, Scored
 from compound.optimizers.baselines.gepa_settings import GEPASettings
 from compound.optimizers.search.proposers.proposing import ask_for_proposal
@@ -23,16 +22,10 @@ from compound.optimizers.search.proposers.transcripts import (
     calls,
     calls_of_others,
     fields,
-    longest_calls,
-    longest_calls_of_others,
-    longest_of,
-    longest_run,
     result,
     verdict,
 )
-from compound.storage.state import State
 
-HEADINGS = 300  # upper bound on the bytes of headings per run in a request
 OVERALL = "score"  # name of the objective of a metric without parts
 
 
@@ -103,7 +96,9 @@ class Answers:
             self.all += await gather(
                 self._rewrite(item, place + number) for number, item in enumerate(question.items)
             )
-        return [answer for answer in self.all[place : place + count] if not isinstance(answer, Scores)]
+        return [
+            answer for answer in self.all[place : place + count] if not isinstance(answer, Scores)
+        ]
 
     async def _evaluate(self, question: Evaluate, place: int) -> list[Scored]:
         records: list[Sequence[Mapping[str, Record]]] = [()] * len(question.items)
@@ -130,13 +125,17 @@ class Answers:
         records = [self._records(*run, texts) for run in zip(traces, examples, strict=True)]
         return scores_of(traces, self._objectives, failed), records
 
-    def _records(self, trace: Trace, example: Example, keys: Mapping[str, str]) -> dict[str, Record]:
+    def _records(
+        self, trace: Trace, example: Example, keys: Mapping[str, str]
+    ) -> dict[str, Record]:
         """Return the record of a run for the keys of each component that was called in it."""
         system, records = self._task.system, dict[str, Record]()
         for key in keys:
             component = system.components[component_of(key)]
             if trace.calls_of(component.name):
-                others = calls_of_others(trace, component, system) if self._settings.whole_runs else ""
+                others = (
+                    calls_of_others(trace, component, system) if self._settings.whole_runs else ""
+                )
                 records[key] = {
                     "Inputs and outputs": calls(trace, component),
                     **({"Other steps of the run": others} if others else {}),
@@ -164,7 +163,9 @@ class Answers:
         return None if new == item.text else new
 
 
-def reflection_request(text: str, records: Sequence[Record], seed: int, settings: GEPASettings) -> Request:
+def reflection_request(
+    text: str, records: Sequence[Record], seed: int, settings: GEPASettings
+) -> Request:
     """Return the library's request for a better version of a text, given records of runs."""
     from gepa.strategies.instruction_proposal import InstructionProposalSignature as Form
 
@@ -175,25 +176,6 @@ def reflection_request(text: str, records: Sequence[Record], seed: int, settings
     }
     message = Message("user", Form.prompt_renderer(given))
     return Request((message,), max_tokens=settings.max_tokens, temperature=1.0, seed=seed)
-
-
-def bound(outlook: Outlook, calls: float, settings: GEPASettings) -> CallBound:
-    """Return the bound of requests for reflections."""
-    template = len(reflection_request("", [], 0, settings).messages[0].text.encode())
-    expected = longest_of(example.gold for example in outlook.train)
-    prompt = Extent()
-    for key in outlook.texts:
-        if key in outlook.keys:
-            name = component_of(key)
-            record = longest_calls(outlook.uses[name]) + longest_run(outlook) + expected
-            if settings.whole_runs:
-                record += longest_calls_of_others(outlook, name)
-            request = (
-                Extent(template) + outlook.texts[key] + (record + Extent(HEADINGS)).times(settings.batch)
-            )
-            prompt = prompt.union(request)
-    lms = (settings.lm,) if settings.lm else ()
-    return CallBound("reflections", calls, prompt, settings.max_tokens, lms)
 
 
 def parse_instruction(reply: str) -> str:

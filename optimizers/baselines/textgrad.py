@@ -1,9 +1,10 @@
 """TextGrad: rewrite prompts based on feedback that is propagated backwards through the system.
 
-Yuksekgonul et al. 2024, "TextGrad: Automatic 'Differentiation' via Text". In each step a model criticizes the
-outputs of a few runs; from the last output backwards, the criticism of an output leads to a criticism of the
-prompt and of the earlier outputs that it was computed from (`compound.optimizers.baselines.gradients`).
-Another request rewrites each prompt. New prompts that score lower on validation examples are reverted.
+Yuksekgonul et al. 2024, "TextGrad: Automatic 'Differentiation' via Text". In each step a model
+criticizes the outputs of a few runs; from the last output backwards, the criticism of an output
+leads to a criticism of the prompt and of the earlier outputs that it was computed from
+(`compound.optimizers.baselines.gradients`). Another request rewrites each prompt. New prompts that
+score lower on validation examples are reverted.
 """
 
 from __future__ import annotations
@@ -15,26 +16,23 @@ from functools import partial
 
 from pydantic import Field
 
-from compound.engine import Request
-from compound.errors import TooManyFailures
-from compound.example import Example
+from compound.core.engine import Request
+from compound.core.errors import TooManyFailures
+from compound.core.example import Example
+from compound.core.loops import gather
+from compound.core.narrowing import entry
+from compound.core.storage.state import State
 from compound.execution.rng import derive_seed, generator
 from compound.graph.configuration import component_of
 from compound.graph.space import Text
-from compound.narrowing import entry
-from compound.optimization.bounds import JobBound, Outlook
-from compound.optimization.method import Progress, Proposal, Task
-from compound.optimizers.baselines.concurrent import gather
-from compound.optimizers.baselines.criticism import MAX_TOKENS, rewrite_request
-from compound.optimizers.baselines.criticism_bounds import bounds
-from compound.optimizers.baselines.gradients import Backward, Gradient
+from compound.optimization.method import JobPlan, PlannedJob, Progress, Proposal, RequestCount, Task
+from compound.optimization.settings.base import ModelName, Settings
+from compound.optimizers.baselines.criticism import rewrite_request
+from compound.optimizers.baselines.gradients import Backward, Gradient, most_requests
 from compound.optimizers.baselines.opro.requests import parse_prompt
+from compound.optimizers.baselines.pool import split
 from compound.optimizers.scheduling.jobs import keys_of, text_keys
 from compound.optimizers.search.proposers.proposing import ask_for_proposal
-from compound.optimizers.search.rows import split
-from compound.settings.base import Settings
-from compound.settings.references import ModelName
-from compound.storage.state import State
 
 
 class Descent(State):
@@ -89,13 +87,14 @@ class TextGrad:
 
     settings: TextGradSettings = field(default_factory=TextGradSettings)
 
-    def bound(self, outlook: Outlook) -> JobBound:
-        """Declare the requests for feedback and for rewriting of all steps."""
-        settings = self.settings
-        requests = bounds(
-            outlook, settings.steps, settings.batch, settings.momentum, settings.constraints, settings.lm
+    def plan(self, job: PlannedJob) -> JobPlan:
+        """Return the requests for criticism and for rewriting of all steps."""
+        steps, lm = self.settings.steps, self.settings.lm
+        criticism = steps * self.settings.batch * most_requests(job)
+        rewriting = steps * len(job.texts)
+        return JobPlan(
+            [RequestCount("criticism", criticism, lm), RequestCount("rewriting", rewriting, lm)]
         )
-        return JobBound(requests, written=MAX_TOKENS)
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Criticize, rewrite and validate prompts, and propose the last ones that were not reverted."""
@@ -106,7 +105,8 @@ class TextGrad:
             state = Descent.from_json(task.resume)
         elif not task.scorer.may_ask(settings.lm):
             yield Proposal(
-                {}, note="no further requests to the model: too many failed, or the planned number is used"
+                {},
+                note="no further requests to the model: too many failed, or the planned number is used",
             )
             return
         else:
@@ -128,7 +128,9 @@ class TextGrad:
             new = await self._step(task, keys, state, learn)
             state.step += 1
             await self._validate(task, state, new, held)
-            yield Progress(state.to_json(), f"best {state.mean:.3f}", step=state.step, of=settings.steps)
+            yield Progress(
+                state.to_json(), f"best {state.mean:.3f}", step=state.step, of=settings.steps
+            )
         values = state.values if state.mean > state.before else {}
         note = "" if values else "no rewritten prompt beat the incumbent"
         yield Proposal(values, state.before, state.mean, state.tried, note)
@@ -145,7 +147,10 @@ class TextGrad:
         except TooManyFailures:
             if not state.values:
                 raise
-            state.values, state.mean = {}, state.before  # prompts that passed validation broke these runs
+            state.values, state.mean = (
+                {},
+                state.before,
+            )  # prompts that passed validation broke these runs
             return {}
 
         async def ask(request: Request) -> str | None:
@@ -154,8 +159,13 @@ class TextGrad:
             )
 
         system = task.system
-        texts = {key: entry(system.configuration, key, str) for key in keys_of(system, Text)} | state.values
-        seeds = [partial(derive_seed, task.seed, "textgrad", step, number) for number in range(len(traces))]
+        texts = {
+            key: entry(system.configuration, key, str) for key in keys_of(system, Text)
+        } | state.values
+        seeds = [
+            partial(derive_seed, task.seed, "textgrad", step, number)
+            for number in range(len(traces))
+        ]
         batches = await gather(
             Backward(system, texts, keys, ask, seed_of).gradients(trace, example)
             for trace, example, seed_of in zip(traces, examples, seeds, strict=True)
@@ -173,9 +183,13 @@ class TextGrad:
         self, task: Task, key: str, prompt: str, gradients: Sequence[Gradient], state: Descent
     ) -> str | None:
         """Return a prompt that addresses all feedback on the current one; ``None`` if it is unusable."""
-        feedback = [(gradient.call, gradient.feedback) for gradient in gradients if gradient.key == key]
+        feedback = [
+            (gradient.call, gradient.feedback) for gradient in gradients if gradient.key == key
+        ]
         seed = derive_seed(task.seed, "textgrad", "rewrite", state.step, key)
-        past = [text for text in state.written.get(key, []) if text != prompt][-self.settings.momentum :]
+        past = [text for text in state.written.get(key, []) if text != prompt][
+            -self.settings.momentum :
+        ]
         component = task.system.components[component_of(key)]
         request = rewrite_request(
             component, prompt, feedback, past, self.settings.constraints, task.system, seed
@@ -186,7 +200,9 @@ class TextGrad:
             text = parse_prompt(reply)
             return None if text is None or space.problem(text) else text
 
-        return await ask_for_proposal(task, request, self.settings.lm, read, lambda text: text == prompt)
+        return await ask_for_proposal(
+            task, request, self.settings.lm, read, lambda text: text == prompt
+        )
 
     async def _validate(
         self, task: Task, state: Descent, new: Mapping[str, str], held: Sequence[Example]
@@ -206,7 +222,8 @@ def held_out_size(
 ) -> int:
     """Return the number of validation examples, such that ``runs`` covers all steps; at least ``least``.
 
-    If ``runs`` does not cover ``least``, return the number for which it covers the first step, or 0.
+    If ``runs`` does not cover ``least``, return the number for which it covers the first step, or
+    0.
 
     >>> held_out_size(50, 8, steps=12, batch=3, runs=296)
     20

@@ -1,8 +1,9 @@
 """Hierarchical behaviour cloning: each component imitates outputs that led to high rewards.
 
 A baseline of OPTIMAS (appendix D). It uses the pairs of the offline phase and the search of
-`compound.optimizers.optimas.local`; only the score of an output differs: its similarity to the preferred
-output for the same input, weighted by the reward gap of that pair. Outputs for other inputs score 0.
+`compound.optimizers.optimas.local`; only the score of an output differs: its similarity to the
+preferred output for the same input, weighted by the reward gap of that pair. Outputs for other
+inputs score 0.
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic import Field
 
-from compound.example import CallValues
+from compound.core.example import CallValues
 from compound.graph.configuration import canonical_json, to_readable_json, to_readable_values
 from compound.optimization.method import Proposal
-from compound.optimizers.optimas.guides import Guidance
-from compound.optimizers.optimas.rewarding import RunRewards, shared_backbone
 from compound.optimizers.search.memory_part import MemoryPart
+from compound.optimizers.search.rewarding import Guidance, RunRewards
 from compound.rewards.buffer import PairBuffer, input_key
 from compound.rewards.features import Embedder
 from compound.rewards.model import Vector
@@ -51,7 +51,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Imitation:
-    """Scores outputs of one component by their similarity to the target; implements `Scores`.
+    """Scores outputs of one component by their similarity to the target.
 
     Attributes:
         targets: the targets, by input.
@@ -65,15 +65,25 @@ class Imitation:
 
     def rewards(self, component: str, calls: Sequence[CallValues]) -> Vector:
         """Return similarity × gap / mean gap for each call; 0 for calls without a target."""
-        targets = [self.targets.get(canonical_json(to_readable_json(inputs))) for inputs, _ in calls]
+        targets = [
+            self.targets.get(canonical_json(to_readable_json(inputs))) for inputs, _ in calls
+        ]
         written = [to_readable_values(outputs) for _, outputs in calls]
         texts = {text: None for outputs in written for text in self._texts(outputs)}
-        texts |= {t: None for target in targets if target for y in target.preferred for t in self._texts(y)}
+        texts |= {
+            t: None
+            for target in targets
+            if target
+            for y in target.preferred
+            for t in self._texts(y)
+        }
         vectors = self._embedded(list(texts))
         mean_gap = sum(target.gap for target in self.targets.values()) / max(1, len(self.targets))
         return np.array(
             [
-                target.gap / mean_gap * max(self._similarity(outputs, y, vectors) for y in target.preferred)
+                target.gap
+                / mean_gap
+                * max(self._similarity(outputs, y, vectors) for y in target.preferred)
                 if target
                 else 0.0
                 for outputs, target in zip(written, targets, strict=True)
@@ -81,7 +91,10 @@ class Imitation:
         )
 
     def _similarity(
-        self, outputs: Mapping[str, object], preferred: Mapping[str, object], vectors: Mapping[str, Vector]
+        self,
+        outputs: Mapping[str, object],
+        preferred: Mapping[str, object],
+        vectors: Mapping[str, Vector],
     ) -> float:
         """Return the mean similarity of fields: cosine for texts, equality for numbers and labels."""
         similarities = []
@@ -94,7 +107,11 @@ class Imitation:
         return sum(similarities) / len(similarities)
 
     def _is_text(self, name: str, value: object) -> bool:
-        return self.backbone.dim > 0 and name not in self.labels and not isinstance(value, bool | int | float)
+        return (
+            self.backbone.dim > 0
+            and name not in self.labels
+            and not isinstance(value, bool | int | float)
+        )
 
     def _texts(self, outputs: Mapping[str, object]) -> list[str]:
         return [as_text(value) for name, value in outputs.items() if self._is_text(name, value)]
@@ -108,39 +125,38 @@ class Imitation:
         return dict(zip(texts, rows / np.where(lengths > 0, lengths, 1.0), strict=True))
 
 
-@dataclass(frozen=True)
-class Cloning:
-    """Guide based on preferred outputs; implements `compound.optimizers.optimas.guides.Guide`."""
+class Cloning(RunRewards):
+    """Scores calls by preferred outputs instead of rewards."""
 
-    async def needing_pairs(self, rewards: RunRewards, components: Sequence[str]) -> list[str]:
+    learns = False
+
+    async def needing_pairs(self, components: Sequence[str]) -> list[str]:
         """Return all components: every further input may add a target."""
         return list(components)
 
-    async def finish_offline(self, rewards: RunRewards, components: Sequence[str]) -> Proposal:
+    async def finish_offline(self, components: Sequence[str]) -> Proposal:
         """Store the configuration that the pairs were collected with, and report the number of targets."""
-        CloningMemory(start=rewards.task.system.configuration.to_json()).store(rewards.memory)
-        counts = {name: len(targets_of(rewards.buffer, name)) for name in components}
+        CloningMemory(start=self.task.system.configuration.to_json()).store(self.memory)
+        counts = {name: len(targets_of(self.buffer, name)) for name in components}
         note = ", ".join(f"{name} {count}" for name, count in counts.items())
-        facts = {**rewards.facts(None), "targets": counts}
+        facts = {**self.facts(None), "targets": counts}
         return Proposal({}, note=f"inputs with an output to imitate: {note}", facts=facts)
 
-    async def guidance(self, rewards: RunRewards, component: str) -> Guidance:
+    async def guidance(self, component: str) -> Guidance:
         """Return scoring by similarity to the targets, if the component has any."""
-        targets = targets_of(rewards.buffer, component)
-        labels = frozenset(Template.of(rewards.task.system.components[component]).labels)
-        settings = rewards.learning.backbone
-        backbone = shared_backbone(settings.model, settings.max_length, settings.placement)
-        # the backbone is shared in the process, and another method may have trained an adapter on it
-        remove_adapter = getattr(backbone, "remove_adapter", None)
-        if remove_adapter is not None:
-            remove_adapter()
-        missing = "" if targets else NO_TARGETS
-        examples = {target.example for target in targets.values()}
-        return Guidance(Imitation(targets, labels, backbone), rewards.facts(None), missing, missing, examples)
+        targets = targets_of(self.buffer, component)
+        labels = frozenset(Template.of(self.task.system.components[component]).labels)
+        missing, examples = (
+            "" if targets else NO_TARGETS,
+            frozenset(t.example for t in targets.values()),
+        )
+        scores = Imitation(targets, labels, self.frozen_backbone())
+        return Guidance(scores.rewards, self.facts(None), missing, missing, examples)
 
-    def configuration(self, rewards: RunRewards) -> Mapping[str, object]:
-        """Return the initial configuration, whose calls have the inputs of the targets."""
-        return CloningMemory.of(rewards.memory).start or rewards.task.system.configuration.to_json()
+    @property
+    def base(self) -> Mapping[str, object]:
+        """The initial configuration, whose calls have the inputs of the targets."""
+        return CloningMemory.of(self.memory).start or super().base
 
 
 def targets_of(buffer: PairBuffer, component: str) -> dict[str, Target]:

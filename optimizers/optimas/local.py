@@ -1,36 +1,34 @@
 """OPTIMAS in the form of the paper: each component is searched by its local reward alone (section 4.3).
 
 A job first adapts the reward: it collects preference pairs on a fresh minibatch under the current
-configuration (section 4.2). Candidates of the component then run on the same inputs as the incumbent, without
-what follows them, and the one with the highest mean reward is proposed. Choices and numbers may instead be
-drawn with probability proportional to exp(reward / temperature), and a choice for each input is made by the
-reward itself. No candidate is scored by the global reward before the decision. `hbc` searches in the same way
-by the similarity to preferred outputs.
+configuration (section 4.2). Candidates of the component then run on the same inputs as the
+incumbent, without what follows them, and the one with the highest mean reward is proposed. Choices
+and numbers may instead be drawn with probability proportional to exp(reward / temperature), and a
+choice for each input is made by the reward itself. No candidate is scored by the global reward
+before the decision. `hbc` searches in the same way by the similarity to preferred outputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from compound.example import Example
+from compound.core.example import Example
+from compound.core.formatting import plural
 from compound.execution.rng import generator
-from compound.formatting import plural
 from compound.graph.configuration import component_of
 from compound.graph.space import Choice, Float, Int, PerInput
-from compound.optimization.bounds import JobBound, Outlook
-from compound.optimization.method import Progress, Proposal, Task
-from compound.optimizers.optimas.guides import Guide, LearnedRewards, Scores
-from compound.optimizers.optimas.local_gains import savings_of
+from compound.optimization.method import JobPlan, PlannedJob, Progress, Proposal, Task
 from compound.optimizers.optimas.offline import Collecting, affordable_inputs, collect_pairs
-from compound.optimizers.optimas.part import Part, part_of, run_parts
-from compound.optimizers.optimas.rewarding import RunRewards
 from compound.optimizers.search.design import Values
 from compound.optimizers.search.joint import JointSearch, start
+from compound.optimizers.search.part import Part, part_of, run_parts
+from compound.optimizers.search.rewarding import RunRewards
 from compound.optimizers.search.rows import divide
 from compound.optimizers.search.sources import CandidateSources
+from compound.rewards.model import ScoreCalls
 from compound.rewards.policy import store_reward
 from compound.rewards.settings import RewardLearning
 
@@ -42,7 +40,8 @@ class LocalProgress(Collecting):
 
     Attributes:
         candidates: the candidates; ``None`` before they are proposed.
-        gains: the mean local reward of each candidate minus the incumbent's; ``None`` before the evaluation.
+        gains: the mean local reward of each candidate minus the incumbent's; ``None`` before the
+            evaluation.
     """
 
     candidates: list[dict[str, object]] | None = None
@@ -56,35 +55,31 @@ class LocalSearch:
     Attributes:
         learning: settings of pairs and rewards.
         sources: sources of new prompts and demonstrations.
-        guide: scores the component's calls.
+        scoring: scores the component's calls.
         temperature: of the draw of choices and numbers; 0 selects the best.
-        adapts: whether each job collects fresh pairs.
     """
 
     learning: RewardLearning
     sources: CandidateSources
-    guide: Guide = field(default_factory=LearnedRewards)
+    scoring: type[RunRewards] = RunRewards
     temperature: float = 0.0
-    adapts: bool = True
 
-    def bound(self, outlook: Outlook) -> JobBound:
-        """Declare the requests for new prompts, and the prices of local evaluations."""
-        (component,) = {component_of(key) for key in outlook.keys}
-        savings = savings_of(outlook.system, component, outlook.prices)
-        return replace(JointSearch(self.sources).bound(outlook), savings=[savings])
+    def plan(self, job: PlannedJob) -> JobPlan:
+        """Return the requests for new prompts."""
+        return JointSearch(self.sources).plan(job)
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Adapt the reward, score candidates by it, and propose the best one."""
         (component,) = {component_of(key) for key in task.keys}
-        rewards, rows = RunRewards.open(task, self.learning), divide(task, self.sources)
+        rewards, rows = self.scoring.load(task, self.learning), divide(task, self.sources)
         if task.resume is not None:
             state = LocalProgress.from_json(task.resume)
         else:
             state = LocalProgress(iteration=rewards.iteration + 1, proposals={})
-        if self.adapts and not state.inputs and state.candidates is None:
+        if rewards.learns and not state.inputs and state.candidates is None:
             note = await self._adapt(task, rewards, component, state, rows.scored)
             yield Progress(state.to_json(), note)
-        guidance = await self.guide.guidance(rewards, component)
+        guidance = await rewards.guidance(component)
         facts = {
             **guidance.facts,
             "component": component,
@@ -95,7 +90,9 @@ class LocalSearch:
             yield Proposal({}, note=guidance.unusable, facts=facts)
             return
         if chosen := await self._per_input(task, rewards, component):
-            yield Proposal(chosen, tried=1, note="the local reward chooses for each input", facts=facts)
+            yield Proposal(
+                chosen, tried=1, note="the local reward chooses for each input", facts=facts
+            )
             return
         if state.candidates is None:
             made = await start(task, self.sources, rows)
@@ -103,11 +100,12 @@ class LocalSearch:
             yield Progress(state.to_json(), plural(len(state.candidates), "candidate"))
         if state.gains is None:
             part = part_of(task.system, component, task.prices)
-            base = self.guide.configuration(rewards)
             known = guidance.examples
             usable = [row for row in rows.scored if known is None or row.id in known]
             examples = self._examples(task, part, len(state.candidates), usable)
-            state.gains = await gains_of(task, part, base, state.candidates, examples, guidance.scores)
+            state.gains = await gains_of(
+                task, part, rewards.base, state.candidates, examples, guidance.scores
+            )
             yield Progress(state.to_json(), f"scored on {plural(len(examples), 'example')}")
         best = self._choose(task, state.gains)
         values = {} if best is None else state.candidates[best]
@@ -126,22 +124,30 @@ class LocalSearch:
         """Collect pairs of the component from a fresh minibatch, within a part of the job's runs."""
         affordable = affordable_inputs(task, rewards, [component], 2 * len(examples))
         fresh = rewards.fresh(examples, min(task.minibatch, int(ADAPTATION * affordable)))
-        return await collect_pairs(rewards, [component], state, fresh) if fresh else "no runs for fresh pairs"
+        return (
+            await collect_pairs(rewards, [component], state, fresh)
+            if fresh
+            else "no runs for fresh pairs"
+        )
 
     async def _per_input(self, task: Task, rewards: RunRewards, component: str) -> Values:
         """Return the reward as the value of a parameter that is chosen for each input, if there is one."""
         key = next((k for k in task.keys if isinstance(task.system.parameters[k], PerInput)), None)
-        if key is None or not isinstance(self.guide, LearnedRewards):
+        if key is None or not rewards.learns:
             return {}
         learned = await rewards.learn([component])
         return {key: store_reward(learned.model, component, rewards.memory.folder)}
 
     @staticmethod
-    def _examples(task: Task, part: Part, candidates: int, examples: Sequence[Example]) -> Sequence[Example]:
+    def _examples(
+        task: Task, part: Part, candidates: int, examples: Sequence[Example]
+    ) -> Sequence[Example]:
         """Return the examples that the job's runs cover."""
         each = part.weight + candidates * part.price
         left = task.scorer.runs_left
-        return examples if left == float("inf") or not each else examples[: int((left + 1e-9) / each)]
+        return (
+            examples if left == float("inf") or not each else examples[: int((left + 1e-9) / each)]
+        )
 
     def _choose(self, task: Task, gains: Sequence[float]) -> int | None:
         """Return the number of the candidate to propose; ``None`` for the incumbent."""
@@ -158,7 +164,7 @@ async def gains_of(
     configuration: Mapping[str, object],
     candidates: Sequence[Mapping[str, object]],
     examples: Sequence[Example],
-    scores: Scores,
+    scores: ScoreCalls,
 ) -> list[float]:
     """Return the mean score of each candidate's calls minus the incumbent's, for the same inputs.
 
@@ -182,7 +188,7 @@ async def gains_of(
         for call in trace.calls_of(part.component)
     ]
     succeeded = [(call.inputs, call.outputs) for *_, call in calls if call.failure is None]
-    rewards = scores.rewards(part.component, succeeded) if succeeded else np.zeros(0)
+    rewards = scores(part.component, succeeded) if succeeded else np.zeros(0)
     worst, remaining = float(rewards.min(initial=0.0)) - 1, iter(rewards.tolist())
     table: list[dict[tuple[int, str], float]] = [{} for _ in traces]
     for row, place, call in calls:

@@ -7,31 +7,36 @@ from typing import Literal
 
 from pydantic import Field
 
+from compound.graph.configuration import components_of
 from compound.graph.space import Choice, Demos, Float, Int, Text, Weights
 from compound.graph.system import System
 from compound.optimization.method import Job, Method, Optimizer, Scheduler
-from compound.optimizers.optimas.guides import Guide, LearnedRewards
+from compound.optimization.prices import estimate_prices
+from compound.optimization.settings.base import ModelName
+from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.optimas.hbc import Cloning
 from compound.optimizers.optimas.local import LocalSearch
-from compound.optimizers.optimas.local_gains import RewardGuide
 from compound.optimizers.optimas.offline import OfflineRewards
-from compound.optimizers.optimas.weights import LocalTraining, LocalTrainingChoice, LocalTrainingField
+from compound.optimizers.optimas.weights import LocalTraining
 from compound.optimizers.scheduling.jobs import by_component, keys_of
 from compound.optimizers.scheduling.scheduler import RewardGapScheduler, Uniform
 from compound.optimizers.search.joint import JointSearch
+from compound.optimizers.search.local_gains import RewardGuide, describe_savings, savings_of
+from compound.optimizers.search.rewarding import RunRewards
 from compound.optimizers.search.sources import CandidateSources, SearchSettings
 from compound.optimizers.weights.methods import LONG_JOB, check_component_names
+from compound.optimizers.weights.recipes.local_draws import LocalTrainingChoice, LocalTrainingField
 from compound.rewards.settings import (
     BackboneSettings,
     PairSettings,
     RewardLearning,
     RewardSettings,
 )
-from compound.settings.optimize import OptimizeSettings
-from compound.settings.references import ModelName
 
 SCHEDULERS: Mapping[str, Callable[[], Scheduler]] = {"gaps": RewardGapScheduler, "uniform": Uniform}
-MIN_MINIBATCHES = 4.0  # fewer would divide alpha between more decisions (docs/evidence/acceptance.md)
+MIN_MINIBATCHES = (
+    4.0  # fewer would divide alpha between more decisions (docs/evidence/acceptance.md)
+)
 
 
 class RewardMethodSettings(SearchSettings):
@@ -94,30 +99,37 @@ def optimas(
     """
     learning = RewardLearning(settings.pairs, settings.backbone, settings.reward)
     if settings.form == "paper":
-        guide = LearnedRewards()
-        return _by_component("optimas", system, settings, learning, guide, settings.offline, trains=trains)
+        return _by_component(
+            "optimas", system, settings, learning, RunRewards, settings.offline, trains=trains
+        )
     guided = RewardGuide(learning, settings.gold, settings.judge)
-    trained, weights = _training("optimas", system, settings, learning, LearnedRewards(), trains=trains)
+    trained, weights = _training("optimas", system, settings, learning, RunRewards, trains=trains)
     optimizers: Mapping[str, Optimizer] = {
-        "offline": OfflineRewards(learning, CandidateSources(()), LearnedRewards()),
+        "offline": OfflineRewards(learning, CandidateSources(())),
         "joint": JointSearch(CandidateSources.of(settings, "optimas"), guided),
         "weights": weights,
     }
     keys = keys_of(system, Text, Demos, Choice, Int, Float)
     jobs = [*([Job("joint", keys)] if keys else []), *(Job("weights", (key,)) for key in trained)]
-    judged = f"{settings.judge} rates outputs: it is sent train examples with their expected results"
-    notes = [judged] if settings.judge is not None else []
+    judged = (
+        f"{settings.judge} rates outputs: it is sent train examples with their expected results"
+    )
+    notes = [*_savings(system), *([judged] if settings.judge is not None else [])]
     if not trained:
-        return Method("optimas", optimizers, jobs, Uniform(), least=LONG_JOB, decisions=1, notes=notes)
+        return Method(
+            "optimas", optimizers, jobs, Uniform(), least=LONG_JOB, decisions=1, notes=notes
+        )
     opening = Job("offline", trained, weight=settings.offline) if settings.offline else None
     scheduler = SCHEDULERS[settings.scheduler]()
-    return Method("optimas", optimizers, jobs, scheduler, opening, _least(system, jobs), notes=notes)
+    return Method(
+        "optimas", optimizers, jobs, scheduler, opening, _least(system, jobs), notes=notes
+    )
 
 
 def hbc(system: System, optimize: OptimizeSettings, settings: HBCSettings) -> Method:
     """Hierarchical behaviour cloning: components imitate outputs that led to high scores."""
     learning = RewardLearning(settings.pairs, settings.backbone)
-    return _by_component("hbc", system, settings, learning, Cloning(), settings.offline)
+    return _by_component("hbc", system, settings, learning, Cloning, settings.offline)
 
 
 def _by_component(
@@ -125,25 +137,32 @@ def _by_component(
     system: System,
     settings: RewardMethodSettings,
     learning: RewardLearning,
-    guide: Guide,
+    scoring: type[RunRewards],
     offline: float,
     *,
     trains: bool = True,
 ) -> Method:
     """Return a method that searches one component after another by its local score alone."""
     sources = CandidateSources.of(settings, name)
-    trained, weights = _training(name, system, settings, learning, guide, trains=trains)
-    adapts = isinstance(guide, LearnedRewards)
+    trained, weights = _training(name, system, settings, learning, scoring, trains=trains)
     optimizers: Mapping[str, Optimizer] = {
-        "offline": OfflineRewards(learning, sources, guide),
-        "local": LocalSearch(learning, sources, guide, settings.temperature, adapts),
+        "offline": OfflineRewards(learning, sources, scoring),
+        "local": LocalSearch(learning, sources, scoring, settings.temperature),
         "weights": weights,
     }
     jobs = [*by_component("local", system), *(Job("weights", (key,)) for key in trained)]
     everything = tuple(key for job in jobs for key in job.keys)
     opening = Job("offline", everything, weight=offline) if offline else None
     scheduler = SCHEDULERS[settings.scheduler]()
-    return Method(name, optimizers, jobs, scheduler, opening, _least(system, jobs))
+    least, notes = _least(system, jobs), _savings(system)
+    return Method(name, optimizers, jobs, scheduler, opening, least, notes=notes)
+
+
+def _savings(system: System) -> list[str]:
+    """Return a note on what local rewards may save before the first run, if anything is searched."""
+    prices, keys = estimate_prices(system), keys_of(system, Text, Demos, Choice, Int, Float)
+    found = [savings_of(system, name, prices) for name in components_of(keys)]
+    return [describe_savings(found)] if found else []
 
 
 def _training(
@@ -151,7 +170,7 @@ def _training(
     system: System,
     settings: RewardMethodSettings,
     learning: RewardLearning,
-    guide: Guide,
+    scoring: type[RunRewards],
     *,
     trains: bool,
 ) -> tuple[tuple[str, ...], LocalTraining]:
@@ -160,7 +179,7 @@ def _training(
     trained = keys_of(system, Weights) if trains else ()
     if trained:
         check_component_names(section, trained, settings.training.settings)
-    return trained, LocalTraining(learning, settings.training, guide, section)
+    return trained, LocalTraining(learning, settings.training, scoring, section)
 
 
 def _least(system: System, jobs: Sequence[Job]) -> float:

@@ -1,190 +1,20 @@
-"""Weight training by local rewards (OPTIMAS): resample one component's answers and score them locally.
-
-Downstream components do not run, so a step costs only calls of the trained component. The inputs come from
-runs of the incumbent, most of which are cached. GRPO compares the answers to one input; PPO uses a critic.
-"""
+"""Weight training of single components by their local rewards, where these can be trusted."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from compound.concurrency.threads import compute
-from compound.example import Example
-from compound.execution.ordered import gather_ordered
-from compound.execution.trace import Call, Trace
-from compound.graph.system import System
-from compound.optimization.bounds import JobBound, Outlook
-from compound.optimization.method import JobContext, Progress, Proposal, Task
-from compound.optimization.scorer import TRAIN_SAMPLE
-from compound.optimizers.optimas.guides import Guide, LearnedRewards, Scores
-from compound.optimizers.optimas.rewarding import RunRewards, tunable
-from compound.optimizers.search.proposers.demos import is_whole
-from compound.optimizers.weights.credit.advantages import advantages
-from compound.optimizers.weights.credit.grouping import call_samples
-from compound.optimizers.weights.learner.critic import CriticSettings
+from compound.optimization.method import JobPlan, PlannedJob, Progress, Proposal, Task
+from compound.optimizers.search.rewarding import RunRewards, tunable
 from compound.optimizers.weights.learner.samples import SECTION
-from compound.optimizers.weights.recipes.groups import collect_groups
-from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, GRPOSettings
-from compound.optimizers.weights.recipes.ppo import PPO, LocalPPOSettings, PPOSettings, estimate_advantages
-from compound.optimizers.weights.recipes.recipe import CreditedSamples, PolicyRecipe, RecipeContext
-from compound.optimizers.weights.recipes.rollouts import is_lost
+from compound.optimizers.weights.recipes.local_draws import LocalDraws, LocalTrainingChoice
+from compound.optimizers.weights.recipes.mmgrpo import MMGRPO
+from compound.optimizers.weights.recipes.ppo import PPO, PPOSettings
+from compound.optimizers.weights.recipes.recipe import PolicyRecipe
 from compound.optimizers.weights.training import WeightTraining
 from compound.rewards.settings import RewardLearning
-from compound.settings.choices import OneOf, or_name
-
-Place = tuple[Trace, Call, int]  # a recorded call, and the index of the sample to draw
-
-FAILURE_MARGIN = 1.0  # a failed answer scores this much less than the worst of the other answers
-
-
-class LocalTrainingChoice(OneOf):
-    """The algorithm that trains the weights of one component by its local reward; `ppo` by default."""
-
-    ppo: LocalPPOSettings | None = None
-    """PPO: a critic estimates the advantages of answers."""
-    grpo: GRPOSettings | None = None
-    """GRPO: the answers to one input are compared with each other."""
-
-    @property
-    def settings(self) -> PPOSettings | GRPOSettings:
-        """The settings of the selected algorithm."""
-        if self.grpo is not None:
-            return self.grpo
-        return LocalPPOSettings() if self.ppo is None else self.ppo
-
-
-if TYPE_CHECKING:
-    LocalTrainingField = LocalTrainingChoice
-else:
-    LocalTrainingField = or_name(LocalTrainingChoice)
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """An answer of the trained component.
-
-    Attributes:
-        example: the name of the example.
-        number: the sample index of the answer.
-        call: the answer.
-    """
-
-    example: str
-    number: int
-    call: Call
-
-
-@dataclass(frozen=True)
-class LocalDraws(PolicyRecipe):
-    """Recipe that samples answers of one component and scores them by its local reward.
-
-    Attributes:
-        settings: settings of GRPO, which compares the answers to one input, or of PPO, which uses a critic.
-        scores: computes the local rewards.
-        share: the approximate cost of one answer, in system runs.
-    """
-
-    settings: PPOSettings | GRPOSettings
-    scores: Scores
-    share: float = 1.0
-
-    @property
-    def critic(self) -> CriticSettings | None:
-        """The settings of the value head; ``None`` for GRPO."""
-        return self.settings.critic if isinstance(self.settings, PPOSettings) else None
-
-    @property
-    def local(self) -> bool:
-        """Whether rewards are local: always."""
-        return True
-
-    def cost(self, examples: int, components: int) -> float:
-        """Return the cost of the runs that supply inputs, most of which are cached, and of the answers."""
-        return examples * (1.0 + self.settings.rollouts.runs * self.share)
-
-    def evaluation_cost(self, examples: int) -> float:
-        """Return the cost of the runs that supply inputs, most of which are cached, and one answer each."""
-        return examples * (1.0 + self.share)
-
-    async def evaluate(
-        self, context: RecipeContext, values: Mapping[str, Any], examples: Sequence[Example]
-    ) -> list[float]:
-        """Return the local reward of one answer to each input of the component on held-out examples."""
-        (component,) = context.trained
-        recorded = self._calls(await context.task.scorer.traces({}, examples), component)
-        jobs = [((trace, call, TRAIN_SAMPLE), values_of(context, component)) for trace, call in recorded]
-        answered = await run_alone(context.task.context, context.task.system, jobs)
-        completed = [call for call in answered if not is_lost(call.failure)]
-        return await compute(self._rewards, component, completed)
-
-    @staticmethod
-    def _calls(traces: Sequence[Trace], component: str) -> list[tuple[Trace, Call]]:
-        """Return the component's calls in the runs without failed calls."""
-        return [(trace, call) for trace in traces if is_whole(trace) for call in trace.calls_of(component)]
-
-    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
-        """Sample answers to the inputs of the component in the incumbent's runs, and assign credit.
-
-        Raises:
-            TooManyFailures: too many runs and answers were lost to transient errors.
-        """
-        draw, credit = partial(self._draw, context), partial(self._credit, context)
-        return await collect_groups(context, examples, draw, credit, self.sampling)
-
-    async def _draw(self, context: RecipeContext, examples: Sequence[Example]) -> list[_Answer]:
-        """Sample answers; those lost to transient errors are left out."""
-        (component,) = context.trained
-        traces = await context.task.scorer.traces({}, examples)
-        context.sampler.count([trace.failure if is_lost(trace.failure) else None for trace in traces])
-        recorded = self._calls(traces, component)
-        settings = {**context.sampler.rules.settings.get(component, {}), **values_of(context, component)}
-        jobs: list[tuple[tuple[Trace, Call, int], dict[str, Any]]] = [
-            ((trace, call, context.sampler.index(number)), settings)
-            for trace, call in recorded
-            for number in range(self.settings.rollouts.runs)
-        ]
-        answered = await run_alone(context.task.context, context.task.system, jobs)
-        context.sampler.count([call.failure for call in answered])
-        pairs = zip(jobs, answered, strict=True)
-        return [
-            _Answer(trace.example, number, call)
-            for ((trace, _, number), _), call in pairs
-            if not is_lost(call.failure)
-        ]
-
-    async def _credit(self, context: RecipeContext, answers: Sequence[_Answer]) -> CreditedSamples:
-        """Score answers by the local reward, and compute advantages."""
-        (component,) = context.trained
-        rewards = await compute(self._rewards, component, [answer.call for answer in answers])
-        samples = [
-            sample
-            for answer, reward in zip(answers, rewards, strict=True)
-            for sample in call_samples(
-                answer.call, answer.example, reward,
-                rollout=answer.number, group=(answer.example, answer.call.address),
-            )
-        ]  # fmt: skip
-        if isinstance(self.settings, PPOSettings):
-            valued, value_facts = await estimate_advantages(context, self.settings.critic, samples)
-            return CreditedSamples(valued, rewards, value_facts)
-        trained, facts = advantages(samples, self.settings.scale)
-        return CreditedSamples(trained, rewards, asdict(facts), samples)
-
-    def _rewards(self, component: str, calls: Sequence[Call]) -> list[float]:
-        """Return the local reward of each call; failed calls get less than the worst of the others."""
-        good = [(call.inputs, call.outputs) for call in calls if call.failure is None]
-        rewards = self.scores.rewards(component, good).tolist() if good else []
-        worst = min(rewards, default=0.0) - FAILURE_MARGIN
-        remaining = iter(rewards)
-        return [next(remaining) if call.failure is None else worst for call in calls]
-
-
-def values_of(context: RecipeContext, component: str) -> dict[str, Any]:
-    """Return the current weights of a component, as a setting of its calls."""
-    return {"weights": context.sampler.system.configuration[f"{component}.weights"]}
 
 
 @dataclass(frozen=True)
@@ -196,7 +26,7 @@ class LocalTraining:
     Attributes:
         learning: settings of pair collection and reward learning.
         training: the algorithm and its settings.
-        guide: scores the calls of the component.
+        scoring: scores the calls of the component.
         section: the path of the training settings, for error messages.
     """
 
@@ -204,17 +34,17 @@ class LocalTraining:
 
     learning: RewardLearning
     training: LocalTrainingChoice
-    guide: Guide = field(default_factory=LearnedRewards)
+    scoring: type[RunRewards] = RunRewards
     section: str = SECTION
 
-    def bound(self, outlook: Outlook) -> JobBound:
-        """Declare that the job sends no requests except the calls of the system."""
-        return JobBound()
+    def plan(self, job: PlannedJob) -> JobPlan:
+        """Return no requests: the job sends none except the calls of the system."""
+        return JobPlan()
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Train until all steps are made or the job's share of the budget is used up."""
         (component,) = tunable(task)
-        guidance = await self.guide.guidance(RunRewards.open(task, self.learning), component)
+        guidance = await self.scoring.load(task, self.learning).guidance(component)
         settings = self.training.settings
         counted = sum(c.cacheable for c in task.system.components.values())
         recipe: PolicyRecipe = LocalDraws(settings, guidance.scores, 1 / max(1, counted))
@@ -223,27 +53,8 @@ class LocalTraining:
         facts = {**guidance.facts, "component": component, "steered": not guidance.untrusted}
         facts["why"] = guidance.untrusted
         async for event in WeightTraining(recipe, section=self.section).propose(task):
-            yield replace(event, facts={**facts, **event.facts}) if isinstance(event, Proposal) else event
-
-
-async def run_alone(
-    context: JobContext, system: System, jobs: Sequence[tuple[Place, Mapping[str, object]]]
-) -> list[Call]:
-    """Repeat recorded calls with other settings, concurrently; return the new calls in order.
-
-    Raises:
-        BudgetExhausted: the budget was used up before all calls were made.
-    """
-    executor = context.executor
-
-    async def one(place: Place, settings: Mapping[str, object]) -> Call:
-        trace, call, sample = place
-        return await executor.resample_call(system, trace, call.address, settings=settings, sample=sample)
-
-    return await gather_ordered(
-        executor,
-        [partial(one, *job) for job in jobs],
-        lambda number, call: executor.settle_call(call, jobs[number][0][0]),
-        context.rules.concurrency,
-        [trace.run_fraction(call) for (trace, call, _), _ in jobs],
-    )
+            yield (
+                replace(event, facts={**facts, **event.facts})
+                if isinstance(event, Proposal)
+                else event
+            )

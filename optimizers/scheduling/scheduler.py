@@ -43,12 +43,12 @@ class Uniform:
 class RewardGapScheduler:
     """Scheduler of OPTIMAS (appendix E): draws a component in proportion to its mean reward gap.
 
-    The gaps are those of each component's latest pairs, as recorded by the last job that measured any. The
-    paper measures all gaps before the first draw; here jobs measure them, so untried jobs of components
-    without a measured gap come first, in random order. If none of them measured a gap, their component counts
-    as the mean of the others. All other draws are independent, as in the paper: a component may be drawn
-    several times in a row, and one with a gap of 0 is never drawn while another has a gap. The jobs of a
-    component are equally likely.
+    The gaps are those of each component's latest pairs, as recorded by the last job that measured
+    any. The paper measures all gaps before the first draw; here jobs measure them, so untried jobs
+    of components without a measured gap come first, in random order. If none of them measured a
+    gap, their component counts as the mean of the others. All other draws are independent, as in
+    the paper: a component may be drawn several times in a row, and one with a gap of 0 is never
+    drawn while another has a gap. The jobs of a component are equally likely.
 
     Example:
         >>> jobs = [Job("a", ("x.p",)), Job("b", ("y.p",))]

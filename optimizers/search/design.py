@@ -12,16 +12,6 @@ from compound.graph.configuration import canonical_json, component_of
 from compound.graph.space import Choice, Float, Int
 from compound.optimization.method import Task
 
-__all__ = [
-    "Values",
-    "balanced_design",
-    "changed_values",
-    "combinations",
-    "incumbent_values",
-    "options_of",
-    "values_of",
-]
-
 ATTEMPTS = 6  # per candidate, since duplicates are dropped
 COMBINATIONS = 256  # of values, from which new candidates are chosen
 DRAWS = 16  # random numbers of a range too large to enumerate
@@ -52,7 +42,9 @@ def incumbent_values(task: Task) -> Values:
 def changed_values(task: Task, values: Values) -> Values:
     """Return the values that differ from the incumbent's."""
     current = incumbent_values(task)
-    return {key: x for key, x in values.items() if canonical_json(x) != canonical_json(current[key])}
+    return {
+        key: x for key, x in values.items() if canonical_json(x) != canonical_json(current[key])
+    }
 
 
 def balanced_design(
@@ -60,17 +52,21 @@ def balanced_design(
 ) -> list[Values]:
     """Return distinct combinations in which each value of a parameter occurs about equally often.
 
-    A parameter whose only other values are new ones keeps the incumbent's in some of the candidates, so that
-    its effect can be told from that of the others.
+    A parameter whose only other values are new ones keeps the incumbent's in some of the
+    candidates, so that its effect can be told from that of the others.
     """
     current, seen = incumbent_values(task), {canonical_json(incumbent_values(task))}
     tried = {canonical_json(dict(known.values)) for known in task.tried}
     keys = [key for key in task.keys if levels.get(key)]
     design: list[Values] = []
     for attempt in range(ATTEMPTS if keys else 0):
-        excluded = tried if design or attempt < ATTEMPTS - 1 else set[str]()  # rather again than nothing
+        excluded = (
+            tried if design or attempt < ATTEMPTS - 1 else set[str]()
+        )  # rather again than nothing
         rng = generator(task.seed, "design", attempt)
-        columns = {key: _column(task, key, levels[key], len(keys), count, changed, rng) for key in keys}
+        columns = {
+            key: _column(task, key, levels[key], len(keys), count, changed, rng) for key in keys
+        }
         for row in range(count):
             values = {**current, **{key: columns[key][row] for key in keys}}
             name = canonical_json(values)
@@ -117,7 +113,10 @@ def combinations(
         start: the values of the leading candidate.
         rng: the random generator.
     """
-    seen = {canonical_json(values) for values in (incumbent_values(task), *(t.values for t in task.tried))}
+    seen = {
+        canonical_json(values)
+        for values in (incumbent_values(task), *(t.values for t in task.tried))
+    }
     seen |= {canonical_json(values) for values in candidates}
     found: list[Values] = []
     for _ in range(COMBINATIONS):
@@ -150,5 +149,7 @@ def values_of(
     """Return combinations of values of one component's parameters: those of candidates, and random ones."""
     keys = [key for key in task.keys if component_of(key) == component]
     found = [{key: values[key] for key in keys} for values in candidates]
-    found += [{key: _another(task, key, levels.get(key, ()), rng) for key in keys} for _ in range(OPTIONS)]
+    found += [
+        {key: _another(task, key, levels.get(key, ()), rng) for key in keys} for _ in range(OPTIONS)
+    ]
     return list({canonical_json(values): values for values in found}.values())

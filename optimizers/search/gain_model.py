@@ -1,11 +1,13 @@
 """Model of the gains of configurations: a Gaussian process over the values that they share.
 
-A search compares many configurations on few examples each. Configurations that share values inform each
-other: the gain of a configuration is modelled as a sum of contributions of single values and of one of their
-combination, so that an estimate uses all evaluations, and configurations that were never run have one, too.
+A search compares many configurations on few examples each. Configurations that share values inform
+each other: the gain of a configuration is modelled as a sum of contributions of single values and
+of one of their combination, so that an estimate uses all evaluations, and configurations that were
+never run have one, too.
 
-The process is conditioned on a gain of 0 for the incumbent. The amplitude and the share of the single values
-maximize the marginal likelihood (Rasmussen and Williams 2006, equation 5.8) over a small grid.
+The process is conditioned on a gain of 0 for the incumbent. The amplitude and the share of the
+single values maximize the marginal likelihood (Rasmussen and Williams 2006, equation 5.8) over a
+small grid.
 """
 
 from __future__ import annotations
@@ -19,25 +21,35 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from compound.concurrency.matrix_threads import one_matrix_thread
+from compound.core.threads import one_matrix_thread
 from compound.graph.configuration import canonical_json, component_of
 from compound.graph.space import Demos, Float, Int, Space, Text
 from compound.optimizers.search.proposers.edits import sentences
-
-__all__ = ["GainModel", "Observation", "similarities"]
 
 Vector = NDArray[np.float64]
 Values = Mapping[str, object]
 
 LENGTH_SCALE = 0.25  # of numbers, as a share of their range
 DIFFERENT_DEMOS = 0.5  # similarity of different demonstrations: whether there are any matters most
-AMPLITUDES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)  # prior variance of a gain, relative to the noise
+AMPLITUDES = (
+    0.003,
+    0.01,
+    0.03,
+    0.1,
+    0.3,
+    1.0,
+    3.0,
+)  # prior variance of a gain, relative to the noise
 SINGLE_SHARES = (0.9, 0.5)  # of the prior variance, due to single values
 PRIOR_SAMPLES = 2.0  # weight of the scores' variance in the estimate of the noise
 LOCAL_AMPLITUDE, LOCAL_SD = 0.1, 0.5  # median of that of local rewards, and sd of its logarithm
 JITTER = 1e-9  # relative to the diagonal of a covariance with noise
-DIGITS = 9  # of results: the last bits differ between processors, which would break ties differently
-SINGULAR = 1e-6  # the same for a posterior: configurations that resemble each other have equal gains
+DIGITS = (
+    9  # of results: the last bits differ between processors, which would break ties differently
+)
+SINGULAR = (
+    1e-6  # the same for a posterior: configurations that resemble each other have equal gains
+)
 
 
 @dataclass(frozen=True)
@@ -49,8 +61,8 @@ class Observation:
         gain: the mean difference of the scores.
         squares: the sum of the squared deviations of the differences from their mean.
         rows: the numbers of the examples.
-        component: the component whose local reward the differences are of, in units of the score; ``""`` for
-            differences of scores.
+        component: the component whose local reward the differences are of, in units of the score;
+            ``""`` for differences of scores.
     """
 
     values: Values
@@ -109,7 +121,9 @@ class GainModel:
         return self._noise_of("")
 
     def _noise_of(self, component: str) -> float:
-        own = [observation for observation in self.observations if observation.component == component]
+        own = [
+            observation for observation in self.observations if observation.component == component
+        ]
         squares = sum(observation.squares for observation in own)
         freedom = sum(observation.n - 1 for observation in own)
         prior = 1.0 if component else 2 * max(self.score_variance, JITTER)  # two independent scores
@@ -132,7 +146,9 @@ class GainModel:
                 prior = Prior(amplitude * self._noise_of(name), single)
                 factor = _factor(known + mask * prior.covariance(*parts) + noise, JITTER)
                 whitened = _solve(factor, gains)
-                likelihood = -0.5 * float(whitened @ whitened) - float(np.log(np.diag(factor)).sum())
+                likelihood = -0.5 * float(whitened @ whitened) - float(
+                    np.log(np.diag(factor)).sum()
+                )
                 if name:
                     likelihood -= 0.5 * (math.log(amplitude / LOCAL_AMPLITUDE) / LOCAL_SD) ** 2
                 fits.append((likelihood, prior))
@@ -150,11 +166,13 @@ class GainModel:
             factor = _factor(prior + self._noise_covariance(self.observations), JITTER)
             return factor, _solve(factor, _solve(factor, gains), transposed=True)
 
-    def _covariance(self, observations: Sequence[Observation], priors: Mapping[str, Prior]) -> Vector:
+    def _covariance(
+        self, observations: Sequence[Observation], priors: Mapping[str, Prior]
+    ) -> Vector:
         """Return the prior covariance of the true gains that observations are about.
 
-        The gain of a configuration is the sum of the gains by the local rewards of its components, and of a
-        rest; the gain by a local reward depends on the values of its component only.
+        The gain of a configuration is the sum of the gains by the local rewards of its components,
+        and of a rest; the gain by a local reward depends on the values of its component only.
         """
         found = np.zeros((len(observations), len(observations)))
         for name, prior in priors.items():
@@ -172,7 +190,8 @@ class GainModel:
     def _noise_covariance(self, observations: Sequence[Observation]) -> Vector:
         """Return the covariance of the observed gains around the true ones.
 
-        Half of the noise of a difference is the incumbent's, which all differences on an example share.
+        Half of the noise of a difference is the incumbent's, which all differences on an example
+        share.
         """
         found = np.zeros((len(observations), len(observations)))
         for name in {observation.component for observation in observations}:
@@ -200,7 +219,9 @@ class GainModel:
         """Return the expected gains of some configurations."""
         return [round(float(mean), DIGITS) for mean in self.predict(points)[0]] if points else []
 
-    def draw(self, points: Sequence[Values], rng: np.random.Generator, component: str = "") -> Vector:
+    def draw(
+        self, points: Sequence[Values], rng: np.random.Generator, component: str = ""
+    ) -> Vector:
         """Draw the gains of some configurations from the posterior."""
         means, covariance = self.predict(points, component)
         with one_matrix_thread():
@@ -220,7 +241,9 @@ class GainModel:
         distinct = {name: point[key] for name, point in zip(names, points, strict=True)}
         place = {name: number for number, name in enumerate(distinct)}
         rows = [place[name] for name in names]
-        return np.asarray(similarities(self.spaces[key], list(distinct.values()))[np.ix_(rows, rows)])
+        return np.asarray(
+            similarities(self.spaces[key], list(distinct.values()))[np.ix_(rows, rows)]
+        )
 
 
 def similarities(space: Space, values: Sequence[object]) -> Vector:
@@ -276,4 +299,6 @@ def _solve(factor: Vector, right: Vector, *, transposed: bool = False) -> Vector
     from scipy import linalg
 
     trans = "T" if transposed else "N"
-    return np.asarray(linalg.solve_triangular(factor, right, lower=True, trans=trans, check_finite=False))
+    return np.asarray(
+        linalg.solve_triangular(factor, right, lower=True, trans=trans, check_finite=False)
+    )

@@ -1,19 +1,22 @@
 """Joint search of prompts, demonstrations, choices and numbers.
 
-A candidate may change every parameter at once. The first candidates form a balanced design: each option of
-a parameter occurs in equally many of them, so that the effect of a single value is estimated from all
-candidates that share it (`compound.optimizers.search.gain_model`). Each step scores a few candidates and the
-incumbent on a few further examples: the leader, new texts that a model wrote after reading the leader's
-failing runs, and the candidates that a draw from the model's posterior ranks highest, which may be new
-combinations of values (Thompson sampling). The last part of the budget goes to known candidates alone.
+A candidate may change every parameter at once. The first candidates form a balanced design: each
+option of a parameter occurs in equally many of them, so that the effect of a single value is
+estimated from all candidates that share it (`compound.optimizers.search.gain_model`). Each step
+scores a few candidates and the incumbent on a few further examples: the leader, new texts that a
+model wrote after reading the leader's failing runs, and the candidates that a draw from the model's
+posterior ranks highest, which may be new combinations of values (Thompson sampling). The last part
+of the budget goes to known candidates alone.
 
-Where local rewards save runs (`LocalGuide`), each step also evaluates values of single components without the
-components after them, as far as these rewards are trusted, and the next step scores fewer candidates.
+Where local rewards save runs (`compound.optimizers.search.local_gains`), each step also evaluates
+values of single components without the components after them, as far as these rewards are trusted,
+and the next step scores fewer candidates.
 
-With a model that writes prompts, each step has other examples: good prompts soon solve the first few, which
-then cannot tell them apart. Differences to the incumbent on different examples are comparable, because the
-model knows which examples they share. The same holds where local rewards choose the candidates. Otherwise,
-every candidate starts on the first examples, so that calls that candidates share come from the cache.
+With a model that writes prompts, each step has other examples: good prompts soon solve the first
+few, which then cannot tell them apart. Differences to the incumbent on different examples are
+comparable, because the model knows which examples they share. The same holds where local rewards
+choose the candidates. Otherwise, every candidate starts on the first examples, so that calls that
+candidates share come from the cache.
 """
 
 from __future__ import annotations
@@ -26,14 +29,13 @@ from itertools import groupby
 
 import numpy as np
 
-from compound.example import Example
+from compound.core.example import Example
+from compound.core.formatting import plural
 from compound.execution.rng import generator
 from compound.execution.trace import Trace
-from compound.formatting import plural
 from compound.graph.configuration import canonical_json
 from compound.graph.space import Choice, Demos, Float, Int
-from compound.optimization.bounds import JobBound, Outlook
-from compound.optimization.method import Progress, Proposal, Task
+from compound.optimization.method import JobPlan, PlannedJob, Progress, Proposal, RequestCount, Task
 from compound.optimizers.scheduling.jobs import text_keys
 from compound.optimizers.search.design import (
     Values,
@@ -45,31 +47,41 @@ from compound.optimizers.search.design import (
     values_of,
 )
 from compound.optimizers.search.gain_model import GainModel, Observation
-from compound.optimizers.search.joint_state import Candidate, JointProgress, LocalEvaluations, LocalGuide
+from compound.optimizers.search.joint_state import JointProgress, SearchCandidate
+from compound.optimizers.search.local_gains import LocalGains, RewardGuide
 from compound.optimizers.search.proposers import reflect as writing
 from compound.optimizers.search.proposers.demos import demonstrations, draw_demos
 from compound.optimizers.search.proposers.edits import (
-    GROWTH,
     bounded_edit,
     clauses_for,
     kind_of,
     sentences,
 )
-from compound.optimizers.search.proposers.reflect import describe, reflect
+from compound.optimizers.search.proposers.reflect import CHAIN, describe, reflect
+from compound.optimizers.search.ratings import MOST_RATINGS
 from compound.optimizers.search.rows import Rows, divide
 from compound.optimizers.search.sources import CandidateSources
+from compound.rewards.settings import RewardLearning
 
 MOST_STEPS = 64
 EXPLORATION = 0.85  # of the runs, after which no new candidates are added
-CHANGED, CHANGED_BY_WRITER = 0.5, 0.85  # share of the first candidates with a new text or demonstrations
+CHANGED, CHANGED_BY_WRITER = (
+    0.5,
+    0.85,
+)  # share of the first candidates with a new text or demonstrations
 NARROWEST = 4  # candidates of a step with a writer: more with more parameters
 FINALISTS = 3  # candidates of a step where local rewards are trusted, without a writer
 LOCAL = 4.0  # runs of local evaluations for each run of a step, where local rewards are certain
 LOCAL_BESIDE_WRITER = 1.0  # the same with a writer, which reads whole runs
 MOST_PASSES = 16  # of local evaluations in a step
 FEWEST = 0.5  # of a minibatch: examples of a step, at least
-EVALUATIONS = 3  # minibatches of evaluations in a step with a writer: few candidates on more examples
-DESCRIPTIONS, REFLECTIONS = 2, 2  # first texts of each kind for each prompt; reflections also in each step
+EVALUATIONS = (
+    3  # minibatches of evaluations in a step with a writer: few candidates on more examples
+)
+DESCRIPTIONS, REFLECTIONS = (
+    2,
+    2,
+)  # first texts of each kind for each prompt; reflections also in each step
 ATTEMPTS = 6  # per new text, since duplicates are dropped
 KEPT_GAIN = 0.9  # of the expected gain, which a proposal keeps without its idle edits
 
@@ -84,30 +96,28 @@ class JointSearch:
     """
 
     sources: CandidateSources
-    guide: LocalGuide | None = None
+    guide: RewardGuide | None = None
 
     @property
-    def learning(self) -> object:
+    def learning(self) -> RewardLearning | None:
         """The settings of local rewards, which name the libraries that these need."""
-        return getattr(self.guide, "learning", None)
+        return None if self.guide is None else self.guide.learning
 
-    def bound(self, outlook: Outlook) -> JobBound:
-        """Declare the requests for new prompts: for the first candidates, and in each step."""
-        texts = sum(key in outlook.texts for key in outlook.keys)
-        growth = GROWTH if texts and "edits" in self.sources.names else 0
-        price = outlook.prices.keys(outlook.keys)
-        width, block = shape_of(self.sources, outlook, outlook.runs, price)
-        candidates = affordable(width, outlook.minibatch, outlook.runs, price)
-        savings = self.guide.savings(outlook) if self.guide is not None else ()
-        asked = [*self.guide.requests(outlook)] if self.guide is not None else []
-        if not texts or not self.sources.writes:
-            return JobBound(asked, growth, candidates=candidates, savings=savings)
-        steps = min(MOST_STEPS, outlook.runs // block + 1)
-        requests: float = DESCRIPTIONS * writing.CHAIN * texts * ("describe" in self.sources.names)
-        if "reflect" in self.sources.names:
-            requests += REFLECTIONS * (2 * steps + texts)
-        asked.append(writing.bound(requests, self.sources.lm))
-        return JobBound(asked, growth, writing.MAX_TOKENS, candidates, savings)
+    def plan(self, job: PlannedJob) -> JobPlan:
+        """Return the requests for new prompts and ratings, and the number of first candidates."""
+        texts, price = len(job.texts), job.prices.keys(job.keys)
+        width, block = shape_of(self.sources, job, job.runs, price)
+        candidates = affordable(width, job.minibatch, job.runs, price)
+        requests = []
+        if self.guide is not None and self.guide.judge is not None:
+            requests.append(RequestCount("ratings", MOST_RATINGS * job.runs, self.guide.judge))
+        if texts and self.sources.writes:
+            steps = min(MOST_STEPS, job.runs // block + 1)
+            count: float = DESCRIPTIONS * CHAIN * texts * ("describe" in self.sources.names)
+            if "reflect" in self.sources.names:
+                count += REFLECTIONS * (2 * steps + texts)
+            requests.append(RequestCount("new prompts", count, self.sources.lm))
+        return JobPlan(requests, candidates)
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Score combinations of values in steps, and propose the one with the highest expected gain."""
@@ -149,7 +159,7 @@ async def start(task: Task, sources: CandidateSources, rows: Rows) -> JointProgr
     first = earlier_values(task, state)
     design = [*first, *balanced_design(task, state.levels, count, changed)]
     distinct = {canonical_json(values): values for values in design}
-    state.candidates = [Candidate(values=values) for values in [*distinct.values()][:count]]
+    state.candidates = [SearchCandidate(values=values) for values in [*distinct.values()][:count]]
     state.field = [*range(len(state.candidates))]
     return state
 
@@ -181,7 +191,7 @@ class Search:
     task: Task
     sources: CandidateSources
     rows: Rows
-    local: LocalEvaluations | None
+    local: LocalGains | None
     state: JointProgress
     spent: float = 0.0  # system runs of the last step
 
@@ -209,7 +219,10 @@ class Search:
                 )
                 self.state.add_level(key, text, current[key], "describe")
         if keys and "reflect" in names and task.scorer.has_free_repeats:
-            shown = self.rows.pool or self.rows.scored[: int(min(task.minibatch, task.scorer.runs_left / 3))]
+            shown = (
+                self.rows.pool
+                or self.rows.scored[: int(min(task.minibatch, task.scorer.runs_left / 3))]
+            )
             runs = await runs_of(task, {}, shown)
             for number in range(REFLECTIONS * len(keys)):
                 await self._reflect(keys[number % len(keys)], current, runs, f"start {number}")
@@ -223,7 +236,9 @@ class Search:
         """Add a text that a model wrote after reading runs with the given values; return it."""
         current = self.task.system.configuration[key]
         known = [str(current), *map(str, self.state.levels.get(key, ()))]
-        text = await reflect(self.task, key, str(values[key]), runs, number, lm=self.sources.lm, known=known)
+        text = await reflect(
+            self.task, key, str(values[key]), runs, number, lm=self.sources.lm, known=known
+        )
         return text if self.state.add_level(key, text, current, "reflect") else None
 
     def _edit(self, key: str, values: Values, count: int) -> None:
@@ -245,7 +260,9 @@ class Search:
         task, state, runs = self.task, self.state, self.task.scorer.runs_left
         plan = self._plan()
         new, spent, scores = 0, 0.0, list[float]()
-        for rows, group in groupby(sorted(plan, key=lambda number: (plan[number], number)), plan.__getitem__):
+        for rows, group in groupby(
+            sorted(plan, key=lambda number: (plan[number], number)), plan.__getitem__
+        ):
             field, part = (
                 [state.candidates[number] for number in group],
                 [self.rows.scored[row] for row in rows],
@@ -253,9 +270,15 @@ class Search:
             for candidate in field:
                 task.note_origin(candidate.values, *state.origin_of(candidate))
             free = task.scorer.has_free_repeats or not all(str(row) in state.scores for row in rows)
-            evaluations = await task.scorer.score([*([{}] if free else []), *(c.values for c in field)], part)
+            evaluations = await task.scorer.score(
+                [*([{}] if free else []), *(c.values for c in field)], part
+            )
             failed = [
-                [row for row, run in zip(rows, evaluation.rows, strict=True) if run.failure is not None]
+                [
+                    row
+                    for row, run in zip(rows, evaluation.rows, strict=True)
+                    if run.failure is not None
+                ]
                 for evaluation in evaluations
             ]
             if free:
@@ -265,7 +288,8 @@ class Search:
                 candidate.rows += rows
                 candidate.failed += own
                 candidate.differences += [
-                    score - state.scores[str(row)] for row, score in zip(rows, evaluation.scores, strict=True)
+                    score - state.scores[str(row)]
+                    for row, score in zip(rows, evaluation.scores, strict=True)
                 ]
                 scores += evaluation.scores
                 spent, new = spent + evaluation.system_runs, new + len(rows)
@@ -280,12 +304,14 @@ class Search:
     def _plan(self) -> dict[int, list[int]]:
         """Return the next examples of each candidate of the field that the runs cover.
 
-        Without a writer and trusted local rewards, these are the first ones that it was not scored on;
-        otherwise, each step goes on to other examples, from the last to the first again.
+        Without a writer and trusted local rewards, these are the first ones that it was not scored
+        on; otherwise, each step goes on to other examples, from the last to the first again.
         """
         task, state = self.task, self.state
         runs, total = task.scorer.runs_left, len(self.rows.scored)
-        price = max(state.price, task.prices.keys(task.keys)) if task.scorer.has_free_repeats else 1.0
+        price = (
+            max(state.price, task.prices.keys(task.keys)) if task.scorer.has_free_repeats else 1.0
+        )
         start = state.steps * state.block if self.sources.writes or self.guided else 0
         plan: dict[int, list[int]] = {}
         paid, known = 0.0, set(map(int, state.scores))
@@ -293,7 +319,9 @@ class Search:
             ahead = ((start + i) % total for i in range(total))
             rows = state.usable(state.candidates[number], ahead)[: state.block]
             if not plan and not set(rows) <= known and math.isfinite(runs):
-                rows = rows[: int((runs + 1e-9) / (1 + price))]  # if they do not cover one candidate on all
+                rows = rows[
+                    : int((runs + 1e-9) / (1 + price))
+                ]  # if they do not cover one candidate on all
             cost = price * len(rows) + len(set(rows) - known)
             if rows and paid + cost <= runs + 1e-9:
                 paid, known = paid + cost, known | set(rows)
@@ -333,8 +361,8 @@ class Search:
     async def choose_field(self) -> float:
         """Choose the candidates of the next step; return the highest expected gain.
 
-        These are the highest ones of a draw of all gains; with a model that writes prompts, the leader and
-        the most promising new text come first.
+        These are the highest ones of a draw of all gains; with a model that writes prompts, the
+        leader and the most promising new text come first.
         """
         state, task = self.state, self.task
         model, rng = self._model(), generator(task.seed, "step", state.steps)
@@ -357,12 +385,17 @@ class Search:
         drawn = model.draw([*known, *new], rng)
         if proposed:
             first.append(len(known) + int(np.argmax(drawn[len(known) : len(known) + proposed])))
-        order = [*first, *(int(i) for i in np.argsort(-drawn, kind="stable") if int(i) not in first)]
+        order = [
+            *first,
+            *(int(i) for i in np.argsort(-drawn, kind="stable") if int(i) not in first),
+        ]
         width = FINALISTS if self.guided and not self.sources.writes else state.width
         state.field = []
         for i in order[:width]:
             if i >= len(known):
-                state.candidates.append(Candidate(values=new[i - len(known)], parent=scored[leader]))
+                state.candidates.append(
+                    SearchCandidate(values=new[i - len(known)], parent=scored[leader])
+                )
             state.field.append(scored[i] if i < len(known) else len(state.candidates) - 1)
         return means[leader]
 
@@ -397,7 +430,9 @@ class Search:
         if self.local is None or len(state.scores) < 2 * last:
             return []
         found = await self.local.policies()
-        state.fitted |= {canonical_json(value): [*map(int, state.scores)] for value in found.values()}
+        state.fitted |= {
+            canonical_json(value): [*map(int, state.scores)] for value in found.values()
+        }
         return [{**parent, key: value} for key, value in found.items()]
 
     def _leader(self, model: GainModel) -> Values:
@@ -406,7 +441,9 @@ class Search:
         means = model.means(known)
         return known[int(np.argmax(means))] if max(means) > 0 else incumbent_values(self.task)
 
-    def _combined(self, model: GainModel, values: Values, options: Mapping[str, Sequence[Values]]) -> Values:
+    def _combined(
+        self, model: GainModel, values: Values, options: Mapping[str, Sequence[Values]]
+    ) -> Values:
         """Return values with the best expected gain, changing one component after another."""
         for own in options.values():
             points = [values, *({**values, **each} for each in own)]
@@ -415,7 +452,10 @@ class Search:
 
     def _unknown(self, found: Sequence[Values]) -> list[Values]:
         """Return values that are neither the incumbent's nor a candidate's."""
-        known = [incumbent_values(self.task), *(candidate.values for candidate in self.state.candidates)]
+        known = [
+            incumbent_values(self.task),
+            *(candidate.values for candidate in self.state.candidates),
+        ]
         names = {canonical_json(values) for values in known}
         return [values for values in found if canonical_json(values) not in names]
 
@@ -434,7 +474,9 @@ class Search:
             observations += self.local.observations(self.state.cells)
             slopes = self.local.slopes
         spaces = {key: self.task.system.parameters[key] for key in self.task.keys}
-        return GainModel(spaces, incumbent_values(self.task), observations, self.state.variance, slopes)
+        return GainModel(
+            spaces, incumbent_values(self.task), observations, self.state.variance, slopes
+        )
 
     # -- result ------------------------------------------------------------------------------------------
 
@@ -461,12 +503,14 @@ class Search:
         return Proposal(changed, state.before, after, len(scored), facts=facts)
 
 
-def shape_of(sources: CandidateSources, job: Task | Outlook, runs: float, price: float) -> tuple[int, int]:
+def shape_of(
+    sources: CandidateSources, job: Task | PlannedJob, runs: float, price: float
+) -> tuple[int, int]:
     """Return the number of candidates and of examples of a step.
 
-    With a model that writes prompts, few candidates are scored on more examples, since each of its texts is
-    worth telling from the others; more parameters need more candidates. Without one, many cheap variants are
-    scored on few examples.
+    With a model that writes prompts, few candidates are scored on more examples, since each of its
+    texts is worth telling from the others; more parameters need more candidates. Without one, many
+    cheap variants are scored on few examples.
     """
     width, block = job.candidates, _fewest(job.minibatch)
     if sources.writes:
@@ -499,8 +543,9 @@ async def runs_of(
 def without_idle_edits(task: Task, model: GainModel, values: Values) -> Values:
     """Return values whose texts have no edit without a measurable effect, by the scores so far.
 
-    Edits are undone one after another, the one with the least effect first, as long as `KEPT_GAIN` of the
-    expected gain remains: the current text takes the place of a text, or one clause is left out.
+    Edits are undone one after another, the one with the least effect first, as long as `KEPT_GAIN`
+    of the expected gain remains: the current text takes the place of a text, or one clause is left
+    out.
     """
     current = incumbent_values(task)
     least = KEPT_GAIN * model.means([values])[0]

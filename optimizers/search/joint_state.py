@@ -1,28 +1,19 @@
-"""Progress of the joint search, as stored in checkpoints, and the interface of local evaluations."""
+"""Progress of the joint search, as stored in checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from pydantic import Field
 
-from compound.example import Example
-from compound.formatting import plural
-from compound.graph.bounds import CallBound
+from compound.core.formatting import plural
+from compound.core.storage.state import State
 from compound.graph.configuration import canonical_json
-from compound.optimization.bounds import Outlook
-from compound.optimization.method import Task
-from compound.optimization.savings import LocalSavings
 from compound.optimizers.search.design import Values
-from compound.optimizers.search.gain_model import GainModel, Observation
-from compound.storage.state import State
-
-__all__ = ["Candidate", "GlobalRuns", "JointProgress", "LocalCell", "LocalEvaluations", "LocalGuide"]
 
 
-class Candidate(State):
+class SearchCandidate(State):
     """A configuration with its comparison to the incumbent.
 
     Attributes:
@@ -68,15 +59,17 @@ class JointProgress(State):
         width: maximum number of candidates of a step.
         block: number of examples of a step.
         candidates: all candidates so far.
-        field: the numbers of the candidates to score in the next step, the most important ones first.
+        field: the numbers of the candidates to score in the next step, the most important ones
+            first.
         steps: the number of completed steps.
-        price: system runs that a candidate took per example; before the first step, the predicted ones.
+        price: system runs that a candidate took per example; before the first step, the predicted
+            ones.
         scores: the incumbent's score on each example so far.
         failed: the examples on which its run failed.
         variance: variance of the scores of the last step.
         cells: the local evaluations so far.
-        fitted: the examples that choices for each input were fitted to, by their value as JSON; a candidate
-            with such a value is not scored on them.
+        fitted: the examples that choices for each input were fitted to, by their value as JSON; a
+            candidate with such a value is not scored on them.
     """
 
     FORMAT = 3
@@ -85,7 +78,7 @@ class JointProgress(State):
     runs: float | None
     width: int
     block: int
-    candidates: list[Candidate] = Field(default_factory=list)
+    candidates: list[SearchCandidate] = Field(default_factory=list)
     field: list[int] = Field(default_factory=list)
     steps: int = 0
     price: float = 1.0
@@ -119,7 +112,7 @@ class JointProgress(State):
             for values, scores, failed in found
         ]
 
-    def usable(self, candidate: Candidate, rows: Iterable[int]) -> list[int]:
+    def usable(self, candidate: SearchCandidate, rows: Iterable[int]) -> list[int]:
         """Return the examples that a candidate may still be scored on."""
         seen = set(candidate.rows)
         for value in candidate.values.values():
@@ -142,7 +135,7 @@ class JointProgress(State):
         origins.append(source)
         return True
 
-    def origin_of(self, candidate: Candidate) -> tuple[Values, str]:
+    def origin_of(self, candidate: SearchCandidate) -> tuple[Values, str]:
         """Return the values that a candidate changes, and the sources of the values that it adds."""
         parent = {} if candidate.parent is None else self.candidates[candidate.parent].values
         found = set[str]()
@@ -150,7 +143,9 @@ class JointProgress(State):
             own = canonical_json(candidate.values.get(key))
             if key not in parent or canonical_json(parent[key]) != own:
                 pairs = zip(levels, self.origins[key], strict=True)
-                found |= {origin for value, origin in pairs if origin and canonical_json(value) == own}
+                found |= {
+                    origin for value, origin in pairs if origin and canonical_json(value) == own
+                }
         return parent, " + ".join(sorted(found))
 
     def contributions(self, chosen: Values) -> dict[str, object]:
@@ -164,87 +159,11 @@ class JointProgress(State):
                 name = canonical_json(value)
                 tally = found.setdefault(origin, {"values": 0, "scored": 0, "chosen": 0})
                 tally["values"] += 1
-                tally["scored"] += sum(canonical_json(candidate[key]) == name for candidate in scored)
+                tally["scored"] += sum(
+                    canonical_json(candidate[key]) == name for candidate in scored
+                )
                 tally["chosen"] += canonical_json(chosen[key]) == name
         return {"sources": found} if found else {}
 
 
 GlobalRuns = tuple[Values, Mapping[int, float]]  # values of the parameters, and scores by example
-
-
-class LocalEvaluations(Protocol):
-    """Evaluations of single components in one job, at a lower price than whole runs.
-
-    Attributes:
-        slopes: for each component with a local reward, the expected gain of the score per unit of it, and
-            the variance of this estimate.
-        trust: how sure it is that the local rewards order outputs like the score, from 0 to 1.
-    """
-
-    @property
-    def slopes(self) -> Mapping[str, tuple[float, float]]: ...  # noqa: D102
-
-    @property
-    def trust(self) -> float: ...  # noqa: D102
-
-    async def restore(self, cells: Sequence[LocalCell]) -> None:
-        """Repeat the evaluations of an interrupted job, from the cache."""
-        ...
-
-    async def learn(self, runs: Iterable[GlobalRuns]) -> None:
-        """Fit the local rewards to global runs, which are in the cache."""
-        ...
-
-    async def evaluate(
-        self,
-        cells: list[LocalCell],
-        model: GainModel,
-        leader: Values,
-        options: Mapping[str, Sequence[Values]],
-        runs: float,
-        rng: np.random.Generator,
-    ) -> None:
-        """Evaluate promising values of each component, for at most a number of system runs.
-
-        Args:
-            cells: the evaluations so far, which are updated.
-            model: the model of gains.
-            leader: the values whose outputs are the inputs of the components after them.
-            options: values of the parameters of each component with a local reward.
-            runs: the system runs.
-            rng: the random generator.
-        """
-        ...
-
-    async def policies(self) -> Values:
-        """Return values of parameters that are chosen for each input, fitted to the runs so far."""
-        ...
-
-    def observations(self, cells: Sequence[LocalCell]) -> list[Observation]:
-        """Return the mean differences of local rewards."""
-        ...
-
-    async def finish(self, cells: Sequence[LocalCell]) -> Mapping[str, object]:
-        """Store what the job learned for later ones, and return facts for its record."""
-        ...
-
-
-class LocalGuide(Protocol):
-    """Prepares local evaluations for a job."""
-
-    def prepare(self, task: Task, examples: Sequence[Example]) -> LocalEvaluations | None:
-        """Return the local evaluations of a job; ``None`` if none saves anything.
-
-        Args:
-            task: the job.
-            examples: the examples that candidates are scored on, in the order of use.
-        """
-        ...
-
-    def requests(self, outlook: Outlook) -> Sequence[CallBound]:
-        """Return the bounds of the requests of one job."""
-        ...
-
-    def savings(self, outlook: Outlook) -> Sequence[LocalSavings]:
-        """Return what local evaluations may save, by component."""
-        ...

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Self
 
+from compound.core.storage.state import State
 from compound.optimization.method import Memory
-from compound.storage.state import State
 
 
 class MemoryPart(State):

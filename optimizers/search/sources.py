@@ -1,7 +1,7 @@
 """Sources of new prompts and demonstrations, and the choice of the sources that a search uses.
 
-The choice follows from the system: a model that can write, if one is at hand, writes prompts; otherwise a
-grammar of edits changes them.
+The choice follows from the system: a model that can write, if one is at hand, writes prompts;
+otherwise a grammar of edits changes them.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from compound.engine import Engine
-from compound.errors import CompoundError
+from compound.core.engine import Capabilities, Engine
+from compound.core.errors import CompoundError
 from compound.graph.space import Demos, Text
 from compound.graph.system import System
-from compound.settings.base import Settings
-from compound.settings.references import ModelName
+from compound.optimization.settings.base import ModelName, Settings
 
 SourceName = Literal["describe", "reflect", "demos", "edits"]
 WRITTEN: Sequence[SourceName] = ("describe", "reflect", "demos")  # with a model that writes prompts
@@ -45,7 +44,8 @@ class CandidateSources:
     Attributes:
         names: the sources in use.
         lm: the model that writes prompts; ``None`` for the system's own.
-        section: the path of the settings, if it is still open whether a model of the system writes prompts.
+        section: the path of the settings, if it is still open whether a model of the system writes
+            prompts.
         unused: why no model writes prompts.
     """
 
@@ -85,11 +85,15 @@ class CandidateSources:
     def describe(self, system: System, keys: Collection[str]) -> str:
         """Return the sources that a search of some parameters uses, and why no model writes prompts."""
         spaces = [system.parameters[key] for key in keys]
-        used = [name for name in self.names if any(isinstance(space, KINDS[name]) for space in spaces)]
+        used = [
+            name for name in self.names if any(isinstance(space, KINDS[name]) for space in spaces)
+        ]
         told = f"sources of new prompts and demonstrations: {', '.join(used) or 'none'}"
         if self.writes and not {"describe", "reflect"}.isdisjoint(used):
             writer = self.lm or next(iter(system.lms), "no model")
-            told += f" (prompts by {writer}, which reads train examples with their expected results)"
+            told += (
+                f" (prompts by {writer}, which reads train examples with their expected results)"
+            )
         elif self.unused and any(isinstance(space, Text) for space in spaces):
             told += f"; no model writes prompts: {self.unused}"
         return told
@@ -99,8 +103,11 @@ def reason_not_to_write(lm: str, engine_of: Callable[[str], Engine]) -> str:
     """Return why a model writes no prompts by default, or an empty text if it does."""
     try:
         engine = engine_of(lm)
-        if getattr(engine, "writes_prompts", engine.remote):
+        declared = Capabilities(engine).writes_prompts
+        if engine.remote if declared is None else declared:
             return ""
     except CompoundError as error:
         return error.message
-    return f"{lm!r} " + ("declares that it writes no prompts" if engine.remote else "runs in this process")
+    return f"{lm!r} " + (
+        "declares that it writes no prompts" if engine.remote else "runs in this process"
+    )

@@ -1,34 +1,48 @@
-"""Determine the base model that the trained components share, and the shapes of their adapters."""
+"""Models and engines of a training job: its base model, its adapters, and their loading into engines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from compound.engine import Engine
-from compound.errors import DeclarationError
+from compound.core.engine import Adapter, AdapterEngine, Capabilities, Engine, SleepingEngine
+from compound.core.errors import CompoundError, DeclarationError
+from compound.core.narrowing import entry
+from compound.core.storage.artifacts import Reference, is_reference, with_absolute_path
+from compound.core.threads import compute
+from compound.engines.local import devices
+from compound.engines.local.devices import Placement
+from compound.engines.vllm.arguments import gpu_name
 from compound.execution.schedule import setting_values
 from compound.graph.space import Weights
 from compound.graph.system import System
+from compound.optimizers.weights.distributed.learner import Learner, LearnerSettings, place
+from compound.optimizers.weights.learner.saved import Saved
 
 
 def base_model(system: System, trained: Sequence[str], engine_of: Callable[[str], Engine]) -> str:
     """Return the frozen base model that the adapters of all components are trained on.
 
     Raises:
-        DeclarationError: the components use different models, a model is behind an API, or an engine does
-            not support adapters of their rank.
+        DeclarationError: the components use different models, a model is behind an API, or an
+            engine does not support adapters of their rank.
     """
     found: dict[str, str] = {}
     for component, engine in _engines(system, trained, engine_of).items():
         _check_rank(system, component, engine)
-        model = getattr(engine, "trainable", None)
+        model = Capabilities(engine).trainable
         if model is None:
             raise DeclarationError(
                 f"the weights of {component!r} cannot be trained: {engine.name} does not serve adapters",
                 hint="use a model that runs in this process, such as smollm2, or a vLLM engine",
             )
         found[component] = model
-    return _shared_value(found, "base model", "set the same lm for all, or freeze some with weights: null")
+    return _shared_value(
+        found, "base model", "set the same lm for all, or freeze some with weights: null"
+    )
 
 
 def teacher_model(name: str, engine_of: Callable[[str], Engine], section: str) -> str:
@@ -37,7 +51,7 @@ def teacher_model(name: str, engine_of: Callable[[str], Engine], section: str) -
     Raises:
         DeclarationError: its weights are not available to the trainer.
     """
-    model: str | None = getattr(engine_of(name), "trainable", None)
+    model = Capabilities(engine_of(name)).trainable
     if model is None:
         raise DeclarationError(
             f"{section}.teacher is {name!r}, which only answers requests: the trainer needs its weights to "
@@ -49,7 +63,7 @@ def teacher_model(name: str, engine_of: Callable[[str], Engine], section: str) -
 
 def _check_rank(system: System, component: str, engine: Engine) -> None:
     """Raise if the rank of an adapter exceeds the maximum of its engine."""
-    space, max_rank = system.parameters[f"{component}.weights"], getattr(engine, "max_lora_rank", None)
+    space, max_rank = system.parameters[f"{component}.weights"], Capabilities(engine).max_lora_rank
     assert isinstance(space, Weights)  # only components with weights are trained
     if max_rank is not None and space.rank > max_rank:
         raise DeclarationError(
@@ -59,18 +73,21 @@ def _check_rank(system: System, component: str, engine: Engine) -> None:
         )
 
 
-def check_sampling_engine(system: System, trained: Sequence[str], engine_of: Callable[[str], Engine]) -> None:
+def check_sampling_engine(
+    system: System, trained: Sequence[str], engine_of: Callable[[str], Engine]
+) -> None:
     """Raise if an engine samples from a different distribution than the trainer differentiates.
 
-    The trainer computes the softmax at the rollout temperature. Top-p, top-k, penalties and grammars change
-    the probability of a sampled token, so the probability ratio would compare different distributions, and
-    would be undefined for tokens outside the support. Imitation losses use no ratio and need no check.
+    The trainer computes the softmax at the rollout temperature. Top-p, top-k, penalties and
+    grammars change the probability of a sampled token, so the probability ratio would compare
+    different distributions, and would be undefined for tokens outside the support. Imitation losses
+    use no ratio and need no check.
 
     Raises:
         DeclarationError: extra request fields of an engine change the distribution.
     """
     for component, engine in _engines(system, trained, engine_of).items():
-        if fields := getattr(engine, "distribution_options", ()):
+        if fields := Capabilities(engine).distribution_options:
             raise DeclarationError(
                 f"the weights of {component!r} cannot be trained: {engine.name} samples with "
                 f"{', '.join(fields)}, so its log-probabilities differ from those that the trainer computes",
@@ -88,7 +105,9 @@ def base_format(system: System, trained: Sequence[str], engine_of: Callable[[str
     return _common_setting(system, trained, engine_of, "dtype", "number format")
 
 
-def base_quantization(system: System, trained: Sequence[str], engine_of: Callable[[str], Engine]) -> str:
+def base_quantization(
+    system: System, trained: Sequence[str], engine_of: Callable[[str], Engine]
+) -> str:
     """Return the quantization that the components sample with; ``auto`` if no engine specifies one.
 
     Raises:
@@ -98,24 +117,33 @@ def base_quantization(system: System, trained: Sequence[str], engine_of: Callabl
 
 
 def _common_setting(
-    system: System, trained: Sequence[str], engine_of: Callable[[str], Engine], setting: str, what: str
+    system: System,
+    trained: Sequence[str],
+    engine_of: Callable[[str], Engine],
+    setting: str,
+    what: str,
 ) -> str:
     """Return the value of a setting that all engines share; ``auto`` if none specifies it."""
     engines = _engines(system, trained, engine_of)
-    found = {component: getattr(engine, setting, "auto") for component, engine in engines.items()}
+    found = {
+        component: getattr(Capabilities(engine), setting) for component, engine in engines.items()
+    }
     known = {component: value for component, value in found.items() if value != "auto"}
     if not known:
         return "auto"
     return _shared_value(known, what, f"set the same {setting} for their engines")
 
 
-def _engines(system: System, trained: Sequence[str], engine_of: Callable[[str], Engine]) -> dict[str, Engine]:
+def _engines(
+    system: System, trained: Sequence[str], engine_of: Callable[[str], Engine]
+) -> dict[str, Engine]:
     found = {}
     for component in trained:
         lm = setting_values(system.components[component], system).get("lm")
         if not isinstance(lm, str):
             raise DeclarationError(
-                f"{component!r} has weights, but no model", hint="set lm for the component or the system"
+                f"{component!r} has weights, but no model",
+                hint="set lm for the component or the system",
             )
         found[component] = engine_of(lm)
     return found
@@ -149,3 +177,137 @@ def spaces(system: System, groups: Mapping[str, Sequence[str]]) -> dict[str, Wei
         assert isinstance(first, Weights)  # a training job has keys of weights only
         found[name] = first
     return found
+
+
+@dataclass(frozen=True)
+class AdapterGroups:
+    """The adapters that a job trains.
+
+    Attributes:
+        system: the system, bound to the configuration that the job starts from.
+        groups: the components of each adapter, by the adapter's name.
+        section: the path of the recipe's settings, for error messages.
+    """
+
+    system: System
+    groups: Mapping[str, tuple[str, ...]]
+    section: str
+
+    @property
+    def adapter_of(self) -> dict[str, str]:
+        """The adapter's name by component."""
+        return {component: name for name, some in self.groups.items() for component in some}
+
+    def starts(self) -> dict[str, Reference | None]:
+        """Return the adapter that each group starts from; ``None`` stands for the base model.
+
+        Raises:
+            DeclarationError: components that share an adapter start from different ones.
+        """
+        for name, some in self.groups.items():
+            first = self._start(some[0])
+            if any(self.system.configuration[f"{c}.weights"] != first for c in some):
+                raise DeclarationError(
+                    f"the components that share the adapter {name!r} start from different adapters",
+                    hint=f"start {', '.join(some)} from the same adapter, or set {self.section}.adapters to "
+                    "each",
+                )
+        return {name: self._start(some[0]) for name, some in self.groups.items()}
+
+    def digests(self) -> dict[str, str]:
+        """Return the digest of the adapter that each group starts from; ``""`` stands for the base model."""
+        return {name: start["sha256"] if start else "" for name, start in self.starts().items()}
+
+    def values(self, saved: Saved | None) -> dict[str, object]:
+        """Return the weights of a checkpoint by key of the configuration; none for the starting weights."""
+        if saved is None:
+            return {}
+        return {
+            f"{component}.weights": saved.adapters[name]
+            for component, name in self.adapter_of.items()
+        }
+
+    def _start(self, component: str) -> Reference | None:
+        value = self.system.configuration[f"{component}.weights"]
+        return value if is_reference(value) else None
+
+
+async def load_adapters(
+    system: System, components: Iterable[str], engine_of: Callable[[str], Engine], folder: Path
+) -> None:
+    """Load the adapters of some components into the engines that support it, all of one engine together.
+
+    An engine that holds fewer adapters than the components have loads them at their first use. So
+    does an engine that fails now; the call that needs the adapter then raises the error.
+
+    Args:
+        system: the system, bound to the weights.
+        components: names of the components.
+        engine_of: returns the engine of a model.
+        folder: the folder that paths of adapters are relative to.
+    """
+    engines: dict[str, AdapterEngine] = {}
+    wanted: dict[str, dict[str, Adapter]] = {}
+    for name in components:
+        values = setting_values(system.components[name], system)
+        lm, weights = entry(values, "lm", str), system.configuration[f"{name}.weights"]
+        engine = engine_of(lm)
+        if isinstance(engine, AdapterEngine) and is_reference(weights):
+            adapter = Adapter(**with_absolute_path(weights, folder))
+            engines[lm] = engine
+            wanted.setdefault(lm, {})[adapter.sha256] = adapter
+    await asyncio.gather(
+        *(
+            _load(engine, adapter)
+            for lm, engine in engines.items()
+            for adapter in wanted[lm].values()
+            if len(wanted[lm]) <= engine.max_loras
+        )
+    )
+
+
+async def _load(engine: AdapterEngine, adapter: Adapter) -> None:
+    with contextlib.suppress(CompoundError):
+        await engine.admit(adapter)
+
+
+def trainer_gpus(placement: Placement, settings: LearnerSettings) -> tuple[str, ...]:
+    """Return the GPUs that a trainer computes on, by their names in CUDA_VISIBLE_DEVICES.
+
+    Args:
+        placement: where the base model is loaded.
+        settings: the processes of the trainer.
+    """
+    device = devices.resolve_device(placement.device)
+    if devices.device_type(device) != "cuda":
+        return ()
+    ranks = range(settings.processes) if settings.world > 1 else ()
+    placed = [place(Placement(device), rank).device for rank in ranks] or [
+        devices.indexed_device(device)
+    ]
+    named = (gpu_name(int(name.partition(":")[2])) for name in placed)
+    return tuple(name for name in named if name is not None)
+
+
+@contextlib.asynccontextmanager
+async def trainer_turn(
+    engines: Iterable[Engine], gpus: Collection[str], trainer: Learner
+) -> AsyncIterator[None]:
+    """Let engines that share GPUs with a trainer sleep while the block runs; see `SleepingEngine`.
+
+    They have all the memory of the GPUs but that of the trainer's weights again when the block
+    ends.
+
+    Args:
+        engines: the engines that may use the GPUs.
+        gpus: the GPUs of the trainer.
+        trainer: the trainer that computes in the block.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        slept = False
+        for engine in engines if gpus else ():
+            if isinstance(engine, SleepingEngine):
+                slept |= await stack.enter_async_context(engine.asleep(gpus))
+        yield
+        if slept:
+            await compute(trainer.release_cache)

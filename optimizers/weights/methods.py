@@ -5,26 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from compound.errors import DeclarationError, suggest_name
+from compound.core.errors import DeclarationError, suggest_name
 from compound.graph.configuration import component_of, components_of
 from compound.graph.space import Weights
 from compound.graph.system import System
 from compound.optimization.method import Job, JobRecord, Method, Optimizer
 from compound.optimization.registration import MethodFactory
+from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.scheduling.jobs import keys_of
 from compound.optimizers.weights.learner.adapters import partition
 from compound.optimizers.weights.recipes.distill import Distill, DistillSettings
 from compound.optimizers.weights.recipes.mhgpo import MHGPO, MHGPORandomSettings, MHGPOSettings
-from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, MMGRPOSettings
+from compound.optimizers.weights.recipes.mmgrpo import (
+    MMGRPO,
+    MMGRPOSettings,
+    PromptR1,
+    PromptR1Settings,
+)
 from compound.optimizers.weights.recipes.mygo import MyGO, MyGOSettings
 from compound.optimizers.weights.recipes.ppo import PPO, MAPPOSettings, PPOSettings
-from compound.optimizers.weights.recipes.prompt_r1 import PromptR1, PromptR1Settings
 from compound.optimizers.weights.recipes.recipe import Recipe, Sharing, TrainingSettings
 from compound.optimizers.weights.training import WeightTraining
-from compound.settings.optimize import OptimizeSettings
 
-# Minimum share of a job, in minibatches of system runs: long searches and trainings gain more from few long
-# jobs than from many short ones.
+# Minimum share of a job, in minibatches of system runs: long searches and trainings gain more from
+# few long jobs than from many short ones.
 LONG_JOB = 30.0
 
 
@@ -109,7 +113,9 @@ def _method(
     partition(components_of(keys), adapters, section)
     optimizers: Mapping[str, Optimizer] = {name: WeightTraining(recipe, adapters, section)}
     timed = [_with_step_costs(job, recipe) for job in jobs]
-    return Method(name, optimizers, timed, InOrder(), least=LONG_JOB, decisions=1, jobs_each=len(jobs))
+    return Method(
+        name, optimizers, timed, InOrder(), least=LONG_JOB, decisions=1, jobs_each=len(jobs)
+    )
 
 
 def _with_step_costs(job: Job, recipe: Recipe) -> Job:
@@ -118,7 +124,9 @@ def _with_step_costs(job: Job, recipe: Recipe) -> Job:
     examples = recipe.sampling.max_examples
     step = recipe.cost(examples, len(components_of(job.keys)))
     compared = evaluation.examples if 0 < evaluation.every < steps else 0
-    return replace(job, step=step, steps=steps, examples=examples, held_out=compared, every=evaluation.every)
+    return replace(
+        job, step=step, steps=steps, examples=examples, held_out=compared, every=evaluation.every
+    )
 
 
 def ppo(system: System, optimize: OptimizeSettings, settings: PPOSettings) -> Method:

@@ -1,12 +1,12 @@
 """Optimizer that trains weights: sample, assign credit, update and checkpoint, step by step.
 
-The recipe defines the rollouts and their credit; everything else is implemented here. Each step samples with
-the adapters of the previous step, passed by reference, so that the executor's cache and the engines know
-which weights were used. After a crash, a job resumes from its last step: completed calls are in the cache,
-weights and optimizer states are in files.
+The recipe defines the rollouts and their credit; everything else is implemented here. Each step
+samples with the adapters of the previous step, passed by reference, so that the executor's cache
+and the engines know which weights were used. After a crash, a job resumes from its last step:
+completed calls are in the cache, weights and optimizer states are in files.
 
-If samples may be older than the trainer's weights (`max_staleness`), the samples of the next step are drawn
-while the current step is trained, with the weights that the current step started from.
+If samples may be older than the trainer's weights (`max_staleness`), the samples of the next step
+are drawn while the current step is trained, with the weights that the current step started from.
 """
 
 from __future__ import annotations
@@ -22,37 +22,62 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
 
-from compound.concurrency.threads import compute
-from compound.engine import Adapter, AdapterEngine, Prefilled
-from compound.errors import BudgetExhausted, DeclarationError, first_leaf
+from compound.core.engine import Adapter, AdapterEngine, Capabilities, Prefilled
+from compound.core.errors import BudgetExhausted, DeclarationError, first_leaf
+from compound.core.narrowing import entry
+from compound.core.storage.artifacts import (
+    discard,
+    folder_digest,
+    is_reference,
+    store_folder,
+    verify_reference,
+)
+from compound.core.threads import compute
 from compound.execution.rng import derive_seed
 from compound.execution.schedule import setting_values
 from compound.graph.configuration import components_of
-from compound.narrowing import entry
-from compound.optimization.bounds import JobBound, Outlook
-from compound.optimization.method import Progress, Proposal, Task
-from compound.optimizers.weights import moments
-from compound.optimizers.weights.adapter_groups import AdapterGroups
-from compound.optimizers.weights.adapter_loading import load_adapters
+from compound.optimization.method import JobPlan, PlannedJob, Progress, Proposal, Task
 from compound.optimizers.weights.bases import (
+    AdapterGroups,
     base_format,
     base_model,
     base_quantization,
     check_sampling_engine,
+    load_adapters,
     spaces,
     teacher_model,
+    trainer_gpus,
+    trainer_turn,
 )
-from compound.optimizers.weights.distributed.learner import AdapterShape, Learner, LearnerSpec
-from compound.optimizers.weights.distributed.opening import open_learner
+from compound.optimizers.weights.distributed.learner import Learner, LearnerSpec
+from compound.optimizers.weights.distributed.processes import open_learner
 from compound.optimizers.weights.interchange.group_export import FIELD as STORED_SAMPLES
 from compound.optimizers.weights.interchange.group_export import write_samples
 from compound.optimizers.weights.learner.adapters import partition
 from compound.optimizers.weights.learner.critic import VALUE
+from compound.optimizers.weights.learner.losses import ImitationObjective, PolicyObjective
 from compound.optimizers.weights.learner.samples import SECTION
-from compound.optimizers.weights.learner.saved import Best, Saved, Step, Stored, TrainingState
+from compound.optimizers.weights.learner.saved import (
+    Best,
+    CurvePoint,
+    Saved,
+    Stored,
+    TrainingState,
+    drop_moments,
+    find_moments,
+    remember_moments,
+    stored_moments,
+)
 from compound.optimizers.weights.learner.trainer import OPTIMIZERS
-from compound.optimizers.weights.loss.objective import ImitationObjective, PolicyObjective
-from compound.optimizers.weights.outcome import Outcome
+from compound.optimizers.weights.outcome import (
+    Outcome,
+    answer_metrics,
+    examples_of,
+    format_step,
+    is_better,
+    peak_memory,
+    reason_without_samples,
+)
 from compound.optimizers.weights.recipes.recipe import (
     Recipe,
     RecipeContext,
@@ -61,24 +86,7 @@ from compound.optimizers.weights.recipes.recipe import (
     credited_by,
 )
 from compound.optimizers.weights.recipes.rollouts import Sampler, rollout_rules
-from compound.optimizers.weights.recipes.selection import is_better
-from compound.optimizers.weights.step_batch import StepBatch
-from compound.optimizers.weights.step_notes import (
-    answer_metrics,
-    examples_of,
-    format_step,
-    peak_memory,
-    reason_without_samples,
-)
-from compound.optimizers.weights.step_plan import StepPlan
-from compound.optimizers.weights.turns import trainer_gpus, trainer_turn
-from compound.storage.artifacts import (
-    discard,
-    folder_digest,
-    is_reference,
-    store_folder,
-    verify_reference,
-)
+from compound.optimizers.weights.steps import StepBatch, StepPlan
 
 RECORD = "training"  # the kind of a memory record
 
@@ -99,9 +107,9 @@ class WeightTraining:
     adapters: Sharing = "each"
     section: str = SECTION
 
-    def bound(self, outlook: Outlook) -> JobBound:
-        """Declare that the job sends no requests except the runs of the system."""
-        return JobBound()
+    def plan(self, job: PlannedJob) -> JobPlan:
+        """Return no requests: the job sends none except the runs of the system."""
+        return JobPlan()
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Train, checkpoint after every step and evaluation, and propose the weights of the best step."""
@@ -125,7 +133,9 @@ class WeightTraining:
                 outcome = session.outcome(state)
                 facts = {"evaluation": outcome.evaluation()} if evaluates else {}
                 note = outcome.format_evaluation() if evaluates else format_step(state.curve[-1])
-                yield Progress(state.to_json(), note, facts, step=state.step, of=self.recipe.settings.steps)
+                yield Progress(
+                    state.to_json(), note, facts, step=state.step, of=self.recipe.settings.steps
+                )
             yield session.proposal(state)
         except asyncio.CancelledError:
             session.interrupt()  # else `close` would wait for a step in other processes
@@ -188,28 +198,32 @@ class TrainingSession:
             self.section,
         )
         self._gpus = trainer_gpus(placement, self.settings.learner)
-        shapes = {
-            name: AdapterShape.of(space) for name, space in spaces(system, self.adapters.groups).items()
-        }
         loss, teacher = self.recipe.loss, self.recipe.teacher
         spec = LearnerSpec(
-            model=model, shapes=shapes, adapter_of=self.adapters.adapter_of,
+            model=model,
+            shapes=spaces(system, self.adapters.groups),
+            adapter_of=self.adapters.adapter_of,
             policy=loss if isinstance(loss, PolicyObjective) else None,
             teacher=teacher and teacher_model(teacher, engine_of, self.section),
             imitation=loss if isinstance(loss, ImitationObjective) else None,
-            optimizer=self.settings.optimizer, rollouts=self.recipe.sampling, critic=self.recipe.critic,
-            seed=self.task.seed, steps=self.settings.steps, longest=self._max_answer_tokens(),
-            section=self.section, placement=placement,
+            optimizer=self.settings.optimizer,
+            rollouts=self.recipe.sampling,
+            critic=self.recipe.critic,
+            seed=self.task.seed,
+            steps=self.settings.steps,
+            longest=self._max_answer_tokens(),
+            section=self.section,
+            placement=placement,
             checkpointing=self.settings.base.gradient_checkpointing,
-        )  # fmt: skip
+        )
         self.trainer = open_learner(spec, self.settings.learner)
         values = system.configuration.values()
-        moments.drop_rejected(self._memory, {v["sha256"] for v in values if is_reference(v)})
+        drop_moments(self._memory, {v["sha256"] for v in values if is_reference(v)})
         if state.saved is not None:
             self.trainer.restore(state.saved, self.folder)
             return
         self.trainer.start(self.adapters.starts(), self.folder)
-        for name, kept in moments.find(self._memory, self._recipe, self.adapters.digests()).items():
+        for name, kept in find_moments(self._memory, self._recipe, self.adapters.digests()).items():
             self.trainer.restore_optimizer(name, kept.reference, self.folder)
             if self.recipe.critic and set(kept.adapters) == set(self.adapters.groups):
                 self.trainer.restore_optimizer(VALUE, kept.reference, self.folder)
@@ -239,7 +253,8 @@ class TrainingSession:
         """Return the maximum number of tokens of an answer.
 
         Raises:
-            DeclarationError: the loss divides by ``max_tokens``, but that is an input wired in the system.
+            DeclarationError: the loss divides by ``max_tokens``, but that is an input wired in the
+                system.
         """
         system = self.task.system
         wired = [n.component.name for n in system.all_nodes() if "max_tokens" in n.wires]
@@ -249,7 +264,8 @@ class TrainingSession:
                 hint=f"set max_tokens in the component, or choose another loss in {self.section}.loss",
             )
         return max(
-            entry(setting_values(system.components[c], system), "max_tokens", int) for c in self.trained
+            entry(setting_values(system.components[c], system), "max_tokens", int)
+            for c in self.trained
         )
 
     def interrupt(self) -> None:
@@ -275,21 +291,25 @@ class TrainingSession:
         context = self._context(state, step, dict(state.kept))
         await self._load_adapters(context)
         with meter.cap_runs(self.task.scorer.runs_left):
-            scores = await self.recipe.evaluate(context, self.values(state.saved), self.plan.split.held_out)
+            scores = await self.recipe.evaluate(
+                context, self.values(state.saved), self.plan.held_out
+            )
         score, best = fmean(scores) if scores else None, state.best
         if score is not None and is_better(score, step, best):
             best = Best(step=step, score=score, saved=state.saved)
-        return state.model_copy(update={"evaluated": [*state.evaluated, (step, score)], "best": best})
+        return state.model_copy(
+            update={"evaluated": [*state.evaluated, (step, score)], "best": best}
+        )
 
     def outcome(self, state: TrainingState) -> Outcome:
         """Return the result of the job in a state."""
-        return Outcome(state, self.settings.steps, len(self.plan.split.held_out), self.recipe.local)
+        return Outcome(state, self.settings.steps, len(self.plan.held_out), self.recipe.local)
 
     def proposal(self, state: TrainingState) -> Proposal:
         """Propose the weights of the best step, and keep their optimizer states for later jobs."""
         outcome = self.outcome(state)
         if outcome.chosen is not None:
-            moments.remember(self._memory, self._recipe, outcome.chosen)
+            remember_moments(self._memory, self._recipe, outcome.chosen)
         proposal = outcome.proposal(self.values)
         needs_weights = bool(self.recipe.values(self.task.system, self.trained))
         return replace(proposal, values={}) if needs_weights and not outcome.learned else proposal
@@ -305,18 +325,22 @@ class TrainingSession:
             async with asyncio.TaskGroup() as group:
                 training = group.create_task(self._train(drawn, number))
                 pending = 2 * bool(state.evaluated)  # of this step and of the next
-                if self.recipe.sampling.max_staleness and self.plan.affords(number + 1, max_runs, pending):
-                    # The update starts first, so values come from the updated value head: `compute` runs one
-                    # call at a time.
+                if self.recipe.sampling.max_staleness and self.plan.affords(
+                    number + 1, max_runs, pending
+                ):
+                    # The update starts first, so values come from the updated value head: `compute`
+                    # runs one call at a time.
                     await asyncio.sleep(0)
                     ahead = await self._ahead(state, number + 1, kept)
         except BaseExceptionGroup as errors:
             raise first_leaf(errors) from None
         saved, trained = training.result()
         credited = drawn.credited
-        made = credited.facts.get("samples", len(credited.samples))  # including those of skipped groups
+        made = credited.facts.get(
+            "samples", len(credited.samples)
+        )  # including those of skipped groups
         learned = sum(map(self.recipe.sampling.learns_from, credited.samples))
-        brief = Step(
+        brief = CurvePoint(
             reward=credited.reward,
             samples=learned,
             made=made,
@@ -324,7 +348,13 @@ class TrainingSession:
             refilled=credited.facts.get("refilled", 0),
             why="" if learned else reason_without_samples(self.recipe, drawn),
         )
-        found = {"step": number + 1, "saved": saved, "ahead": ahead, "kept": kept, "max_runs": max_runs}
+        found = {
+            "step": number + 1,
+            "saved": saved,
+            "ahead": ahead,
+            "kept": kept,
+            "max_runs": max_runs,
+        }
         return state.model_copy(update={**found, "curve": [*state.curve, brief]})
 
     async def _drawn(self, state: TrainingState, kept: dict[str, object]) -> StepBatch:
@@ -335,7 +365,9 @@ class TrainingSession:
             return drawn
         return await self._draw(state, state.step, kept)
 
-    async def _ahead(self, state: TrainingState, number: int, kept: dict[str, object]) -> Stored | None:
+    async def _ahead(
+        self, state: TrainingState, number: int, kept: dict[str, object]
+    ) -> Stored | None:
         """Draw and store the samples of a later step with the weights of a state; ``None`` out of budget."""
         try:
             drawn = await self._draw(state, number, kept)
@@ -346,17 +378,24 @@ class TrainingSession:
     async def _draw(self, state: TrainingState, number: int, kept: dict[str, object]) -> StepBatch:
         """Sample with the weights of a state and assign credit, within the job's share of the budget."""
         meter, started = self.task.context.executor.meter, time.perf_counter()
-        context, before, runs = self._context(state, number, kept), self._prefilled(), meter.system_runs
+        context, before, runs = (
+            self._context(state, number, kept),
+            self._prefilled(),
+            meter.system_runs,
+        )
         await self._load_adapters(context)
         with meter.cap_runs(self.task.scorer.runs_left):
             credited = await credited_by(self.recipe, context, self.plan.examples(number))
         context.sampler.check_failures()
         read, seconds = self._prefilled() - before, time.perf_counter() - started
         facts = {
-            "prompt_tokens": read.tokens, "prompt_tokens_cached": read.cached, **context.sampler.facts,
-            "runs": meter.system_runs - runs, "sample_seconds": seconds,
+            "prompt_tokens": read.tokens,
+            "prompt_tokens_cached": read.cached,
+            **context.sampler.facts,
+            "runs": meter.system_runs - runs,
+            "sample_seconds": seconds,
             "components": answer_metrics(credited.answers or credited.samples),
-        }  # fmt: skip
+        }
         return StepBatch(credited, facts, version=state.step)
 
     async def _train(self, drawn: StepBatch, number: int) -> tuple[Saved, dict[str, Any]]:
@@ -378,14 +417,16 @@ class TrainingSession:
         """Return the engine's counts of prompt tokens so far."""
         system = self.task.system
         lm = entry(setting_values(system.components[self.trained[0]], system), "lm", str)
-        return getattr(self.task.context.executor.engine(lm), "prefill", Prefilled())
+        return Capabilities(self.task.context.executor.engine(lm)).prefill
 
     def _context(self, state: TrainingState, number: int, kept: dict[str, object]) -> RecipeContext:
         """Return the inputs of the recipe for one step."""
         task = self.task
         rules = rollout_rules(task.context.rules, task.system, self.trained, self.recipe.sampling)
         system = task.system.bind({**task.system.configuration, **self.values(state.saved)})
-        sampler = Sampler(task.context.executor, system, task.context.metric, rules, self._index(number))
+        sampler = Sampler(
+            task.context.executor, system, task.context.metric, rules, self._index(number)
+        )
         seed = derive_seed(task.seed, "step", number)
         folder, spare = task.context.folder, self.plan.spare_examples(number)
         return RecipeContext(
@@ -399,7 +440,9 @@ class TrainingSession:
 
     def _trainer_turn(self) -> AbstractAsyncContextManager[None]:
         """Open a block in which the trainer may compute; engines on its GPUs may sleep meanwhile."""
-        return trainer_turn([*self.task.context.executor.engines.values()], self._gpus, self.trainer)
+        return trainer_turn(
+            [*self.task.context.executor.engines.values()], self._gpus, self.trainer
+        )
 
     def _index(self, number: int) -> int:
         """Return an index for a step that no other step of the run uses, so that samples are not reused."""
@@ -408,7 +451,11 @@ class TrainingSession:
     def _record(self, number: int, drawn: StepBatch, trained: Mapping[str, Any]) -> dict[str, Any]:
         credited = drawn.credited
         scores = {"reward": credited.reward, "rollouts": len(credited.scores)}
-        job = {"seed": self.task.seed, "recipe": type(self.recipe).__name__, "keys": list(self.task.keys)}
+        job = {
+            "seed": self.task.seed,
+            "recipe": type(self.recipe).__name__,
+            "keys": list(self.task.keys),
+        }
         found = {**job, **scores, **credited.facts, **trained, **drawn.facts}
         of_all, of_trained = drawn.facts.get("components", {}), trained["components"]
         found["components"] = {
@@ -416,20 +463,26 @@ class TrainingSession:
             for name in sorted({*of_all, *of_trained})
         }
         answers = examples_of(credited.samples, self.trainer.tokenizer)
-        return {"kind": RECORD, "step": number, **found, "answers": answers, "memory": peak_memory()}
+        return {
+            "kind": RECORD,
+            "step": number,
+            **found,
+            "answers": answers,
+            "memory": peak_memory(),
+        }
 
     def delete_unused(self, state: TrainingState) -> None:
         """Delete the optimizer states and adapters that neither this state nor the previous one needs.
 
-        A state needs its last and its best step. The previous state is still the checkpoint until this one is
-        written. Of finished jobs, only the optimizer states whose adapters are no longer in the configuration
-        are deleted.
+        A state needs its last and its best step. The previous state is still the checkpoint until
+        this one is written. Of finished jobs, only the optimizer states whose adapters are no
+        longer in the configuration are deleted.
         """
         needed = [state.ahead]
         for saved in (state.saved, state.best.saved if state.best else None):
             needed += [saved.optimizers, *saved.adapters.values()] if saved else []
         present = {reference["path"] for reference in needed if reference} | self._given(state)
-        present |= moments.folders(self._memory)
+        present |= {stored.reference["path"] for stored in stored_moments(self._memory)}
         over = [path.name for path in self.folder.glob(f"{OPTIMIZERS}-*")]
         for name in {*state.folders_before, *over}.difference(present, state.folders):
             discard(name, self.folder)

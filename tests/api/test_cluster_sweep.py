@@ -17,12 +17,12 @@ import pytest
 
 from clusters.tasks import ProcessTasks, ThreadTasks
 from compound.api.sweeps import sweep as sweeps
-from compound.api.sweeps.planned_run import Stopper
+from compound.api.sweeps.runs import Stopper
 from compound.api.sweeps.sweep import plan, sweep
 from compound.cluster.handshake import WorkerMismatch
-from compound.errors import CompoundError, DeclarationError, RunDirectoryError
-from compound.runs.recorder import Interrupted
-from compound.spec import load
+from compound.core.errors import CompoundError, DeclarationError, RunDirectoryError
+from compound.optimization.runs.recorder import Interrupted
+from compound.yaml import load
 from run_files import lock_no_folders
 
 GAME = Path(__file__).parents[1] / "files" / "game"
@@ -73,7 +73,8 @@ def test_the_results_are_those_of_a_sweep_in_this_process(
     assert (tasks.started, tasks.most, tasks.closed) == (4, 2, True)
     assert sum(line.endswith(": finished") for line in said) == 4
     here, there = (
-        json.loads(Path(name, "game/random/0/config.json").read_text()) for name in ("here", "there")
+        json.loads(Path(name, "game/random/0/config.json").read_text())
+        for name in ("here", "there")
     )
     assert here == there
     assert not list(Path("there").glob("cluster-token"))
@@ -89,7 +90,9 @@ def test_by_default_each_machine_has_a_run(game: Path, monkeypatch: pytest.Monke
     assert tasks.most == len(asyncio.run(tasks.check("{}")))
 
 
-def test_a_killed_task_is_resumed_from_its_checkpoint(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_task_is_resumed_from_its_checkpoint(
+    game: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place, code = "    time.sleep(", (game / "game.py").read_text()
     dies = """
     if "DIES" in os.environ and aim != 0.25:  # a candidate, in a task
@@ -102,7 +105,15 @@ def test_a_killed_task_is_resumed_from_its_checkpoint(game: Path, monkeypatch: p
     (game / "game.py").write_text(code.replace(place, dies + place, 1))
     expected = run(monkeypatch, None, "here", methods=("search",), seeds=(0,), controls=False)
     tasks, said = ProcessTasks({"DIES": str(game / "died")}), list[str]()
-    facts = run(monkeypatch, tasks, "there", methods=("search",), seeds=(0,), log=said.append, controls=False)
+    facts = run(
+        monkeypatch,
+        tasks,
+        "there",
+        methods=("search",),
+        seeds=(0,),
+        log=said.append,
+        controls=False,
+    )
     assert facts["runs"][0]["reason"] == ""
     assert timeless(facts) == timeless(expected)
     assert any("was lost (its process ended), and will be resumed" in line for line in said)
@@ -116,7 +127,9 @@ def test_a_machine_that_does_not_share_the_folder_is_refused(
     game: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks = ThreadTasks(lambda text: text.replace(f"{game}/out", f"{game}/elsewhere"))
-    with pytest.raises(WorkerMismatch, match="machine first cannot be used: it does not share") as caught:
+    with pytest.raises(
+        WorkerMismatch, match="machine first cannot be used: it does not share"
+    ) as caught:
         run(monkeypatch, tasks)
     assert "in a folder that all machines of the cluster share" in caught.value.hint
     assert (tasks.started, tasks.closed) == (0, True)
@@ -124,7 +137,9 @@ def test_a_machine_that_does_not_share_the_folder_is_refused(
 
 
 def test_a_machine_without_the_code_is_refused(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tasks = ThreadTasks(lambda text: text.replace(f"{game}/game.yaml", f"{game}/elsewhere/game.yaml"))
+    tasks = ThreadTasks(
+        lambda text: text.replace(f"{game}/game.yaml", f"{game}/elsewhere/game.yaml")
+    )
     with pytest.raises(WorkerMismatch, match="machine first cannot be used: .*no module 'game'"):
         run(monkeypatch, tasks)
     assert tasks.started == 0
@@ -155,7 +170,9 @@ def test_a_machine_with_other_data_fails_its_runs_before_they_begin(
     facts = run(monkeypatch, ThreadTasks(edit), methods=("random",))
     assert statuses(facts) == ["finished", "failed"]
     reason = facts["runs"][1]["reason"]
-    assert reason.startswith(f"machine {platform.node()} cannot be used: its data differ from the driver's")
+    assert reason.startswith(
+        f"machine {platform.node()} cannot be used: its data differ from the driver's"
+    )
     assert "install the same versions on every machine" in reason
     assert not Path("out/game/random/1").exists()
 
@@ -184,7 +201,9 @@ def test_a_forced_interrupt_does_not_stop_the_next_command(
     class Interrupted(ThreadTasks):
         async def run(self, text: str) -> str:
             stopper.stop()
-            await asyncio.to_thread(wait)  # for the file, which tells the tasks of the first interrupt
+            await asyncio.to_thread(
+                wait
+            )  # for the file, which tells the tasks of the first interrupt
             raise KeyboardInterrupt  # the second one
 
     with pytest.raises(KeyboardInterrupt):
@@ -220,7 +239,9 @@ def test_a_sweep_ends_if_another_one_may_use_its_folder(
         run(monkeypatch, tasks, methods=("random",), seeds=(0, 1), log=log)
 
 
-def test_the_reason_of_a_failed_run_includes_the_hint(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_of_a_failed_run_includes_the_hint(
+    game: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a task as of a run in this process."""
 
     def broken(*_: Any) -> Any:
@@ -245,19 +266,26 @@ def test_a_failing_run_ends_no_other(game: Path, monkeypatch: pytest.MonkeyPatch
     assert "oops" in Path("out/sweep.md").read_text()
 
 
-def test_tasks_that_are_lost_too_often_fail_their_run(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compound.api.sweeps.on_cluster.RESEND_SECONDS", 0)
+def test_tasks_that_are_lost_too_often_fail_their_run(
+    game: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("compound.api.sweeps.runs.RESEND_SECONDS", 0)
     facts = run(monkeypatch, ThreadTasks(losses=3), methods=("random",), seeds=(0,))
     assert statuses(facts) == ["failed"]
     assert "its task was lost (killed), and max_restarts is used up" in facts["runs"][0]["reason"]
-    assert statuses(run(monkeypatch, ThreadTasks(losses=2), methods=("random",), seeds=(0,))) == ["finished"]
+    assert statuses(run(monkeypatch, ThreadTasks(losses=2), methods=("random",), seeds=(0,))) == [
+        "finished"
+    ]
 
 
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
         ("nonsense", "its answer cannot be read"),
-        ('{"status": "finished"}', "its task has ended, but .* is not finished here: is the folder shared"),
+        (
+            '{"status": "finished"}',
+            "its task has ended, but .* is not finished here: is the folder shared",
+        ),
     ],
 )
 def test_an_answer_is_not_trusted(
@@ -297,7 +325,9 @@ def test_a_stop_ends_all_tasks_and_the_same_call_goes_on(
 def test_files_without_a_cluster_are_refused(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compound.api.sweeps.sweep.open_tasks", lambda _: ThreadTasks())
     planned = plan([load(Path("game.yaml"))], ["random"], [0], Path("out"))
-    with pytest.raises(DeclarationError, match=r"needs the same optimize\.runner\.ray in every file"):
+    with pytest.raises(
+        DeclarationError, match=r"needs the same optimize\.runner\.ray in every file"
+    ):
         sweep(planned, Path("out"), cluster=True)
     assert not Path("out").exists()
 

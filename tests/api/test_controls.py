@@ -11,21 +11,20 @@ import pytest
 
 import compound as cp
 from compound.api.result import read_result
-from compound.api.sweeps.controls import constant_answer
-from compound.api.sweeps.direct_call import NotApplicable, direct_system
+from compound.api.sweeps.controls import NotApplicable, constant_answer, direct_system
 from compound.api.sweeps.sweep import plan, sweep
 from compound.components.function import Function
 from compound.components.llm import LLM
+from compound.core.example import Example
 from compound.evaluation.metrics.built_in import accuracy, exact_match, mrr, token_f1
 from compound.evaluation.metrics.comparison import Comparison
 from compound.evaluation.metrics.custom import custom
-from compound.example import Example
 from compound.graph.component import Input
 from compound.graph.space import Choice
 from compound.graph.system import System
 from compound.graph.types import Port
-from compound.spec import load
 from compound.testing import ScriptedLM
+from compound.yaml import load
 
 SYSTEM = """
 system: quiz
@@ -45,7 +44,7 @@ optimize: {budget: {system_runs: 60}, candidates: 2, concurrency: 1}
 ENGINE = """
 from pathlib import Path
 
-from compound.errors import CallError
+from compound.core.errors import CallError
 from compound.testing import ScriptedLM
 
 
@@ -90,7 +89,9 @@ def quiz(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(*seeds: int, sets: Sequence[tuple[str, str]] = (), methods: str = "random", **how: Any) -> Any:
+def run(
+    *seeds: int, sets: Sequence[tuple[str, str]] = (), methods: str = "random", **how: Any
+) -> Any:
     program = load(Path("quiz.yaml"), overrides=list(sets))
     folder = Path("out")
     return sweep(plan([program], methods.split(","), seeds or (0,), folder), folder, **how)
@@ -119,9 +120,11 @@ def test_controls_are_rows_with_the_scores_of_the_test_examples(quiz: Path) -> N
     assert (direct["calls"], direct["completion_tokens"]) == (8, 8)
     assert direct["cost"] == pytest.approx(0.5 * (direct["prompt_tokens"] + 8))
     assert [(each["name"], each["seed"], each["status"]) for each in facts["controls"]] == [
-        ("constant", 0, "finished"), ("direct call", 0, "finished"),
-        ("constant", 1, "finished"), ("direct call", 1, "finished"),
-    ]  # fmt: skip
+        ("constant", 0, "finished"),
+        ("direct call", 0, "finished"),
+        ("constant", 1, "finished"),
+        ("direct call", 1, "finished"),
+    ]
     page = (quiz / "out" / "sweep.md").read_text()
     assert "| constant: red | 2 × 8 | 0.250" in page
     assert "| direct call: mine | 2 × 8 | 0.625" in page
@@ -196,7 +199,9 @@ def test_a_failed_direct_call_is_noted_and_retried(quiz: Path) -> None:
 
 
 def test_the_command_can_leave_the_controls_out(quiz: Path, cli: Any) -> None:
-    code, out, err = cli("sweep", "quiz.yaml", "--methods", "random", "--run", "out", "--no-controls")
+    code, out, err = cli(
+        "sweep", "quiz.yaml", "--methods", "random", "--run", "out", "--no-controls"
+    )
     assert code == 0, err
     assert "constant" not in out
     code, out, _ = cli("sweep", "quiz.yaml", "--methods", "random", "--run", "out")
@@ -218,7 +223,8 @@ TEXT = {"answer": Port(str)}
 @pytest.mark.parametrize(
     ("metric", "answers", "expected"),
     [
-        # "x" shares a word with all answers: (6 * 2/3 + 2) / 8 = 0.75, and "x y" (3 + 3 * 1/2 + 2 * 2/3) / 8
+        # "x" shares a word with all answers: (6 * 2/3 + 2) / 8 = 0.75, and "x y" (3 + 3 * 1/2 + 2 *
+        # 2/3) / 8
         (token_f1("answer"), ["x y"] * 3 + ["x z"] * 3 + ["x"] * 2, "x"),
         (exact_match("answer"), ["b", "a", "a", "b"], "b"),  # a tie: the first
         (exact_match("answer"), [["a", "c"], ["b"], ["c"]], "c"),  # each acceptable answer counts
@@ -240,7 +246,11 @@ def test_a_constant_answer_has_the_type_of_the_output() -> None:
 @pytest.mark.parametrize(
     ("metric", "answers", "reason"),
     [
-        (custom(lambda outputs, example: 1.0, "own"), ["a"], "metric 'own' does not compare an output"),
+        (
+            custom(lambda outputs, example: 1.0, "own"),
+            ["a"],
+            "metric 'own' does not compare an output",
+        ),
         (mrr("answer"), ["a"], "metric 'mrr' scores a list"),
         (exact_match("answer"), [{"a": 1}], "gold answers are of type dict"),
     ],

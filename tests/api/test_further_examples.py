@@ -11,7 +11,7 @@ from compound.api.optimize import make_problem
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics.built_in import exact_match
 from compound.optimization.problem import Problem
-from compound.settings.optimize import make_settings
+from compound.optimization.settings.optimize import make_settings
 from compound.testing import ScriptedLM
 
 
@@ -42,7 +42,9 @@ def test_train_examples_are_set_aside_only_for_what_must_be_supported() -> None:
     made = problem(rows("train", 50), rows("valid", 10), accept="supported")
     assert len(made.further) == 10
     assert len(made.train) == 40
-    assert {e.id for e in made.train} | {e.id for e in made.further} == {e["id"] for e in rows("train", 50)}
+    assert {e.id for e in made.train} | {e.id for e in made.further} == {
+        e["id"] for e in rows("train", 50)
+    }
     few = problem(rows("train", 20), rows("valid", 10), accept="supported")
     assert (len(few.train), len(few.further)) == (16, 4)  # a fifth at most
 

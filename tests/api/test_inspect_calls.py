@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import compound as cp
-from compound.errors import DeclarationError, RunDirectoryError
+from compound.core.errors import DeclarationError, RunDirectoryError
+from compound.core.security.sanitize import remember_secret
 from compound.execution.exchange import SWITCH
-from compound.security.sanitize import remember_secret
 from compound.testing import ScriptedLM
 
 ROWS = [{"id": str(i), "question": f"What is {i}?", "answer": str(i)} for i in range(24)]
@@ -43,9 +43,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def optimize(folder: Path) -> cp.Result:
     data = {"train": ROWS[:8], "valid": ROWS[:16], "test": ROWS[16:]}
     return cp.optimize(
-        system(), data, "exact_match", method="random", budget=40, run_dir=folder,
-        engines={"lm": ScriptedLM(reply)}, progress=False,
-    )  # fmt: skip
+        system(),
+        data,
+        "exact_match",
+        method="random",
+        budget=40,
+        run_dir=folder,
+        engines={"lm": ScriptedLM(reply)},
+        progress=False,
+    )
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: Any, **options: Any) -> str:
@@ -54,12 +60,17 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: Any, **options: Any)
     return capsys.readouterr().out
 
 
-def test_a_trace_is_printed_with_messages_and_named_usage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trace_is_printed_with_messages_and_named_usage(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     engine = ScriptedLM(["7."], price=0.001)
     trace = cp.run(system(), {"question": "What is 7?"}, engines={"lm": engine})
     text = printed(capsys, trace)
     assert "8 prompt and 1 completion tokens, $0.009000)" in text
-    assert "[system]\nBe brief.\n[user]\nAnswer.\n\nQuestion: What is 7?\nAnswer:\n[lm: stop]\n7." in text
+    assert (
+        "[system]\nBe brief.\n[user]\nAnswer.\n\nQuestion: What is 7?\nAnswer:\n[lm: stop]\n7."
+        in text
+    )
     assert text.endswith("text <- 7.\noutput -> 7\n")
     only = printed(capsys, [trace, trace], component="strip", limit=1)
     assert only.count("== strip") == 1
@@ -119,22 +130,26 @@ def test_what_has_no_traces_is_refused() -> None:
 
 
 def test_the_command_prints_text_or_json(finished: Path, cli: Any) -> None:
-    ran = cli("trace", str(finished), "--example", "17", "--split", "test", "--limit", "1")
+    ran = cli("runs", "trace", str(finished), "--example", "17", "--split", "test", "--limit", "1")
     assert ran.code == 0
     assert "Question: What is 17?" in ran.out
-    (recorded,) = json.loads(cli("trace", str(finished), "--failed", "--limit", "1", "--json").out)
+    (recorded,) = json.loads(
+        cli("runs", "trace", str(finished), "--failed", "--limit", "1", "--json").out
+    )
     assert recorded["failure"] == ["error", recorded["failure"][1]]
     assert {"calls", "prompt_tokens", "completion_tokens", "cost", "unpriced"} == set(
         recorded["calls"][0]["usage"]
     )
-    nothing = cli("trace", str(finished), "--example", "999")
+    nothing = cli("runs", "trace", str(finished), "--example", "999")
     assert (nothing.code, nothing.out) == (0, "")
-    assert cli("trace", str(finished), "--component", "x").code == 2
+    assert cli("runs", "trace", str(finished), "--component", "x").code == 2
 
 
 def test_keys_in_messages_are_not_recorded() -> None:
     remember_secret(SECRET)
-    trace = cp.run(system(), {"question": f"What is 7? {SECRET}"}, engines={"lm": ScriptedLM([SECRET])})
+    trace = cp.run(
+        system(), {"question": f"What is 7? {SECRET}"}, engines={"lm": ScriptedLM([SECRET])}
+    )
     (exchange,) = trace.calls[0].exchanges
     assert SECRET not in str(exchange)
     assert "What is 7? [key removed]" in str(exchange)
@@ -148,7 +163,9 @@ def test_messages_can_be_kept_out_of_files(tmp_path: Path, monkeypatch: pytest.M
     files = [path for path in result.path.rglob("*") if path.is_file()]
     assert {"traces.jsonl", "cache.sqlite"} <= {path.name for path in files}
     assert not [
-        path.name for path in files if b"Be brief." in path.read_bytes() and path.name != "config.json"
+        path.name
+        for path in files
+        if b"Be brief." in path.read_bytes() and path.name != "config.json"
     ]
 
 
@@ -165,6 +182,11 @@ def test_usage_has_names_in_every_file_of_a_run(finished: Path) -> None:
 
     for name in ("events.jsonl", "traces.jsonl", "checkpoint.json"):
         for line in (
-            (finished / name).read_text().splitlines() if "jsonl" in name else [(finished / name).read_text()]
+            (finished / name).read_text().splitlines()
+            if "jsonl" in name
+            else [(finished / name).read_text()]
         ):
-            assert all(isinstance(usage, dict) for usage in usages(json.loads(line))), (name, line[:200])
+            assert all(isinstance(usage, dict) for usage in usages(json.loads(line))), (
+                name,
+                line[:200],
+            )

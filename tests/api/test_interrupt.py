@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import compound as cp
-from compound.concurrency.blocking import run_blocking
+from compound.core.loops import run_blocking
 from compound.testing import ScriptedLM
 
 ROOT = Path(__file__).parents[2]
@@ -130,7 +130,7 @@ def test_a_second_interrupt_does_not_wait_for_work_that_cannot_be_cancelled(
         with pytest.raises(KeyboardInterrupt, match="told"):
             run_blocking(stubborn(), interrupted="told")
 
-    monkeypatch.setattr("compound.concurrency.blocking.wait", interrupted_wait)
+    monkeypatch.setattr("compound.core.loops.wait", interrupted_wait)
     asyncio.run(cell())
     assert not ended.is_set()
     release.set()
@@ -154,7 +154,9 @@ def test_what_a_coroutine_returns_and_raises_passes_a_running_loop() -> None:
 
 def test_a_call_from_another_thread_of_a_running_loop_works() -> None:
     async def cell() -> Any:
-        return await asyncio.to_thread(cp.run, system(), {"q": "?"}, engines={"lm": ScriptedLM(["yes"])})
+        return await asyncio.to_thread(
+            cp.run, system(), {"q": "?"}, engines={"lm": ScriptedLM(["yes"])}
+        )
 
     assert asyncio.run(cell()).outputs == {"y": "yes"}
 
@@ -163,13 +165,20 @@ def test_an_interrupted_script_continues_where_it_was(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", COMMON + "optimize()"]
     with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == "STUCK\n"
         running.send_signal(signal.SIGINT)
         _, told = running.communicate(timeout=GUARD)
-    assert "KeyboardInterrupt: stopped; progress is saved in run; optimize with run_dir='run'" in told
+    assert (
+        "KeyboardInterrupt: stopped; progress is saved in run; optimize with run_dir='run'" in told
+    )
     code = COMMON + "stuck_after = 10**6\nprint(optimize().spent['calls'], len(answered))"
     ran = subprocess.run(
         [sys.executable, "-c", code],
@@ -191,12 +200,18 @@ class Kernel:
 
     def __init__(self, folder: Path) -> None:
         manager: Any = importlib.import_module("jupyter_client.manager")
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "COMPOUND_CACHE": str(folder / "cache")}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "COMPOUND_CACHE": str(folder / "cache"),
+        }
         self._manager, self._client = manager.start_new_kernel(
             startup_timeout=GUARD, kernel_name="python3", cwd=str(folder), env=environment
         )
 
-    def execute(self, code: str, *, interrupt_at: tuple[str, ...] = ()) -> tuple[dict[str, Any], str]:
+    def execute(
+        self, code: str, *, interrupt_at: tuple[str, ...] = ()
+    ) -> tuple[dict[str, Any], str]:
         """Run a cell, interrupting it as each text is printed; returns its reply and what it printed."""
         waiting, printed = list(interrupt_at), ""
         number = self._client.execute(code)
@@ -212,7 +227,9 @@ class Kernel:
                 self._manager.interrupt_kernel()
             if message["msg_type"] == "status" and content["execution_state"] == "idle":
                 break
-        while (reply := self._client.get_shell_msg(timeout=GUARD))["parent_header"]["msg_id"] != number:
+        while (reply := self._client.get_shell_msg(timeout=GUARD))["parent_header"][
+            "msg_id"
+        ] != number:
             pass
         return reply["content"], printed
 

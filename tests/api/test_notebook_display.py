@@ -12,16 +12,28 @@ from hypothesis import strategies as st
 
 import compound as cp
 from compound.api.progress import NotebookCell
+from compound.core.notebook import escape, in_notebook, table
 from compound.evaluation.evaluate import Evaluation, ScoredRun
 from compound.execution.trace import Call, Failure, Trace
-from compound.notebook import escape, in_notebook, table
 from compound.testing import ScriptedLM
 
 HOSTILE = "<script>alert('x')</script><img src=x onerror=alert(1)>\"'&]]>--><!-- $x$ \x1b[31m\ud800"
 LIMIT = 60_000  # characters of HTML
 ALLOWED = {
-    "div", "b", "table", "thead", "tbody", "tr", "th", "td", "pre", "br", "progress", "p", "span",
-}  # fmt: skip
+    "div",
+    "b",
+    "table",
+    "thead",
+    "tbody",
+    "tr",
+    "th",
+    "td",
+    "pre",
+    "br",
+    "progress",
+    "p",
+    "span",
+}
 
 
 class Elements(html.parser.HTMLParser):
@@ -86,19 +98,25 @@ def test_hostile_texts_stay_text_everywhere() -> None:
     assert "… 5 more" in table(["a"], ([i] for i in range(25)))
 
 
-def test_a_system_is_drawn_or_shown_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = cp.LLM("answerer", prompt=cp.Text(HOSTILE[:20]))(question=cp.Input("question"))
-    system = cp.System("qa", outputs={"answer": node}, lm="lm")
-    svg = system._repr_svg_()
-    if svg is not None:
+@pytest.mark.parametrize("nodes", [1, 61])
+def test_a_system_is_drawn_or_shown_as_text(nodes: int) -> None:
+    """A graph of many nodes is shown as text."""
+    asked = {
+        f"answerer{i}": cp.LLM(f"answerer{i}", prompt=cp.Text(HOSTILE[:20])) for i in range(nodes)
+    }
+    outputs = {name: llm(question=cp.Input("question")) for name, llm in asked.items()}
+    system = cp.System("qa", outputs=outputs, lm="lm")
+    svg, shown = system._repr_svg_(), system._repr_html_()
+    if nodes == 1:
+        assert svg is not None
+        assert shown is None
         assert "<svg" in svg
         assert "<script" not in svg
-        assert system._repr_html_() is None
-    monkeypatch.setattr("compound.notebook.DRAWING", "compound.no_such_module:draw")
-    shown = system._repr_html_()
-    assert shown is not None
-    check(shown)
-    assert "answerer: llm(" in shown
+    else:
+        assert svg is None
+        assert shown is not None
+        check(shown)
+        assert "answerer0: llm(" in shown
 
 
 def test_a_result_shows_scores_and_the_best_values(tmp_path: Path) -> None:
@@ -111,9 +129,13 @@ def test_a_result_shows_scores_and_the_best_values(tmp_path: Path) -> None:
     system = cp.System("s", outputs={"answer": node})
     rows = [{"id": str(i), "x": i, "answer": "good"} for i in range(30)]
     found = cp.optimize(
-        system, {"train": rows[:10], "valid": rows[10:20], "test": rows[20:]}, "exact_match",
-        budget=100, run_dir=tmp_path / "run", progress=False,
-    )  # fmt: skip
+        system,
+        {"train": rows[:10], "valid": rows[10:20], "test": rows[20:]},
+        "exact_match",
+        budget=100,
+        run_dir=tmp_path / "run",
+        progress=False,
+    )
     shown = found._repr_html_()
     check(shown)
     assert "say.phrase" in shown
@@ -156,7 +178,9 @@ def test_a_kernel_shows_progress_in_one_place_and_the_result(
     pytest.importorskip("ipykernel")
     monkeypatch.setenv("PYTHONPATH", str(Path(cp.__file__).parents[1]))
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
-    client = nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}})
+    client = nbclient.NotebookClient(
+        notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}
+    )
     client.execute()
     outputs = notebook.cells[0].outputs
     assert [output.output_type for output in outputs] == ["display_data", "execute_result"]

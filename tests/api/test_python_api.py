@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import compound as cp
-from compound.errors import CompoundError, DeclarationError
+from compound.core.errors import CompoundError, DeclarationError
 from compound.testing import ScriptedLM
 
 ROWS = [{"id": str(i), "question": f"What is {i}?", "answer": str(i)} for i in range(24)]
@@ -65,10 +65,14 @@ def test_a_loaded_system_keeps_the_engines_of_its_file(
         opened.append((kind, settings))
         return ScriptedLM(echo)
 
-    monkeypatch.setattr("compound.spec.program.open_engine", open_engine)
+    monkeypatch.setattr("compound.yaml.program.open_engine", open_engine)
     (tmp_path / "qa.yaml").write_text(FILE)
     loaded = cp.load_system(tmp_path / "qa.yaml")
-    for each in (loaded, loaded.bind({"answerer.prompt": "Say it."}), pickle.loads(pickle.dumps(loaded))):
+    for each in (
+        loaded,
+        loaded.bind({"answerer.prompt": "Say it."}),
+        pickle.loads(pickle.dumps(loaded)),
+    ):
         assert cp.run(each, {"question": "What is 7?"}).outputs == {"answer": "7"}
     assert cp.evaluate(loaded, ROWS, "exact_match", cache=False).mean == 1.0
     settings = {"model": "openai/gpt-4o-mini", "price": (1.0, 2.0)}
@@ -78,19 +82,23 @@ def test_a_loaded_system_keeps_the_engines_of_its_file(
 def test_engines_are_constructed_by_name_and_import_no_library() -> None:
     code = (
         "import sys, compound as cp\n"
-        "engine = cp.LiteLLM('openai/gpt-4o-mini', price=(0.15, 0.6))\n"
-        "local, server = cp.Transformers('smollm2', dtype='float32'), cp.VLLM('smollm2')\n"
+        "engine = cp.engines.LiteLLM('openai/gpt-4o-mini', price=(0.15, 0.6))\n"
+        "local, server = cp.engines.Transformers('smollm2', dtype='float32'), cp.engines.VLLM('smollm2')\n"
         "print(engine.name, local.name, server.name)\n"
         "print([name for name in ('torch', 'transformers', 'litellm', 'httpx') if name in sys.modules])"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout == "litellm:openai/gpt-4o-mini transformers:smollm2:float32 vllm:smollm2\n[]\n"
+    assert (
+        ran.stdout == "litellm:openai/gpt-4o-mini transformers:smollm2:float32 vllm:smollm2\n[]\n"
+    )
 
 
 def test_engines_given_by_name_stand_beside_those_found_by_convention(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("compound.registry.engines.open_engine", lambda kind, **_: ScriptedLM(lambda _: kind))
+    monkeypatch.setattr(
+        "compound.graph.registry.engines.open_engine", lambda kind, **_: ScriptedLM(lambda _: kind)
+    )
     question = cp.Input("question")
     first = cp.LLM("first", lm="fast")(question=question)
     second = cp.LLM("second", lm="some/model")(question=question)
@@ -106,12 +114,14 @@ def test_engines_given_by_name_stand_beside_those_found_by_convention(
 
 @pytest.mark.parametrize("engines", ["openai/gpt-4o-mini", ScriptedLM([]), 7, {"fast": 7}])
 def test_engines_of_another_kind_are_refused(engines: Any) -> None:
-    with pytest.raises(DeclarationError, match=r"engines.* must .*cp\.LiteLLM"):
+    with pytest.raises(DeclarationError, match=r"engines.* must .*cp\.engines\.LiteLLM"):
         cp.run(system(), {"question": "?"}, engines=engines)
 
 
 def test_a_misspelled_engine_names_the_nearest() -> None:
-    with pytest.raises(DeclarationError, match="no engine for the model 'fsat'; did you mean 'fast'"):
+    with pytest.raises(
+        DeclarationError, match="no engine for the model 'fsat'; did you mean 'fast'"
+    ):
         cp.run(system("fsat"), {"question": "?"}, engines={"fast": ScriptedLM([])})
 
 
@@ -120,7 +130,9 @@ def test_a_misspelled_engine_names_the_nearest() -> None:
 
 def test_a_failed_run_raises_and_the_error_holds_the_trace() -> None:
     engines = {"lm": ScriptedLM(lambda _: "many")}
-    with pytest.raises(cp.RunFailed, match=r"the run failed in 'answerer': parse: .*'many'") as caught:
+    with pytest.raises(
+        cp.RunFailed, match=r"the run failed in 'answerer': parse: .*'many'"
+    ) as caught:
         cp.run(system(output=int), {"question": "?"}, engines=engines)
     trace = caught.value.trace
     assert isinstance(trace, cp.Trace)
@@ -128,7 +140,9 @@ def test_a_failed_run_raises_and_the_error_holds_the_trace() -> None:
 
 
 def test_a_failed_run_is_returned_where_that_is_asked_for() -> None:
-    trace = cp.run(system(output=int), {"question": "?"}, engines={"lm": ScriptedLM(["many"])}, check=False)
+    trace = cp.run(
+        system(output=int), {"question": "?"}, engines={"lm": ScriptedLM(["many"])}, check=False
+    )
     assert trace.failure is not None
     assert trace.outputs == {}
     with pytest.raises(cp.RunFailed):
@@ -154,13 +168,18 @@ def test_inputs_that_are_no_dictionary_are_refused() -> None:
         Frame(ROWS),
         {"valid": ROWS},
         {"valid": Frame(ROWS)},
-        [cp.Example(row["id"], {"question": row["question"]}, {"answer": row["answer"]}) for row in ROWS],
+        [
+            cp.Example(row["id"], {"question": row["question"]}, {"answer": row["answer"]})
+            for row in ROWS
+        ],
     ],
     ids=["list", "tuple", "generator", "frame", "splits", "frames", "examples"],
 )
 def test_rows_are_data(data: Any) -> None:
     lm = ScriptedLM(echo)
-    found = cp.evaluate(system(), data, cp.exact_match("answer"), engines={"lm": lm}, cache=False)
+    found = cp.evaluate(
+        system(), data, cp.metrics.exact_match("answer"), engines={"lm": lm}, cache=False
+    )
     assert (found.mean, len(found.rows)) == (1.0, 24)
 
 
@@ -170,25 +189,36 @@ def test_missing_values_of_a_data_frame_are_no_gold_answers() -> None:
         cp.evaluate(system(), frame, "exact_match", engines={"lm": ScriptedLM(echo)}, cache=False)
 
 
-def test_optimize_takes_rows_by_split_a_number_of_runs_and_the_name_of_a_metric(tmp_path: Path) -> None:
+def test_optimize_takes_rows_by_split_a_number_of_runs_and_the_name_of_a_metric(
+    tmp_path: Path,
+) -> None:
     found = cp.optimize(
-        system(), {"train": ROWS[:8], "valid": ROWS[8:]}, "exact_match", budget=40, method="random",
-        engines={"lm": ScriptedLM(echo)}, run_dir=tmp_path / "run", progress=False,
-    )  # fmt: skip
+        system(),
+        {"train": ROWS[:8], "valid": ROWS[8:]},
+        "exact_match",
+        budget=40,
+        method="random",
+        engines={"lm": ScriptedLM(echo)},
+        run_dir=tmp_path / "run",
+        progress=False,
+    )
     assert found.before.mean == 1.0
     assert found.spent["system_runs"] <= 40
 
 
 def test_a_metric_that_still_needs_its_output_is_that_of_the_only_output() -> None:
     lm = ScriptedLM(echo)
-    assert cp.evaluate(system(), ROWS, cp.token_f1, engines={"lm": lm}, cache=False).mean == 1.0
+    assert (
+        cp.evaluate(system(), ROWS, cp.metrics.token_f1, engines={"lm": lm}, cache=False).mean
+        == 1.0
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         ({"metric": "token_f2"}, "no metric 'token_f2'; did you mean 'token_f1'"),
-        ({"metric": 7}, r"metric must be .*cp\.exact_match"),
+        ({"metric": 7}, r"metric must be .*cp\.metrics\.exact_match"),
         ({"data": ["What is 1?"]}, "row 1 of the data must be a dictionary, but is str"),
         ({"data": []}, "data has no rows"),
         ({"data": 7}, "data must be rows, but is int 7"),
@@ -200,7 +230,12 @@ def test_a_metric_that_still_needs_its_output_is_that_of_the_only_output() -> No
 )
 def test_a_mistake_is_told_before_anything_is_called(arguments: dict[str, Any], told: str) -> None:
     lm = ScriptedLM(echo)
-    given: dict[str, Any] = {"data": ROWS, "metric": "exact_match", "engines": {"lm": lm}, **arguments}
+    given: dict[str, Any] = {
+        "data": ROWS,
+        "metric": "exact_match",
+        "engines": {"lm": lm},
+        **arguments,
+    }
     with pytest.raises(CompoundError, match=told):
         cp.evaluate(system(), cache=False, **given)
     assert lm.requests == []
@@ -213,7 +248,10 @@ def test_a_mistake_is_told_before_anything_is_called(arguments: dict[str, Any], 
         ({"budget": "100"}, r"budget must be .*cp\.Budget"),
         ({"budget": True}, "budget must be"),
         ({"budget": {"runs": 100}}, "unknown setting budget.runs"),
-        ({"data": {"train": ROWS, "valid": ROWS[:9], "test": [{"question": "?"}]}}, "no gold field 'answer'"),
+        (
+            {"data": {"train": ROWS, "valid": ROWS[:9], "test": [{"question": "?"}]}},
+            "no gold field 'answer'",
+        ),
     ],
 )
 def test_a_mistake_is_told_before_an_optimization_calls_anything(
@@ -221,7 +259,12 @@ def test_a_mistake_is_told_before_an_optimization_calls_anything(
 ) -> None:
     lm = ScriptedLM(echo)
     data = {"train": ROWS[:8], "valid": ROWS[8:]}
-    given: dict[str, Any] = {"data": data, "metric": "exact_match", "engines": {"lm": lm}, **arguments}
+    given: dict[str, Any] = {
+        "data": data,
+        "metric": "exact_match",
+        "engines": {"lm": lm},
+        **arguments,
+    }
     with pytest.raises(CompoundError, match=told):
         cp.optimize(system(), run_dir=tmp_path / "run", progress=False, **given)
     assert lm.requests == []
@@ -231,8 +274,12 @@ def test_a_mistake_is_told_before_an_optimization_calls_anything(
 def test_a_metric_by_name_needs_a_system_with_one_output() -> None:
     node = cp.LLM("a", output={"x": str, "y": str})(q=cp.Input("q"))
     two = cp.System("two", outputs={"x": node.x, "y": node.y}, lm="lm")
-    with pytest.raises(DeclarationError, match=r"needs the output to read.*cp\.token_f1\('x'\)"):
-        cp.evaluate(two, [{"q": "?", "x": "1"}], "token_f1", engines={"lm": ScriptedLM([])}, cache=False)
+    with pytest.raises(
+        DeclarationError, match=r"needs the output to read.*cp\.metrics\.token_f1\('x'\)"
+    ):
+        cp.evaluate(
+            two, [{"q": "?", "x": "1"}], "token_f1", engines={"lm": ScriptedLM([])}, cache=False
+        )
 
 
 # --- wiring by position --------------------------------------------------------------------------------
@@ -255,7 +302,9 @@ def test_a_source_without_a_name_feeds_the_only_input() -> None:
 
 def test_a_source_without_a_name_is_refused_where_it_could_feed_several_inputs() -> None:
     question = cp.Input("question")
-    with pytest.raises(DeclarationError, match="pair needs its inputs as keywords; pair takes a: str, b"):
+    with pytest.raises(
+        DeclarationError, match="pair needs its inputs as keywords; pair takes a: str, b"
+    ):
         cp.Function("pair", pair)(question)
     rewritten = cp.LLM("rewriter")(question)
     with pytest.raises(
@@ -269,7 +318,9 @@ def test_a_source_without_a_name_is_refused_where_it_could_feed_several_inputs()
 # --- keys ----------------------------------------------------------------------------------------------
 
 
-def test_a_missing_key_ends_an_evaluation_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_key_ends_an_evaluation_before_anything_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pytest.importorskip("litellm")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     sent: list[Any] = []
@@ -297,9 +348,15 @@ SPLITS = {"train": ROWS[:8], "valid": ROWS[8:16], "test": ROWS[16:]}
 def test_settings_are_given_as_in_a_file(settings: Any, tmp_path: Path) -> None:
     engines = {"lm": ScriptedLM(echo)}
     result = cp.optimize(
-        system(), SPLITS, "exact_match", settings=settings, budget=60, engines=engines,
-        run_dir=tmp_path / "run", progress=False,
-    )  # fmt: skip
+        system(),
+        SPLITS,
+        "exact_match",
+        settings=settings,
+        budget=60,
+        engines=engines,
+        run_dir=tmp_path / "run",
+        progress=False,
+    )
     assert result.before.mean == 1.0
     stored = (tmp_path / "run" / "config.json").read_text()
     assert '"method": "random"' in stored or '"method":"random"' in stored
@@ -403,9 +460,16 @@ GIVEN: dict[str, dict[str, Any]] = {
         "timeout": 1.0,
         "retries": 0,
     },
-    "Agent": {"name": "a", "tools": [echoed], "output": str, "stop": (), "max_turns": 2, "texts": {}},
+    "Agent": {
+        "name": "a",
+        "tools": [echoed],
+        "output": str,
+        "stop": (),
+        "max_turns": 2,
+        "texts": {},
+    },
     "Function": {"name": "f", "function": echoed, "outputs": None},
-    "Retriever": {"name": "r", "index": cp.PassageIndex(), "k": 2},
+    "Retriever": {"name": "r", "index": cp.components.PassageIndex(), "k": 2},
     "Hyperparameter": {"name": "k", "space": cp.Int(1, 3)},
     "ExternalAgent": {"name": "a", "command": ["x"], "prompts": (), "env": ()},
     "MCPServer": {"command": ("x",), "env": ()},
@@ -428,16 +492,35 @@ GIVEN: dict[str, dict[str, Any]] = {
     "json_match": {"output": "y", "keys": ["a"]},
     "recall_at_k": {"output": "y", "k": 2},
     "regex_match": {"output": "y", "pattern": "a", "whole": True},
-    "pass_at_k": {"of": cp.exact_match("y"), "k": 2},
+    "pass_at_k": {"of": cp.metrics.exact_match("y"), "k": 2},
     "rubric": {"output": "y", "criteria": {"a": "b"}, "lm": "lm"},
     "custom": {"function": lambda outputs, example: 1.0, "name": "m", "bounds": (0, 1)},
     "OpenAI": {"model": "m", "api_base": "http://localhost:1/v1", "concurrency": 1},
     "LiteLLM": {"model": "openai/m", "api_base": None},
 }
 WRONG: list[Any] = [
-    {"x": 1}, {"a": {"b": {"c": [1]}}}, {1: 2}, [1, "a"], [], None, "zzz", "", 3, -1, 1.5, math.nan, b"x",
-    Plain(), Plain, lambda: 1, {1}, [{"a": 1}], (1, 2), "\ud800", "a\0b",
-]  # fmt: skip
+    {"x": 1},
+    {"a": {"b": {"c": [1]}}},
+    {1: 2},
+    [1, "a"],
+    [],
+    None,
+    "zzz",
+    "",
+    3,
+    -1,
+    1.5,
+    math.nan,
+    b"x",
+    Plain(),
+    Plain,
+    lambda: 1,
+    {1},
+    [{"a": 1}],
+    (1, 2),
+    "\ud800",
+    "a\0b",
+]
 
 
 @pytest.mark.parametrize("name", GIVEN)
@@ -446,7 +529,9 @@ def test_arguments_of_any_wrong_type_raise_no_error_of_python(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     warnings.simplefilter("ignore")
-    call, given = getattr(cp, name), GIVEN[name]
+    homes = (cp, cp.components, cp.engines, cp.ext, cp.interchange, cp.metrics)
+    (call,) = (getattr(home, name) for home in homes if name in home.__all__)
+    given = GIVEN[name]
     for key in given:
         for value in WRONG:
             with contextlib.suppress(CompoundError):
@@ -468,14 +553,26 @@ def test_arguments_of_any_wrong_type_raise_no_error_of_python(
         ),
         (lambda cp: cp.LLM("a", output="itn"), "'itn' is not a type; did you mean 'int'"),
         (lambda cp: cp.LLM("a", output=[int]), "the type of a port must be a type, but is "),
-        (lambda cp: cp.LLM("a", stop="END"), r"stop of LLM must be tuple\[str, \.\.\.\], but is 'END'"),
-        (lambda cp: cp.LLM("a", weights=True), "weights of LLM must be Weights | None, but is True"),
+        (
+            lambda cp: cp.LLM("a", stop="END"),
+            r"stop of LLM must be tuple\[str, \.\.\.\], but is 'END'",
+        ),
+        (
+            lambda cp: cp.LLM("a", weights=True),
+            "weights of LLM must be Weights | None, but is True",
+        ),
         (
             lambda cp: cp.Agent("a", [echoed], stop="END"),
             r"stop of Agent must be Sequence\[str\], but is 'END'",
         ),
-        (lambda cp: cp.ExternalAgent("a", command="node agent.mjs"), "command of ExternalAgent must be"),
-        (lambda cp: cp.optimize("qa.yaml", SPLITS, "exact_match"), r"load a file with cp\.load_system"),
+        (
+            lambda cp: cp.components.ExternalAgent("a", command="node agent.mjs"),
+            "command of ExternalAgent must be",
+        ),
+        (
+            lambda cp: cp.optimize("qa.yaml", SPLITS, "exact_match"),
+            r"load a file with cp\.load_system",
+        ),
         (
             lambda cp: cp.sweep(system(), SPLITS, "exact_match", "search"),
             r"methods of sweep .*, but is 'search'",
@@ -498,18 +595,22 @@ def test_arguments_of_any_wrong_type_raise_no_error_of_python(
         (lambda cp: cp.load(None), "path of load must be str | Path, but is None"),
     ],
 )
-def test_a_wrong_argument_is_named_with_what_it_must_be(call: Callable[[Any], object], message: str) -> None:
+def test_a_wrong_argument_is_named_with_what_it_must_be(
+    call: Callable[[Any], object], message: str
+) -> None:
     with pytest.raises(CompoundError, match=message):
         call(cp)
 
 
-OTHER_NAMES = {"function": {"call"}, "external_agent": {"prompts_file"}}  # stated in docs/reference/python.md
+OTHER_NAMES = {
+    "function": {"call"},
+    "external_agent": {"prompts_file"},
+}  # stated in docs/reference/python.md
 
 
 def test_the_keys_of_files_are_arguments_of_constructors() -> None:
-    from compound.security.sandbox.limits import SandboxLimits
-    from compound.spec.kinds.body import BUILT_IN
-    from compound.spec.kinds.code_runner import SandboxSettings
+    from compound.core.security.sandbox.limits import SandboxLimits
+    from compound.yaml.kinds import BUILT_IN
 
     for name, kind in BUILT_IN.items():
         if name == "class":  # a component of the user's own
@@ -522,8 +623,7 @@ def test_the_keys_of_files_are_arguments_of_constructors() -> None:
             if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY)
         }
         if name == "code":  # the argument `limits`
-            assert set(SandboxSettings.model_fields) == {f.name for f in dataclasses.fields(SandboxLimits)}
-            keys -= set(SandboxSettings.model_fields)
+            keys -= {field.name for field in dataclasses.fields(SandboxLimits)}
         assert keys - taken == OTHER_NAMES.get(name, set()), name
 
 
@@ -532,14 +632,25 @@ def test_a_sweep_compares_methods_and_seeds_and_is_resumed(tmp_path: Path) -> No
 
     def sweep(**how: Any) -> Any:
         return cp.sweep(
-            system(), SPLITS, "exact_match", ["search", "random"], seeds=[0, 1], budget=60,
-            engines={"lm": lm}, run_dir=tmp_path / "sweep", progress=False, **how,
-        )  # fmt: skip
+            system(),
+            SPLITS,
+            "exact_match",
+            ["search", "random"],
+            seeds=[0, 1],
+            budget=60,
+            engines={"lm": lm},
+            run_dir=tmp_path / "sweep",
+            progress=False,
+            **how,
+        )
 
     facts = sweep(settings={"alpha": 0.1})
     assert [(run["method"], run["seed"], run["status"]) for run in facts["runs"]] == [
-        ("search", 0, "finished"), ("random", 0, "finished"), ("search", 1, "finished"), ("random", 1, "finished"),
-    ]  # fmt: skip
+        ("search", 0, "finished"),
+        ("random", 0, "finished"),
+        ("search", 1, "finished"),
+        ("random", 1, "finished"),
+    ]
     assert (tmp_path / "sweep" / "sweep.md").is_file()
     assert cp.load_result(tmp_path / "sweep" / "qa" / "random" / "1").before.mean == 1.0
     asked = len(lm.requests)
@@ -548,4 +659,11 @@ def test_a_sweep_compares_methods_and_seeds_and_is_resumed(tmp_path: Path) -> No
     with pytest.raises(CompoundError, match="started with another configuration"):
         sweep(settings={"alpha": 0.2})
     with pytest.raises(DeclarationError, match="did you mean 'random'"):
-        cp.sweep(system(), SPLITS, "exact_match", ["randon"], engines={"lm": lm}, run_dir=tmp_path / "other")
+        cp.sweep(
+            system(),
+            SPLITS,
+            "exact_match",
+            ["randon"],
+            engines={"lm": lm},
+            run_dir=tmp_path / "other",
+        )

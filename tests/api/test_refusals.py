@@ -10,18 +10,17 @@ from typing import Any, Literal
 import pytest
 
 import compound as cp
-from compound.api.optimize import optimize
-from compound.errors import DataError, DeclarationError, RunDirectoryError
+from compound.api.optimize import run_optimization
+from compound.core.errors import DataError, DeclarationError, RunDirectoryError
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.evaluate import Summary
 from compound.evaluation.examples import from_text
 from compound.evaluation.metrics.built_in import accuracy, exact_match, mrr, recall_at_k, token_f1
 from compound.evaluation.metrics.scoring import check_rows
+from compound.optimization.runs.directory import RunDirectory, read_json
+from compound.optimization.settings.common import BudgetSettings
+from compound.optimization.settings.optimize import OptimizeSettings
 from compound.report import summarize, write
-from compound.report.facts.documents import GainFacts
-from compound.runs.directory import RunDirectory, read_json
-from compound.settings.common import BudgetSettings
-from compound.settings.optimize import OptimizeSettings
 from compound.testing import ScriptedLM
 
 QA = """
@@ -72,7 +71,7 @@ def run(path: Path, engine: Any, **changes: Any) -> Any:
         "settings": settings(),
     }
     given |= changes
-    return optimize(**given, run_dir=path, engines={"lm": engine})
+    return run_optimization(**given, run_dir=path, engines={"lm": engine})
 
 
 def begin(path: Path, engine: Any, **changes: Any) -> None:
@@ -123,7 +122,9 @@ class TestModels:
 
     def test_the_report_names_the_models_without_opening_them(self, tmp_path: Path) -> None:
         run(tmp_path / "run", named("litellm:openai/small"))
-        assert summarize(tmp_path / "run")["provenance"]["engines"] == {"lm": "litellm:openai/small"}
+        assert summarize(tmp_path / "run")["provenance"]["engines"] == {
+            "lm": "litellm:openai/small"
+        }
         write(tmp_path / "run")
         assert "lm = litellm:openai/small" in (tmp_path / "run" / "report.md").read_text()
 
@@ -136,20 +137,26 @@ class TestModels:
             {**{k: v for k, v in config.items() if k not in ("engines", "structure")}, "format": 1},
         )
         stored.close()
-        with pytest.raises(RunDirectoryError, match="written by an earlier version of compound.*not resumed"):
+        with pytest.raises(
+            RunDirectoryError, match="written by an earlier version of compound.*not resumed"
+        ):
             run(tmp_path / "run", named("small"))
         assert summarize(tmp_path / "run")["provenance"]["engines"] == {}
 
     def test_a_run_of_a_later_version_is_refused_by_name(self, tmp_path: Path) -> None:
         begin(tmp_path / "run", named("small"))
         stored = RunDirectory.open(tmp_path / "run")
-        stored.write_json("config.json", {**read_json(tmp_path / "run", "config.json"), "format": 99})
+        stored.write_json(
+            "config.json", {**read_json(tmp_path / "run", "config.json"), "format": 99}
+        )
         stored.close()
-        with pytest.raises(RunDirectoryError, match="has format 99, but this version reads formats up to"):
+        with pytest.raises(
+            RunDirectoryError, match="has format 99, but this version reads formats up to"
+        ):
             run(tmp_path / "run", named("small"))
 
     def test_a_key_in_the_name_of_a_model_is_not_recorded(self, tmp_path: Path) -> None:
-        from compound.security.sanitize import remember_secret
+        from compound.core.security.sanitize import remember_secret
 
         remember_secret("sk-not-to-be-recorded")
         begin(tmp_path / "run", named("mine:sk-not-to-be-recorded"))
@@ -190,11 +197,16 @@ class TestValues:
     def test_python_checks_every_split_too(self, tmp_path: Path) -> None:
         engine = named("small")
         wrong = [*rows(kind="test")[:-1], {"question": ["a"], "answer": "no"}]
-        with pytest.raises(DataError, match=r"test split.*row 'test-12'.*must be str, but got \['a'\]"):
+        with pytest.raises(
+            DataError, match=r"test split.*row 'test-12'.*must be str, but got \['a'\]"
+        ):
             run(tmp_path / "run", engine, data=data(test=wrong))
         with pytest.raises(DataError, match="row 'valid-1'"):
             cp.evaluate(
-                system(), {"valid": [{"question": 1, "answer": "no"}]}, "exact_match", engines={"lm": engine}
+                system(),
+                {"valid": [{"question": 1, "answer": "no"}]},
+                "exact_match",
+                engines={"lm": engine},
             )
         assert engine.requests == []
         assert not (tmp_path / "run").exists()
@@ -257,7 +269,9 @@ SENTIMENT = Literal["positive", "negative"]
 class TestLabels:
     @pytest.mark.parametrize("metric", [accuracy("label"), exact_match("label"), token_f1("label")])
     @pytest.mark.parametrize("gold", [("pos", "neg"), (0, 1)])
-    def test_gold_outside_the_labels_is_refused_with_the_values(self, metric: Any, gold: Any) -> None:
+    def test_gold_outside_the_labels_is_refused_with_the_values(
+        self, metric: Any, gold: Any
+    ) -> None:
         examples = [cp.Example(str(i), {}, {"label": gold[i % 2]}) for i in range(5)]
         with pytest.raises(DataError) as error:
             check_rows(metric, labelled(SENTIMENT).outputs, examples)
@@ -282,7 +296,9 @@ class TestLabels:
             (list[SENTIMENT], recall_at_k("label"), ["negative", "positive"]),
         ],
     )
-    def test_gold_that_an_output_can_match_is_accepted(self, kind: Any, metric: Any, gold: Any) -> None:
+    def test_gold_that_an_output_can_match_is_accepted(
+        self, kind: Any, metric: Any, gold: Any
+    ) -> None:
         check_rows(metric, labelled(kind).outputs, [cp.Example("a", {}, {"label": gold})])
 
     @pytest.mark.parametrize(
@@ -294,13 +310,17 @@ class TestLabels:
             (list[SENTIMENT], mrr("label"), "pos"),
         ],
     )
-    def test_gold_that_no_output_can_match_is_refused(self, kind: Any, metric: Any, gold: Any) -> None:
+    def test_gold_that_no_output_can_match_is_refused(
+        self, kind: Any, metric: Any, gold: Any
+    ) -> None:
         with pytest.raises(DataError, match="can only score 0"):
             check_rows(metric, labelled(kind).outputs, [cp.Example("a", {}, {"label": gold})])
 
     def test_check_tells_it(self, qa: Path, cli: Any) -> None:
         change(
-            qa, "llm: {prompt: {tune: Answer.}}", "llm: {prompt: {tune: Answer.}}\n    out: 'one of ja, nein'"
+            qa,
+            "llm: {prompt: {tune: Answer.}}",
+            "llm: {prompt: {tune: Answer.}}\n    out: 'one of ja, nein'",
         )
         ran = cli("check", "qa.yaml")
         assert ran.code == 2
@@ -311,7 +331,9 @@ class TestLabels:
 
 
 class TestBeforeTheFirstCall:
-    @pytest.mark.parametrize("command", ["check qa.yaml", "optimize qa.yaml --dry-run", "optimize qa.yaml"])
+    @pytest.mark.parametrize(
+        "command", ["check qa.yaml", "optimize qa.yaml --dry-run", "optimize qa.yaml"]
+    )
     def test_a_budget_of_money_needs_prices(self, qa: Path, cli: Any, command: str) -> None:
         change(qa, ", price: [1, 1]", "")
         change(qa, "budget: {system_runs: 60}", "budget: {system_runs: 60, cost: 1}")
@@ -341,9 +363,11 @@ class TestBeforeTheFirstCall:
         assert ran.code == 2
         assert "the key of 'openai/small' is not set" in ran.err
         assert not (qa / "runs" / "qa").exists()
-        assert "no runs" in cli("runs").out
+        assert "no runs" in cli("runs", "list").out
 
-    def test_a_run_that_is_refused_at_its_first_call_leaves_nothing_behind(self, tmp_path: Path) -> None:
+    def test_a_run_that_is_refused_at_its_first_call_leaves_nothing_behind(
+        self, tmp_path: Path
+    ) -> None:
         class Gone(ScriptedLM):
             async def generate(self, request: Any) -> Any:
                 raise cp.CompoundError("no such model", hint="give another")
@@ -386,7 +410,11 @@ class TestCheckAsJson:
         found = json.loads(ran.out)
         assert found["file"] == "qa.yaml"
         (problem,) = found["problems"]
-        assert (problem["file"], problem["line"], problem["where"]) == ("qa.yaml", 14, "optimize.alhpa")
+        assert (problem["file"], problem["line"], problem["where"]) == (
+            "qa.yaml",
+            14,
+            "optimize.alhpa",
+        )
         assert problem["column"] > 1
         assert "did you mean 'alpha'?" in problem["message"]
 
@@ -397,9 +425,12 @@ class TestCheckAsJson:
         assert [one["file"] for one in found] == ["bad.yaml", "qa.yaml", "gone.yaml"]
         assert [len(one["problems"]) for one in found] == [2, 0, 1]
         assert found[2]["problems"][0] == {
-            "file": "gone.yaml", "line": None, "column": None, "where": "",
+            "file": "gone.yaml",
+            "line": None,
+            "column": None,
+            "where": "",
             "message": "cannot be read: No such file or directory",
-        }  # fmt: skip
+        }
 
     def test_mistakes_of_the_data_are_told_all_at_once(self, qa: Path, cli: Any) -> None:
         write_rows(qa, "train", [{"question": "a?"}])
@@ -421,19 +452,29 @@ class TestChanges:
     @pytest.mark.parametrize(
         ("old", "new", "said"),
         [
-            ("tune: Answer.}}", "tune: Answer.}}\n    out: {answer: 'one of yes, no'}",
-             "components.answerer.out: str → {answer: one of yes, no}"),
-            ("tune: Answer.}}", "tune: Answer.}}\n    out: 'one of yes, no'",
-             "components.answerer.out: str → one of yes, no"),
+            (
+                "tune: Answer.}}",
+                "tune: Answer.}}\n    out: {answer: 'one of yes, no'}",
+                "components.answerer.out: str → {answer: one of yes, no}",
+            ),
+            (
+                "tune: Answer.}}",
+                "tune: Answer.}}\n    out: 'one of yes, no'",
+                "components.answerer.out: str → one of yes, no",
+            ),
             ("tune: Answer.}", "tune: Answer.}, demos: {tune: 3}", "answerer.demos: now tuned"),
             ("method: random", "method: mipro", "optimize.method: random → mipro"),
         ],
-    )  # fmt: skip
+    )
     def test_what_differs_is_named_in_the_terms_of_the_file(
         self, qa: Path, cli: Any, monkeypatch: pytest.MonkeyPatch, old: str, new: str, said: str
     ) -> None:
-        monkeypatch.setattr("compound.spec.program.FileEngines.__call__", lambda self, lm: named("small"))
-        monkeypatch.setattr("compound.spec.program.Program.find_engine", lambda self, lm: named("small"))
+        monkeypatch.setattr(
+            "compound.yaml.program.FileEngines.__call__", lambda self, lm: named("small")
+        )
+        monkeypatch.setattr(
+            "compound.yaml.program.Program.find_engine", lambda self, lm: named("small")
+        )
         assert cli("optimize", "qa.yaml", "-q").code == 0
         for name in ("best.json", "report.md"):
             (qa / "runs" / "qa" / name).unlink()
@@ -452,7 +493,11 @@ class TestChanges:
 
     def test_a_cost_that_is_not_possible_is_refused_in_python(self, tmp_path: Path) -> None:
         with pytest.raises(DeclarationError, match="price of 'lm' is unknown"):
-            run(tmp_path / "run", named("small", priced=False), settings=settings(budget={"cost": 1}))
+            run(
+                tmp_path / "run",
+                named("small", priced=False),
+                settings=settings(budget={"cost": 1}),
+            )
         assert not (tmp_path / "run").exists()
 
 
@@ -473,19 +518,27 @@ class TestMessages:
         assert "all 1 planned" not in state
 
     def test_a_limit_that_is_a_part_of_the_budget_says_the_whole(self) -> None:
-        from compound.engine import Usage
+        from compound.core.engine import Usage
         from compound.execution.budget import Meter
 
         budget = BudgetSettings(calls=10, tokens=100, cost=1, minutes=5)
-        meter = Meter(budget.search(), whole=budget.total(), rest="the rest is reserved for the test split")
+        meter = Meter(
+            budget.search(), whole=budget.total(), rest="the rest is reserved for the test split"
+        )
         for usage, said in (
-            (Usage(9), "to 9, above the limit of 8 (10 in total; the rest is reserved for the test split)"),
+            (
+                Usage(9),
+                "to 9, above the limit of 8 (10 in total; the rest is reserved for the test split)",
+            ),
             (Usage(0, 90), "to 90, above the limit of 80 (100 in total; the rest"),
             (Usage(cost=0.9), "$0.9000, above the limit of $0.8000 ($1.0000 in total; the rest"),
         ):
             assert said in meter._limit_problem(usage)
         meter._earlier_seconds = 240.0
-        assert "4.0 of 4 minutes are used (5 in total; the rest is reserved" in meter._limit_problem(Usage())
+        assert (
+            "4.0 of 4 minutes are used (5 in total; the rest is reserved"
+            in meter._limit_problem(Usage())
+        )
 
     def test_a_missing_input_is_told_in_the_words_of_the_door(self, qa: Path, cli: Any) -> None:
         ran = cli("run", "qa.yaml")
@@ -494,8 +547,12 @@ class TestMessages:
         with pytest.raises(DeclarationError, match="needs input 'question': str; got no inputs"):
             cp.run(system(), {}, engines={"lm": named("small")})
 
-    def test_a_stop_that_was_asked_for_is_no_error(self, qa: Path, cli: Any, monkeypatch: Any) -> None:
-        monkeypatch.setattr("compound.spec.program.Program.find_engine", lambda self, lm: named("small"))
+    def test_a_stop_that_was_asked_for_is_no_error(
+        self, qa: Path, cli: Any, monkeypatch: Any
+    ) -> None:
+        monkeypatch.setattr(
+            "compound.yaml.program.Program.find_engine", lambda self, lm: named("small")
+        )
         begin_here = "compound.cli.optimize._stop_on_interrupt"
         monkeypatch.setattr(begin_here, lambda recorder: recorder.stop())
         ran = cli("optimize", "qa.yaml", "-q")
@@ -508,7 +565,9 @@ class TestMessages:
     def test_a_finished_run_is_told_in_the_words_of_the_door(
         self, qa: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("compound.spec.program.Program.find_engine", lambda self, lm: named("small"))
+        monkeypatch.setattr(
+            "compound.yaml.program.Program.find_engine", lambda self, lm: named("small")
+        )
         assert cli("optimize", "qa.yaml", "-q").code == 0
         ran = cli("optimize", "qa.yaml", "-q")
         assert "hint: pass --new to start a new run, or choose another --run" in ran.err
@@ -520,9 +579,13 @@ class TestMessages:
 
     def test_an_empty_split_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(DeclarationError, match="the valid split of the data has no rows"):
-            cp.optimize(system(), {"train": rows(), "valid": []}, "exact_match", run_dir=tmp_path / "run")
+            cp.optimize(
+                system(), {"train": rows(), "valid": []}, "exact_match", run_dir=tmp_path / "run"
+            )
 
-    def test_calls_of_a_metric_are_mentioned_where_it_is_a_function(self, qa: Path, cli: Any) -> None:
+    def test_calls_of_a_metric_are_mentioned_where_it_is_a_function(
+        self, qa: Path, cli: Any
+    ) -> None:
         assert "a user-defined metric" not in cli("optimize", "qa.yaml", "--dry-run").out
         (qa / "scoring.py").write_text("def score(outputs, example):\n    return 1.0\n")
         change(qa, "{exact_match: {output: answer}}", "{custom: {call: 'scoring:score'}}")
@@ -531,26 +594,30 @@ class TestMessages:
     def test_a_split_smaller_than_asked_for_is_told(self, qa: Path, cli: Any) -> None:
         ran = cli("check", "qa.yaml", "--set", "optimize.valid_size=500")
         assert (
-            "note: optimize.valid_size is 500, but the valid split has 12 rows: all rows are used" in ran.out
+            "note: optimize.valid_size is 500, but the valid split has 12 rows: all rows are used"
+            in ran.out
         )
         assert "all rows are used" not in cli("check", "qa.yaml").out
 
     def test_an_interval_beside_a_one_sided_p_says_that_it_is_two_sided(self) -> None:
-        from compound.report.facts.words import HeadlineScores, describe_change
+        from compound.report.headline import describe_change
 
         side: Summary = {"mean": 0.5, "low": 0.4, "high": 0.6, "n": 20, "failed": 0}
-        gain: GainFacts = {"mean": 0.1, "low": -0.01, "high": 0.2, "n": 20, "p": 0.03}
-        told = HeadlineScores(side, side, gain, "test")
-        assert "the interval, which is two-sided, includes zero" in describe_change(told, "unclear")
+        gain = {"mean": 0.1, "low": -0.01, "high": 0.2, "n": 20, "p": 0.03}
+        told = {"before": side, "after": side, "gain": gain}
+        assert "the interval, which is two-sided, includes zero" in describe_change(
+            told, "test", "unclear"
+        )
         gain["p"] = 0.2
-        assert "the interval includes zero" in describe_change(told, "unclear")
+        assert "the interval includes zero" in describe_change(told, "test", "unclear")
 
     def test_a_folder_that_is_no_run_is_not_called_damaged(self, qa: Path, cli: Any) -> None:
-        ran = cli("runs", "runs/nope", "--verify")
+        ran = cli("runs", "verify", "runs/nope")
         assert (ran.code, ran.out) == (1, "runs/nope: not a run directory\n")
 
     def test_the_page_of_keys_has_no_python_types_and_describes_every_key_of_a_metric(self) -> None:
-        page = (Path(__file__).parents[2] / "docs" / "reference" / "yaml.md").read_text("utf-8")
+        pages = (Path(__file__).parents[2] / "docs" / "reference").glob("yaml*.md")
+        page = "".join(path.read_text("utf-8") for path in pages)
         assert "FieldInfo" not in page
         assert "| `price` | two numbers |" in page
         for name in ("token_f1", "recall_at_k"):
@@ -564,11 +631,19 @@ def test_the_advice_after_too_many_failures_can_be_followed() -> None:
 
     with pytest.raises(cp.CompoundError, match="raise max_failed"):
         cp.evaluate(system(), rows(), failing, engines={"lm": named("lm")}, cache=False)
-    found = cp.evaluate(system(), rows(), failing, engines={"lm": named("lm")}, cache=False, max_failed=1.0)
+    found = cp.evaluate(
+        system(), rows(), failing, engines={"lm": named("lm")}, cache=False, max_failed=1.0
+    )
     assert found.failed == 12
     settings = OptimizeSettings(failure_score=0.25, max_failed=0.1)
     found = cp.evaluate(
-        system(), rows(), failing, engines={"lm": named("lm")}, cache=False, settings=settings, max_failed=1.0
+        system(),
+        rows(),
+        failing,
+        engines={"lm": named("lm")},
+        cache=False,
+        settings=settings,
+        max_failed=1.0,
     )
     assert found.mean == 0.25
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import compound as cp
-from compound.errors import RunDirectoryError
+from compound.core.errors import RunDirectoryError
+from compound.core.storage.records import read_document, to_document
 from compound.evaluation.metrics.built_in import exact_match
-from compound.storage.records import read_document, to_document
 
 
 def double(x: int, factor: int) -> int:
@@ -49,7 +49,9 @@ def test_a_finished_run_is_loaded_as_the_result_that_optimize_returned(data: cp.
     assert set(loaded.baselines) == {"random"}
 
 
-def test_a_result_is_loaded_without_data_and_without_writing(data: cp.Dataset, tmp_path: Path) -> None:
+def test_a_result_is_loaded_without_data_and_without_writing(
+    data: cp.Dataset, tmp_path: Path
+) -> None:
     result = finished(data)
     (tmp_path / "rows.jsonl").unlink()
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
@@ -81,12 +83,15 @@ def test_a_copied_run_is_loaded_from_where_it_is(data: cp.Dataset, tmp_path: Pat
         (lambda run: (run / "config.json").unlink(), "is not a run directory"),
         (lambda run: (run / "checkpoint.json").unlink(), "checkpoint.json is missing"),
         (lambda run: edit(run, done=False), "is not finished"),
-        (lambda run: edit(run, before={"rows": 3}), "RunState cannot be read: before"),
-        (lambda run: edit(run, search=[1]), "RunState cannot be read: search"),
-        (lambda run: (run / "events.jsonl").write_text(""), "events.jsonl is shorter than stated in its checkpoint"),
+        (lambda run: edit(run, before={"rows": 3}), "OptimizationState cannot be read: before"),
+        (lambda run: edit(run, search=[1]), "OptimizationState cannot be read: search"),
+        (
+            lambda run: (run / "events.jsonl").write_text(""),
+            "events.jsonl is shorter than stated in its checkpoint",
+        ),
     ],
     ids=["no config", "no checkpoint", "unfinished", "scores", "best", "no events"],
-)  # fmt: skip
+)
 def test_what_is_no_finished_run_is_refused(data: cp.Dataset, damage: object, message: str) -> None:
     finished(data)
     assert callable(damage)
@@ -106,7 +111,11 @@ def test_new_starts_a_fresh_run_beside_an_existing_one(data: cp.Dataset) -> None
     with pytest.raises(RunDirectoryError, match="holds a finished run"):
         finished(data, "runs/a")
     again, third = (finished(data, "runs/a", new=True) for _ in range(2))
-    assert [str(result.path) for result in (first, again, third)] == ["runs/a", "runs/a-2", "runs/a-3"]
+    assert [str(result.path) for result in (first, again, third)] == [
+        "runs/a",
+        "runs/a-2",
+        "runs/a-3",
+    ]
     assert again.best == first.best
 
 

@@ -15,12 +15,12 @@ from clusters.transports import LocalTransport
 from compound.api import runners
 from compound.api.check import check_program
 from compound.api.estimate import estimate
-from compound.api.optimize import optimize
-from compound.errors import CompoundError, DeclarationError, MissingExtra, SpecError
-from compound.settings.common import RaySettings, RunnerSettings
-from compound.settings.optimize import OptimizeSettings
-from compound.spec.program import load, loads
+from compound.api.optimize import run_optimization
+from compound.core.errors import CompoundError, DeclarationError, MissingExtra, SpecError
+from compound.optimization.settings.common import RaySettings, RunnerSettings
+from compound.optimization.settings.optimize import OptimizeSettings
 from compound.testing import ScriptedLM
+from compound.yaml.program import load, loads
 
 TEXT = (
     FILE
@@ -36,7 +36,9 @@ optimize:
   concurrency: 6
   budget: {system_runs: 60}
 """
-).replace("temperature: 1.0}, in: {text", "temperature: {float: [0.5, 1.5], value: 1.0}}, in: {text")
+).replace(
+    "temperature: 1.0}, in: {text", "temperature: {float: [0.5, 1.5], value: 1.0}}, in: {text"
+)
 RUNNER = ("optimize.runner", "{ray: {workers: 3, address: 'nowhere:1'}}")
 
 
@@ -49,7 +51,9 @@ def folder(tmp_path: Path) -> Path:
             for i in range(start, start + 12)
         ]
         (tmp_path / "data").mkdir(exist_ok=True)
-        (tmp_path / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / "data" / f"{split}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows)
+        )
     return tmp_path
 
 
@@ -75,7 +79,9 @@ def test_evaluate_gives_equal_results(folder: Path, transports: list[LocalTransp
         program.system, program.data, program.metric, cache=False, engines=program.find_engine
     )
     remote = load(folder / "system.yaml", overrides=[RUNNER])
-    found = cp.evaluate(remote.system, program.data, program.metric, cache=False, settings=remote.optimize)
+    found = cp.evaluate(
+        remote.system, program.data, program.metric, cache=False, settings=remote.optimize
+    )
     assert found.rows == expected.rows
     assert transports[0].started == 4  # three, and one that replaced the lost one
 
@@ -88,12 +94,23 @@ def test_methods_make_the_same_decisions_on_workers(
         program = load(folder / "system.yaml", overrides=[("optimize.method", method), *overrides])
         assert program.data is not None
         assert program.metric is not None
-        result = optimize(
-            program.system, program.data, program.metric, program.optimize, run_dir=tmp_path / name,
-            engines=program.find_engine, folder=program.folder, text=program.text,
-        )  # fmt: skip
-        events = [json.loads(line) for line in (tmp_path / name / "events.jsonl").read_text().splitlines()]
-        kept = [{k: v for k, v in each.items() if k not in ("at", "checksum", "spent")} for each in events]
+        result = run_optimization(
+            program.system,
+            program.data,
+            program.metric,
+            program.optimize,
+            run_dir=tmp_path / name,
+            engines=program.find_engine,
+            folder=program.folder,
+            text=program.text,
+        )
+        events = [
+            json.loads(line) for line in (tmp_path / name / "events.jsonl").read_text().splitlines()
+        ]
+        kept = [
+            {k: v for k, v in each.items() if k not in ("at", "checksum", "spent")}
+            for each in events
+        ]
         return (
             result.best.to_json(),
             result.accepted,
@@ -140,7 +157,10 @@ components:
   agent: {external_agent: {command: [python, agent.py]}, in: {question: $question}}
 outputs: {answer: $agent}
 """)
-    assert "component 'agent' is an external agent" in refused(program.system, program.find_engine).message
+    assert (
+        "component 'agent' is an external agent"
+        in refused(program.system, program.find_engine).message
+    )
 
 
 def test_methods_that_train_weights_are_refused() -> None:
@@ -161,10 +181,12 @@ outputs: {answer: $answerer}
 
 def test_training_on_workers_is_noted_by_check_and_refused_by_a_dry_run(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    from compound.benchmarks.simulated.toy_model import make_toy_model
+    from benchmarks.simulated.toy_model import make_toy_model
 
     model = make_toy_model(tmp_path / "model")
-    rows = "".join(json.dumps({"id": str(i), "question": str(i), "answer": ""}) + "\n" for i in range(30))
+    rows = "".join(
+        json.dumps({"id": str(i), "question": str(i), "answer": ""}) + "\n" for i in range(30)
+    )
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.jsonl").write_text(rows.replace('"id": "', f'"id": "{split}'))
     program = loads(
@@ -182,14 +204,18 @@ optimize: {{method: mmgrpo, runner: {{ray: {{}}}}, budget: {{system_runs: 2000}}
         path=tmp_path / "system.yaml",
     )
     refused = "optimize.runner: optimizer 'mmgrpo' trains reader.weights in this process"
-    assert f"`compound optimize` will reject this file ({refused})" in check_program(program).notes[0]
+    assert (
+        f"`compound optimize` will reject this file ({refused})" in check_program(program).notes[0]
+    )
     with pytest.raises(DeclarationError, match=refused):
         estimate(program)
 
 
 def test_a_file_that_may_not_import_cannot_name_a_cluster(folder: Path) -> None:
     text = (
-        (folder / "system.yaml").read_text().replace("method: random", "method: random\n  runner: {ray: {}}")
+        (folder / "system.yaml")
+        .read_text()
+        .replace("method: random", "method: random\n  runner: {ray: {}}")
     )
     with pytest.raises(SpecError, match="sends examples to a cluster, and imports are not allowed"):
         loads(text, path=folder / "system.yaml", allow_import=False)
@@ -225,7 +251,9 @@ optimize: {runner: {ray: {address: ADDRESS}}}
         assert f"--trust http://{address}" in found
 
     def test_it_is_given_for_one_address(self) -> None:
-        assert "which you have not trusted" not in self.problem("head:6379", trust=["http://head:6379"])
+        assert "which you have not trusted" not in self.problem(
+            "head:6379", trust=["http://head:6379"]
+        )
         assert "which you have not trusted" in self.problem("head:6380", trust=["http://head:6379"])
 
     def test_the_command_line_and_the_users_own_clusters_need_none(self) -> None:
@@ -234,6 +262,10 @@ optimize: {runner: {ray: {address: ADDRESS}}}
         override = ("optimize.runner", "{ray: {address: 'head:6379'}}")
         assert "trust" not in self.problem("other:6379", overrides=[override])
 
-    @pytest.mark.parametrize("address", ["ray://head:10001", "head", "head:6379/x", "user@head:6379"])
+    @pytest.mark.parametrize(
+        "address", ["ray://head:10001", "head", "head:6379/x", "user@head:6379"]
+    )
     def test_other_forms_are_rejected(self, address: str) -> None:
-        assert "optimize.runner.ray.address: must be auto, local or HOST:PORT" in self.problem(f'"{address}"')
+        assert "optimize.runner.ray.address: must be auto, local or HOST:PORT" in self.problem(
+            f'"{address}"'
+        )

@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 
 import compound as cp
-from compound.api.optimize import optimize
-from compound.benchmarks.simulated.relays import Relay
-from compound.errors import DataError, RunDirectoryError
+from benchmarks.simulated.relays import Relay
+from compound.api.optimize import run_optimization
+from compound.core.errors import DataError, RunDirectoryError
+from compound.core.example import Example
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics.custom import custom
-from compound.example import Example
 from compound.graph.system import System
 from compound.optimization.method import EarlierRun
-from compound.optimizers.optimas.local_gains import LocalGains, RewardGuide
+from compound.optimization.settings.optimize import make_settings
+from compound.optimizers.search.local_gains import LocalGains, RewardGuide
 from compound.optimizers.search.sources import CandidateSources
-from compound.rewards.feedback.earlier import read_earlier
-from compound.rewards.gains.critic import fit_critic
-from compound.settings.optimize import make_settings
+from compound.rewards.earlier import read_earlier
+from compound.rewards.gains import fit_critic
 from optimas_settings import guided_search, learning, optimas
 from run_files import without_checksums
 
@@ -50,15 +50,25 @@ def run(
     start_from: Path | None = None,
 ) -> cp.Result:
     world = Relay(4, 1)
-    settings = make_settings({
-        "method": "optimas", "seed": seed, "valid_size": 10, "optimas": REWARDS, "alpha": 0.3,
-        "budget": {"system_runs": runs},
-    })  # fmt: skip
+    settings = make_settings(
+        {
+            "method": "optimas",
+            "seed": seed,
+            "valid_size": 10,
+            "optimas": REWARDS,
+            "alpha": 0.3,
+            "budget": {"system_runs": runs},
+        }
+    )
     data = Dataset.of(train=rows(world, train), valid=rows(world, 10, "valid"))
-    return optimize(
-        world.system(), data, custom(world.score, thread="never"), settings, run_dir=folder,
+    return run_optimization(
+        world.system(),
+        data,
+        custom(world.score, thread="never"),
+        settings,
+        run_dir=folder,
         start_from=start_from,
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +94,9 @@ def test_its_configurations_are_the_first_candidates(first: cp.Result, job: Any)
     assert states[0]["candidates"][0]["values"] == {"a.option": 6}
 
 
-def test_its_draws_are_no_reason_to_trust_before_whole_runs_confirm_them(first: cp.Result, job: Any) -> None:
+def test_its_draws_are_no_reason_to_trust_before_whole_runs_confirm_them(
+    first: cp.Result, job: Any
+) -> None:
     world = Relay(4, 1)
     examples = world.examples(80)
     found = read_earlier(first.path, world.system(), examples)
@@ -115,10 +127,17 @@ def test_another_earlier_run_is_a_change_of_the_run(first: cp.Result, tmp_path: 
 def test_rows_that_are_no_train_examples_here_are_left_out(first: cp.Result) -> None:
     """A reward must not know a row that may now be a validation or test row; names do not matter."""
     world = Relay(4, 1)
-    few = [Example(f"new{i}", example.inputs, example.gold) for i, example in enumerate(world.examples(10))]
+    few = [
+        Example(f"new{i}", example.inputs, example.gold)
+        for i, example in enumerate(world.examples(10))
+    ]
     found = read_earlier(first.path, world.system(), few)
     assert {draw.example for draw in found.draws} <= {example.id for example in few}
-    assert 0 < len(found.draws) < len(read_earlier(first.path, world.system(), world.examples(80)).draws)
+    assert (
+        0
+        < len(found.draws)
+        < len(read_earlier(first.path, world.system(), world.examples(80)).draws)
+    )
     assert "are left out" in found.told
 
 

@@ -10,9 +10,9 @@ import pytest
 
 import compound as cp
 from compound.api.stream import CallEvent, ErrorEvent, Event, OutputEvent, TokenEvent, UsageEvent
-from compound.engine import OnText
-from compound.errors import CallError, TransientError
-from compound.security import sanitize
+from compound.core.engine import OnText
+from compound.core.errors import CallError, TransientError
+from compound.core.security import sanitize
 from compound.testing import ScriptedLM
 
 
@@ -26,7 +26,9 @@ def chain() -> cp.System:
 def events(system: cp.System, lm: Any, **inputs: object) -> list[Event]:
     async def collect() -> list[Event]:
         engines = {"lm": lm}
-        return [event async for event in cp.stream(system, inputs or {"question": "?"}, engines=engines)]
+        return [
+            event async for event in cp.stream(system, inputs or {"question": "?"}, engines=engines)
+        ]
 
     return asyncio.run(collect())
 
@@ -44,9 +46,13 @@ def texts(found: Sequence[Event], component: str, attempt: int = 1) -> str:
 def test_a_run_yields_calls_tokens_outputs_and_usage_in_order() -> None:
     found = events(chain(), ScriptedLM({"Rewrite": "the river of Lima", "Answer": "the Rímac"}))
     assert [(e.kind, getattr(e, "state", "")) for e in found if not isinstance(e, TokenEvent)] == [
-        ("call", "started"), ("call", "finished"), ("call", "started"), ("call", "finished"),
-        ("output", ""), ("usage", ""),
-    ]  # fmt: skip
+        ("call", "started"),
+        ("call", "finished"),
+        ("call", "started"),
+        ("call", "finished"),
+        ("output", ""),
+        ("usage", ""),
+    ]
     assert texts(found, "rewriter") == "the river of Lima"
     assert texts(found, "answerer") == "the Rímac"
     assert isinstance(found[-2], OutputEvent)
@@ -69,8 +75,10 @@ class WithoutStream:
     def __init__(self) -> None:
         self._inner = ScriptedLM(lambda message: "yes")
         self.generate, self.worst_case, self.aclose = (
-            self._inner.generate, self._inner.worst_case, self._inner.aclose,
-        )  # fmt: skip
+            self._inner.generate,
+            self._inner.worst_case,
+            self._inner.aclose,
+        )
 
 
 class Interrupted(ScriptedLM):
@@ -78,7 +86,7 @@ class Interrupted(ScriptedLM):
 
     lost = False
 
-    async def stream(self, request: cp.Request, on_text: OnText) -> cp.Completion:
+    async def stream(self, request: cp.ext.Request, on_text: OnText) -> cp.ext.Completion:
         if not self.lost:
             self.lost = True
             on_text("the R")
@@ -95,7 +103,9 @@ def test_a_retried_call_starts_its_text_again_with_a_higher_attempt() -> None:
 
 def test_a_failed_run_ends_with_an_error_and_its_usage_without_raising() -> None:
     node = cp.LLM("answerer", retries=0)(question=cp.Input("question"))
-    found = events(cp.System("qa", {"answer": node}, lm="lm"), ScriptedLM([CallError("no such model")]))
+    found = events(
+        cp.System("qa", {"answer": node}, lm="lm"), ScriptedLM([CallError("no such model")])
+    )
     assert [event.kind for event in found] == ["call", "call", "error", "usage"]
     assert isinstance(found[1], CallEvent)
     assert found[1].state == "failed"
@@ -126,7 +136,7 @@ def test_closing_the_iterator_cancels_the_run() -> None:
 class Echo(ScriptedLM):
     """Reports its answer letter by letter from another thread."""
 
-    async def stream(self, request: cp.Request, on_text: OnText) -> cp.Completion:
+    async def stream(self, request: cp.ext.Request, on_text: OnText) -> cp.ext.Completion:
         completion = await self.generate(request)
 
         def report() -> None:
@@ -140,7 +150,9 @@ class Echo(ScriptedLM):
 def test_keys_are_removed_from_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sanitize, "_SECRETS", {"sk-very-secret"})
     node = cp.LLM("answerer")(question=cp.Input("question"))
-    found = events(cp.System("qa", {"answer": node}, lm="lm"), Echo(["the key sk-very-secret works"]))
+    found = events(
+        cp.System("qa", {"answer": node}, lm="lm"), Echo(["the key sk-very-secret works"])
+    )
     assert texts(found, "answerer") == "the key [key removed] works"
     assert "secret" not in repr(found)
 

@@ -11,16 +11,15 @@ from typing import Any
 
 import pytest
 
+from benchmarks.simulated.relays import answer_of
 from compound.api.result import read_result
-from compound.api.sweeps.planned_run import Stopper
+from compound.api.sweeps.runs import Stopper
 from compound.api.sweeps.sweep import plan, sweep
-from compound.benchmarks.simulated.relays import answer_of
-from compound.errors import DeclarationError, RunDirectoryError
+from compound.core.errors import DeclarationError, RunDirectoryError
 from compound.evaluation.statistics import UNIT, mean_interval
-from compound.report.comparison import markdown, terminal_summary
-from compound.report.pooling import pooled
-from compound.runs.recorder import Interrupted
-from compound.spec import load
+from compound.optimization.runs.recorder import Interrupted
+from compound.report.sweep import pooled, sweep_page, sweep_summary
+from compound.yaml import load
 
 GAME = Path(__file__).parents[1] / "files" / "game"
 SETS = [("optimize.budget.system_runs", "120"), ("optimize.optimas.backbone.model", "none")]
@@ -39,10 +38,14 @@ def game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(methods: str = "search,random", seeds: tuple[int, ...] = (0, 1), *names: str, **how: Any) -> Any:
+def run(
+    methods: str = "search,random", seeds: tuple[int, ...] = (0, 1), *names: str, **how: Any
+) -> Any:
     """Run a sweep of some files into the folder ``out``."""
     folder = Path(how.pop("folder", "out"))
-    programs = [load(Path(name), overrides=how.pop("sets", SETS)) for name in names or ("game.yaml",)]
+    programs = [
+        load(Path(name), overrides=how.pop("sets", SETS)) for name in names or ("game.yaml",)
+    ]
     return sweep(plan(programs, methods.split(","), seeds, folder), folder, **how)
 
 
@@ -71,7 +74,12 @@ class TestPooled:
         assert apart["high"] == pytest.approx(expected.high)
         alike = pooled([{"a": 0.0, "b": 1.0}] * 5)
         assert alike is not None
-        assert (alike["mean"], alike["over"], alike["seeds"], alike["examples"]) == (0.5, "examples", 5, 2)
+        assert (alike["mean"], alike["over"], alike["seeds"], alike["examples"]) == (
+            0.5,
+            "examples",
+            5,
+            2,
+        )
         assert alike["high"] == pytest.approx(mean_interval([0.0, 1.0]).high)
 
     def test_one_seed_has_an_interval_over_examples(self) -> None:
@@ -82,7 +90,12 @@ class TestPooled:
     def test_one_number_has_no_interval_and_none_is_nothing(self) -> None:
         found = pooled([{"a": 0.5}])
         assert found is not None
-        assert (found["mean"], found["low"], found["high"], found["over"]) == (0.5, None, None, None)
+        assert (found["mean"], found["low"], found["high"], found["over"]) == (
+            0.5,
+            None,
+            None,
+            None,
+        )
         assert pooled([{}, {}]) is None
 
     def test_three_seeds_have_a_spread(self) -> None:
@@ -103,7 +116,10 @@ class TestPooled:
 
     def test_the_interval_of_a_pool_stays_within_the_range_of_the_metric(self) -> None:
         """Regression test: Student's limits of accuracies close to 1 lay above 1."""
-        for scores in ([{"a": 0.9, "b": 1.0}, {"a": 1.0, "b": 1.0}], [{"a": 0.4, "b": 1.0, "c": 1.0}]):
+        for scores in (
+            [{"a": 0.9, "b": 1.0}, {"a": 1.0, "b": 1.0}],
+            [{"a": 0.4, "b": 1.0, "c": 1.0}],
+        ):
             found: Any = pooled(scores, UNIT)
             assert 0 <= found["low"] < found["mean"] < found["high"] <= 1
         equal: Any = pooled([{"a": 1.0}, {"a": 1.0}], UNIT)
@@ -123,7 +139,10 @@ def test_the_table_holds_what_the_runs_found(game: Path) -> None:
     }
     for method in ("search", "random"):
         found, both = row(facts, method), [results[method, seed] for seed in (0, 1)]
-        tests, gains = [r.test_after.mean for r in both if r.test_after], [r.test_gain for r in both]
+        tests, gains = (
+            [r.test_after.mean for r in both if r.test_after],
+            [r.test_gain for r in both],
+        )
         assert found["test"]["mean"] == pytest.approx(sum(tests) / 2)
         assert found["gain"]["mean"] == pytest.approx(sum(gain.mean for gain in gains if gain) / 2)
         assert (found["test"]["seeds"], found["test"]["examples"]) == (2, 19)
@@ -131,17 +150,19 @@ def test_the_table_holds_what_the_runs_found(game: Path) -> None:
         for name in ("system_runs", "test_runs", "calls"):
             assert found[name] == pytest.approx(sum(r.spent[name] for r in both) / 2)
     before = [results["search", seed].test_before for seed in (0, 1)]
-    assert row(facts, "unoptimized")["test"]["mean"] == pytest.approx(sum(b.mean for b in before if b) / 2)
+    assert row(facts, "unoptimized")["test"]["mean"] == pytest.approx(
+        sum(b.mean for b in before if b) / 2
+    )
     assert [r["method"] for r in facts["rows"]] == ["unoptimized", "search", "random"]
     assert {(r["method"], r["seed"]): r["status"] for r in facts["runs"]} == dict.fromkeys(
         results, "finished"
     )
     assert json.loads((game / "out" / "sweep.json").read_text()) == facts
     page = (game / "out" / "sweep.md").read_text()
-    assert page == markdown(facts)
+    assert page == sweep_page(facts)
     assert "| unoptimized | 2 × 19 |" in page
     assert "Budget of each run: system runs 120." in page
-    assert terminal_summary(facts).count("2 × 19") == 3
+    assert sweep_summary(facts).count("2 × 19") == 3
 
 
 def test_the_page_shows_the_spread_of_three_seeds(game: Path) -> None:
@@ -152,27 +173,33 @@ def test_the_page_shows_the_spread_of_three_seeds(game: Path) -> None:
     assert spread["high"] == pytest.approx(max(mean.mean for mean in means if mean))
     page = (game / "out" / "sweep.md").read_text()
     assert f"sd {spread['sd']:.3f}, {spread['low']:.3f} to {spread['high']:.3f}" in page
-    assert "spread over seeds" not in markdown(run("random", (0, 1), folder="two"))
+    assert "spread over seeds" not in sweep_page(run("random", (0, 1), folder="two"))
 
 
 def test_the_page_names_intervals_from_few_inputs(game: Path) -> None:
     facts = run("random", (0,), sets=[*SETS, ("optimize.test_size", "9")])
-    assert "Intervals from fewer than 10 inputs: unoptimized, random." in terminal_summary(facts)
-    assert "Intervals from fewer than 10 inputs: unoptimized, random." in markdown(facts)
-    assert "fewer than 10 inputs:" not in markdown(run("random", (0,), folder="more"))
+    assert "Intervals from fewer than 10 inputs: unoptimized, random." in sweep_summary(facts)
+    assert "Intervals from fewer than 10 inputs: unoptimized, random." in sweep_page(facts)
+    assert "fewer than 10 inputs:" not in sweep_page(run("random", (0,), folder="more"))
 
 
 def test_every_run_has_the_same_budget_and_its_own_seed(game: Path) -> None:
     run()
     for method in ("search", "random"):
         for seed in (0, 1):
-            config = json.loads((game / "out/game" / method / str(seed) / "config.json").read_text())
+            config = json.loads(
+                (game / "out/game" / method / str(seed) / "config.json").read_text()
+            )
             settings = config["optimize"]
-            assert (settings["method"], settings["seed"], settings["baselines"]) == (method, seed, [])
+            assert (settings["method"], settings["seed"], settings["baselines"]) == (
+                method,
+                seed,
+                [],
+            )
             assert settings["budget"]["system_runs"] == 120
 
 
-STEP = "compound.benchmarks.simulated.relays:RelayStep"
+STEP = "benchmarks.simulated.relays:RelayStep"
 RELAY = f"""
 system: relay
 inputs: {{question: str}}
@@ -214,7 +241,10 @@ def test_a_method_that_cannot_work_on_a_system_is_no_failure(game: Path) -> None
     facts = run("random,opro")
     statuses = {r["method"]: r["status"] for r in facts["runs"]}
     assert statuses == {"random": "finished", "opro": "not applicable"}
-    assert "game, opro, seeds 0, 1: not applicable: system 'game' has no parameter" in terminal_summary(facts)
+    assert (
+        "game, opro, seeds 0, 1: not applicable: system 'game' has no parameter"
+        in sweep_summary(facts)
+    )
     assert not (game / "out/game/opro").exists()
 
 
@@ -248,7 +278,12 @@ def test_a_stop_file_ends_it_and_the_same_call_goes_on(game: Path, where: str) -
         run(watch=lambda _: nullcontext(listen))
     assert not Path(where, "STOP").exists()
     partly = json.loads((game / "out" / "sweep.json").read_text())
-    assert [r["status"] for r in partly["runs"]] == ["finished", "unfinished", "unfinished", "unfinished"]
+    assert [r["status"] for r in partly["runs"]] == [
+        "finished",
+        "unfinished",
+        "unfinished",
+        "unfinished",
+    ]
     assert "unfinished" in (game / "out" / "sweep.md").read_text()
     assert timeless(run()) == expected
 
@@ -281,7 +316,9 @@ def test_a_failing_file_is_reported_and_the_others_go_on(game: Path) -> None:
     facts = run("random", (0, 1), "broken.yaml", "game.yaml")
     statuses = [(r["file"], r["status"]) for r in facts["runs"]]
     assert statuses == [("broken", "failed"), ("game", "finished")] * 2
-    assert all("no negative numbers" in r["reason"] for r in facts["runs"] if r["status"] == "failed")
+    assert all(
+        "no negative numbers" in r["reason"] for r in facts["runs"] if r["status"] == "failed"
+    )
     assert "broken, random, seeds 0, 1: failed: " in (game / "out" / "sweep.md").read_text()
     mine = [r for r in facts["rows"] if r["file"] == "broken"]
     assert all(r["test"] is None for r in mine)
@@ -301,7 +338,9 @@ def test_data_that_is_gone_fails_its_own_runs_alone(game: Path) -> None:
     assert [r["status"] for r in facts["runs"]] == ["failed", "finished"]
 
 
-def test_a_defect_in_one_run_is_told_and_ends_no_other(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_in_one_run_is_told_and_ends_no_other(
+    game: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: Any) -> Any:
         raise ZeroDivisionError("oops")
 
@@ -361,18 +400,28 @@ SMALL = ("--set", "optimize.budget.system_runs=120", "--run", "out")
 
 
 def test_the_command_shows_progress_and_the_table(game: Path, cli: Any) -> None:
-    code, out, err = cli("sweep", "game.yaml", "--methods", "search, random", "--seeds", "0,1", *SMALL)
+    code, out, err = cli(
+        "sweep", "game.yaml", "--methods", "search, random", "--seeds", "0,1", *SMALL
+    )
     assert code == 0
     assert "1 file, 2 methods, 2 seeds: 4 runs, 4 finished." in out
     assert "table: out/sweep.md" in out
     assert "[2 of 4] game, random, seed 0" in err
     assert "start " in err
-    listed = json.loads(cli("runs", "--dir", "out", "--json").out)
+    listed = json.loads(cli("runs", "list", "--dir", "out", "--json").out)
     assert [row["run"] for row in listed] == [
         f"out/game/{method}/{seed}" for method in ("random", "search") for seed in (0, 1)
     ]
     code, out, err = cli(
-        "sweep", "game.yaml", "--methods", "search,random", "--seeds", "0,1", *SMALL, "--json", "--quiet"
+        "sweep",
+        "game.yaml",
+        "--methods",
+        "search,random",
+        "--seeds",
+        "0,1",
+        *SMALL,
+        "--json",
+        "--quiet",
     )
     assert code == 0
     assert json.loads(out) == json.loads((game / "out" / "sweep.json").read_text())

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import compound as cp
-from compound.narrowing import entry
-from compound.spec import loads
-from compound.storage.artifacts import folder_digest
+from compound.core.narrowing import entry
+from compound.core.storage.artifacts import folder_digest
+from compound.yaml import loads
 
 
 def plus(x: int, more: int) -> int:
@@ -20,7 +20,8 @@ def plus(x: int, more: int) -> int:
 
 def system() -> cp.System:
     return cp.System(
-        "plus", outputs={"y": cp.Function("plus", plus, more=cp.Int(0, 4, value=1))(x=cp.Input("x", int))}
+        "plus",
+        outputs={"y": cp.Function("plus", plus, more=cp.Int(0, 4, value=1))(x=cp.Input("x", int))},
     )
 
 
@@ -36,9 +37,14 @@ def near(outputs: Mapping[str, Any], example: cp.Example) -> float:
 def test_a_plain_function_is_a_metric(tmp_path: Path) -> None:
     assert cp.evaluate(system(), data(), near, "valid", cache=False).mean == 0.5
     found = cp.optimize(
-        system(), data(), near, method="random", run_dir=tmp_path / "run", progress=False,
+        system(),
+        data(),
+        near,
+        method="random",
+        run_dir=tmp_path / "run",
+        progress=False,
         budget=cp.Budget(system_runs=200),
-    )  # fmt: skip
+    )
     assert found.after.mean == 1.0
     assert not (tmp_path / "run" / "system.yaml").exists()
     found.best.save(tmp_path / "new" / "folder" / "best.json")
@@ -49,12 +55,15 @@ def test_a_plain_function_is_a_metric(tmp_path: Path) -> None:
     ("changes", "told"),
     [
         ({"mmgpro": {}}, "unknown setting mmgpro; did you mean 'mmgrpo'"),
-        ({"ppo": {"optimizer": {"lrr": 1}}}, "unknown setting ppo.optimizer.lrr; did you mean 'lr'"),
+        (
+            {"ppo": {"optimizer": {"lrr": 1}}},
+            "unknown setting ppo.optimizer.lrr; did you mean 'lr'",
+        ),
         ({"ppo": {"optimizer": {"lr": -1.0}}}, "ppo.optimizer.lr: Input should be greater than 0"),
         ({"mygo": {"threshold": 2.0}}, "mygo: threshold 2 is above max_reward 1"),
         (
             {"weights": {"lr": 1.0}},
-            "optimize.weights.lr is now optimize.ppo.optimizer.lr; method 'search' does not",
+            "optimize.weights is no longer a section; use that of the method",
         ),
         ({"seed": "x", "alpha": 7}, "seed: .*\nalpha: "),
     ],
@@ -80,5 +89,10 @@ def test_weights_begin_with_an_adapter_that_lies_beside_the_file(
     monkeypatch.chdir(tmp_path)
     start = cp.load_system(file).configuration["a.weights"]
     assert start == {**value, "path": str(adapter)}
-    assert loads("system: s\nlm: smollm2\ninputs: {q: str}\ncomponents: {a: {llm: {weights: {lora: {rank: 4}}}, "
-                 "in: {q: $q}}}\noutputs: {y: $a}\n").system.configuration["a.weights"] is None  # fmt: skip
+    assert (
+        loads(
+            "system: s\nlm: smollm2\ninputs: {q: str}\ncomponents: {a: {llm: {weights: {lora: {rank: 4}}}, "
+            "in: {q: $q}}}\noutputs: {y: $a}\n"
+        ).system.configuration["a.weights"]
+        is None
+    )

@@ -9,14 +9,20 @@ from pathlib import Path
 import pytest
 
 import compound as cp
-from compound.benchmarks.banking77 import labels, main, read_label
-from compound.errors import DataError
-from compound.spec import load
-from compound.spec.program import Program
+from benchmarks.banking77 import labels, main, read_label
+from compound.core.errors import DataError
 from compound.testing import ScriptedLM
+from compound.yaml import load
+from compound.yaml.program import Program
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "banking77.yaml"
-LABELS = ["card_arrival", "card_linking", "card_payment_fee_charged", "Refund_not_showing_up", "lost_card?"]
+LABELS = [
+    "card_arrival",
+    "card_linking",
+    "card_payment_fee_charged",
+    "Refund_not_showing_up",
+    "lost_card?",
+]
 ROWS = [
     {"id": "a", "text": "Where is my card?", "intent": "card_arrival"},
     {"id": "b", "text": "My refund is missing.", "intent": "Refund_not_showing_up"},
@@ -26,17 +32,27 @@ ROWS = [
 @pytest.fixture
 def program(tmp_path: Path) -> Program:
     (tmp_path / "labels.json").write_text(json.dumps(LABELS))
-    return load(FILE, overrides=[("components.labels.function.file", str(tmp_path / "labels.json"))])
+    return load(
+        FILE, overrides=[("components.labels.function.file", str(tmp_path / "labels.json"))]
+    )
 
 
 def replies(message: str) -> str:
-    return "It is about a card. Intent: card_arrival" if "Where is" in message else "refund_not_showing_up"
+    return (
+        "It is about a card. Intent: card_arrival"
+        if "Where is" in message
+        else "refund_not_showing_up"
+    )
 
 
 def score(program: Program, lm: ScriptedLM) -> float:
     assert program.metric is not None
     found = cp.evaluate(
-        program.system, cp.Dataset.of(valid=ROWS), program.metric, engines={"smollm2": lm}, cache=False
+        program.system,
+        cp.Dataset.of(valid=ROWS),
+        program.metric,
+        engines={"smollm2": lm},
+        cache=False,
     )
     assert found.failed == 0
     return float(found.mean)
@@ -55,7 +71,9 @@ def test_answers_of_the_constrained_system_are_limited_to_the_labels(tmp_path: P
     main([str(tmp_path / "labels.json"), str(tmp_path / "constrained.yaml")])
     file = ("components.labels.function.file", str(tmp_path / "labels.json"))
     program = load(tmp_path / "constrained.yaml", overrides=[file])
-    lm = ScriptedLM(lambda message: "card_arrival" if "Where is" in message else "Refund_not_showing_up")
+    lm = ScriptedLM(
+        lambda message: "card_arrival" if "Where is" in message else "Refund_not_showing_up"
+    )
     assert score(program, lm) == 1.0
     (limits,) = {request.format for request in lm.requests}
     assert limits is not None
@@ -89,7 +107,9 @@ def test_the_label_after_the_marker_decides(text: str, wanted: str) -> None:
     assert read_label(text, LABELS) == wanted
 
 
-def test_labels_are_found_below_the_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_are_found_below_the_data_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "banking77").mkdir()
     (tmp_path / "banking77" / "categories.json").write_text('["a", "b"]')
     monkeypatch.setenv("COMPOUND_DATA", str(tmp_path))
@@ -108,7 +128,9 @@ def test_files_of_anything_but_labels_are_refused(tmp_path: Path, text: str) -> 
         labels(str(tmp_path / "labels.json"))
 
 
-@pytest.mark.skipif("COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets")
+@pytest.mark.skipif(
+    "COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets"
+)
 def test_real_labels_are_told_apart() -> None:
     real = labels("banking77/categories.json")
     assert len(real) == 77

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 import compound as cp
-from compound.benchmarks.hover import best, main, queries, supported, titles, with_notes
-from compound.example import Example
-from compound.narrowing import entry
-from compound.spec import load
-from compound.spec.program import Program
+from benchmarks.hover import main, supported
+from compound.core.example import Example
 from compound.testing import ScriptedLM
+from compound.yaml import load
+from compound.yaml.program import Program
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "hover.yaml"
 CORPUS = "components.search.map.body.components.searcher.retriever.corpus"
@@ -34,14 +33,20 @@ ROW = {"id": "a", "claim": CLAIM, "gold_titles": GOLD}
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
     file = tmp_path_factory.mktemp("hover") / "corpus.jsonl"
-    rows: Any = [{"id": f"p{i}", "title": t, "text": text} for i, (t, text) in enumerate(PAGES.items())]
+    rows: Any = [
+        {"id": f"p{i}", "title": t, "text": text} for i, (t, text) in enumerate(PAGES.items())
+    ]
     file.write_text("\n".join(map(json.dumps, rows)))
     return load(FILE, overrides=[(CORPUS, str(file))])
 
 
 def replies(message: str) -> str:
     """Follow the chain: each note names the next page."""
-    steps = [("none yet", "Chris Noonan"), ("Chris Noonan", "Babe"), ("Babe", "Academy Motion Picture")]
+    steps = [
+        ("none yet", "Chris Noonan"),
+        ("Chris Noonan", "Babe"),
+        ("Babe", "Academy Motion Picture"),
+    ]
     facts = message.split("Facts:")[1].split("Claim:", maxsplit=1)[0].strip()
     if message.startswith("Write one sentence"):
         return next(note for known, note in reversed(steps) if known in facts)
@@ -68,7 +73,11 @@ def test_every_gold_page_is_found_by_following_the_notes(program: Program) -> No
     lm = ScriptedLM(replies)
     assert program.metric is not None
     found = cp.evaluate(
-        program.system, cp.Dataset.of(valid=[ROW]), program.metric, engines={"smollm2": lm}, cache=False
+        program.system,
+        cp.Dataset.of(valid=[ROW]),
+        program.metric,
+        engines={"smollm2": lm},
+        cache=False,
     )
     assert (found.mean, found.failed, len(lm.requests)) == (1.0, 0, 6)
 
@@ -76,17 +85,13 @@ def test_every_gold_page_is_found_by_following_the_notes(program: Program) -> No
 def test_notes_are_handed_from_hop_to_hop(program: Program) -> None:
     trace = run(program, ScriptedLM(replies))
     facts = [call.inputs["facts"] for call in trace.calls_of("query_writer")]
-    assert facts == ["Chris Noonan", "Chris Noonan\nBabe", "Chris Noonan\nBabe\nAcademy Motion Picture"]
+    assert facts == [
+        "Chris Noonan",
+        "Chris Noonan\nBabe",
+        "Chris Noonan\nBabe\nAcademy Motion Picture",
+    ]
     assert [call.address for call in trace.calls_of("note_taker")] == ["notes1", "notes2", "notes3"]
     assert [call.invocation for call in trace.calls_of("query_writer")] == [0, 1, 2]
-
-
-def test_without_queries_only_the_claim_is_searched(program: Program) -> None:
-    trace = run(program, ScriptedLM(lambda message: ""))
-    assert trace.failure is None
-    assert len(trace.calls_of("searcher")) == 1
-    assert entry(trace.outputs, "titles", list)[0] == "Miss Potter"
-    assert "Chris Noonan" not in entry(trace.outputs, "titles", list)
 
 
 def test_a_failing_note_taker_fails_the_run_and_keeps_its_calls(program: Program) -> None:
@@ -124,39 +129,6 @@ def page(title: str, score: float) -> dict[str, Any]:
     return {"id": title, "title": title, "text": title, "score": score}
 
 
-def test_a_hop_keeps_the_best_passages_of_all_queries_once() -> None:
-    first, second = [page("a", 5.0), page("b", 1.0)], [page("c", 3.0), page("a", 2.0)]
-    assert [p["title"] for p in best([first, second], each=2, most=9)] == ["a", "c", "b"]
-    assert [p["title"] for p in best([first, second], each=1, most=9)] == ["a", "c"]
-    assert [p["title"] for p in best([first, second], each=2, most=2)] == ["a", "c"]
-    assert best([], each=2, most=2) == []
-
-
-def test_the_last_hop_fills_up_to_the_limit() -> None:
-    hops = [[page(f"{hop}{i}", 1.0) for i in range(10)] for hop in "abc"]
-    last = [page(f"d{i}", 1.0) for i in range(90)]
-    found = titles(hops[0], hops[1], hops[2], last, most=100)
-    assert len(found) == 100
-    assert found[:10] == [f"a{i}" for i in range(10)]
-    assert found[-1] == "d69"
-
-
-@pytest.mark.parametrize(
-    ("written", "wanted"),
-    [([], []), (["", " "], []), (["a", "a", "b"], ["a", "b"]), (list("abcd"), ["a", "b", "c"])],
-)
-def test_at_most_three_queries_are_searched(written: list[str], wanted: list[str]) -> None:
-    assert queries(written) == wanted
-
-
-def test_empty_notes_change_nothing() -> None:
-    assert [with_notes("none yet", " "), with_notes("a", ""), with_notes("a", "b")] == [
-        "none yet",
-        "a",
-        "a\nb",
-    ]
-
-
 # --- claims that a corpus supports ---------------------------------------------------------------------------
 
 
@@ -176,13 +148,20 @@ def test_claims_whose_pages_are_all_in_the_corpus_are_kept(
     assert capsys.readouterr().out == "{'dev': 1, 'train': 1}\n"
 
 
-@pytest.mark.skipif("COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets")
+@pytest.mark.skipif(
+    "COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets"
+)
 def test_real_claims_run() -> None:
     folder = Path(os.environ["COMPOUND_DATA"])
     real = load(FILE, overrides=[(CORPUS, str(folder / "wiki_abstracts" / "corpus.jsonl.gz"))])
     lm = ScriptedLM(lambda message: "the page" if "Queries" in message else "a note")
     assert real.metric is not None
     found = cp.evaluate(
-        real.system, cp.Dataset(folder / "hover"), real.metric, limit=5, engines={"smollm2": lm}, cache=False
+        real.system,
+        cp.Dataset(folder / "hover"),
+        real.metric,
+        limit=5,
+        engines={"smollm2": lm},
+        cache=False,
     )
     assert found.failed == 0

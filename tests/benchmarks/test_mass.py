@@ -9,19 +9,15 @@ from typing import Any
 import pytest
 
 import compound as cp
-from compound.benchmarks.mass import (
+from benchmarks.mass import (
     answerer_penalty,
-    chosen,
-    pool,
     reranker_penalty,
     rewriter_penalty,
-    searchable,
 )
-from compound.engine import Message, Request
-from compound.rewards.credit.shaping import Penalty
-from compound.spec import load
-from compound.spec.program import Program
+from compound.optimizers.weights.credit.shaping import Penalty
 from compound.testing import ScriptedLM
+from compound.yaml import load
+from compound.yaml.program import Program
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "mass.yaml"
 CONTEXT = [
@@ -29,7 +25,12 @@ CONTEXT = [
     {"title": "Jane Austen", "text": "Jane Austen was born in Steventon."},
     {"title": "Bath", "text": "Bath is a city in Somerset."},
 ]
-ROW = {"id": "a", "question": "Where was the author of Emma born?", "context": CONTEXT, "answer": "Steventon"}
+ROW = {
+    "id": "a",
+    "question": "Where was the author of Emma born?",
+    "context": CONTEXT,
+    "answer": "Steventon",
+}
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,11 @@ def run(program: Program, lm: ScriptedLM) -> cp.Trace:
 
 
 def test_three_agents_are_trained(program: Program) -> None:
-    assert set(program.system.parameters) == {"rewriter.weights", "reranker.weights", "answerer.weights"}
+    assert set(program.system.parameters) == {
+        "rewriter.weights",
+        "reranker.weights",
+        "answerer.weights",
+    }
     assert {space.rank for space in program.system.parameters.values()} == {8}  # type: ignore[attr-defined]
 
 
@@ -65,7 +70,11 @@ def test_a_right_run_is_scored_right_and_costs_no_penalty(program: Program) -> N
     lm = ScriptedLM(replies)
     assert program.metric is not None
     found = cp.evaluate(
-        program.system, cp.Dataset.of(valid=[ROW]), program.metric, engines={"smollm2": lm}, cache=False
+        program.system,
+        cp.Dataset.of(valid=[ROW]),
+        program.metric,
+        engines={"smollm2": lm},
+        cache=False,
     )
     assert (found.mean, found.failed, len(lm.requests)) == (1.0, 0, 3)
     trace = run(program, ScriptedLM(replies))
@@ -93,7 +102,9 @@ def test_penalties_read_the_calls_of_a_bad_run(program: Program) -> None:
     assert len(trace.calls_of("searcher")) == 4  # the fifth query is not searched
 
 
-def test_each_query_is_searched_and_the_answerer_reads_only_what_was_chosen(program: Program) -> None:
+def test_each_query_is_searched_and_the_answerer_reads_only_what_was_chosen(
+    program: Program,
+) -> None:
     lm = ScriptedLM(replies)
     trace = run(program, lm)
     assert [call.inputs["query"] for call in trace.calls_of("searcher")] == [
@@ -101,7 +112,9 @@ def test_each_query_is_searched_and_the_answerer_reads_only_what_was_chosen(prog
         "Jane Austen born",
     ]
     ranked, read = (request.messages[-1].content for request in lm.requests[1:])
-    assert "[1] Emma: Emma is a novel by Jane Austen.\n[2] Jane Austen: Jane Austen was born" in ranked
+    assert (
+        "[1] Emma: Emma is a novel by Jane Austen.\n[2] Jane Austen: Jane Austen was born" in ranked
+    )
     assert "Jane Austen was born in Steventon." in read
     assert "Somerset" not in read
 
@@ -116,63 +129,18 @@ def test_a_reranker_that_fails_is_a_failed_run(program: Program) -> None:
     assert trace.calls_of("answerer") == ()
 
 
-# --- steps ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("queries", "wanted"),
-    [
-        (["a", "b", "A ", "c"], ["a", "b", "c"]),
-        (["b", "a", "b"], ["b", "a"]),
-        (list("abcdef"), ["a", "b", "c", "d"]),
-        (["", " "], ["?"]),
-        ([], ["?"]),
-    ],
-)
-def test_queries_are_searched_once_in_order(queries: list[str], wanted: list[str]) -> None:
-    assert searchable(queries, "?", most=4) == wanted
-
-
-def test_the_pool_takes_turns_among_the_queries() -> None:
-    passages = [{"title": "", "text": text} for text in "abcd"]
-    a, b, c, d = passages
-    assert pool([[a, b], [c, a], []], most=9, words=5) == ["a", "c", "b"]
-    assert pool([[a, b], [c, d]], most=3, words=5) == ["a", "c", "b"]
-    assert pool([], most=3, words=5) == []
-
-
-@pytest.mark.parametrize(
-    ("ids", "wanted"),
-    [
-        ("2, 1", ["b", "a"]),
-        ("[3] [3] [1]", ["c", "a"]),
-        ("passages 2 and 17", ["b"]),
-        ("none", ["a", "b"]),
-        ("0, 4", ["a", "b"]),
-        ("the 22nd", ["a", "b"]),
-        ("9" * 5000, ["a", "b"]),
-    ],
-)
-def test_known_ids_are_chosen_in_their_order(ids: str, wanted: list[str]) -> None:
-    assert chosen(ids, ["a", "b", "c"], otherwise=2) == wanted
-
-
-def test_candidates_are_numbered_for_the_reranker_as_its_penalty_counts_them(program: Program) -> None:
-    component: Any = program.system.components["reranker"]
-    values = {name: getattr(space, "value", space) for name, space in component.settings.items()}
-    (message,) = component.messages({"candidates": ["a", "b"], "question": "?"}, values)
-    assert isinstance(Request((message,)).messages[0], Message)
-    assert "[1] a\n[2] b" in message.content
-
-
 # --- data ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif("COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets")
+@pytest.mark.skipif(
+    "COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets"
+)
 @pytest.mark.parametrize("name", ["hotpotqa", "2wikimultihopqa"])
 def test_real_rows_run(program: Program, name: str) -> None:
     data = cp.Dataset(Path(os.environ["COMPOUND_DATA"]) / name)
     lm = ScriptedLM(lambda message: "1, 2" if message.startswith("Give only") else "the author")
     assert program.metric is not None
-    found = cp.evaluate(program.system, data, program.metric, limit=10, engines={"smollm2": lm}, cache=False)
+    found = cp.evaluate(
+        program.system, data, program.metric, limit=10, engines={"smollm2": lm}, cache=False
+    )
     assert found.failed == 0

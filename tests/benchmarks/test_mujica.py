@@ -9,24 +9,14 @@ from typing import Any
 import pytest
 
 import compound as cp
-from compound.benchmarks.mujica import (
-    UNKNOWN,
-    blocks,
-    entity_list,
-    materials,
-    numbered,
+from benchmarks.mujica import (
     read_actions,
     read_plan,
-    remember,
-    selected,
-    sentence,
-    topics,
-    with_found,
 )
-from compound.narrowing import entry
-from compound.spec import load
-from compound.spec.program import Program
+from compound.core.narrowing import entry
 from compound.testing import ScriptedLM
+from compound.yaml import load
+from compound.yaml.program import Program
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 EVIDENCES = [
@@ -40,7 +30,9 @@ ROW: dict[str, Any] = {
     "question": "Which film has the older director, Alpha or Beta?",
     "answer": "Beta",
     "evidences": EVIDENCES,
-    "context": [{"title": head, "text": f"{head}: {relation} {tail}."} for head, relation, tail in EVIDENCES],
+    "context": [
+        {"title": head, "text": f"{head}: {relation} {tail}."} for head, relation, tail in EVIDENCES
+    ],
 }
 
 
@@ -65,7 +57,9 @@ def replies(message: str) -> str:
     if "Passages:" in shown:
         asked = shown.split("Question: ")[1].split("\n")[0]
         wanted = asked.rsplit(" ", 1)[1].rstrip("?")
-        line = next(line for line in shown.splitlines() if line.startswith("[") and f"] {wanted}" in line)
+        line = next(
+            line for line in shown.splitlines() if line.startswith("[") and f"] {wanted}" in line
+        )
         return f"<think>.</think><select>{line[:3]}</select><sentence>{line[4:]}</sentence>"
     if "1940" in shown:
         return "<think>1940 is earlier.</think><answer>Beta</answer>"
@@ -83,9 +77,7 @@ def graph_replies(message: str) -> str:
     if "1940" in shown.split("History:")[1]:
         return "<think>1940 is earlier.</think><answer>Beta</answer>"
     if "Bob Ray" in shown:
-        return (
-            '<think>Dates.</think><action>Search([2], "Born when?")\nSearch([Bob Ray], "Born when?")</action>'
-        )
+        return '<think>Dates.</think><action>Search([2], "Born when?")\nSearch([Bob Ray], "Born when?")</action>'
     return '<think>Directors.</think><action>Search([0], "Director?")\nSearch([1], "Director?")</action>'
 
 
@@ -108,7 +100,11 @@ def test_two_rounds_of_two_questions_lead_to_the_answer(name: str, play: Any) ->
     assert program.metric is not None
     lm = ScriptedLM(play)
     found = cp.evaluate(
-        program.system, cp.Dataset.of(valid=[ROW]), program.metric, engines={"smollm2": lm}, cache=False
+        program.system,
+        cp.Dataset.of(valid=[ROW]),
+        program.metric,
+        engines={"smollm2": lm},
+        cache=False,
     )
     assert (found.mean, found.failed, len(lm.requests)) == (1.0, 0, 7)
 
@@ -126,20 +122,14 @@ def test_the_planner_sees_its_turns_and_what_the_workers_found(text: Program) ->
     lm = ScriptedLM(replies)
     run(text, lm)
     planners = [
-        last(r.messages[-1].text) for r in lm.requests if "Passages:" not in last(r.messages[-1].text)
+        last(r.messages[-1].text)
+        for r in lm.requests
+        if "Passages:" not in last(r.messages[-1].text)
     ]
     assert planners[1].endswith(
         "<think>Directors.</think><search>director of Alpha</search><search>director of Beta</search>\n"
         "Obs: Alpha (film): Alpha (film): director Ann Lee. Beta (film): Beta (film): director Bob Ray."
     )
-
-
-def test_a_worker_sees_only_its_own_question(text: Program) -> None:
-    trace = run(text, ScriptedLM(replies))
-    assert [call.inputs["question"] for call in trace.calls_of("worker")] == [
-        "director of Alpha", "director of Beta", "birth of Ann", "birth of Bob",
-    ]  # fmt: skip
-    assert all(set(call.inputs) == {"passages", "question"} for call in trace.calls_of("worker"))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +153,11 @@ def test_planners_end_by_answering_by_saying_nothing_or_out_of_turns(
 
 def test_a_failing_worker_fails_the_run_with_its_siblings_recorded(text: Program) -> None:
     def broken(message: str) -> Any:
-        return RuntimeError("lost") if "Question: director of Beta" in last(message) else replies(message)
+        return (
+            RuntimeError("lost")
+            if "Question: director of Beta" in last(message)
+            else replies(message)
+        )
 
     trace = run(text, ScriptedLM(broken))
     assert trace.failure is not None
@@ -203,12 +197,6 @@ def test_sub_questions_are_read(said: str, questions: list[str]) -> None:
     assert plan["over"] == (not questions)
 
 
-def test_the_last_answer_counts_unless_the_turn_asks() -> None:
-    assert read_plan("<answer>a</answer><answer>b</answer>", 4)["answer"] == "b"
-    assert read_plan("<answer>a</answer><search>b</search>", 4)["answer"] == ""
-    assert blocks("<a>1</a><a>\n2\n</a>", "a") == ["1", "2"]
-
-
 @pytest.mark.parametrize(
     ("line", "found"),
     [
@@ -219,7 +207,10 @@ def test_the_last_answer_counts_unless_the_turn_asks() -> None:
         ('Search([0], "Who is "X"?")', [("Emma", 'Who is "X"?')]),
         ('Search([Jane Austen], "Who?")', [("Jane Austen", "Who?")]),
         ('Search([0], "a?") Search([1], "b?")', [("Emma", "a?"), ("Bath", "b?")]),
-        ('Search([0], "a?")\nSearch([1], "b?")\nSearch([0], "c?")', [("Emma", "a?"), ("Bath", "b?")]),
+        (
+            'Search([0], "a?")\nSearch([1], "b?")\nSearch([0], "c?")',
+            [("Emma", "a?"), ("Bath", "b?")],
+        ),
         ('Search([2], "Who?")', []),
         ('Search([-1], "Who?")', [("-1", "Who?")]),
         ('Search([], "Who?")', []),
@@ -232,78 +223,18 @@ def test_the_last_answer_counts_unless_the_turn_asks() -> None:
 )
 def test_action_lines_are_read(line: str, found: list[tuple[str, str]]) -> None:
     plan = read_actions(f"<think>.</think><action>\n{line}\n</action>", ["Emma", "Bath"], most=2)
-    assert [(search["entity"], search["question"]) for search in entry(plan, "searches", list)] == found
+    assert [
+        (search["entity"], search["question"]) for search in entry(plan, "searches", list)
+    ] == found
     assert plan["over"] == (not found)
-
-
-def test_lines_outside_an_action_are_not_carried_out() -> None:
-    assert read_actions('Search([0], "Who?")', ["Emma"], 4)["over"]
-
-
-# --- what workers write --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("reply", "wanted"),
-    [
-        ("<sentence>a</sentence>", "a"),
-        ("<sentence> a\nb </sentence>", "a b"),
-        ("<sentence>a</sentence><sentence>b</sentence>", "b"),
-        ("<sentence></sentence>", UNKNOWN),
-        ("<select>[0]</select> Lima", UNKNOWN),
-        ("", UNKNOWN),
-    ],
-)
-def test_a_reply_without_a_sentence_found_nothing(reply: str, wanted: str) -> None:
-    assert sentence(reply) == wanted
-
-
-def test_selections_are_read() -> None:
-    assert selected("<select>[0] [12]</select>") == [0, 12]
-    assert selected("<select>none</select>") == []
-
-
-def test_passages_are_numbered_from_zero_and_cut() -> None:
-    passages = [{"title": "A", "text": "one two three"}, {"title": "B", "text": "four"}]
-    assert numbered(passages, words=2) == "[0] A: one two\n[1] B: four"
-    assert remember("h", " said ", []) == "h\nsaid"
-    assert remember("", "", ["a", "b"]) == "Obs: a b"
 
 
 # --- the graph ---------------------------------------------------------------------------------------------------------
 
 
-def test_questions_start_from_entities_that_nothing_leads_to() -> None:
-    assert topics(EVIDENCES) == ["Alpha (film)", "Beta (film)"]
-    assert topics([["a b", "r", "c d"], ["c d", "r", "a b"]]) == ["a b", "c d"]  # a circle
-    assert topics([]) == []
-
-
-@pytest.mark.parametrize(
-    ("entity", "wanted"),
-    [
-        ("Ann Lee", "[0] Ann Lee, date of birth, 1950"),
-        ("ann  lee.", "[0] Ann Lee, date of birth, 1950"),
-        ("Ann Lee Junior", "[0] Ann Lee, date of birth, 1950"),
-        ("Ann", "[0] Ann Lee, date of birth, 1950"),
-        ("Ann Lee the great actress of London", "none"),
-        ("Annie", "none"),
-        ("", "none"),
-    ],
+@pytest.mark.skipif(
+    "COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets"
 )
-def test_names_of_an_entity_need_not_be_equal(entity: str, wanted: str) -> None:
-    assert materials({"entity": entity, "question": "?"}, EVIDENCES) == wanted
-
-
-def test_found_entities_are_listed_once() -> None:
-    searches = [{"entity": "Ann Lee", "question": "?"}] * 2
-    known = with_found(["Ann Lee"], searches, EVIDENCES)
-    assert known == ["Ann Lee", "1950"]
-    assert entity_list(known) == "[0] Ann Lee\n[1] 1950"
-    assert with_found(known, searches, EVIDENCES) == known
-
-
-@pytest.mark.skipif("COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets")
 @pytest.mark.parametrize("name", ["mujica", "mujica_kg"])
 def test_real_rows_run(name: str) -> None:
     program = load(FOLDER / f"{name}.yaml")
@@ -311,20 +242,7 @@ def test_real_rows_run(name: str) -> None:
     turn = '<search>who?</search><action>Search([0], "who?")</action>'
     lm = ScriptedLM(lambda message: "<answer>x</answer>" if "Obs:" in last(message) else turn)
     assert program.metric is not None
-    found = cp.evaluate(program.system, data, program.metric, limit=10, engines={"smollm2": lm}, cache=False)
+    found = cp.evaluate(
+        program.system, data, program.metric, limit=10, engines={"smollm2": lm}, cache=False
+    )
     assert found.failed == 0
-
-
-@pytest.mark.skipif("COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets")
-def test_every_graph_of_the_data_can_be_walked_to_its_end() -> None:
-    data = cp.Dataset(Path(os.environ["COMPOUND_DATA"]) / "2wikimultihopqa")
-    reached = 0
-    examples = data.examples("valid", ["evidences"])
-    for example in examples:
-        evidences = entry(example.inputs, "evidences", list)
-        known = topics(evidences)
-        for _ in range(5):
-            searches = [{"entity": entity, "question": "?"} for entity in known]
-            known = with_found(known, searches, evidences)
-        reached += {tail for _, _, tail in evidences} <= set(known)
-    assert reached / len(examples) > 0.9

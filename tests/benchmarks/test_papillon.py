@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import compound as cp
-from compound.benchmarks.papillon import Judged, judged, leakage, score
-from compound.engine import Completion, Request
-from compound.errors import DeclarationError, TransientError
-from compound.example import Example
-from compound.spec import load
-from compound.spec.program import Program
+from benchmarks.papillon import Judged, judged, leakage, score
+from compound.core.engine import Completion, Request
+from compound.core.errors import DeclarationError, TransientError
+from compound.core.example import Example
 from compound.testing import ScriptedLM
+from compound.yaml import load
+from compound.yaml.program import Program
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "papillon.yaml"
 ROW: dict[str, Any] = {
@@ -71,7 +69,9 @@ def test_a_failing_untrusted_model_fails_the_run(program: Program) -> None:
     def broken(message: str) -> Any:
         return RuntimeError("offline") if message.startswith("Request:") else replies(message)
 
-    trace = cp.run(program.system, EXAMPLE.inputs, engines={"smollm2": ScriptedLM(broken)}, check=False)
+    trace = cp.run(
+        program.system, EXAMPLE.inputs, engines={"smollm2": ScriptedLM(broken)}, check=False
+    )
     assert trace.failure is not None
     assert "offline" in trace.failure.message
 
@@ -97,39 +97,6 @@ def test_a_failing_untrusted_model_fails_the_run(program: Program) -> None:
 )
 def test_leakage_finds_units_in_any_spelling(request_text: str) -> None:
     assert leakage(request_text, ["Ann Lee"]) == 1.0
-
-
-@pytest.mark.parametrize("text", ["", "Ann", "Lee Ann", "Annleeds", "Joann Leeds", "Ann and Lee", "An nLee"])
-def test_other_words_are_no_leak(text: str) -> None:
-    assert leakage(text, ["Ann Lee"]) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("units", "wanted"),
-    [
-        ([], 0.0),
-        (["Acme", "Ann Lee"], 0.5),
-        (["Acme", "ACME ", "acme."], 1.0),
-        (["Acme", "", "  ", "!?"], 1.0),
-        (["Ann", "Lee", "Bob", "Acme"], 0.25),
-        ("acme||ann lee||bob||555", 0.25),
-    ],
-)
-def test_leakage_is_the_share_of_different_units(units: Any, wanted: float) -> None:
-    assert leakage("Write to Acme.", units) == wanted
-
-
-def test_single_letter_words_in_a_row_still_count() -> None:
-    assert leakage("Plan A B C", ["A B"]) == 1.0
-    assert leakage("the word I P A E P here", ["IPAEP"]) == 1.0
-
-
-@given(st.text(max_size=60), st.lists(st.text(max_size=12), max_size=5))
-def test_leakage_is_a_share_and_telling_everything_leaks_everything(text: str, units: list[str]) -> None:
-    assert 0.0 <= leakage(text, units) <= 1.0
-    everything = leakage(" . ".join(units), units)
-    assert everything in (0.0, 1.0)
-    assert (everything == 0.0) == (leakage("", units) == everything)
 
 
 # --- the score ---------------------------------------------------------------------------------------------------
@@ -169,18 +136,6 @@ def test_the_judge_is_asked_in_both_orders() -> None:
     assert orders == [False, True]
 
 
-@pytest.mark.parametrize(
-    ("said", "quality"),
-    [("A", 0.5), ("B", 0.5), ("equal", 1.0), ("Equal.", 1.0), ("?", 0.5), ("A and B are fine", 0.5)],
-)
-def test_a_constant_judge_scores_a_tie(said: str, quality: float) -> None:
-    assert judge(lambda message: said)[0] == quality
-
-
-def test_a_worse_response_loses_both_verdicts() -> None:
-    assert judge(lambda message: "B" if "Response A: ours" in message else "A")[0] == 0.0
-
-
 def test_a_judge_that_is_busy_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     class Busy(ScriptedLM):
         refused = 0
@@ -197,21 +152,15 @@ def test_a_judge_that_is_busy_is_asked_again(monkeypatch: pytest.MonkeyPatch) ->
     assert lm.refused == 3
 
 
-def test_leaks_count_with_a_judge_too() -> None:
-    lm = ScriptedLM(lambda message: "equal")
-    outputs = {"request": "to Acme", "response": "ours"}
-    assert asyncio.run(Judged(lm)(outputs, EXAMPLE)).value == pytest.approx(0.75)
-
-
 def test_the_judge_is_named_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COMPOUND_JUDGE", raising=False)
     with pytest.raises(DeclarationError, match="COMPOUND_JUDGE is not set"):
         asyncio.run(judged({"request": "", "response": ""}, EXAMPLE))
     lm = ScriptedLM(lambda message: "equal")
-    monkeypatch.setattr("compound.benchmarks.papillon.find_engine", lambda name: lm)
+    monkeypatch.setattr("benchmarks.papillon.find_engine", lambda name: lm)
     monkeypatch.setenv("COMPOUND_JUDGE", "openai/judge-of-this-test")
     assert asyncio.run(judged({"request": "", "response": "x"}, EXAMPLE)).value == 1.0
-    program = load(FILE, overrides=[("metric.custom.call", "compound.benchmarks.papillon:judged")])
+    program = load(FILE, overrides=[("metric.custom.call", "benchmarks.papillon:judged")])
     assert program.metric is not None
     found = cp.evaluate(
         program.system,
@@ -226,7 +175,9 @@ def test_the_judge_is_named_by_the_environment(monkeypatch: pytest.MonkeyPatch) 
 # --- data ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif("COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets")
+@pytest.mark.skipif(
+    "COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets"
+)
 def test_every_real_row_is_scored(program: Program) -> None:
     data = cp.Dataset(Path(os.environ["COMPOUND_DATA"]) / "pupa")
     assert program.metric is not None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,12 +9,12 @@ from typing import Any
 import pytest
 
 import compound as cp
-from compound.benchmarks.measure.controls.score_settings import combinations
-from compound.benchmarks.relay import Order, Unit, facts, main, present, split, write_facts
-from compound.narrowing import entry
-from compound.spec import load
-from compound.spec.program import Program
+from benchmarks.measure.controls.score_settings import combinations
+from benchmarks.relay import Unit, facts, split, write_facts
+from compound.core.narrowing import entry
 from compound.testing import ScriptedLM
+from compound.yaml import load
+from compound.yaml.program import Program
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "relay.yaml"
 CONTEXT: list[dict[str, Any]] = [
@@ -24,7 +22,12 @@ CONTEXT: list[dict[str, Any]] = [
     {"title": "Lima", "text": "Lima was founded by Francisco Pizarro. It lies on the coast."},
 ]
 QUESTION = "Who founded Lima?"
-ROW: dict[str, Any] = {"id": "a", "question": QUESTION, "context": CONTEXT, "answer": "Francisco Pizarro"}
+ROW: dict[str, Any] = {
+    "id": "a",
+    "question": QUESTION,
+    "context": CONTEXT,
+    "answer": "Francisco Pizarro",
+}
 HEAD = ("presenter.order", "presenter.words", "searcher.k", "splitter.unit")
 
 
@@ -40,7 +43,9 @@ def replies(message: str) -> str:
         return "Lima was founded by Francisco Pizarro." if "Pizarro" in shown else "Nothing."
     if message.startswith("Answer the question in one sentence"):
         return (
-            "It was Francisco Pizarro." if "Pizarro" in message.rsplit("Quote:", 1)[1] else "It is unknown."
+            "It was Francisco Pizarro."
+            if "Pizarro" in message.rsplit("Quote:", 1)[1]
+            else "It is unknown."
         )
     assert message.startswith("Give only the answer")
     return "Francisco Pizarro" if "Pizarro" in message.rsplit("Draft:", 1)[1] else "unknown"
@@ -65,7 +70,11 @@ def test_three_of_four_counted_calls_follow_the_tuned_nodes(program: Program) ->
     lm = ScriptedLM(replies)
     assert program.metric is not None
     found = cp.evaluate(
-        program.system, cp.Dataset.of(valid=[ROW]), program.metric, engines={"smollm2": lm}, cache=False
+        program.system,
+        cp.Dataset.of(valid=[ROW]),
+        program.metric,
+        engines={"smollm2": lm},
+        cache=False,
     )
     assert (found.mean, found.failed, found.system_runs, len(lm.requests)) == (1.0, 0, 1.0, 3)
     order = [call.address for call in run(program).calls]
@@ -76,17 +85,14 @@ def test_the_head_decides_what_the_model_reads(program: Program) -> None:
     def shown(**values: Any) -> str:
         return entry(run(program, **values).call("quoter").inputs, "passages", str)
 
-    assert shown(searcher__k=1) == "Lima: Lima was founded by Francisco Pizarro. It lies on the coast."
-    assert shown(searcher__k=1, splitter__unit="sentence") == "Lima: Lima was founded by Francisco Pizarro."
+    assert (
+        shown(searcher__k=1) == "Lima: Lima was founded by Francisco Pizarro. It lies on the coast."
+    )
+    assert (
+        shown(searcher__k=1, splitter__unit="sentence")
+        == "Lima: Lima was founded by Francisco Pizarro."
+    )
     assert shown().splitlines()[::-1] == shown(presenter__order="best_last").splitlines()
-
-
-def test_without_the_fact_the_answer_is_wrong(program: Program) -> None:
-    other = [{**page, "text": page["text"].replace("Francisco Pizarro", "him")} for page in CONTEXT]
-    inputs = {"question": QUESTION, "context": other}
-    assert cp.run(program.system, inputs, engines={"smollm2": ScriptedLM(replies)}).outputs == {
-        "answer": "unknown"
-    }
 
 
 # --- steps -------------------------------------------------------------------------------------------------
@@ -96,29 +102,19 @@ def test_without_the_fact_the_answer_is_wrong(program: Program) -> None:
     ("unit", "texts"),
     [
         ("paragraph", [page["text"] for page in CONTEXT]),
-        ("sentence", ["Peru is a country in South America.", "Its capital is Lima.",
-                      "Lima was founded by Francisco Pizarro.", "It lies on the coast."]),
-    ],
-)  # fmt: skip
-def test_passages_are_paragraphs_or_sentences(unit: Unit, texts: list[str]) -> None:
-    assert [passage["text"] for passage in split(CONTEXT, unit)] == texts
-
-
-def test_empty_paragraphs_have_no_sentences() -> None:
-    assert split([{"title": "a", "text": " "}], "sentence") == []
-    assert split([], "paragraph") == []
-
-
-@pytest.mark.parametrize(
-    ("words", "order", "wanted"),
-    [
-        (1, "best_first", "Peru: Peru\nLima: Lima"),
-        (1, "best_last", "Lima: Lima\nPeru: Peru"),
-        (0, "best_first", "Peru: \nLima: "),
+        (
+            "sentence",
+            [
+                "Peru is a country in South America.",
+                "Its capital is Lima.",
+                "Lima was founded by Francisco Pizarro.",
+                "It lies on the coast.",
+            ],
+        ),
     ],
 )
-def test_passages_are_truncated_and_ordered(words: int, order: Order, wanted: str) -> None:
-    assert present(CONTEXT, words, order) == wanted
+def test_passages_are_paragraphs_or_sentences(unit: Unit, texts: list[str]) -> None:
+    assert [passage["text"] for passage in split(CONTEXT, unit)] == texts
 
 
 # --- questions ---------------------------------------------------------------------------------------------
@@ -142,25 +138,9 @@ def test_stated_triples_become_questions(triple: list[str], wanted: list[tuple[s
     assert [(fact["question"], fact["answer"]) for fact in found] == wanted
 
 
-def test_a_question_is_written_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = ["Peru", "country", "South America"]
-    second = ["Lima", "place of birth", "coast"]
-    rows = [
-        wiki_row(evidences=[first, second]),
-        wiki_row(evidences=[first, second]),
-        wiki_row(evidences=[first]),
-    ]
-    for name in ("train", "dev", "test"):
-        with gzip.open(tmp_path / f"{name}.jsonl.gz", "wt") as file:
-            file.write("".join(json.dumps(row) + "\n" for row in (rows if name == "train" else [])))
-    main([str(tmp_path), str(tmp_path / "facts")])
-    assert capsys.readouterr().out == "{'train': 2, 'dev': 0, 'test': 0}\n"
-    data = cp.Dataset(tmp_path / "facts")
-    questions = [example.inputs["question"] for example in data.examples("train", ["question"])]
-    assert sorted(map(str, questions)) == ["In which country is Peru?", "Where was Lima born?"]
-
-
-@pytest.mark.skipif("COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets")
+@pytest.mark.skipif(
+    "COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets"
+)
 def test_every_real_question_runs(program: Program, tmp_path: Path) -> None:
     counts = write_facts(Path(os.environ["COMPOUND_DATA"]) / "2wikimultihopqa", tmp_path)
     assert counts == {"train": 482, "dev": 143, "test": 292}

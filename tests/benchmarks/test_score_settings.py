@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from compound.benchmarks.measure.controls.score_settings import combinations, main
-from compound.errors import ConfigurationError
+from benchmarks.measure.controls.score_settings import combinations, main
 from compound.graph.space import Choice, Float
 
 
@@ -28,7 +27,9 @@ def test_only_choices_are_combined() -> None:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with a system that computes n % k, and rows whose right answer is n % 5."""
     monkeypatch.setenv("COMPOUND_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "pick.py").write_text("def pick(n: int, k: int) -> list[int]:\n    return [n % k, n % 5]\n")
+    (tmp_path / "pick.py").write_text(
+        "def pick(n: int, k: int) -> list[int]:\n    return [n % k, n % 5]\n"
+    )
     (tmp_path / "pick.yaml").write_text(
         "system: pick\ninputs: {n: int}\ncomponents:\n  picker:\n"
         '    function: {call: "pick:pick", k: {choice: [2, 3, 5], value: 2}}\n    in: {n: $n}\n'
@@ -37,7 +38,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "rows").mkdir()
     for name in ("train", "valid", "test"):
         rows = [{"id": f"{name}{n}", "n": n, "left": n % 5} for n in range(10)]
-        (tmp_path / "rows" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / "rows" / f"{name}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows)
+        )
     return tmp_path
 
 
@@ -48,7 +51,8 @@ def measure(folder: Path, *arguments: str) -> Any:
 
 def test_every_combination_is_scored_on_the_same_examples(folder: Path) -> None:
     found = measure(folder, "--limit", "10")
-    # The first item is right for n = 0, 1 with k = 2, for 0, 1, 2 with k = 3; otherwise the second one is.
+    # The first item is right for n = 0, 1 with k = 2, for 0, 1, 2 with k = 3; otherwise the second
+    # one is.
     assert [(row["settings"]["picker.k"], row["mean"], row["n"]) for row in found["rows"]] == [
         (5, 1.0, 10),
         (3, pytest.approx(0.65), 10),
@@ -62,17 +66,3 @@ def test_every_combination_is_scored_on_the_same_examples(folder: Path) -> None:
     assert (found["split"], found["start"]) == ("train", {"picker.k": 2})
     assert found["mean"] == pytest.approx(0.75)
     assert found["deviation"] == pytest.approx(((0.25**2 + 0.1**2 + 0.15**2) / 3) ** 0.5)
-
-
-def test_named_settings_keep_their_order_and_names(folder: Path) -> None:
-    (folder / "named.json").write_text(json.dumps({"unoptimized": {}, "best": {"picker.k": 5}}))
-    found = measure(folder, "--named", str(folder / "named.json"), "--split", "test", "--limit", "3")
-    rows = [(row["name"], row["settings"], row["n"]) for row in found["rows"]]
-    assert rows == [("unoptimized", {}, 3), ("best", {"picker.k": 5}, 3)]
-    assert found["rows"][1]["mean"] == 1.0
-
-
-def test_settings_outside_the_space_are_refused(folder: Path) -> None:
-    (folder / "named.json").write_text(json.dumps({"wrong": {"picker.k": 4}}))
-    with pytest.raises(ConfigurationError, match="must be one of 2, 3, 5"):
-        measure(folder, "--named", str(folder / "named.json"))

@@ -10,24 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import compound as cp
-from compound.benchmarks import stark_data
-from compound.benchmarks.stark import Edge, combine, edge_line, edges, follow, random_order
-from compound.benchmarks.stark_data import Entity, example, main, prime
-from compound.errors import DataError
+from benchmarks import stark_data
+from benchmarks.stark import Edge, combine, edge_line, edges
+from benchmarks.stark_data import Entity, example, prime
+from compound.core.errors import DataError
+from compound.core.narrowing import entry
 from compound.evaluation.rows import read_rows
-from compound.example import Example
-from compound.narrowing import entry
-from compound.spec import load
-from compound.spec.program import Program
 from compound.testing import ScriptedLM
+from compound.yaml import load
+from compound.yaml.program import Program
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "stark.yaml"
 BASE = [
-    Entity("0", "Miss Potter", "A film about a writer of children's books.", [Edge("director", "Chris Noonan", "1")]),
+    Entity(
+        "0",
+        "Miss Potter",
+        "A film about a writer of children's books.",
+        [Edge("director", "Chris Noonan", "1")],
+    ),
     Entity(
         "1",
         "Chris Noonan",
@@ -35,9 +37,14 @@ BASE = [
         [Edge("director of", "Miss Potter", "0"), Edge("place of birth", "Sydney", "2")],
         ["date of birth: 14 November 1952"],
     ),
-    Entity("2", "Sydney", "A city with an opera house.", [Edge("place of birth of", "Chris Noonan", "1")]),
+    Entity(
+        "2",
+        "Sydney",
+        "A city with an opera house.",
+        [Edge("place of birth of", "Chris Noonan", "1")],
+    ),
     Entity("3", "Lima", "The capital of Peru."),
-]  # fmt: skip
+]
 QUESTION = "Where was the director of Miss Potter born?"
 ROW: dict[str, Any] = {"id": "a", "question": QUESTION, "answer": ["2"]}
 
@@ -45,7 +52,10 @@ ROW: dict[str, Any] = {"id": "a", "question": QUESTION, "answer": ["2"]}
 def corpora(folder: Path) -> list[tuple[str, str]]:
     """Return the overrides that make the system search the corpora of a folder."""
     files = {"question_scorer": "texts", "text_scorer": "texts", "linker": "relations"}
-    return [(f"components.{n}.retriever.corpus", str(folder / f"{file}.jsonl")) for n, file in files.items()]
+    return [
+        (f"components.{n}.retriever.corpus", str(folder / f"{file}.jsonl"))
+        for n, file in files.items()
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -64,14 +74,18 @@ def replies(message: str) -> str:
 
 def ranked(program: Program, lm: ScriptedLM, **values: float) -> list[str]:
     system = program.system.bind({name.replace("__", "."): value for name, value in values.items()})
-    return entry(cp.run(system, {"question": QUESTION}, engines={"smollm2": lm}).outputs, "ranked", list)
+    return entry(
+        cp.run(system, {"question": QUESTION}, engines={"smollm2": lm}).outputs, "ranked", list
+    )
 
 
 # --- the file ----------------------------------------------------------------------------------------------
 
 
 def test_two_writers_and_four_weights_are_tuned(program: Program) -> None:
-    assert {name for name in program.system.parameters if "prompt" not in name and "demos" not in name} == {
+    assert {
+        name for name in program.system.parameters if "prompt" not in name and "demos" not in name
+    } == {
         "aggregator.question_weight",
         "aggregator.text_weight",
         "aggregator.relation_weight",
@@ -85,7 +99,8 @@ def test_two_writers_and_four_weights_are_tuned(program: Program) -> None:
 def test_each_scorer_alone_has_its_own_ranking(program: Program) -> None:
     def alone(kind: str) -> list[str]:
         weights = {
-            f"aggregator__{name}_weight": float(name == kind) for name in ("question", "text", "relation")
+            f"aggregator__{name}_weight": float(name == kind)
+            for name in ("question", "text", "relation")
         }
         return ranked(program, ScriptedLM(replies), **weights)
 
@@ -94,23 +109,15 @@ def test_each_scorer_alone_has_its_own_ranking(program: Program) -> None:
     assert set(alone("relation")) == {"0", "1", "2"}
 
 
-def test_the_weights_decide_the_rank_of_the_answer(program: Program) -> None:
-    assert ranked(program, ScriptedLM(replies)).index("2") > 0
-    tuned = {"aggregator__question_weight": 0.1, "aggregator__text_weight": 1.0}
-    assert ranked(program, ScriptedLM(replies), **tuned)[0] == "2"
-
-
 def test_the_score_is_the_reciprocal_rank_of_the_answer(program: Program) -> None:
     assert program.metric is not None
     assert program.data is not None
     lm = ScriptedLM(replies)
     place = ranked(program, lm).index("2") + 1
-    found = cp.evaluate(program.system, program.data, program.metric, engines={"smollm2": lm}, cache=False)
+    found = cp.evaluate(
+        program.system, program.data, program.metric, engines={"smollm2": lm}, cache=False
+    )
     assert found.mean == pytest.approx(1 / place)
-
-
-def test_writers_without_output_leave_the_ranking_by_the_question(program: Program) -> None:
-    assert ranked(program, ScriptedLM(lambda message: ".")) == ["0"]
 
 
 # --- steps -------------------------------------------------------------------------------------------------
@@ -125,47 +132,14 @@ def found(*scores: float, texts: Sequence[str] = ()) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     "edge",
-    [Edge("director of", "Emma: a film [1996]", "17"), Edge("ppi", "A (B)", "e-1"), Edge("x", "[", "2")],
+    [
+        Edge("director of", "Emma: a film [1996]", "17"),
+        Edge("ppi", "A (B)", "e-1"),
+        Edge("x", "[", "2"),
+    ],
 )
 def test_an_edge_is_parsed_as_it_was_written(edge: Edge) -> None:
     assert list(edges(f"date of birth: 1952\n{edge_line(edge)}\n")) == [edge]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "no edge",
-        "a: b",
-        "a: [1]",
-        "a b [1]",
-        "a: b [1 2]",
-        "a: b []",
-        " : b [1]",
-        ": b [1]",
-        "a: b [1] c",
-    ],
-)
-def test_other_lines_are_no_edges(text: str) -> None:
-    assert list(edges(text)) == []
-
-
-def test_neighbors_count_by_the_words_of_their_relation() -> None:
-    film = found(4.0, 2.0, texts=["director: Ann [7]\nplace of birth: Lima [8]", "cast: Bob [9]"])
-    # Ann: 1 of 1 words. Lima: 2 of 3 ("of" and "birth"). Bob: 0 of 1 words, for an entity of half the score.
-    scores = follow(film, "the director, birth of", own=0.25, base=0.1)
-    assert scores == pytest.approx({"0": 0.25, "1": 0.125, "7": 1.0, "8": 0.1 + 0.9 * 2 / 3, "9": 0.05})
-
-
-def test_an_entity_that_was_found_keeps_its_own_weight_as_a_neighbor() -> None:
-    pair = found(2.0, 1.0, texts=["director: b [1]", ""])
-    assert follow(pair, "director", own=0.5, base=0.0) == {"0": 0.5, "1": 0.5}
-    assert follow(pair, "director", own=0.0, base=0.0) == {"0": 0.0, "1": 0.0}
-
-
-def test_nothing_found_gives_no_scores() -> None:
-    assert follow([], "director", own=1.0, base=1.0) == {}
-    assert combine([], [], {}, 1.0, 1.0, 1.0, most=5) == []
 
 
 @pytest.mark.parametrize(
@@ -177,51 +151,21 @@ def test_nothing_found_gives_no_scores() -> None:
         ((0.0, 0.0, 0.0), []),
     ],
 )
-def test_scores_are_normalized_and_weighted(weights: tuple[float, float, float], wanted: list[str]) -> None:
-    assert combine(found(8.0, 6.0), [], {"1": 0.5, "x": 1.0}, *weights, most=9) == wanted
-
-
-def test_negative_similarities_count_as_zero() -> None:
-    assert combine(found(-0.5, -0.1), [], {"x": 0.1}, 1.0, 1.0, 1.0, most=9) == ["x"]
-
-
-@given(
-    st.lists(st.floats(0.1, 9), max_size=6),
-    st.dictionaries(st.sampled_from("0123xyz"), st.floats(0, 1), max_size=5),
-    st.floats(0.25, 4),
-    st.integers(1, 9),
-)
-def test_a_common_factor_of_the_weights_changes_nothing(
-    scores: list[float], relation: dict[str, float], factor: float, most: int
+def test_scores_are_normalized_and_weighted(
+    weights: tuple[float, float, float], wanted: list[str]
 ) -> None:
-    factor = 2.0 ** round(factor)  # exact in binary, so that ties stay ties
-    once = combine(found(*scores), [], relation, 0.5, 0.25, 1.0, most)
-    again = combine(found(*scores), [], relation, 0.5 * factor, 0.25 * factor, factor, most)
-    assert once == again
-    assert len(set(once)) == len(once) <= most
-
-
-@pytest.mark.parametrize(
-    ("ranked", "gold", "expected"),
-    [
-        ("ab", "b", (1 + 1 / 2) / 2),
-        ("abc", "c", (1 + 1 / 2 + 1 / 3) / 3),
-        ("abc", "ac", (2 * 1 + 1 / 2) / 3),  # two of the three orders start with a right one
-        ("abc", "abc", 1.0),
-        ("abc", "xb", (1 + 1 / 2 + 1 / 3) / 3),
-        ("abc", "x", 0.0),
-        ("", "x", 0.0),
-    ],
-)
-def test_the_control_is_the_expected_score_of_a_random_order(ranked: str, gold: str, expected: float) -> None:
-    row = Example("e", {}, {"answer": list(gold)})
-    assert random_order({"ranked": list(ranked)}, row) == pytest.approx(expected)
+    assert combine(found(8.0, 6.0), [], {"1": 0.5, "x": 1.0}, *weights, most=9) == wanted
 
 
 # --- data of STaRK -----------------------------------------------------------------------------------------
 
 NODES: list[dict[str, Any]] = [
-    {"id": 0, "name": "flu", "text": "- name: flu\n- type: disease", "relations": [["associated with", 1]]},
+    {
+        "id": 0,
+        "name": "flu",
+        "text": "- name: flu\n- type: disease",
+        "relations": [["associated with", 1]],
+    },
     {"id": 1, "name": "G1", "text": "a gene", "relations": [["associated with", 0], ["target", 2]]},
     {"id": 2, "name": "new\ndrug", "text": "", "relations": [["target", 1]]},
 ]
@@ -255,7 +199,11 @@ def test_stark_prime_is_converted(published: tuple[Path, Path], tmp_path: Path) 
         "associated with: flu [0]\ntarget: new drug [2]",
         "target: G1 [1]",
     ]
-    assert [row["title"] for row in rows(tmp_path / "out" / "texts.jsonl")] == ["flu", "G1", "new drug"]
+    assert [row["title"] for row in rows(tmp_path / "out" / "texts.jsonl")] == [
+        "flu",
+        "G1",
+        "new drug",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -264,9 +212,21 @@ def test_stark_prime_is_converted(published: tuple[Path, Path], tmp_path: Path) 
         ("split/train.index", "8\n", "train.index: .* has no question '8'"),
         ("stark_qa/stark_qa.csv", "id,query,answer_ids\n7,Who?,[5]\n", "csv:2: unknown entity '5'"),
         ("stark_qa/stark_qa.csv", "id,query,answer_ids\n7,Who?,[]\n", "csv:2: no answer_ids"),
-        ("stark_qa/stark_qa.csv", f"id,query,answer_ids\n7,Who?,{'[' * 9999}\n", "not a list of numbers"),
-        ("stark_qa/stark_qa.csv", "id,query,answer_ids\n7,Who?,print(1)\n", "not a list of numbers"),
-        ("stark_qa/stark_qa.csv", "id,question\n7,Who?\n", "csv:2: no column 'query'; columns: id, question"),
+        (
+            "stark_qa/stark_qa.csv",
+            f"id,query,answer_ids\n7,Who?,{'[' * 9999}\n",
+            "not a list of numbers",
+        ),
+        (
+            "stark_qa/stark_qa.csv",
+            "id,query,answer_ids\n7,Who?,print(1)\n",
+            "not a list of numbers",
+        ),
+        (
+            "stark_qa/stark_qa.csv",
+            "id,question\n7,Who?\n",
+            "csv:2: no column 'query'; columns: id, question",
+        ),
     ],
 )
 def test_damaged_questions_are_reported(
@@ -285,47 +245,6 @@ def test_an_index_is_not_read_through_a_link(published: tuple[Path, Path], tmp_p
         prime(*published, tmp_path / "out")
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"id": 3, "name": "x", "text": "", "relations": [["target", 9]]}, "unknown entity '9'"),
-        ({"id": 3, "name": "x", "text": ""}, "nodes.jsonl:4: no column 'relations'"),
-        (
-            {"id": 3, "name": "x", "text": "", "relations": [[" ", 1]]},
-            "nodes.jsonl:4: a relation has no name",
-        ),
-        (
-            {"id": 3, "name": "x", "text": "", "relations": [["target"]]},
-            "nodes.jsonl:4: relations must be pairs",
-        ),
-        ({"id": "a b", "name": "x", "text": "", "relations": []}, "nodes.jsonl:4: the id 'a b'"),
-    ],
-)
-def test_damaged_entities_are_reported(
-    published: tuple[Path, Path], tmp_path: Path, row: dict[str, object], message: str
-) -> None:
-    with published[1].open("a") as file:
-        file.write(json.dumps(row) + "\n")
-    with pytest.raises(DataError, match=message):
-        prime(*published, tmp_path / "out")
-
-
-def test_names_and_relations_stay_on_one_line(published: tuple[Path, Path], tmp_path: Path) -> None:
-    odd = {"id": 3, "name": "a\u2028b", "text": "", "relations": [["is:\npart of", 3]]}
-    with published[1].open("a") as file:
-        file.write(json.dumps(odd) + "\n")
-    prime(*published, tmp_path / "out")
-    text = str(rows(tmp_path / "out" / "relations.jsonl")[3]["text"])
-    assert list(edges(text)) == [Edge("is part of", "a b", "3")]
-
-
-def test_long_texts_and_hubs_are_truncated() -> None:
-    hub = Entity("0", "hub", "word " * 400, [Edge("ppi", "a", str(i)) for i in range(300)] * 2)
-    assert len(str(hub.text_row()["text"]).split()) == stark_data.MOST_WORDS
-    kept = list(edges(str(hub.relation_row()["text"])))
-    assert kept == hub.edges[: stark_data.MOST_EDGES]
-
-
 # --- the example -------------------------------------------------------------------------------------------
 
 
@@ -337,13 +256,31 @@ def wiki(tmp_path: Path) -> Path:
     page = {"title": "Miss Potter", "text": "A film."}
     rows: list[dict[str, Any]] = [
         {
-            "id": "a", "question": "Where was the director born?", "answer": "sydney", "context": [page],
-            "evidences": [["miss potter", "director", "Chris Noonan"], ["Chris Noonan", "place of birth", "Sydney"],
-                          ["Chris Noonan", "date of birth", "14 November 1952"]],
+            "id": "a",
+            "question": "Where was the director born?",
+            "answer": "sydney",
+            "context": [page],
+            "evidences": [
+                ["miss potter", "director", "Chris Noonan"],
+                ["Chris Noonan", "place of birth", "Sydney"],
+                ["Chris Noonan", "date of birth", "14 November 1952"],
+            ],
         },
-        {"id": "b", "question": "Is it a film?", "answer": "yes", "context": [page], "evidences": []},
-        {"id": "c", "question": "When?", "answer": "14 November 1952", "context": [], "evidences": []},
-    ]  # fmt: skip
+        {
+            "id": "b",
+            "question": "Is it a film?",
+            "answer": "yes",
+            "context": [page],
+            "evidences": [],
+        },
+        {
+            "id": "c",
+            "question": "When?",
+            "answer": "14 November 1952",
+            "context": [],
+            "evidences": [],
+        },
+    ]
     for row in rows:
         row["type"] = "compositional"
     for name in ("train", "dev", "test"):
@@ -356,7 +293,9 @@ def wiki(tmp_path: Path) -> Path:
 
 def test_triples_become_relations_of_both_entities(wiki: Path, tmp_path: Path) -> None:
     assert example(wiki, tmp_path / "out") == {"entities": 3, "train": 1, "dev": 1, "test": 1}
-    assert {str(row["title"]): row["text"] for row in rows(tmp_path / "out" / "relations.jsonl")} == {
+    assert {
+        str(row["title"]): row["text"] for row in rows(tmp_path / "out" / "relations.jsonl")
+    } == {
         "Miss Potter": "director: Chris Noonan [2]",
         "Sydney": "place of birth of: Chris Noonan [2]",
         "Chris Noonan": "date of birth: 14 November 1952\ndirector of: Miss Potter [0]\nplace of birth: Sydney [1]",
@@ -368,39 +307,16 @@ def test_triples_become_relations_of_both_entities(wiki: Path, tmp_path: Path) -
     }
 
 
-def test_questions_without_an_entity_as_answer_are_left_out(
-    wiki: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    main(["example", str(wiki), str(tmp_path / "out")])
-    assert capsys.readouterr().out == "{'entities': 3, 'train': 1, 'dev': 1, 'test': 1}\n"
-    (row,) = rows(tmp_path / "out" / "train.jsonl")
-    assert (row["id"], row["answer"]) == ("a", ["1"])
-
-
-def test_a_third_of_the_questions_are_comparisons(wiki: Path, tmp_path: Path) -> None:
-    kinds = [
-        "comparison",
-        "compositional",
-        "bridge_comparison",
-        "inference",
-        "comparison",
-        "compositional",
-        "x",
-    ]
-    row = {"question": "?", "answer": "Sydney", "context": [], "evidences": []}
-    with gzip.open(wiki / "dev.jsonl.gz", "wt") as file:
-        for number, kind in enumerate(kinds):
-            file.write(json.dumps({**row, "id": str(number), "type": kind}) + "\n")
-    example(wiki, tmp_path / "out")  # four others allow two of the three comparisons
-    assert [row["id"] for row in rows(tmp_path / "out" / "dev.jsonl")] == ["0", "1", "2", "3", "5", "6"]
-
-
-@pytest.mark.skipif("COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets")
+@pytest.mark.skipif(
+    "COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets"
+)
 def test_both_scorers_together_find_more_than_either_alone(tmp_path: Path) -> None:
     counts = example(Path(os.environ["COMPOUND_DATA"]) / "2wikimultihopqa", tmp_path)
     assert counts == {"entities": 11646, "train": 244, "dev": 106, "test": 207}
     real = load(FILE, overrides=[("data.path", str(tmp_path)), *corpora(tmp_path)])
-    lm = ScriptedLM(lambda message: message.rsplit("Question:", 1)[1].split("\n")[0])  # repeats the question
+    lm = ScriptedLM(
+        lambda message: message.rsplit("Question:", 1)[1].split("\n")[0]
+    )  # repeats the question
     assert real.metric is not None
     assert real.data is not None
 
@@ -409,7 +325,9 @@ def test_both_scorers_together_find_more_than_either_alone(tmp_path: Path) -> No
         assert real.data is not None
         values = {f"aggregator.{name}_weight": value for name, value in weights.items()}
         system = real.system.bind({**values, "relation_scorer.own": 0.0})
-        return cp.evaluate(system, real.data, real.metric, engines={"smollm2": lm}, cache=False).mean
+        return cp.evaluate(
+            system, real.data, real.metric, engines={"smollm2": lm}, cache=False
+        ).mean
 
     question = score(question=1.0, text=0.0, relation=0.0)
     relation = score(question=0.0, text=0.0, relation=1.0)

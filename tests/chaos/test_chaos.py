@@ -37,7 +37,7 @@ def healthy(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> End
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from compound.benchmarks.simulated.toy_model import make_toy_model
+    from benchmarks.simulated.toy_model import make_toy_model
 
     return make_toy_model(tmp_path_factory.mktemp("model"))
 
@@ -61,11 +61,20 @@ def test_a_killed_run_ends_as_one_that_was_not(
 @pytest.mark.parametrize(
     "kind",
     [
-        Fault.RATE_LIMIT, Fault.UNAVAILABLE, Fault.RESET, Fault.TRUNCATED, Fault.NULL_CONTENT, Fault.SURROGATE,
-        Fault.CONTROL, Fault.INVALID_JSON, Fault.NEGATIVE_USAGE, Fault.KEY_IN_ANSWER, Fault.KEY_IN_ERROR,
+        Fault.RATE_LIMIT,
+        Fault.UNAVAILABLE,
+        Fault.RESET,
+        Fault.TRUNCATED,
+        Fault.NULL_CONTENT,
+        Fault.SURROGATE,
+        Fault.CONTROL,
+        Fault.INVALID_JSON,
+        Fault.NEGATIVE_USAGE,
+        Fault.KEY_IN_ANSWER,
+        Fault.KEY_IN_ERROR,
         Fault.QUOTA,
     ],
-)  # fmt: skip
+)
 def test_a_faulty_server_is_survived(
     kind: Fault, launcher: Launcher, healthy: Ending, tmp_path: Path
 ) -> None:
@@ -74,7 +83,9 @@ def test_a_faulty_server_is_survived(
     assert not record.problems, record
 
 
-def test_a_damaged_run_directory_is_named_or_makes_no_difference(launcher: Launcher, tmp_path: Path) -> None:
+def test_a_damaged_run_directory_is_named_or_makes_no_difference(
+    launcher: Launcher, tmp_path: Path
+) -> None:
     records = list(damaged_runs(launcher, WORKLOADS["random"], 10, tmp_path, seed=7))
     assert len(records) >= 30
     assert [record for record in records if record.problems] == []

@@ -26,7 +26,9 @@ def post(
         {"model": "tiny", "max_tokens": 8, "messages": [{"role": "user", "content": text}], **more}
     )
     try:
-        connection.request("POST", f"{place.path}/chat/completions", body, {"Authorization": f"Bearer {key}"})
+        connection.request(
+            "POST", f"{place.path}/chat/completions", body, {"Authorization": f"Bearer {key}"}
+        )
         got = connection.getresponse()
         return got.status, {name.lower(): value for name, value in got.getheaders()}, got.read()
     finally:
@@ -45,7 +47,9 @@ def test_without_faults_it_answers_and_bills_what_it_says() -> None:
     assert (server.requests, server.served[0].key, server.faults) == (1, "k", {})
 
 
-@pytest.mark.parametrize("fault", [f for f in Fault if f not in {Fault.STALL, Fault.DRIP, Fault.BOMB}])
+@pytest.mark.parametrize(
+    "fault", [f for f in Fault if f not in {Fault.STALL, Fault.DRIP, Fault.BOMB}]
+)
 def test_every_fault_can_be_provoked(fault: Fault) -> None:
     with FaultyServer(1.0, [fault]) as server:
         try:
@@ -109,7 +113,10 @@ def test_it_refuses_after_so_many_requests() -> None:
 
 
 def test_a_stalled_connection_ends_with_the_server() -> None:
-    with FaultyServer(1.0, [Fault.STALL], stall=0.05) as server, pytest.raises(http.client.HTTPException):
+    with (
+        FaultyServer(1.0, [Fault.STALL], stall=0.05) as server,
+        pytest.raises(http.client.HTTPException),
+    ):
         post(server.url)
     assert server.billed == Bill(1, server.billed.prompt_tokens, 1, server.billed.cost)
 

@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from compound.cli import app
-from compound.errors import DeclarationError
+from compound.core.errors import DeclarationError
+from compound.graph.registry import engines
 from compound.optimizers.methods import method
-from compound.registry import engines
-from compound.spec import load
 from compound.testing import ScriptedLM
+from compound.yaml import load
 
 AGENT = """
 import openai
@@ -46,7 +46,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "trip_agent.py").write_text(AGENT)
     (tmp_path / "system.yaml").write_text(SYSTEM)
     questions = ["Where is Lima?", "Can we swim there?", "Best food of Peru?", "Is it far?"] * 3
-    rows = [{"id": str(i), "question": f"{q} ({i})", "answer": "yes"} for i, q in enumerate(questions)]
+    rows = [
+        {"id": str(i), "question": f"{q} ({i})", "answer": "yes"} for i, q in enumerate(questions)
+    ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setattr(
         engines, "open_engine", lambda *_, **__: ScriptedLM(lambda message: "The topic is tea.")
@@ -55,25 +57,33 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(folder: Path, *arguments: str) -> Any:
-    found = CliRunner().invoke(app, ["gateway", "discover", str(folder / "system.yaml"), *arguments])
+    found = CliRunner().invoke(
+        app, ["gateway", "discover", str(folder / "system.yaml"), *arguments]
+    )
     if found.exception is not None and not isinstance(found.exception, SystemExit):
         raise found.exception
     return found
 
 
 def test_prompts_are_written_and_recognized_afterwards(folder: Path) -> None:
-    found = run(folder, "--yes", "--examples", "4", "--temperature", "--model", "smollm2", "--model", "a/b")
+    found = run(
+        folder, "--yes", "--examples", "4", "--temperature", "--model", "smollm2", "--model", "a/b"
+    )
     assert found.exit_code == 0
     assert "trip_planner: 4 requests in 4 runs" in found.stdout
     assert "You are a trip planner. Today's topic: {{" in found.stdout
     written = folder / "geo_prompts.yaml"
     assert f"wrote {written}" in found.stdout
     path = folder / "system.yaml"
-    path.write_text(path.read_text().replace(':answer"', ':answer", prompts_file: geo_prompts.yaml'))
+    path.write_text(
+        path.read_text().replace(':answer"', ':answer", prompts_file: geo_prompts.yaml')
+    )
     system = load(path).system
     assert sorted(system.parameters) == [
-        "trip_planner.lm", "trip_planner.system", "trip_planner.temperature",
-    ]  # fmt: skip
+        "trip_planner.lm",
+        "trip_planner.system",
+        "trip_planner.temperature",
+    ]
     again = run(folder, "--examples", "3")
     assert "3 requests have the declared prompt trip_planner" in again.stdout
     assert "no further prompt was found" in again.stdout
@@ -95,11 +105,16 @@ def answer(question: str) -> str:
     topic = ask(system="Name the topic.", user=question)
     return ask(system="Lower case.", user=topic) + ask(user=topic) + ask(user=f"Shorten: {question}")
 """)
-    rows = [{"id": str(i), "question": f"What is the price of tea {i}?", "answer": "a"} for i in range(12)]
+    rows = [
+        {"id": str(i), "question": f"What is the price of tea {i}?", "answer": "a"}
+        for i in range(12)
+    ]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert run(folder, "--yes", "--examples", "4").exit_code == 0
     path = folder / "system.yaml"
-    path.write_text(path.read_text().replace(':answer"', ':answer", prompts_file: geo_prompts.yaml'))
+    path.write_text(
+        path.read_text().replace(':answer"', ':answer", prompts_file: geo_prompts.yaml')
+    )
     tuned = {str(text.value) for text in load(path).system.parameters.values()}
     assert tuned == {"Name the topic.", "Lower case.", "Shorten: {{shorten}}"}
 
@@ -126,7 +141,9 @@ def test_check_accepts_an_agent_whose_prompts_are_not_found_yet(folder: Path, me
 
 def test_an_optimization_without_prompts_refers_to_their_discovery(folder: Path) -> None:
     program = load(folder / "system.yaml")
-    with pytest.raises(DeclarationError, match="prompts of agent 'geo' by `compound gateway discover"):
+    with pytest.raises(
+        DeclarationError, match="prompts of agent 'geo' by `compound gateway discover"
+    ):
         method("search", program.system, program.optimize)
 
 
@@ -146,6 +163,8 @@ def test_the_result_is_json_on_request(folder: Path) -> None:
 
 def test_a_system_without_an_agent_is_refused(folder: Path) -> None:
     path = folder / "system.yaml"
-    path.write_text(path.read_text().replace('external_agent: {call: "trip_agent:answer"}', "llm: {}"))
+    path.write_text(
+        path.read_text().replace('external_agent: {call: "trip_agent:answer"}', "llm: {}")
+    )
     with pytest.raises(Exception, match="has no external agent"):
         run(folder)

@@ -17,11 +17,10 @@ import pytest
 from clusters.program import evaluated, examples, remote_executor, requests, write_program
 from clusters.transports import LocalTransport
 from compound.cluster.handshake import WorkerMismatch, rebuild
-from compound.cluster.messages import ProtocolError, SystemFile, for_driver
+from compound.cluster.messages import ProtocolError, SystemFile, WorkerConnection, for_driver
 from compound.cluster.pool import WorkersLost
-from compound.cluster.transport import WorkerConnection
 from compound.cluster.wire import values_from_wire, values_to_wire
-from compound.errors import CompoundError, DeclarationError
+from compound.core.errors import CompoundError, DeclarationError
 from compound.execution.budget import Budget
 from compound.execution.cache import MemoryCache
 
@@ -75,19 +74,29 @@ def test_a_worker_that_differs_is_refused_before_anything_is_spent(
 
 
 def test_a_worker_without_the_code_is_refused(source: SystemFile) -> None:
-    other = source.model_copy(update={"path": source.path.replace("system.yaml", "elsewhere/system.yaml")})
+    other = source.model_copy(
+        update={"path": source.path.replace("system.yaml", "elsewhere/system.yaml")}
+    )
     executor = remote_executor(source, LocalTransport(), 2)
-    executor._workers.pool._hello = executor._workers.pool._hello.model_copy(update={"program": other})
+    executor._workers.pool._hello = executor._workers.pool._hello.model_copy(
+        update={"program": other}
+    )
     with pytest.raises(WorkerMismatch, match="cannot load the system: .*no module 'parts'"):
         asyncio.run(evaluated(executor, rebuild(source).system))
     assert nothing_spent(source)
 
 
-def test_a_worker_that_lies_about_its_version_is_found_by_its_first_trace(source: SystemFile) -> None:
+def test_a_worker_that_lies_about_its_version_is_found_by_its_first_trace(
+    source: SystemFile,
+) -> None:
     def other_system(text: str) -> str:
-        return re.sub(r'"system": "[0-9a-f]{64}", "configuration"', '"system": "0123", "configuration"', text)
+        return re.sub(
+            r'"system": "[0-9a-f]{64}", "configuration"', '"system": "0123", "configuration"', text
+        )
 
-    with pytest.raises(WorkerMismatch, match="a trace that does not fit the system: it is of another system"):
+    with pytest.raises(
+        WorkerMismatch, match="a trace that does not fit the system: it is of another system"
+    ):
         run(source, LocalTransport(edit=other_system))
 
 
@@ -174,13 +183,21 @@ def test_usage_that_would_lower_or_hide_spending_is_refused(
                 message["result"]["calls"][0]["usage"] = usage
         return json.dumps(messages)
 
-    source = write_program(tmp_path, local=kind in ("reserve", "settle"))  # a model in the worker's process
-    executor = remote_executor(source, LocalTransport(edit=edit), 1, budget=Budget(calls=1000, cost=10.0))
-    with pytest.raises(WorkerMismatch, match="usage must hold finite numbers that are not negative"):
+    source = write_program(
+        tmp_path, local=kind in ("reserve", "settle")
+    )  # a model in the worker's process
+    executor = remote_executor(
+        source, LocalTransport(edit=edit), 1, budget=Budget(calls=1000, cost=10.0)
+    )
+    with pytest.raises(
+        WorkerMismatch, match="usage must hold finite numbers that are not negative"
+    ):
         asyncio.run(evaluated(executor, rebuild(source).system))
     used = executor.meter.usage
     assert all(0 <= number < math.inf for number in astuple(used))
-    assert used.calls >= (requests(tmp_path) if kind == "leave" else 0)  # the reservations are charged
+    assert used.calls >= (
+        requests(tmp_path) if kind == "leave" else 0
+    )  # the reservations are charged
 
 
 def test_a_request_that_used_more_than_it_reserved_is_refused(source: SystemFile) -> None:
@@ -192,13 +209,16 @@ def test_a_request_that_used_more_than_it_reserved_is_refused(source: SystemFile
         return json.dumps(messages)
 
     executor = remote_executor(source, LocalTransport(edit=edit), 1, budget=Budget(tokens=10**5))
-    with pytest.raises(WorkerMismatch, match=r"used more than it reserved \(prompt_tokens 1000000\)"):
+    with pytest.raises(
+        WorkerMismatch, match=r"used more than it reserved \(prompt_tokens 1000000\)"
+    ):
         asyncio.run(evaluated(executor, rebuild(source).system))
     assert executor.meter.usage.tokens <= 10**5
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("seconds", float("nan")), ("seconds", -1.0), ("attempts", -1), ("attempts", "2")]
+    ("field", "value"),
+    [("seconds", float("nan")), ("seconds", -1.0), ("attempts", -1), ("attempts", "2")],
 )
 def test_calls_with_impossible_times_or_attempts_are_refused(
     source: SystemFile, field: str, value: object
@@ -227,7 +247,9 @@ def test_negative_counts_of_incidents_are_refused(source: SystemFile) -> None:
 
 
 @pytest.mark.parametrize("broken", ["receive", "send"])
-def test_a_connection_that_fails_in_another_way_ends_the_run(source: SystemFile, broken: str) -> None:
+def test_a_connection_that_fails_in_another_way_ends_the_run(
+    source: SystemFile, broken: str
+) -> None:
     class Broken(LocalTransport):
         async def connect(self, number: int) -> WorkerConnection:
             connection = await super().connect(number)
@@ -262,7 +284,9 @@ def test_a_worker_that_cannot_be_replaced_for_any_reason_ends_the_run(source: Sy
                 raise ZeroDivisionError("of the transport")
             return await super().connect(number)
 
-    with pytest.raises(WorkersLost, match="no worker is left: replacing worker 1 failed: ZeroDivisionError"):
+    with pytest.raises(
+        WorkersLost, match="no worker is left: replacing worker 1 failed: ZeroDivisionError"
+    ):
         run(source, Broken([(1, False)]), 1)
 
 
@@ -289,7 +313,9 @@ def test_lost_workers_are_replaced_up_to_a_number(source: SystemFile, restarts: 
     with pytest.raises(WorkersLost, match="was lost, and max_restarts is used up"):
         run(source, transport, 1, max_restarts=restarts)
     assert transport.started == 1 + restarts
-    assert run(source, LocalTransport(deaths), 1, max_restarts=3) == run(source, LocalTransport(), 1)
+    assert run(source, LocalTransport(deaths), 1, max_restarts=3) == run(
+        source, LocalTransport(), 1
+    )
 
 
 def test_a_notice_of_a_lost_worker_counts_its_examples(source: SystemFile) -> None:
@@ -322,7 +348,9 @@ def test_a_cluster_that_loses_too_many_workers_ends_the_run(source: SystemFile) 
     assert "run the same command to resume" in error.value.hint
 
 
-def test_a_worker_that_cannot_be_replaced_ends_the_run_only_if_none_is_left(source: SystemFile) -> None:
+def test_a_worker_that_cannot_be_replaced_ends_the_run_only_if_none_is_left(
+    source: SystemFile,
+) -> None:
     class Full(LocalTransport):
         async def connect(self, number: int) -> WorkerConnection:
             if self.started == 2:
@@ -357,7 +385,9 @@ def test_starts_of_a_replacement_count_as_restarts(source: SystemFile) -> None:
     with pytest.raises(WorkersLost, match="no worker is left: worker 1 ended while it started"):
         run(source, LocalTransport(deaths), 1, max_restarts=2, notify=notices.append)
     assert len(notices) == 2
-    assert run(source, LocalTransport(deaths), 1, max_restarts=3) == run(source, LocalTransport(), 1)
+    assert run(source, LocalTransport(deaths), 1, max_restarts=3) == run(
+        source, LocalTransport(), 1
+    )
 
 
 def test_errors_that_end_a_run_are_those_of_a_run_in_this_process(tmp_path: Path) -> None:
@@ -366,7 +396,7 @@ def test_errors_that_end_a_run_are_those_of_a_run_in_this_process(tmp_path: Path
         file.write(
             """
     async def generate(self, request):
-        from compound.errors import QuotaExhausted
+        from compound.core.errors import QuotaExhausted
         raise QuotaExhausted("no credit", hint="add some")
 """
         )
@@ -442,5 +472,7 @@ def test_a_failing_batch_leaves_no_task_behind(source: SystemFile) -> None:
 def test_an_integer_that_json_cannot_write_is_refused() -> None:
     types = {"n": int}.__getitem__
     assert values_from_wire(values_to_wire({"n": 2**64}, types, "a"), types) == {"n": 2**64}
-    with pytest.raises(DeclarationError, match="a: the value of 'n', int, cannot be sent between processes"):
+    with pytest.raises(
+        DeclarationError, match="a: the value of 'n', int, cannot be sent between processes"
+    ):
         values_to_wire({"n": 10**5000}, types, "a")

@@ -24,7 +24,7 @@ from clusters.program import (
 from clusters.transports import LocalTransport, PipeTransport
 from compound.cluster.handshake import rebuild
 from compound.cluster.messages import SystemFile
-from compound.errors import BudgetExhausted
+from compound.core.errors import BudgetExhausted
 from compound.execution.budget import Budget
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
@@ -52,7 +52,9 @@ def resent(notices: Iterable[str]) -> int:
 
 
 @pytest.mark.parametrize("workers", [1, 3, 8])
-def test_every_number_of_workers_gives_the_results_of_one_process(source: SystemFile, workers: int) -> None:
+def test_every_number_of_workers_gives_the_results_of_one_process(
+    source: SystemFile, workers: int
+) -> None:
     start = sent(source)
     evaluations, traces, meter = local_result(source)
     alone = sent(source) - start
@@ -87,7 +89,9 @@ def test_no_schedule_of_deaths_changes_a_result(
     here = local_executor(source, cache=cache())
     expected = asyncio.run(evaluated(here, system, **sizes))
     start, notices = sent(source), list[str]()
-    executor = remote_executor(source, LocalTransport(deaths), workers, cache=cache(), notify=notices.append)
+    executor = remote_executor(
+        source, LocalTransport(deaths), workers, cache=cache(), notify=notices.append
+    )
     assert asyncio.run(evaluated(executor, system, **sizes)) == expected
     assert executor.meter.system_runs == here.meter.system_runs
     # an example makes one request at a time: no more than that one is repeated, and all are charged
@@ -141,7 +145,9 @@ def test_forks_and_resampled_calls_are_equal(source: SystemFile) -> None:
             trace = await executor.run(system, example.inputs, example=example.id)
             forks = [
                 await executor.fork(system, trace, "writer", outputs={"output": "another text"}),
-                await executor.fork(system, trace, "writer", resample=3, settings={"max_tokens": 2}),
+                await executor.fork(
+                    system, trace, "writer", resample=3, settings={"max_tokens": 2}
+                ),
                 await executor.fork(
                     system, trace, "judged", outputs=dict(trace.call("judged").outputs), sample=4
                 ),
@@ -149,7 +155,11 @@ def test_forks_and_resampled_calls_are_equal(source: SystemFile) -> None:
             call = await executor.resample_call(system, trace, "closer", sample=9)
         finally:
             await executor.aclose()
-        return [_untimed(each) for each in (trace, *forks)] + [call.outputs, call.usage, call.sample]
+        return [_untimed(each) for each in (trace, *forks)] + [
+            call.outputs,
+            call.usage,
+            call.sample,
+        ]
 
     def _untimed(trace: Trace) -> Trace:
         for call in trace.calls:
@@ -161,7 +171,9 @@ def test_forks_and_resampled_calls_are_equal(source: SystemFile) -> None:
 
 
 @pytest.mark.parametrize(
-    "budget", [Budget(calls=20), Budget(tokens=900), Budget(cost=0.9)], ids=["calls", "tokens", "cost"]
+    "budget",
+    [Budget(calls=20), Budget(tokens=900), Budget(cost=0.9)],
+    ids=["calls", "tokens", "cost"],
 )
 def test_limits_hold_across_workers_and_deaths(source: SystemFile, budget: Budget) -> None:
     start = sent(source)
@@ -228,7 +240,9 @@ def test_rate_limits_pause_all_workers_as_they_pause_one_process(tmp_path: Path)
 """
         )
     program, notices = rebuild(source), list[str]()
-    executor = remote_executor(source, LocalTransport(), 2, cache=MemoryCache(), notify=notices.append)
+    executor = remote_executor(
+        source, LocalTransport(), 2, cache=MemoryCache(), notify=notices.append
+    )
     found = asyncio.run(evaluated(executor, program.system))
     assert found[0] == local_result(source)[0]  # after the two rejections
     assert executor.meter.incidents["rate_limited"] == 2

@@ -10,8 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from compound.cluster.own_cluster import own_cluster
-from compound.cluster.ray_cluster import ClusterUnavailable, RayCluster
+from compound.cluster.ray_cluster import ClusterUnavailable, RayCluster, own_cluster
 
 
 @pytest.fixture
@@ -25,7 +24,9 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_it_is_that_of_the_environment_or_of_ray_start(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_that_of_the_environment_or_of_ray_start(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert own_cluster() == "127.0.0.1:6379"
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     assert own_cluster() == "head:6379"
@@ -48,7 +49,9 @@ def test_only_a_file_is_read(file: Path, kind: str) -> None:
     assert own_cluster() is None
 
 
-def test_without_a_cluster_nothing_is_connected(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_cluster_nothing_is_connected(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ray, addresses = ModuleType("ray"), list[str]()
     ray.is_initialized = lambda: False  # type: ignore[attr-defined]
     ray.init = lambda *, address, **_: addresses.append(address)  # type: ignore[attr-defined]

@@ -9,9 +9,9 @@ from types import ModuleType
 
 import pytest
 
-from compound.cluster import ray_transport
-from compound.cluster.ray_transport import WorkerActor, _RayConnection
-from compound.cluster.transport import WorkerConnection, WorkerLost
+from compound.cluster import ray_cluster
+from compound.cluster.messages import WorkerConnection, WorkerLost
+from compound.cluster.ray_cluster import WorkerActor, _RayConnection
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ def test_texts_arrive_once_and_in_order_in_both_directions(
         await sending
         return found
 
-    monkeypatch.setattr(ray_transport, "serve", serve)
+    monkeypatch.setattr(ray_cluster, "serve", serve)
     expected = [str(number) for number in range(50)]
     assert asyncio.run(asyncio.wait_for(work(), 120)) == [
         text + each for text in expected for each in ("a", "b")
@@ -94,7 +94,7 @@ def test_a_question_and_its_reply_take_one_call_each(monkeypatch: pytest.MonkeyP
             assert await connection.receive() == str(number)
         return actor.calls
 
-    monkeypatch.setattr(ray_transport, "serve", serve)
+    monkeypatch.setattr(ray_cluster, "serve", serve)
     assert asyncio.run(work()) == 10
 
 
@@ -108,6 +108,6 @@ def test_an_error_of_the_worker_ends_the_connection(monkeypatch: pytest.MonkeyPa
         await connection.send("x")
         await connection.receive()
 
-    monkeypatch.setattr(ray_transport, "serve", serve)
+    monkeypatch.setattr(ray_cluster, "serve", serve)
     with pytest.raises(WorkerLost, match="of the worker"):
         asyncio.run(asyncio.wait_for(work(), 120))

@@ -8,9 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from compound.cluster.ray_cluster import ClusterUnavailable
-from compound.cluster.ray_transport import RayTransport, _RayConnection
-from compound.cluster.transport import WorkerLost
+from compound.cluster.messages import WorkerLost
+from compound.cluster.ray_cluster import ClusterUnavailable, RayTransport, _RayConnection
 
 
 class RayError(Exception):
@@ -41,7 +40,10 @@ def test_a_dead_address_is_reported(ray: ModuleType, text: str, first: str, last
     ray.init = init  # type: ignore[attr-defined]
     with pytest.raises(ClusterUnavailable) as caught:
         asyncio.run(RayTransport("head:6379").connect(1))
-    assert caught.value.message == f"no Ray cluster at address 'head:6379': {first.format('ConnectionError')}"
+    assert (
+        caught.value.message
+        == f"no Ray cluster at address 'head:6379': {first.format('ConnectionError')}"
+    )
 
 
 @TEXTS

@@ -12,16 +12,31 @@ import pytest
 from clusters.program import evaluated, local_executor, remote_executor, requests, write_program
 from clusters.transports import LocalTransport
 from compound.cluster.handshake import rebuild
-from compound.cluster.messages import Claim, Enter, Finished, Leave, Reply, Start, Withdraw, WorkerMessage
+from compound.cluster.messages import (
+    Claim,
+    Enter,
+    Finished,
+    Leave,
+    Reply,
+    Start,
+    Withdraw,
+    WorkerMessage,
+)
 from compound.cluster.services import ExampleJob, ExampleServices
 from compound.cluster.wire import CallCodec
-from compound.engine import NO_USAGE
+from compound.core.engine import NO_USAGE
 from compound.execution.cache import MemoryCache
 
 RESULT: dict[str, object] = {
-    "outputs": {"output": ["text"]}, "failure": None, "usage": [1, 2, 3, 0.0, 0], "tokens": [],
-    "attempts": 1, "seconds": 0.5, "reused": False, "exchanges": [],
-}  # fmt: skip
+    "outputs": {"output": ["text"]},
+    "failure": None,
+    "usage": [1, 2, 3, 0.0, 0],
+    "tokens": [],
+    "attempts": 1,
+    "seconds": 0.5,
+    "reused": False,
+    "exchanges": [],
+}
 
 
 @pytest.mark.parametrize("cached", [False, True])
@@ -56,9 +71,19 @@ def served(
         source = write_program(tmp_path)
         system, executor = rebuild(source).system, local_executor(source, cache=MemoryCache())
         start = Start(
-            job=1, configuration={}, inputs={}, example="e", sample=0, seed=0, bypass=False, caches=True, shares=False,
-            settings={}, samples={}, priced=False,
-        )  # fmt: skip
+            job=1,
+            configuration={},
+            inputs={},
+            example="e",
+            sample=0,
+            seed=0,
+            bypass=False,
+            caches=True,
+            shares=False,
+            settings={},
+            samples={},
+            priced=False,
+        )
         result = asyncio.get_running_loop().create_future()
         job = ExampleJob(start, system, CallCodec(system), executor._caller, executor.meter, result)
         replies = list[WorkerMessage]()
@@ -78,9 +103,14 @@ async def turns() -> None:
 
 def enter(number: int, claim: int) -> Enter:
     return Enter(
-        job=1, id=number, lm="simulated", seed=0, patience=1.0, worst=(1, 10, 10, 0.0, 0),
+        job=1,
+        id=number,
+        lm="simulated",
+        seed=0,
+        patience=1.0,
+        worst=(1, 10, 10, 0.0, 0),
         claim=Claim(job=1, id=claim, key="k", component="writer"),
-    )  # fmt: skip
+    )
 
 
 def test_the_first_request_of_a_call_gets_the_result_of_an_equal_one(tmp_path: Path) -> None:
@@ -90,7 +120,9 @@ def test_the_first_request_of_a_call_gets_the_result_of_an_equal_one(tmp_path: P
         await turns()
         assert replies == [Reply(id=2, value={"admitted": True, "round": 0, "waited": 0.0})]
         services.handle(Leave(job=1, turn=2, answered=True, used=[(1, 2, 3, 0.0, 0)]))
-        services.handle(Finished(job=1, id=1, key="k", address="writer", component="writer", result=RESULT))
+        services.handle(
+            Finished(job=1, id=1, key="k", address="writer", component="writer", result=RESULT)
+        )
         await turns()
         assert [reply.id for reply in replies[1:] if isinstance(reply, Reply)] == [4]
         assert services.job.meter.usage.calls == 1

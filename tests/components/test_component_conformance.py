@@ -15,8 +15,8 @@ import openai
 import pytest
 
 import compound.components
-from compound.benchmarks.agents.arithmetic import calculate
-from compound.benchmarks.simulated.systems import Step
+from benchmarks.agents.arithmetic import calculate
+from benchmarks.simulated.systems import Step
 from compound.components.agent_prompt import AgentPrompt
 from compound.components.agents.agent import Agent
 from compound.components.agents.tool_runner import ToolRunner
@@ -32,11 +32,11 @@ from compound.components.index import BM25, PassageIndex
 from compound.components.llm import LLM
 from compound.components.retriever import Retriever
 from compound.components.selector import Selector
-from compound.engine import Engine
+from compound.core.engine import Engine
+from compound.core.security.sandbox.limits import SandboxLimits
 from compound.graph.component import Component, CompositeBase, Input, Operation
 from compound.graph.space import Choice, Demos, Float, Int, LoRA, Text
 from compound.graph.system import System
-from compound.security.sandbox.limits import SandboxLimits
 from compound.testing import ComponentKit, ScriptedLM
 from sandboxes import require_sandbox
 
@@ -74,9 +74,15 @@ def is_short(text: str) -> bool:
 class TestLLM(ComponentKit):
     def make(self, name: str) -> Component:
         return LLM(
-            name, prompt=Text("Answer."), demos=Demos((DEMO,), max=3), temperature=Float(0.0, 1.0),
-            max_tokens=Choice(4, 8), lm=Choice("lm", "other"), weights=LoRA(4), stop=("\n\n",),
-        )  # fmt: skip
+            name,
+            prompt=Text("Answer."),
+            demos=Demos((DEMO,), max=3),
+            temperature=Float(0.0, 1.0),
+            max_tokens=Choice(4, 8),
+            lm=Choice("lm", "other"),
+            weights=LoRA(4),
+            stop=("\n\n",),
+        )
 
     def inputs(self) -> Sequence[Mapping[str, object]]:
         return QUESTIONS
@@ -87,15 +93,21 @@ class TestAgentPrompt(ComponentKit):
 
     def make(self, name: str) -> Component:
         return AgentPrompt(
-            name, system=Text("You know {{place}}."), temperature=Float(0.0, 1.0), max_tokens=Choice(4, 8),
+            name,
+            system=Text("You know {{place}}."),
+            temperature=Float(0.0, 1.0),
+            max_tokens=Choice(4, 8),
             lm=Choice("lm", "other"),
-        )  # fmt: skip
+        )
 
     def inputs(self) -> Sequence[Mapping[str, object]]:
         system = {"role": "system", "content": "You know Peru."}
         user = {"role": "user", "content": "Which river?"}
         return [
-            {"request": {"messages": [system, user], "temperature": 0.5}, "route": "chat/completions"},
+            {
+                "request": {"messages": [system, user], "temperature": 0.5},
+                "route": "chat/completions",
+            },
             {"request": {"instructions": "You know Chile.", "input": "?"}, "route": "responses"},
         ]
 
@@ -124,7 +136,9 @@ class TestLLMThatSamples(TestLLM):
 
 class TestLLMWithFields(TestLLM):
     def make(self, name: str) -> Component:
-        return LLM(name, prompt=Text("Answer."), output={"answer": list[str], "sure": bool}, max_tokens=20)
+        return LLM(
+            name, prompt=Text("Answer."), output={"answer": list[str], "sure": bool}, max_tokens=20
+        )
 
     def engine(self) -> Engine:
         return ScriptedLM(lambda message: "answer:\n- a\n- b\nsure: yes")
@@ -265,13 +279,17 @@ class TestCodeRunner(ComponentKit):
         require_sandbox()
         copy = "import sys; print(sys.stdin.read(), open('d/a.txt').read())"
         programs = [copy, "import sys; sys.exit(3)", "("]
-        return [{"code": code, "stdin": "Grüße 🙂", "files": {"d/a.txt": "text"}} for code in programs]
+        return [
+            {"code": code, "stdin": "Grüße 🙂", "files": {"d/a.txt": "text"}} for code in programs
+        ]
 
 
 class TestLoop(ComponentKit):
     def make(self, name: str) -> Component:
         text = Function("shorten", shorten)(text=Input("text"))
-        body = System("turn", outputs={"text": text, "done": Function("is_short", is_short)(text=text)})
+        body = System(
+            "turn", outputs={"text": text, "done": Function("is_short", is_short)(text=text)}
+        )
         return Loop(name, body, carry={"text": "text"}, until="done", max_turns=Int(2, 6, value=3))
 
     def inputs(self) -> Sequence[Mapping[str, object]]:
@@ -281,7 +299,9 @@ class TestLoop(ComponentKit):
 class TestLoopOfAModel(ComponentKit):
     def make(self, name: str) -> Component:
         turn = LLM("turn", prompt=Text("Go on."), max_tokens=6, temperature=0.5)(text=Input("text"))
-        return Loop(name, System("turn", outputs={"text": turn}), carry={"text": "text"}, max_turns=3)
+        return Loop(
+            name, System("turn", outputs={"text": turn}), carry={"text": "text"}, max_turns=3
+        )
 
     def inputs(self) -> Mapping[str, object]:
         return {"text": "Once upon a time"}
@@ -292,7 +312,9 @@ class TestLoopOfAModel(ComponentKit):
 
 class TestMap(ComponentKit):
     def make(self, name: str) -> Component:
-        each = LLM("each", prompt=Text("Say it again."), max_tokens=3)(item=Input("item"), note=Input("note"))
+        each = LLM("each", prompt=Text("Say it again."), max_tokens=3)(
+            item=Input("item"), note=Input("note")
+        )
         return Map(name, System("one", outputs={"said": each}), over="item")
 
     def inputs(self) -> Sequence[Mapping[str, object]]:
@@ -327,7 +349,12 @@ class TestAgentTurn(ComponentKit):
         return AgentTurn(name, LLM(name, "Answer.", max_tokens=60, temperature=0.5), (calculate,))
 
     def inputs(self) -> Sequence[Mapping[str, object]]:
-        call = {"id": "call_1", "name": "calculate", "tool": "calculate", "arguments": '{"expression": "1"}'}
+        call = {
+            "id": "call_1",
+            "name": "calculate",
+            "tool": "calculate",
+            "arguments": '{"expression": "1"}',
+        }
         turn = {"role": "assistant", "text": "", "calls": [call]}
         history = [turn, {"role": "tool", "id": "call_1", "text": "1"}]
         return [
@@ -346,7 +373,12 @@ class TestToolRunner(ComponentKit):
         return ToolRunner(name, (calculate,), 100)
 
     def inputs(self) -> Sequence[Mapping[str, object]]:
-        call = {"id": "call_1", "name": "calculate", "tool": "calculate", "arguments": '{"expression": "1"}'}
+        call = {
+            "id": "call_1",
+            "name": "calculate",
+            "tool": "calculate",
+            "arguments": '{"expression": "1"}',
+        }
         return [
             {"call": call},
             {"call": {"id": "call_1", "name": "fly", "known": "calculate", "arguments": ""}},
@@ -367,13 +399,18 @@ def test_every_kind_has_a_class_here(tmp_path: Path) -> None:
         for module in pkgutil.walk_packages(compound.components.__path__, "compound.components.")
         if not module.ispkg and "engines" not in module.name and "imports" not in module.name
     ]
-    kinds = {value for module in modules for value in vars(module).values() if inspect.isclass(value)}
+    kinds = {
+        value for module in modules for value in vars(module).values() if inspect.isclass(value)
+    }
     kinds = {
         kind
         for kind in kinds
-        if issubclass(kind, Operation | CompositeBase) and kind.__module__.startswith("compound.components")
+        if issubclass(kind, Operation | CompositeBase)
+        and kind.__module__.startswith("compound.components")
     }
-    kits: list[Any] = [k for k in globals().values() if inspect.isclass(k) and issubclass(k, ComponentKit)]
+    kits: list[Any] = [
+        k for k in globals().values() if inspect.isclass(k) and issubclass(k, ComponentKit)
+    ]
     TestRetriever.corpus = tmp_path / "corpus.jsonl"
     tested = {type(kit().make("tested")) for kit in kits if kit is not ComponentKit}
     assert kinds <= tested

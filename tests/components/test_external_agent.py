@@ -18,9 +18,9 @@ import pytest
 import compound as cp
 import external_agents
 from compound.components.external_agent import ExternalAgent
-from compound.errors import BudgetExhausted, DeclarationError, RunFailed, TransientError
+from compound.core.errors import BudgetExhausted, DeclarationError, RunFailed, TransientError
+from compound.core.security.sanitize import remember_secret
 from compound.execution.budget import Budget, Meter
-from compound.security.sanitize import remember_secret
 from compound.testing import ScriptedLM
 from fake_openai import chat, events, fake_openai
 
@@ -39,8 +39,8 @@ console.log(JSON.stringify({answer: (await answer.json()).choices[0].message.con
 """
 
 
-def prompt(**settings: Any) -> cp.AgentPrompt:
-    return cp.AgentPrompt("geographer", system=cp.Text(TEMPLATE), **settings)
+def prompt(**settings: Any) -> cp.components.AgentPrompt:
+    return cp.components.AgentPrompt("geographer", system=cp.Text(TEMPLATE), **settings)
 
 
 def system(call: Any = external_agents.with_address, **settings: Any) -> cp.System:
@@ -74,12 +74,17 @@ def test_recognized_requests_are_rewritten_with_the_values_that_vary() -> None:
     settings = {"temperature": cp.Float(0, 1, value=0.5), "max_tokens": 7}
     found = system(prompts=[prompt(**settings)]).bind({"geographer.system": "Think of {{place}}!"})
     run(found, lm)
-    assert [request.messages[0].content for request in lm.requests] == ["Think of Peru!", "Think of Chile!"]
+    assert [request.messages[0].content for request in lm.requests] == [
+        "Think of Peru!",
+        "Think of Chile!",
+    ]
     assert [(request.temperature, request.max_tokens) for request in lm.requests] == [(0.5, 7)] * 2
 
 
-def test_other_requests_are_sent_unchanged_and_counted_apart(caplog: pytest.LogCaptureFixture) -> None:
-    other = cp.AgentPrompt("planner", system=cp.Text("You plan."))
+def test_other_requests_are_sent_unchanged_and_counted_apart(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    other = cp.components.AgentPrompt("planner", system=cp.Text("You plan."))
     lm = echo()
     trace = run(system(prompts=[other]), lm)
     assert len(trace.calls_of("geo_other")) == 2
@@ -96,31 +101,41 @@ def test_the_start_configuration_sends_what_the_agent_wrote() -> None:
 
 
 def test_an_async_agent_may_send_several_requests_at_once() -> None:
-    trace = run(system(external_agents.with_async_client, prompts=[]), ScriptedLM(lambda message: "yes"))
+    trace = run(
+        system(external_agents.with_async_client, prompts=[]), ScriptedLM(lambda message: "yes")
+    )
     assert trace.outputs == {"answer": "yes|yes|yes"}
     assert [call.address for call in trace.calls] == [f"geo[{i}]/geo_other" for i in range(3)]
 
 
 def test_values_of_other_classes_are_passed_to_a_process_and_back() -> None:
     agent = ExternalAgent(
-        "bill", call=external_agents.later, output={"day": date, "cost": Decimal, "days": set[date]},
-        isolation="run", prompts=[prompt()],
-    )  # fmt: skip
+        "bill",
+        call=external_agents.later,
+        output={"day": date, "cost": Decimal, "days": set[date]},
+        isolation="run",
+        prompts=[prompt()],
+    )
     node = agent(day=cp.Input("day", date), cost=cp.Input("cost", Decimal))
     found = cp.System("s", {"day": node.day, "cost": node.cost, "days": node.days}, lm="lm")
     given = {"day": date(2024, 1, 2), "cost": Decimal("1.25")}
     trace = cp.run(found, given, engines={"lm": echo()})
     assert trace.outputs == {
-        "day": date(2024, 1, 3), "cost": Decimal("2.50"), "days": {date(2024, 1, 2)}
-    }  # fmt: skip
+        "day": date(2024, 1, 3),
+        "cost": Decimal("2.50"),
+        "days": {date(2024, 1, 2)},
+    }
 
 
 @pytest.mark.parametrize("isolation", ["worker", "run"])
 def test_a_function_that_reads_the_environment_has_a_process_of_its_own(isolation: str) -> None:
     agent = ExternalAgent(
-        "geo", call=external_agents.from_environment, isolation=isolation, prompts=[prompt()],  # type: ignore[arg-type]
+        "geo",
+        call=external_agents.from_environment,
+        isolation=isolation,  # type: ignore[arg-type]
+        prompts=[prompt()],
         output={"answer": str, "process": str},
-    )  # fmt: skip
+    )
     made = agent(question=cp.Input("question"))
     found = cp.System("qa", {"answer": made.answer, "process": made.process}, lm="lm")
 
@@ -138,24 +153,39 @@ def test_a_function_that_reads_the_environment_has_a_process_of_its_own(isolatio
 
 def _is_running(process: int) -> bool:
     try:
-        state = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+        state = (
+            Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+        )
     except OSError:
         return False
     return state != "Z"
 
 
 def test_concurrent_runs_have_processes_and_requests_of_their_own() -> None:
-    found = cp.System("qa", {"answer": ExternalAgent(
-        "geo", call=external_agents.from_environment, output={"answer": str, "process": str}, concurrency=2,
-    )(question=cp.Input("question")).answer}, lm="lm")  # fmt: skip
+    found = cp.System(
+        "qa",
+        {
+            "answer": ExternalAgent(
+                "geo",
+                call=external_agents.from_environment,
+                output={"answer": str, "process": str},
+                concurrency=2,
+            )(question=cp.Input("question")).answer
+        },
+        lm="lm",
+    )
 
     async def all_at_once() -> list[cp.Trace]:
         executor = cp.Executor({"lm": ScriptedLM(lambda message: f"<{message}>", latency=0.05)})
-        return list(await asyncio.gather(*(executor.run(found, {"question": str(i)}) for i in range(4))))
+        return list(
+            await asyncio.gather(*(executor.run(found, {"question": str(i)}) for i in range(4)))
+        )
 
     traces = asyncio.run(all_at_once())
     assert [trace.outputs["answer"] for trace in traces] == [f"<{i}>" for i in range(4)]
-    assert [call.exchanges[0].messages[-1].content for t in traces for call in t.calls] == list("0123")
+    assert [call.exchanges[0].messages[-1].content for t in traces for call in t.calls] == list(
+        "0123"
+    )
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
@@ -191,7 +221,9 @@ def test_an_error_of_the_agent_fails_the_run_without_its_key() -> None:
 def test_a_process_that_ends_is_replaced_for_the_next_run() -> None:
     found = system(external_agents.ending, prompts=[])
     for _ in range(2):
-        with pytest.raises(RunFailed, match="the agent's process exited with status 3: the last words"):
+        with pytest.raises(
+            RunFailed, match="the agent's process exited with status 3: the last words"
+        ):
             run(found)
 
 
@@ -208,7 +240,9 @@ def test_a_function_receives_instances_of_the_classes_that_it_annotates() -> Non
 def test_an_input_without_a_json_form_is_named() -> None:
     agent = ExternalAgent("agent", call=external_agents.repeating)
     found = cp.System("s", {"answer": agent(question=cp.Input("question", float))}, lm="lm")
-    with pytest.raises(RunFailed, match="an input of the agent cannot be written as JSON: nan and inf"):
+    with pytest.raises(
+        RunFailed, match="an input of the agent cannot be written as JSON: nan and inf"
+    ):
         cp.run(found, {"question": math.nan}, engines={"lm": echo()})
 
 
@@ -234,7 +268,9 @@ def test_a_request_beyond_the_budget_gets_an_error_and_ends_the_run(tmp_path: Pa
         meter = Meter(Budget(calls=3))
         executor = cp.Executor({"lm": echo()}, meter=meter)
         with pytest.raises(BudgetExhausted, match="above the limit of 3"):
-            await executor.run(system(external_agents.insisting), {"question": str(tmp_path / "told")})
+            await executor.run(
+                system(external_agents.insisting), {"question": str(tmp_path / "told")}
+            )
         return meter
 
     assert asyncio.run(once()).usage.calls == 3
@@ -257,7 +293,9 @@ def test_a_fork_repeats_the_agent_and_reuses_the_calls_before_the_change() -> No
         executor = cp.Executor({"lm": lm})
         trace = await executor.run(system(), {"question": "Capital?"})
         answer = {**trace.calls[0].outputs, "text": "Lima"}
-        answer["response"] = json.loads(json.dumps(answer["response"]).replace("<Capital?>", "Lima"))
+        answer["response"] = json.loads(
+            json.dumps(answer["response"]).replace("<Capital?>", "Lima")
+        )
         first = await executor.fork(system(), trace, "geo[0]/geographer", outputs=answer)
         before = len(lm.requests)
         second = await executor.fork(system(), trace, "geo[1]/geographer", resample=1)
@@ -291,7 +329,11 @@ def test_upstream_keys_reach_neither_agent_nor_records(monkeypatch: pytest.Monke
     def leaking(path: str, document: dict[str, Any]) -> tuple[int, str, bytes]:
         if len(seen) == 0:
             seen.append("error")
-            return 400, "application/json", json.dumps({"error": {"message": f"bad key {canary}"}}).encode()
+            return (
+                400,
+                "application/json",
+                json.dumps({"error": {"message": f"bad key {canary}"}}).encode(),
+            )
         if document.get("stream"):
             chunk = {"choices": [{"index": 0, "delta": {"content": f"key {canary}"}}]}
             return 200, "text/event-stream", events(chunk)
@@ -315,7 +357,7 @@ def test_upstream_keys_reach_neither_agent_nor_records(monkeypatch: pytest.Monke
 
     remember_secret(canary)
     with fake_openai(leaking) as fake:
-        engine = cp.OpenAI("up", api_base=fake.url, api_key_env="UPSTREAM_KEY")
+        engine = cp.engines.OpenAI("up", api_base=fake.url, api_key_env="UPSTREAM_KEY")
         trace = run(system(agent, prompts=[]), engine)
         assert set(fake.keys) == {f"Bearer {canary}"}
     text = str(trace.outputs) + repr(trace) + "".join(map(str, trace.calls[0].exchanges))
@@ -326,30 +368,47 @@ def test_upstream_keys_reach_neither_agent_nor_records(monkeypatch: pytest.Monke
 
 
 def test_tools_images_and_unknown_fields_pass_through_untouched() -> None:
-    tool_call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    tool_call = {
+        "id": "c1",
+        "type": "function",
+        "function": {"name": "add", "arguments": '{"a": 1}'},
+    }
 
     def answer(path: str, document: dict[str, Any]) -> tuple[int, str, bytes]:
-        return 200, "application/json", chat({"content": None, "tool_calls": [tool_call]}, "tool_calls")
+        return (
+            200,
+            "application/json",
+            chat({"content": None, "tool_calls": [tool_call]}, "tool_calls"),
+        )
 
     body = {
-        "model": "agents-own", "vendor_option": {"deep": [1, None, "ü"]},
-        "tools": [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}],
+        "model": "agents-own",
+        "vendor_option": {"deep": [1, None, "ü"]},
+        "tools": [
+            {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+        ],
         "messages": [
             {"role": "system", "content": external_agents.SYSTEM.format(place="Peru")},
-            {"role": "user", "content": [
-                {"type": "text", "text": "?"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}},
-            ]},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "?"},
+                    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}},
+                ],
+            },
         ],
-    }  # fmt: skip
+    }
 
     def agent(question: str, base_url: str, api_key: str) -> str:
         import httpx
 
         headers = {"Authorization": f"Bearer {api_key}"}
-        return httpx.post(f"{base_url}/chat/completions", json=body, headers=headers, trust_env=False).text
+        return httpx.post(
+            f"{base_url}/chat/completions", json=body, headers=headers, trust_env=False
+        ).text
 
     with fake_openai(answer) as fake:
-        trace = run(system(agent), cp.OpenAI(api_base=fake.url))
+        trace = run(system(agent), cp.engines.OpenAI(api_base=fake.url))
         sent = fake.requests[0]
     assert sent == {**body, "max_completion_tokens": 4096}  # a limit that the budget can reserve
     assert json.loads(str(trace.outputs["answer"])) == json.loads(
@@ -363,13 +422,25 @@ def test_tools_images_and_unknown_fields_pass_through_untouched() -> None:
 def test_the_events_of_an_upstream_pass_unchanged() -> None:
     tool = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}
     stream = events(
-        {"id": "u", "choices": [{"index": 0, "delta": {"role": "assistant", "content": "Li"}}], "odd": 1},
+        {
+            "id": "u",
+            "choices": [{"index": 0, "delta": {"role": "assistant", "content": "Li"}}],
+            "odd": 1,
+        },
         {"id": "u", "choices": [{"index": 0, "delta": {"content": "ma"}}]},
         {"id": "u", "choices": [{"index": 0, "delta": {"tool_calls": [tool]}}]},
-        {"id": "u", "choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]}}]},
+        {
+            "id": "u",
+            "choices": [
+                {
+                    "index": 0,
+                    "delta": {"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]},
+                }
+            ],
+        },
         {"id": "u", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
         {"id": "u", "choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 2}},
-    )  # fmt: skip
+    )
 
     def agent(question: str, base_url: str, api_key: str) -> str:
         import httpx
@@ -378,16 +449,20 @@ def test_the_events_of_an_upstream_pass_unchanged() -> None:
         body = {"messages": [{"role": "user", "content": "?"}], "stream": True}
         if question == "with usage":
             body["stream_options"] = {"include_usage": True}
-        return httpx.post(f"{base_url}/chat/completions", json=body, headers=headers, trust_env=False).text
+        return httpx.post(
+            f"{base_url}/chat/completions", json=body, headers=headers, trust_env=False
+        ).text
 
     with fake_openai(lambda path, document: (200, "text/event-stream", stream)) as fake:
-        engine = cp.OpenAI("up", api_base=fake.url)
+        engine = cp.engines.OpenAI("up", api_base=fake.url)
         without = run(system(agent, prompts=[]), engine)
         trace = run(system(agent, prompts=[]), engine, question="with usage")
         assert [sent["stream_options"] for sent in fake.requests] == [{"include_usage": True}] * 2
     assert str(trace.outputs["answer"]).encode() == stream
     chunks = [line for line in str(without.outputs["answer"]).splitlines() if line]
-    assert chunks == [line for line in stream.decode().splitlines() if line and '"choices": []' not in line]
+    assert chunks == [
+        line for line in stream.decode().splitlines() if line and '"choices": []' not in line
+    ]
     assert without.usage == trace.usage
     assert trace.calls[0].outputs["text"] == "Lima\nf({})"
     assert (trace.usage.prompt_tokens, trace.usage.completion_tokens) == (4, 2)
@@ -418,10 +493,22 @@ def test_outputs_are_checked_and_converted() -> None:
         ({"call": "a:b", "isolation": "thread"}, "the function itself"),
         ({"call": "a:b", "timeout": 0}, "timeout must be above 0"),
         ({"call": "a:b", "max_requests": 0}, "max_requests must be above 0"),
-        ({"call": "a:b", "prompts": [cp.AgentPrompt("p", match={})]}, "to be recognized by"),
-        ({"call": "a:b", "prompts": [cp.AgentPrompt("p", system="x"), cp.AgentPrompt("p", system="y")]}, "two prompts"),
+        (
+            {"call": "a:b", "prompts": [cp.components.AgentPrompt("p", match={})]},
+            "to be recognized by",
+        ),
+        (
+            {
+                "call": "a:b",
+                "prompts": [
+                    cp.components.AgentPrompt("p", system="x"),
+                    cp.components.AgentPrompt("p", system="y"),
+                ],
+            },
+            "two prompts",
+        ),
     ],
-)  # fmt: skip
+)
 def test_wrong_declarations_are_refused(settings: Any, words: str) -> None:
     with pytest.raises(DeclarationError, match=words):
         ExternalAgent("geo", **settings)
@@ -429,7 +516,9 @@ def test_wrong_declarations_are_refused(settings: Any, words: str) -> None:
 
 def test_a_program_that_does_not_exist_is_named() -> None:
     found = cp.System(
-        "qa", {"a": ExternalAgent("geo", command=["no-such-program"])(q=cp.Input("question"))}, lm="lm"
+        "qa",
+        {"a": ExternalAgent("geo", command=["no-such-program"])(q=cp.Input("question"))},
+        lm="lm",
     )
     with pytest.raises(DeclarationError, match="'no-such-program' cannot be started"):
         run(found)
@@ -452,7 +541,9 @@ def test_a_stream_that_has_begun_is_not_repeated() -> None:
 
         headers = {"Authorization": f"Bearer {api_key}"}
         body = {"messages": [{"role": "user", "content": "?"}], "stream": True}
-        return httpx.post(f"{base_url}/chat/completions", json=body, headers=headers, trust_env=False).text
+        return httpx.post(
+            f"{base_url}/chat/completions", json=body, headers=headers, trust_env=False
+        ).text
 
     lm = _Interrupted(lambda message: "Lima")
     trace = run(system(agent, prompts=[]), lm)
@@ -465,8 +556,10 @@ def test_a_stream_that_has_begun_is_not_repeated() -> None:
     assert trace.calls[0].failure.is_transient
 
 
-def test_a_result_that_is_too_large_does_not_reach_the_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    from compound.gateway import processes
+def test_a_result_that_is_too_large_does_not_reach_the_next_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from compound.components.gateway import processes
 
     monkeypatch.setattr(processes, "MAX_OUTPUT", 2000)
     found = system(external_agents.repeating, prompts=[])

@@ -22,7 +22,7 @@ from compound.components.fields import (
     parse,
     render,
 )
-from compound.errors import ParseError
+from compound.core.errors import ParseError
 from compound.graph.space import Demo
 from compound.graph.types import Port
 
@@ -40,7 +40,10 @@ def ports(**types: Any) -> dict[str, Port]:
 
 
 def test_a_prompt_puts_the_shared_part_first_and_the_inputs_last() -> None:
-    demo: Demo = {"inputs": {"question": "1+1"}, "outputs": {"reason": "one more than one", "answer": 2}}
+    demo: Demo = {
+        "inputs": {"question": "1+1"},
+        "outputs": {"reason": "one more than one", "answer": 2},
+    }
     text = render("Solve.", [demo], {"question": "2+2"}, ports(reason=str, answer=int), "fields")
     assert text == (
         "Solve.\n\nReply in this format:\nreason: <str>\nanswer: <int>\n\n"
@@ -53,14 +56,22 @@ def test_a_demonstration_reads_like_the_question_whatever_order_its_parts_were_s
         "inputs": {"context": "c", "question": "q", "z": 1, "b": 2},
         "outputs": {"answer": 2, "reason": "r"},
     }
-    text = render("", [demo], {"question": "Q", "context": "C"}, ports(reason=str, answer=int), "fields")
-    assert "Question: q\nContext: c\nB: 2\nZ: 1\nreason: r\nanswer: 2\n\nQuestion: Q\nContext: C" in text
+    text = render(
+        "", [demo], {"question": "Q", "context": "C"}, ports(reason=str, answer=int), "fields"
+    )
+    assert (
+        "Question: q\nContext: c\nB: 2\nZ: 1\nreason: r\nanswer: 2\n\nQuestion: Q\nContext: C"
+        in text
+    )
 
 
 def test_the_json_layout_shows_the_shape_and_writes_demonstrations_as_json() -> None:
     demo: Demo = {"inputs": {"q": "1+1"}, "outputs": {"answer": 2}}
     text = render("Solve.", [demo], {"q": "2+2"}, ports(answer=int), "json")
-    assert text == 'Solve.\n\nReply with one JSON object: {"answer": int}\n\nQ: 1+1\n{"answer":2}\n\nQ: 2+2'
+    assert (
+        text
+        == 'Solve.\n\nReply with one JSON object: {"answer": int}\n\nQ: 1+1\n{"answer":2}\n\nQ: 2+2'
+    )
 
 
 def test_a_single_text_field_begins_with_a_cue() -> None:
@@ -105,13 +116,18 @@ def test_texts_of_several_lines_start_on_their_own_line_and_absent_inputs_are_no
         (int | None, "The answer must be a whole number or none."),
         (Literal["a"] | None, "The answer must be one of: a, none"),
         (list[str], "The answer must be a list: one item in each line, or a JSON array."),
-        (list[int], "The answer must be a list of whole numbers: one in each line, or a JSON array."),
+        (
+            list[int],
+            "The answer must be a list of whole numbers: one in each line, or a JSON array.",
+        ),
         (dict[str, int], "The answer must be JSON: dict[str, int]"),
         (Person, 'The answer must be JSON: {"name": str, "age": int}'),
     ],
 )
 def test_the_type_of_a_single_output_is_described_in_plain_words(kind: Any, note: str) -> None:
-    assert render("Judge.", [], {"q": "x"}, ports(output=kind), "text") == f"Judge.\n\n{note}\n\nQ: x"
+    assert (
+        render("Judge.", [], {"q": "x"}, ports(output=kind), "text") == f"Judge.\n\n{note}\n\nQ: x"
+    )
 
 
 @pytest.mark.parametrize("kind", [str, Any, str | None])
@@ -199,7 +215,10 @@ def test_a_field_whose_name_begins_like_another_is_its_own() -> None:
 
 def test_code_in_a_value_keeps_its_fence_and_its_indentation() -> None:
     code = "```python\nif x:\n    y = 1\n```"
-    assert parse(f"note: see below\ncode:\n{code}", ports(note=str, code=str), "fields")["code"] == code
+    assert (
+        parse(f"note: see below\ncode:\n{code}", ports(note=str, code=str), "fields")["code"]
+        == code
+    )
     indented = "code:\n    if x:\n        y = 1\n"
     assert parse(indented, ports(code=str), "fields") == {"code": "if x:\n    y = 1"}
 
@@ -224,7 +243,9 @@ def test_what_did_parse_is_kept_when_a_field_did_not() -> None:
     with pytest.raises(ParseError) as error:
         parse("reason: It fits.\nscore: high", THREE, "fields")
     assert error.value.outputs == {"reason": "It fits."}
-    assert "'score': 'high' holds no number; 'label' is missing in 'reason: It fits." in str(error.value)
+    assert "'score': 'high' holds no number; 'label' is missing in 'reason: It fits." in str(
+        error.value
+    )
     assert error.value.kind == "parse"
 
 
@@ -251,7 +272,12 @@ def test_lone_surrogates_in_json_are_replaced() -> None:
 @example("score: " + "9" * 400, "fields")
 def test_any_text_is_parsed_or_is_a_parse_error(text: str, layout: Layout) -> None:
     kinds = ports(
-        score=int, ratio=float, tags=list[int], label=Literal["a", "b"], person=Person, other=int | None
+        score=int,
+        ratio=float,
+        tags=list[int],
+        label=Literal["a", "b"],
+        person=Person,
+        other=int | None,
     )
     try:
         parsed = parse(text, kinds, layout)
@@ -325,7 +351,11 @@ def test_any_text_is_parsed_or_is_a_parse_error(text: str, layout: Layout) -> No
         ("Sources:\n[1] a\n[2] b", list[str], ["a", "b"]),
         ("1,000\n2,000", list[int], [1000, 2000]),
         ('```json\n["yes"]\n```', list[Literal["yes", "no"]], ["yes"]),
-        ('```json\n[\n  {"name": "Ada", "age": 1}\n]\n```', list[Person], [Person(name="Ada", age=1)]),
+        (
+            '```json\n[\n  {"name": "Ada", "age": 1}\n]\n```',
+            list[Person],
+            [Person(name="Ada", age=1)],
+        ),
         (
             '{"name": "A", "age": 1}\n{"name": "B", "age": 2}',
             list[Person],
@@ -430,7 +460,9 @@ def json_that_is_costly_to_look_for() -> list[str]:
 
 
 @pytest.mark.parametrize("text", json_that_is_costly_to_look_for(), ids=range(4))
-def test_the_search_for_json_is_linear_in_the_text(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_for_json_is_linear_in_the_text(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One answer of a server must not stop the process."""
     steps = 0
     decode = json.JSONDecoder.raw_decode
@@ -440,7 +472,9 @@ def test_the_search_for_json_is_linear_in_the_text(text: str, monkeypatch: pytes
         try:
             return decode(self, doc, start)
         except (ValueError, RecursionError) as error:
-            steps += getattr(error, "pos", len(doc))  # its line and column are counted from the beginning
+            steps += getattr(
+                error, "pos", len(doc)
+            )  # its line and column are counted from the beginning
             raise
 
     monkeypatch.setattr(json.JSONDecoder, "raw_decode", counted)
@@ -450,7 +484,9 @@ def test_the_search_for_json_is_linear_in_the_text(text: str, monkeypatch: pytes
 
 
 def test_json_is_found_behind_many_braces() -> None:
-    assert parse("{{a}} {b} { c } " * 10 + '{"label": "x"}', ports(label=str), "json") == {"label": "x"}
+    assert parse("{{a}} {b} { c } " * 10 + '{"label": "x"}', ports(label=str), "json") == {
+        "label": "x"
+    }
 
 
 # --- laws ----------------------------------------------------------------------------------------------
@@ -476,8 +512,11 @@ def test_parsing_what_is_shown_gives_the_values_back(data: st.DataObject, layout
     names = data.draw(st.lists(st.sampled_from(NAMES), min_size=1, unique=True))
     kinds = {name: data.draw(st.sampled_from(list(KINDS))) for name in names}
     values = {name: data.draw(KINDS[kind]) for name, kind in kinds.items()}
-    # a line of a text that itself reads `name: ...` or `name = ...` is the one thing this layout cannot hold
-    lines = [line for value in values.values() if isinstance(value, str) for line in value.splitlines()]
+    # a line of a text that itself reads `name: ...` or `name = ...` is the one thing this layout
+    # cannot hold
+    lines = [
+        line for value in values.values() if isinstance(value, str) for line in value.splitlines()
+    ]
     assume(not any(line.strip().lower().startswith(NAMES) for line in lines))
     assert parse(format_outputs(values, layout), ports(**kinds), layout) == values
 

@@ -11,13 +11,14 @@ from typing import Any, ClassVar
 import pytest
 
 import compound as cp
-from compound.concurrency import functions
-from compound.concurrency.functions import all_in_threads, run_in_thread
-from compound.concurrency.own_thread import exit_as_error
-from compound.errors import CallError, DeclarationError
+from compound.core import threads
+from compound.core.errors import CallError, DeclarationError
+from compound.core.threads import all_in_threads, exit_as_error, run_in_thread
+from compound.evaluation.metrics.custom import custom
 from compound.graph.component import Operation
+from compound.graph.fingerprint import describe_code
 from compound.graph.types import Port
-from compound.spec.dump import dump
+from compound.yaml.dump import dump
 
 WAIT = 60.0  # seconds until a test that should not wait fails
 
@@ -46,13 +47,13 @@ def run_twice(made: cp.System) -> tuple[int, int, int]:
 
 
 def test_a_fast_function_runs_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(functions, "SLOW", WAIT)
+    monkeypatch.setattr(threads, "SLOW", WAIT)
     loop, first, second = run_twice(system(where))
     assert first == second == loop
 
 
 def test_a_function_that_was_slow_once_runs_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(functions, "SLOW", -1.0)
+    monkeypatch.setattr(threads, "SLOW", -1.0)
     loop, first, second = run_twice(system(where))
     assert first == loop != second
 
@@ -61,13 +62,13 @@ def test_a_function_that_was_slow_once_runs_in_threads(monkeypatch: pytest.Monke
 def test_the_setting_decides_whatever_was_measured(
     monkeypatch: pytest.MonkeyPatch, thread: str, inline: bool
 ) -> None:
-    monkeypatch.setattr(functions, "SLOW", -1.0 if inline else WAIT)
+    monkeypatch.setattr(threads, "SLOW", -1.0 if inline else WAIT)
     loop, first, second = run_twice(system(where, thread=thread))
     assert {first == loop, second == loop} == {inline}
 
 
 def test_a_failed_slow_call_counts_as_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(functions, "SLOW", -1.0)
+    monkeypatch.setattr(threads, "SLOW", -1.0)
     places: list[int] = []
 
     def fails(x: int) -> int:
@@ -86,7 +87,7 @@ def test_a_failed_slow_call_counts_as_slow(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_server_calls_every_function_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(functions, "SLOW", WAIT)
+    monkeypatch.setattr(threads, "SLOW", WAIT)
     with all_in_threads():
         loop, first, second = run_twice(system(where))
     assert loop not in (first, second)
@@ -122,7 +123,9 @@ def test_an_async_function_runs_on_the_event_loop() -> None:
 
 
 def test_invalid_settings_are_explained() -> None:
-    with pytest.raises(DeclarationError, match=r"thread must be one of \['auto', 'always', 'never'\]"):
+    with pytest.raises(
+        DeclarationError, match=r"thread must be one of \['auto', 'always', 'never'\]"
+    ):
         cp.Function("f", where, thread="sometimes")  # type: ignore[arg-type]
     with pytest.raises(DeclarationError, match="has a timeout, which needs a thread"):
         cp.Function("f", where, timeout=1.0, thread="never")
@@ -174,7 +177,7 @@ def test_a_function_in_a_thread_may_raise_stop_iteration() -> None:
 
 
 def test_the_number_of_threads_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(functions, "MAX_THREADS", 2)
+    monkeypatch.setattr(threads, "MAX_THREADS", 2)
     lock, counts, pairs = threading.Lock(), [0, 0], threading.Barrier(2)
 
     def work() -> None:
@@ -193,7 +196,7 @@ def test_the_number_of_threads_is_limited(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_an_abandoned_call_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(functions, "MAX_THREADS", 1)
+    monkeypatch.setattr(threads, "MAX_THREADS", 1)
     go = threading.Event()
 
     async def abandon() -> bool:
@@ -224,3 +227,8 @@ def test_yaml_reads_and_writes_the_setting(tmp_path: Path, monkeypatch: pytest.M
 def test_errors_of_a_function_keep_their_type() -> None:
     with pytest.raises(CallError, match="called sys.exit"), exit_as_error("f"):
         raise SystemExit
+
+
+def test_the_description_of_a_metric_is_that_of_stored_runs() -> None:
+    described = describe_code(custom(lambda outputs, example: 1.0, name="fixed"))
+    assert "_runner='<compound.concurrency.functions.FunctionRunner object>'" in str(described)

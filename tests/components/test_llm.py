@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 import compound as cp
-from compound.engine import Request
+from compound.core.engine import Request
 from compound.graph.configuration import digest
 from compound.testing import ScriptedLM
 
@@ -32,7 +32,9 @@ def test_the_model_is_told_the_choices_of_its_only_output() -> None:
 @pytest.mark.parametrize(
     ("kind", "reply", "value"), [(int, "12.", 12), (bool, "NO.", False), (float, "0.5", 0.5)]
 )
-def test_a_typed_answer_may_differ_in_case_and_end_in_a_period(kind: Any, reply: str, value: Any) -> None:
+def test_a_typed_answer_may_differ_in_case_and_end_in_a_period(
+    kind: Any, reply: str, value: Any
+) -> None:
     assert asked(reply, output=kind)[1].outputs == {"y": value}
 
 
@@ -49,9 +51,13 @@ def test_the_version_and_the_prompt_of_a_text_output_are_those_of_earlier_versio
     request, _ = asked("It is.")
     assert request.messages[-1].content == "Is it so?\n\nClaim: It rains."
     several = cp.LLM("a", output={"x": str, "n": int}, reasks=0)
-    assert several.version == "llm:" + digest([2, {"x": "str", "n": "int"}, "fields", (), "", False])
+    assert several.version == "llm:" + digest(
+        [2, {"x": "str", "n": "int"}, "fields", (), "", False]
+    )
 
 
 def test_the_version_of_a_typed_output_changes_with_its_type_note() -> None:
-    assert cp.LLM("a", output=int).version != "llm:" + digest([2, {"output": "int"}, "text", (), "", False])
+    assert cp.LLM("a", output=int).version != "llm:" + digest(
+        [2, {"output": "int"}, "text", (), "", False]
+    )
     assert cp.LLM("a", output=int).version != cp.LLM("a", output=int | None).version

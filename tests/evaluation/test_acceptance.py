@@ -1,7 +1,7 @@
 """Acceptance is a claim with evidence: false claims stay within alpha, true gains are found.
 
-Every run here is a whole optimization: baseline, jobs, decisions on fresh samples, checkpoints. Only the
-optimizer is trivial, so that what is true of its proposals is known.
+Every run here is a whole optimization: baseline, jobs, decisions on fresh samples, checkpoints.
+Only the optimizer is trivial, so that what is true of its proposals is known.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from compound.benchmarks.simulated.acceptance.worlds import WORLDS, supported
+from benchmarks.simulated.acceptance.worlds import WORLDS, supported
 from compound.components.function import Function
+from compound.core.example import Example
 from compound.evaluation.metrics.custom import custom
-from compound.example import Example
 from compound.execution.rng import generator
 from compound.graph.component import Input
 from compound.graph.space import Text
 from compound.graph.system import System
-from compound.loop.loop import OptimizationLoop
+from compound.optimization.loop.loop import OptimizationLoop
 from compound.optimization.method import Job, Method, Progress, Proposal, Task
 from compound.optimization.problem import Problem
+from compound.optimization.runs.directory import RunDirectory
+from compound.optimization.runs.recorder import Recorder
+from compound.optimization.runs.state import SearchState
+from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.scheduling.scheduler import Uniform
-from compound.runs.directory import RunDirectory
-from compound.runs.recorder import Recorder
-from compound.runs.state import SearchState
-from compound.settings.optimize import OptimizeSettings
 
 ALPHA = 0.05
 DECISIONS = 3
@@ -65,8 +65,12 @@ class Relabel:
 
 def optimized(folder: Path, seed: int, chance: float) -> tuple[SearchState, int]:
     """Run one optimization; return its final state and the number of supported changes."""
-    settings = OptimizeSettings(seed=seed, iterations=DECISIONS, alpha=ALPHA, concurrency=1, minibatch=1)
-    method = Method("relabel", {"relabel": Relabel(chance)}, [Job("relabel", ("step.label",))], Uniform())
+    settings = OptimizeSettings(
+        seed=seed, iterations=DECISIONS, alpha=ALPHA, concurrency=1, minibatch=1
+    )
+    method = Method(
+        "relabel", {"relabel": Relabel(chance)}, [Job("relabel", ("step.label",))], Uniform()
+    )
     problem = Problem(SYSTEM, ROWS[:1], ROWS, [], RIGHT, settings, method, {})
     recorder = Recorder(RunDirectory.create(folder / str(seed), "", {}))
     try:
@@ -97,13 +101,15 @@ class TestNoDifference:
         falsely = runs_that_accept(tmp_path, 200, chance=0.4)
         assert not significantly_above(ALPHA, falsely, 200)
 
-    def test_a_comparison_of_means_would_not(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_comparison_of_means_would_not(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """The control: without the test, nearly every run takes noise for progress."""
 
         def greater(before: Any, after: Any, **_: Any) -> float:
             return 0.0 if np.mean(after) > np.mean(before) else 1.0
 
-        monkeypatch.setattr("compound.loop.decisions.paired_test", greater)
+        monkeypatch.setattr("compound.optimization.loop.decisions.paired_test", greater)
         falsely = runs_that_accept(tmp_path, 25, chance=0.4)
         assert significantly_above(ALPHA, falsely, 25)
 
@@ -111,7 +117,9 @@ class TestNoDifference:
         """Each candidate gains 0.05 on most examples and loses 0.95 on one in nineteen: worse on average."""
         world = WORLDS["worse, skewed"]
         assert world.gain < 0
-        assert not significantly_above(ALPHA, sum(supported(world, seed) > 0 for seed in range(60)), 60)
+        assert not significantly_above(
+            ALPHA, sum(supported(world, seed) > 0 for seed in range(60)), 60
+        )
 
     def test_where_the_range_is_unknown_they_are(self) -> None:
         """The control, and the limit of the claim: no test can know of losses that it has not seen."""
@@ -121,7 +129,9 @@ class TestNoDifference:
     def test_samples_that_chose_a_configuration_do_not_judge_the_next(self, tmp_path: Path) -> None:
         """Each decision draws fresh ones, so luck of the incumbent is not carried along."""
         optimized(tmp_path, 0, chance=0.4)
-        samples = [trace["sample"] for trace in RunDirectory.read_only(tmp_path / "0", "traces.jsonl")]
+        samples = [
+            trace["sample"] for trace in RunDirectory.read_only(tmp_path / "0", "traces.jsonl")
+        ]
         by_evaluation = [samples[i : i + VALID] for i in range(0, len(samples), VALID)]
         assert all(len(set(some)) == 1 for some in by_evaluation)
         assert [some[0] for some in by_evaluation] == [0, 1, 1, 2, 2, 3, 3]
@@ -136,7 +146,9 @@ class TestTrueGain:
     def test_a_loss_of_35_points_is_never_accepted(self, tmp_path: Path) -> None:
         assert runs_that_accept(tmp_path, 15, chance=0.05) == 0
 
-    def test_what_was_accepted_is_the_best_and_its_scores_are_the_ones_reported(self, tmp_path: Path) -> None:
+    def test_what_was_accepted_is_the_best_and_its_scores_are_the_ones_reported(
+        self, tmp_path: Path
+    ) -> None:
         state, times = optimized(tmp_path, 0, chance=0.95)
         assert str(state.best["step.label"]).startswith("0.95")
         assert state.incumbent.mean > 0.7

@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compound.errors import DataError
-from compound.evaluation.code_tests import codec, suite
+from benchmarks.bigcodebench import check_in_one_process
+from benchmarks.same_process_suite import expected_tests
+from compound.core.errors import DataError
+from compound.core.example import Score
+from compound.core.security.sandbox.limits import SandboxLimits
+from compound.core.security.sandbox.sandbox import Sandbox
+from compound.evaluation.code_tests import candidate as codec
 from compound.evaluation.code_tests.judge import check_function, check_suite
-from compound.example import Score
-from compound.security.sandbox.limits import SandboxLimits
-from compound.security.sandbox.sandbox import Sandbox
 from sandboxes import require_sandbox
 
 SANDBOX = Sandbox(SandboxLimits(cpu=30, wall=60, memory=1024, processes=16))
@@ -43,13 +45,14 @@ def judged_apart(program: str, test: str = CHECK, entry_point: str = "halve", **
     return asyncio.run(check_function(program, test, entry_point, SANDBOX, **more))
 
 
-def judged_cases(program: str, test: str = SUITE, *, same_process: bool = False) -> Score:
+def judged_cases(program: str, test: str = SUITE) -> Score:
     require_sandbox()
-    return asyncio.run(check_suite(program, test, SANDBOX, same_process=same_process))
+    return asyncio.run(check_suite(program, test, SANDBOX))
 
 
 def judged_together(program: str, test: str = SUITE) -> Score:
-    return judged_cases(program, test, same_process=True)
+    require_sandbox()
+    return asyncio.run(check_in_one_process(program, test, SANDBOX))
 
 
 # --- right and wrong programs ------------------------------------------------------------------------------
@@ -67,14 +70,24 @@ def test_a_right_program_passes_and_a_verdict_that_can_be_forged_says_so() -> No
     ("program", "apart", "together"),
     [
         ("", "has no attribute 'halve'", "NameError: name 'halve' is not defined"),
-        ("def halve(x): return x / 2", "assert halve(9) == 4: AssertionError", "AssertionError: 4.5 != 4"),
+        (
+            "def halve(x): return x / 2",
+            "assert halve(9) == 4: AssertionError",
+            "AssertionError: 4.5 != 4",
+        ),
         ("def halve(x):", "IndentationError", "IndentationError"),
         ("def halve(x): raise ValueError('odd')", "ValueError: odd", "ValueError: odd"),
         ("def halve(x): return halve(x)", "RecursionError", "RecursionError"),
-        ("import no_such_module", "No module named 'no_such_module'", "No module named 'no_such_module'"),
+        (
+            "import no_such_module",
+            "No module named 'no_such_module'",
+            "No module named 'no_such_module'",
+        ),
     ],
 )
-def test_a_wrong_program_fails_and_the_feedback_says_why(program: str, apart: str, together: str) -> None:
+def test_a_wrong_program_fails_and_the_feedback_says_why(
+    program: str, apart: str, together: str
+) -> None:
     for found, reason in ((judged_apart(program), apart), (judged_together(program), together)):
         assert found.value == 0.0
         assert reason in (found.feedback or "")
@@ -84,14 +97,19 @@ def test_a_program_that_does_not_end_is_stopped() -> None:
     require_sandbox()
     brief = Sandbox(SandboxLimits(cpu=30, wall=3))
     program = "def halve(x):\n    import time\n    time.sleep(99)\n"
-    for judged in (check_function(program, CHECK, "halve", brief), check_suite(program, SUITE, brief)):
+    for judged in (
+        check_function(program, CHECK, "halve", brief),
+        check_suite(program, SUITE, brief),
+    ):
         found = asyncio.run(judged)
         assert found.value == 0.0
         assert found.feedback.startswith("the tests were stopped at the limit wall")
 
 
 def test_what_a_program_prints_and_leaves_does_not_matter() -> None:
-    noisy = "import os\nprint('x' * 9999)\nopen('f', 'w').write('x')\nos.write(1, b'{}\\n')\n" + HALVE
+    noisy = (
+        "import os\nprint('x' * 9999)\nopen('f', 'w').write('x')\nos.write(1, b'{}\\n')\n" + HALVE
+    )
     assert judged_apart(noisy).value == 1.0
     assert judged_together(noisy).value == 1.0
 
@@ -122,7 +140,7 @@ def test_values_keep_their_types_between_the_processes() -> None:
         "    for v in [(1, [2]), {1: (2,)}, {1, 2}, frozenset({1}), 2.5, float('inf'), 2**80, -2**63, 1j, b'x', None, True, 'é\\ud800']:\n"
         "        assert candidate(v) == v and type(candidate(v)) is type(v)\n"
         "    assert candidate(float('nan')) != candidate(float('nan'))\n"
-    )  # fmt: skip
+    )
     assert judged_apart(program, test, "same") == Score(1.0, "all tests pass")
 
 
@@ -175,15 +193,15 @@ ALTERATIONS = {
     "own-tests": "class TestHalve(unittest.TestCase):\n    def test_even(self): pass\n    def test_odd(self): pass\n    def test_zero(self): pass",
     "kill-the-judge": "import os, signal\nos.kill(os.getppid(), signal.SIGTERM)",
     "kill-all": "import os\nos.kill(-1, 9)",
-}  # fmt: skip
+}
 IN_A_CALL = {
     "exit-0": "import os\n    os._exit(0)",
     "system-exit": "raise SystemExit(0)",
     "skip": "import unittest\n    raise unittest.SkipTest('later')",
-    "print-a-verdict": "print('OK\\nall tests pass\\n{\"passed\": [\"TestHalve.test_even\"]}')\n    import os\n    os._exit(0)",
+    "print-a-verdict": 'print(\'OK\\nall tests pass\\n{"passed": ["TestHalve.test_even"]}\')\n    import os\n    os._exit(0)',
     "write-to-every-descriptor": (
         "import os\n"
-        "    line = b'{\"passed\": [\"TestHalve.test_even\", \"TestHalve.test_odd\", \"TestHalve.test_zero\"], \"problems\": []}\\n'\n"
+        '    line = b\'{"passed": ["TestHalve.test_even", "TestHalve.test_odd", "TestHalve.test_zero"], "problems": []}\\n\'\n'
         "    for number in range(1, 64):\n        try: os.write(number, line)\n        except OSError: pass\n"
         "    os._exit(0)"
     ),
@@ -199,7 +217,7 @@ IN_A_CALL = {
     ),
     "alter-in-a-call": "import unittest\n    unittest.TestCase.assertEqual = unittest.TestCase.assertTrue = lambda *a: None\n    return 1",
     "write-modules": (
-        "for name in ('json', 'unittest', 'codec', 'main', 'sitecustomize', 'encodings'):\n"
+        "for name in ('json', 'unittest', 'candidate_server', 'main', 'sitecustomize', 'encodings'):\n"
         "        open(name + '.py', 'w').write('import os\\nos._exit(0)')\n    return 'wrong'"
     ),
     "rewrite-the-tests": "open('tests.txt', 'w').write('def check(c): pass')\n    return 'wrong'",
@@ -207,7 +225,7 @@ IN_A_CALL = {
     "recursion": "return halve(x)",
     "kill-the-judge": "import os, signal\n    os.kill(os.getppid(), signal.SIGKILL)",
     "fork": "import os\n    if os.fork() == 0: os._exit(0)\n    return 'wrong'",
-}  # fmt: skip
+}
 FORGED = {
     **{f"load-{name}": ALTERING.format(alteration=text) for name, text in ALTERATIONS.items()},
     **{f"call-{name}": f"def halve(x):\n    {text}\n" for name, text in IN_A_CALL.items()},
@@ -215,8 +233,8 @@ FORGED = {
 }
 
 
-# Programs that an earlier judge passed, and others of their kinds: objects that equal everything, subclasses of
-# built-in types, texts of the tests, the process that answers, and the one that asks.
+# Programs that an earlier judge passed, and others of their kinds: objects that equal everything,
+# subclasses of built-in types, texts of the tests, the process that answers, and the one that asks.
 EQUAL = "lambda s, *o: True"
 READ = "import re\nT = open('tests.txt').read()\n"
 SUBCLASS = """
@@ -279,21 +297,29 @@ OWN_OBJECTS = {
     "read-asserts": READ + "def halve(x): return eval(re.search(r'\\(%r\\) == (.+)' % (x,), T)[1])",
     "read-cases": READ + "def halve(x): return eval(re.search(r'\\(%r\\), (.+)\\)' % (x,), T)[1])",
     "frames": FRAMES,
-    "patch-json": SERVER.format(patch="j.dumps = lambda d: '{\"value\": 4, \"printed\": \"\"}'"),
-    "patch-codec": SERVER.format(patch="c = sys.modules['codec']\nc.encode = lambda v: {'int': '0x4'}\nc.dump_line = lambda d: b'{}\\n'"),
-    "patch-server": SERVER.format(patch="m = sys.modules['__main__']\nm.reply = lambda *a: {'value': {'object': 4}, 'printed': ''}"),
-    "answers-ahead": SERVER.format(patch="for n in range(3, 32):\n    try: os.write(n, b'{\"value\": 4, \"printed\": \"\"}\\n' * 50)\n    except OSError: pass"),
+    "patch-json": SERVER.format(patch='j.dumps = lambda d: \'{"value": 4, "printed": ""}\''),
+    "patch-codec": SERVER.format(
+        patch="c = sys.modules['__main__']\nc.encode = lambda v: {'int': '0x4'}\nc.dump_line = lambda d: b'{}\\n'"
+    ),
+    "patch-server": SERVER.format(
+        patch="m = sys.modules['__main__']\nm.reply = lambda *a: {'value': {'object': 4}, 'printed': ''}"
+    ),
+    "answers-ahead": SERVER.format(
+        patch='for n in range(3, 32):\n    try: os.write(n, b\'{"value": 4, "printed": ""}\\n\' * 50)\n    except OSError: pass'
+    ),
     "answers-later": (
         "import os, threading, time\ndef later():\n    time.sleep(0.2)\n    for n in range(3, 32):\n"
-        "        try: os.write(n, b'{\"value\": 4, \"printed\": \"\"}\\n' * 9)\n        except OSError: pass\n"
+        '        try: os.write(n, b\'{"value": 4, "printed": ""}\\n\' * 9)\n        except OSError: pass\n'
         "threading.Thread(target=later).start()\ndef halve(x):\n    time.sleep(0.5)\n    return 0"
     ),
     "other-program": (
         "import os, sys\nos.execv(sys.executable, [sys.executable, '-c', "
-        "'import sys\\nfor l in sys.stdin: print(\\'{\"error\": \"SystemExit\", \"args\": [0], \"printed\": \"\"}\\', flush=True)'])"
+        '\'import sys\\nfor l in sys.stdin: print(\\\'{"error": "SystemExit", "args": [0], "printed": ""}\\\', flush=True)\'])'
     ),
     "array-subclass": "import numpy\nclass K(numpy.ndarray):\n    tolist = lambda s: [4]\ndef halve(x): return numpy.array([1]).view(K)",
-    "answer-twice": SERVER.format(patch="sys.modules['__main__'].dump_line = lambda d: b'{\"error\": \"exit\", \"args\": [0], \"printed\": \"\", \"error\": \"SkipTest\"}\\n'"),
+    "answer-twice": SERVER.format(
+        patch='sys.modules[\'__main__\'].dump_line = lambda d: b\'{"error": "exit", "args": [0], "printed": "", "error": "SkipTest"}\\n\''
+    ),
     "every-signal": "import os\ndef halve(x):\n    for s in {*range(1, 65)} - {9, 19, 20, 21, 22}:\n        try: os.kill(os.getppid(), s)\n        except OSError: pass",
     "process-group": "import os, signal\ndef halve(x):\n    os.killpg(os.getpgid(os.getppid()), signal.SIGINT)\n    return 0",
     "huge-answer": "def halve(x): return [4] * (1 << 21)",
@@ -303,7 +329,7 @@ OWN_OBJECTS = {
     "skip": "import unittest\ndef halve(x): raise unittest.SkipTest('later')",
     "fake-skip": "SkipTest = type('SkipTest', (AssertionError,), {})\ndef halve(x): raise SkipTest",
     "expected-in-error": "class E(Exception):\n    def __str__(s): return '\\n'.join(['all tests pass'] * 9)\ndef halve(x): raise E",
-}  # fmt: skip
+}
 SEARCH = """
 import gc, os, sys
 def halve():
@@ -327,8 +353,17 @@ def halve():
 
 
 FORGED_APART = [name for name in {**FORGED, **OWN_OBJECTS} if not name.startswith("load-")] + [
-    f"load-{name}" for name in ("code", "module", "builtin-type", "exit-0", "at-exit", "exit-in-thread", "kill-all")
-]  # fmt: skip
+    f"load-{name}"
+    for name in (
+        "code",
+        "module",
+        "builtin-type",
+        "exit-0",
+        "at-exit",
+        "exit-in-thread",
+        "kill-all",
+    )
+]
 
 
 @pytest.mark.parametrize("attack", FORGED_APART)
@@ -338,7 +373,9 @@ def test_no_program_forges_a_verdict(attack: str) -> None:
     assert judged({**FORGED, **OWN_OBJECTS}[attack]).value == 0.0
 
 
-@pytest.mark.parametrize("attack", [name for name in FORGED if name.startswith("load-")] + ["call-exit-0"])
+@pytest.mark.parametrize(
+    "attack", [name for name in FORGED if name.startswith("load-")] + ["call-exit-0"]
+)
 def test_exits_prints_and_altered_libraries_pass_no_test_in_one_process(attack: str) -> None:
     assert judged_together(FORGED[attack]).value == 0.0
 
@@ -347,12 +384,18 @@ def test_no_text_of_the_tests_lies_where_the_program_can_read_it() -> None:
     """The program searches its files, descriptors, arguments, environment, objects and frames."""
     for judged, test in (
         (judged_apart, "def check(candidate):\n    assert candidate() == []  # needle\n"),
-        (judged_cases, SUITE.partition("    def setUp")[0] + "    def test_a(self):\n        self.assertEqual(halve(), [])  # needle\n"),
-    ):  # fmt: skip
+        (
+            judged_cases,
+            SUITE.partition("    def setUp")[0]
+            + "    def test_a(self):\n        self.assertEqual(halve(), [])  # needle\n",
+        ),
+    ):
         assert judged(SEARCH, test) == Score(1.0, "all tests pass")
 
 
-@pytest.mark.parametrize("error", ["StopIteration", "GeneratorExit", "KeyboardInterrupt", "SystemExit"])
+@pytest.mark.parametrize(
+    "error", ["StopIteration", "GeneratorExit", "KeyboardInterrupt", "SystemExit"]
+)
 def test_an_exception_of_the_program_ends_no_loop_of_the_tests(error: str) -> None:
     test = "def check(candidate):\n    for found in map(candidate, [8, 9]):\n        assert found == 4\n"
     assert judged_apart(f"def halve(x): raise {error}", test).value == 0.0
@@ -360,12 +403,15 @@ def test_an_exception_of_the_program_ends_no_loop_of_the_tests(error: str) -> No
 
 @pytest.mark.parametrize(
     "program",
-    ["import os\ndef halve(x): os._exit(0)", "def third(x): return x", "raise ValueError", "halve = lambda x: object()"],
-)  # fmt: skip
+    [
+        "import os\ndef halve(x): os._exit(0)",
+        "def third(x): return x",
+        "raise ValueError",
+        "halve = lambda x: object()",
+    ],
+)
 def test_a_program_that_gives_no_answer_does_not_raise_the_expected_exception(program: str) -> None:
-    test = (
-        "import pytest\ndef check(candidate):\n    with pytest.raises(BaseException):\n        candidate(1)\n"
-    )
+    test = "import pytest\ndef check(candidate):\n    with pytest.raises(BaseException):\n        candidate(1)\n"
     assert judged_apart(program, test).value == 0.0
     assert judged_apart("def halve(x): raise OSError", test).value == 1.0
 
@@ -437,21 +483,21 @@ def test_pickles_of_a_program_run_no_code_in_the_process_of_the_tests(kind: str)
     test = f"import numpy\ndef check(candidate):\n    p = '/tmp/work/x.npy'\n    value = candidate(p)\n    assert {read} == 4\n"
     found = judged_apart(program, test, "save")
     assert found.value == 0.0
-    assert "not a plain value (tests that" in (found.feedback or "")
+    assert "not a plain value (tests cannot patch" in (found.feedback or "")
     assert judged_apart(program.replace("E()", "4"), test, "save").value == float(kind != "array")
 
 
 def test_tests_that_need_one_process_are_told_so() -> None:
     test = SUITE.replace("halve(0), 0", "halve(0).value, 0")
     program = "class Box:\n    value = 0\ndef halve(x): return x // 2 if x else Box()\n"
-    assert "same_process=True" in judged_cases(program, test).feedback
+    assert "cannot patch names" in judged_cases(program, test).feedback
     assert judged_together(program, test).value == 1.0
     for line in (
         "self.assertEqual(LIMIT, 4)",
         "self.assertIsInstance(halve(0), Box)",
         "self.assertRaises(Bad, halve, 0)",
     ):
-        assert "same_process=True" in judged_cases(program, SUITE + f"        {line}\n").feedback
+        assert "cannot patch names" in judged_cases(program, SUITE + f"        {line}\n").feedback
     with pytest.raises(DataError, match="define no function 'check'"):
         judged_apart(HALVE, "assert halve(8) == 4")
 
@@ -477,10 +523,21 @@ def test_a_failing_fixture_fails_the_suite() -> None:
 # --- parts that run inside ---------------------------------------------------------------------------------
 
 PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary() | st.complex_numbers(allow_nan=False),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers() | st.tuples(st.integers()), inner) | st.lists(inner).map(tuple)
-    | st.sets(st.integers() | st.text()) | st.frozensets(st.text()),
-)  # fmt: skip
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary()
+    | st.complex_numbers(allow_nan=False),
+    lambda inner: (
+        st.lists(inner)
+        | st.dictionaries(st.text() | st.integers() | st.tuples(st.integers()), inner)
+        | st.lists(inner).map(tuple)
+        | st.sets(st.integers() | st.text())
+        | st.frozensets(st.text())
+    ),
+)
 
 
 @given(PLAIN)
@@ -494,7 +551,14 @@ def test_only_plain_values_are_encoded_and_only_encoded_ones_decoded() -> None:
     for value in (object(), len, iter([]), [{1: object()}]):
         with pytest.raises(TypeError, match="not a plain value"):
             codec.encode(value)
-    wrong: list[object] = [{}, {"int": 5}, {"object": []}, {"int": "0x1", "float": "0"}, 1.5, [{"tuple": 3}]]
+    wrong: list[object] = [
+        {},
+        {"int": 5},
+        {"object": []},
+        {"int": "0x1", "float": "0"},
+        1.5,
+        [{"tuple": 3}],
+    ]
     for data in wrong:
         with pytest.raises(ValueError, match="not an encoded value"):
             codec.decode(data)
@@ -503,4 +567,4 @@ def test_only_plain_values_are_encoded_and_only_encoded_ones_decoded() -> None:
 
 def test_the_expected_tests_are_those_of_the_classes() -> None:
     source = "def test_a(): ...\nclass A:\n    async def test_b(self): ...\n    def x(self): ...\nclass B:\n    def testC(self): ..."
-    assert list(suite.expected_tests(source)) == ["A.test_b", "B.testC"]
+    assert list(expected_tests(source)) == ["A.test_b", "B.testC"]

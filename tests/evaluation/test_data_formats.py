@@ -16,7 +16,7 @@ import pytest
 
 import compound as cp
 from compound.api.arguments import to_dataset
-from compound.errors import DataError, DeclarationError
+from compound.core.errors import DataError, DeclarationError
 from compound.evaluation.examples import read_examples
 from compound.evaluation.rows import read_rows
 from compound.testing import ScriptedLM
@@ -70,7 +70,10 @@ def test_a_single_parquet_file_is_divided_by_a_column(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"{}", r"data\.json: must hold an array of objects .*, got dict; a file with one object per line"),
+        (
+            b"{}",
+            r"data\.json: must hold an array of objects .*, got dict; a file with one object per line",
+        ),
         (b'{"a": 1}\n{"a": 2}', r"data\.json: not JSON"),
         (b'[{"a": 1}, 2]', r"data\.json:2: row 2 must be an object"),
         (b'[{"a": "\xff"}]', r"data\.json:1: not UTF-8"),
@@ -78,14 +81,18 @@ def test_a_single_parquet_file_is_divided_by_a_column(tmp_path: Path) -> None:
         (b"", r"data\.json: not JSON"),
     ],
 )
-def test_errors_of_arrays_name_the_file_and_the_row(tmp_path: Path, text: bytes, message: str) -> None:
+def test_errors_of_arrays_name_the_file_and_the_row(
+    tmp_path: Path, text: bytes, message: str
+) -> None:
     path = tmp_path / "data.json"
     path.write_bytes(text)
     with pytest.raises(DataError, match=message):
         read(path)
 
 
-def test_large_and_damaged_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_and_damaged_files_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COMPOUND_MAX_DATA_MB", "1")
     bomb = tmp_path / "bomb.json.gz"
     bomb.write_bytes(gzip.compress(b"[" + b" " * 2**21 + b"]"))
@@ -129,7 +136,16 @@ def streamed_dataset() -> Any:
 
 
 @pytest.mark.parametrize(
-    "make", [pandas_frame, polars_frame, lazy_frame, arrow_table, hub_dataset, streamed_dataset, lambda: ROWS]
+    "make",
+    [
+        pandas_frame,
+        polars_frame,
+        lazy_frame,
+        arrow_table,
+        hub_dataset,
+        streamed_dataset,
+        lambda: ROWS,
+    ],
 )
 def test_frames_and_data_sets_are_rows(make: Callable[[], Any]) -> None:
     examples = to_dataset(make(), splits=False).examples("train", ["question"])
@@ -157,7 +173,9 @@ def test_columns_that_cannot_be_fields_are_refused() -> None:
 
 def test_missing_values_of_pandas_become_none() -> None:
     pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame({"x": pandas.array([1, None], dtype="Int64"), "t": [pandas.NaT, pandas.NaT]})
+    frame = pandas.DataFrame(
+        {"x": pandas.array([1, None], dtype="Int64"), "t": [pandas.NaT, pandas.NaT]}
+    )
     rows = to_dataset(frame, splits=False).examples("train", ["x"])
     assert [(row.inputs["x"], row.gold["t"]) for row in rows] == [(1, None), (None, None)]
 
@@ -205,7 +223,10 @@ def test_an_empty_cell_of_an_optional_input_is_none(tmp_path: Path) -> None:
     (tmp_path / "dev.csv").write_text("n,text\n3,\n,x\n")
     inputs = {"n": int | None, "text": str | None}
     found = read_examples(cp.Dataset(tmp_path), "valid", inputs)
-    assert [dict(example.inputs) for example in found] == [{"n": 3, "text": ""}, {"n": None, "text": "x"}]
+    assert [dict(example.inputs) for example in found] == [
+        {"n": 3, "text": ""},
+        {"n": None, "text": "x"},
+    ]
 
 
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
@@ -214,7 +235,9 @@ def test_a_single_file_is_evaluated_as_any_split(split: Any, tmp_path: Path) -> 
         return x
 
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(f'{{"x": "{i}", "y": "{i % 2}"}}\n' for i in range(5)), encoding="utf-8")
+    path.write_text(
+        "".join(f'{{"x": "{i}", "y": "{i % 2}"}}\n' for i in range(5)), encoding="utf-8"
+    )
     system = cp.System("s", {"y": cp.Function("f", same)(x=cp.Input("x", str))})
     found = cp.evaluate(system, path, "exact_match", split, cache=False)
     assert found.scores == (1.0, 1.0, 0.0, 0.0, 0.0)
@@ -242,9 +265,17 @@ def echo(kind: Any) -> cp.System:
 @pytest.mark.parametrize("gold", [*MISSING, *UNUSABLE, ["a", None], ["a", float("nan")]])
 @pytest.mark.parametrize(
     "metric",
-    [cp.exact_match("y"), cp.token_f1("y"), cp.accuracy("y"), cp.numeric_match("y"), cp.json_match("y")],
+    [
+        cp.metrics.exact_match("y"),
+        cp.metrics.token_f1("y"),
+        cp.metrics.accuracy("y"),
+        cp.metrics.numeric_match("y"),
+        cp.metrics.json_match("y"),
+    ],
 )
-def test_missing_and_infinite_gold_values_are_data_errors(metric: cp.Metric, gold: object) -> None:
+def test_missing_and_infinite_gold_values_are_data_errors(
+    metric: cp.ext.Metric, gold: object
+) -> None:
     rows = [{"id": "fine", "v": "a", "y": "1"}, {"id": "bad", "v": "a", "y": gold}]
     if metric.name == "json_match" and isinstance(gold, list) and gold[1:] == [None]:
         return  # null is a value of a document
@@ -257,7 +288,7 @@ def test_missing_and_infinite_gold_values_are_data_errors(metric: cp.Metric, gol
 def test_missing_and_infinite_inputs_are_data_errors(kind: object, value: object) -> None:
     rows = [{"id": "bad", "v": value, "y": "1"}]
     with pytest.raises(DataError, match=r"'bad': input 'v' must be "):
-        cp.evaluate(echo(kind), rows, cp.exact_match("y"), cache=False)
+        cp.evaluate(echo(kind), rows, cp.metrics.exact_match("y"), cache=False)
 
 
 @pytest.mark.parametrize(
@@ -271,10 +302,12 @@ def test_missing_and_infinite_inputs_are_data_errors(kind: object, value: object
         ("dev.json", '[{"v": 1.0, "y": "1"}, {"v": NaN, "y": "1"}]'),
     ],
 )
-def test_missing_and_infinite_values_of_files_are_data_errors(tmp_path: Path, name: str, text: str) -> None:
+def test_missing_and_infinite_values_of_files_are_data_errors(
+    tmp_path: Path, name: str, text: str
+) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match="'dev-[23]'"):
-        cp.evaluate(echo(float), cp.Dataset(tmp_path), cp.exact_match("y"), cache=False)
+        cp.evaluate(echo(float), cp.Dataset(tmp_path), cp.metrics.exact_match("y"), cache=False)
 
 
 def test_missing_values_are_none_for_functions_and_optional_inputs() -> None:
@@ -305,9 +338,12 @@ def labelled(tmp_path: Path, form: str, names: list[str]) -> Any:
     if form == "of":
         return cp.Dataset.of(valid=made)
     return {
-        "dataset": made, "dict": datasets.DatasetDict(validation=made), "table": made.data.table,
-        "stream": made.to_iterable_dataset(), "torch": made.with_format("torch") if form == "torch" else None,
-    }[form]  # fmt: skip
+        "dataset": made,
+        "dict": datasets.DatasetDict(validation=made),
+        "table": made.data.table,
+        "stream": made.to_iterable_dataset(),
+        "torch": made.with_format("torch") if form == "torch" else None,
+    }[form]
 
 
 FORMS = ["dataset", "dict", "table", "stream", "torch", "of", "parquet"]
@@ -317,7 +353,9 @@ FORMS = ["dataset", "dict", "table", "stream", "torch", "of", "parquet"]
 def test_class_labels_are_read_by_their_names(tmp_path: Path, form: str) -> None:
     data = labelled(tmp_path, form, ["neg", "pos"])
     data = data if isinstance(data, cp.Dataset) else to_dataset(data, splits=False)
-    first, second = read_examples(data, "valid", {"v": str, "tags": list[str], "part": dict[str, str]})
+    first, second = read_examples(
+        data, "valid", {"v": str, "tags": list[str], "part": dict[str, str]}
+    )
     assert dict(first.inputs) == {"v": "pos", "tags": ["neg", "pos"], "part": {"kind": "pos"}}
     assert (first.gold["y"], second.gold["y"]) == ("pos", "neg")
     numbers, _ = read_examples(data, "valid", {"v": int, "tags": list[int]})
@@ -328,24 +366,30 @@ def test_class_labels_are_read_by_their_names(tmp_path: Path, form: str) -> None
 @pytest.mark.parametrize(
     ("output", "answers", "score"),
     [
-        (str, {"pos": "pos", "neg": "neg"}, 1), (int, {"pos": 1, "neg": 0}, 1), (str, {"pos": "1", "neg": "0"}, 1),
-        (Literal["neg", "pos"], {"pos": "pos", "neg": "neg"}, 1), (Literal[0, 1], {"pos": 1, "neg": 0}, 1),
-        (str, {"pos": "neg", "neg": "pos"}, 0), (int, {"pos": 0, "neg": 1}, 0),
+        (str, {"pos": "pos", "neg": "neg"}, 1),
+        (int, {"pos": 1, "neg": 0}, 1),
+        (str, {"pos": "1", "neg": "0"}, 1),
+        (Literal["neg", "pos"], {"pos": "pos", "neg": "neg"}, 1),
+        (Literal[0, 1], {"pos": 1, "neg": 0}, 1),
+        (str, {"pos": "neg", "neg": "pos"}, 0),
+        (int, {"pos": 0, "neg": 1}, 0),
     ],
-)  # fmt: skip
-def test_class_labels_are_scored_by_name_or_number(output: Any, answers: dict[str, Any], score: int) -> None:
+)
+def test_class_labels_are_scored_by_name_or_number(
+    output: Any, answers: dict[str, Any], score: int
+) -> None:
     rows = labelled(Path(), "dataset", ["neg", "pos"])
     node = cp.LLM("a", prompt="P.", output=output)(v=cp.Input("v", str))
     lm = ScriptedLM(lambda message: str(answers["pos" if "V: pos" in message else "neg"]))
     system = cp.System("s", outputs={"y": node}, lm="m")
     metrics: list[Any] = [
-        cp.exact_match("y"),
-        cp.accuracy("y"),
+        cp.metrics.exact_match("y"),
+        cp.metrics.accuracy("y"),
         lambda out, row: row.gold["y"] in (out["y"], str(out["y"])),
     ]
     metrics = metrics[: 2 if answers == {"pos": "1", "neg": "0"} else 3]
     if output is str and score:
-        metrics.append(cp.accuracy("y", choices=list(answers.values())))
+        metrics.append(cp.metrics.accuracy("y", choices=list(answers.values())))
     for metric in metrics:
         assert cp.evaluate(system, rows, metric, engines={"m": lm}, cache=False).mean == score
 
@@ -353,18 +397,29 @@ def test_class_labels_are_scored_by_name_or_number(output: Any, answers: dict[st
 def test_numbers_of_classes_named_by_numbers_are_no_answers() -> None:
     rows = labelled(Path(), "dataset", ["1", "2"])
     example = read_examples(to_dataset(rows, splits=False), "valid", {"v": str})[0]
-    for metric in (cp.exact_match("y"), cp.accuracy("y")):
-        assert [metric.score({"y": found}, example).value for found in ("2", "1", 2, 1)] == [1, 0, 1, 0]
+    for metric in (cp.metrics.exact_match("y"), cp.metrics.accuracy("y")):
+        assert [metric.score({"y": found}, example).value for found in ("2", "1", 2, 1)] == [
+            1,
+            0,
+            1,
+            0,
+        ]
 
 
 def test_unknown_classes_are_data_errors_and_damaged_metadata_is_ignored(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
-    features = datasets.Features({"v": datasets.Value("string"), "y": datasets.ClassLabel(names=["a"])})
+    features = datasets.Features(
+        {"v": datasets.Value("string"), "y": datasets.ClassLabel(names=["a"])}
+    )
     rows = datasets.Dataset.from_dict({"v": ["x"], "y": [-1]}, features=features)
     with pytest.raises(DataError, match="gold field 'y' is None"):
-        cp.evaluate(echo(str), rows, cp.exact_match("y"), cache=False)
+        cp.evaluate(echo(str), rows, cp.metrics.exact_match("y"), cache=False)
     table = rows.data.table
-    for text in (b"{", b"[]", b'{"info": {"features": {"y": {"_type": "ClassLabel", "names": 3}}}}'):
+    for text in (
+        b"{",
+        b"[]",
+        b'{"info": {"features": {"y": {"_type": "ClassLabel", "names": 3}}}}',
+    ):
         assert (
             read_examples(
                 to_dataset(table.replace_schema_metadata({b"huggingface": text}), splits=False),

@@ -21,11 +21,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compound.components.index import BM25
-from compound.errors import DataError, DeclarationError, MissingExtra, SpecError
+from compound.core.errors import DataError, DeclarationError, MissingExtra, SpecError
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.examples import read_examples
 from compound.evaluation.rows import EXTENSIONS, file_digest, read_rows
-from compound.spec import loads
+from compound.yaml import loads
 
 ROOT = Path(__file__).parents[2]
 SYSTEM = """\
@@ -36,14 +36,17 @@ components:
   answerer: {llm: {prompt: {tune: Answer.}}, in: {question: $question}}
 outputs: {answer: $answerer}
 """
-IDS = st.lists(st.text(alphabet="abc123é-", min_size=1, max_size=6), min_size=1, max_size=30, unique=True)
+IDS = st.lists(
+    st.text(alphabet="abc123é-", min_size=1, max_size=6), min_size=1, max_size=30, unique=True
+)
 
 SURE = {"train": "row 2", "valid": "row 0", "test": "row 6"}
 
 
 def write(path: Path, rows: Sequence[Any]) -> Path:
     text = "".join(
-        (row if isinstance(row, str) else json.dumps(row, ensure_ascii=False)) + "\n" for row in rows
+        (row if isinstance(row, str) else json.dumps(row, ensure_ascii=False)) + "\n"
+        for row in rows
     )
     data = text.encode()
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
@@ -51,7 +54,10 @@ def write(path: Path, rows: Sequence[Any]) -> Path:
 
 
 def questions(n: int, start: int = 0) -> list[dict[str, Any]]:
-    return [{"id": f"q{i}", "question": f"{i} + 1?", "answer": str(i + 1)} for i in range(start, start + n)]
+    return [
+        {"id": f"q{i}", "question": f"{i} + 1?", "answer": str(i + 1)}
+        for i in range(start, start + n)
+    ]
 
 
 def ids(dataset: Dataset, role: Any = "train", **options: Any) -> list[str]:
@@ -88,7 +94,9 @@ def test_other_split_names_and_a_missing_split_that_lists_the_files(folder: Path
 
 def test_a_split_in_two_files_is_refused(folder: Path) -> None:
     write(folder / "train.csv", ["id", "1"])
-    with pytest.raises(DataError, match=r"several files of split 'train'; files: .*train.csv, train.jsonl"):
+    with pytest.raises(
+        DataError, match=r"several files of split 'train'; files: .*train.csv, train.jsonl"
+    ):
         ids(Dataset(folder))
 
 
@@ -162,13 +170,17 @@ def test_bytes_that_are_no_utf8_are_named_by_line(tmp_path: Path) -> None:
             ids(Dataset(tmp_path), role)
 
 
-def test_a_compressed_file_is_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compressed_file_is_read_up_to_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COMPOUND_MAX_DATA_MB", "1")
     row = json.dumps({"q": "x" * 1000}) + "\n"
     with gzip.open(tmp_path / "train.jsonl.gz", "wt") as file:
         file.write(row * 3000)
     assert (tmp_path / "train.jsonl.gz").stat().st_size < 2**16
-    with pytest.raises(DataError, match=r"train.jsonl.gz:\d+: decompresses to more than 1 MiB") as caught:
+    with pytest.raises(
+        DataError, match=r"train.jsonl.gz:\d+: decompresses to more than 1 MiB"
+    ) as caught:
         ids(Dataset(tmp_path))
     assert "COMPOUND_MAX_DATA_MB" in str(caught.value)
     monkeypatch.setenv("COMPOUND_MAX_DATA_MB", "8")
@@ -176,7 +188,9 @@ def test_a_compressed_file_is_read_up_to_a_limit(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "train.jsonl.gz"])
-def test_a_line_is_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_line_is_read_up_to_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.setenv("COMPOUND_MAX_LINE_MB", "1")
     line = json.dumps({"q": "x" * 2**20}).encode() + b"\n"
     (tmp_path / name).write_bytes(gzip.compress(line) if name.endswith("gz") else line)
@@ -186,9 +200,14 @@ def test_a_line_is_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_damaged_gzip_file_is_an_error_not_a_short_data_set(tmp_path: Path) -> None:
     whole = write(
-        tmp_path / "train.jsonl.gz", [{"q": hashlib.sha256(b"%d" % i).hexdigest()} for i in range(5000)]
+        tmp_path / "train.jsonl.gz",
+        [{"q": hashlib.sha256(b"%d" % i).hexdigest()} for i in range(5000)],
     ).read_bytes()
-    for broken in (whole[: len(whole) // 2], b"plain text", whole[:200] + b"\x00" * 50 + whole[250:]):
+    for broken in (
+        whole[: len(whole) // 2],
+        b"plain text",
+        whole[:200] + b"\x00" * 50 + whole[250:],
+    ):
         (tmp_path / "train.jsonl.gz").write_bytes(broken)
         with pytest.raises(DataError, match=r"train.jsonl.gz:\d+: (the gzip file is damaged|not)"):
             ids(Dataset(tmp_path))
@@ -233,7 +252,9 @@ def test_a_limit_without_a_seed_takes_the_first_rows(folder: Path) -> None:
 
 
 @given(st.integers(0, 2**32), st.integers(1, 40), st.integers(1, 40))
-def test_samples_are_nested_in_file_order_and_of_the_asked_size(seed: int, small: int, more: int) -> None:
+def test_samples_are_nested_in_file_order_and_of_the_asked_size(
+    seed: int, small: int, more: int
+) -> None:
     data = Dataset.of(train=questions(60))
     order = {identity: i for i, identity in enumerate(ids(data))}
     less, all_ = (ids(data, limit=n, seed=seed) for n in (small, small + more))
@@ -267,7 +288,9 @@ def test_a_column_of_one_file_can_name_the_split(tmp_path: Path) -> None:
     path = write(tmp_path / "all.jsonl", rows)
     data = Dataset(path, test="holdout", split_by="part")
     assert [ids(data, role) for role in ("train", "valid", "test")] == [["0", "2"], ["1"], ["3"]]
-    with pytest.raises(DataError, match=r"all.jsonl: no rows of split 'trian'; did you mean 'train'"):
+    with pytest.raises(
+        DataError, match=r"all.jsonl: no rows of split 'trian'; did you mean 'train'"
+    ):
         ids(Dataset(path, train="trian", split_by="part"))
     with pytest.raises(DataError, match=r"all.jsonl:1: no column 'prat' to read 'split_by' from"):
         ids(Dataset(path, split_by="prat"))
@@ -285,7 +308,8 @@ def test_shares_give_each_row_one_role_that_other_rows_do_not_change(
 ) -> None:
     shares: dict[Any, float] = {"train": 0.5, "valid": 0.25, "test": 0.25}
     few, all_ = (
-        {role: _ids_by_share(names, shares, role) for role in shares} for names in (some, some + more)
+        {role: _ids_by_share(names, shares, role) for role in shares}
+        for names in (some, some + more)
     )
     assert sorted(chain(*few.values())) == sorted(set(some))
     for role, names in few.items():
@@ -332,7 +356,9 @@ def test_a_path_that_is_neither_local_nor_a_hub_id_says_both_ways(path: str) -> 
 
 
 @pytest.mark.parametrize("module", ["huggingface_hub", "pyarrow"])
-def test_a_hub_id_without_the_library_names_the_extra(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+def test_a_hub_id_without_the_library_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(
         MissingExtra, match=rf"no file or folder 'owner/name'; .*{module}.*pip install .*\[hub\]"
@@ -342,7 +368,18 @@ def test_a_hub_id_without_the_library_names_the_extra(monkeypatch: pytest.Monkey
 
 # --- the hub -------------------------------------------------------------------------------------------
 
-PACKAGED = ("pandas", "json", "text", "csv", "parquet", "arrow", "imagefolder", "webdataset", "xml", "squad")
+PACKAGED = (
+    "pandas",
+    "json",
+    "text",
+    "csv",
+    "parquet",
+    "arrow",
+    "imagefolder",
+    "webdataset",
+    "xml",
+    "squad",
+)
 
 
 class Hub:
@@ -392,7 +429,10 @@ class Hub:
             raise OSError("out of reach")
         folder, file = cast(Any, RepoFolder), cast(Any, RepoFile)
         names = sorted(path.name for path in (self.folder / revision).iterdir())
-        return [file(path=".gitattributes", oid="", size=1), *(folder(path=name, oid="") for name in names)]
+        return [
+            file(path=".gitattributes", oid="", size=1),
+            *(folder(path=name, oid="") for name in names),
+        ]
 
 
 EXPORT = "refs/convert/parquet"
@@ -421,7 +461,8 @@ def test_a_name_without_an_owner_is_never_looked_for_on_the_hub(
     assert program.data is not None
     for data in (Dataset(name), program.data, Dataset(f"hf://datasets/{name}")):
         with pytest.raises(
-            DataError, match=rf"no file or folder .*; .* a hub id with its owner, such as 'owner/{name}'"
+            DataError,
+            match=rf"no file or folder .*; .* a hub id with its owner, such as 'owner/{name}'",
         ):
             data.examples("train", ["question"])
     assert not (tmp_path / "ran").exists()
@@ -456,8 +497,10 @@ def test_a_hub_data_set_is_read_by_subset_and_split(hub: Hub) -> None:
     data = Dataset("owner/name", valid="validation", subset="small")
     assert ids(data, "valid") == ["q0", "q1", "q2"]
     assert [row.inputs["question"] for row in data.examples("valid", ["question"])] == [
-        "0 + 1?", "1 + 1?", "2 + 1?",
-    ]  # fmt: skip
+        "0 + 1?",
+        "1 + 1?",
+        "2 + 1?",
+    ]
     name, revision, patterns = hub.asked[0]
     assert (name, revision) == ("owner/name", "refs/convert/parquet")
     assert patterns == ["small/validation/*.parquet"]
@@ -483,7 +526,9 @@ def test_a_subset_is_chosen_only_where_there_is_one(hub: Hub) -> None:
     hub.put(EXPORT, "plain_text/train/0000.parquet", questions(1))
     assert ids(Dataset("owner/name")) == ["q0"]
     hub.put(EXPORT, "other/train/0000.parquet", questions(2))
-    with pytest.raises(DataError, match="has several subsets; set subset to one of other, plain_text"):
+    with pytest.raises(
+        DataError, match="has several subsets; set subset to one of other, plain_text"
+    ):
         ids(Dataset("owner/name"))
     hub.put(EXPORT, "default/train/0000.parquet", questions(3))
     assert len(ids(Dataset("owner/name"))) == 3
@@ -512,7 +557,9 @@ def test_a_data_set_of_which_the_hub_made_no_copy_is_read_from_its_own_files(
 
 def test_an_unusable_row_of_the_hub_is_named(hub: Hub) -> None:
     hub.put(None, "train.jsonl", ["{}", "[]"])
-    with pytest.raises(DataError, match=r"^hf://datasets/owner/name/train.jsonl:2: a row must be an object"):
+    with pytest.raises(
+        DataError, match=r"^hf://datasets/owner/name/train.jsonl:2: a row must be an object"
+    ):
         ids(Dataset("owner/name"))
 
 
@@ -525,10 +572,14 @@ def test_a_split_or_subset_of_the_hub_is_a_plain_name(hub: Hub, part: str) -> No
     assert hub.asked == []
 
 
-def test_a_large_data_set_of_the_hub_is_read_up_to_a_limit(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_data_set_of_the_hub_is_read_up_to_a_limit(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub.put(EXPORT, "default/train/0000.parquet", [{"q": "x" * 1000}] * 3000)
     monkeypatch.setenv("COMPOUND_MAX_DATA_MB", "1")
-    with pytest.raises(DataError, match="0000.parquet: holds more than 1 MiB; .*COMPOUND_MAX_DATA_MB"):
+    with pytest.raises(
+        DataError, match="0000.parquet: holds more than 1 MiB; .*COMPOUND_MAX_DATA_MB"
+    ):
         ids(Dataset("owner/name"))
     monkeypatch.setenv("COMPOUND_MAX_DATA_MB", "8")
     assert len(ids(Dataset("owner/name"))) == 3000
@@ -551,7 +602,9 @@ def test_other_errors_of_the_hub_are_told(hub: Hub, monkeypatch: pytest.MonkeyPa
         raise OSError("gated: ask for access")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", refused)
-    with pytest.raises(DataError, match="the hub has no data set of that id.*: gated: ask for access"):
+    with pytest.raises(
+        DataError, match="the hub has no data set of that id.*: gated: ask for access"
+    ):
         ids(Dataset("owner/name"))
 
 
@@ -625,9 +678,13 @@ def test_the_hub_is_asked_as_its_library_asks_it(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     ran = subprocess.run(
         [sys.executable, "-c", SERVED, str(tmp_path / "hub"), str(tmp_path / "cache")],
-        cwd=tmp_path / "work", capture_output=True, text=True, check=False, timeout=300,
+        cwd=tmp_path / "work",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines() == [
         "['q0', 'q1'] ['q10', 'q11']",
@@ -667,21 +724,27 @@ def test_of_several_names_of_the_validation_split_none_is_chosen(tmp_path: Path)
     for name in ("train", "valid", "val"):
         write(tmp_path / f"{name}.jsonl", questions(2))
     with pytest.raises(
-        DataError, match="no file of split 'dev'; val and valid match: choose one, such as valid: val"
+        DataError,
+        match="no file of split 'dev'; val and valid match: choose one, such as valid: val",
     ):
         ids(Dataset(tmp_path), "valid")
 
 
 def test_another_split_has_no_other_names(tmp_path: Path) -> None:
     write(tmp_path / "valid.jsonl", questions(2))
-    for data, role in ((Dataset(tmp_path, train="dev"), "train"), (Dataset(tmp_path, valid="val"), "valid")):
+    for data, role in (
+        (Dataset(tmp_path, train="dev"), "train"),
+        (Dataset(tmp_path, valid="val"), "valid"),
+    ):
         with pytest.raises(DataError, match="no file of split"):
             ids(data, role)
 
 
 def test_a_split_that_is_named_by_its_file_says_how_to_name_it(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", questions(2))
-    with pytest.raises(DataError, match=r"no file of split 'a.jsonl'; write it without the suffix: a"):
+    with pytest.raises(
+        DataError, match=r"no file of split 'a.jsonl'; write it without the suffix: a"
+    ):
         ids(Dataset(tmp_path, train="a.jsonl"))
 
 
@@ -724,7 +787,8 @@ def test_the_digest_is_that_of_the_file_and_follows_rows_in_memory(folder: Path)
     expected = hashlib.sha256((folder / "dev.jsonl.gz").read_bytes()).hexdigest()
     assert Dataset(folder).digest("valid") == expected == file_digest(folder / "dev.jsonl.gz")
     digests = {
-        Dataset.of(train=rows).digest("train") for rows in ([{"a": 1}], [{"a": 2}], [{"a": 1}, {"a": 2}])
+        Dataset.of(train=rows).digest("train")
+        for rows in ([{"a": 1}], [{"a": 2}], [{"a": 1}, {"a": 2}])
     }
     assert len(digests) == 3
     assert Dataset.of(train=[{"a": 1, "b": 2}]).digest("train") == Dataset.of(
@@ -740,7 +804,9 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
         list(read_rows(tmp_path / "none.jsonl"))
 
 
-@pytest.mark.skipif("COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets")
+@pytest.mark.skipif(
+    "COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets"
+)
 def test_every_row_of_real_data_becomes_an_example() -> None:
     data = Dataset(Path(os.environ["COMPOUND_DATA"]) / "hotpotqa")
     examples = data.examples("valid", ["question", "context"])
@@ -752,7 +818,9 @@ def test_a_data_set_may_lack_a_test_split_when_it_says_so(tmp_path: Path) -> Non
     for split in ("train", "dev"):
         (tmp_path / f"{split}.jsonl").write_text('{"q": "a"}\n')
     assert Dataset(tmp_path).has("test")
-    with pytest.raises(DataError, match="no file of split 'test'.*if there is no test split, set test: null"):
+    with pytest.raises(
+        DataError, match="no file of split 'test'.*if there is no test split, set test: null"
+    ):
         Dataset(tmp_path).examples("test", ["q"])
     without = Dataset(tmp_path, test=None)
     assert [without.has(role) for role in ("train", "valid", "test")] == [True, True, False]
@@ -807,7 +875,9 @@ def test_a_line_that_does_not_end_is_refused(
     opened = gzip.open if name.endswith(".gz") else open
     with opened(tmp_path / name, "wb") as file:
         file.write(b'"' + b"a" * 2**21)
-    with pytest.raises(DataError, match=rf"{name}:1: the line is longer than 1 MiB; .*COMPOUND_MAX_LINE_MB"):
+    with pytest.raises(
+        DataError, match=rf"{name}:1: the line is longer than 1 MiB; .*COMPOUND_MAX_LINE_MB"
+    ):
         list(read_rows(tmp_path / name))
 
 
@@ -817,7 +887,9 @@ def test_a_limit_that_is_no_number_is_refused_by_name(
 ) -> None:
     write(tmp_path / "train.jsonl.gz", questions(2))
     monkeypatch.setenv("COMPOUND_MAX_DATA_MB", chosen)
-    with pytest.raises(DeclarationError, match="COMPOUND_MAX_DATA_MB must be a positive whole number"):
+    with pytest.raises(
+        DeclarationError, match="COMPOUND_MAX_DATA_MB must be a positive whole number"
+    ):
         list(read_rows(tmp_path / "train.jsonl.gz"))
 
 
@@ -829,7 +901,9 @@ def test_rows_that_are_nested_too_deeply_are_refused(tmp_path: Path, depth: int)
         list(read_rows(path))
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write(tmp_path / "train.jsonl", questions(2))
 
     opened = os.open

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from compound.core.example import Example
 from compound.evaluation.dataset import Dataset
-from compound.evaluation.duplicates import find_in_data, find_overlaps
-from compound.example import Example
+from compound.evaluation.examples import find_in_data, find_overlaps
 
 GAME = Path(__file__).parents[1] / "files" / "game"
 
@@ -20,7 +20,10 @@ def example(name: str, question: Any, **gold: Any) -> Example:
 
 
 def test_examples_are_compared_exactly_and_normalised() -> None:
-    train = [example("t1", "Which river crosses Lima?", answer="Rímac"), example("t2", "Who?", answer="he")]
+    train = [
+        example("t1", "Which river crosses Lima?", answer="Rímac"),
+        example("t2", "Who?", answer="he"),
+    ]
     test = [
         example("x1", "Which river crosses Lima?", answer="Rímac"),
         example("x2", " WHICH  river\ncrosses Lima? ", answer="rímac"),
@@ -30,8 +33,12 @@ def test_examples_are_compared_exactly_and_normalised() -> None:
     found, within = find_overlaps({"train": train, "test": test})
     assert (within.first, within.second, within.example) == ("test", "test", ("x1", "x2"))
     assert (found.first, found.second, found.exact, found.normalised, found.with_gold) == (
-        "train", "test", 1, 3, 2,
-    )  # fmt: skip
+        "train",
+        "test",
+        1,
+        3,
+        2,
+    )
     assert found.example == ("t1", "x1")
     assert str(found) == (
         "of the test examples, 3 have the inputs of a train example (1 exactly, 2 after normalisation; 1 of "
@@ -43,7 +50,9 @@ def test_repetitions_within_a_split_are_told_apart_from_those_across() -> None:
     found = find_overlaps(
         {"train": [example(str(i), "Who?") for i in range(3)], "valid": [example("v", "What?")]}
     )
-    assert [(o.first, o.second, o.normalised, o.across) for o in found] == [("train", "train", 2, False)]
+    assert [(o.first, o.second, o.normalised, o.across) for o in found] == [
+        ("train", "train", 2, False)
+    ]
 
 
 def test_lists_and_objects_are_compared_by_what_they_hold() -> None:
@@ -55,7 +64,10 @@ def test_lists_and_objects_are_compared_by_what_they_hold() -> None:
 
 
 def test_a_lone_surrogate_is_compared_like_any_character() -> None:
-    assert len(find_overlaps({"train": [example("a", "\ud800")], "test": [example("b", "\ud800")]})) == 1
+    assert (
+        len(find_overlaps({"train": [example("a", "\ud800")], "test": [example("b", "\ud800")]}))
+        == 1
+    )
 
 
 def test_all_rows_of_a_file_are_compared(tmp_path: Path) -> None:
@@ -91,7 +103,9 @@ def test_check_warns_and_is_content(shared: Path, cli: Any) -> None:
     ran = cli("check", "game.yaml")
     assert ran.code == 0
     assert WARNING in ran.err
-    assert any(WARNING in text for text in json.loads(cli("check", "game.yaml", "--json").out)["warnings"])
+    assert any(
+        WARNING in text for text in json.loads(cli("check", "game.yaml", "--json").out)["warnings"]
+    )
 
 
 def test_the_dry_run_warns(shared: Path, cli: Any) -> None:
@@ -120,7 +134,9 @@ def test_strict_refuses(command: list[str], shared: Path, cli: Any) -> None:
 
 def test_strict_is_content_where_only_one_split_repeats_itself(shared: Path, cli: Any) -> None:
     rows = shared / "rows" / "train.jsonl"
-    rows.write_text("\n".join(json.dumps({"x": x % 30, "target": 2.0 * (x % 30)}) for x in range(40)))
+    rows.write_text(
+        "\n".join(json.dumps({"x": x % 30, "target": 2.0 * (x % 30)}) for x in range(40))
+    )
     ran = cli("check", "game.yaml", "--strict")
     assert ran.code == 0
     assert "10 train examples repeat the inputs of an earlier one" in ran.err

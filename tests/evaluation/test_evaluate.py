@@ -20,7 +20,15 @@ from hypothesis import strategies as st
 import compound as cp
 from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.errors import BudgetExhausted, CallError, DataError, DeclarationError, TooManyFailures
+from compound.core.errors import (
+    BudgetExhausted,
+    CallError,
+    DataError,
+    DeclarationError,
+    TooManyFailures,
+)
+from compound.core.example import Example, Score
+from compound.core.narrowing import entry
 from compound.evaluation.evaluate import (
     WINDOW,
     Evaluation,
@@ -32,7 +40,6 @@ from compound.evaluation.evaluate import (
 )
 from compound.evaluation.metrics.built_in import exact_match
 from compound.evaluation.metrics.custom import custom
-from compound.example import Example, Score
 from compound.execution.budget import Budget, Meter
 from compound.execution.cache import DiskCache, MemoryCache
 from compound.execution.executor import Executor
@@ -41,7 +48,6 @@ from compound.graph.component import CallContext, Input, Operation
 from compound.graph.space import Choice, Text
 from compound.graph.system import System
 from compound.graph.types import Port
-from compound.narrowing import entry
 from compound.testing import ScriptedLM
 
 T = TypeVar("T")
@@ -94,11 +100,18 @@ class TestOrder:
         rows = examples(40)
         result = finished(
             evaluate(
-                Executor(), plain(slow), rows, VALUE, samples=(3, 1),
-                rules=EvaluationRules(concurrency=16), on_trace=lambda example, _: seen.append(example.id),
+                Executor(),
+                plain(slow),
+                rows,
+                VALUE,
+                samples=(3, 1),
+                rules=EvaluationRules(concurrency=16),
+                on_trace=lambda example, _: seen.append(example.id),
             )
-        )  # fmt: skip
-        assert [(row.example, row.sample) for row in result.rows] == [(e.id, s) for e in rows for s in (3, 1)]
+        )
+        assert [(row.example, row.sample) for row in result.rows] == [
+            (e.id, s) for e in rows for s in (3, 1)
+        ]
         assert [row.score for row in result.rows] == [float(i) for i in range(40) for _ in range(2)]
         assert seen == [row.example for row in result.rows]
 
@@ -108,7 +121,11 @@ class TestOrder:
         system = System("s", outputs={"answer": LLM("a", prompt="Say")(x=Input("x", int))}, lm="lm")
         result = finished(
             evaluate(
-                Executor({"lm": lm}), system, examples(60), exact_match("answer"), rules=EvaluationRules(8)
+                Executor({"lm": lm}),
+                system,
+                examples(60),
+                exact_match("answer"),
+                rules=EvaluationRules(8),
             )
         )
         assert result.mean == 1.0
@@ -127,13 +144,21 @@ class TestFailures:
             return str(x)
 
         result = finished(
-            evaluate(Executor(), plain(half), examples(10), exact_match("answer"), rules=EvaluationRules(4))
+            evaluate(
+                Executor(),
+                plain(half),
+                examples(10),
+                exact_match("answer"),
+                rules=EvaluationRules(4),
+            )
         )
         assert result.mean == 0.5
         assert result.failed == 5
         assert result.summary()["n"] == 10
         line = half.__code__.co_firstlineno + 2
-        assert result.failures() == [(f"error: RuntimeError: down (test_evaluate.py:{line}, in half)", 5)]
+        assert result.failures() == [
+            (f"error: RuntimeError: down (test_evaluate.py:{line}, in half)", 5)
+        ]
 
     @pytest.mark.parametrize("failure_score", [0.0, -1.0, 0.25])
     def test_a_failed_run_scores_what_the_rule_says(self, failure_score: float) -> None:
@@ -144,9 +169,13 @@ class TestFailures:
 
         result = finished(
             evaluate(
-                Executor(), plain(first), examples(4), VALUE, rules=EvaluationRules(failure_score=failure_score)
+                Executor(),
+                plain(first),
+                examples(4),
+                VALUE,
+                rules=EvaluationRules(failure_score=failure_score),
             )
-        )  # fmt: skip
+        )
         assert result.scores == (failure_score, 1.0, 1.0, 1.0)
         assert result.mean == pytest.approx((3 + failure_score) / 4)
 
@@ -176,10 +205,13 @@ class TestFailures:
         traces: list[Trace] = []
         result = finished(
             evaluate(
-                Executor(), plain(_identity), examples(4), custom(odd_one),
+                Executor(),
+                plain(_identity),
+                examples(4),
+                custom(odd_one),
                 on_trace=lambda _, trace: traces.append(trace),
             )
-        )  # fmt: skip
+        )
         assert result.scores == (1.0, 0.0, 1.0, 1.0)
         failure = result.rows[1].failure
         assert failure is not None
@@ -192,7 +224,9 @@ class TestFailures:
         """It would be wrong on every row; a mean of zeros would hide it."""
         with pytest.raises(DataError):
             finished(
-                evaluate(Executor(), plain(_identity), examples(2), exact_match("answer", gold="missing"))
+                evaluate(
+                    Executor(), plain(_identity), examples(2), exact_match("answer", gold="missing")
+                )
             )
 
     def test_too_many_failures_end_the_evaluation_with_the_most_frequent_reason(self) -> None:
@@ -201,7 +235,13 @@ class TestFailures:
 
         with pytest.raises(TooManyFailures) as caught:
             finished(
-                evaluate(Executor(), plain(mostly), examples(30), VALUE, rules=EvaluationRules(concurrency=5))
+                evaluate(
+                    Executor(),
+                    plain(mostly),
+                    examples(30),
+                    VALUE,
+                    rules=EvaluationRules(concurrency=5),
+                )
             )
         assert "16 of 30 runs failed" in str(caught.value)
         assert "max_failed=0.5" in str(caught.value)
@@ -214,20 +254,31 @@ class TestFailures:
             return x
 
         rows = examples(10)
-        finished(evaluate(Executor(), plain(some), rows, VALUE, rules=EvaluationRules(max_failed=0.3)))
+        finished(
+            evaluate(Executor(), plain(some), rows, VALUE, rules=EvaluationRules(max_failed=0.3))
+        )
         with pytest.raises(TooManyFailures, match="3 of 10"):
-            finished(evaluate(Executor(), plain(some), rows, VALUE, rules=EvaluationRules(max_failed=0.29)))
+            finished(
+                evaluate(
+                    Executor(), plain(some), rows, VALUE, rules=EvaluationRules(max_failed=0.29)
+                )
+            )
 
     def test_after_too_many_failures_no_task_is_left_and_nothing_more_is_asked(self) -> None:
         async def check() -> None:
             lm = ScriptedLM(_broken_for_few, latency=any_time, concurrency=100)
             executor = Executor({"lm": lm})
-            system = System("s", outputs={"answer": LLM("a", prompt="Say")(x=Input("x", int))}, lm="lm")
+            system = System(
+                "s", outputs={"answer": LLM("a", prompt="Say")(x=Input("x", int))}, lm="lm"
+            )
             with pytest.raises(TooManyFailures):
                 await evaluate(
-                    executor, system, examples(200), exact_match("answer"),
+                    executor,
+                    system,
+                    examples(200),
+                    exact_match("answer"),
                     rules=EvaluationRules(concurrency=10, max_failed=0.01),
-                )  # fmt: skip
+                )
             assert asyncio.all_tasks() == {asyncio.current_task()}
             assert lm.in_flight == 0
             asked = len(lm.requests)
@@ -241,14 +292,19 @@ class TestFailures:
         messages = set()
         for concurrency in (1, 3, 50):
             lm = ScriptedLM(_broken_for_few, latency=any_time)
-            system = System("s", outputs={"answer": LLM("a", prompt="Say")(x=Input("x", int))}, lm="lm")
+            system = System(
+                "s", outputs={"answer": LLM("a", prompt="Say")(x=Input("x", int))}, lm="lm"
+            )
             with pytest.raises(TooManyFailures) as caught:
                 finished(
                     evaluate(
-                        Executor({"lm": lm}), system, examples(60), exact_match("answer"),
+                        Executor({"lm": lm}),
+                        system,
+                        examples(60),
+                        exact_match("answer"),
                         rules=EvaluationRules(concurrency, max_failed=0.05),
                     )
-                )  # fmt: skip
+                )
             messages.add(str(caught.value))
         assert len(messages) == 1
 
@@ -266,15 +322,21 @@ class TestMetrics:
     def test_a_metric_may_be_async(self) -> None:
         async def judged(outputs: Mapping[str, Any], example: Example) -> Score:
             await asyncio.sleep(random.random() * 0.005)
-            return Score(float(outputs["answer"]), f"about {example.id}", {"half": outputs["answer"] / 2})
+            return Score(
+                float(outputs["answer"]), f"about {example.id}", {"half": outputs["answer"] / 2}
+            )
 
         traces: list[Trace] = []
         result = finished(
             evaluate(
-                Executor(), plain(_identity), examples(12), custom(judged), rules=EvaluationRules(4),
+                Executor(),
+                plain(_identity),
+                examples(12),
+                custom(judged),
+                rules=EvaluationRules(4),
                 on_trace=lambda _, trace: traces.append(trace),
             )
-        )  # fmt: skip
+        )
         assert result.scores == tuple(map(float, range(12)))
         assert [t.feedback for t in traces] == [f"about e{i}" for i in range(12)]
         assert traces[3].parts == {"half": 1.5}
@@ -307,7 +369,9 @@ class TestMetrics:
 class TestTogether:
     def test_candidates_scored_together_score_what_each_scores_alone(self) -> None:
         def said(message: str, rng: np.random.Generator) -> str:
-            return asked_for(message) if rng.random() < len(message.split(maxsplit=1)[0]) / 6 else "no"
+            return (
+                asked_for(message) if rng.random() < len(message.split(maxsplit=1)[0]) / 6 else "no"
+            )
 
         def fresh() -> Executor:
             return Executor({"lm": ScriptedLM(said, latency=any_time)}, seed=5)
@@ -318,11 +382,17 @@ class TestTogether:
         rows = examples(20)
         together = finished(
             evaluate_all(
-                fresh(), bound, rows, exact_match("answer"), samples=(0, 1), rules=EvaluationRules(7)
+                fresh(),
+                bound,
+                rows,
+                exact_match("answer"),
+                samples=(0, 1),
+                rules=EvaluationRules(7),
             )
         )
         alone = [
-            finished(evaluate(fresh(), one, rows, exact_match("answer"), samples=(0, 1))) for one in bound
+            finished(evaluate(fresh(), one, rows, exact_match("answer"), samples=(0, 1)))
+            for one in bound
         ]
         assert [t.to_json() for t in together] == [a.to_json() for a in alone]
         assert len({t.mean for t in together}) > 1
@@ -359,10 +429,14 @@ class TestSharing:
         traces: list[Trace] = []
         result = finished(
             evaluate(
-                executor, self.system(), self.rows(), VALUE, rules=EvaluationRules(concurrency),
+                executor,
+                self.system(),
+                self.rows(),
+                VALUE,
+                rules=EvaluationRules(concurrency),
                 on_trace=lambda _, trace: traces.append(trace),
             )
-        )  # fmt: skip
+        )
         reused = [tuple(call.reused for call in trace.calls) for trace in traces]
         spent = (executor.meter.system_runs, executor.meter.usage)
         return len(lm.requests), result.to_json(), reused, spent
@@ -389,7 +463,9 @@ class TestSharing:
 
 class TestMemory:
     @pytest.mark.parametrize("stuck", [None, 0, 57], ids=["even", "first is slow", "one is slow"])
-    def test_only_as_many_traces_are_alive_as_are_in_flight_and_a_few_more(self, stuck: int | None) -> None:
+    def test_only_as_many_traces_are_alive_as_are_in_flight_and_a_few_more(
+        self, stuck: int | None
+    ) -> None:
         """A slow run must not make all the finished ones behind it wait in memory."""
         concurrency, total = 4, 400
         done = 0
@@ -417,9 +493,14 @@ class TestMemory:
         gc.freeze()  # what is there already, millions of things perhaps, is not looked at again
         result = finished(
             evaluate(
-                Executor(), plain(step), examples(total), VALUE, rules=EvaluationRules(concurrency), on_trace=count
+                Executor(),
+                plain(step),
+                examples(total),
+                VALUE,
+                rules=EvaluationRules(concurrency),
+                on_trace=count,
             )
-        )  # fmt: skip
+        )
         assert len(result.rows) == total
         assert 0 < most <= (WINDOW + 1) * concurrency
 
@@ -442,7 +523,9 @@ class Stamp(Operation):
         return {"output": inputs["x"]}
 
 
-def spend(kinds: Sequence[int], known: Sequence[int], limit: float, concurrency: int) -> tuple[Any, ...]:
+def spend(
+    kinds: Sequence[int], known: Sequence[int], limit: float, concurrency: int
+) -> tuple[Any, ...]:
     """Evaluate rows of some kinds, of which a few are in the cache already, within a budget."""
     system = System("s", outputs={"answer": Stamp()(x=Input("x", int))})
     cache = MemoryCache()
@@ -456,10 +539,14 @@ def spend(kinds: Sequence[int], known: Sequence[int], limit: float, concurrency:
     try:
         finished(
             evaluate(
-                executor, system, rows, VALUE, rules=EvaluationRules(concurrency),
+                executor,
+                system,
+                rows,
+                VALUE,
+                rules=EvaluationRules(concurrency),
                 on_trace=lambda example, _: recorded.append(example.id),
             )
-        )  # fmt: skip
+        )
     except BudgetExhausted as error:
         ended = str(error)
     return ended, executor.meter.system_runs, recorded
@@ -498,10 +585,85 @@ class TestBudget:
         with pytest.raises(BudgetExhausted, match="the calls to 14, above the limit of 13"):
             finished(
                 evaluate(
-                    executor, system, examples(40), exact_match("answer"), rules=EvaluationRules(concurrency)
+                    executor,
+                    system,
+                    examples(40),
+                    exact_match("answer"),
+                    rules=EvaluationRules(concurrency),
                 )
             )
         assert len(lm.requests) <= 13
+
+    @settings(max_examples=30)
+    @given(
+        st.integers(1, 12),
+        st.integers(1, 25),
+        st.integers(1, 20),
+        st.sampled_from([1, 3, 8, 64]),
+        st.sampled_from([1, 2]),
+    )
+    def test_a_partial_evaluation_ends_with_the_first_examples(
+        self, runs: int, calls: int, rows: int, concurrency: int, samples: int
+    ) -> None:
+        """Regression test: workers that found the budget exhausted kept what they had reserved, and it hung."""
+        lm = ScriptedLM(asked_for, latency=any_time)
+        system = System("s", outputs={"answer": LLM("a", prompt="Say")(x=Input("x", int))}, lm="lm")
+        meter = Meter(Budget(system_runs=runs, calls=calls))
+        covered = min(runs, calls, rows * samples) // samples
+        work = evaluate(
+            Executor({"lm": lm}, meter=meter),
+            system,
+            examples(rows),
+            exact_match("answer"),
+            samples=range(samples),
+            rules=EvaluationRules(concurrency, cache=False),
+            partial=True,
+        )
+        if not covered:
+            with pytest.raises(BudgetExhausted):
+                finished(work)
+        else:
+            found = finished(work)
+            assert [*found.by_example()] == [e.id for e in examples(rows)][: len(found.scores)]
+            assert len(found.rows) == samples * len(found.scores)
+            assert bool(found.cut) == (len(found.scores) < rows)
+            assert len(found.scores) == covered
+        assert meter.system_runs <= runs
+        assert len(lm.requests) <= calls
+
+    @pytest.mark.parametrize("concurrency", [1, 64])
+    def test_examples_behind_one_that_did_not_end_are_left_out(self, concurrency: int) -> None:
+        """Regression test: examples on which a change is slow or expensive, and bad, would not count."""
+
+        class Third(Stamp):
+            async def run(
+                self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
+            ) -> Mapping[str, Any]:
+                for _ in range(200 * (inputs["x"] == 2)):  # the others end before it
+                    await asyncio.sleep(0)
+                return {"output": inputs["x"]}
+
+        def scored(outputs: Mapping[str, Any], example: Example) -> float:
+            if example.id == "e2":
+                raise BudgetExhausted("no calls left")
+            return 1.0
+
+        seen: list[str] = []
+        system = System("s", outputs={"answer": Third()(x=Input("x", int))})
+        found = finished(
+            evaluate(
+                Executor(),
+                system,
+                examples(6),
+                custom(scored, "scored"),
+                partial=True,
+                rules=EvaluationRules(concurrency),
+                on_trace=lambda example, _: seen.append(example.id),
+            )
+        )
+        assert [*found.by_example()] == ["e0", "e1"]
+        assert found.cut == "no calls left"
+        assert "e2" not in seen
 
     def test_what_an_aborted_evaluation_held_is_given_back(self) -> None:
         def broken(x: int) -> int:
@@ -509,7 +671,9 @@ class TestBudget:
 
         executor = Executor(meter=Meter(Budget(system_runs=100)))
         with pytest.raises(TooManyFailures):
-            finished(evaluate(executor, plain(broken), examples(20), VALUE, rules=EvaluationRules(8)))
+            finished(
+                evaluate(executor, plain(broken), examples(20), VALUE, rules=EvaluationRules(8))
+            )
         spent = executor.meter.system_runs
         rows = examples(int(100 - spent))
         finished(evaluate(executor, plain(_identity), rows, VALUE, rules=EvaluationRules(8)))
@@ -530,10 +694,18 @@ def test_a_killed_evaluation_is_not_paid_for_twice(tmp_path: Path) -> None:
     finished(first_half())
     cache = DiskCache(tmp_path / "cache.sqlite", step=0)
     resumed = Executor({"lm": lm}, cache=cache)
-    result = finished(evaluate(resumed, system, rows, exact_match("answer"), rules=EvaluationRules(4)))
+    result = finished(
+        evaluate(resumed, system, rows, exact_match("answer"), rules=EvaluationRules(4))
+    )
     assert len(lm.requests) == 10
-    assert (result.system_runs, resumed.meter.system_runs, resumed.meter.usage.calls) == (10.0, 10.0, 10)
-    again = finished(evaluate(resumed, system, rows, exact_match("answer"), rules=EvaluationRules(4)))
+    assert (result.system_runs, resumed.meter.system_runs, resumed.meter.usage.calls) == (
+        10.0,
+        10.0,
+        10,
+    )
+    again = finished(
+        evaluate(resumed, system, rows, exact_match("answer"), rules=EvaluationRules(4))
+    )
     assert (again.system_runs, again.usage.calls) == (0.0, 0)
     cache.close()
 
@@ -545,7 +717,9 @@ def test_a_choice_can_be_measured_at_each_of_its_values() -> None:
     step = Function("pick", pick, by=Choice(1, 2, 3))
     system = System("s", outputs={"answer": step(x=Input("x", int))})
     results = finished(
-        evaluate_all(Executor(), [system.bind({"pick.by": b}) for b in (1, 2, 3)], examples(3), VALUE)
+        evaluate_all(
+            Executor(), [system.bind({"pick.by": b}) for b in (1, 2, 3)], examples(3), VALUE
+        )
     )
     assert [r.mean for r in results] == [1.0, 2.0, 3.0]
     assert len({r.configuration for r in results}) == 3
@@ -569,7 +743,9 @@ def spelled(x: int) -> str:
 @pytest.mark.parametrize("right", [0, 1, 6, 7, 8])
 def test_the_interval_of_an_accuracy_stays_within_its_range(right: int) -> None:
     """Regression test: of 7 right answers of 8, the interval reached from 0.58 to 1.17."""
-    rows = [Example(f"e{i}", {"x": i}, {"answer": str(i) if i < right else "none"}) for i in range(8)]
+    rows = [
+        Example(f"e{i}", {"x": i}, {"answer": str(i) if i < right else "none"}) for i in range(8)
+    ]
     found = finished(evaluate(Executor(), plain(spelled), rows, exact_match("answer"))).summary()
     assert found["mean"] == right / 8
     low, high = found["low"], found["high"]
@@ -580,9 +756,13 @@ def test_the_interval_of_an_accuracy_stays_within_its_range(right: int) -> None:
 
 
 @pytest.mark.parametrize(("right", "gain"), [(0, 1.0), (1, 0.875), (8, 0.0)])
-def test_the_interval_of_a_gain_stays_within_the_range_of_differences(right: int, gain: float) -> None:
+def test_the_interval_of_a_gain_stays_within_the_range_of_differences(
+    right: int, gain: float
+) -> None:
     before, after = (
-        Evaluation("d", tuple(ScoredRun(f"e{i}", 0, float(i < n)) for i in range(8)), bounds=(0.0, 1.0))
+        Evaluation(
+            "d", tuple(ScoredRun(f"e{i}", 0, float(i < n)) for i in range(8)), bounds=(0.0, 1.0)
+        )
         for n in (right, 8)
     )
     found = gain_interval(before, after)
@@ -595,7 +775,9 @@ class TestBounds:
     def score(self, value: float, bounds: Any, **rules: Any) -> Evaluation:
         metric = custom(lambda outputs, example: value, "own", bounds=bounds)
         return finished(
-            evaluate(Executor(), plain(spelled), examples(3), metric, rules=EvaluationRules(**rules))
+            evaluate(
+                Executor(), plain(spelled), examples(3), metric, rules=EvaluationRules(**rules)
+            )
         )
 
     def test_the_range_holds_the_score_of_a_failed_run(self) -> None:
@@ -605,7 +787,12 @@ class TestBounds:
 
     @pytest.mark.parametrize(
         ("scores", "within"),
-        [([1.0] * 9 + [0.0], True), ([1.0] * 5, True), ([0.2, 0.9, 1.0], True), ([0.5, 1.01, 0.9], False)],
+        [
+            ([1.0] * 9 + [0.0], True),
+            ([1.0] * 5, True),
+            ([0.2, 0.9, 1.0], True),
+            ([0.5, 1.01, 0.9], False),
+        ],
     )
     def test_intervals_of_an_undeclared_range_hold_no_impossible_scores(
         self, scores: list[float], within: bool
@@ -619,7 +806,9 @@ class TestBounds:
         assert (0 <= found.interval.low <= found.interval.high <= 1) == within
         assert not within or -1 <= gain.low <= gain.high <= 1
 
-    def test_a_score_outside_the_stated_bounds_is_named_and_the_bounds_count_as_unknown(self) -> None:
+    def test_a_score_outside_the_stated_bounds_is_named_and_the_bounds_count_as_unknown(
+        self,
+    ) -> None:
         values = iter([0.5, 1.5, 7.0])
         metric = custom(lambda outputs, example: next(values), "own", bounds=(0, 1))
         rules = EvaluationRules(concurrency=1)
@@ -647,7 +836,9 @@ class TestBounds:
     ) -> None:
         found = self.score(value, bounds, max_failed=1.0)
         ((message, times),) = found.failures()
-        assert message.startswith(f"metric: metric 'own' must return a finite real number, got {value!r}")
+        assert message.startswith(
+            f"metric: metric 'own' must return a finite real number, got {value!r}"
+        )
         assert (times, found.mean, found.violation) == (3, 0.0, "")
 
     def test_rounding_beyond_a_bound_is_no_failure(self) -> None:
@@ -726,7 +917,11 @@ def test_a_metric_may_modify_its_arguments() -> None:
 
     async def score() -> float:
         found = await evaluate(
-            Executor(), system, [example], custom(match), on_trace=lambda _, trace: traces.append(trace)
+            Executor(),
+            system,
+            [example],
+            custom(match),
+            on_trace=lambda _, trace: traces.append(trace),
         )
         return found.mean
 
@@ -742,7 +937,7 @@ def _count(passages: list[dict[str, Any]]) -> int:
 def test_searches_without_passages_are_counted_once(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"text": "Lima lies on the Rimac."}\n')
-    search = cp.Retriever("search", cp.BM25(corpus))
+    search = cp.Retriever("search", cp.components.BM25(corpus))
     join = cp.Function("join", _count)
     system = cp.System("s", {"answer": join(passages=search(query=cp.Input("question")))})
     rows = [{"question": q, "answer": n} for q, n in (("Lima", 1), ("Quito", 0), ("Bogotá", 0))]
@@ -784,7 +979,7 @@ def test_passages_of_a_retriever_of_ones_own_may_be_texts() -> None:
 
 
 def test_rankings_without_a_common_word_count_as_searches_without_passages() -> None:
-    rank = cp.Retriever("rank", cp.PassageIndex())
+    rank = cp.Retriever("rank", cp.components.PassageIndex())
     ranked = rank(query=cp.Input("question"), passages=cp.Input("context", list))
     system = cp.System("s", {"answer": cp.Function("join", _count)(passages=ranked)})
     rows = [
@@ -793,3 +988,17 @@ def test_rankings_without_a_common_word_count_as_searches_without_passages() -> 
     ]
     with pytest.warns(UserWarning, match="'rank' found no passage in 1 of 2 searches"):
         assert cp.evaluate(system, rows, "accuracy", cache=False).mean == 1.0
+
+
+def test_two_evaluations_are_compared_on_the_examples_of_both() -> None:
+    first = Evaluation(
+        "a", tuple(ScoredRun(f"e{i}", s, float(i)) for i in range(4) for s in (0, 1))
+    )
+    last = Evaluation(
+        "b", (ScoredRun("e3", 0, 1.0), ScoredRun("e1", 0, 1.0), ScoredRun("e9", 0, 1.0))
+    )
+    assert first.shared(last).by_example() == {"e1": 1.0, "e3": 3.0}
+    assert [row.example for row in first.on(["e3", "e0"]).rows] == ["e3", "e3", "e0", "e0"]
+    other = Evaluation("c", (ScoredRun("x", 0, 1.0),))
+    assert first.shared(other) is first
+    assert first.shared(first) is first

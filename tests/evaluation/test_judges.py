@@ -13,14 +13,20 @@ import numpy as np
 import pytest
 
 import compound as cp
-from compound.components.engines.response_format import is_strict
-from compound.engine import Completion, Usage
-from compound.errors import BudgetExhausted, DataError, DeclarationError, TooManyFailures, TransientError
+from compound.core.engine import Completion, Usage
+from compound.core.errors import (
+    BudgetExhausted,
+    DataError,
+    DeclarationError,
+    TooManyFailures,
+    TransientError,
+)
+from compound.core.example import Example, Metric
+from compound.engines.chat_format import is_strict
 from compound.evaluation.evaluate import Evaluation, EvaluationRules, evaluate
-from compound.evaluation.metrics.judges.agreement import agreement_of
-from compound.evaluation.metrics.judges.judge import section
-from compound.evaluation.metrics.models import MetricCalls, ModelMetric
-from compound.example import Example, Metric
+from compound.evaluation.metrics.judges import section
+from compound.evaluation.metrics.scoring import MetricCalls, ModelMetric
+from compound.evaluation.statistics import agreement_of
 from compound.execution.budget import Budget, Meter
 from compound.execution.cache import DiskCache
 from compound.execution.executor import Executor
@@ -48,7 +54,9 @@ def echo() -> cp.System:
     return cp.System("echo", outputs={"answer": cp.Function("say", _says)(x=cp.Input("x", int))})
 
 
-def judged(metric: Metric, lm: ScriptedLM, outputs: Mapping[str, object], **gold: object) -> cp.Score:
+def judged(
+    metric: Metric, lm: ScriptedLM, outputs: Mapping[str, object], **gold: object
+) -> cp.Score:
     calls = MetricCalls(Executor({"judge": lm}), "e")
     assert isinstance(metric, ModelMetric)
     return asyncio.run(metric.score_with(outputs, Example("e", {"q": "Which?"}, gold), calls))
@@ -71,7 +79,10 @@ def evaluated(
 
 def test_a_judge_that_always_prefers_the_first_answer_gives_ties() -> None:
     score = judged(
-        cp.pairwise("answer", "judge"), ScriptedLM(lambda m: "Verdict: A"), {"answer": "x"}, answer="y"
+        cp.metrics.pairwise("answer", "judge"),
+        ScriptedLM(lambda m: "Verdict: A"),
+        {"answer": "x"},
+        answer="y",
     )
     assert (score.value, score.parts["consistent"]) == (0.5, 0.0)
     assert "the order decided" in score.feedback
@@ -79,17 +90,21 @@ def test_a_judge_that_always_prefers_the_first_answer_gives_ties() -> None:
 
 def test_the_orders_differ_only_in_the_places_of_the_answers() -> None:
     lm = ScriptedLM(lambda m: "Verdict: tie")
-    judged(cp.pairwise("answer", "judge"), lm, {"answer": "ours"}, answer="theirs")
+    judged(cp.metrics.pairwise("answer", "judge"), lm, {"answer": "ours"}, answer="theirs")
     first, second = (request.messages[-1].text for request in lm.requests)
     swapped = first.replace("ours", "#").replace("theirs", "ours").replace("#", "theirs")
     assert swapped == second
 
 
 @pytest.mark.parametrize(
-    "answer", ["None.", "Verdict: C", "A is better than B", "true: 9", "true: 0", "true: five", "true: 4.5"]
+    "answer",
+    ["None.", "Verdict: C", "A is better than B", "true: 9", "true: 0", "true: five", "true: 4.5"],
 )
 def test_an_answer_without_a_verdict_fails_the_run_with_the_answer(answer: str) -> None:
-    for metric in (cp.pairwise("answer", "judge"), cp.rubric("answer", "judge", CRITERIA)):
+    for metric in (
+        cp.metrics.pairwise("answer", "judge"),
+        cp.metrics.rubric("answer", "judge", CRITERIA),
+    ):
         with pytest.raises(cp.CompoundError, match=r"the judge 'judge' gave no"):
             judged(metric, ScriptedLM(lambda m: answer), {"answer": "x"}, answer="y")
 
@@ -107,13 +122,19 @@ def test_an_answer_without_a_verdict_fails_the_run_with_the_answer(answer: str) 
     ],
 )
 def test_a_grade_is_read_from_the_last_line_with_the_name(answer: str, value: float) -> None:
-    score = judged(cp.rubric("answer", "judge", CRITERIA), ScriptedLM(lambda m: answer), {"answer": "x"})
+    score = judged(
+        cp.metrics.rubric("answer", "judge", CRITERIA),
+        ScriptedLM(lambda m: answer),
+        {"answer": "x"},
+    )
     assert score.value == value
     assert score.parts == {"true": value}
 
 
 def test_the_grades_of_a_judge_that_answers_in_json_are_read() -> None:
-    metric = cp.rubric("answer", "judge", {"true": "It is true.", "clear style": "It is clear."})
+    metric = cp.metrics.rubric(
+        "answer", "judge", {"true": "It is true.", "clear style": "It is clear."}
+    )
     lm = ScriptedLM(lambda m: '{"reason": "Right, but long.", "true": 5, "Clear style": 3}')
     score = judged(metric, lm, {"answer": "x"})
     assert score.parts == {"true": 1.0, "clear style": 0.5}
@@ -123,14 +144,14 @@ def test_the_grades_of_a_judge_that_answers_in_json_are_read() -> None:
 def test_a_rubric_asks_engines_to_enforce_the_form_of_the_grades() -> None:
     criteria = {"true": "It is true.", "Reason": "It gives reasons."}
     lm = ScriptedLM(lambda m: '{"reason_text": "Short.", "true": 4, "Reason": 2}')
-    score = judged(cp.rubric("answer", "judge", criteria, scale=4), lm, {"answer": "x"})
+    score = judged(cp.metrics.rubric("answer", "judge", criteria, scale=4), lm, {"answer": "x"})
     assert (score.parts, score.feedback) == (
         {"true": 1.0, "Reason": 1 / 3},
         "true 4 of 4, Reason 2 of 4: Short.",
     )
     (request,) = lm.requests
     assert request.format is not None
-    kind = cp.json_type(json.loads(request.format.schema))
+    kind = cp.ext.json_type(json.loads(request.format.schema))
     assert accepts(kind, {"reason_text": "Short.", "true": 4, "Reason": 2})
     assert not accepts(kind, {"reason_text": "Short.", "true": 5, "Reason": 2})
     assert request.messages[0].text.endswith(
@@ -150,13 +171,15 @@ def test_no_output_can_close_its_fence(text: str) -> None:
 def test_an_answer_that_is_cut_off_says_so() -> None:
     lm = ScriptedLM([Completion("true", Usage(1, 1, 1), "length")])
     with pytest.raises(cp.CompoundError, match="cut off at 256 tokens"):
-        judged(cp.rubric("answer", "judge", CRITERIA), lm, {"answer": "x"})
+        judged(cp.metrics.rubric("answer", "judge", CRITERIA), lm, {"answer": "x"})
 
 
 def test_calls_of_a_judge_are_counted_in_the_budget_and_shown_separately() -> None:
     traces: list[Any] = []
     found, meter = evaluated(
-        cp.rubric("answer", "judge", CRITERIA), ScriptedLM(lambda m: "true: 5"), traces=traces
+        cp.metrics.rubric("answer", "judge", CRITERIA),
+        ScriptedLM(lambda m: "true: 5"),
+        traces=traces,
     )
     assert (found.usage.calls, found.metric_usage.calls, found.system_runs) == (0, 8, 8)
     assert meter.usage == meter.metric_usage == found.metric_usage
@@ -169,17 +192,19 @@ def test_calls_of_a_judge_are_counted_in_the_budget_and_shown_separately() -> No
 def test_the_budget_is_a_limit_for_judges_too() -> None:
     lm = ScriptedLM(lambda m: "true: 5")
     with pytest.raises(BudgetExhausted, match="calls"):
-        evaluated(cp.rubric("answer", "judge", CRITERIA), lm, budget=Budget(calls=5))
+        evaluated(cp.metrics.rubric("answer", "judge", CRITERIA), lm, budget=Budget(calls=5))
     assert len(lm.requests) == 5
 
 
 def test_verdicts_are_cached_and_pending_ones_are_charged_after_a_resume(tmp_path: Path) -> None:
-    metric, path = cp.rubric("answer", "judge", CRITERIA), tmp_path / "cache.sqlite"
+    metric, path = cp.metrics.rubric("answer", "judge", CRITERIA), tmp_path / "cache.sqlite"
     lm = ScriptedLM(lambda m: "true: 5")
     first = DiskCache(path, step=0)
     expected, before = evaluated(metric, lm, cache=first)
     first.close()
-    resumed = DiskCache(path, step=0)  # killed before the first checkpoint: all of it is charged again
+    resumed = DiskCache(
+        path, step=0
+    )  # killed before the first checkpoint: all of it is charged again
     again, after = evaluated(metric, lm, cache=resumed)
     resumed.close()
     assert len(lm.requests) == 8
@@ -190,21 +215,30 @@ def test_verdicts_are_cached_and_pending_ones_are_charged_after_a_resume(tmp_pat
 def test_equal_verdicts_are_asked_once_and_charged_to_the_first() -> None:
     system = cp.System("same", outputs={"answer": cp.Function("say", _same)(x=cp.Input("x", int))})
     lm = ScriptedLM(lambda m: "true: 5", latency=lambda rng: float(rng.random()) * 0.01)
-    metric = cp.rubric("answer", "judge", CRITERIA)
+    metric = cp.metrics.rubric("answer", "judge", CRITERIA)
     from compound.execution.cache import MemoryCache
 
     executor = Executor({"judge": lm}, cache=MemoryCache())
     examples = [Example("e", {"x": 1}, {})]
     traces: list[Any] = []
     found = asyncio.run(
-        evaluate(executor, system, examples, metric, samples=range(6), on_trace=lambda _, t: traces.append(t))
+        evaluate(
+            executor,
+            system,
+            examples,
+            metric,
+            samples=range(6),
+            on_trace=lambda _, t: traces.append(t),
+        )
     )
     assert (len(lm.requests), found.metric_usage.calls) == (1, 1)
     assert [trace.metric_usage.calls for trace in traces] == [1, 0, 0, 0, 0, 0]
 
 
-def test_an_unreachable_judge_is_a_transient_failure_and_an_unusable_one_a_failure_of_the_metric() -> None:
-    metric = cp.rubric("answer", "judge", CRITERIA)
+def test_an_unreachable_judge_is_a_transient_failure_and_an_unusable_one_a_failure_of_the_metric() -> (
+    None
+):
+    metric = cp.metrics.rubric("answer", "judge", CRITERIA)
 
     async def once(reply: Exception | str) -> cp.Trace:
         async def no_wait(_: float) -> None: ...
@@ -229,22 +263,30 @@ def test_an_unreachable_judge_is_a_transient_failure_and_an_unusable_one_a_failu
 
 def test_too_many_failed_verdicts_stop_the_evaluation_with_the_reason() -> None:
     with pytest.raises(TooManyFailures, match="gave no grade"):
-        evaluated(cp.rubric("answer", "judge", CRITERIA), ScriptedLM(lambda m: "no"))
+        evaluated(cp.metrics.rubric("answer", "judge", CRITERIA), ScriptedLM(lambda m: "no"))
 
 
 def test_a_judge_cannot_score_without_an_engine() -> None:
     with pytest.raises(DeclarationError, match="asks the model 'judge'"):
-        cp.pairwise("answer", "judge").score({"answer": "x"}, Example("e", {}, {"answer": "y"}))
+        cp.metrics.pairwise("answer", "judge").score(
+            {"answer": "x"}, Example("e", {}, {"answer": "y"})
+        )
 
 
 def test_a_missing_reference_answer_is_reported_before_the_first_call() -> None:
     lm = ScriptedLM(lambda m: "Verdict: A")
-    with pytest.raises(DataError, match=r"example '0': no gold field 'best'; fields: id, x, answer"):
-        cp.evaluate(echo(), ROWS, cp.pairwise("answer", "judge", gold="best"), engines={"judge": lm})
+    with pytest.raises(
+        DataError, match=r"example '0': no gold field 'best'; fields: id, x, answer"
+    ):
+        cp.evaluate(
+            echo(), ROWS, cp.metrics.pairwise("answer", "judge", gold="best"), engines={"judge": lm}
+        )
     assert not lm.requests
 
 
-def test_a_search_by_a_judge_stays_within_its_budget_and_records_what_the_judge_used(tmp_path: Path) -> None:
+def test_a_search_by_a_judge_stays_within_its_budget_and_records_what_the_judge_used(
+    tmp_path: Path,
+) -> None:
     def grade(message: str) -> str:
         return "true: 5" if "good" in message else "true: 2"
 
@@ -254,10 +296,14 @@ def test_a_search_by_a_judge_stays_within_its_budget_and_records_what_the_judge_
     lm = ScriptedLM(grade)
     rows = [{"id": str(i), "x": i} for i in range(30)]
     found = cp.optimize(
-        system, {"train": rows[:10], "valid": rows[10:]}, cp.rubric("answer", "judge", CRITERIA),
-        budget=cp.Budget(system_runs=150, calls=400), engines={"judge": lm}, run_dir=tmp_path / "run",
+        system,
+        {"train": rows[:10], "valid": rows[10:]},
+        cp.metrics.rubric("answer", "judge", CRITERIA),
+        budget=cp.Budget(system_runs=150, calls=400),
+        engines={"judge": lm},
+        run_dir=tmp_path / "run",
         progress=False,
-    )  # fmt: skip
+    )
     assert dict(found.best)["say.phrase"] == "good _"
     assert found.spent["metric_calls"] == found.spent["calls"] == len(lm.requests) <= 400
     assert "of these, the metric used" in found.report
@@ -282,7 +328,9 @@ def test_kappa_equals_that_of_scikit_learn() -> None:
         judge = np.clip(human + rng.integers(-2, 3, 30), 0, 4)
         for weights in ("quadratic", "none"):
             ours = agreement_of(judge / 4, human / 4, weights)  # type: ignore[arg-type]
-            theirs = metrics.cohen_kappa_score(judge, human, weights=None if weights == "none" else weights)
+            theirs = metrics.cohen_kappa_score(
+                judge, human, weights=None if weights == "none" else weights
+            )
             if weights == "quadratic" or set(judge) <= set(human):
                 assert ours.kappa == pytest.approx(theirs)
 
@@ -301,39 +349,50 @@ def test_the_interval_of_kappa_covers_the_true_value() -> None:
     assert covered >= 370  # 380 are expected of an exact interval
 
 
-def test_agreement_scores_given_outputs_and_reads_labels_on_the_scale_of_the_rubric(tmp_path: Path) -> None:
+def test_agreement_scores_given_outputs_and_reads_labels_on_the_scale_of_the_rubric(
+    tmp_path: Path,
+) -> None:
     lm = ScriptedLM(lambda m: "true: 5" if "yes" in m else "true: 1")
     rows = "".join(f"{i},{'yes' if i % 2 else 'no'},{5 if i % 2 else 1}\n" for i in range(12))
     path = tmp_path / "labels.csv"
     path.write_text("id,answer,human\n" + rows)
-    metric = cp.rubric("answer", "judge", CRITERIA)
-    found = cp.agreement(metric, path, engines={"judge": lm}, cache=False)
+    metric = cp.metrics.rubric("answer", "judge", CRITERIA)
+    found = cp.metrics.agreement(metric, path, engines={"judge": lm}, cache=False)
     assert (found.kappa, found.n, found.failed) == (1.0, 12, 0)
-    assert cp.agreement(metric, path, part="true", engines={"judge": lm}, cache=False).kappa == 1.0
+    assert (
+        cp.metrics.agreement(metric, path, part="true", engines={"judge": lm}, cache=False).kappa
+        == 1.0
+    )
     with pytest.raises(
         DataError,
-        match=re.escape(f"{path}:2: label 'human' must be a number from 0 to 1, got '1'") + "|from 0 to 1",
+        match=re.escape(f"{path}:2: label 'human' must be a number from 0 to 1, got '1'")
+        + "|from 0 to 1",
     ):
-        cp.agreement(metric, path, scale=(0, 1), engines={"judge": lm}, cache=False)
+        cp.metrics.agreement(metric, path, scale=(0, 1), engines={"judge": lm}, cache=False)
     with pytest.raises(DataError, match="no column 'person'"):
-        cp.agreement(metric, path, label="person", engines={"judge": lm}, cache=False)
+        cp.metrics.agreement(metric, path, label="person", engines={"judge": lm}, cache=False)
 
 
 def test_too_many_failures_of_agreement_do_not_advise_a_setting_that_it_lacks() -> None:
     rows = [{"answer": "x", "human": 1}] * 4
     with pytest.raises(TooManyFailures, match="fix the cause") as caught:
-        cp.agreement(
-            cp.rubric("answer", "judge", CRITERIA), rows, engines={"judge": ScriptedLM(lambda m: "no")},
+        cp.metrics.agreement(
+            cp.metrics.rubric("answer", "judge", CRITERIA),
+            rows,
+            engines={"judge": ScriptedLM(lambda m: "no")},
             cache=False,
-        )  # fmt: skip
+        )
     assert caught.value.hint == "fix the cause"
 
 
 def test_agreement_reports_how_often_both_orders_agree() -> None:
     rows = [{"answer": "x", "best": "y", "human": 0.5}] * 4
     lm = ScriptedLM(lambda m: "Verdict: A")
-    found = cp.agreement(
-        cp.pairwise("answer", "judge", gold="best"), rows, engines={"judge": lm}, cache=False
+    found = cp.metrics.agreement(
+        cp.metrics.pairwise("answer", "judge", gold="best"),
+        rows,
+        engines={"judge": lm},
+        cache=False,
     )
     assert found.consistent == 0.0
     assert "the same in both orders on 0%" in str(found)
@@ -342,4 +401,4 @@ def test_agreement_reports_how_often_both_orders_agree() -> None:
 @pytest.mark.parametrize("scale", [1, 101, 2.5, (0, 10)])
 def test_a_rubric_needs_a_scale_of_whole_numbers(scale: Any) -> None:
     with pytest.raises(DeclarationError, match="scale must be a whole number from 2 to 100"):
-        cp.rubric("answer", "judge", {"correct": "It is true."}, scale=scale)
+        cp.metrics.rubric("answer", "judge", {"correct": "It is true."}, scale=scale)

@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 
-from compound.engine import Engine
+from compound.core.engine import Engine
+from compound.core.example import Example, Metric, Score, Values
 from compound.evaluation.metrics.built_in import accuracy, exact_match, mrr, recall_at_k, token_f1
 from compound.evaluation.metrics.custom import custom
 from compound.evaluation.metrics.documents import json_match
-from compound.evaluation.metrics.judges.pairwise import pairwise
-from compound.evaluation.metrics.judges.rubric import rubric
+from compound.evaluation.metrics.judges import pairwise, rubric
 from compound.evaluation.metrics.named import METRICS
 from compound.evaluation.metrics.reading import numeric_match, regex_match
-from compound.evaluation.metrics.repeated import pass_at_k
+from compound.evaluation.metrics.scoring import pass_at_k
 from compound.evaluation.metrics.similarity import rouge, semantic_similarity
-from compound.example import Example, Metric, Score, Values
 from compound.testing import MetricKit, ScriptedLM
 from compound.testing.metric_kit import Case
 
@@ -57,7 +56,10 @@ class TestAccuracy(MetricKit):
         return accuracy("label")
 
     def cases(self) -> Sequence[Case]:
-        return [({"label": "yes"}, gold(label="yes"), 1.0), ({"label": True}, gold(label=False), 0.0)]
+        return [
+            ({"label": "yes"}, gold(label="yes"), 1.0),
+            ({"label": True}, gold(label=False), 0.0),
+        ]
 
 
 class TestAccuracyOfATextThatHoldsALabel(MetricKit):
@@ -76,7 +78,10 @@ class TestMRR(MetricKit):
         return mrr("ranked", "item")
 
     def cases(self) -> Sequence[Case]:
-        return [({"ranked": ["x", "y"]}, gold(item="y"), 0.5), ({"ranked": []}, gold(item="y"), 0.0)]
+        return [
+            ({"ranked": ["x", "y"]}, gold(item="y"), 0.5),
+            ({"ranked": []}, gold(item="y"), 0.0),
+        ]
 
 
 class TestRecallAtK(MetricKit):
@@ -85,7 +90,10 @@ class TestRecallAtK(MetricKit):
 
     def cases(self) -> Sequence[Case]:
         hits = [{"title": title} for title in "ACB"]
-        return [({"hits": hits}, gold(titles=["A", "B"]), 0.5), ({"hits": []}, gold(titles=["A"]), 0.0)]
+        return [
+            ({"hits": hits}, gold(titles=["A", "B"]), 0.5),
+            ({"hits": []}, gold(titles=["A"]), 0.0),
+        ]
 
 
 class TestRegexMatch(MetricKit):
@@ -184,7 +192,13 @@ class TestPairwise(MetricKit):
     def engines(self) -> Mapping[str, Engine]:
         def prefer(message: str) -> str:
             first, second = message.split("Answer B:")
-            return "Verdict: A" if "good" in first else "Verdict: B" if "good" in second else "Verdict: A"
+            return (
+                "Verdict: A"
+                if "good" in first
+                else "Verdict: B"
+                if "good" in second
+                else "Verdict: A"
+            )
 
         return {"judge": ScriptedLM(prefer)}
 
@@ -210,7 +224,9 @@ class TestPassAtK(MetricKit):
 
 class TestPassAtKOfAJudge(TestRubric):
     def make(self) -> Metric:
-        return pass_at_k(rubric("answer", "judge", {"true": "It is.", "short": "At most ten words."}), 2, 0.7)
+        return pass_at_k(
+            rubric("answer", "judge", {"true": "It is.", "short": "At most ten words."}), 2, 0.7
+        )
 
     def cases(self) -> Sequence[Case]:
         return [({"answer": "Lima"}, gold(), 1.0), ({"answer": "Quito"}, gold(), 0.0)]
@@ -221,7 +237,10 @@ class TestCustom(MetricKit):
         return custom(brevity, bounds=(0, 1))
 
     def cases(self) -> Sequence[Case]:
-        return [({"answer": "short"}, gold(), 1.0), ({"answer": "much too long an answer"}, gold(), 0.2)]
+        return [
+            ({"answer": "short"}, gold(), 1.0),
+            ({"answer": "much too long an answer"}, gold(), 0.2),
+        ]
 
 
 class TestAsyncCustom(TestCustom):
@@ -246,4 +265,6 @@ def test_every_metric_has_a_class_here() -> None:
         "rubric": {"lm": "judge", "criteria": {"true": "It is."}},
         "pairwise": {"lm": "judge"},
     }
-    assert {type(make("output", **settings.get(name, {}))) for name, make in METRICS.items()} <= tested
+    assert {
+        type(make("output", **settings.get(name, {}))) for name, make in METRICS.items()
+    } <= tested

@@ -17,16 +17,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from compound.errors import CallError, DataError, DeclarationError, MissingOutput
+from compound.core.errors import CallError, DataError, DeclarationError, MissingOutput
+from compound.core.example import Example, Metric, Score
 from compound.evaluation.metrics.built_in import accuracy, exact_match, mrr, recall_at_k, token_f1
 from compound.evaluation.metrics.custom import custom
 from compound.evaluation.metrics.named import METRICS
 from compound.evaluation.metrics.scoring import apply_metric
 from compound.evaluation.metrics.text import bare_number, find_label, normalize
-from compound.example import Example, Metric, Score
 from compound.graph.types import Port
 
-WORDS = st.lists(st.sampled_from(["red", "Green", "blue", "the", "x1", "é", "no,"]), max_size=6).map(" ".join)
+WORDS = st.lists(
+    st.sampled_from(["red", "Green", "blue", "the", "x1", "é", "no,"]), max_size=6
+).map(" ".join)
 LABELS = ["yes", "no", "maybe"]
 
 JUDGES: Mapping[str, dict[str, Any]] = {
@@ -65,7 +67,9 @@ def value(metric: Metric, output: Any, gold: Any) -> float:
         ("1", True, 0.0),
     ],
 )
-def test_exact_match_compares_normalised_text_and_numbers(output: Any, gold: Any, expected: float) -> None:
+def test_exact_match_compares_normalised_text_and_numbers(
+    output: Any, gold: Any, expected: float
+) -> None:
     assert value(exact_match("answer"), output, gold) == expected
 
 
@@ -98,7 +102,9 @@ def test_token_f1_is_symmetric_bounded_and_one_for_equal_bags_of_words(a: str, b
 
 
 @given(WORDS, st.lists(WORDS, min_size=1, max_size=3), WORDS)
-def test_another_acceptable_answer_never_lowers_a_score(output: str, gold: list[str], more: str) -> None:
+def test_another_acceptable_answer_never_lowers_a_score(
+    output: str, gold: list[str], more: str
+) -> None:
     for metric in (exact_match("answer"), token_f1("answer")):
         assert value(metric, output, [*gold, more]) >= value(metric, output, gold)
 
@@ -181,14 +187,22 @@ def test_accuracy_with_choices_scores_the_label_found_and_says_what_was_found() 
 
 @pytest.mark.parametrize(
     ("output", "gold", "expected"),
-    [("yes", "yes", 1.0), ("Yes", "yes", 0.0), (3, "3", 1.0), (True, True, 1.0), ("b", ["a", "b"], 1.0)],
+    [
+        ("yes", "yes", 1.0),
+        ("Yes", "yes", 0.0),
+        (3, "3", 1.0),
+        (True, True, 1.0),
+        ("b", ["a", "b"], 1.0),
+    ],
 )
 def test_accuracy_without_choices_is_strict(output: Any, gold: Any, expected: float) -> None:
     assert value(accuracy("answer"), output, gold) == expected
 
 
 def test_a_gold_label_outside_the_choices_is_refused() -> None:
-    with pytest.raises(DataError, match=r"example 'e7': gold label 'perhaps' .*choices: yes, no, maybe"):
+    with pytest.raises(
+        DataError, match=r"example 'e7': gold label 'perhaps' .*choices: yes, no, maybe"
+    ):
         accuracy("text", "label", choices=LABELS).score({"text": "yes"}, example(label="perhaps"))
 
 
@@ -208,7 +222,9 @@ def test_choices_that_are_no_distinct_words_are_refused(choices: Any) -> None:
         ([3, 4], 4, 1 / 2),
     ],
 )
-def test_mrr_is_one_over_the_rank_of_the_first_right_item(ranked: Any, gold: Any, expected: float) -> None:
+def test_mrr_is_one_over_the_rank_of_the_first_right_item(
+    ranked: Any, gold: Any, expected: float
+) -> None:
     assert value(mrr("answer"), ranked, gold) == expected
 
 
@@ -225,13 +241,17 @@ def test_mrr_is_one_over_the_rank_of_the_first_right_item(ranked: Any, gold: Any
         ("", "x", 0.0, 0.0),
     ],
 )
-def test_mrr_has_hits_at_1_and_5_as_parts(ranked: str, gold: Any, first: float, among_five: float) -> None:
+def test_mrr_has_hits_at_1_and_5_as_parts(
+    ranked: str, gold: Any, first: float, among_five: float
+) -> None:
     score = mrr("answer").score({"answer": list(ranked)}, example(answer=gold))
     assert isinstance(score, Score)
     assert score.parts == {"hit@1": first, "hit@5": among_five}
 
 
-@given(st.lists(st.integers(0, 9), max_size=12), st.lists(st.integers(0, 9), min_size=1, max_size=4))
+@given(
+    st.lists(st.integers(0, 9), max_size=12), st.lists(st.integers(0, 9), min_size=1, max_size=4)
+)
 def test_the_reciprocal_rank_lies_between_its_hits(found: list[int], gold: list[int]) -> None:
     score = mrr("answer").score({"answer": found}, example(answer=gold))
     assert isinstance(score, Score)
@@ -242,7 +262,9 @@ def test_the_reciprocal_rank_lies_between_its_hits(found: list[int], gold: list[
 def test_recall_counts_gold_items_among_the_first_k() -> None:
     hits = [{"title": title} for title in "ABCD"]
     gold = example(titles=["A", "D", "E", "A"])
-    scores = [recall_at_k("hits", "titles", k=k, key="title").score({"hits": hits}, gold) for k in (1, 4)]
+    scores = [
+        recall_at_k("hits", "titles", k=k, key="title").score({"hits": hits}, gold) for k in (1, 4)
+    ]
     assert [score.value for score in scores] == pytest.approx([1 / 3, 2 / 3])
     assert scores[1].feedback == "missing 'E'"
     assert recall_at_k("hits", k=3).name == "recall_at_3"
@@ -272,7 +294,9 @@ def test_a_text_is_no_ranked_list(metric: Metric) -> None:
 
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_a_missing_gold_field_names_the_example_and_the_fields_there_are(name: str) -> None:
-    with pytest.raises(DataError, match=r"example 'e7': no gold field 'answer'; fields: id, answers"):
+    with pytest.raises(
+        DataError, match=r"example 'e7': no gold field 'answer'; fields: id, answers"
+    ):
         METRICS[name]("answer").score({"answer": "x"}, example(id="e7", answers="x"))
 
 
@@ -339,7 +363,9 @@ def test_a_function_may_look_for_an_output_that_is_not_there() -> None:
     assert asyncio.run(apply_metric(custom(either), {"reply": 1}, example())).value == 1.0
 
 
-@pytest.mark.parametrize("returned", [True, 1, np.float32(1), np.bool_(True), Score(True), Score(1)])
+@pytest.mark.parametrize(
+    "returned", [True, 1, np.float32(1), np.bool_(True), Score(True), Score(1)]
+)
 def test_any_real_number_becomes_a_float(returned: Any) -> None:
     score = asyncio.run(apply_metric(custom(lambda outputs, example: returned, "m"), {}, example()))
     assert score == Score(1.0)
@@ -416,7 +442,9 @@ class TestOtherClasses:
             (Decimal("3"), "3", "4"),
         ],
     )
-    def test_a_value_equals_its_form_in_a_file(self, name: str, output: Any, gold: Any, wrong: Any) -> None:
+    def test_a_value_equals_its_form_in_a_file(
+        self, name: str, output: Any, gold: Any, wrong: Any
+    ) -> None:
         metric = METRICS[name]("answer")
         assert value(metric, output, gold) == 1.0
         assert value(metric, output, wrong) < 1.0
@@ -441,8 +469,12 @@ class TestOtherClasses:
 
     @pytest.mark.parametrize("name", ["accuracy", "exact_match", "json_match"])
     @pytest.mark.parametrize("kind", [Mood, Label, Mood | None, Annotated[Mood, "note"]])
-    def test_gold_values_that_are_no_member_are_reported_before_the_run(self, name: str, kind: Any) -> None:
+    def test_gold_values_that_are_no_member_are_reported_before_the_run(
+        self, name: str, kind: Any
+    ) -> None:
         metric: Any = METRICS[name]("answer")
         metric.check({"answer": Port(kind)}, [example(answer="good"), example(answer=Mood.BAD)])
-        with pytest.raises(DataError, match="no label of output 'answer' matches the gold values 'GOOOD'"):
+        with pytest.raises(
+            DataError, match="no label of output 'answer' matches the gold values 'GOOOD'"
+        ):
             metric.check({"answer": Port(kind)}, [example(answer="GOOOD")])

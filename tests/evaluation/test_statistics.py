@@ -37,7 +37,9 @@ def test_the_t_interval_equals_the_one_computed_by_hand() -> None:
 
 
 @pytest.mark.parametrize("values", [[0.4], [0.1, 0.1, 0.1]])
-def test_values_without_spread_have_no_limits_where_the_range_is_unknown(values: list[float]) -> None:
+def test_values_without_spread_have_no_limits_where_the_range_is_unknown(
+    values: list[float],
+) -> None:
     interval = mean_interval(values)
     assert interval == Interval(values[0], -math.inf, math.inf, len(values))
     assert interval.to_json() == {"mean": values[0], "low": None, "high": None, "n": len(values)}
@@ -64,7 +66,9 @@ def test_of_right_and_wrong_the_interval_is_that_of_clopper_and_pearson(right: i
     ],
     ids=len,
 )
-def test_randomly_weighted_means_fall_beyond_each_limit_one_time_in_forty(values: list[float]) -> None:
+def test_randomly_weighted_means_fall_beyond_each_limit_one_time_in_forty(
+    values: list[float],
+) -> None:
     """The definition of the bound, by simulation: an imaginary value at the end, and flat Dirichlet weights."""
     found = mean_interval(values, bounds=UNIT)
     for end, limit, beyond in ((0.0, found.low, np.less), (1.0, found.high, np.greater)):
@@ -73,7 +77,9 @@ def test_randomly_weighted_means_fall_beyond_each_limit_one_time_in_forty(values
         assert stats.binomtest(count, 40_000, 0.025).pvalue > 1e-4
 
 
-SHARES = st.lists(st.one_of(st.sampled_from([0.0, 0.5, 1.0]), st.floats(0, 1)), min_size=1, max_size=12)
+SHARES = st.lists(
+    st.one_of(st.sampled_from([0.0, 0.5, 1.0]), st.floats(0, 1)), min_size=1, max_size=12
+)
 LEVELS = st.sampled_from([0.5, 0.8, 0.95, 0.99])
 
 
@@ -92,7 +98,9 @@ def test_a_bounded_interval_lies_in_the_range_holds_the_mean_and_has_width(
 @given(SHARES)
 @example([6.329433525254405e-261, 2.276322494326455e-263])  # an overflow, once
 def test_a_bounded_interval_shrinks_with_more_of_the_same_values(values: list[float]) -> None:
-    widths = [i.high - i.low for i in (mean_interval(values * times, bounds=UNIT) for times in (1, 2, 4))]
+    widths = [
+        i.high - i.low for i in (mean_interval(values * times, bounds=UNIT) for times in (1, 2, 4))
+    ]
     assert widths[0] > widths[1] > widths[2]
 
 
@@ -110,7 +118,9 @@ def test_a_bounded_interval_follows_a_change_of_scale(
 
 @settings(deadline=None, max_examples=50)
 @given(SHARES, st.randoms())
-def test_a_bounded_interval_does_not_depend_on_the_order(values: list[float], random: Random) -> None:
+def test_a_bounded_interval_does_not_depend_on_the_order(
+    values: list[float], random: Random
+) -> None:
     shuffled = random.sample(values, len(values))
     one, other = mean_interval(values, bounds=UNIT), mean_interval(shuffled, bounds=UNIT)
     assert (one.low, one.high) == pytest.approx((other.low, other.high), abs=1e-9)
@@ -130,7 +140,9 @@ DRAWS: list[Callable[[np.random.Generator, int], NDArray[np.float64]]] = [
 
 
 @pytest.mark.parametrize(
-    ("draw", "mean"), list(zip(DRAWS, (0.9, 0.965, 0.05), strict=True)), ids=["right", "ties", "rare"]
+    ("draw", "mean"),
+    list(zip(DRAWS, (0.9, 0.965, 0.05), strict=True)),
+    ids=["right", "ties", "rare"],
 )
 @pytest.mark.parametrize("n", [2, 5, 20])
 def test_bounded_intervals_hold_the_mean_of_skewed_scores(
@@ -213,14 +225,22 @@ def test_the_paired_interval_is_the_interval_of_the_differences() -> None:
 
 @pytest.mark.parametrize(
     ("successes", "n", "upper"),
-    [(0, 10, 1 - 0.05 ** (1 / 10)), (0, 1, 0.95), (9, 10, 0.95 ** (1 / 10)), (10, 10, 1.0), (0, 0, 1.0)],
+    [
+        (0, 10, 1 - 0.05 ** (1 / 10)),
+        (0, 1, 0.95),
+        (9, 10, 0.95 ** (1 / 10)),
+        (10, 10, 1.0),
+        (0, 0, 1.0),
+    ],
 )
 def test_the_binomial_limit_equals_the_closed_form(successes: int, n: int, upper: float) -> None:
     assert binomial_upper(successes, n) == pytest.approx(upper)
 
 
 @given(st.integers(0, 30), st.integers(1, 30), st.floats(0.5, 0.99))
-def test_at_the_binomial_limit_so_few_successes_are_just_credible(s: int, more: int, level: float) -> None:
+def test_at_the_binomial_limit_so_few_successes_are_just_credible(
+    s: int, more: int, level: float
+) -> None:
     n = s + more
     assert stats.binom.cdf(s, n, binomial_upper(s, n, level)) == pytest.approx(1 - level, rel=1e-6)
 

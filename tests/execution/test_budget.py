@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from compound.components.flow import Map
 from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.engine import NO_USAGE, Usage
-from compound.errors import BudgetExhausted, CallError, DeclarationError
+from compound.core.engine import NO_USAGE, Usage
+from compound.core.errors import BudgetExhausted, CallError, DeclarationError
 from compound.execution.budget import Budget, Meter, MeterState
 from compound.execution.executor import Executor
 from compound.execution.trace import Trace
@@ -118,7 +118,11 @@ def test_a_worst_case_that_does_not_fit_is_refused_before_the_request(
 
 @pytest.mark.parametrize(
     ("budget", "worst"),
-    [(Budget(calls=1), Usage(1)), (Budget(tokens=9), Usage(1, 4, 5)), (Budget(cost=0.3), Usage(1, cost=0.3))],
+    [
+        (Budget(calls=1), Usage(1)),
+        (Budget(tokens=9), Usage(1, 4, 5)),
+        (Budget(cost=0.3), Usage(1, cost=0.3)),
+    ],
 )
 def test_a_budget_may_be_used_to_the_last_bit(budget: Budget, worst: Usage) -> None:
     meter = Meter(budget)
@@ -132,8 +136,9 @@ def test_time_is_a_limit_too() -> None:
     clock.now += 119.0
     settled(spend(meter, Usage(1), Usage(1)))
     clock.now += 1.0
-    assert "2.0 of 2 minutes are used; raise the limit, and run the same command to resume" in refusal(
-        lambda: spend(meter, Usage(1), Usage(1))
+    assert (
+        "2.0 of 2 minutes are used; raise the limit, and run the same command to resume"
+        in refusal(lambda: spend(meter, Usage(1), Usage(1)))
     )
 
 
@@ -200,7 +205,12 @@ def test_a_request_waits_only_as_long_as_waiting_can_help() -> None:
         return meter, await asyncio.gather(*jobs, return_exceptions=True)
 
     meter, results = settled(scenario())
-    assert [type(result) for result in results] == [type(None), BudgetExhausted, BudgetExhausted, type(None)]
+    assert [type(result) for result in results] == [
+        type(None),
+        BudgetExhausted,
+        BudgetExhausted,
+        type(None),
+    ]
     assert meter.usage == Usage(2, 0, 100)
     assert refused_at_once == [True]
 
@@ -214,7 +224,11 @@ def test_a_cancelled_waiter_holds_nothing_up() -> None:
         await asyncio.sleep(0)
         waiting[0].cancel()
         results = await asyncio.gather(first, *waiting, return_exceptions=True)
-        assert [type(result) for result in results] == [type(None), asyncio.CancelledError, type(None)]
+        assert [type(result) for result in results] == [
+            type(None),
+            asyncio.CancelledError,
+            type(None),
+        ]
         return meter
 
     assert settled(scenario()).usage == Usage(2)
@@ -233,7 +247,10 @@ class Job:
 @st.composite
 def jobs(draw: st.DrawFn) -> Job:
     worst = Usage(
-        draw(st.integers(1, 3)), draw(st.integers(0, 9)), draw(st.integers(0, 9)), draw(st.integers(0, 8)) / 8
+        draw(st.integers(1, 3)),
+        draw(st.integers(0, 9)),
+        draw(st.integers(0, 9)),
+        draw(st.integers(0, 8)) / 8,
     )
     used = Usage(
         draw(st.integers(0, worst.calls)),
@@ -292,7 +309,11 @@ def test_no_limit_is_exceeded_whatever_the_interleaving(budget: Budget, work: li
         assert not stuck
         errors = [task.exception() for task in tasks]
         assert {type(error) for error in errors} <= {type(None), CallError, BudgetExhausted}
-        sent = [job.used or job.worst for job, error in zip(work, errors, strict=True) if not _refused(error)]
+        sent = [
+            job.used or job.worst
+            for job, error in zip(work, errors, strict=True)
+            if not _refused(error)
+        ]
         assert meter.usage == sum(sent, NO_USAGE)
         assert within(meter.usage, budget)
         # nothing is refused that would still fit now that all has settled
@@ -369,7 +390,9 @@ def test_a_run_is_held_until_it_is_charged_and_others_wait_for_its_rest() -> Non
             await asyncio.sleep(0)
             meter.charge_runs(part)
 
-        results = await asyncio.gather(work("a", 0.5), work("b", 0.5), work("c", 1.0), return_exceptions=True)
+        results = await asyncio.gather(
+            work("a", 0.5), work("b", 0.5), work("c", 1.0), return_exceptions=True
+        )
         assert [type(result) for result in results] == [type(None), type(None), BudgetExhausted]
         assert meter.system_runs == 1.0
         return order
@@ -381,7 +404,9 @@ def test_a_run_is_held_until_it_is_charged_and_others_wait_for_its_rest() -> Non
     st.integers(0, 5),
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 4)), max_size=8),
 )
-def test_the_runs_in_flight_never_exceed_the_budget(limit: int, work: list[tuple[int, int, int]]) -> None:
+def test_the_runs_in_flight_never_exceed_the_budget(
+    limit: int, work: list[tuple[int, int, int]]
+) -> None:
     async def scenario() -> None:
         meter, in_flight = Meter(Budget(system_runs=limit)), 0
 

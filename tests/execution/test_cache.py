@@ -23,13 +23,14 @@ from pydantic import BaseModel
 
 import compound as cp
 from compound.api.verify import verify
-from compound.components.engines.openai.engine import OpenAIEngine
 from compound.components.flow import Map
 from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.components.retriever import Retriever
-from compound.engine import Completion, Message, Request, Usage
-from compound.errors import BudgetExhausted, CallError, RunDirectoryError, TransientError
+from compound.core.engine import Completion, Message, Request, Usage
+from compound.core.errors import BudgetExhausted, CallError, RunDirectoryError, TransientError
+from compound.core.narrowing import entry
+from compound.engines.openai import OpenAIEngine
 from compound.execution.budget import Budget, Meter
 from compound.execution.cache import Cache, DiskCache, MemoryCache
 from compound.execution.executor import Executor
@@ -38,8 +39,7 @@ from compound.graph.component import CallContext, Input, Operation
 from compound.graph.space import Float, Text
 from compound.graph.system import System
 from compound.graph.types import Port
-from compound.narrowing import entry
-from compound.runs.directory import RunDirectory
+from compound.optimization.runs.directory import RunDirectory
 from compound.testing import ScriptedLM
 
 Q = Input("q", str)
@@ -60,7 +60,9 @@ def told_by_seed(_: str, rng: np.random.Generator) -> str:
 class Bench:
     """One scripted model behind one cached executor."""
 
-    def __init__(self, script: Any = told_by_seed, *, cache: Cache | None = None, **options: Any) -> None:
+    def __init__(
+        self, script: Any = told_by_seed, *, cache: Cache | None = None, **options: Any
+    ) -> None:
         self.lm = ScriptedLM(script)
         self.cache = cache or MemoryCache()
         self.executor = Executor(
@@ -158,7 +160,9 @@ def test_whatever_changes_the_answer_changes_the_key(changed: dict[str, Any]) ->
 def test_another_engine_behind_the_same_name_is_asked_again() -> None:
     cache = MemoryCache()
     engines = [ScriptedLM([name], name=name) for name in ("version 1", "version 2")]
-    answers = [run(ask(), {"q": "?"}, Executor({"m": lm}, cache=cache)).outputs["y"] for lm in engines]
+    answers = [
+        run(ask(), {"q": "?"}, Executor({"m": lm}, cache=cache)).outputs["y"] for lm in engines
+    ]
     assert answers == ["version 1", "version 2"]
 
 
@@ -220,7 +224,10 @@ def test_searches_are_cached_and_functions_run_again() -> None:
 
 def together(executor: Executor, system: System, inputs: Sequence[Mapping[str, Any]]) -> list[Any]:
     async def scenario() -> list[Any]:
-        runs = (executor.run(system, given_inputs, example=str(i)) for i, given_inputs in enumerate(inputs))
+        runs = (
+            executor.run(system, given_inputs, example=str(i))
+            for i, given_inputs in enumerate(inputs)
+        )
         results = await asyncio.gather(*runs, return_exceptions=True)
         assert asyncio.all_tasks() == {asyncio.current_task()}
         return results
@@ -245,7 +252,9 @@ def test_equal_calls_at_once_make_one_request() -> None:
 def test_equal_items_of_one_map_make_one_request() -> None:
     bench = Bench(slow)
     body = System("one", outputs={"y": LLM("llm")(q=Q)})
-    system = System("s", outputs={"y": Map("each", body, over="q")(q=Input("qs", list[str]))}, lm="m")
+    system = System(
+        "s", outputs={"y": Map("each", body, over="q")(q=Input("qs", list[str]))}, lm="m"
+    )
     trace = run(system, {"qs": ["a", "b", "a", "a"]}, bench.executor)
     assert bench.requests == 2
     y = entry(trace.outputs, "y", list)
@@ -280,7 +289,9 @@ def test_when_the_first_of_equal_calls_is_cancelled_another_is_made() -> None:
     bench = Bench(gated)
 
     async def scenario() -> tuple[Trace, Trace]:
-        first, *others = [asyncio.create_task(bench.executor.run(ask(), {"q": "?"})) for _ in range(3)]
+        first, *others = [
+            asyncio.create_task(bench.executor.run(ask(), {"q": "?"})) for _ in range(3)
+        ]
         while not gates:  # noqa: ASYNC110
             await asyncio.sleep(0)
         first.cancel()
@@ -358,7 +369,9 @@ class Gives(Operation):
     def outputs(self) -> Mapping[str, Port]:
         return {"output": Port(self._kind)}
 
-    async def run(self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext) -> Any:
+    async def run(
+        self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
+    ) -> Any:
         self.ran += 1
         return {"output": self._make()}
 
@@ -428,15 +441,22 @@ def test_results_with_and_without_a_cache_are_equal(tmp_path: Path) -> None:
             for e in "eef"
             for s in (0, 1, 0)
         ]
-        return [(t.outputs, t.failure, [(c.address, c.outputs, c.usage) for c in t.calls]) for t in traces]
+        return [
+            (t.outputs, t.failure, [(c.address, c.outputs, c.usage) for c in t.calls])
+            for t in traces
+        ]
 
     # a greedy engine must not look at the seed: the judge's answer is the same in every example
     def greedy(cache: Cache | None) -> list[Any]:
-        executor = Executor({"m": ScriptedLM(lambda message: str(len(message)))}, cache=cache, seed=5)
+        executor = Executor(
+            {"m": ScriptedLM(lambda message: str(len(message)))}, cache=cache, seed=5
+        )
         return [run(system, {"qs": ["a", "a", "b"]}, executor, example=e).outputs for e in "eef"]
 
     assert greedy(None) == greedy(MemoryCache()) == greedy(disk(tmp_path))
-    with_cache = [[call for call in row[2] if call[0] != "judge"] for row in outcomes(MemoryCache())]
+    with_cache = [
+        [call for call in row[2] if call[0] != "judge"] for row in outcomes(MemoryCache())
+    ]
     assert [[call for call in row[2] if call[0] != "judge"] for row in outcomes(None)] == with_cache
 
 
@@ -455,7 +475,9 @@ def test_a_disk_cache_survives_reopening(tmp_path: Path) -> None:
 
 @given(
     st.dictionaries(
-        st.text(), st.none() | st.integers() | st.text() | st.lists(st.floats(allow_nan=False)), max_size=4
+        st.text(),
+        st.none() | st.integers() | st.text() | st.lists(st.floats(allow_nan=False)),
+        max_size=4,
     )
 )
 def test_a_cache_gives_back_what_was_put(row: dict[str, Any]) -> None:
@@ -540,7 +562,12 @@ def test_what_was_stored_after_the_checkpoint_is_pending_once(tmp_path: Path) ->
     assert not resumed.take_pending("new")
     resumed.close()
     again = DiskCache(tmp_path / "cache.sqlite", step=2)
-    assert [again.take_pending(key) for key in ("k0", "k1", "k2", "new")] == [False, False, True, False]
+    assert [again.take_pending(key) for key in ("k0", "k1", "k2", "new")] == [
+        False,
+        False,
+        True,
+        False,
+    ]
     assert not MemoryCache().take_pending("k0")
 
 
@@ -666,11 +693,19 @@ def test_a_damaged_row_is_a_miss_that_is_named(
 
 @pytest.mark.parametrize(
     "row",
-    ["{}", "[1]", "7", '{"outputs": 1}', '{"text": 1, "usage": [1, 1, 1, 0]}', '{"text": "a", "usage": [-1, 0, 0, 0]}',
-     '{"outputs": {}, "failure": "x", "usage": [1, 1, 1, 0], "tokens": [], "attempts": 1}',
-     '{"outputs": {}, "failure": null, "usage": [1, "1", 1, 0], "tokens": [], "attempts": 1}',
-     '{"outputs": {}, "failure": null, "usage": [1, 1, 1, 0], "tokens": [1], "attempts": 1}', "[" * 100_000],
-)  # fmt: skip
+    [
+        "{}",
+        "[1]",
+        "7",
+        '{"outputs": 1}',
+        '{"text": 1, "usage": [1, 1, 1, 0]}',
+        '{"text": "a", "usage": [-1, 0, 0, 0]}',
+        '{"outputs": {}, "failure": "x", "usage": [1, 1, 1, 0], "tokens": [], "attempts": 1}',
+        '{"outputs": {}, "failure": null, "usage": [1, "1", 1, 0], "tokens": [], "attempts": 1}',
+        '{"outputs": {}, "failure": null, "usage": [1, 1, 1, 0], "tokens": [1], "attempts": 1}',
+        "[" * 100_000,
+    ],
+)
 def test_a_row_of_an_earlier_version_is_checked_for_its_form(tmp_path: Path, row: str) -> None:
     bench = Bench(cache=disk(tmp_path))
     answer = bench.answer(ask())
@@ -704,7 +739,9 @@ def test_a_file_of_an_earlier_version_is_used_further(tmp_path: Path) -> None:
     again.close()
 
 
-def test_recorded_calls_that_are_gone_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_recorded_calls_that_are_gone_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Regression test: whoever deleted ``cache.sqlite-wal`` paid for those calls again, unknowingly."""
     cache = DiskCache(tmp_path / "cache.sqlite", step=0)
     for i in range(5):
@@ -747,18 +784,24 @@ FOREIGN = {
         f"CREATE VIEW outcome AS {COUNTING} "
         "SELECT 'k' || i AS key, 0 AS step, '{}' AS value, 'x' AS checksum FROM c",
     ),
-    "only a view": ("CREATE VIEW outcome AS SELECT 'k' AS key, 0 AS step, '{}' AS value, 'x' AS checksum",),
+    "only a view": (
+        "CREATE VIEW outcome AS SELECT 'k' AS key, 0 AS step, '{}' AS value, 'x' AS checksum",
+    ),
     "view beside it": (OUTCOME, "CREATE VIEW v AS SELECT 1"),
     "index": (OUTCOME, "CREATE INDEX i ON outcome (step, value)"),
     "index of expressions": (OUTCOME, "CREATE INDEX i ON outcome (hex(value))"),
     "table beside it": (OUTCOME, "CREATE TABLE fill (x)"),
     "statistics": (OUTCOME, "INSERT INTO outcome VALUES ('k', 0, '{}', 'x')", "ANALYZE"),
     "virtual table": (OUTCOME, "CREATE VIRTUAL TABLE v USING fts5(x)"),
-    "default": (OUTCOME.replace("step INTEGER", "step INTEGER DEFAULT (hex(zeroblob(100000000)))"),),
+    "default": (
+        OUTCOME.replace("step INTEGER", "step INTEGER DEFAULT (hex(zeroblob(100000000)))"),
+    ),
     "check": (OUTCOME.replace("value TEXT", "value TEXT CHECK (length(value) < 10)"),),
     "generated": (OUTCOME.replace("checksum TEXT", "checksum TEXT AS (hex(value))"),),
     "with rowid": (OUTCOME.replace(" WITHOUT ROWID", ""),),
-    "other order of keys": (OUTCOME.replace("TEXT PRIMARY KEY", "TEXT COLLATE NOCASE PRIMARY KEY"),),
+    "other order of keys": (
+        OUTCOME.replace("TEXT PRIMARY KEY", "TEXT COLLATE NOCASE PRIMARY KEY"),
+    ),
 }
 
 
@@ -778,7 +821,11 @@ def refused(path: Path, reason: str) -> None:
     assert f"{path} is not a usable cache" in str(error.value)
     assert "delete the file to start an empty one" in str(error.value)
     problems = verify(path.parent)
-    assert [p for p in problems if f"{path} is not a usable cache" in p and str(error.value).startswith(p)]
+    assert [
+        p
+        for p in problems
+        if f"{path} is not a usable cache" in p and str(error.value).startswith(p)
+    ]
     after = {p.name: p.read_bytes() for p in path.parent.iterdir() if p.suffix != ".sqlite-shm"}
     assert after == before
 
@@ -786,7 +833,9 @@ def refused(path: Path, reason: str) -> None:
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_a_cache_holds_its_own_table_and_nothing_else(tmp_path: Path, kind: str) -> None:
     """Regression test: a trigger wrote 400 MB when one call was stored, and a view made each call slow."""
-    path = run_with(tmp_path, lambda path: sqlite_file(path, *FOREIGN[kind], "PRAGMA user_version = 2"))
+    path = run_with(
+        tmp_path, lambda path: sqlite_file(path, *FOREIGN[kind], "PRAGMA user_version = 2")
+    )
     start = time.monotonic()
     refused(path, r"it holds the (table|view|index|trigger) '\w+'|its table is not that of a cache")
     assert time.monotonic() - start < 5
@@ -828,7 +877,9 @@ def test_a_cache_whose_pages_repeat_without_end_is_refused(tmp_path: Path, what:
 
     path = run_with(tmp_path, repeated)
     start = time.monotonic()
-    with pytest.raises(RunDirectoryError, match=r"cache\.sqlite is not a usable cache: .*endlessly"):
+    with pytest.raises(
+        RunDirectoryError, match=r"cache\.sqlite is not a usable cache: .*endlessly"
+    ):
         DiskCache(path, step=0)
     assert any("cache.sqlite is not a usable cache" in problem for problem in verify(path.parent))
     assert time.monotonic() - start < 20
@@ -892,7 +943,13 @@ def test_of_many_damaged_entries_some_are_named_and_the_others_counted(tmp_path:
 
     path = run_with(tmp_path, damaged)
     problems = verify(path.parent)
-    assert [problem.split("…")[0][-2:] for problem in problems[:5]] == ["k0", "k1", "k2", "k4", "k5"]
+    assert [problem.split("…")[0][-2:] for problem in problems[:5]] == [
+        "k0",
+        "k1",
+        "k2",
+        "k4",
+        "k5",
+    ]
     assert problems[5:] == [f"{path}: 3 more recorded calls are damaged"]
 
 
@@ -925,7 +982,9 @@ def test_a_file_does_not_say_how_much_memory_is_used(tmp_path: Path) -> None:
 
 def test_a_cache_that_another_process_is_making_is_waited_for(tmp_path: Path) -> None:
     """Regression test: of two processes that made one cache at the same time, one ended with an error."""
-    other = sqlite3.connect(tmp_path / "cache.sqlite", isolation_level=None, check_same_thread=False)
+    other = sqlite3.connect(
+        tmp_path / "cache.sqlite", isolation_level=None, check_same_thread=False
+    )
     other.execute("BEGIN IMMEDIATE")
     timer = threading.Timer(0.3, other.execute, ["COMMIT"])
     timer.start()
@@ -967,9 +1026,13 @@ def test_a_cache_whose_making_was_killed_is_used(tmp_path: Path, moment: str) ->
     assert len(journal) >= 512
     synced = MAGIC + bytes(4) + journal[12:]  # until then there are zeros in their place
     written, left = {
-        "opened": (0, None), "journal": (0, journal), "synced": (0, synced), "half": (2048, synced),
-        "written": (4096, synced), "done": (4096, None),
-    }[moment]  # fmt: skip
+        "opened": (0, None),
+        "journal": (0, journal),
+        "synced": (0, synced),
+        "half": (2048, synced),
+        "written": (4096, synced),
+        "done": (4096, None),
+    }[moment]
 
     def killed(path: Path) -> None:
         path.write_bytes(page[:written])
@@ -996,9 +1059,13 @@ def test_the_table_and_its_version_are_made_together(tmp_path: Path) -> None:
 
     connect = sqlite3.connect
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sqlite3, "connect", lambda *args, **options: connect(*args, **options, factory=Noting))
+        patch.setattr(
+            sqlite3, "connect", lambda *args, **options: connect(*args, **options, factory=Noting)
+        )
         disk(tmp_path).close()
     at = seen.index("BEGIN IMMEDIATE")
     assert seen[at + 1 : at + 4] == [
-        "CREATE TABLE IF NOT EXISTS outcome", "PRAGMA user_version=2", "COMMIT",
-    ]  # fmt: skip
+        "CREATE TABLE IF NOT EXISTS outcome",
+        "PRAGMA user_version=2",
+        "COMMIT",
+    ]

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import compound as cp
-from compound.engine import Message, Usage
-from compound.errors import DeclarationError
+from compound.core.engine import Message, Usage
+from compound.core.errors import DeclarationError
 from compound.evaluation.evaluate import Evaluation
 from compound.execution.cache import DiskCache, MemoryCache
 from compound.execution.exchange import MAX_CHARACTERS, SWITCH
-from compound.execution.outcomes import CallResultRow, from_row
+from compound.execution.results import CallResultRow, from_row
 from compound.execution.trace import from_json, to_json
 from compound.report import write
 from compound.testing import ScriptedLM
@@ -66,8 +66,12 @@ def test_a_trace_in_json_names_usage_and_messages_and_reads_back() -> None:
     data = json.loads(json.dumps(to_json(trace)))
     (call,) = data["calls"]
     assert call["usage"] == {
-        "calls": 1, "prompt_tokens": 8, "completion_tokens": 1, "cost": 0.0, "unpriced": 0
-    }  # fmt: skip
+        "calls": 1,
+        "prompt_tokens": 8,
+        "completion_tokens": 1,
+        "cost": 0.0,
+        "unpriced": 0,
+    }
     assert call["exchanges"][0]["messages"][0] == {"role": "system", "content": "Be brief."}
     assert from_json(data).calls[0].exchanges == trace.calls[0].exchanges
     assert from_json(data).usage == trace.usage
@@ -121,14 +125,18 @@ def test_recording_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, value: s
 
 def test_an_unknown_value_does_not_record_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, "never")
-    with pytest.raises(DeclarationError, match=f"{SWITCH}=never is not supported; possible: 1, memory, 0"):
+    with pytest.raises(
+        DeclarationError, match=f"{SWITCH}=never is not supported; possible: 1, memory, 0"
+    ):
         run(["7"])
 
 
 def test_run_shows_the_messages_of_every_call(
     tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("compound.registry.engines.open_engine", lambda *_, **__: ScriptedLM(["It is 7."]))
+    monkeypatch.setattr(
+        "compound.graph.registry.engines.open_engine", lambda *_, **__: ScriptedLM(["It is 7."])
+    )
     (tmp_path / "qa.yaml").write_text(
         "system: qa\nlm: some/model\ninputs: {question: str}\n"
         "components: {answerer: {llm: {prompt: Say it.}, in: {question: $question}}}\noutputs: {answer: $answerer}\n"
@@ -136,7 +144,9 @@ def test_run_shows_the_messages_of_every_call(
     arguments = ("run", str(tmp_path / "qa.yaml"), "question=What is 7?")
     shown = cli(*arguments, "--trace").out
     assert "== answerer (" in shown
-    assert "[user]\nSay it.\n\nQuestion: What is 7?\nAnswer:\n[some/model: stop]\nIt is 7.\n" in shown
+    assert (
+        "[user]\nSay it.\n\nQuestion: What is 7?\nAnswer:\n[some/model: stop]\nIt is 7.\n" in shown
+    )
     assert shown.endswith("\n\nIt is 7.\n")
     assert cli(*arguments).out == "It is 7.\n"
     (call,) = json.loads(cli(*arguments, "--json").out)["calls"]
@@ -148,13 +158,21 @@ def optimized(tmp_path: Path) -> Any:
     """Return a function that optimizes with a model and returns the result."""
 
     def optimize(lm: ScriptedLM) -> cp.Result:
-        tuned = cp.LLM("answerer", prompt=cp.Text("Answer."), retries=0)(question=cp.Input("question"))
+        tuned = cp.LLM("answerer", prompt=cp.Text("Answer."), retries=0)(
+            question=cp.Input("question")
+        )
         found = cp.System("qa", outputs={"answer": tuned}, lm="lm")
         return cp.optimize(
-            found, {"train": ROWS[:8], "valid": ROWS[8:]}, "exact_match", budget=40, method="random",
+            found,
+            {"train": ROWS[:8], "valid": ROWS[8:]},
+            "exact_match",
+            budget=40,
+            method="random",
             valid_size=40,
-            engines={"lm": lm}, run_dir=tmp_path / "run", progress=False,
-        )  # fmt: skip
+            engines={"lm": lm},
+            run_dir=tmp_path / "run",
+            progress=False,
+        )
 
     return optimize
 

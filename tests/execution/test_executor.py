@@ -25,23 +25,25 @@ from compound.components.function import FirstOf, Function
 from compound.components.hyperparameter import Hyperparameter
 from compound.components.llm import LLM
 from compound.components.selector import Selector
-from compound.engine import Message, Request, Usage
-from compound.errors import CallError, DeclarationError, TransientError
+from compound.core.engine import Message, Request, Usage
+from compound.core.errors import CallError, DeclarationError, TransientError
+from compound.core.narrowing import entry
 from compound.execution.budget import Budget, Meter
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
-from compound.execution.throttle import LONGEST_WAIT
+from compound.execution.sender import LONGEST_WAIT
 from compound.execution.trace import Failure, Trace, from_json, to_json
 from compound.graph.component import CallContext, Input, Operation
 from compound.graph.space import Choice, Float, Int, Text
 from compound.graph.system import System
 from compound.graph.types import Port
-from compound.narrowing import entry
-from compound.runs.directory import RunDirectory
+from compound.optimization.runs.directory import RunDirectory
 from compound.testing import ScriptedLM
 
 
-def run(system: System, inputs: Mapping[str, Any], executor: Executor | None = None, **options: Any) -> Trace:
+def run(
+    system: System, inputs: Mapping[str, Any], executor: Executor | None = None, **options: Any
+) -> Trace:
     return asyncio.run((executor or Executor()).run(system, inputs, **options))
 
 
@@ -197,7 +199,9 @@ def routed(join: bool = True) -> System:
 
 
 @pytest.mark.parametrize(("question", "ran"), [("1+1", "calculator"), ("who", "searcher")])
-def test_only_the_branch_whose_condition_holds_runs_and_first_of_joins(question: str, ran: str) -> None:
+def test_only_the_branch_whose_condition_holds_runs_and_first_of_joins(
+    question: str, ran: str
+) -> None:
     trace = run(routed(), {"question": question})
     assert trace.outputs == {"answer": question.upper()}
     assert addresses(trace) == ["route", ran, "pick"]
@@ -208,7 +212,9 @@ def test_only_the_branch_whose_condition_holds_runs_and_first_of_joins(question:
 def test_an_output_skipped_by_its_condition_fails_the_run_and_says_so() -> None:
     trace = run(routed(join=False), {"question": "who"})
     assert trace.outputs == {}
-    assert trace.failure == Failure("skipped", "output 'answer' ($calculator) was skipped by a condition")
+    assert trace.failure == Failure(
+        "skipped", "output 'answer' ($calculator) was skipped by a condition"
+    )
 
 
 def test_a_skipped_node_leaves_optional_inputs_at_their_default_and_skips_what_needs_it() -> None:
@@ -230,8 +236,12 @@ def test_when_both_branches_ran_first_of_takes_the_first_of_its_ports() -> None:
 def test_when_every_branch_is_skipped_first_of_fails() -> None:
     flag = Input("flag", bool)
     left, right = f("l", plus)(x=X, when=flag), f("r", times)(x=X, when=flag)
-    trace = run(System("s", outputs={"y": FirstOf("pick", int)(a=left, b=right)}), {"x": 1, "flag": False})
-    assert trace.failure == Failure("error", "LookupError: no input has a value: every branch was skipped")
+    trace = run(
+        System("s", outputs={"y": FirstOf("pick", int)(a=left, b=right)}), {"x": 1, "flag": False}
+    )
+    assert trace.failure == Failure(
+        "error", "LookupError: no input has a value: every branch was skipped"
+    )
 
 
 def test_a_condition_on_a_failed_node_fails_and_does_not_skip() -> None:
@@ -262,7 +272,10 @@ def shrinking(max_turns: Any = 9, until: str | None = "done") -> System:
 def test_a_loop_repeats_until_its_condition_and_numbers_its_turns() -> None:
     trace = run(shrinking(), {"start": 20})
     assert trace.outputs == {"y": 3}
-    assert addresses(trace) == [*(f"shrink[{t}]/{n}" for t in range(3) for n in ("halve", "small")), "after"]
+    assert addresses(trace) == [
+        *(f"shrink[{t}]/{n}" for t in range(3) for n in ("halve", "small")),
+        "after",
+    ]
     assert [c.invocation for c in trace.calls_of("halve")] == [0, 1, 2]
     assert [c.outputs["output"] for c in trace.calls_of("halve")] == [10, 5, 2]
     assert set(trace.call("shrink[1]/halve").parents) == {"shrink[0]/halve", "shrink[0]/small"}
@@ -331,14 +344,17 @@ def test_calls_of_more_than_nine_items_are_ordered_by_number() -> None:
 @pytest.mark.parametrize("value", ["text", 3, {"a": 1}])
 def test_a_map_over_something_that_is_no_list_is_a_failed_call(value: Any) -> None:
     body = System("one", outputs={"y": f("work", plus)(x=X)})
-    trace = run(System("s", outputs={"ys": Map("each", body, over="x")(x=Input("xs", Any))}), {"xs": value})
+    trace = run(
+        System("s", outputs={"ys": Map("each", body, over="x")(x=Input("xs", Any))}), {"xs": value}
+    )
     assert trace.failure is not None
     assert trace.failure.message.startswith(f"each: x must be a list, but got {value!r}")
     assert addresses(trace) == ["each"]
 
 
 def test_d3_results_belong_to_their_inputs_whatever_finishes_first() -> None:
-    # the reference zips inputs with results in completion order: 87.5 % of its pairs were mismatched
+    # the reference zips inputs with results in completion order: 87.5 % of its pairs were
+    # mismatched
     rng = np.random.default_rng(0)
 
     async def slow(x: int) -> int:
@@ -348,13 +364,19 @@ def test_d3_results_belong_to_their_inputs_whatever_finishes_first() -> None:
 
     trace = run(mapped(slow), {"xs": list(range(20))})
     assert trace.outputs == {"ys": [x * 10 for x in range(20)]}
-    assert [(c.inputs["x"], c.outputs["output"]) for c in trace.calls] == [(x, x * 10) for x in range(20)]
+    assert [(c.inputs["x"], c.outputs["output"]) for c in trace.calls] == [
+        (x, x * 10) for x in range(20)
+    ]
 
     async def many() -> list[Trace]:
         executor, system = Executor(), System("s", outputs={"y": f("slow", slow)(x=X)})
-        return await asyncio.gather(*(executor.run(system, {"x": x}, example=str(x)) for x in range(20)))
+        return await asyncio.gather(
+            *(executor.run(system, {"x": x}, example=str(x)) for x in range(20))
+        )
 
-    assert [(t.example, t.outputs["y"]) for t in asyncio.run(many())] == [(str(x), 10 * x) for x in range(20)]
+    assert [(t.example, t.outputs["y"]) for t in asyncio.run(many())] == [
+        (str(x), 10 * x) for x in range(20)
+    ]
 
 
 def test_a_map_inside_a_loop_has_nested_addresses() -> None:
@@ -391,7 +413,9 @@ def test_a_skipped_output_of_a_body_fails_the_run_and_names_the_body() -> None:
     body = System("one", outputs={"y": inner})
     trace = run(System("s", outputs={"ys": Map("each", body, over="x")(x=XS)}), {"xs": [1, 7]})
     assert trace.outputs == {}
-    assert trace.failure == Failure("skipped", "output 'y' ($work) of each[1] was skipped by a condition")
+    assert trace.failure == Failure(
+        "skipped", "output 'y' ($work) of each[1] was skipped by a condition"
+    )
 
 
 # --- settings ------------------------------------------------------------------------------------------
@@ -402,7 +426,9 @@ def scale(x: int, by: int) -> int:
 
 
 def test_a_setting_may_be_fixed_tuned_or_fed_by_an_edge() -> None:
-    assert run(System("s", outputs={"y": f("scale", scale, by=3)(x=X)}), {"x": 2}).outputs == {"y": 6}
+    assert run(System("s", outputs={"y": f("scale", scale, by=3)(x=X)}), {"x": 2}).outputs == {
+        "y": 6
+    }
     tuned = System("s", outputs={"y": f("scale", scale, by=Int(1, 9, value=2))(x=X)})
     assert run(tuned, {"x": 2}).outputs == {"y": 4}
     assert run(tuned.bind({"scale.by": 9}), {"x": 2}).outputs == {"y": 18}
@@ -433,7 +459,10 @@ def test_the_systems_model_serves_every_llm_that_names_none() -> None:
         "b": ScriptedLM(lambda _: "from b"),
         "c": ScriptedLM(lambda _: "from c"),
     }
-    assert run(system, {"xs": ["1"], "z": ""}, Executor(engines)).outputs == {"ys": ["from a"], "z": "from b"}
+    assert run(system, {"xs": ["1"], "z": ""}, Executor(engines)).outputs == {
+        "ys": ["from a"],
+        "z": "from b",
+    }
     assert run(system.with_lm("c"), {"xs": ["1"], "z": ""}, Executor(engines)).outputs == {
         "ys": ["from c"],
         "z": "from b",
@@ -465,7 +494,9 @@ def test_d9_the_temperature_is_applied_and_makes_samples_differ() -> None:
 
     def answers(bound: System) -> list[object]:
         executor = Executor({"m": lm})
-        return [run(bound, {"question": "?"}, executor, sample=i).outputs["y"] for i in (0, 1, 2, 0)]
+        return [
+            run(bound, {"question": "?"}, executor, sample=i).outputs["y"] for i in (0, 1, 2, 0)
+        ]
 
     one, two, three, again = answers(system)
     assert len({one, two, three}) == 3
@@ -481,7 +512,9 @@ def test_demonstrations_stops_and_the_system_message_reach_the_engine() -> None:
     system = asking(prompt=Text("Add."), demos=compound.Demos(), stop=("\n",), system="Be brief.")
     lm = ScriptedLM(["4\n\nQuestion: 3+3"])
     trace = run(
-        system.bind({"llm.demos": [demo], "llm.prompt": "Sum."}), {"question": "2+2"}, Executor({"m": lm})
+        system.bind({"llm.demos": [demo], "llm.prompt": "Sum."}),
+        {"question": "2+2"},
+        Executor({"m": lm}),
     )
     assert trace.outputs == {"y": "4"}
     assert [(m.role, m.text) for m in lm.requests[0].messages] == [
@@ -540,7 +573,9 @@ def test_a_failed_turn_ends_a_loop() -> None:
         return boom(x) if x > 1 else x + 1
 
     body = System("turn", outputs={"x": f("shaky", shaky)(x=X)})
-    trace = run(System("s", outputs={"y": Loop("l", body, carry={"x": "x"}, max_turns=9)(x=X)}), {"x": 0})
+    trace = run(
+        System("s", outputs={"y": Loop("l", body, carry={"x": "x"}, max_turns=9)(x=X)}), {"x": 0}
+    )
     assert addresses(trace) == ["l[0]/shaky", "l[1]/shaky", "l[2]/shaky"]
     assert trace.failure == cannot_take(2)
 
@@ -548,7 +583,9 @@ def test_a_failed_turn_ends_a_loop() -> None:
 def test_a_parse_failure_keeps_the_fields_that_did_parse() -> None:
     answer = LLM("llm", output={"reason": str, "score": int}, reasks=0)(question=Input("question"))
     system = System("s", outputs={"y": answer.score}, lm="m")
-    trace = run(system, {"question": "?"}, Executor({"m": ScriptedLM(["reason: because\nscore: high"])}))
+    trace = run(
+        system, {"question": "?"}, Executor({"m": ScriptedLM(["reason: because\nscore: high"])})
+    )
     call = trace.call("llm")
     assert call.outputs == {"reason": "because"}
     assert call.failure is not None
@@ -584,7 +621,9 @@ class Returns(Operation):
     def version(self) -> str:
         return "1"
 
-    async def run(self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext) -> Any:
+    async def run(
+        self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
+    ) -> Any:
         return self.value
 
 
@@ -604,7 +643,9 @@ class Returns(Operation):
         ({"a": 1, "b": None}, "wrong.b must be str, but is None", {"a": 1}),
     ],
 )
-def test_outputs_of_another_type_than_declared_are_a_failed_call(value: Any, message: str, kept: Any) -> None:
+def test_outputs_of_another_type_than_declared_are_a_failed_call(
+    value: Any, message: str, kept: Any
+) -> None:
     node = Returns(value, a=int, b=str)(x=X)
     trace = run(System("s", outputs={"a": node.a, "b": node.b}), {"x": 1})
     line = Returns.run.__code__.co_firstlineno
@@ -641,7 +682,9 @@ def recording(ran: list[int]) -> Callable[[int], int]:
 
 def test_a_mistake_of_the_user_is_raised_and_not_recorded() -> None:
     system = asking(lm="modle")
-    with pytest.raises(DeclarationError, match=r"no engine for the model 'modle'; did you mean 'model'"):
+    with pytest.raises(
+        DeclarationError, match=r"no engine for the model 'modle'; did you mean 'model'"
+    ):
         run(system, {"question": "?"}, Executor({"model": ScriptedLM(["x"])}))
     bare = System("s", outputs={"y": LLM("llm")(question=Input("question"))})
     with pytest.raises(DeclarationError, match="LLM 'llm' has no model"):
@@ -663,7 +706,11 @@ def test_a_component_that_changes_its_inputs_changes_nobody_elses() -> None:
         return [2 * x for x in xs]
 
     made = f("doubled", doubled)(xs=XS)
-    outputs = {"a": f("a", smallest)(xs=made), "b": f("b", first)(xs=made), "c": f("c", smallest)(xs=XS)}
+    outputs = {
+        "a": f("a", smallest)(xs=made),
+        "b": f("b", first)(xs=made),
+        "c": f("c", smallest)(xs=XS),
+    }
     given_inputs = {"xs": [3, 1, 2]}
     trace = run(System("s", outputs=outputs), given_inputs)
     assert trace.outputs == {"a": 2, "b": 6, "c": 1}
@@ -690,7 +737,9 @@ def test_a_second_try_sees_the_inputs_as_they_were() -> None:
     assert seen == [[1, 0], [1, 0]]
 
 
-def test_final_outputs_come_from_the_run_and_not_from_shared_state_under_a_1_us_switch_interval() -> None:
+def test_final_outputs_come_from_the_run_and_not_from_shared_state_under_a_1_us_switch_interval() -> (
+    None
+):
     # the reference rebuilds outputs from an attribute of the component: 2-16 wrong of 4,000 at 1 us
     def slowly(x: int, by: int) -> int:
         total = 0
@@ -701,7 +750,10 @@ def test_final_outputs_come_from_the_run_and_not_from_shared_state_under_a_1_us_
     scaled = f("scale", slowly, by=Int(1, 9, value=1))(x=X)
     body = System("turn", outputs={"x": f("plus", plus)(x=X)})
     system = System(
-        "s", outputs={"y": f("sum", add)(a=scaled, b=Loop("l", body, carry={"x": "x"}, max_turns=2)(x=X))}
+        "s",
+        outputs={
+            "y": f("sum", add)(a=scaled, b=Loop("l", body, carry={"x": "x"}, max_turns=2)(x=X))
+        },
     )
     wrong: list[Any] = []
 
@@ -709,7 +761,10 @@ def test_final_outputs_come_from_the_run_and_not_from_shared_state_under_a_1_us_
         bound = system.bind({"scale.by": by})
         for x in range(150):
             trace = compound.run(bound, {"x": x})
-            if trace.outputs != {"y": by * x + x + 2} or trace.configuration != bound.configuration.digest:
+            if (
+                trace.outputs != {"y": by * x + x + 2}
+                or trace.configuration != bound.configuration.digest
+            ):
                 wrong.append((by, x, trace.outputs))
 
     before = sys.getswitchinterval()
@@ -770,7 +825,14 @@ def test_a_transient_error_that_stays_is_a_failed_call() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [CallError("no"), ValueError("no"), KeyError("no"), PermissionError("no"), RecursionError("no")]
+    "error",
+    [
+        CallError("no"),
+        ValueError("no"),
+        KeyError("no"),
+        PermissionError("no"),
+        RecursionError("no"),
+    ],
 )
 def test_retry_100_times_is_for_no_error_but_a_transient_one(error: Exception) -> None:
     # the reference tries 100 times, 3 s apart, on any error, a bad key included
@@ -808,7 +870,9 @@ def test_waiting_for_a_turn_at_the_engine_is_not_part_of_the_time_limit() -> Non
     lm = ScriptedLM(answer, concurrency=1)
     slow = LLM("a_slow", prompt="slow", timeout=None)(x=Input("q"))
     quick = LLM("quick", prompt="quick", timeout=0.02, retries=0)(x=Input("q"))
-    trace = run(System("s", outputs={"a": slow, "b": quick}, lm="m"), {"q": ""}, Executor({"m": lm}))
+    trace = run(
+        System("s", outputs={"a": slow, "b": quick}, lm="m"), {"q": ""}, Executor({"m": lm})
+    )
     assert trace.outputs == {"a": "done", "b": "done"}
 
 
@@ -854,10 +918,14 @@ def cancellable() -> dict[str, System]:
     return {
         "chain": System("chain", outputs={"y": wait(x=top)}),
         "diamond": System("diamond", outputs={"y": diamond}),
-        "map": System("map", outputs={"ys": Map("each", body, over="x")(x=f("spread", spread)(x=X))}),
+        "map": System(
+            "map", outputs={"ys": Map("each", body, over="x")(x=f("spread", spread)(x=X))}
+        ),
         "loop": System(
             "loop",
-            outputs={"ys": Loop("l", turn, carry={"xs": "xs"}, max_turns=2)(xs=f("spread", spread)(x=X))},
+            outputs={
+                "ys": Loop("l", turn, carry={"xs": "xs"}, max_turns=2)(xs=f("spread", spread)(x=X))
+            },
         ),
     }
 
@@ -896,7 +964,9 @@ def test_a_mistake_in_one_branch_stops_the_others_and_leaves_no_task_behind(shap
             return wrong(x) if x == 3 else await _for_ever(x)
 
         body = System("one", outputs={"y": f("either", either)(x=X)})
-        system = System("s", outputs={"ys": Map("each", body, over="x")(x=f("spread", spread)(x=X))})
+        system = System(
+            "s", outputs={"ys": Map("each", body, over="x")(x=f("spread", spread)(x=X))}
+        )
 
     async def scenario() -> None:
         with pytest.raises(DeclarationError, match="a mistake"):
@@ -910,7 +980,9 @@ def test_a_mistake_in_one_branch_stops_the_others_and_leaves_no_task_behind(shap
 
 
 @pytest.mark.parametrize(("concurrency", "most"), [(1, 1), (3, 3), (64, 20)])
-def test_an_engine_never_has_more_requests_in_flight_than_it_allows(concurrency: int, most: int) -> None:
+def test_an_engine_never_has_more_requests_in_flight_than_it_allows(
+    concurrency: int, most: int
+) -> None:
     lm = ScriptedLM(lambda message: message, concurrency=concurrency, latency=0.001)
     body = System("one", outputs={"y": LLM("llm")(x=X)})
     system = System("s", outputs={"ys": Map("each", body, over="x")(x=XS)}, lm="m")
@@ -948,7 +1020,9 @@ def varied() -> System:
     odd = f("odd", plus)(x=drawn, when=judge.equals("odd"))
     picked = FirstOf("pick", int)(a=even, b=odd)
     beside = {name: f(name, plus)(x=X) for name in ("zeta", "alpha", "mid", "beta")}
-    return System("varied", outputs={"y": f("sum", add)(a=picked, b=looped), "best": best, **beside}, lm="m")
+    return System(
+        "varied", outputs={"y": f("sum", add)(a=picked, b=looped), "best": best, **beside}, lm="m"
+    )
 
 
 def max_of(xs: list[int]) -> int:
@@ -989,7 +1063,9 @@ def test_runs_side_by_side_equal_runs_one_after_another() -> None:
 
     async def together() -> list[str]:
         shared = executor()
-        traces = await asyncio.gather(*(shared.run(system, {"x": 4}, example=str(i)) for i in range(8)))
+        traces = await asyncio.gather(
+            *(shared.run(system, {"x": 4}, example=str(i)) for i in range(8))
+        )
         return [told(trace) for trace in traces]
 
     alone = [told(run(system, {"x": 4}, executor(), example=str(i))) for i in range(8)]
@@ -999,7 +1075,9 @@ def test_runs_side_by_side_equal_runs_one_after_another() -> None:
 
 def test_drawing_twice_from_a_calls_stream_gives_two_numbers() -> None:
     class Twice(Returns):
-        async def run(self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext) -> Any:
+        async def run(
+            self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
+        ) -> Any:
             return {"a": call.rng.random(), "b": call.rng.random()}
 
     node = Twice(None, a=float, b=float)(x=X)
@@ -1055,7 +1133,8 @@ print(module.told(asyncio.run(executor.fork(system, trace, "best", outputs={{"ou
 def test_d5_a_trace_and_its_fork_are_the_same_under_every_hash_seed(
     under_every_hash_seed: Callable[[str], set[str]],
 ) -> None:
-    # the reference takes its topological order from a set: 6 of the hash seeds 0 to 7 perturbed the wrong component
+    # the reference takes its topological order from a set: 6 of the hash seeds 0 to 7 perturbed the
+    # wrong component
     printed = under_every_hash_seed(HASH_SEEDS.format(path=__file__))
     system, executor = varied(), Executor({"m": ScriptedLM(judged)}, seed=3)
     trace = run(system, {"x": 6}, executor, example="e0")
@@ -1094,7 +1173,12 @@ def test_a_trace_survives_json_whatever_its_values_are() -> None:
         return Person(name=str(x))
 
     def odd(x: int) -> dict[str, Any]:
-        return {"set": {2, 1}, "nan": float("nan"), "model": [Person(name="Ada")], "object": threading.Lock}
+        return {
+            "set": {2, 1},
+            "nan": float("nan"),
+            "model": [Person(name="Ada")],
+            "object": threading.Lock,
+        }
 
     outputs = {"p": f("person", person)(x=X), "o": f("odd", odd)(x=X), "bad": f("bad", boom)(x=X)}
     trace = run(System("s", outputs=outputs), {"x": 1})
@@ -1110,8 +1194,15 @@ def test_a_trace_knows_which_calls_its_outputs_came_from() -> None:
     noted = f("note", plus)(x=X)  # only for the next turn: the last one leads to nothing
     body = System("turn", outputs={"x": written, "note": noted})
     loop = Loop("draft", body, carry={"x": "x", "note": "note"}, max_turns=2)
-    trace = run(System("s", outputs={"y": loop(x=X, note=Input("start", int)).x}), {"x": 1, "start": 0})
-    assert addresses(trace) == ["draft[0]/note", "draft[0]/write", "draft[1]/note", "draft[1]/write"]
+    trace = run(
+        System("s", outputs={"y": loop(x=X, note=Input("start", int)).x}), {"x": 1, "start": 0}
+    )
+    assert addresses(trace) == [
+        "draft[0]/note",
+        "draft[0]/write",
+        "draft[1]/note",
+        "draft[1]/write",
+    ]
     assert trace.ends == ("draft[1]/write",)
     assert from_json(to_json(trace)).ends == trace.ends
     older = to_json(trace)
@@ -1130,7 +1221,9 @@ def test_each_finished_call_is_told_and_calls_are_found_by_address() -> None:
 
 def test_usage_adds_up_over_the_calls_of_a_run() -> None:
     lm = ScriptedLM(lambda _: "two words", price=0.5)
-    system = System("s", outputs={"a": LLM("a", prompt="p")(x=X), "b": LLM("b", prompt="p")(x=X)}, lm="m")
+    system = System(
+        "s", outputs={"a": LLM("a", prompt="p")(x=X), "b": LLM("b", prompt="p")(x=X)}, lm="m"
+    )
     executor = Executor({"m": lm})
     trace = run(system, {"x": 1}, executor)
     prompt = len(lm.requests[0].cued[-1].text.split())
@@ -1161,7 +1254,8 @@ def test_under_a_cost_limit_a_model_without_a_price_is_refused_before_it_is_call
     assert asyncio.run(Executor({"lm": lm}).run(system, {"x": 1})).outputs == {"y": "yes"}
     limited = Executor({"lm": lm}, meter=Meter(Budget(cost=9.0)))
     with pytest.raises(
-        DeclarationError, match="budget.cost is set, but the price of 'lm' is unknown; set the model"
+        DeclarationError,
+        match="budget.cost is set, but the price of 'lm' is unknown; set the model",
     ):
         asyncio.run(limited.run(system, {"x": 2}))
     assert len(lm.requests) == 1

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from compound.components.flow import Loop, Map
 from compound.components.function import FirstOf, Function
 from compound.components.llm import LLM
-from compound.errors import DeclarationError
+from compound.core.errors import DeclarationError
+from compound.core.narrowing import entry
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
 from compound.execution.trace import Failure, Trace, to_json
@@ -24,7 +25,6 @@ from compound.graph.component import CallContext, Input, Operation
 from compound.graph.space import Int
 from compound.graph.system import System
 from compound.graph.types import Port
-from compound.narrowing import entry
 from compound.testing import ScriptedLM
 
 X = Input("x", int)
@@ -120,7 +120,9 @@ def test_a_fork_at_node_k_of_a_chain_of_n_runs_the_n_minus_k_nodes_after_it(n: i
     resampled = lab.fork(system, trace, f"n{k}", resample=1)
     assert lab.ran == [f"n{i}" for i in range(k, n + 1)]
     assert resampled.outputs == trace.outputs
-    assert [call.sample for call in resampled.calls] == [1 if i == k else 0 for i in range(1, n + 1)]
+    assert [call.sample for call in resampled.calls] == [
+        1 if i == k else 0 for i in range(1, n + 1)
+    ]
 
 
 def test_a_fork_of_a_chain_of_models_makes_only_the_requests_it_needs_and_says_its_share() -> None:
@@ -172,7 +174,9 @@ class Mix(Operation):
     def outputs(self) -> Mapping[str, Port]:
         return {"output": Port(int)}
 
-    async def run(self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext) -> Any:
+    async def run(
+        self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
+    ) -> Any:
         if self._constant is not None:
             return {"output": self._constant}
         if sum(inputs.values()) % 7 == 5:
@@ -228,7 +232,9 @@ def test_a_fork_equals_a_run_of_the_system_with_the_node_replaced_by_a_constant(
 
 
 @given(plans(), st.data())
-def test_a_fork_with_the_output_that_was_there_changes_nothing(plan: Plan, data: st.DataObject) -> None:
+def test_a_fork_with_the_output_that_was_there_changes_nothing(
+    plan: Plan, data: st.DataObject
+) -> None:
     lab, system = Lab(), plan.system()
     trace = lab.run(system, {"x": 1})
     whole = [call for call in trace.calls if call.failure is None]
@@ -246,7 +252,9 @@ def test_a_fork_with_the_output_that_was_there_changes_nothing(plan: Plan, data:
 def mapped(lab: Lab) -> System:
     first = lab.f("first", plus)(x=X)
     body = System("item", outputs={"y": lab.f("second", times)(x=first)})
-    return System("mapped", outputs={"y": lab.f("total", total)(xs=Map("each", body, over="x")(x=XS))})
+    return System(
+        "mapped", outputs={"y": lab.f("total", total)(xs=Map("each", body, over="x")(x=XS))}
+    )
 
 
 def test_a_fork_inside_a_map_runs_the_rest_of_that_item_and_what_reads_the_list() -> None:
@@ -263,7 +271,9 @@ def test_a_fork_before_a_map_follows_the_list_as_it_grows_and_shrinks() -> None:
     lab = Lab()
     body = System("item", outputs={"y": lab.f("work", times)(x=X)})
     made = lab.f("made", upto)(x=Input("n", int))
-    system = System("s", outputs={"y": lab.f("total", total)(xs=Map("each", body, over="x")(x=made))})
+    system = System(
+        "s", outputs={"y": lab.f("total", total)(xs=Map("each", body, over="x")(x=made))}
+    )
     trace = lab.run(system, {"n": 3})
     longer = lab.fork(system, trace, "made", outputs={"output": [5, 5, 5, 5]})
     assert (longer.outputs, len(longer.calls_of("work"))) == ({"y": 200}, 4)
@@ -284,7 +294,13 @@ def test_what_does_not_read_the_list_is_kept_when_the_list_changes() -> None:
     trace = lab.run(system, {"n": 2, "k": 10})
     fork = lab.fork(system, trace, "made", outputs={"output": [1, 2, 3]})
     assert fork.outputs == {"y": 12 + 13 + 14}
-    assert executed(fork) == ["each[0]/sum", "each[1]/sum", "each[2]/shared", "each[2]/sum", "total"]
+    assert executed(fork) == [
+        "each[0]/sum",
+        "each[1]/sum",
+        "each[2]/shared",
+        "each[2]/sum",
+        "total",
+    ]
 
 
 def looped(lab: Lab, turns: int = 4) -> System:
@@ -308,7 +324,9 @@ def test_a_fork_inside_a_map_inside_a_loop_runs_all_items_of_the_later_turns_onl
     lab = Lab()
     item = System("item", outputs={"y": lab.f("work", plus)(x=X)})
     turn = System("turn", outputs={"xs": Map("each", item, over="x")(x=XS)})
-    system = System("s", outputs={"xs": Loop("rounds", turn, carry={"xs": "xs"}, max_turns=3)(xs=XS)})
+    system = System(
+        "s", outputs={"xs": Loop("rounds", turn, carry={"xs": "xs"}, max_turns=3)(xs=XS)}
+    )
     trace = lab.run(system, {"xs": [0, 10]})
     fork = lab.fork(system, trace, "rounds[1]/each[0]/work", outputs={"output": 50})
     assert executed(fork) == ["rounds[2]/each[0]/work", "rounds[2]/each[1]/work"]
@@ -322,7 +340,9 @@ class Search:
         half = lab.f("halve", halve)(x=X)
         body = System("turn", outputs={"x": half, "done": lab.f("small", small)(x=X), "seen": X})
         limit = lab.f("limit", plus)(x=Input("turns", int))
-        loop = Loop("search", body, carry={"x": "x"}, until="done", max_turns=9)(x=X, max_turns=limit)
+        loop = Loop("search", body, carry={"x": "x"}, until="done", max_turns=9)(
+            x=X, max_turns=limit
+        )
         after = {"y": lab.f("after", plus)(x=loop.x), "seen": lab.f("seen", times)(x=loop.seen)}
         self.system = System("s", outputs=after)
 
@@ -392,7 +412,9 @@ def routed(lab: Lab) -> System:
     way = lab.f("way", route)(x=X)
     low = lab.f("low", plus)(x=X, when=way.equals("low"))
     high = lab.f("high", times)(x=X, when=way.equals("high"))
-    return System("routed", outputs={"y": lab.f("after", plus)(x=FirstOf("pick", int)(a=low, b=high))})
+    return System(
+        "routed", outputs={"y": lab.f("after", plus)(x=FirstOf("pick", int)(a=low, b=high))}
+    )
 
 
 def test_a_fork_of_a_decision_switches_the_branch() -> None:
@@ -503,7 +525,8 @@ def test_a_fork_can_break_what_worked() -> None:
         return boom(x) if x < 0 else x
 
     system = System(
-        "s", outputs={"y": lab.f("after", plus)(x=lab.f("picky", picky)(x=lab.f("first", plus)(x=X)))}
+        "s",
+        outputs={"y": lab.f("after", plus)(x=lab.f("picky", picky)(x=lab.f("first", plus)(x=X)))},
     )
     trace = lab.run(system, {"x": 1})
     fork = lab.fork(system, trace, "first", outputs={"output": -1})
@@ -526,7 +549,11 @@ def test_a_fork_can_break_what_worked() -> None:
             "fork requires exactly one of outputs and resample",
         ),
         ("n1", {"outputs": {}}, "fork at 'n1' must have the outputs ['output'], but got []"),
-        ("n1", {"outputs": {"y": 1}}, "fork at 'n1' must have the outputs ['output'], but got ['y']"),
+        (
+            "n1",
+            {"outputs": {"y": 1}},
+            "fork at 'n1' must have the outputs ['output'], but got ['y']",
+        ),
         ("n1", {"outputs": {"output": "1"}}, "fork at 'n1': output must be int, but got '1'"),
     ],
 )
@@ -550,7 +577,9 @@ def test_a_fork_of_a_trace_of_another_configuration_is_refused() -> None:
 
     system = System("s", outputs={"y": Function("scale", scale, by=Int(1, 9, value=2))(x=X)})
     trace = lab.run(system, {"x": 1})
-    with pytest.raises(DeclarationError, match="recorded with another configuration; bind the system to it"):
+    with pytest.raises(
+        DeclarationError, match="recorded with another configuration; bind the system to it"
+    ):
         lab.fork(system.bind({"scale.by": 3}), trace, "scale", resample=0)
     assert lab.fork(system.bind({"scale.by": 2}), trace, "scale", resample=0).outputs == {"y": 2}
 
@@ -574,7 +603,9 @@ def test_a_fork_with_another_setting_that_is_not_tunable_is_refused() -> None:
     assert asking("Say yes.").settings["a.prompt"] == "Say yes."
     with pytest.raises(DeclarationError, match="recorded with another system"):
         asyncio.run(executor.fork(asking("Say no."), trace, "a", resample=1))
-    assert asyncio.run(executor.fork(asking("Say yes."), trace, "a", resample=1)).outputs == {"y": "yes"}
+    assert asyncio.run(executor.fork(asking("Say yes."), trace, "a", resample=1)).outputs == {
+        "y": "yes"
+    }
 
 
 def test_a_loop_or_map_that_failed_as_a_whole_cannot_be_forked_itself() -> None:

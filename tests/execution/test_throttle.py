@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 import virtual_time
 from chaos.server import Fault, FaultyServer, Limiter
-from compound.components.engines.litellm import LiteLLMEngine
-from compound.components.engines.vllm.engine import VLLMEngine
 from compound.components.llm import LLM
-from compound.engine import NO_USAGE, Engine, Message, Request, Usage
-from compound.errors import BudgetExhausted, CallError, RateLimited
+from compound.core.engine import NO_USAGE, Engine, Message, Request, Usage
+from compound.core.errors import BudgetExhausted, CallError, RateLimited
+from compound.engines.litellm import LiteLLMEngine
+from compound.engines.vllm.engine import VLLMEngine
 from compound.evaluation.evaluate import evaluate
 from compound.evaluation.metrics.built_in import exact_match
 from compound.execution.budget import Budget, Meter
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
-from compound.execution.throttle import LONGEST_WAIT, Throttle
+from compound.execution.sender import LONGEST_WAIT, Throttle
 from compound.execution.trace import Trace
 from compound.graph.component import Input
 from compound.graph.system import System
@@ -40,7 +40,9 @@ def asking(retries: int = 0, timeout: float | None = 60.0) -> System:
 class Limited(ScriptedLM):
     """A model behind a token bucket, by the loop's clock."""
 
-    def __init__(self, per_second: float, retry_after: float | None = 1.0, takes: float = 0.05) -> None:
+    def __init__(
+        self, per_second: float, retry_after: float | None = 1.0, takes: float = 0.05
+    ) -> None:
         self.refused = 0
         self.max_wait = 600.0
         self.retry_after = retry_after
@@ -67,14 +69,18 @@ async def sixty(
     executor = Executor({"m": lm}, meter=meter, on_notice=kept.append)
     system = asking()
     try:
-        return await asyncio.gather(*(executor.run(system, {"q": f"what is {i}"}) for i in range(calls)))
+        return await asyncio.gather(
+            *(executor.run(system, {"q": f"what is {i}"}) for i in range(calls))
+        )
     finally:
         await executor.aclose()
 
 
 @pytest.mark.parametrize("retry_after", [1.0, None])
 @pytest.mark.parametrize("per_second", [3, 8, 20])
-def test_sixty_of_sixty_calls_are_answered_at_each_rate(per_second: int, retry_after: float | None) -> None:
+def test_sixty_of_sixty_calls_are_answered_at_each_rate(
+    per_second: int, retry_after: float | None
+) -> None:
     lm, meter = Limited(per_second, retry_after), Meter()
     notes: list[str] = []
     loop_seconds = []
@@ -107,14 +113,20 @@ def test_the_same_waits_come_from_the_same_seeds() -> None:
 
 @litellm_speaks
 @pytest.mark.parametrize("kind", ["litellm", "vllm"])
-def test_a_server_that_limits_the_rate_answers_every_call(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_limits_the_rate_answers_every_call(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TINY_KEY", "a-key-of-the-tests")
     refused = [Fault.RATE_LIMIT] * 8
     with FaultyServer(per_second=16, retry_after="0.2", first=refused) as server:
         engine: Engine
         if kind == "litellm":
             engine = LiteLLMEngine(
-                "openai/tiny", api_base=server.url, api_key_env="TINY_KEY", concurrency=24, price=(1.0, 2.0)
+                "openai/tiny",
+                api_base=server.url,
+                api_key_env="TINY_KEY",
+                concurrency=24,
+                price=(1.0, 2.0),
             )
         else:
             engine = VLLMEngine("tiny", api_base=server.url, api_key_env="TINY_KEY", concurrency=24)
@@ -133,14 +145,16 @@ def test_requests_beside_the_graph_wait_as_well() -> None:
 
     async def scenario() -> list[str]:
         executor = Executor({"m": lm}, cache=MemoryCache(), on_notice=lambda _: None)
-        return [c.text for c in await asyncio.gather(*(executor.request("m", each) for each in request))]
+        return [
+            c.text for c in await asyncio.gather(*(executor.request("m", each) for each in request))
+        ]
 
     assert virtual_time.run(scenario()) == [str(i) for i in range(30)]
     assert lm.refused > 0
 
 
 def test_an_evaluation_of_a_limited_model_has_no_failed_run() -> None:
-    from compound.example import Example
+    from compound.core.example import Example
 
     rows = [Example(str(i), {"q": f"what is {i}"}, {"answer": str(i)}) for i in range(60)]
 
@@ -165,7 +179,9 @@ def test_a_call_waits_no_longer_than_the_engine_allows() -> None:
     trace, seconds = virtual_time.run(scenario())
     assert trace.failure is not None
     assert trace.failure.kind == "rate_limit"
-    assert "within max_wait, 90 s; lower the engine's concurrency, or raise" in trace.failure.message
+    assert (
+        "within max_wait, 90 s; lower the engine's concurrency, or raise" in trace.failure.message
+    )
     assert 60 < seconds < 140
     assert meter.usage == NO_USAGE
 
@@ -354,7 +370,11 @@ def test_everybody_waits_also_those_who_come_later() -> None:
     assert virtual_time.run(scenario()) == pytest.approx(7.0)
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["answer", "refuse", "cancel"])), max_size=40))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.sampled_from(["answer", "refuse", "cancel"])), max_size=40
+    )
+)
 def test_turns_are_never_lost_whatever_happens(jobs: list[tuple[int, str]]) -> None:
     async def scenario() -> None:
         throttle = Throttle(3)

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compound.errors import ConfigurationError
+from compound.core.errors import ConfigurationError
+from compound.core.narrowing import entry
 from compound.graph.configuration import FORMAT, Change, Configuration, canonical_json, digest, load
-from compound.narrowing import entry
 
 KEYS = st.text("abc._", min_size=1, max_size=8)
 VALUES = st.recursive(
@@ -51,7 +51,9 @@ def test_equality_hash_and_digest_say_the_same(one: dict[str, Any], two: dict[st
     assert hash(a) == hash(Configuration(one))
 
 
-@pytest.mark.parametrize(("one", "other"), [(1, True), (0, False), (1, 1.0), (0.0, -0.0), ([1], [True])])
+@pytest.mark.parametrize(
+    ("one", "other"), [(1, True), (0, False), (1, 1.0), (0.0, -0.0), ([1], [True])]
+)
 def test_equal_numbers_of_different_types_are_different_values(one: Any, other: Any) -> None:
     a, b = Configuration({"x": one}), Configuration({"x": other})
     assert a != b
@@ -84,7 +86,10 @@ def test_the_digest_is_the_same_in_every_process_and_under_every_hash_seed(
 def test_the_digest_is_the_sha_256_of_the_canonical_json() -> None:
     assert canonical_json({"b": ("x",), "a": 1}) == '{"a":1,"b":["x"]}'
     # printf '{"a":1,"b":["x"]}' | sha256sum
-    assert digest({"b": ("x",), "a": 1}) == "fd5e92badbe24726f55b88132dd5fa1ceec0efd960b3bcd44f527b4bcc84af34"
+    assert (
+        digest({"b": ("x",), "a": 1})
+        == "fd5e92badbe24726f55b88132dd5fa1ceec0efd960b3bcd44f527b4bcc84af34"
+    )
 
 
 def test_nothing_in_a_configuration_can_be_changed() -> None:
@@ -143,7 +148,11 @@ def test_the_file_says_where_the_values_come_from(tmp_path: Path) -> None:
     Configuration({"a.k": 5}).save(path, system="hotpot", score=0.5)
     document = json.loads(path.read_text())
     assert document["format"] == FORMAT
-    assert (document["system"], document["score"], document["values"]) == ("hotpot", 0.5, {"a.k": 5})
+    assert (document["system"], document["score"], document["values"]) == (
+        "hotpot",
+        0.5,
+        {"a.k": 5},
+    )
     assert [p.name for p in tmp_path.iterdir()] == ["best.json"]
 
 

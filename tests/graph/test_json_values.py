@@ -89,5 +89,7 @@ def test_bytes_that_are_not_text_and_infinite_numbers_have_no_json_form() -> Non
 def test_the_digest_of_code_keeps_its_spelling_of_dates() -> None:
     """The version of a function, and with it the keys of cached results, depends on its defaults."""
     assert describe_code([dt.date(2024, 1, 2), Decimal("1.5"), b"x"]) == [
-        "datetime.date(2024, 1, 2)", "Decimal('1.5')", "b'x'"
-    ]  # fmt: skip
+        "datetime.date(2024, 1, 2)",
+        "Decimal('1.5')",
+        "b'x'",
+    ]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import compound as cp
 from compound.api.result import Result
-from compound.engine import TokenRecord
+from compound.core.engine import TokenRecord
 from compound.evaluation.evaluate import Evaluation, ScoredRun
 from compound.execution.trace import Call
 from compound.testing import ScriptedLM
@@ -34,7 +34,9 @@ def diamonds(n: int) -> cp.System:
 
 
 @given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), min_size=1, max_size=40))
-def test_the_repr_of_a_system_and_its_parts_is_linear_in_its_nodes(edges: list[tuple[int, int]]) -> None:
+def test_the_repr_of_a_system_and_its_parts_is_linear_in_its_nodes(
+    edges: list[tuple[int, int]],
+) -> None:
     sources: list[Any] = [cp.Input("q")]
     for i, (a, b) in enumerate(edges):
         wires = {"a": sources[a % len(sources)], "b": sources[b % len(sources)]}
@@ -88,14 +90,18 @@ def test_a_trace_shows_its_outputs_its_calls_and_its_failure() -> None:
     assert repr(trace) == "Trace(outputs={'y': 'xxxx'}, calls=[f0, f1])"
     failed = cp.LLM("a", output=int, reasks=0)(q=cp.Input("q"))
     system = cp.System("s", outputs={"y": failed}, lm="lm")
-    trace = asyncio.run(cp.Executor({"lm": ScriptedLM(["none"])}).run(system, {"q": "x"}, example="e7"))
-    assert repr(trace).startswith("Trace(example='e7', failure=\"parse: 'output': 'none' holds no number")
+    trace = asyncio.run(
+        cp.Executor({"lm": ScriptedLM(["none"])}).run(system, {"q": "x"}, example="e7")
+    )
+    assert repr(trace).startswith(
+        "Trace(example='e7', failure=\"parse: 'output': 'none' holds no number"
+    )
     assert repr(trace.calls[0]).startswith("Call('a', failure=\"parse: ")
 
 
 def test_an_evaluation_and_a_result_show_their_figures(tmp_path: Path) -> None:
     rows = tuple(ScoredRun(str(i), 0, i % 2) for i in range(400))
-    evaluation = Evaluation("c" * 64, rows, cp.Usage(calls=400, prompt_tokens=4000), 400.0)
+    evaluation = Evaluation("c" * 64, rows, cp.ext.Usage(calls=400, prompt_tokens=4000), 400.0)
     assert repr(evaluation).startswith("Evaluation(mean=0.5, ")
     assert "n=400, failed=0" in repr(evaluation)
     assert len(repr(evaluation)) < 200

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compound.errors import DeclarationError
+from compound.core.errors import DeclarationError
 from compound.graph.space import Choice, Demos, Float, Int, LoRA, Space, Text, Weights
 from compound.graph.types import accepts
 
@@ -57,7 +57,11 @@ def test_a_space_cannot_be_changed_and_declares_itself_as_json(space: Space) -> 
             [{"inputs": {}}],
             "must hold {'inputs': {…}, 'outputs': {…}} only, but holds {'inputs': {}}",
         ),
-        (Demos(), [{"inputs": {}, "outputs": "2"}], "must hold {'inputs': {…}, 'outputs': {…}} only"),
+        (
+            Demos(),
+            [{"inputs": {}, "outputs": "2"}],
+            "must hold {'inputs': {…}, 'outputs': {…}} only",
+        ),
         (Demos(), [3], "must hold {'inputs': {…}, 'outputs': {…}} only, but holds 3"),
         (Choice(1, 5), 7, "must be one of 1, 5, but got 7"),
         (Choice(1, 5), 1.0, "must be one of 1, 5, but got 1.0"),
@@ -69,7 +73,11 @@ def test_a_space_cannot_be_changed_and_declares_itself_as_json(space: Space) -> 
         (Float(0, 1), math.nan, "must be a finite number, but got nan"),
         (Float(0, 1), "0.5", "must be a finite number, but got '0.5'"),
         (Float(0, 1), True, "must be a finite number, but got True"),
-        (Weights(), {"path": "x"}, "must be None or {'path': …, 'sha256': …}, but got {'path': 'x'}"),
+        (
+            Weights(),
+            {"path": "x"},
+            "must be None or {'path': …, 'sha256': …}, but got {'path': 'x'}",
+        ),
     ],
 )
 def test_a_value_outside_the_space_is_named_with_the_law_it_breaks(
@@ -127,7 +135,9 @@ def test_bounds_without_a_value_start_low_and_alpha_is_twice_the_rank() -> None:
 def test_lora_targets_are_a_set_of_layers_or_names() -> None:
     assert LoRA(8).targets == "all-linear"
     assert LoRA(8, targets="attention").targets == "attention"
-    assert LoRA(8, targets=["q_proj", "v_proj"]) == Weights(rank=8, alpha=16, targets=("q_proj", "v_proj"))
+    assert LoRA(8, targets=["q_proj", "v_proj"]) == Weights(
+        rank=8, alpha=16, targets=("q_proj", "v_proj")
+    )
     with pytest.raises(DeclarationError, match="got 'atention'; did you mean 'attention'"):
         LoRA(8, targets="atention")
     with pytest.raises(DeclarationError, match=r"write a single layer as a list: \[q_proj\]"):
@@ -138,13 +148,21 @@ def test_lora_targets_are_a_set_of_layers_or_names() -> None:
 
 
 @given(st.integers(-50, 50), st.integers(0, 50), st.integers(-200, 200))
-def test_an_int_space_holds_exactly_what_lies_between_its_bounds(low: int, width: int, value: int) -> None:
+def test_an_int_space_holds_exactly_what_lies_between_its_bounds(
+    low: int, width: int, value: int
+) -> None:
     assert (Int(low, low + width).problem(value) == "") == (low <= value <= low + width)
 
 
 @pytest.mark.parametrize(
     "space",
-    [Choice("a", 2, True), Int(3, 7), Int(1, 1000, log=True), Float(-1, 2), Float(1e-6, 1.0, log=True)],
+    [
+        Choice("a", 2, True),
+        Int(3, 7),
+        Int(1, 1000, log=True),
+        Float(-1, 2),
+        Float(1e-6, 1.0, log=True),
+    ],
 )
 def test_what_is_drawn_lies_in_the_space_and_covers_it(space: Choice | Int | Float) -> None:
     rng = np.random.default_rng(0)

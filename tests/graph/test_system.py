@@ -19,12 +19,12 @@ from compound.components.function import FirstOf, Function
 from compound.components.hyperparameter import Hyperparameter
 from compound.components.llm import LLM
 from compound.components.selector import Selector
-from compound.errors import ConfigurationError, DeclarationError, WiringError
+from compound.core.errors import ConfigurationError, DeclarationError, WiringError
+from compound.core.narrowing import entry
 from compound.graph.component import CallContext, Component, Input, Node, Operation, Output
 from compound.graph.space import Choice, Float, Int, Text
 from compound.graph.system import System
 from compound.graph.types import Port
-from compound.narrowing import entry
 
 
 def echo(text: str) -> str:
@@ -141,7 +141,9 @@ def test_a_component_that_can_neither_run_nor_be_driven_is_refused() -> None:
         outputs = {"y": Port(int)}  # noqa: RUF012
         version = "1"
 
-    with pytest.raises(DeclarationError, match="neither an Operation nor a Composite; subclass Operation"):
+    with pytest.raises(
+        DeclarationError, match="neither an Operation nor a Composite; subclass Operation"
+    ):
         Neither()()
 
 
@@ -180,7 +182,9 @@ def test_a_name_that_cannot_stand_in_an_address_is_refused(name: str) -> None:
         lambda: Function(name, echo)(text=question(), name="fine"),
         lambda: LLM("llm", output={name: str, "other": str})(question=question()),
     ):
-        assert "name must consist of letters, digits and underscores" in message_of(make, DeclarationError)
+        assert "name must consist of letters, digits and underscores" in message_of(
+            make, DeclarationError
+        )
 
 
 # --- functions -----------------------------------------------------------------------------------------
@@ -267,7 +271,9 @@ def test_one_input_used_twice_is_one_input() -> None:
 def test_two_nodes_with_one_name_are_refused() -> None:
     component = Function("echo", echo)
     message = message_of(
-        lambda: System("demo", outputs={"a": component(text=question()), "b": component(text=question())})
+        lambda: System(
+            "demo", outputs={"a": component(text=question()), "b": component(text=question())}
+        )
     )
     assert message == (
         "two nodes are named 'echo' in system 'demo'; give the second use its own name: component(..., name='other')"
@@ -316,7 +322,9 @@ def test_a_condition_can_close_a_cycle_too() -> None:
     second = Function("second", echo)(text=Output(first, "output"))
     looped = Node("first", first.component, {"text": question()}, second.equals("x"))
     second.node.wires["text"] = Output(looped, "output")
-    assert "has a cycle" in message_of(lambda: System("demo", outputs={"y": Output(looped, "output")}))
+    assert "has a cycle" in message_of(
+        lambda: System("demo", outputs={"y": Output(looped, "output")})
+    )
 
 
 # --- configurations ------------------------------------------------------------------------------------
@@ -403,13 +411,16 @@ def test_context_leaks_two_threads_run_two_bindings_of_one_system_at_once() -> N
 
 
 def test_deadlocks_binding_is_the_first_thing_a_thread_may_do() -> None:
-    # the reference's update_config takes a non-reentrant lock twice when it is a thread's first touch
+    # the reference's update_config takes a non-reentrant lock twice when it is a thread's first
+    # touch
     system = tuned()
     seen: list[float] = []
 
     def work() -> None:
         bound = system.bind({"scale.by": 1.0})
-        seen.append(entry(compound.run(bound.bind({"scale.by": 0.0}), {"x": 4.0}).outputs, "y", float))
+        seen.append(
+            entry(compound.run(bound.bind({"scale.by": 0.0}), {"x": 4.0}).outputs, "y", float)
+        )
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
@@ -504,10 +515,20 @@ print(json.dumps([list(system.nodes), list(system.parameters), system.signature,
 def test_d5_order_and_signature_are_the_same_under_every_hash_seed(
     under_every_hash_seed: Callable[[str], set[str]],
 ) -> None:
-    # the reference takes its topological order from a set: 6 of 8 hash seeds perturbed the wrong component
+    # the reference takes its topological order from a set: 6 of 8 hash seeds perturbed the wrong
+    # component
     printed = under_every_hash_seed(HASH_SEEDS)
     assert len(printed) == 1
-    assert json.loads(printed.pop())[0] == ["alpha", "beta", "each", "gamma", "mid", "zeta", "pick", "llm"]
+    assert json.loads(printed.pop())[0] == [
+        "alpha",
+        "beta",
+        "each",
+        "gamma",
+        "mid",
+        "zeta",
+        "pick",
+        "llm",
+    ]
 
 
 def shaped(
@@ -553,7 +574,8 @@ def test_the_signature_changes_with_the_code_of_a_function_and_with_the_body_of_
     def looped(function: Callable[..., int]) -> System:
         body = System("turn", outputs={"x": Function("step", function)(x=Input("x", int))})
         return System(
-            "demo", outputs={"y": Loop("loop", body, carry={"x": "x"}, max_turns=2)(x=Input("x", int))}
+            "demo",
+            outputs={"y": Loop("loop", body, carry={"x": "x"}, max_turns=2)(x=Input("x", int))},
         )
 
     assert looped(plus).signature == looped(plus).signature
@@ -578,7 +600,9 @@ def test_a_body_that_was_bound_keeps_its_values_and_names_no_model() -> None:
 def test_the_graph_names_inputs_nodes_and_the_ports_their_edges_feed() -> None:
     q = question()
     text = Function("echo", echo)(text=q)
-    system = System("demo", outputs={"y": Function("join", join)(a=text, b=text, when=q.equals("go"))})
+    system = System(
+        "demo", outputs={"y": Function("join", join)(a=text, b=text, when=q.equals("go"))}
+    )
     edges = {(a, b): data["ports"] for a, b, data in system.graph.edges(data=True)}
     assert edges == {
         ("$question", "echo"): ("text",),
@@ -594,7 +618,8 @@ def turn() -> System:
     x = Input("x", int)
     half = Function("half", halve)(x=x)
     return System(
-        "turn", outputs={"x": half, "done": Function("small", small)(x=half), "note": Input("note", str)}
+        "turn",
+        outputs={"x": half, "done": Function("small", small)(x=half), "note": Input("note", str)},
     )
 
 
@@ -609,16 +634,31 @@ def small(x: int) -> bool:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Loop("l", turn(), carry={"y": "x"}), "'l': carry names 'y', which its body does not have"),
-        (lambda: Loop("l", turn(), carry={"x": "z"}), "'l': carry names 'z', which its body does not have"),
-        (lambda: Loop("l", turn(), carry={"note": "x"}), "loop 'l': carry gives 'note' (str) to 'x' (int)"),
+        (
+            lambda: Loop("l", turn(), carry={"y": "x"}),
+            "'l': carry names 'y', which its body does not have",
+        ),
+        (
+            lambda: Loop("l", turn(), carry={"x": "z"}),
+            "'l': carry names 'z', which its body does not have",
+        ),
+        (
+            lambda: Loop("l", turn(), carry={"note": "x"}),
+            "loop 'l': carry gives 'note' (str) to 'x' (int)",
+        ),
         (
             lambda: Loop("l", turn(), carry={}, until="don"),
             "until names 'don', which its body does not have; did you mean 'done'",
         ),
-        (lambda: Loop("l", turn(), carry={}, until="x"), "loop 'l': until needs a bool, but 'x' is int"),
+        (
+            lambda: Loop("l", turn(), carry={}, until="x"),
+            "loop 'l': until needs a bool, but 'x' is int",
+        ),
         (lambda: Loop("l", turn(), carry={}, max_turns=0), "max_turns must be >= 1, but got 0"),
-        (lambda: Loop("l", turn(), carry={}, max_turns=Int(0, 3)), "max_turns must be >= 1, but got"),
+        (
+            lambda: Loop("l", turn(), carry={}, max_turns=Int(0, 3)),
+            "max_turns must be >= 1, but got",
+        ),
         (lambda: Map("m", turn(), over="xs"), "'m': over names 'xs', which its body does not have"),
     ],
 )
@@ -639,7 +679,9 @@ def test_parameters_inside_loops_and_maps_belong_to_the_system() -> None:
         },
     )
     assert list(outer.parameters) == ["inner.prompt", "loop.max_turns"]
-    assert outer.bind({"inner.prompt": "b", "loop.max_turns": 4}).configuration["loop.max_turns"] == 4
+    assert (
+        outer.bind({"inner.prompt": "b", "loop.max_turns": 4}).configuration["loop.max_turns"] == 4
+    )
 
 
 def test_the_parts_of_a_first_of_must_have_its_type() -> None:
@@ -663,7 +705,9 @@ def repeat(text: str, max_turns: int) -> str:
 # --- inputs named like settings ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("column", ["prompt", "temperature", "lm", "max_tokens", "demos", "weights"])
+@pytest.mark.parametrize(
+    "column", ["prompt", "temperature", "lm", "max_tokens", "demos", "weights"]
+)
 def test_data_does_not_replace_a_setting_of_the_same_name(column: str) -> None:
     llm: Any = LLM("a", prompt="P.")
     with pytest.raises(WiringError, match=f"'{column}' is a setting of llm 'a'.*the_{column}"):
@@ -695,7 +739,9 @@ def test_an_answer_does_not_replace_a_setting_that_has_a_value() -> None:
         made: Any = LLM("a", prompt="P.")
         with pytest.raises(WiringError, match=rf"which \$weather\.{name} would replace"):
             made(**{name: weather[name]})
-    assert "prompt" in LLM("a")(prompt=weather.prompt, q=Input("q")).node.wires  # it has no other prompt
+    assert (
+        "prompt" in LLM("a")(prompt=weather.prompt, q=Input("q")).node.wires
+    )  # it has no other prompt
 
 
 def test_a_column_may_be_called_name_or_when() -> None:

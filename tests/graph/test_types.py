@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from compound.errors import DeclarationError
+from compound.core.errors import DeclarationError
 from compound.graph.json_types import json_type
 from compound.graph.types import (
     Port,
@@ -23,7 +23,9 @@ from compound.graph.types import (
 )
 
 LABELS = st.text("abcdefgh xyz-", min_size=1, max_size=6).map(str.strip).filter(bool)
-LITERALS = st.lists(LABELS, min_size=1, max_size=3, unique=True).map(lambda labels: Literal[tuple(labels)])
+LITERALS = st.lists(LABELS, min_size=1, max_size=3, unique=True).map(
+    lambda labels: Literal[tuple(labels)]
+)
 PLAIN = st.sampled_from([str, int, float, bool, list, dict, Any])
 TYPES = st.recursive(
     PLAIN | LITERALS,
@@ -141,7 +143,9 @@ def test_a_type_feeds_itself_and_any(kind: Any) -> None:
     ),
     st.data(),
 )
-def test_what_one_type_holds_is_accepted_wherever_it_may_go(source: Any, data: st.DataObject) -> None:
+def test_what_one_type_holds_is_accepted_wherever_it_may_go(
+    source: Any, data: st.DataObject
+) -> None:
     target = data.draw(
         st.sampled_from([str, int, float, bool, list[int], list[float], list[str], str | None])
     )
@@ -177,7 +181,9 @@ def test_what_one_type_holds_is_accepted_wherever_it_may_go(source: Any, data: s
         (Person, "Ada", False),
     ],
 )
-def test_a_value_belongs_to_a_type_without_conversion(kind: Any, value: Any, expected: bool) -> None:
+def test_a_value_belongs_to_a_type_without_conversion(
+    kind: Any, value: Any, expected: bool
+) -> None:
     assert accepts(kind, value) is expected
 
 
@@ -199,7 +205,10 @@ def test_ports_are_listed_with_their_types() -> None:
     ("schema", "problem"),
     [
         ({"type": "objekt"}, "invalid"),
-        ({"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/x"}}}, "not a part of it"),
+        (
+            {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/x"}}},
+            "not a part of it",
+        ),
         ({"$ref": "#/$defs/Missing"}, "not a part of it"),
         ({"type": "string", "pattern": "(?=a)b"}, "not supported"),
         ({"patternProperties": {"a+": {}}}, "patternProperties"),
@@ -207,7 +216,10 @@ def test_ports_are_listed_with_their_types() -> None:
         ({"type": "string", "description": "x" * 100_001}, "characters"),
         ({"$ref": "#"}, "refers to itself"),
         ({"properties": {"a": {"allOf": [{"$ref": "#/properties/a"}]}}}, "refers to itself"),
-        ({"$defs": {"a": {"not": {"$ref": "#/$defs/b"}}, "b": {"$ref": "#/$defs/a"}}}, "refers to itself"),
+        (
+            {"$defs": {"a": {"not": {"$ref": "#/$defs/b"}}, "b": {"$ref": "#/$defs/a"}}},
+            "refers to itself",
+        ),
     ],
 )
 def test_a_json_schema_that_cannot_be_used_is_refused(schema: Any, problem: str) -> None:
@@ -231,7 +243,9 @@ def test_a_part_of_a_json_schema_chooses_no_other_rules(name: str) -> None:
     kind = json_type({"$defs": {"text": text}, "type": "object", "properties": parts})
     for part in ("x", "y"):
         assert accepts(kind, {part: "aaa", name: None})
-        assert not accepts(kind, {part: "aaa\n"})  # the `$` of Python would match before the end of a line
+        assert not accepts(
+            kind, {part: "aaa\n"}
+        )  # the `$` of Python would match before the end of a line
         assert not accepts(kind, {part: "a" * 40 + "!"})
     assert not accepts(kind, {name: 1})
 
@@ -250,7 +264,9 @@ def test_references_that_multiply_end_the_check_of_a_value() -> None:
 
 
 def test_a_deep_value_of_a_recursive_json_schema_is_no_crash() -> None:
-    kind = json_type({"type": "object", "properties": {"a": {"$ref": "#"}}, "additionalProperties": False})
+    kind = json_type(
+        {"type": "object", "properties": {"a": {"$ref": "#"}}, "additionalProperties": False}
+    )
     value: dict[str, Any] = {}
     for _ in range(20):
         value = {"a": value}
@@ -262,7 +278,9 @@ def test_a_deep_value_of_a_recursive_json_schema_is_no_crash() -> None:
 
 
 def test_a_long_value_is_checked_completely() -> None:
-    numbers = json_type({"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "null"}]}})
+    numbers = json_type(
+        {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}
+    )
     assert accepts(numbers, [1, None] * 20_000)
     assert not accepts(numbers, [*[1, None] * 20_000, "a"])
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import compound as cp
-from compound.errors import DeclarationError
-from compound.report.facts.text import count, money
+from compound.core.errors import DeclarationError
+from compound.report.text import count, money
 
 ROWS = [{"question": f"what is {i}", "parts": [f"{i}", "b"], "answer": "yes"} for i in range(40)]
 DATA: Any = {"train": ROWS[:20], "valid": ROWS[20:]}
@@ -32,13 +32,17 @@ def agent(question: Any, parts: Any) -> Any:
 
 def loop(question: Any, parts: Any) -> Any:
     text = cp.Input("text", str)
-    body = cp.System("turn", {"text": cp.LLM("plan", prompt=cp.Text("Plan."), max_tokens=8)(text=text)})
+    body = cp.System(
+        "turn", {"text": cp.LLM("plan", prompt=cp.Text("Plan."), max_tokens=8)(text=text)}
+    )
     return cp.Loop("again", body, carry={"text": "text"}, max_turns=2)(text=question)
 
 
 def each(question: Any, parts: Any) -> Any:
     text = cp.Input("text", str)
-    body = cp.System("one", {"text": cp.LLM("plan", prompt=cp.Text("Plan."), max_tokens=8)(text=text)})
+    body = cp.System(
+        "one", {"text": cp.LLM("plan", prompt=cp.Text("Plan."), max_tokens=8)(text=text)}
+    )
     texts = cp.Map("all", body, over="text")(text=parts)
     return cp.LLM("a", prompt="Answer.", max_tokens=10)(texts=texts)
 
@@ -53,13 +57,19 @@ def run(path: Path, made: Any = chain, **budget: float) -> tuple[Any, cp.testing
     )
     lm = cp.testing.ScriptedLM(lambda _: "no", price=0.001)
     return lambda: cp.optimize(
-        system, DATA, "exact_match", budget=budget, engines={"m": lm}, run_dir=path, progress=False,
-    ), lm  # fmt: skip
+        system,
+        DATA,
+        "exact_match",
+        budget=budget,
+        engines={"m": lm},
+        run_dir=path,
+        progress=False,
+    ), lm
 
 
 def test_a_limit_that_another_node_decides_is_not_assumed(tmp_path: Path) -> None:
     def short(question: Any, parts: Any) -> Any:
-        most = cp.Hyperparameter("most", cp.Choice(1, 2))()
+        most = cp.components.Hyperparameter("most", cp.Choice(1, 2))()
         return cp.LLM("plan", prompt=cp.Text("Plan."))(question=question, max_tokens=most)
 
     start, lm = run(tmp_path / "run", short, tokens=4000)
@@ -89,7 +99,9 @@ def test_too_little_to_try_anything_is_refused(
 @pytest.mark.parametrize(
     ("made", "known"), [(chain, 20), (agent, 20), (loop, 20), (each, 21), (random, 20)]
 )  # 20 first steps, whose requests are known in advance; "b" is a part of every example
-def test_the_reservations_of_known_requests_are_named(tmp_path: Path, made: Any, known: int) -> None:
+def test_the_reservations_of_known_requests_are_named(
+    tmp_path: Path, made: Any, known: int
+) -> None:
     start, lm = run(tmp_path / "run", made, cost=0.01)
     with pytest.raises(DeclarationError) as e:
         start()
@@ -100,7 +112,9 @@ def test_the_reservations_of_known_requests_are_named(tmp_path: Path, made: Any,
     requests = [request for request in lm.requests if "Plan." in request.messages[-1].text][:known]
     assert len({repr(request) for request in requests}) == known
     expected = sum(lm.worst_case(request).cost for request in requests)
-    assert 0.99 * expected < float(named[1]) < 1.1 * expected  # a later step counts without its inputs
+    assert (
+        0.99 * expected < float(named[1]) < 1.1 * expected
+    )  # a later step counts without its inputs
 
 
 def test_small_amounts_keep_their_digits() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import compound as cp
-from compound.example import Example
+from compound.core.example import Example
 from compound.optimization.held_out import HeldOutAnswers
 from compound.testing import ScriptedLM
 
@@ -25,7 +25,12 @@ def examples(*golds: object) -> list[Example]:
         (["Jane Austen"], [], "It was Jane  Austen, not Emma", "jane austen"),
         ([["no", "Köln am Rhein"]], [], "Write Köln am Rhein.", "köln am rhein"),
         ([{"city": "Lisbon", "n": 3}], [], "Lisbon is a city.", "lisbon"),
-        (["北京市朝阳区"], [], "例如北京市朝阳区是一个区。", "北 京 市 朝 阳 区"),  # no spaces between words
+        (
+            ["北京市朝阳区"],
+            [],
+            "例如北京市朝阳区是一个区。",
+            "北 京 市 朝 阳 区",
+        ),  # no spaces between words
         (["Ｓｅｒｅｋｕｎｄａ"], [], "such as *Serekunda*", "serekunda"),
         (["Serekunda"], ["serekunda"], "such as Serekunda", ""),  # train examples have it, too
         (["billing", "billing", "billing"], [], "Answer billing or technical.", ""),  # a label
@@ -57,16 +62,26 @@ def test_a_search_refuses_it_and_says_so(method: str, tmp_path: Path) -> None:
     answer = cp.LLM("answer", prompt=cp.Text("Answer."))(question=cp.Input("question"))
     system = cp.System("qa", outputs={"answer": answer}, lm="m")
     train = [{"question": f"Where? {i}", "answer": "Banjul"} for i in range(20)]
-    valid = [{"question": f"Where? {i + 20}", "answer": "Banjul" if i else "Serekunda"} for i in range(10)]
+    valid = [
+        {"question": f"Where? {i + 20}", "answer": "Banjul" if i else "Serekunda"}
+        for i in range(10)
+    ]
     result = cp.optimize(
-        system, {"train": train, "valid": valid}, "exact_match", budget=80, method=method, progress=False,
-        engines={"m": ScriptedLM(reply, writes_prompts=True)}, run_dir=tmp_path / "run", iterations=1,
-    )  # fmt: skip
-    assert result.best["answer.prompt"] == "Answer."
-    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    notes = [event["note"] for event in events if event["event"] == "proposals"]
-    refused = (
-        "a new prompt by 'm' was refused: it contains 'serekunda', the expected answer of a held-out example"
+        system,
+        {"train": train, "valid": valid},
+        "exact_match",
+        budget=80,
+        method=method,
+        progress=False,
+        engines={"m": ScriptedLM(reply, writes_prompts=True)},
+        run_dir=tmp_path / "run",
+        iterations=1,
     )
+    assert result.best["answer.prompt"] == "Answer."
+    events = [
+        json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    ]
+    notes = [event["note"] for event in events if event["event"] == "proposals"]
+    refused = "a new prompt by 'm' was refused: it contains 'serekunda', the expected answer of a held-out example"
     assert refused in notes
     assert notes.count(refused) == 1

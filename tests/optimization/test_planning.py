@@ -8,24 +8,24 @@ from typing import Any
 
 import pytest
 
-from compound.api.optimize import optimize
+from compound.api.optimize import run_optimization
 from compound.api.result import Result
 from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.components.selector import Selector
-from compound.errors import DataError, DeclarationError
+from compound.core.errors import DataError, DeclarationError
+from compound.core.example import Metric
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics.built_in import exact_match
 from compound.evaluation.metrics.custom import custom
-from compound.example import Metric
 from compound.graph.component import Input
 from compound.graph.space import Choice, Float, Int, Text
 from compound.graph.system import System
 from compound.optimization.budget_plan import job_minibatch, usable_runs
 from compound.optimization.method import Job
+from compound.optimization.runs.recorder import Interrupted, Recorder
+from compound.optimization.settings.optimize import make_settings
 from compound.report import summarize, terminal_summary
-from compound.runs.recorder import Interrupted, Recorder
-from compound.settings.optimize import make_settings
 from compound.testing import ScriptedLM
 
 
@@ -68,7 +68,7 @@ def run(
     data = Dataset.of(train=rows("t", 40), valid=rows("v", valid), test=rows("x", 5))
     engines = {"lm": lm or ScriptedLM(lambda _: "no")}
     chosen = metric or exact_match("answer")
-    return optimize(system, data, chosen, resolved, run_dir=folder / "run", engines=engines)
+    return run_optimization(system, data, chosen, resolved, run_dir=folder / "run", engines=engines)
 
 
 def events(result: Result) -> list[dict[str, Any]]:
@@ -92,7 +92,9 @@ def test_what_is_left_is_used_while_candidates_remain(tmp_path: Path) -> None:
 
 def test_a_job_whose_share_is_too_small_takes_what_is_free(tmp_path: Path) -> None:
     """Two jobs with a share below two minibatches each: both used to be passed over."""
-    answer = LLM("answerer", prompt=Text("Answer."), max_tokens=Choice(8, 16))(question=Input("question"))
+    answer = LLM("answerer", prompt=Text("Answer."), max_tokens=Choice(8, 16))(
+        question=Input("question")
+    )
     system = System("two", {"answer": answer}, lm="lm")
     result = run(tmp_path, system, 10 + 10 + 20, lm=ScriptedLM(lambda _: "no"))
     jobs = summarize(result.path)["jobs"]
@@ -100,10 +102,13 @@ def test_a_job_whose_share_is_too_small_takes_what_is_free(tmp_path: Path) -> No
 
 
 def test_a_budget_that_holds_nothing_is_refused_with_what_would_be_enough(tmp_path: Path) -> None:
-    with pytest.raises(DeclarationError, match="system_runs=13 is too small to try anything") as refused:
+    with pytest.raises(
+        DeclarationError, match="system_runs=13 is too small to try anything"
+    ) as refused:
         run(tmp_path, selecting(), 13)
-    assert "the initial evaluation takes 10 system runs, a decision 20, and the smallest job 8" in str(
-        refused.value
+    assert (
+        "the initial evaluation takes 10 system runs, a decision 20, and the smallest job 8"
+        in str(refused.value)
     )
     assert "set at least 38" in refused.value.hint
     assert not (tmp_path / "run").exists()
@@ -120,7 +125,9 @@ def test_a_smaller_validation_split_is_named_where_it_would_do(tmp_path: Path) -
 def test_failed_runs_must_not_score_as_well_as_the_best_ones(tmp_path: Path) -> None:
     """Regression test: with scores of -1 to 0, a change that failed was accepted for its failure score of 0."""
     loss = custom(lambda outputs, example: -0.5, "loss", bounds=(-1, 0))
-    with pytest.raises(DeclarationError, match="the maximum score of metric 'loss' is 0") as refused:
+    with pytest.raises(
+        DeclarationError, match="the maximum score of metric 'loss' is 0"
+    ) as refused:
         run(tmp_path, selecting(), 100, metric=loss)
     assert refused.value.hint == "set optimize.failure_score to its minimum score, -1"
     assert not (tmp_path / "run").exists()
@@ -128,14 +135,20 @@ def test_failed_runs_must_not_score_as_well_as_the_best_ones(tmp_path: Path) -> 
 
 
 class TestTooFewExamples:
-    def test_too_few_for_any_decision_are_refused_with_the_number_needed(self, tmp_path: Path) -> None:
-        with pytest.raises(DataError, match="4 validation examples cannot show an improvement") as refused:
+    def test_too_few_for_any_decision_are_refused_with_the_number_needed(
+        self, tmp_path: Path
+    ) -> None:
+        with pytest.raises(
+            DataError, match="4 validation examples cannot show an improvement"
+        ) as refused:
             run(tmp_path, selecting(), 200, valid=4)
         assert "at alpha=0.05: the smallest p-value is 0.0625" in refused.value.message
         assert refused.value.hint == "provide at least 5; 40 is a good default"
         assert not (tmp_path / "run").exists()
 
-    def test_too_few_for_the_wanted_decisions_are_named_with_the_number_needed(self, tmp_path: Path) -> None:
+    def test_too_few_for_the_wanted_decisions_are_named_with_the_number_needed(
+        self, tmp_path: Path
+    ) -> None:
         """Six examples have a smallest p of 1/64: 0.05 holds three such levels."""
         result = run(tmp_path, selecting("none"), 400, valid=6, iterations=5, method="random")
         (outlook,) = (event for event in events(result) if event["event"] == "outlook")
@@ -155,8 +168,10 @@ class TestTooFewExamples:
         metric = custom(lambda outputs, example: float(outputs["answer"] == "yes"), "own")
         result = run(tmp_path, two_options(), 100, metric=metric)
         (outlook,) = (event for event in events(result) if event["event"] == "outlook")
-        (line,) = (line for line in outlook["told"] if line.startswith("metric 'own' declares no bounds: "))
-        assert line.endswith("declare them: cp.custom(…, bounds=(0, 1))")
+        (line,) = (
+            line for line in outlook["told"] if line.startswith("metric 'own' declares no bounds: ")
+        )
+        assert line.endswith("declare them: cp.metrics.custom(…, bounds=(0, 1))")
         assert not outlook["detection"]["bounded"]
         assert "The range of the scores is unknown: p is the larger one" in result.report
 
@@ -168,7 +183,9 @@ class TestTooFewExamples:
 
 
 def test_a_score_outside_the_bounds_is_a_warning_in_the_report(tmp_path: Path) -> None:
-    metric = custom(lambda outputs, example: 1.5 * (outputs["answer"] == "yes"), "own", bounds=(0, 1))
+    metric = custom(
+        lambda outputs, example: 1.5 * (outputs["answer"] == "yes"), "own", bounds=(0, 1)
+    )
     result = run(tmp_path, two_options(), 100, metric=metric)
     assert "Warning: metric 'own' returned 1.5 on example " in result.report
     assert "Correct the metric, or the bounds it declares, and repeat the run." in result.report
@@ -209,11 +226,19 @@ class TestWords:
         pick = Selector("pick", *map(str, range(4)))(question=Input("question"))
         step = Function("step", answer)(question=Input("question"), pick=pick)
         result = run(
-            tmp_path, System("some", {"answer": step}), 100, iterations=1, accept="supported", alpha=0.001
+            tmp_path,
+            System("some", {"answer": step}),
+            100,
+            iterations=1,
+            accept="supported",
+            alpha=0.001,
         )
-        told = terminal_summary(result.path)  # of two looks, with eight train examples, at 40 % of the level
+        told = terminal_summary(
+            result.path
+        )  # of two looks, with eight train examples, at 40 % of the level
         assert (
-            "1 scored higher, but not significantly (smallest p = 0.000488, above the level 0.0004)" in told
+            "1 scored higher, but not significantly (smallest p = 0.000488, above the level 0.0004)"
+            in told
         )
 
     def test_none_scored_higher(self, tmp_path: Path) -> None:
@@ -222,7 +247,9 @@ class TestWords:
 
         pick = Selector("pick", *map(str, range(4)))(question=Input("question"))
         step = Function("step", answer)(question=Input("question"), pick=pick)
-        told = terminal_summary(run(tmp_path, System("some", {"answer": step}), 100, iterations=1).path)
+        told = terminal_summary(
+            run(tmp_path, System("some", {"answer": step}), 100, iterations=1).path
+        )
         assert "of 1 candidate tested on the validation split, none scored higher" in told
 
 
@@ -244,7 +271,8 @@ def test_parameters_that_cannot_be_tried_are_named_before(tmp_path: Path) -> Non
     idle = [key for job in event["jobs"] if not job["candidates"] for key in job["keys"]]
     assert len(idle) == 1
     assert any(
-        f"cannot be tried with optimize.budget.system_runs=29: {idle[0]}" in line for line in event["told"]
+        f"cannot be tried with optimize.budget.system_runs=29: {idle[0]}" in line
+        for line in event["told"]
     )
     tried = {key for job in summarize(result.path)["jobs"] if job["runs"] for key in job["keys"]}
     assert not tried & set(idle)
@@ -263,7 +291,13 @@ class TestRuns:
 
     def test_cheap_candidates_leave_runs_for_larger_minibatches(self) -> None:
         """A job covers two minibatches at whole price, and two candidates: 2.5 minibatches at a quarter."""
-        assert [job_minibatch(8, runs, price=0.25) for runs in (5, 13, 19.9, 20, 400)] == [2, 5, 7, 8, 8]
+        assert [job_minibatch(8, runs, price=0.25) for runs in (5, 13, 19.9, 20, 400)] == [
+            2,
+            5,
+            7,
+            8,
+            8,
+        ]
         assert job_minibatch(8, 16, price=0.0) == 8
 
     def test_a_job_needs_the_incumbent_and_a_candidate_on_a_minibatch(self) -> None:
@@ -280,10 +314,14 @@ class TestAutomaticSize:
     def run(folder: Path, runs: float, *, stopped: bool = False, **settings: Any) -> Result:
         data = Dataset.of(train=rows("t", 40), valid=rows("v", 60), test=rows("x", 5))
         resolved = make_settings({"budget": {"system_runs": runs}, **settings})
-        return optimize(
-            two_options(), data, exact_match("answer"), resolved, run_dir=folder / "run",
+        return run_optimization(
+            two_options(),
+            data,
+            exact_match("answer"),
+            resolved,
+            run_dir=folder / "run",
             on_start=Recorder.stop if stopped else None,
-        )  # fmt: skip
+        )
 
     @staticmethod
     def told(result: Result) -> str:
@@ -295,7 +333,9 @@ class TestAutomaticSize:
         result = self.run(tmp_path, runs)
         (decision,) = (event for event in events(result) if event["event"] == "decision")
         assert decision["before"]["n"] == size
-        line = f"{size} validation examples are used, so that half of the {runs} system runs is left"
+        line = (
+            f"{size} validation examples are used, so that half of the {runs} system runs is left"
+        )
         assert line in self.told(result)
         assert result.accepted
 

@@ -12,12 +12,12 @@ from compound.graph.component import Input
 from compound.graph.space import Choice, LoRA, Text
 from compound.graph.system import System
 from compound.optimization.method import Method
+from compound.optimization.settings.optimize import make_settings
 from compound.optimizers import auto
 from compound.optimizers.methods import method
-from compound.optimizers.optimas.local_gains import RewardGuide
 from compound.optimizers.search.joint import JointSearch
+from compound.optimizers.search.local_gains import RewardGuide
 from compound.optimizers.weights.methods import NothingToTune
-from compound.settings.optimize import make_settings
 from compound.testing import ScriptedLM
 
 QUESTION = Input("question", str)
@@ -61,8 +61,11 @@ class TestSearch:
         guide = joint_of(made).guide
         assert isinstance(guide, RewardGuide)
         assert guide.learning.backbone.model == "none"
-        (note,) = made.notes
-        assert note.startswith("auto: optimas, since local evaluations of draft can make it at most 3 times")
+        note, savings = made.notes
+        assert savings.startswith("local rewards may make an evaluation of a candidate cheaper: ")
+        assert note.startswith(
+            "auto: optimas, since local evaluations of draft can make it at most 3 times"
+        )
 
     def test_none_where_nothing_follows(self) -> None:
         made = chosen(single())
@@ -112,7 +115,9 @@ class TestWeights:
             "method: better_together trains them anyway"
         )
 
-    def test_they_stay_if_the_budget_covers_few_steps(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_they_stay_if_the_budget_covers_few_steps(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(auto, "device_count", lambda kind: 1)
         made = chosen(chained(weights=LoRA()), budget={"system_runs": 600})
         assert "half of the budget covers" in made.notes[1]

@@ -14,29 +14,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compound.benchmarks.measure.prompts import fast_slow
-from compound.benchmarks.simulated.toy_model import make_toy_model
+from benchmarks.measure.prompts import fast_slow
+from benchmarks.simulated.toy_model import make_toy_model
 from compound.components.llm import LLM
-from compound.engine import Completion, Request
-from compound.errors import DeclarationError
+from compound.core.engine import Completion, Request
+from compound.core.errors import DeclarationError
+from compound.core.narrowing import entry
 from compound.evaluation.metrics.custom import custom
 from compound.graph.component import Input
 from compound.graph.space import LoRA
 from compound.graph.system import System
-from compound.narrowing import entry
-from compound.optimization.allowance import allowance
+from compound.optimization.job_plans import plan_job
 from compound.optimization.method import Task
+from compound.optimization.settings.optimize import make_settings
 from compound.optimizers import fast_slow as fast_slow_module
 from compound.optimizers.fast_slow import FastSlow, FastSlowState
 from compound.optimizers.methods import method
-from compound.optimizers.weights.learner.saved import Step, TrainingState
+from compound.optimizers.weights.learner.saved import CurvePoint, TrainingState
 from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, MMGRPOSettings
-from compound.optimizers.weights.recipes.population import Population
 from compound.optimizers.weights.recipes.recipe import credited_by
-from compound.optimizers.weights.recipes.rollouts import RolloutSettings
-from compound.settings.optimize import make_settings
+from compound.optimizers.weights.recipes.rollouts import Population, RolloutSettings
 from compound.testing import ScriptedLM
-from compound.testing.recipe_job import EXAMPLES, RecipeJob
+from compound.testing.recipe_kit import EXAMPLES, RecipeJob
 
 VERSIONS = [{"first.prompt": f"f {word}", "second.prompt": f"s {word}"} for word in ("a", "b", "c")]
 
@@ -83,7 +82,9 @@ class TestGroups:
         groups: dict[Any, list[str]] = {}
         for sample in credited.samples:
             prompt = bytes(sample.tokens.prompt).decode()
-            version = next(i for i, text in enumerate(texts) if text[f"{sample.component}.prompt"] in prompt)
+            version = next(
+                i for i, text in enumerate(texts) if text[f"{sample.component}.prompt"] in prompt
+            )
             assert version == population.index(sample.example, sample.rollout)
             groups.setdefault(sample.group, []).append(f"{sample.component}{version}")
         assert len(groups) == len(EXAMPLES) * 2
@@ -114,8 +115,11 @@ class TestGroups:
 
 
 FEW = {
-    "steps": 4, "rollouts": {"examples": 2, "runs": 4}, "optimizer": {"lr": 3e-3}, "evaluation": {"every": 0},
-}  # fmt: skip
+    "steps": 4,
+    "rollouts": {"examples": 2, "runs": 4},
+    "optimizer": {"lr": 3e-3},
+    "evaluation": {"every": 0},
+}
 
 
 @pytest.fixture
@@ -143,22 +147,30 @@ class TestTraining:
         assert entry(found, "system_runs", float) <= 6 * 2 * 4 + 2 * 12 * 2 * 2 * 4
 
     @pytest.mark.parametrize("evaluation", [0, pytest.param(1, marks=pytest.mark.slow)])
-    def test_it_resumes_from_every_checkpoint(self, job: Any, tmp_path: Path, evaluation: int) -> None:
+    def test_it_resumes_from_every_checkpoint(
+        self, job: Any, tmp_path: Path, evaluation: int
+    ) -> None:
         pytest.importorskip("peft")
         model = str(make_toy_model(tmp_path / "model"))
         weights = {**FEW, "steps": 3, "evaluation": {"every": evaluation, "examples": 2}}
         settings = make_settings(
             {
-                "method": "better_together", "mmgrpo": weights, "gepa": {"batch": 2, "iterations": 2},
+                "method": "better_together",
+                "mmgrpo": weights,
+                "gepa": {"batch": 2, "iterations": 2},
                 "better_together": {"stages": ["mmgrpo"], "interleave": {"every": 1, "share": 2.0}},
             }
-        )  # fmt: skip
+        )
         made = method("better_together", fast_slow.coupled(model), settings)
         (one,) = made.jobs
         task = job(
-            fast_slow.coupled(model), custom(fast_slow.graded), fast_slow.examples(),
-            lambda: engine(model), 120, keys=one.keys,
-        )  # fmt: skip
+            fast_slow.coupled(model),
+            custom(fast_slow.graded),
+            fast_slow.examples(),
+            lambda: engine(model),
+            120,
+            keys=one.keys,
+        )
         checkpoints = task.check_resume(lambda: made.optimizers[one.optimizer])
         states = [FastSlowState.from_json(checkpoint.state) for checkpoint in checkpoints]
         assert states[-1].training.step == 3
@@ -169,7 +181,7 @@ class TestTraining:
 
 def engine(model: str) -> Any:
     """Return an engine that trains, and answers reflections by the script."""
-    from compound.components.engines.local.engine import TransformersEngine
+    from compound.engines.local.engine import TransformersEngine
 
     class Both(TransformersEngine):
         async def generate(self, request: Request) -> Completion:
@@ -183,12 +195,17 @@ def engine(model: str) -> Any:
 class TestMethod:
     def settings(self, stages: list[str], **interleave: Any) -> Any:
         return make_settings(
-            {"method": "better_together", "better_together": {"stages": stages, "interleave": interleave}}
+            {
+                "method": "better_together",
+                "better_together": {"stages": stages, "interleave": interleave},
+            }
         )
 
     def test_a_stage_of_weights_also_changes_prompts(self) -> None:
         system = fast_slow.coupled("local/any")
-        made = method("better_together", system, self.settings(["random", "mmgrpo"], every=3, share=0.5))
+        made = method(
+            "better_together", system, self.settings(["random", "mmgrpo"], every=3, share=0.5)
+        )
         assert [job.keys for job in made.jobs][-1] == ("agent.weights", "gate.text")
         plain = method("mmgrpo", system, make_settings({"method": "mmgrpo"}))
         assert plain.jobs[0].step is not None
@@ -201,18 +218,23 @@ class TestMethod:
         made = method("better_together", system, self.settings(["mmgrpo"], every=5))
         optimizer = made.optimizers["1 mmgrpo/mmgrpo"]
         assignment = job(system, custom(fast_slow.graded), fast_slow.examples())
-        (allowed,) = allowance(assignment.problem(optimizer), 10_000, 1, lms=("lm",)).jobs
+        plan = plan_job(assignment.problem(optimizer), assignment.job, 10_000)
         assert isinstance(optimizer, FastSlow)
-        assert allowed.bound is not None
+        assert plan is not None
         recipe = optimizer.training.recipe
         runs = 0.25 * 5 * recipe.cost(recipe.sampling.examples, 1)
-        assert allowed.bound.calls == 4 * optimizer.reflection.most_reflections(runs)  # 25 steps
+        assert plan.most() == 4 * optimizer.reflection.most_reflections(runs)  # 25 steps
 
     @pytest.mark.parametrize(
         ("stages", "message"),
-        [(["random"], "none of the stages random can"), (["mhgpo_rr"], "none of the stages mhgpo_rr can")],
+        [
+            (["random"], "none of the stages random can"),
+            (["mhgpo_rr"], "none of the stages mhgpo_rr can"),
+        ],
     )
-    def test_stages_without_groups_of_whole_runs_are_refused(self, stages: list[str], message: str) -> None:
+    def test_stages_without_groups_of_whole_runs_are_refused(
+        self, stages: list[str], message: str
+    ) -> None:
         with pytest.raises(DeclarationError, match=message):
             method("better_together", fast_slow.coupled("local/any"), self.settings(stages))
 
@@ -225,23 +247,26 @@ class TestMethod:
     def test_samples_drawn_ahead_are_refused(self) -> None:
         settings = make_settings(
             {
-                "method": "better_together", "better_together": {"stages": ["mmgrpo"], "interleave": {}},
+                "method": "better_together",
+                "better_together": {"stages": ["mmgrpo"], "interleave": {}},
                 "mmgrpo": {"rollouts": {"max_staleness": 1}},
             }
-        )  # fmt: skip
+        )
         with pytest.raises(DeclarationError, match="samples ahead"):
             method("better_together", fast_slow.coupled("local/any"), settings)
 
 
 class TestState:
     def test_the_prompt_with_the_highest_mean_reward_is_chosen(self) -> None:
-        state = FastSlowState(prompts=[{}, {"a.prompt": "x"}, {"a.prompt": "y"}], rewards=[(0.0, 0)] * 3)
+        state = FastSlowState(
+            prompts=[{}, {"a.prompt": "x"}, {"a.prompt": "y"}], rewards=[(0.0, 0)] * 3
+        )
         assert state.chosen == {}
         state.rewards = [(2.0, 4), (3.0, 4), (3.0, 5)]
         assert state.chosen == {"a.prompt": "x"}
 
     def test_a_prompt_without_rollouts_is_not_chosen_over_negative_rewards(self) -> None:
-        """Rewards of conversations are negative at first, see `compound.rewards.credit.gated`."""
+        """Rewards of conversations are negative at first, see `compound.optimizers.weights.credit.gated`."""
         state = FastSlowState(prompts=[{}, {"a.prompt": "x"}, {"a.prompt": "y"}])
         state.rewards = [(-4.0, 5), (0.0, 0), (-3.0, 5)]
         assert state.chosen == {"a.prompt": "y"}
@@ -251,9 +276,14 @@ class TestEnd:
     def session(self, job: Any) -> tuple[FastSlow, Task, fast_slow_module._Session]:
         """Return an optimizer with its task and a session, without loading a model."""
         system = fast_slow.coupled("local/any")
-        settings = {"method": "better_together", "better_together": {"stages": ["mmgrpo"], "interleave": {}}}
+        settings = {
+            "method": "better_together",
+            "better_together": {"stages": ["mmgrpo"], "interleave": {}},
+        }
         made = method("better_together", system, make_settings(settings))
-        task = job(system, custom(fast_slow.graded), fast_slow.examples(), keys=made.jobs[0].keys).task
+        task = job(
+            system, custom(fast_slow.graded), fast_slow.examples(), keys=made.jobs[0].keys
+        ).task
         optimizer = made.optimizers[made.jobs[0].optimizer]
         assert isinstance(optimizer, FastSlow)
         weights = replace(task, keys=("agent.weights",))
@@ -261,7 +291,9 @@ class TestEnd:
 
     def test_prompts_are_proposed_even_if_no_step_changed_the_weights(self, job: Any) -> None:
         optimizer, task, session = self.session(job)
-        training = TrainingState(step=1, curve=[Step(reward=0.5, samples=0, made=8, why="all were equal")])
+        training = TrainingState(
+            step=1, curve=[CurvePoint(reward=0.5, samples=0, made=8, why="all were equal")]
+        )
         prompts = [dict[str, str](), {"gate.text": "better"}]
         state = FastSlowState(training=training, prompts=prompts, rewards=[(1.0, 4), (3.0, 4)])
         proposal = optimizer._proposal(task, session, state)

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.simulated.systems import Simulated, world
 from compound import LLM, Function, Input, System, optimize
-from compound.benchmarks.simulated.systems import Simulated, world
+from compound.core.example import Example
 from compound.evaluation.metrics.custom import custom
-from compound.example import Example
 from compound.graph.space import Choice, Demos, Float, Int, Space, Text
 from compound.optimization.method import Progress, Proposal, Task
 from compound.optimizers.baselines.random import RandomSearch
@@ -73,9 +73,9 @@ class TestGainModel:
     def test_one_observation_by_hand(self) -> None:
         """Noise of two scores of variance 1/4, prior weight 2: (19/4 + 2 · 1/2) / (19 + 2) per example.
 
-        The gain of one changed value has the prior variance 2 · 1/2 times the share of single values (each
-        parameter is half of the sum), and 2 · (1 − 1/e) times the rest. The posterior mean is the observed
-        gain times prior / (prior + noise / n).
+        The gain of one changed value has the prior variance 2 · 1/2 times the share of single
+        values (each parameter is half of the sum), and 2 · (1 − 1/e) times the rest. The posterior
+        mean is the observed gain times prior / (prior + noise / n).
         """
         found = model(seen(1, 0, 0.4))
         noise = (0.25 * 19 + 2 * 0.5) / 21
@@ -90,14 +90,18 @@ class TestGainModel:
         assert found.means([{"a.x": 1, "b.y": 0}]) == pytest.approx([0.4 * prior / total], rel=1e-6)
 
     def test_more_examples_shrink_less(self) -> None:
-        gains = [model(seen(1, 1, 0.4, n)).means([{"a.x": 1, "b.y": 1}])[0] for n in (2, 8, 32, 128)]
+        gains = [
+            model(seen(1, 1, 0.4, n)).means([{"a.x": 1, "b.y": 1}])[0] for n in (2, 8, 32, 128)
+        ]
         assert gains == sorted(gains)
         assert 0 < gains[0] < gains[-1] < 0.4
 
     def test_two_good_values_are_expected_to_be_better_together(self) -> None:
         """The combination was never run."""
         found = model(seen(1, 0, 0.3), seen(0, 1, 0.3), seen(2, 0, -0.2), seen(0, 2, -0.2))
-        single, both, bad = found.means([{"a.x": 1, "b.y": 0}, {"a.x": 1, "b.y": 1}, {"a.x": 2, "b.y": 2}])
+        single, both, bad = found.means(
+            [{"a.x": 1, "b.y": 0}, {"a.x": 1, "b.y": 1}, {"a.x": 2, "b.y": 2}]
+        )
         assert bad < 0 < single < both
 
     def test_draws_have_the_moments_of_the_posterior(self) -> None:
@@ -109,7 +113,9 @@ class TestGainModel:
 
     @settings(max_examples=30)
     @given(st.lists(ROWS, min_size=1))
-    def test_any_observations_have_a_posterior(self, rows: list[tuple[int, int, float, int]]) -> None:
+    def test_any_observations_have_a_posterior(
+        self, rows: list[tuple[int, int, float, int]]
+    ) -> None:
         found = model(*(seen(*row) for row in rows))
         points = [{"a.x": x, "b.y": y} for x in range(3) for y in range(3)]
         mean, covariance = found.predict(points)
@@ -126,12 +132,19 @@ class TestGainModel:
         (Float(0.01, 1.0, log=True), 0.01, 0.1, float(np.exp(-2.0))),
         (Text("Ask."), "Ask. Be kind.", "Be kind. Stop.", 1 / 3),
         (Demos(max=2), (), ({"inputs": {}, "outputs": {}},), 0.0),
-        (Demos(max=2), ({"inputs": {}, "outputs": {}},), ({"inputs": {}, "outputs": {"a": 1}},), 0.5),
+        (
+            Demos(max=2),
+            ({"inputs": {}, "outputs": {}},),
+            ({"inputs": {}, "outputs": {"a": 1}},),
+            0.5,
+        ),
         (Float(0.5, 0.5), 0.5, 0.5, 1.0),
     ],
 )
 def test_similarity(space: Space, one: object, other: object, expected: float) -> None:
-    assert similarities(space, [one, other]) == pytest.approx(np.array([[1.0, expected], [expected, 1.0]]))
+    assert similarities(space, [one, other]) == pytest.approx(
+        np.array([[1.0, expected], [expected, 1.0]])
+    )
 
 
 class TestDesign:
@@ -141,7 +154,10 @@ class TestDesign:
         design = balanced_design(task, {key: [1, 2, 3] for key in task.keys}, 8, 0.5)
         assert len(design) == 8
         for key in task.keys:
-            assert sorted(Counter(values[key] for values in design).values()) in ([2, 2, 2, 2], [1, 2, 2, 3])
+            assert sorted(Counter(values[key] for values in design).values()) in (
+                [2, 2, 2, 2],
+                [1, 2, 2, 3],
+            )
 
     def test_a_single_parameter_is_always_changed(self, job: Any) -> None:
         made = world("chain", 0, options=4)
@@ -169,7 +185,9 @@ class TestJobs:
         means = []
         for runs in (60, 300):
             jobs = [simulated_job(job, made, runs, made.seed) for made in worlds]
-            found = [value(made, each.run(SEARCH)[1]) for made, each in zip(worlds, jobs, strict=True)]
+            found = [
+                value(made, each.run(SEARCH)[1]) for made, each in zip(worlds, jobs, strict=True)
+            ]
             means.append(np.mean(found))
         assert means[1] > means[0] + 0.05
 
@@ -219,19 +237,31 @@ class TestWrittenPrompts:
         """Return the requests for prompts of a run, by a scripted engine with these settings."""
         rows = [{"question": f"What is {i}?", "answer": f"It is {i}."} for i in range(60)]
         node = LLM("answerer", prompt=Text("Answer."))(question=Input("question"))
-        lm, reply = "lm", (lambda message: "<prompt>Be brief.</prompt>" if "<prompt>" in message else "7")
+        lm, reply = (
+            "lm",
+            (lambda message: "<prompt>Be brief.</prompt>" if "<prompt>" in message else "7"),
+        )
         model = ScriptedLM(reply, **engine)
         settings: Mapping[str, Any] = search
         if method == "optimas":
             settings = {**search, "backbone": {"model": "none"}}
         optimize(
-            System("qa", {"answer": node}, lm=lm), {"train": rows[:40], "valid": rows[40:]}, "exact_match",
-            method=method, budget=80, valid_size=20, run_dir=path, engines={lm: model, "writer": model},
-            progress=False, **{method: settings},  # type: ignore[arg-type]
-        )  # fmt: skip
+            System("qa", {"answer": node}, lm=lm),
+            {"train": rows[:40], "valid": rows[40:]},
+            "exact_match",
+            method=method,
+            budget=80,
+            valid_size=20,
+            run_dir=path,
+            engines={lm: model, "writer": model},
+            progress=False,
+            **{method: settings},  # type: ignore[arg-type]
+        )
         asked = [request.messages[-1].text for request in model.requests]
         return [
-            text for text in asked if re.search("Instructions tried so far|Its current instruction", text)
+            text
+            for text in asked
+            if re.search("Instructions tried so far|Its current instruction", text)
         ]
 
     def test_the_model_sees_worked_examples(self, tmp_path: Path) -> None:
@@ -263,11 +293,21 @@ class TestWrittenPrompts:
 def test_an_edit_without_effect_is_not_proposed(job: Any, seed: int) -> None:
     """Only the number matters; the texts of the best candidate were edited all the same."""
     prompt = Text("Answer the question. Think of the reader.")
-    node = LLM("answerer", prompt=prompt, max_tokens=Choice(1, 2, 3))(question=Input("question", str))
+    node = LLM("answerer", prompt=prompt, max_tokens=Choice(1, 2, 3))(
+        question=Input("question", str)
+    )
     rows = [Example(f"e{i}", {"question": f"what is {i}"}) for i in range(40)]
-    longer = custom(lambda outputs, example: len(outputs["answer"].split()) / 3, "longer", bounds=(0, 1))
-    made = job(System("qa", {"answer": node}, lm="lm"), longer, rows, lambda: ScriptedLM(lambda _: "a b c"),
-               share=80, seed=seed)  # fmt: skip
+    longer = custom(
+        lambda outputs, example: len(outputs["answer"].split()) / 3, "longer", bounds=(0, 1)
+    )
+    made = job(
+        System("qa", {"answer": node}, lm="lm"),
+        longer,
+        rows,
+        lambda: ScriptedLM(lambda _: "a b c"),
+        share=80,
+        seed=seed,
+    )
     states, proposal = made.run(JointSearch(CandidateSources(("edits",))))
     assert proposal.values == {"answerer.max_tokens": 3}
     edited = [c["values"]["answerer.prompt"] for c in states[-1]["candidates"] if c["rows"]]

@@ -152,7 +152,7 @@ class TestCloning(TestLocalSearch):
     checkpoints = 0
 
     def make(self) -> Optimizer:
-        return local_search(REWARDS, SOURCES, guide=Cloning(), adapts=False)
+        return local_search(REWARDS, SOURCES, scoring=Cloning)
 
 
 def test_every_optimizer_has_a_class_here() -> None:

@@ -18,8 +18,9 @@ import pytest
 
 import compound.optimizers
 from compound.components.llm import LLM
+from compound.core.example import Example
+from compound.core.storage.state import State, StateError
 from compound.evaluation.metrics.custom import custom
-from compound.example import Example
 from compound.graph.component import Input
 from compound.graph.space import Choice, Demo, Demos, Float, Text
 from compound.graph.system import System
@@ -37,16 +38,14 @@ from compound.optimizers.fast_slow import FastSlowState
 from compound.optimizers.optimas.hbc import CloningMemory
 from compound.optimizers.optimas.local import LocalProgress
 from compound.optimizers.optimas.offline import Collecting
-from compound.optimizers.optimas.ratings import RatingMemory
-from compound.optimizers.optimas.rewarding import Adapter, RewardMemory
 from compound.optimizers.search.joint import JointSearch
-from compound.optimizers.search.joint_state import Candidate as JointCandidate
-from compound.optimizers.search.joint_state import JointProgress, LocalCell
+from compound.optimizers.search.joint_state import JointProgress, LocalCell, SearchCandidate
 from compound.optimizers.search.memory_part import MemoryPart
 from compound.optimizers.search.proposers.demos import Source, Sources
+from compound.optimizers.search.ratings import RatingMemory
+from compound.optimizers.search.rewarding import RewardAdapter, RewardMemory
 from compound.optimizers.search.sources import CandidateSources
 from compound.optimizers.weights.learner.saved import TrainingState
-from compound.storage.state import State, StateError
 from compound.testing import PlainMemory, ScriptedLM
 from optimas_settings import guided_search, local_search, offline_rewards, optimas
 
@@ -64,50 +63,105 @@ JOINT = TrialSearch(values={"a.prompt": ["one", "two"]}, plan=TRIALS, trials=[TR
 DEMOS: list[Demo] = [{"inputs": {"x": "1"}, "outputs": {"y": 2}}]
 TEXT = ScoredText(text="one", mean=0.5)
 PAIRS = Collecting(iteration=2, proposals={"a": [{"prompt": "Be brief."}]}, inputs=4)
-ADAPTER = Adapter(name="9f", data="77")
+ADAPTER = RewardAdapter(name="9f", data="77")
 SOURCE = Source(configuration=VALUES, examples=["e1"])
 CELL = LocalCell(component="a", values={"a.k": 1}, context={}, rows=[0, 3], failed=[3])
-COMPARED = JointCandidate(values={"a.k": 1}, parent=0, rows=[0, 2], differences=[0.25, 0.5], failed=[2])
+COMPARED = SearchCandidate(
+    values={"a.k": 1}, parent=0, rows=[0, 2], differences=[0.25, 0.5], failed=[2]
+)
 STATES: list[State] = [
-    TRIAL, PAIRS, ADAPTER, SOURCE,
-    Halving(candidates=[VALUES, {}], alive=[1, 0], rounds=2, price=0.25, seen=8, mean=0.5, incumbent=0.25),
-    TRIALS, JOINT, TEXT,
+    TRIAL,
+    PAIRS,
+    ADAPTER,
+    SOURCE,
+    Halving(
+        candidates=[VALUES, {}],
+        alive=[1, 0],
+        rounds=2,
+        price=0.25,
+        seen=8,
+        mean=0.5,
+        incumbent=0.25,
+    ),
+    TRIALS,
+    JOINT,
+    TEXT,
     MIPROProgress(
-        sets={"a.demos": [[], DEMOS]}, shown={"a": DEMOS}, plan=TRIALS, summary="rows", attempts=2,
-        texts={"a.prompt": ["one"]}, search=JOINT,
+        sets={"a.demos": [[], DEMOS]},
+        shown={"a": DEMOS},
+        plan=TRIALS,
+        summary="rows",
+        attempts=2,
+        texts={"a.prompt": ["one"]},
+        search=JOINT,
     ),
     Generations(
-        size=8, each=2, generations=4, done=1, before=0.25, mean=0.5, tried=2, best={"a.prompt": "one"},
-        history={"a.prompt": [TEXT]}, exemplars={"a.prompt": ["Input: x: 1"]},
+        size=8,
+        each=2,
+        generations=4,
+        done=1,
+        before=0.25,
+        mean=0.5,
+        tried=2,
+        best={"a.prompt": "one"},
+        history={"a.prompt": [TEXT]},
+        exemplars={"a.prompt": ["Input: x: 1"]},
     ),
     Scores(scores=[0.5], parts=[{"f1": 0.25}]),
     Evolution(
-        answers=[Scores(scores=[0.5, 1.0]), None, "Another text.", Scores(scores=[0.0], parts=[{"f1": 0.0}])],
+        answers=[
+            Scores(scores=[0.5, 1.0]),
+            None,
+            "Another text.",
+            Scores(scores=[0.0], parts=[{"f1": 0.0}]),
+        ],
         best={"a.prompt": "x"},
         mean=0.75,
     ),
     Descent(
-        step=3, held=10, before=0.25, mean=0.5, tried=1, values={"a.prompt": "y"},
+        step=3,
+        held=10,
+        before=0.25,
+        mean=0.5,
+        tried=1,
+        values={"a.prompt": "y"},
         written={"a.prompt": ["x", "y"]},
     ),
-    Selection(rows=10, allocations=[{"a.k": 1}, {"a.k": 2}], means={'{"a.k":1}': 0.5, '{"a.k":2}': None}),
+    Selection(
+        rows=10, allocations=[{"a.k": 1}, {"a.k": 2}], means={'{"a.k":1}': 0.5, '{"a.k":2}': None}
+    ),
     LocalProgress(iteration=2, proposals={}, inputs=4, candidates=[VALUES], gains=[0.5]),
     COMPARED,
     JointProgress(
-        levels={"a.k": [1, 2]}, origins={"a.k": ["", "edits"]}, runs=50.0, width=4, block=6,
-        candidates=[COMPARED], field=[0], steps=1, price=0.5, scores={"0": 0.5, "2": 0.0}, failed=[2],
-        variance=0.1, cells=[CELL],
+        levels={"a.k": [1, 2]},
+        origins={"a.k": ["", "edits"]},
+        runs=50.0,
+        width=4,
+        block=6,
+        candidates=[COMPARED],
+        field=[0],
+        steps=1,
+        price=0.5,
+        scores={"0": 0.5, "2": 0.0},
+        failed=[2],
+        variance=0.1,
+        cells=[CELL],
     ),
     Sources(sources=[SOURCE]),
     FastSlowState(
-        training=TrainingState(step=5), rounds=1, prompts=[{"a.prompt": "x"}, {}], rewards=[(2.5, 4), (1.0, 4)],
-        best={"a.prompt": "x"}, reflection={"mean": 0.5}, started=40.0,
+        training=TrainingState(step=5),
+        rounds=1,
+        prompts=[{"a.prompt": "x"}, {}],
+        rewards=[(2.5, 4), (1.0, 4)],
+        best={"a.prompt": "x"},
+        reflection={"mean": 0.5},
+        started=40.0,
     ),
     RatingMemory(known={"0f": -0.5}),
     RewardMemory(iteration=2, inputs=9, adapter=ADAPTER, adapters={"c0": ADAPTER}),
     CloningMemory(start=VALUES),
     CELL,
-]  # fmt: skip
+]
 
 
 def kind(state: State) -> str:
@@ -124,7 +178,9 @@ def declared() -> set[type[State]]:
         for module in pkgutil.walk_packages(compound.optimizers.__path__, "compound.optimizers.")
         if not module.ispkg and not module.name.startswith(WEIGHTS)
     ]
-    found = {value for module in modules for value in vars(module).values() if inspect.isclass(value)}
+    found = {
+        value for module in modules for value in vars(module).values() if inspect.isclass(value)
+    }
     own = {
         each
         for each in found
@@ -155,7 +211,8 @@ class TestEveryState:
         assert text
         if "Attributes:" in text:
             assert all(
-                re.search(rf"^    {name}: ", inherited, re.MULTILINE) for name in type(state).model_fields
+                re.search(rf"^    {name}: ", inherited, re.MULTILINE)
+                for name in type(state).model_fields
             )
 
     def test_a_snapshot_does_not_change(self, state: State) -> None:
@@ -171,9 +228,13 @@ class TestEveryState:
         with pytest.raises(StateError, match=r"^\w+ cannot be read: surprise: "):
             type(state).from_json({**state.to_json(), "surprise": 1})
 
-    def test_a_value_of_another_type_is_refused_by_the_name_of_its_field(self, state: State) -> None:
+    def test_a_value_of_another_type_is_refused_by_the_name_of_its_field(
+        self, state: State
+    ) -> None:
         for name in type(state).model_fields:
-            with pytest.raises(StateError, match=rf"^{kind(state)} cannot be read: {name}[.:]") as refused:
+            with pytest.raises(
+                StateError, match=rf"^{kind(state)} cannot be read: {name}[.:]"
+            ) as refused:
                 type(state).from_json({**state.to_json(), name: True})
             assert refused.value.hint
 
@@ -201,11 +262,13 @@ class TestNested:
             ("plan", {"trials": "9"}, "search.plan.trials"),
             ("trials", [{"point": {}}], "search.trials.0.mean"),
         ],
-    )  # fmt: skip
+    )
     def test_of_a_search(self, part: str, value: object, place: str) -> None:
         stored = MIPROProgress(sets={}, shown={}, plan=TRIALS, search=JOINT).to_json()
         search: Any = stored["search"]
-        with pytest.raises(StateError, match=rf"^MIPROProgress cannot be read: {re.escape(place)}: "):
+        with pytest.raises(
+            StateError, match=rf"^MIPROProgress cannot be read: {re.escape(place)}: "
+        ):
             MIPROProgress.from_json({**stored, "search": {**search, part: value}})
 
 
@@ -250,7 +313,9 @@ WRITERS = ("Write one new instruction", "Rewrite the instruction", "new instruct
 def script(message: str, rng: np.random.Generator) -> str:
     """Write prompts of one of three styles; answer right with some luck, and more often when told to be exact."""
     if any(words in message for words in WRITERS):
-        text = f"Style {'abc'[int(rng.integers(3))]}. {TARGET if rng.random() < 0.6 else 'Be quick.'}"
+        text = (
+            f"Style {'abc'[int(rng.integers(3))]}. {TARGET if rng.random() < 0.6 else 'Be quick.'}"
+        )
         return f"<prompt>{text}</prompt>\n```\n{text}\n```"
     if "What is wrong" in message:
         return "It is not exact."
@@ -259,7 +324,9 @@ def script(message: str, rng: np.random.Generator) -> str:
 
 def two_steps() -> System:
     question = Input("question", str)
-    plan = LLM("first", prompt=Text("Think."), temperature=1.0, max_tokens=Choice(8, 16))(question=question)
+    plan = LLM("first", prompt=Text("Think."), temperature=1.0, max_tokens=Choice(8, 16))(
+        question=question
+    )
     step = LLM(
         "second",
         prompt=Text("Answer."),
@@ -275,15 +342,23 @@ def is_right(outputs: Any, example: Example) -> float:
 
 
 REWARDS = optimas(
-    model="none", samples=2, min_rollouts=1, max_rollouts=1, level=1, inputs=8, sufficient_accuracy=1.01,
-)  # fmt: skip
+    model="none",
+    samples=2,
+    min_rollouts=1,
+    max_rollouts=1,
+    level=1,
+    inputs=8,
+    sufficient_accuracy=1.01,
+)
 SOURCES = CandidateSources(("describe", "reflect", "demos", "edits"))
 TEXTS = ("first.prompt", "second.prompt")
 SECOND = ("second.prompt", "second.demos")
 OPTIMIZERS: dict[str, tuple[Optimizer, tuple[str, ...], type[State]]] = {
     "random": (RandomSearch(), (*TEXTS, "second.demos", "second.temperature"), Halving),
     "joint": (
-        JointSearch(SOURCES), (*TEXTS, "second.demos", "second.temperature", "second.max_tokens"), JointProgress,
+        JointSearch(SOURCES),
+        (*TEXTS, "second.demos", "second.temperature", "second.max_tokens"),
+        JointProgress,
     ),
     "mipro": (Mipro(proposers=("llm", "edits")), (*TEXTS, "second.demos"), MIPROProgress),
     "opro": (OPRO(), TEXTS, Generations),
@@ -293,7 +368,7 @@ OPTIMIZERS: dict[str, tuple[Optimizer, tuple[str, ...], type[State]]] = {
     "guided": (guided_search(REWARDS, SOURCES), (*SECOND, "first.prompt"), JointProgress),
     "offline": (offline_rewards(REWARDS, SOURCES), (*SECOND, "first.prompt"), Collecting),
     "local": (local_search(REWARDS, SOURCES), SECOND, LocalProgress),
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -302,7 +377,9 @@ def made(job: Callable[..., Any]) -> Callable[[str], Any]:
 
     def make(name: str) -> Any:
         keys = OPTIMIZERS[name][1]
-        return job(two_steps(), custom(is_right), rows, lambda: ScriptedLM(script), share=200, keys=keys)
+        return job(
+            two_steps(), custom(is_right), rows, lambda: ScriptedLM(script), share=200, keys=keys
+        )
 
     return make
 
@@ -313,17 +390,23 @@ async def events(optimizer: Optimizer, task: Task) -> list[Progress]:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 class TestStored:
-    def test_every_checkpoint_is_read_as_what_it_was(self, made: Callable[[str], Any], name: str) -> None:
+    def test_every_checkpoint_is_read_as_what_it_was(
+        self, made: Callable[[str], Any], name: str
+    ) -> None:
         optimizer, _, state = OPTIMIZERS[name]
         states, _ = made(name).run(optimizer)
         assert all(state.from_json(stored).to_json() == stored for stored in states)
 
-    def test_steps_are_counted_up_to_their_number(self, made: Callable[[str], Any], name: str) -> None:
+    def test_steps_are_counted_up_to_their_number(
+        self, made: Callable[[str], Any], name: str
+    ) -> None:
         found = asyncio.run(events(OPTIMIZERS[name][0], made(name).task))
         steps = [event.step for event in found if event.step is not None]
         assert steps == sorted(steps)
         assert all(
-            event.step is not None and event.step <= event.of for event in found if event.of is not None
+            event.step is not None and event.step <= event.of
+            for event in found
+            if event.of is not None
         )
         assert bool(steps) == (name in ("mipro", "opro", "textgrad", "gepa", "llm_selector"))
 

@@ -20,32 +20,31 @@ from safetensors.numpy import load_file, save_file
 
 import compound as cp
 from compound.components.selector import Selector
-from compound.errors import ConfigurationError
+from compound.core.errors import ConfigurationError
+from compound.core.narrowing import entry
+from compound.core.storage.artifacts import folder_digest, store_folder
+from compound.core.storage.records import read_document, to_document
 from compound.execution.cache import MemoryCache
-from compound.execution.caller import Caller
-from compound.execution.calls.attempts import PendingCall
+from compound.execution.caller import Caller, PendingCall
 from compound.execution.executor import Executor
 from compound.execution.rng import generator
 from compound.graph.component import CallContext, Operation
 from compound.graph.configuration import canonical_json
+from compound.graph.registry import plugins
 from compound.graph.space import PerInput
 from compound.graph.system import System
 from compound.graph.types import Port
-from compound.narrowing import entry
+from compound.optimization.runs.directory import RunDirectory
 from compound.optimizers.optimas.local import LocalSearch
 from compound.optimizers.search.sources import CandidateSources
-from compound.registry import policies
 from compound.rewards.alignment import Accuracy
 from compound.rewards.features import FeatureMap, NoBackbone
-from compound.rewards.gains.gold import GOLD
+from compound.rewards.gains import GOLD
 from compound.rewards.heads import Head
 from compound.rewards.model import LocalReward, RewardModel
 from compound.rewards.policy import load_policy, store_reward
 from compound.rewards.template import Template
-from compound.runs.directory import RunDirectory
-from compound.spec import dump, loads
-from compound.storage.artifacts import folder_digest, store_folder
-from compound.storage.records import read_document, to_document
+from compound.yaml import dump, loads
 from optimas_settings import guided_search, local_search, offline_rewards, optimas
 
 ROOT = Path(__file__).parents[2]
@@ -148,18 +147,33 @@ def score(outputs: Mapping[str, Any], example: cp.Example) -> float:
 
 
 def optimized(system: Path | System, run: Path, **changes: Any) -> cp.Result:
-    given = {"method": "optimas", "valid_size": None, "iterations": 3, "optimas": REWARDS, **changes}
+    given = {
+        "method": "optimas",
+        "valid_size": None,
+        "iterations": 3,
+        "optimas": REWARDS,
+        **changes,
+    }
     loaded = system if isinstance(system, System) else cp.load_system(system)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("compound.report.write", lambda path: None)  # figures take longer than all the rest
+        patch.setattr(
+            "compound.report.write", lambda path: None
+        )  # figures take longer than all the rest
         return cp.optimize(
-            loaded, data(), cp.custom(score), run_dir=run, progress=False,
-            budget=cp.Budget(system_runs=900), **given,
-        )  # fmt: skip
+            loaded,
+            data(),
+            cp.metrics.custom(score),
+            run_dir=run,
+            progress=False,
+            budget=cp.Budget(system_runs=900),
+            **given,
+        )
 
 
 def jobs(run: Path) -> list[dict[str, Any]]:
-    return [event for event in RunDirectory.read_only(run, "events.jsonl") if event["event"] == "job"]
+    return [
+        event for event in RunDirectory.read_only(run, "events.jsonl") if event["event"] == "job"
+    ]
 
 
 def without_clock(run: Path) -> list[dict[str, Any]]:
@@ -170,8 +184,11 @@ def served(system: Path, best: Path, xs: list[float]) -> subprocess.CompletedPro
     """Load a configuration in a process of its own, and run the system on some inputs."""
     return subprocess.run(
         [sys.executable, "-c", SERVE, str(system), str(best), json.dumps(xs)],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support'}"}, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support'}"},
+        check=False,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +211,9 @@ def paper(file: Path) -> cp.Result:
 
 def toolbox(*options: str, name: str = "tool", per_input: bool = True) -> System:
     """A selector alone."""
-    return System("alone", {"tool": Selector(name, *options, per_input=per_input)(x=cp.Input("x", float))})
+    return System(
+        "alone", {"tool": Selector(name, *options, per_input=per_input)(x=cp.Input("x", float))}
+    )
 
 
 def linear(slopes: Mapping[str, float], name: str = "tool") -> RewardModel:
@@ -229,7 +248,13 @@ class TestSpace:
         space = PerInput("a", "b")
         assert not space.problem("a")
         assert not space.problem(self.REFERENCE)
-        for wrong in ("c", {"path": "p"}, {"path": "p", "sha256": 1}, {**self.REFERENCE, "more": ""}, None):
+        for wrong in (
+            "c",
+            {"path": "p"},
+            {"path": "p", "sha256": 1},
+            {**self.REFERENCE, "more": ""},
+            None,
+        ):
             assert "must be one of 'a', 'b' or a stored reward" in space.problem(wrong)
         assert space.type == Literal["a", "b"]
 
@@ -237,7 +262,10 @@ class TestSpace:
         plain, asked = toolbox("a", "b", per_input=False), toolbox("a", "b")
         with pytest.raises(ConfigurationError, match="must be one of 'a', 'b', but got"):
             plain.bind({"tool.choice": self.REFERENCE})
-        assert asked.bind({"tool.choice": self.REFERENCE}).configuration["tool.choice"] == self.REFERENCE
+        assert (
+            asked.bind({"tool.choice": self.REFERENCE}).configuration["tool.choice"]
+            == self.REFERENCE
+        )
         assert plain.signature != asked.signature
 
     def test_what_is_searched_are_the_options(self) -> None:
@@ -298,7 +326,7 @@ class TestChoosing:
                 assert went_on.wait(120)
                 return [0.0, 1.0]
 
-        monkeypatch.setattr(policies, "_load", lambda path, sha256: Waiting())
+        monkeypatch.setattr(plugins, "_load", lambda path, sha256: Waiting().scores)
         system = toolbox("a", "b").bind({"tool.choice": {"path": "p", "sha256": "9f"}})
 
         async def both() -> Any:
@@ -330,7 +358,9 @@ class TestStored:
         other = store_reward(linear({"low": -2.0, "high": 1.0}), "tool", tmp_path)
         assert first == again
         assert first["sha256"] != other["sha256"]
-        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([first["path"], other["path"]])
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+            [first["path"], other["path"]]
+        )
 
     def test_it_holds_one_component(self, tmp_path: Path) -> None:
         both = linear(self.SLOPES)
@@ -378,7 +408,10 @@ class TestStored:
                 heads.write_bytes(b"cos\nsystem\n(S'touch ran'\ntR.")
             elif kind == "not finite":
                 tensors = load_file(heads)
-                save_file({**tensors, "tool.weights": np.full_like(tensors["tool.weights"], np.nan)}, heads)
+                save_file(
+                    {**tensors, "tool.weights": np.full_like(tensors["tool.weights"], np.nan)},
+                    heads,
+                )
             else:
                 (made / "card.json").unlink()
                 return
@@ -394,20 +427,25 @@ class TestStored:
 
     def test_another_components_reward(self, tmp_path: Path) -> None:
         value = stored(tmp_path, self.SLOPES, "router")
-        with pytest.raises(ConfigurationError, match="no reward for component 'tool'.*possible: router"):
+        with pytest.raises(
+            ConfigurationError, match="no reward for component 'tool'.*possible: router"
+        ):
             chosen(self.system(value), 1.0)
 
     def test_a_reward_for_other_options(self, tmp_path: Path) -> None:
         value = stored(tmp_path, self.SLOPES)
         with pytest.raises(
-            ConfigurationError, match="may choose 'middle', but the reward was trained on 'low', 'high'"
+            ConfigurationError,
+            match="may choose 'middle', but the reward was trained on 'low', 'high'",
         ):
             chosen(self.system(value, "low", "middle", "high"), 1.0)
 
     def test_another_systems_reward(self, tmp_path: Path) -> None:
         value = stored(tmp_path, self.SLOPES)
         selector = Selector("tool", *self.SLOPES, per_input=True)
-        system = System("other", {"tool": selector(y=cp.Input("y", float))}).bind({"tool.choice": value})
+        system = System("other", {"tool": selector(y=cp.Input("y", float))}).bind(
+            {"tool.choice": value}
+        )
         with pytest.raises(
             ConfigurationError, match="has the input 'y', but the reward was trained .*with 'x'"
         ):
@@ -441,7 +479,13 @@ class TestFolders:
 
         def made(path: str, digest: str) -> Any:
             values = {"choice": {"path": path, "sha256": digest}}
-            return asyncio.run(caller.call(PendingCall(Tuned(), "tuned", {"x": 1.0}, values, 0, False)))
+            tuned = Tuned()
+            pending = PendingCall(tuned, "tuned", {"x": 1.0}, values, (0,), 0, tuned.outputs)
+
+            async def call() -> Any:
+                return await caller.call(pending)
+
+            return asyncio.run(call())
 
         assert not made("here", "9f").reused
         assert made("there", "9f").reused
@@ -482,7 +526,9 @@ class TestOptimas:
         assert result.test_after.mean >= 0.95
 
     @pytest.mark.parametrize("method", ["llm_selector", "random"])
-    def test_methods_without_rewards_stay_at_one_tool(self, file: Path, tmp_path: Path, method: str) -> None:
+    def test_methods_without_rewards_stay_at_one_tool(
+        self, file: Path, tmp_path: Path, method: str
+    ) -> None:
         found = optimized(file, tmp_path / "run", method=method)
         assert found.best["tool.choice"] in TOOLS
         assert found.test_after is not None
@@ -504,7 +550,9 @@ class TestOptimas:
         self, file: Path, result: cp.Result, tmp_path: Path
     ) -> None:
         xs = [row["x"] for row in rows(30, "serve")]
-        mine = [cp.run(cp.load_system(file).bind(result.best), {"x": x}).outputs["done"] for x in xs]
+        mine = [
+            cp.run(cp.load_system(file).bind(result.best), {"x": x}).outputs["done"] for x in xs
+        ]
         moved = tmp_path / "moved"
         shutil.copytree(result.path, moved)
         for folder in (result.path, moved):
@@ -553,7 +601,7 @@ class TestLocalSearch:
             cp.Example(f"e{i}", {"x": row["x"]}, {"answer": row["answer"]})
             for i, row in enumerate(rows(80, "jobs"))
         ]
-        return job(system, cp.custom(score), examples, keys=("tool.choice",), **more)
+        return job(system, cp.metrics.custom(score), examples, keys=("tool.choice",), **more)
 
     def search(self, **changes: Any) -> LocalSearch:
         return local_search(optimas(PAPER, **changes), CandidateSources(("edits",)))
@@ -562,8 +610,13 @@ class TestLocalSearch:
         made = self.job(job)
         _, proposal = made.run(self.search())
         reference = proposal.values["tool.choice"]
-        assert folder_digest(made.task.context.memory.folder / reference["path"]) == reference["sha256"]
-        assert proposal.before is None  # no candidate is scored by the global reward before the decision
+        assert (
+            folder_digest(made.task.context.memory.folder / reference["path"])
+            == reference["sha256"]
+        )
+        assert (
+            proposal.before is None
+        )  # no candidate is scored by the global reward before the decision
 
     def test_interrupted_anywhere_it_proposes_the_same(self, job: Any) -> None:
         _, proposal = self.job(job).run(self.search(inputs=20))
@@ -576,7 +629,9 @@ def test_the_joint_search_scores_it_on_examples_that_it_was_not_fitted_to(job: A
     made = TestLocalSearch().job(job)
     states, proposal = made.run(guided_search(REWARDS, CandidateSources(())))
     assert isinstance(proposal.values["tool.choice"], dict)
-    scored = [each for each in states[-1]["candidates"] if isinstance(each["values"]["tool.choice"], dict)]
+    scored = [
+        each for each in states[-1]["candidates"] if isinstance(each["values"]["tool.choice"], dict)
+    ]
     fitted = states[-1]["fitted"]
     assert any(each["rows"] for each in scored)
     for each in scored:
@@ -587,7 +642,16 @@ def test_the_choice_may_depend_on_a_text(job: Any) -> None:
     """One tool for questions about cooking, another for questions about sports; wording never repeats."""
     topics = {
         "low": ("soup", "bread", "noodles", "a stew", "an omelette", "rice", "pancakes", "a salad"),
-        "high": ("tennis", "football", "rowing", "a marathon", "judo", "golf", "hockey", "swimming"),
+        "high": (
+            "tennis",
+            "football",
+            "rowing",
+            "a marathon",
+            "judo",
+            "golf",
+            "hockey",
+            "swimming",
+        ),
     }
     asks = ("How does one begin with {}?", "Who is famous for {}?", "What do I need for {}?")
     examples = [
@@ -599,13 +663,16 @@ def test_the_choice_may_depend_on_a_text(job: Any) -> None:
     q = cp.Input("q", str)
     tool = Selector("tool", "low", "high", per_input=True)(q=q)
     system = System("topics", {"done": Work("work", work)(tool=tool, q=q)})
-    made = job(system, cp.custom(score), examples, keys=("tool.choice",))
+    made = job(system, cp.metrics.custom(score), examples, keys=("tool.choice",))
     made.run(offline_rewards(optimas(inputs=30), CandidateSources(())))
-    _, proposal = made.run(local_search(optimas(), CandidateSources(()), adapts=False))
+    _, proposal = made.run(local_search(optimas(), CandidateSources(())))
     value = proposal.values["tool.choice"]
     (best,) = asyncio.run(made.scorer.score([{"tool.choice": value}], made.task.train))
     fixed = [{"tool.choice": each} for each in ("low", "high")]
-    assert [each.mean for each in asyncio.run(made.scorer.score(fixed, made.task.train))] == [0.5, 0.5]
+    assert [each.mean for each in asyncio.run(made.scorer.score(fixed, made.task.train))] == [
+        0.5,
+        0.5,
+    ]
     assert best.mean >= 0.9
 
 
@@ -626,17 +693,24 @@ class Same(Operation):
     inputs: Mapping[str, Port] = {"tool": Port(Tool), "x": Port(float)}
     outputs = {"done": Port(str)}  # noqa: RUF012
 
-    async def run(self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext) -> Any:
+    async def run(
+        self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
+    ) -> Any:
         return {"done": inputs["tool"]}
 
 
 def test_killed_at_any_write_a_run_goes_on_to_the_same_end(file: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(file), str(tmp_path)],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support'}"}, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support'}"},
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
-    whole, *killed = sorted(tmp_path.glob("*/best.json"), key=lambda path: path.parent.name != "whole")
+    whole, *killed = sorted(
+        tmp_path.glob("*/best.json"), key=lambda path: path.parent.name != "whole"
+    )
     assert b"sha256" in whole.read_bytes()
     assert len(killed) == 3
     for best in killed:

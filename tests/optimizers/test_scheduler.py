@@ -16,12 +16,22 @@ class TestSchedulers:
     JOBS = tuple(Job("local", (f"{name}.option",)) for name in "abcd")
 
     def step(
-        self, name: str, gain: float = 0.0, runs: float = 10.0, gaps: Mapping[str, float] | None = None
+        self,
+        name: str,
+        gain: float = 0.0,
+        runs: float = 10.0,
+        gaps: Mapping[str, float] | None = None,
     ) -> JobRecord:
         return JobRecord(
-            job=0, optimizer="local", keys=(f"{name}.option",), values={"v": 1} if gain else {},
-            train_before=0.0, train_after=gain, runs=runs, facts={"gaps": gaps or {}},
-        )  # fmt: skip
+            job=0,
+            optimizer="local",
+            keys=(f"{name}.option",),
+            values={"v": 1} if gain else {},
+            train_before=0.0,
+            train_after=gain,
+            runs=runs,
+            facts={"gaps": gaps or {}},
+        )
 
     def test_gaps_are_drawn_as_printed(self) -> None:
         """Appendix E: in proportion to the gap, whatever was drawn before. Rounds visited a in 33 %, not 90 %."""
@@ -31,7 +41,9 @@ class TestSchedulers:
             history = [self.step("x", gaps=gaps)]
             for _ in range(25):
                 history.append(
-                    self.step(RewardGapScheduler().choose(self.JOBS, history, seed).keys[0][0], gaps=gaps)
+                    self.step(
+                        RewardGapScheduler().choose(self.JOBS, history, seed).keys[0][0], gaps=gaps
+                    )
                 )
             counts.update(record.keys[0][0] for record in history[1:])
         expected = [1000 * gap for gap in gaps.values()]
@@ -39,7 +51,9 @@ class TestSchedulers:
 
     def test_a_component_without_a_gap_is_not_drawn(self) -> None:
         history = [self.step("x", gaps={"a": 0.4, "b": 0.1, "c": 0.0, "d": 0.0})]
-        names = {RewardGapScheduler().choose(self.JOBS, history, seed).keys[0][0] for seed in range(100)}
+        names = {
+            RewardGapScheduler().choose(self.JOBS, history, seed).keys[0][0] for seed in range(100)
+        }
         assert names == {"a", "b"}
 
     def test_untried_jobs_of_unmeasured_components_come_first(self) -> None:
@@ -70,7 +84,9 @@ class TestSchedulers:
     @pytest.mark.parametrize("gaps", [{"a": 0.1, "b": 0.3}, {"a": 0.0, "b": 0.0}])
     def test_the_jobs_of_a_component_share_its_probability(self, gaps: Mapping[str, float]) -> None:
         jobs = [Job("local", ("b.prompt",)), *self.JOBS[:2]]
-        chosen = [RewardGapScheduler().choose(jobs, [self.step("x", gaps=gaps)], i) for i in range(40)]
+        chosen = [
+            RewardGapScheduler().choose(jobs, [self.step("x", gaps=gaps)], i) for i in range(40)
+        ]
         share = 0.75 if any(gaps.values()) else 0.5
         for job in chosen:
             own = 1 - share if job.keys == ("a.option",) else share / 2
@@ -90,9 +106,14 @@ class TestSchedulers:
 
     def test_gaps_are_live(self) -> None:
         """What counts is the last measurement, not the first."""
-        history = [self.step("x", gaps={"a": 1.0, "b": 0.0}), self.step("x", gaps={"a": 0.0, "b": 1.0})]
+        history = [
+            self.step("x", gaps={"a": 1.0, "b": 0.0}),
+            self.step("x", gaps={"a": 0.0, "b": 1.0}),
+        ]
         scheduler = RewardGapScheduler()
-        assert {scheduler.choose(self.JOBS[:2], history, seed).keys[0] for seed in range(20)} == {"b.option"}
+        assert {scheduler.choose(self.JOBS[:2], history, seed).keys[0] for seed in range(20)} == {
+            "b.option"
+        }
 
     def test_every_choice_says_what_it_was_made_from(self) -> None:
         history = [self.step(name, gain=0.1, gaps={"a": 0.2}) for name in "abcd"]

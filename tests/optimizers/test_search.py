@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from compound.benchmarks.simulated.relays import Relay
+from benchmarks.simulated.relays import Relay
 from compound.components.agent_prompt import AgentPrompt
 from compound.components.agents.agent import Agent
 from compound.components.external_agent import ExternalAgent
@@ -26,11 +26,11 @@ from compound.components.function import Function
 from compound.components.index import PassageIndex
 from compound.components.llm import LLM
 from compound.components.retriever import Retriever
-from compound.engine import Completion, Request
+from compound.core.engine import Completion, Request
+from compound.core.example import Example
 from compound.evaluation.evaluate import Evaluation, EvaluationRules, ScoredRun, evaluate
 from compound.evaluation.metrics.built_in import token_f1
 from compound.evaluation.metrics.custom import custom
-from compound.example import Example
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
 from compound.execution.rng import generator
@@ -52,7 +52,9 @@ from compound.optimization.method import (
 from compound.optimization.prices import estimate_prices
 from compound.optimization.problem import Problem
 from compound.optimization.scorer import TRAIN_SAMPLE, JobScorer
+from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.baselines.opro.requests import parse_prompt, prompt_request
+from compound.optimizers.baselines.pool import split
 from compound.optimizers.baselines.random import RandomSearch
 from compound.optimizers.scheduling.jobs import demo_keys
 from compound.optimizers.scheduling.scheduler import Uniform
@@ -67,9 +69,7 @@ from compound.optimizers.search.proposers.demos import (
     draw_demos,
 )
 from compound.optimizers.search.proposers.edits import edit_prompt, sentences
-from compound.optimizers.search.rows import split
 from compound.optimizers.search.sources import CandidateSources
-from compound.settings.optimize import OptimizeSettings
 from compound.testing import PlainMemory, ScriptedLM
 
 # --- doubles -------------------------------------------------------------------------------------------
@@ -86,8 +86,9 @@ def examples(n: int) -> list[Example]:
 class Simulated:
     """A scorer whose true scores are known: ``worth`` says the chance that a candidate is right.
 
-    The same candidate on the same example always scores the same, as runs from the cache do. A run of the
-    incumbent takes one system run, and that of a candidate ``price``, since the incumbent was run before.
+    The same candidate on the same example always scores the same, as runs from the cache do. A run
+    of the incumbent takes one system run, and that of a candidate ``price``, since the incumbent
+    was run before.
     """
 
     worth: Any
@@ -150,11 +151,16 @@ class Simulated:
         return Completion(self.written[(len(self.asked) - 1) % len(self.written)])
 
 
-def trace(example: Example, score: float | None, *, failure: Failure | None = None, **call: Any) -> Trace:
+def trace(
+    example: Example, score: float | None, *, failure: Failure | None = None, **call: Any
+) -> Trace:
     made = Call(
-        "answerer", "answerer", "answerer", (),
+        "answerer",
+        "answerer",
+        "answerer",
+        (),
         **{"inputs": dict(example.inputs), "outputs": {"output": f"right {example.id}"}, **call},
-    )  # fmt: skip
+    )
     return Trace(example.id, "digest", 0, 0, example.inputs, (made,), failure=failure, score=score)
 
 
@@ -186,7 +192,10 @@ def task(target: System, scorer: Any, *, train: int = 120, **changes: Any) -> Ta
         "minibatch": 8,
         "candidates": 8,
         "context": JobContext(
-            Executor(), custom(lambda outputs, example: 0.0), EvaluationRules(), PlainMemory(Path("unused"))
+            Executor(),
+            custom(lambda outputs, example: 0.0),
+            EvaluationRules(),
+            PlainMemory(Path("unused")),
         ),
         **changes,
     }
@@ -209,7 +218,9 @@ def through_json(state: Mapping[str, Any]) -> Any:
 
 def good_at(optimum: Mapping[str, Any]) -> Any:
     """Right more often the more values are as in ``optimum``."""
-    return lambda candidate: 0.2 + 0.6 * sum(candidate.get(k) == v for k, v in optimum.items()) / len(optimum)
+    return lambda candidate: (
+        0.2 + 0.6 * sum(candidate.get(k) == v for k, v in optimum.items()) / len(optimum)
+    )
 
 
 # --- random search -------------------------------------------------------------------------------------
@@ -227,12 +238,17 @@ class TestHalving:
         ("runs", "expected"),
         [
             (math.inf, [8, 16, 32, 64, 120]),
-            (144, [4, 11, 23, 41]),  # 36 of 144 for 9 on 4, 35 of 108 for 5 on 7, 36 of 73 for 3 on 12
+            (
+                144,
+                [4, 11, 23, 41],
+            ),  # 36 of 144 for 9 on 4, 35 of 108 for 5 on 7, 36 of 73 for 3 on 12
             (2, [1]),
             (1, []),
         ],
     )
-    def test_the_rounds_are_those_worked_out_by_hand(self, runs: float, expected: list[int]) -> None:
+    def test_the_rounds_are_those_worked_out_by_hand(
+        self, runs: float, expected: list[int]
+    ) -> None:
         assert self.sizes(Simulated(lambda arm: 0.9 if arm else 0.1, runs_left=runs)) == expected
 
     def test_where_repeats_are_paid_for_every_round_costs_all_its_examples(self) -> None:
@@ -255,7 +271,9 @@ class TestHalving:
         """One of the modes is right 90 % of the time, the others and the incumbent 40 %."""
         won = 0
         for seed in range(100):
-            scorer = Simulated(lambda arm: 0.9 if arm.get("weigh.mode") == "z" else 0.4, runs_left=runs)
+            scorer = Simulated(
+                lambda arm: 0.9 if arm.get("weigh.mode") == "z" else 0.4, runs_left=runs
+            )
             _, last = proposed(RandomSearch(), task(numeric(), scorer, seed=seed))
             won += last.values.get("weigh.mode") == "z"
         assert won >= 80
@@ -296,9 +314,16 @@ class TestHalving:
 
 OURS = [clause for clauses in edits.CLAUSES.values() for clause in clauses]
 FILLED = [
-    "Please answer.", "You should use the following passages.", "Make sure that you list all of the words.",
-    "Write a very short answer.", "please", "Summarize as well as you can.", "Do it!", "Why?", "x",
-]  # fmt: skip
+    "Please answer.",
+    "You should use the following passages.",
+    "Make sure that you list all of the words.",
+    "Write a very short answer.",
+    "please",
+    "Summarize as well as you can.",
+    "Do it!",
+    "Why?",
+    "x",
+]
 PARTS = st.lists(st.sampled_from(OURS + FILLED), min_size=1, max_size=6)
 SEEDS = st.integers(0, 2**32)
 
@@ -309,7 +334,9 @@ def rng(seed: int) -> np.random.Generator:
 
 class TestEdits:
     @given(PARTS, SEEDS)
-    def test_add_puts_one_clause_of_a_missing_kind_at_its_place(self, parts: list[str], seed: int) -> None:
+    def test_add_puts_one_clause_of_a_missing_kind_at_its_place(
+        self, parts: list[str], seed: int
+    ) -> None:
         after = edits.add(parts, rng(seed))
         kinds = {edits.kind_of(part) for part in parts} - {None}
         if len(kinds) == len(edits.CLAUSES):
@@ -326,7 +353,9 @@ class TestEdits:
         assert not Counter(after) - Counter(parts)
 
     @given(PARTS, SEEDS)
-    def test_swap_changes_one_clause_for_another_of_its_kind(self, parts: list[str], seed: int) -> None:
+    def test_swap_changes_one_clause_for_another_of_its_kind(
+        self, parts: list[str], seed: int
+    ) -> None:
         after = edits.swap(parts, rng(seed))
         changed = [i for i, (a, b) in enumerate(zip(parts, after, strict=True)) if a != b]
         assert len(changed) <= 1
@@ -344,9 +373,18 @@ class TestEdits:
         assert any(after)
 
     def test_shortening_breaks_no_sentence(self) -> None:
-        kept = ["Do the following: sort.", "Write to please the reader.", "Add the tone you should use.",
-                "List as well as you can.", "Choose all of the above.", "Rate it as very good, good or bad.",
-                "You should not guess.", "Make sure you are right.", "x is a number.", "iPhone or Mac?"]  # fmt: skip
+        kept = [
+            "Do the following: sort.",
+            "Write to please the reader.",
+            "Add the tone you should use.",
+            "List as well as you can.",
+            "Choose all of the above.",
+            "Rate it as very good, good or bad.",
+            "You should not guess.",
+            "Make sure you are right.",
+            "x is a number.",
+            "iPhone or Mac?",
+        ]
         assert edits.shorten(kept, rng(0)) == kept
         assert edits.shorten(["Please sort in order to win.", "please stop."], rng(0)) == [
             "Sort to win.",
@@ -356,13 +394,25 @@ class TestEdits:
     @pytest.mark.parametrize(
         "sentence",
         [
-            "Use e.g. Lima.", "Ask Dr. Smith, or J. S. Bach.", "The law of the U.S. Senate applies.",
-            "No. 5 is right.", "First: 1. Read. 2. Think. 3. Write.", 'Write {"a": "B. C"}.', 'Say "Yes. It is." or no.',
-            "Wait... then answer.", "Nutze z.B. Wörter, ca. Drei.", "Choose A. B. or C.", "(See it. Really.)",
+            "Use e.g. Lima.",
+            "Ask Dr. Smith, or J. S. Bach.",
+            "The law of the U.S. Senate applies.",
+            "No. 5 is right.",
+            "First: 1. Read. 2. Think. 3. Write.",
+            'Write {"a": "B. C"}.',
+            'Say "Yes. It is." or no.',
+            "Wait... then answer.",
+            "Nutze z.B. Wörter, ca. Drei.",
+            "Choose A. B. or C.",
+            "(See it. Really.)",
         ],
-    )  # fmt: skip
+    )
     def test_a_sentence_is_moved_and_dropped_as_a_whole(self, sentence: str) -> None:
-        assert edits.sentences(f"Be kind. {sentence} Be brief.") == ["Be kind.", sentence, "Be brief."]
+        assert edits.sentences(f"Be kind. {sentence} Be brief.") == [
+            "Be kind.",
+            sentence,
+            "Be brief.",
+        ]
         assert edits.sentences(f"{sentence} Be brief. You are an expert.")[0] == sentence
 
     @pytest.mark.parametrize(
@@ -393,7 +443,9 @@ class TestEdits:
             """Look a word up."""
             return word
 
-        agent = Agent("agent", [look_up], prompt=Text("Answer."), tune_tools=True)(text=Input("text", str))
+        agent = Agent("agent", [look_up], prompt=Text("Answer."), tune_tools=True)(
+            text=Input("text", str)
+        )
         target = System("s", {"o": agent})
         assert set(edits.clauses_for(target, "agent.prompt")) == {"care", "role"}
         (key,) = (key for key in target.parameters if "look_up" in key)
@@ -401,12 +453,17 @@ class TestEdits:
 
     def test_prompts_of_an_agent_of_ones_own_get_the_clauses_of_any_task(self) -> None:
         prompt = AgentPrompt("planner", system=Text("You plan."), prompt=Text("Plan {{text}}."))
-        agent = ExternalAgent("agent", call="module:function", prompts=[prompt])(text=Input("text", str))
+        agent = ExternalAgent("agent", call="module:function", prompts=[prompt])(
+            text=Input("text", str)
+        )
         target = System("s", {"o": agent})
         for key in ("planner.system", "planner.prompt"):
             assert set(edits.clauses_for(target, key)) == {"care", "role"}
 
-    @given(st.text(st.characters(codec="utf-8"), min_size=1).filter(str.strip) | PARTS.map(" ".join), SEEDS)
+    @given(
+        st.text(st.characters(codec="utf-8"), min_size=1).filter(str.strip) | PARTS.map(" ".join),
+        SEEDS,
+    )
     def test_an_edited_prompt_is_never_empty_and_the_same_for_the_same_seed(
         self, prompt: str, seed: int
     ) -> None:
@@ -428,17 +485,23 @@ class TestEdits:
         shortened = sum(edits.shorten([part], rng(0)) != [part] for part in sentences(prompt))
         assert max(added, removed) <= most + shortened
 
-    @pytest.mark.parametrize("prompt", ["Be brief. x", "Answer the question", "Use the text. Question:"])
+    @pytest.mark.parametrize(
+        "prompt", ["Be brief. x", "Answer the question", "Use the text. Question:"]
+    )
     def test_sentences_never_merge(self, prompt: str) -> None:
         whole = {part.removesuffix(".") for part in sentences(prompt)}
-        known = whole | {clause.removesuffix(".") for kind in edits.CLAUSES.values() for clause in kind}
+        known = whole | {
+            clause.removesuffix(".") for kind in edits.CLAUSES.values() for clause in kind
+        }
         made = {edit_prompt(prompt, rng(seed), 1) for seed in range(100)}
         assert len(made) > 1
         for text in made:
             assert {part.removesuffix(".") for part in sentences(text)} <= known
 
     def test_other_seeds_give_other_prompts(self) -> None:
-        made = {edit_prompt("Answer the question. Use the passages.", rng(seed)) for seed in range(50)}
+        made = {
+            edit_prompt("Answer the question. Use the passages.", rng(seed)) for seed in range(50)
+        }
         assert len(made) > 20
 
     def test_lines_stay_lines(self) -> None:
@@ -477,7 +540,10 @@ class TestOpro:
         ("reply", "expected"),
         [
             ("<prompt>One line.</prompt>", "One line."),
-            ("Sure!\n<prompt>\nFirst.\nSecond.\n\nThird.\n</prompt> Good luck.", "First.\nSecond.\n\nThird."),
+            (
+                "Sure!\n<prompt>\nFirst.\nSecond.\n\nThird.\n</prompt> Good luck.",
+                "First.\nSecond.\n\nThird.",
+            ),
             ("<PROMPT>Cut off\nin the mid", "Cut off\nin the mid"),
             ("<prompt>a</prompt><prompt>b</prompt>", "a"),
             ("no mark at all", None),
@@ -514,7 +580,9 @@ class TestCorrected:
 
     def test_what_scored_in_part_gets_the_right_answer_and_its_score(self) -> None:
         found = self.corrected(answering(), self.METRIC, 0.5, 0.0, 1.0)
-        assert [score for score, _ in found] == [1.0]  # one was wrong all over, one needs no correction
+        assert [score for score, _ in found] == [
+            1.0
+        ]  # one was wrong all over, one needs no correction
         assert found[0][1].outputs == {"output": "a0"}
         assert found[0][1].inputs == {"question": "q0"}
         (demo,) = bootstrap([], ANSWERER, found)
@@ -535,7 +603,9 @@ class TestCorrected:
         assert self.of(7) == []
 
     @pytest.mark.parametrize("metric", [custom(lambda o, e: 0.5), token_f1("other")])
-    def test_a_metric_that_compares_no_output_with_an_answer_corrects_nothing(self, metric: Any) -> None:
+    def test_a_metric_that_compares_no_output_with_an_answer_corrects_nothing(
+        self, metric: Any
+    ) -> None:
         assert self.corrected(answering(), metric, 0.5) == []
 
     def test_an_output_that_no_model_wrote_is_left_as_it_is(self) -> None:
@@ -551,7 +621,9 @@ class TestCorrected:
         first = ANSWERER(question=QUESTION, name="first")
         twice = System("twice", outputs={"answer": ANSWERER(question=first)}, lm="lm")
         made = replace(trace(row, 0.5), outputs={"answer": "right e0"})
-        made = replace(made, calls=(replace(made.calls[0], address="first", node="first"), *made.calls))
+        made = replace(
+            made, calls=(replace(made.calls[0], address="first", node="first"), *made.calls)
+        )
         found = correct_calls([made], twice, self.METRIC, {"e0": row})
         assert [call.address for _, call in found] == ["answerer"]
         weights = [f.weight for f in bootstrap([made], ANSWERER, found)]
@@ -579,8 +651,12 @@ def asked(message: str) -> str:
 class TestDemos:
     def test_traces_that_score_become_demonstrations_weighed_by_their_scores(self) -> None:
         rows = examples(6)
-        traces = [trace(e, score) for e, score in zip(rows, (1.0, 0.0, 0.6, 0.4, 0.5, None), strict=True)]
-        traces.append(trace(Example("broken", {"question": "q"}), 1.0, failure=Failure("error", "down")))
+        traces = [
+            trace(e, score) for e, score in zip(rows, (1.0, 0.0, 0.6, 0.4, 0.5, None), strict=True)
+        ]
+        traces.append(
+            trace(Example("broken", {"question": "q"}), 1.0, failure=Failure("error", "down"))
+        )
         found = bootstrap(traces, ANSWERER)
         assert [f.demo["outputs"]["output"] for f in found] == [
             "right e0",
@@ -593,7 +669,9 @@ class TestDemos:
     def test_weights_do_not_depend_on_the_scale_of_the_metric(self) -> None:
         rows = examples(2)
         small, large = (
-            bootstrap([trace(e, s * scale) for e, s in zip(rows, (0.9, 0.45), strict=True)], ANSWERER)
+            bootstrap(
+                [trace(e, s * scale) for e, s in zip(rows, (0.9, 0.45), strict=True)], ANSWERER
+            )
             for scale in (0.1, 100)
         )
         assert [f.weight for f in small] == pytest.approx([1.0, 1 / 16])
@@ -609,7 +687,9 @@ class TestDemos:
         rows = examples(3)
         traces = [trace(e, 1.0, failure=None) for e in rows]
         bad = replace(traces[1].calls[0], failure=Failure("parse", "no field"))
-        traces[1] = replace(traces[1], calls=(bad, replace(traces[1].calls[0], outputs={"output": "again"})))
+        traces[1] = replace(
+            traces[1], calls=(bad, replace(traces[1].calls[0], outputs={"output": "again"}))
+        )
         found = bootstrap(traces, ANSWERER)
         assert [f.demo["outputs"]["output"] for f in found] == ["right e0", "again", "right e2"]
 
@@ -622,17 +702,24 @@ class TestDemos:
         found = bootstrap(
             [trace(one, 1.0), same, trace(three, 1.0, outputs={"output": "x" * 2000})], ANSWERER
         )
-        assert found == [WeightedDemo({"inputs": {"question": "q0"}, "outputs": {"output": "right e0"}}, 1.0)]
+        assert found == [
+            WeightedDemo({"inputs": {"question": "q0"}, "outputs": {"output": "right e0"}}, 1.0)
+        ]
 
     def test_demonstrations_show_inputs_and_no_settings(self) -> None:
         (example,) = examples(1)
         wired = trace(example, 1.0, inputs={"question": "q0", "temperature": 0.5})
-        assert bootstrap([wired, trace(example, 1.0)], ANSWERER)[0].demo["inputs"] == {"question": "q0"}
+        assert bootstrap([wired, trace(example, 1.0)], ANSWERER)[0].demo["inputs"] == {
+            "question": "q0"
+        }
 
     @given(st.integers(1, 10), st.integers(1, 6), SEEDS)
-    def test_drawn_demonstrations_are_distinct_and_not_too_many(self, n: int, most: int, seed: int) -> None:
+    def test_drawn_demonstrations_are_distinct_and_not_too_many(
+        self, n: int, most: int, seed: int
+    ) -> None:
         pool = [
-            WeightedDemo({"inputs": {"q": i}, "outputs": {"a": i}}, 0.0 if i % 3 else 1.0) for i in range(n)
+            WeightedDemo({"inputs": {"q": i}, "outputs": {"a": i}}, 0.0 if i % 3 else 1.0)
+            for i in range(n)
         ]
         drawn = draw_demos(pool, most, rng(seed))
         assert 1 <= len(drawn) <= min(n, most)
@@ -657,7 +744,9 @@ class TestDemos:
     @pytest.mark.parametrize("left", [math.inf, 100])
     def test_d12_other_jobs_do_not_score_on_examples_the_system_shows(self, left: float) -> None:
         """The answers stand in the prompt: whatever copies them would win."""
-        step = LLM("answerer", prompt=Text("Answer."), demos=Demos(max=3), lm="lm")(question=QUESTION)
+        step = LLM("answerer", prompt=Text("Answer."), demos=Demos(max=3), lm="lm")(
+            question=QUESTION
+        )
         checked = LLM("checker", prompt=Text("Check."), lm="lm", temperature=Float(0, 1))(text=step)
         two = System("two", outputs={"answer": checked})
         shown: set[str] = set()
@@ -735,7 +824,13 @@ class TestLaws:
         check_resume(written, task(system(temperature=Float(0, 1)), None), worth, left)
 
     @settings(max_examples=40)
-    @given(st.integers(16, 400), st.integers(1, 12), st.integers(1, 12), st.integers(2, 150), st.booleans())
+    @given(
+        st.integers(16, 400),
+        st.integers(1, 12),
+        st.integers(1, 12),
+        st.integers(2, 150),
+        st.booleans(),
+    )
     def test_no_search_spends_more_than_its_share(
         self, left: int, minibatch: int, candidates: int, train: int, free: bool
     ) -> None:
@@ -749,7 +844,9 @@ class TestLaws:
         for search, target in pairs:
             share = max(left, 2 * minibatch)
             scorer = Simulated(lambda _: 0.5, runs_left=share, has_free_repeats=free)
-            assignment = task(target, scorer, minibatch=minibatch, candidates=candidates, train=train)
+            assignment = task(
+                target, scorer, minibatch=minibatch, candidates=candidates, train=train
+            )
             proposed(search, assignment)
             assert scorer.spent <= share
 
@@ -757,7 +854,9 @@ class TestLaws:
 def test_d2_every_job_meets_fresh_examples() -> None:
     """The batches of two jobs differ, in their first rung already; the same job meets the same ones."""
 
-    def first_batches(optimizer: Optimizer, target: System, seeds: Sequence[int]) -> list[tuple[str, ...]]:
+    def first_batches(
+        optimizer: Optimizer, target: System, seeds: Sequence[int]
+    ) -> list[tuple[str, ...]]:
         batches = []
         for seed in seeds:
             scorer = Simulated(lambda _: 0.5)
@@ -868,13 +967,21 @@ def test_random_search_draws_ratios_where_a_space_says_so() -> None:
         max_tokens=Int(1, 1000, log=True),
     )
     search = RandomSearch()
-    progress, _ = proposed(search, task(target, Simulated(lambda _: 0.5), candidates=200, minibatch=1))
+    progress, _ = proposed(
+        search, task(target, Simulated(lambda _: 0.5), candidates=200, minibatch=1)
+    )
     drawn = [
-        c["answerer.temperature"] for c in progress[0].state["candidates"] if "answerer.temperature" in c
+        c["answerer.temperature"]
+        for c in progress[0].state["candidates"]
+        if "answerer.temperature" in c
     ]
     small = sum(value < 1e-3 for value in drawn) / len(drawn)
     assert 0.35 < small < 0.65  # half of the ratios
-    words = [c["answerer.max_tokens"] for c in progress[0].state["candidates"] if "answerer.max_tokens" in c]
+    words = [
+        c["answerer.max_tokens"]
+        for c in progress[0].state["candidates"]
+        if "answerer.max_tokens" in c
+    ]
     assert set(map(type, words)) == {int}
     assert 0.3 < sum(value < 32 for value in words) / len(words) < 0.7
 
@@ -887,4 +994,6 @@ def test_an_edit_leaves_the_other_lines_as_they_are() -> None:
         assert len(now) == len(lines)
         changed = [i for i, (a, b) in enumerate(zip(lines, now, strict=True)) if a != b]
         assert len(changed) <= 1
-        assert all(now[i].startswith(lines[i][: len(lines[i]) - len(lines[i].lstrip())]) for i in changed)
+        assert all(
+            now[i].startswith(lines[i][: len(lines[i]) - len(lines[i].lstrip())]) for i in changed
+        )

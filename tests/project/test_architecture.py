@@ -11,12 +11,14 @@ import networkx as nx
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MOST_MODULES = 15
+MOST_MODULES = 20  # flat folders of whole ideas, rather than folders of fragments
 
 
 @pytest.fixture(scope="module")
 def graphs() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("package_graph", ROOT / "docs" / "package_graph.py")
+    spec = importlib.util.spec_from_file_location(
+        "package_graph", ROOT / "docs" / "package_graph.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -52,7 +54,11 @@ def test_the_contracts_name_every_package(graphs: ModuleType) -> None:
 def test_an_import_for_types_alone_is_seen(graphs: ModuleType, tmp_path: Path) -> None:
     for name, text in {"a": "from compound.b import B", "b": ""}.items():
         (tmp_path / "compound").mkdir(exist_ok=True)
-        body = f"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {text}\n" if text else "B = 1\n"
+        body = (
+            f"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {text}\n"
+            if text
+            else "B = 1\n"
+        )
         (tmp_path / "compound" / f"{name}.py").write_text(body)
     assert list(graphs.import_graph(tmp_path).edges) == [("compound.a", "compound.b")]
 
@@ -60,14 +66,27 @@ def test_an_import_for_types_alone_is_seen(graphs: ModuleType, tmp_path: Path) -
 def test_a_folder_holds_few_modules(graphs: ModuleType) -> None:
     source = Counter(path.parent for path in graphs.modules().values())
     tests = Counter(path.parent for path in (ROOT / "tests").rglob("*.py"))
-    assert {str(folder): count for folder, count in (source + tests).items() if count > MOST_MODULES} == {}
+    assert {
+        str(folder): count for folder, count in (source + tests).items() if count > MOST_MODULES
+    } == {}
 
 
 def test_tests_mirror_the_packages(graphs: ModuleType) -> None:
     packages = {graphs.package_of(name) for name in graphs.modules()}
-    others = {"chaos", "files", "project", "real_ray", "real_vllm", "reference", "support"}
+    others = {
+        "benchmarks",
+        "chaos",
+        "files",
+        "project",
+        "real_ray",
+        "real_vllm",
+        "reference",
+        "support",
+    }
     folders = {
-        path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and path.name != "__pycache__"
+        path.name
+        for path in (ROOT / "tests").iterdir()
+        if path.is_dir() and path.name != "__pycache__"
     }
     assert folders - others <= packages
 

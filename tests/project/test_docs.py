@@ -25,15 +25,18 @@ import compound as cp
 from compound import testing
 from compound.api.estimate import estimate
 from compound.cli import app
-from compound.evaluation.paired_tests import paired_test
+from compound.evaluation.acceptance import paired_test
 from compound.graph.space import Weights
-from compound.spec import loads
-from compound.spec.kinds.body import BUILT_IN
 from compound.testing import ScriptedLM
+from compound.yaml import loads
+from compound.yaml.kinds import BUILT_IN
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+YAML_REFERENCE = sorted((ROOT / "docs" / "reference").glob("yaml*.md"))
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -52,7 +55,9 @@ def cases(language: str) -> list[Any]:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with the files that the pages mention."""
     monkeypatch.chdir(tmp_path)
-    passages = [{"id": f"p{i}", "title": f"T{i}", "text": f"Lima lies on river {i}."} for i in range(9)]
+    passages = [
+        {"id": f"p{i}", "title": f"T{i}", "text": f"Lima lies on river {i}."} for i in range(9)
+    ]
     (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, passages)))
     rows = [json.dumps({"question": f"Which river is {i}?", "answer": str(i)}) for i in range(60)]
     for name in ("data", "data/qa"):
@@ -61,7 +66,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             (tmp_path / name / f"{split}.jsonl").write_text("\n".join(rows))
     (tmp_path / "reviews").mkdir()
     reviews = [
-        json.dumps({"text": f"{i} stars", "label": ("negative", "positive")[i > 2]}) for i in range(60)
+        json.dumps({"text": f"{i} stars", "label": ("negative", "positive")[i > 2]})
+        for i in range(60)
     ]
     for split in ("train", "dev", "test"):
         (tmp_path / "reviews" / f"{split}.jsonl").write_text("\n".join(reviews))
@@ -86,13 +92,21 @@ def answering(message: str) -> str:
     return str((re.findall(r"\d+", message) or ["none"])[-1])
 
 
-@pytest.mark.filterwarnings("ignore:.*will be removed in v6:FutureWarning")  # of TRL's own arguments
-@pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")  # which the guide to TRL says, too
+@pytest.mark.filterwarnings(
+    "ignore:.*will be removed in v6:FutureWarning"
+)  # of TRL's own arguments
+@pytest.mark.filterwarnings(
+    "ignore:You are using 'rollout_func'"
+)  # which the guide to TRL says, too
 @pytest.mark.parametrize(("page", "text"), cases("python"))
 def test_code_runs(page: Path, text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compound.registry.engines.open_engine", lambda *_, **__: ScriptedLM(answering))
+    monkeypatch.setattr(
+        "compound.graph.registry.engines.open_engine", lambda *_, **__: ScriptedLM(answering)
+    )
     ask = cp.LLM("rewriter", prompt=cp.Text("Say a number."))(question=cp.Input("question", str))
-    search = cp.Retriever("searcher", cp.BM25("corpus.jsonl"), k=cp.Choice(1, 5, 10))(query=ask)
+    search = cp.Retriever("searcher", cp.components.BM25("corpus.jsonl"), k=cp.Choice(1, 5, 10))(
+        query=ask
+    )
     system = cp.System("demo", outputs={"passages": search}, lm="smollm2")
     executor = cp.Executor({"smollm2": ScriptedLM(answering)})
     names: dict[str, Any] = {
@@ -123,14 +137,20 @@ def test_code_runs(page: Path, text: str, folder: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(("page", "text"), cases("yaml"))
 def test_files_load(page: Path, text: str, folder: Path) -> None:
     whole = yaml.safe_load(text)
-    for module, code in beside(page).items():
+    shared = YAML_REFERENCE if page in YAML_REFERENCE else [page]  # one of them has the module
+    for module, code in (item for source in shared for item in beside(source).items()):
         (folder / f"{module}.py").write_text(code)
     if "system" in whole:
         loads(text, path=folder / "system.yaml")
         return
     base = yaml.safe_load((ROOT / "tests" / "files" / "spec" / "small.yaml").read_text())
     if "components" in whole:
-        base = {"system": "s", "lm": "smollm2", "inputs": {"question": "str"}, "outputs": {"y": "$answerer"}}
+        base = {
+            "system": "s",
+            "lm": "smollm2",
+            "inputs": {"question": "str"},
+            "outputs": {"y": "$answerer"},
+        }
         base["data"] = {"path": "data"}
     guide = blocks(ROOT / "docs" / "guides" / "extending.md", "python")
     metrics = [block for block in guide if "def brevity(" in block or "def at_most(" in block]
@@ -146,7 +166,11 @@ def test_recipes_optimize(text: str, folder: Path) -> None:
     """Every recipe runs to a result; those that train weights are only planned."""
     for module, code in beside(ROOT / "docs" / "cookbook.md").items():
         (folder / f"{module}.py").write_text(code)
-    small = [("optimize.budget.system_runs", "60"), ("optimize.valid_size", "8"), ("optimize.test_size", "4")]
+    small = [
+        ("optimize.budget.system_runs", "60"),
+        ("optimize.valid_size", "8"),
+        ("optimize.test_size", "4"),
+    ]
     program = loads(text, path=folder / "system.yaml", overrides=small)
     assert estimate(program)
     if any(isinstance(space, Weights) for space in program.system.parameters.values()):
@@ -154,9 +178,14 @@ def test_recipes_optimize(text: str, folder: Path) -> None:
     assert program.data is not None
     assert program.metric is not None
     result = cp.optimize(
-        program.system, program.data, program.metric, settings=program.optimize, run_dir=folder / "run",
-        engines=lambda _: ScriptedLM(answering_recipes, price=1e-6), progress=False,
-    )  # fmt: skip
+        program.system,
+        program.data,
+        program.metric,
+        settings=program.optimize,
+        run_dir=folder / "run",
+        engines=lambda _: ScriptedLM(answering_recipes, price=1e-6),
+        progress=False,
+    )
     assert result.test_after is not None
     assert result.test_after.failed == 0
 
@@ -182,7 +211,9 @@ def test_commands_exist(page: Path, text: str) -> None:
             command = commands
             while hasattr(command, "commands"):
                 command = command.commands[words.pop(1)]
-            known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+            known = {option for parameter in command.params for option in parameter.opts} | {
+                "--help"
+            }
             assert {word for word in words if word.startswith("--")} <= known
         else:
             assert words[0] in ("pip", "python") or words[:2] == ["ray", "start"]
@@ -240,21 +271,19 @@ def test_the_examples_that_must_improve_are_those_the_paired_test_asks_for() -> 
 
 
 def test_the_tables_of_the_yaml_reference_are_those_of_the_models() -> None:
-    made, page = maker("make_yaml_reference"), (ROOT / "docs" / "reference" / "yaml.md").read_text("utf-8")
-    assert made.with_keys(page) == page, "run: make docs"
-    assert re.findall(r"<!-- keys (.*?) -->", page) == list(
-        dict.fromkeys(re.findall(r"<!-- keys (.*?) -->", page))
-    )
-    assert set(re.findall(r"<!-- keys (.*?) -->", page)) == set(made.MODELS)
+    made = maker("make_yaml_reference")
+    pages = [page.read_text("utf-8") for page in YAML_REFERENCE]
+    assert [made.with_keys(page) for page in pages] == pages, "run: make docs"
+    assert sorted(re.findall(r"<!-- keys (.*?) -->", "".join(pages))) == sorted(made.MODELS)
 
 
 def test_the_yaml_reference_has_a_section_for_every_construct() -> None:
-    page = (ROOT / "docs" / "reference" / "yaml.md").read_text("utf-8")
-    headings = set(re.findall(r"^#+ `([\w.]+)`$", page, re.MULTILINE))
+    text = "".join(page.read_text("utf-8") for page in YAML_REFERENCE)
+    headings = set(re.findall(r"^#+ `([\w.]+)`$", text, re.MULTILINE))
     assert {*BUILT_IN, "use", "engines", "data", "metric", "optimize"} <= headings
-    examples = "\n".join(blocks(ROOT / "docs" / "reference" / "yaml.md", "yaml"))
-    for word in ("when:", "first_of:", "map:", "loop:", "use:", "out:", "carry:", "until:", "over:"):
-        assert word in examples, word
+    examples = "".join(block for page in YAML_REFERENCE for block in blocks(page, "yaml"))
+    words = ["when:", "first_of:", "map:", "loop:", "use:", "out:", "carry:", "until:", "over:"]
+    assert [word for word in words if word not in examples] == []
 
 
 def test_the_optimizer_of_the_guide_optimizes(folder: Path) -> None:
@@ -301,9 +330,20 @@ def test_the_kits_of_the_guide_pass(tmp_path: Path) -> None:
     kits = re.findall(r"^class (Test\w+)\((\w+)\)", text, re.MULTILINE)
     assert {kit for _, kit in kits} == {name for name in testing.__all__ if name.endswith("Kit")}
     (tmp_path / "test_mine.py").write_text(text)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rA", "test_mine.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+        "-rA",
+        "test_mine.py",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}
-    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stdout
     for name, _ in kits:
         assert f"PASSED test_mine.py::{name}::test_" in ran.stdout
@@ -314,4 +354,6 @@ def test_every_settings_model_that_a_default_names_has_a_table() -> None:
     named = set(re.findall(r"^\| `\w+` \| (\w+), below", page, flags=re.MULTILINE))
     assert {"BudgetSettings", "RolloutSettings"} <= named
     assert named <= set(re.findall(r"^### (\w+)$", page, flags=re.MULTILINE))
-    assert not [line for line in page.splitlines() if line.startswith("| `") and not line.endswith(" |")]
+    assert not [
+        line for line in page.splitlines() if line.startswith("| `") and not line.endswith(" |")
+    ]

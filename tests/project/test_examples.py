@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("compound", "components", "optimizers", "rewards", "benchmarks")
+PACKAGES = ("compound", "components", "optimizers", "rewards")
 
 
 def modules() -> list[str]:

@@ -45,7 +45,7 @@ def embedded() -> None:
     """Skip a test where the embedded model is not installed."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from compound.components.engines import models
+    from compound.engines import models
 
     if models.list_models()[0].state == "absent":
         pytest.skip("the weights of smollm2 are not installed")
@@ -69,10 +69,16 @@ def test_plain_functions_find_the_known_optimum(run: Run, tmp_path: Path) -> Non
     pytest.importorskip("optuna")
     assert run("plain_functions") == expected("plain_functions")
     result = cp.load_result(tmp_path / "plain_functions")
-    assert dict(result.best) == {"summarize.statistic": "median", "summarize.window": 5, "correct.offset": 7}
+    assert dict(result.best) == {
+        "summarize.statistic": "median",
+        "summarize.window": 5,
+        "correct.offset": 7,
+    }
 
 
-def test_the_selector_takes_the_large_model_only_where_it_is_needed(run: Run, tmp_path: Path) -> None:
+def test_the_selector_takes_the_large_model_only_where_it_is_needed(
+    run: Run, tmp_path: Path
+) -> None:
     assert run("model_selector") == expected("model_selector")
     result = cp.load_result(tmp_path / "model_selector")
     assert dict(result.best) == {"total_model.choice": "large", "wish_model.choice": "small"}
@@ -94,7 +100,9 @@ def test_the_remote_api_is_asked_within_consent_rate_and_budget(run: Run, tmp_pa
     assert "the environment variable 'EXAMPLE_KEY' to http://127.0.0.1:" in refused
     assert scores == "token F1 on test questions: 0.33 -> 1.00"
     assert re.fullmatch(r"spent \$0\.00\d\d of at most \$0\.0100", spent)
-    assert re.fullmatch(r"\d+ calls answered; [1-9]\d* rejected by the rate limit and sent again", calls)
+    assert re.fullmatch(
+        r"\d+ calls answered; [1-9]\d* rejected by the rate limit and sent again", calls
+    )
 
 
 def test_a_resumed_run_repeats_no_recorded_request(run: Run, tmp_path: Path) -> None:
@@ -116,8 +124,8 @@ def test_examples_of_the_embedded_model_run_on_a_scripted_one(
     if name == "rag":
         pytest.importorskip("bm25s")
     scripted = ScriptedLM(lambda message: "positive", name="smollm2")
-    monkeypatch.setattr("compound.registry.engines.open_engine", lambda *_, **__: scripted)
-    monkeypatch.setattr(cp, "Transformers", lambda _: scripted)
+    monkeypatch.setattr("compound.graph.registry.engines.open_engine", lambda *_, **__: scripted)
+    monkeypatch.setattr(cp.engines, "Transformers", lambda _: scripted)
     if name == "judge_metric":
         with pytest.raises(SystemExit, match="no judge is better than a constant verdict"):
             run(name)
@@ -181,7 +189,9 @@ def test_training_raises_the_reward_on_new_reviews(run: Run, tmp_path: Path) -> 
 def test_an_example_runs_without_a_folder_and_leaves_nothing(tmp_path: Path) -> None:
     command = [sys.executable, str(GALLERY / "model_selector.py")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines() == expected("model_selector")
     assert list(tmp_path.iterdir()) == []

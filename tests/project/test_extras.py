@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from compound.errors import MissingExtra, install_command
-from compound.extras import LIBRARIES, raise_missing_extra
+from compound.core.errors import LIBRARIES, MissingExtra, install_command, raise_missing_extra
 
 ROOT = Path(__file__).parents[2]
 PREPARED = """
@@ -45,7 +44,7 @@ def optimize(system, method, **engines):
     cp.optimize(system, data, "exact_match", method=method, budget=400, progress=False, **engines)
 
 def searching():
-    passages = cp.Retriever("r", cp.BM25("corpus.jsonl"))(query=question)
+    passages = cp.Retriever("r", cp.components.BM25("corpus.jsonl"))(query=question)
     answer = cp.LLM("a", prompt=cp.Text("Answer."))(question=question, passages=passages)
     return cp.System("s", outputs={{"y": answer}}, lm="lm")
 
@@ -58,47 +57,47 @@ except cp.CompoundError as error:
     print(f"{{type(error).__name__}}: {{error}}")
 """
 ACTIONS = [
-    ("torch", "ask(cp.Transformers(str(folder)))"),
-    ("torch", "ask(cp.Transformers(str(folder), dtype='float32'))"),
+    ("torch", "ask(cp.engines.Transformers(str(folder)))"),
+    ("torch", "ask(cp.engines.Transformers(str(folder), dtype='float32'))"),
     ("torch", "optimize(trained(), 'mmgrpo')"),
-    ("transformers", "ask(cp.Transformers(str(folder), dtype='float32'))"),
-    ("gguf", "from compound.components.engines.models import _convert; _convert(Path('x.gguf'))"),
+    ("transformers", "ask(cp.engines.Transformers(str(folder), dtype='float32'))"),
+    ("gguf", "from compound.engines.models import _convert; _convert(Path('x.gguf'))"),
     (
         "llguidance",
         "from transformers import PreTrainedTokenizerFast as T; "
-        "from compound.components.engines.local.constraints import ConstraintCompiler as C; C(T, 8, [0])",
+        "from compound.engines.local.constraints import ConstraintCompiler as C; C(T, 8, [0])",
     ),
     ("safetensors", "from compound.rewards.model import read; read(folder)"),
-    ("huggingface_hub", "ask(cp.Transformers('someone/model', dtype='float32'))"),
-    ("litellm", "ask(cp.LiteLLM('openai/gpt-4o-mini'))"),
+    ("huggingface_hub", "ask(cp.engines.Transformers('someone/model', dtype='float32'))"),
+    ("litellm", "ask(cp.engines.LiteLLM('openai/gpt-4o-mini'))"),
     ("litellm", "cp.run(llm('openai/gpt-4o-mini'), {'question': '?'})"),
-    ("httpx", "ask(cp.VLLM('m', api_base='http://127.0.0.1:9/v1'))"),
+    ("httpx", "ask(cp.engines.VLLM('m', api_base='http://127.0.0.1:9/v1'))"),
     ("optuna", "optimize(llm(), 'mipro', engines=lm)"),
     ("gepa", "optimize(llm(), 'gepa', engines=lm)"),
     ("peft", "optimize(trained(), 'mmgrpo')"),
-    ("httpx", "optimize(llm(), 'random', engines={'lm': cp.OpenAI('m')})"),
+    ("httpx", "optimize(llm(), 'random', engines={'lm': cp.engines.OpenAI('m')})"),
     ("bm25s", "optimize(searching(), 'random', engines=lm)"),
-    ("bm25s", "retrieve(cp.BM25('corpus.jsonl'))"),
-    ("regex", "retrieve(cp.BM25('corpus.jsonl'))"),
-    ("snowballstemmer", "retrieve(cp.BM25('corpus.jsonl', language='spanish'))"),
-    ("sentence_transformers", "retrieve(cp.Dense('corpus.jsonl', model=str(folder)))"),
+    ("bm25s", "retrieve(cp.components.BM25('corpus.jsonl'))"),
+    ("regex", "retrieve(cp.components.BM25('corpus.jsonl'))"),
+    ("snowballstemmer", "retrieve(cp.components.BM25('corpus.jsonl', language='spanish'))"),
+    ("sentence_transformers", "retrieve(cp.components.Dense('corpus.jsonl', model=str(folder)))"),
     (
         "rouge_score",
-        "cp.evaluate(llm(), [{'question': '?', 'y': 'x'}], cp.rouge('y'), engines=lm)",
+        "cp.evaluate(llm(), [{'question': '?', 'y': 'x'}], cp.metrics.rouge('y'), engines=lm)",
     ),
-    ("matplotlib", "from compound.report.figures.system import draw; draw(llm(), 'svg')"),
+    ("matplotlib", "from compound.report.rewards import reward_svg; reward_svg('drift', [])"),
     ("pyarrow", "cp.evaluate(llm(), cp.Dataset('someone/numbers'), 'exact_match', engines=lm)"),
     (
         "sklearn",
-        "import numpy as np; from compound.rewards.heads import _logistic; "
-        "_logistic(np.ones((1, 1)), np.ones(1), 1.0)",
+        "import numpy as np; from compound.rewards.heads import logistic; "
+        "logistic(np.ones((1, 1)), np.ones(1), 1.0)",
     ),
     (
         "pyseccomp",
-        "program = cp.CodeRunner('c')(code=question).stdout; "
+        "program = cp.components.CodeRunner('c')(code=question).stdout; "
         "cp.run(cp.System('s', outputs={'y': program}), {'question': 'print(1)'})",
     ),
-    ("ray", "from compound.cluster.ray_transport import RayTransport; RayTransport()"),
+    ("ray", "from compound.cluster.ray_cluster import RayTransport; RayTransport()"),
     ("mcp", "cp.Tool.from_mcp(command=['server'])"),
     ("opentelemetry", "cp.trace_with()"),
     ("mlflow", "optimize(llm(), 'random', engines=lm, trackers=('mlflow',))"),
@@ -106,13 +105,13 @@ ACTIONS = [
     ("trackio", "optimize(llm(), 'random', engines=lm, trackers=('trackio',))"),
     ("wandb", "optimize(llm(), 'random', engines=lm, trackers=('wandb',))"),
     ("peft", "from compound.rewards.backbone import _peft; _peft()"),
-    ("fastapi", "from compound.serving import app"),
-    ("starlette", "from compound.serving import app"),
-    ("prometheus_client", "from compound.serving import app"),
-    ("uvicorn", "from compound.serving import serve"),
-    ("dspy", "cp.from_dspy(None)"),
-    ("langchain_core", "cp.from_langchain(None)"),
-    ("haystack", "cp.from_haystack(None)"),
+    ("fastapi", "from compound.api.serving import app"),
+    ("starlette", "from compound.api.serving import app"),
+    ("prometheus_client", "from compound.api.serving import app"),
+    ("uvicorn", "from compound.api.serving import serve"),
+    ("dspy", "cp.interchange.from_dspy(None)"),
+    ("langchain_core", "cp.interchange.from_langchain(None)"),
+    ("haystack", "cp.interchange.from_haystack(None)"),
 ]
 NEVER_IMPORTED = {
     "accelerate",  # transformers imports it
@@ -121,15 +120,21 @@ NEVER_IMPORTED = {
 }
 
 
-@pytest.mark.parametrize(("module", "action"), ACTIONS, ids=[f"{m}-{i}" for i, (m, _) in enumerate(ACTIONS)])
+@pytest.mark.parametrize(
+    ("module", "action"), ACTIONS, ids=[f"{m}-{i}" for i, (m, _) in enumerate(ACTIONS)]
+)
 def test_a_missing_library_names_its_extra(module: str, action: str, tmp_path: Path) -> None:
     library, extra = LIBRARIES[module]
     extras = {extra, *{"peft": {"rewards"}, "httpx": {"vllm"}}.get(module, ())}
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COMPOUND_CACHE": str(tmp_path / "cache")}
     ran = subprocess.run(
         [sys.executable, "-c", PREPARED.format(module=module, action=action)],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stderr
     assert "MissingExtra: " in ran.stdout
     assert f"needs {library}, which is not installed" in ran.stdout
@@ -151,7 +156,7 @@ def test_the_hint_names_the_libraries_without_a_clone(
         'httpx>=0.27; extra == "vllm"',
         "uvloop>=0.1; sys_platform != 'win32' and extra == 'serve'",
     ]
-    monkeypatch.setattr("compound.errors.__file__", str(tmp_path / "compound" / "errors.py"))
+    monkeypatch.setattr("compound.core.errors.__file__", str(tmp_path / "compound" / "errors.py"))
     monkeypatch.setattr("importlib.metadata.requires", lambda _: stated)
     assert install_command("vllm") == 'pip install "httpx>=0.27"'
     assert install_command("serve") == 'pip install "uvloop>=0.1"'
@@ -189,8 +194,8 @@ def test_the_command_line_names_the_extra(cli: Any, monkeypatch: pytest.MonkeyPa
     def broken(*_: Any, **__: Any) -> None:
         raise ModuleNotFoundError("No module named 'torch.nn'", name="torch.nn")
 
-    monkeypatch.setattr("compound.spec.schema", broken)
-    ran = cli("schema")
+    monkeypatch.setattr("compound.yaml.schema", broken)
+    ran = cli("check", "--schema")
     assert ran.code == 2
     assert (
         ran.err
@@ -263,9 +268,14 @@ def test_a_check_and_a_dry_run_name_missing_libraries(
     ],
 )
 def test_a_check_and_a_dry_run_name_the_libraries_of_settings(
-    command: list[str], module: str, settings: str, fails: bool, tmp_path: Path, cli: Any,
+    command: list[str],
+    module: str,
+    settings: str,
+    fails: bool,
+    tmp_path: Path,
+    cli: Any,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("system.yaml").write_text(
         CHECKED.format(lm="m", engine="{litellm: {model: openai/x, price: [1, 1]}}")

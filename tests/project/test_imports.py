@@ -9,16 +9,15 @@ import re
 import socket
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 
 import compound
-from compound.extras import LIBRARIES
+from compound.core.errors import LIBRARIES
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("components", "rewards", "optimizers", "benchmarks")
+PACKAGES = ("components", "rewards", "optimizers")
 HEAVY = {
     "accelerate",
     "bm25s",
@@ -42,23 +41,26 @@ HEAVY = {
 }
 # modules that are nothing without their library, and are themselves imported where they are used
 ALLOWED = {
-    "components/engines/adapter_files.py",
-    "components/engines/local/adapters.py",
-    "components/engines/local/decoding.py",
-    "components/engines/local/kernels/attention.py",
-    "components/engines/local/kernels/packing.py",
-    "components/engines/local/prefill.py",
-    "components/engines/local/sampling.py",
-    "components/engines/local/engine.py",
-    "components/engines/litellm.py",
-    "components/engines/vllm/engine.py",
+    "compound/engines/adapter_files.py",
+    "compound/engines/local/adapters.py",
+    "compound/engines/local/decoding.py",
+    "compound/engines/local/kernels.py",
+    "compound/engines/local/prefill.py",
+    "compound/engines/local/engine.py",
+    "compound/engines/litellm.py",
+    "compound/engines/vllm/engine.py",
 }
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -86,7 +88,13 @@ def test_the_demo_needs_no_library_that_it_does_not_install(tmp_path: Path) -> N
     installed = set(named.split(","))
     blocked = [module for module, (_, extra) in LIBRARIES.items() if extra not in installed]
     assert {"uvicorn", "starlette", "litellm"} <= set(blocked)
-    run = ["optimize", str(ROOT / "benchmarks" / "atlas.yaml"), "--dry-run", "--run", str(tmp_path / "run")]
+    run = [
+        "optimize",
+        str(ROOT / "benchmarks" / "atlas.yaml"),
+        "--dry-run",
+        "--run",
+        str(tmp_path / "run"),
+    ]
     ran = python(
         f"import sys; sys.modules.update(dict.fromkeys({blocked!r}))\n"
         f"from compound.cli.entry_point import main; sys.argv = {['compound', *run]!r}; main()"
@@ -100,7 +108,11 @@ def test_import_compound_loads_next_to_nothing() -> None:
         "import sys; before = set(sys.modules); import compound; print(sorted(set(sys.modules) - before))"
     )
     loaded = ast.literal_eval(ran.stdout)
-    assert [name for name in loaded if name.partition(".")[0] not in sys.stdlib_module_names] == ["compound"]
+    assert [name for name in loaded if name.partition(".")[0] not in sys.stdlib_module_names] == [
+        "compound",
+        "compound.core",
+        "compound.core.lazy",
+    ]
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -119,20 +131,6 @@ def test_every_public_name_exists_and_an_unknown_one_is_refused() -> None:
         _ = compound.Sytem
 
 
-def test_the_packages_in_pyproject_are_all_there_are() -> None:
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    listed = set(settings["packages"])
-    mapped = {name: ROOT / folder for name, folder in settings["package-dir"].items()}
-    assert mapped == {f"compound.{package}": ROOT / package for package in PACKAGES}
-    found = {"compound"}
-    for init in (ROOT / "compound").rglob("*/__init__.py"):  # does not follow the links to the other folders
-        found.add(".".join(init.parent.relative_to(ROOT).parts))
-    for package in PACKAGES:
-        for init in (ROOT / package).rglob("__init__.py"):
-            found.add(".".join(["compound", *init.parent.relative_to(ROOT).parts]))
-    assert found == listed
-
-
 @pytest.mark.parametrize("package", ["compound", *PACKAGES])
 def test_a_folder_with_modules_is_a_package(package: str) -> None:
     folders = {path.parent for path in (ROOT / package).rglob("*.py")}
@@ -145,11 +143,17 @@ def test_the_link_inside_compound_leads_to_the_root_folder(package: str) -> None
 
 
 def modules() -> list[Path]:
-    return sorted(path for folder in ("compound", *PACKAGES) for path in _python_files(ROOT / folder))
+    return sorted(
+        path for folder in ("compound", *PACKAGES) for path in _python_files(ROOT / folder)
+    )
 
 
 def _python_files(folder: Path) -> list[Path]:
-    own = [path for path in folder.rglob("*.py") if not (ROOT / "compound" in path.parents and _linked(path))]
+    own = [
+        path
+        for path in folder.rglob("*.py")
+        if not (ROOT / "compound" in path.parents and _linked(path))
+    ]
     return [path for path in own if "__pycache__" not in path.parts]
 
 
@@ -210,22 +214,20 @@ def test_the_test_doubles_need_no_import_of_their_own() -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-def test_type_checkers_see_the_names_that_are_loaded_lazily() -> None:
-    tree = ast.parse(Path(compound.__file__).read_text("utf-8"))
-    (block,) = (n for n in tree.body if isinstance(n, ast.If) and isinstance(n.test, ast.Name))
-    seen = {
-        alias.asname or alias.name: (node.module, alias.name)
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    for node in block.body:  # an import under another name is not exported: it is assigned
-        if isinstance(node, ast.Assign):
-            (target,) = node.targets
-            seen[ast.unparse(target)] = seen.pop(ast.unparse(node.value))
-    assert seen.pop("testing") == ("compound", "testing")
-    loaded = {name: (place, getattr(compound, name).__name__) for name, place in homes().items()}
-    assert seen == loaded
+NAMESPACES = ("components", "engines", "ext", "interchange", "metrics", "testing")
+
+
+def test_each_public_name_is_that_of_its_module() -> None:
+    for package in (compound, *(getattr(compound, name) for name in NAMESPACES)):
+        for name, place in package._HOME.items():
+            module, _, attribute = place.partition(":")
+            assert getattr(package, name) is getattr(importlib.import_module(module), attribute)
+
+
+def test_a_name_of_a_namespace_is_found_from_the_package() -> None:
+    assert {*NAMESPACES} <= set(dir(compound))
+    with pytest.raises(AttributeError, match=r"use compound\.engines\.Fleet"):
+        _ = compound.Fleet  # type: ignore[attr-defined]
 
 
 def homes() -> dict[str, str]:
@@ -236,9 +238,9 @@ def test_the_first_line_of_a_module_is_no_riddle() -> None:
     """The first line is a noun phrase or states the module's purpose, and is not a question."""
     opening = re.compile(r"(What|Where|How|From|Which|Whether|Why|By)\b")
     first = {
-        str(path.relative_to(ROOT)): (ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").split(
-            "\n"
-        )[0]
+        str(path.relative_to(ROOT)): (
+            ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+        ).split("\n")[0]
         for path in modules()
     }
     assert {path: line for path, line in first.items() if opening.match(line) or not line} == {}

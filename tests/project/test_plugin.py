@@ -19,12 +19,17 @@ PLUGIN = ROOT / "docs" / "examples" / "plugin"
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the installed package, and next to it a copy of its files."""
     folder = tmp_path_factory.mktemp("plugin")
-    shutil.copytree(PLUGIN, folder / "source", ignore=shutil.ignore_patterns("build", "*.egg-info", "runs"))
+    shutil.copytree(
+        PLUGIN, folder / "source", ignore=shutil.ignore_patterns("build", "*.egg-info", "runs")
+    )
     install = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     ran = subprocess.run(
         [sys.executable, "-m", "pip", *install, "--target", str(folder / "site"), "."],
-        cwd=folder / "source", capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=folder / "source",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stderr
     return folder
 
@@ -32,18 +37,25 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(ROOT), str(installed / "site")])
     return subprocess.run(
-        [sys.executable, "-m", *arguments], cwd=installed / "source", env={**os.environ, "PYTHONPATH": path},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", *arguments],
+        cwd=installed / "source",
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_the_command_lists_its_extensions(installed: Path) -> None:
-    found = json.loads(run(installed, "compound", "plugins", "--json").stdout)
+    found = json.loads(run(installed, "compound", "check", "--extensions", "--json").stdout)
     own = [row for row in found if row["package"] == "compound-example"]
     assert {(row["group"], row["name"]) for row in own} == {
-        ("components", "template"), ("engines", "echo"), ("methods", "top_share"), ("metrics", "brevity"),
+        ("components", "template"),
+        ("engines", "echo"),
+        ("methods", "top_share"),
+        ("metrics", "brevity"),
         ("optimizers", "hill_climb"),
-    }  # fmt: skip
+    }
     assert [row["problem"] for row in own] == [""] * 5
 
 

@@ -16,11 +16,11 @@ import sys
 
 sys.path.insert(0, {tests!r})
 
-import compound.registry.engines
+import compound.graph.registry.engines
 from compound.testing import ScriptedLM
 from reference.atlas import reply
 
-compound.registry.engines.open_engine = lambda *_, **__: ScriptedLM(reply)
+compound.graph.registry.engines.open_engine = lambda *_, **__: ScriptedLM(reply)
 """
 
 
@@ -44,9 +44,7 @@ def test_it_runs_with_a_scripted_model(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PYTHONPATH", str(root))
     notebook = read()
     settings = next(cell for cell in notebook.cells if "SYSTEM_RUNS =" in cell.source)
-    settings.source = (
-        f"DATA = {str(root / 'benchmarks/data/atlas')!r}; RUN = {str(tmp_path / 'run')!r}; SYSTEM_RUNS = 150"
-    )
+    settings.source = f"DATA = {str(root / 'benchmarks/data/atlas')!r}; RUN = {str(tmp_path / 'run')!r}; SYSTEM_RUNS = 150"
     scripted = nbformat.v4.new_code_cell(SCRIPTED.format(tests=str(root / "tests")))  # type: ignore[no-untyped-call]
     notebook.cells.insert(0, scripted)
     place = {"metadata": {"path": str(tmp_path)}}

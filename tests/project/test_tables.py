@@ -31,7 +31,7 @@ def imported(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     [
         ("evidence/local_rewards.md", 4),
         ("evidence/training.md", 4),
-        ("adr/0024-intervals-stay-in-the-range.md", 2),
+        ("adr/0004-acceptance.md", 2),
         ("guides/nothing_found.md", 1),
         ("evidence/reliability.md", 4),
         ("evidence/README.md", 1),

@@ -1,7 +1,8 @@
 """Put Ray into a virtual environment that also has the packages of this one: ``python install.py FOLDER``.
 
-Ray needs nothing that the development environment lacks, so it is installed alone, and the environment of the
-tests refers to the packages of the development environment. Standard library only.
+Ray needs nothing that the development environment lacks, so it is installed alone, and the
+environment of the tests refers to the packages of the development environment. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ def main(folder: Path) -> None:
     if not python.exists():
         venv.create(folder, with_pip=True)
     packages = next(folder.glob("lib/python*/site-packages"))
-    # a .pth file, because those of the development environment (an editable install) must be read, too
+    # a .pth file, because those of the development environment (an editable install) must be read,
+    # too
     here = sysconfig.get_path("purelib")
     (packages / "development.pth").write_text(f"import site; site.addsitedir({here!r})\n", "utf-8")
     command = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]

@@ -12,18 +12,15 @@ import pytest
 
 import compound as cp
 from clusters.program import FILE, evaluated, local_result, remote_executor, requests, write_program
-from compound.api.sweeps.on_cluster import ClusterRuns
+from compound.api.sweeps.runs import ClusterRuns, MachineCheck, SweepFile
 from compound.api.sweeps.sweep import plan, sweep
-from compound.api.sweeps.task import MachineCheck, SweepFile
 from compound.cluster.handshake import WorkerMismatch, rebuild
-from compound.cluster.messages import SystemFile
+from compound.cluster.messages import SystemFile, WorkerConnection
 from compound.cluster.pool import WorkersLost
-from compound.cluster.ray_cluster import ClusterUnavailable
-from compound.cluster.ray_transport import RayTransport
-from compound.cluster.transport import WorkerConnection
+from compound.cluster.ray_cluster import ClusterUnavailable, RayTransport
 from compound.execution.cache import MemoryCache
-from compound.settings.common import RaySettings, RunnerSettings
-from compound.spec.program import load
+from compound.optimization.settings.common import RaySettings, RunnerSettings
+from compound.yaml.program import load
 
 SWEEP = (
     FILE
@@ -32,7 +29,9 @@ data: {path: rows.jsonl, split_by: {train: 0.4, valid: 0.3, test: 0.3}}
 metric: {custom: {call: "parts:score", bounds: [0, 1]}}
 optimize: {iterations: 2, candidates: 3, minibatch: 4, valid_size: 6, budget: {system_runs: 40}}
 """
-).replace("temperature: 1.0}, in: {text", "temperature: {float: [0.5, 1.5], value: 1.0}}, in: {text")
+).replace(
+    "temperature: 1.0}, in: {text", "temperature: {float: [0.5, 1.5], value: 1.0}}, in: {text"
+)
 
 pytestmark = [
     pytest.mark.usefixtures("cluster"),
@@ -60,7 +59,9 @@ class Watched(RayTransport):
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_every_number_of_workers_gives_the_results_of_one_process(source: SystemFile, workers: int) -> None:
+def test_every_number_of_workers_gives_the_results_of_one_process(
+    source: SystemFile, workers: int
+) -> None:
     evaluations, traces, meter = local_result(source)
     alone = requests(Path(source.path).parent)
     executor = remote_executor(source, RayTransport(), workers, cache=MemoryCache())
@@ -94,7 +95,9 @@ def test_killed_workers_change_nothing(source: SystemFile, workers: int) -> None
     evaluations, traces, meter = local_result(source)
     alone = requests(folder)
     transport, notices = Watched(), list[str]()
-    executor = remote_executor(source, transport, workers, cache=MemoryCache(), notify=notices.append)
+    executor = remote_executor(
+        source, transport, workers, cache=MemoryCache(), notify=notices.append
+    )
 
     async def kill() -> None:
         for number in range(2):
@@ -129,7 +132,9 @@ def test_a_worker_that_ends_its_process_is_replaced(tmp_path: Path) -> None:
         )
     )
     notices = list[str]()
-    executor = remote_executor(source, RayTransport(), 2, cache=MemoryCache(), notify=notices.append)
+    executor = remote_executor(
+        source, RayTransport(), 2, cache=MemoryCache(), notify=notices.append
+    )
     assert asyncio.run(evaluated(executor, rebuild(source).system)) == expected
     assert any("was lost" in notice for notice in notices)
 
@@ -139,7 +144,9 @@ def test_a_worker_without_the_code_is_refused_before_anything_is_spent(
 ) -> None:
     other = source.model_copy(update={"path": str(tmp_path / "elsewhere" / "system.yaml")})
     executor = remote_executor(source, RayTransport(), 2)
-    executor._workers.pool._hello = executor._workers.pool._hello.model_copy(update={"program": other})
+    executor._workers.pool._hello = executor._workers.pool._hello.model_copy(
+        update={"program": other}
+    )
     with pytest.raises(WorkerMismatch, match="cannot load the system"):
         asyncio.run(evaluated(executor, rebuild(source).system))
     assert requests(tmp_path) == 0
@@ -167,7 +174,7 @@ def test_a_dead_address_is_reported(source: SystemFile, monkeypatch: pytest.Monk
 def test_evaluate_runs_a_file_on_the_cluster(source: SystemFile, tmp_path: Path) -> None:
     system = cp.load_system(source.path)
     rows = [{"topic": f"topic {i}", "kind": "k", "answer": f"word{i % 5} 1"} for i in range(8)]
-    metric = cp.exact_match("answer")
+    metric = cp.metrics.exact_match("answer")
     expected = cp.evaluate(system, rows, metric, cache=False)
     settings = cp.OptimizeSettings(runner=RunnerSettings(ray=RaySettings(workers=2)))
     assert cp.evaluate(system, rows, metric, cache=False, settings=settings).rows == expected.rows
@@ -177,7 +184,10 @@ def test_the_runs_of_a_sweep_are_tasks_and_a_killed_one_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_program(tmp_path, SWEEP)
-    rows = [{"id": f"e{i}", "topic": f"topic {i}", "kind": f"kind {i % 4}", "answer": ""} for i in range(60)]
+    rows = [
+        {"id": f"e{i}", "topic": f"topic {i}", "kind": f"kind {i % 4}", "answer": ""}
+        for i in range(60)
+    ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     code = (tmp_path / "parts.py").read_text()
     dies = f"""
@@ -221,11 +231,15 @@ def test_machines_that_do_not_share_the_folder_of_a_sweep_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_program(tmp_path, SWEEP)
-    (tmp_path / "rows.jsonl").write_text('{"id": "e", "topic": "t", "kind": "k", "answer": ""}\n' * 9)
+    (tmp_path / "rows.jsonl").write_text(
+        '{"id": "e", "topic": "t", "kind": "k", "answer": ""}\n' * 9
+    )
     program = load(tmp_path / "system.yaml", overrides=[("optimize.runner", "{ray: {workers: 2}}")])
     # a machine that finds another token in the folder, as it would in a folder of its own
     monkeypatch.setattr(ClusterRuns, "_machine_check", _of_another_folder)
-    with pytest.raises(WorkerMismatch, match=r"machine .* cannot be used: it does not share the sweep's dir"):
+    with pytest.raises(
+        WorkerMismatch, match=r"machine .* cannot be used: it does not share the sweep's dir"
+    ):
         sweep(plan([program], ["random"], [0], tmp_path / "out"), tmp_path / "out", cluster=True)
     assert requests(tmp_path) == 0
 

@@ -1,7 +1,7 @@
 """A real vLLM server for the tests of this folder, and transformers to compare it with.
 
-Not part of the normal run: ``make test-vllm`` sets REAL_VLLM to the ``vllm`` command. Without it nothing here is
-collected.
+Not part of the normal run: ``make test-vllm`` sets REAL_VLLM to the ``vllm`` command. Without it
+nothing here is collected.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from compound.components.engines import models
-from compound.components.engines.vllm.engine import VLLMEngine
-from compound.engine import Adapter, Completion, Request
-from compound.storage.artifacts import folder_digest
+from compound.core.engine import Adapter, Completion, Request
+from compound.core.storage.artifacts import folder_digest
+from compound.engines import models
+from compound.engines.vllm.engine import VLLMEngine
 
 collect_ignore_glob = [] if os.environ.get("REAL_VLLM") else ["*"]
 
@@ -73,10 +73,14 @@ class Reference:
         self.torch, self._folder = torch, folder
         self.tokenizer: Any = AutoTokenizer.from_pretrained(where)
         model = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32).eval()
-        self._config = LoraConfig(r=8, lora_alpha=16, target_modules=list(MODULES), task_type="CAUSAL_LM")
+        self._config = LoraConfig(
+            r=8, lora_alpha=16, target_modules=list(MODULES), task_type="CAUSAL_LM"
+        )
         self._model: Any = get_peft_model(model, self._config, adapter_name="silent")
 
-    def logprobs(self, tokens: Sequence[int], adapter: str = "", temperature: float = 1.0) -> list[float]:
+    def logprobs(
+        self, tokens: Sequence[int], adapter: str = "", temperature: float = 1.0
+    ) -> list[float]:
         """Return the log-probabilities of the tokens but the first, under an adapter by its name."""
         torch = self.torch
         self._model.set_adapter(adapter or "silent")  # whose B is zero

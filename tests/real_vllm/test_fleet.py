@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from compound.components.engines.fleet.engine import FleetEngine
-from compound.components.engines.vllm.engine import VLLMEngine
-from compound.engine import Adapter, Completion, Message, Request, TokenRecord
+from compound.core.engine import Adapter, Completion, Message, Request, TokenRecord
+from compound.engines.fleet import FleetEngine
+from compound.engines.vllm.engine import VLLMEngine
 
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # peft's
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated"
+)  # peft's
 ARGS = ["--dtype", "bfloat16", "--gpu-memory-utilization", "0.2", "--max-model-len", "1024"]
 GROUPS, EACH = 8, 4
 NOISE = 0.3  # nats per token, mean over a short answer: bfloat16 against float32
@@ -28,7 +30,13 @@ def fleet() -> Iterator[FleetEngine]:
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
         patch.setenv("OMP_NUM_THREADS", "1")  # the processes share the machine
         patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-        settings = {"model": "smollm2", "args": ARGS, "max_lora_rank": 8, "max_loras": 2, "restarts": 1}
+        settings = {
+            "model": "smollm2",
+            "args": ARGS,
+            "max_lora_rank": 8,
+            "max_loras": 2,
+            "restarts": 1,
+        }
         engine = FleetEngine(replicas=2, vllm=settings)
         yield engine
         asyncio.run(engine.aclose())
@@ -39,11 +47,15 @@ def requests(step: str, adapter: Adapter | None = None, max_tokens: int = 12) ->
     return [
         Request(
             (Message("user", f"{step}: tell a story, number {group}."),),
-            max_tokens=max_tokens, temperature=1.0, seed=seed, want_tokens=True, adapter=adapter,
+            max_tokens=max_tokens,
+            temperature=1.0,
+            seed=seed,
+            want_tokens=True,
+            adapter=adapter,
         )
         for group in range(GROUPS)
         for seed in range(EACH)
-    ]  # fmt: skip
+    ]
 
 
 async def answers(fleet: FleetEngine, asked: list[Request]) -> list[Completion]:
@@ -79,7 +91,9 @@ def test_both_replicas_sample_with_each_adapter(fleet: FleetEngine, reference: A
         for completion in completions[::EACH]:
             assert completion.tokens is not None
             assert completion.tokens.adapter == adapters[name].sha256
-            near = {other: distance(completion.tokens, reference, other) for other in ("one", "two", "")}
+            near = {
+                other: distance(completion.tokens, reference, other) for other in ("one", "two", "")
+            }
             assert min(near, key=lambda other: near[other]) == name, near
             assert near[name] < NOISE
     assert all(stats.requests >= GROUPS * EACH / 4 for stats in fleet.replicas), fleet.replicas
@@ -89,7 +103,10 @@ def test_both_replicas_sample_with_each_adapter(fleet: FleetEngine, reference: A
 def test_a_replica_that_is_killed_in_a_step_loses_nothing_and_comes_back(
     fleet: FleetEngine, reference: Any
 ) -> None:
-    adapter, before = reference.save("one"), {stats.name: stats.requests for stats in fleet.replicas}
+    adapter, before = (
+        reference.save("one"),
+        {stats.name: stats.requests for stats in fleet.replicas},
+    )
 
     async def step() -> list[Completion]:
         working = asyncio.create_task(answers(fleet, requests("second", adapter, max_tokens=64)))
@@ -105,7 +122,9 @@ def test_a_replica_that_is_killed_in_a_step_loses_nothing_and_comes_back(
     completions = asyncio.run(asyncio.wait_for(step(), 900))
     assert len(completions) == 2 * GROUPS * EACH
     assert all(c.tokens is not None and c.tokens.adapter == adapter.sha256 for c in completions)
-    assert sum(stats.requests for stats in fleet.replicas) - sum(before.values()) == 2 * GROUPS * EACH
+    assert (
+        sum(stats.requests for stats in fleet.replicas) - sum(before.values()) == 2 * GROUPS * EACH
+    )
     assert fleet.replicas[1].moved > 0
     last = completions[-1].tokens
     assert last is not None

@@ -13,14 +13,20 @@ from typing import Any
 
 import pytest
 
-from compound.components.engines.vllm.adapters import DIFFERS_FROM_OTHERS, INDISTINGUISHABLE, MATCHES_PROBE
-from compound.components.engines.vllm.engine import VLLMEngine
-from compound.concurrency.background import run_in_background
-from compound.engine import Adapter, AnswerFormat, Completion, Message, Request, TokenRecord
-from compound.errors import AdapterNotServed, CompoundError, TransientError
-from compound.storage.artifacts import folder_digest
+from compound.core.engine import Adapter, AnswerFormat, Completion, Message, Request, TokenRecord
+from compound.core.errors import AdapterNotServed, CompoundError, TransientError
+from compound.core.loops import run_in_background
+from compound.core.storage.artifacts import folder_digest
+from compound.engines.vllm.adapters import (
+    DIFFERS_FROM_OTHERS,
+    INDISTINGUISHABLE,
+    MATCHES_PROBE,
+)
+from compound.engines.vllm.engine import VLLMEngine
 
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # peft's
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated"
+)  # peft's
 NOISE = 0.12  # nats per token, mean: bfloat16 against float32 is 0.04 on texts, and less on likely tokens
 Ask = Callable[..., list[Completion]]
 
@@ -35,7 +41,9 @@ def record(completion: Completion) -> TokenRecord:
     return completion.tokens
 
 
-def distance(one: TokenRecord, reference: Any, adapter: str = "", temperature: float = 1.0) -> float:
+def distance(
+    one: TokenRecord, reference: Any, adapter: str = "", temperature: float = 1.0
+) -> float:
     """Return how far a record's log-probabilities are from what transformers computes, nats per token."""
     found: list[float] = reference.logprobs([*one.prompt, *one.sampled], adapter, temperature)[
         -len(one.sampled) :
@@ -50,7 +58,9 @@ def test_a_record_holds_what_transformers_computes_on_its_tokens(
     (completion,) = ask(request(temperature=temperature, seed=3))
     one = record(completion)
     turns = [{"role": "user", "content": "Name three rivers of Europe."}]
-    text = reference.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+    text = reference.tokenizer.apply_chat_template(
+        turns, add_generation_prompt=True, tokenize=False
+    )
     assert one.prompt == tuple(reference.tokenizer(text, add_special_tokens=False).input_ids)
     assert reference.tokenizer.decode(one.sampled, skip_special_tokens=True) == completion.text
     assert (one.adapter, len(one.sampled)) == ("", completion.usage.completion_tokens)
@@ -85,7 +95,11 @@ def test_a_stop_string_ends_the_text_and_an_end_of_turn_belongs_to_the_sample(
         request(what, temperature=0.0, max_tokens=2),
     )
     assert "Paris" in whole.text
-    assert (whole.finish_reason, cut.finish_reason, short.finish_reason) == ("stop", "stop", "length")
+    assert (whole.finish_reason, cut.finish_reason, short.finish_reason) == (
+        "stop",
+        "stop",
+        "length",
+    )
     assert record(whole).sampled[-1] == reference.tokenizer.eos_token_id
     assert cut.text == whole.text.partition("Par")[0]
     assert record(cut).sampled == record(whole).sampled[: len(record(cut).sampled)]
@@ -129,7 +143,9 @@ def test_many_calls_at_once_keep_their_adapters_apart(ask: Ask, reference: Any) 
         assert distance(record(completion), reference, name) < 2 * NOISE  # few tokens
 
 
-def test_one_step_of_training_is_seen_by_its_numbers(ask: Ask, lm: VLLMEngine, reference: Any) -> None:
+def test_one_step_of_training_is_seen_by_its_numbers(
+    ask: Ask, lm: VLLMEngine, reference: Any
+) -> None:
     reference.add("step", 0.0, like="one", step=1e-5)
     step = reference.save("step", before="one")
     ask(request(adapter=reference.save("one")), request(adapter=step))
@@ -156,7 +172,10 @@ def test_a_name_under_which_something_else_is_served_is_caught(
 ) -> None:
     if name == "small":
         reference.add("small", 0.0, like="one", step=2e-5)
-    old, new = reference.save("one"), reference.save(name, before="one" if really == "one" else "silent")
+    old, new = (
+        reference.save("one"),
+        reference.save(name, before="one" if really == "one" else "silent"),
+    )
     ask(request(adapter=old))
     wrong = reference.save(really)
 
@@ -180,7 +199,9 @@ def test_old_versions_are_unloaded(ask: Ask, lm: VLLMEngine, reference: Any) -> 
     assert len(lm.adapters) == 2
 
 
-def test_an_adapter_of_too_high_a_rank_ends_the_run(ask: Ask, reference: Any, tmp_path: Path) -> None:
+def test_an_adapter_of_too_high_a_rank_ends_the_run(
+    ask: Ask, reference: Any, tmp_path: Path
+) -> None:
     folder = tmp_path / "big"
     shutil.copytree(reference.save("one").path, folder)
     config = (folder / "adapter_config.json").read_text()
@@ -198,7 +219,9 @@ def test_shared_beginnings_come_from_the_prefix_cache(ask: Ask, lm: VLLMEngine) 
     assert lm.prefill.tokens - before.tokens > lm.prefill.cached - before.cached
 
 
-def test_a_server_whose_engine_dies_is_started_again(ask: Ask, lm: VLLMEngine, reference: Any) -> None:
+def test_a_server_whose_engine_dies_is_started_again(
+    ask: Ask, lm: VLLMEngine, reference: Any
+) -> None:
     """Last in this file: it costs another start."""
     adapter = reference.save("one")
     ask(request(adapter=adapter))

@@ -13,14 +13,16 @@ from typing import Any
 import httpx
 import pytest
 
-from compound.components.engines.vllm import server
-from compound.components.engines.vllm import sleep as vllm_sleep
-from compound.components.engines.vllm.engine import VLLMEngine
-from compound.concurrency.background import run_in_background
-from compound.engine import Completion, Message, Request
-from compound.errors import CompoundError
+from compound.core.engine import Completion, Message, Request
+from compound.core.errors import CompoundError
+from compound.core.loops import run_in_background
+from compound.engines.vllm import link as vllm_link
+from compound.engines.vllm import server
+from compound.engines.vllm.engine import VLLMEngine
 
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # peft's
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated"
+)  # peft's
 ARGS = ("--dtype", "bfloat16", "--max-model-len", "2048")
 
 PARSE = """
@@ -43,7 +45,14 @@ def _command() -> Iterator[None]:
 
 def test_the_arguments_are_those_of_the_parser() -> None:
     python = Path(os.environ["REAL_VLLM"]).with_name("python")
-    given = ["m", *server.SLEEP_ARGUMENTS, "--gpu-memory-utilization", "0.42", "--middleware", "a.B"]
+    given = [
+        "m",
+        *server.SLEEP_ARGUMENTS,
+        "--gpu-memory-utilization",
+        "0.42",
+        "--middleware",
+        "a.B",
+    ]
     ran = subprocess.run([python, "-c", PARSE, *given], capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines()[-1] == "True 0.42 ['a.B']"
 
@@ -65,7 +74,9 @@ def test_the_routes_pause_a_server_and_keep_its_adapters(
     monkeypatch.setattr(server, "SLEEP_ARGUMENTS", ())  # which the CPU refuses
     lm = VLLMEngine("smollm2", args=ARGS, gpu_memory=0.3, max_lora_rank=8, sleep=True)
     adapter = reference.save("one")
-    tuned = Request((Message("user", "Name three rivers of Europe."),), 16, adapter=adapter, want_tokens=True)
+    tuned = Request(
+        (Message("user", "Name three rivers of Europe."),), 16, adapter=adapter, want_tokens=True
+    )
 
     async def run() -> list[Completion]:
         async with contextlib.aclosing(lm):
@@ -77,7 +88,7 @@ def test_the_routes_pause_a_server_and_keep_its_adapters(
                     assert (await stranger.post(path, json={"method": "sleep"})).status_code == 401
             async with lm.asleep(["0"]) as slept:
                 assert slept
-                found = await run_in_background(api.send(vllm_sleep.STATE, None, 10.0, root=True))
+                found = await run_in_background(api.send(vllm_link.STATE, None, 10.0, root=True))
                 assert found.text.replace(" ", "") == '{"is_sleeping":true}'
                 later = asyncio.create_task(lm.generate(tuned))
             after = await later

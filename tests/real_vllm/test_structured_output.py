@@ -13,9 +13,9 @@ import pydantic
 import pytest
 
 import compound as cp
-from compound.benchmarks.agents.arithmetic import calculate
-from compound.components.engines.vllm.engine import VLLMEngine
-from compound.engine import AnswerFormat, Completion, Message, Request, ToolSpec
+from benchmarks.agents.arithmetic import calculate
+from compound.core.engine import AnswerFormat, Completion, Message, Request, ToolSpec
+from compound.engines.vllm.engine import VLLMEngine
 from compound.execution.executor import Executor
 from compound.execution.trace import Call, Failure
 
@@ -79,19 +79,35 @@ def test_an_agent_calls_a_tool_in_the_enforced_form(lm: VLLMEngine) -> None:
         {
             "role": "assistant",
             "text": '{"tool": "calculate", "arguments": {"expression": "31 * 47"}}',
-            "calls": [{"id": "call_1", "name": "calculate", "tool": "calculate",
-                       "arguments": '{"expression": "31 * 47"}'}],
+            "calls": [
+                {
+                    "id": "call_1",
+                    "name": "calculate",
+                    "tool": "calculate",
+                    "arguments": '{"expression": "31 * 47"}',
+                }
+            ],
         },
         {"role": "tool", "id": "call_1", "text": "1457"},
-    ]  # fmt: skip
+    ]
     demo = {
-        "inputs": {"task": {"question": "What is 31 * 47?"}, "history": history, "last_turn": False},
+        "inputs": {
+            "task": {"question": "What is 31 * 47?"},
+            "history": history,
+            "last_turn": False,
+        },
         "outputs": {"message": "1457", "tool_calls": [], "output": 1457},
     }
     agent = cp.Agent(
-        "agent", [calculate], prompt=cp.Text("Use the tool, then answer with a number."), output=int,
-        max_turns=3, max_tokens=60, temperature=1.0, demos=cp.Demos(max=1, value=(demo,)),
-    )  # fmt: skip
+        "agent",
+        [calculate],
+        prompt=cp.Text("Use the tool, then answer with a number."),
+        output=int,
+        max_turns=3,
+        max_tokens=60,
+        temperature=1.0,
+        demos=cp.Demos(max=1, value=(demo,)),
+    )
     system = cp.System("sums", {"answer": agent(question=cp.Input("question"))}, lm="lm")
     questions = [{"question": f"What is {each}?"} for each in SUMS * 6]
     called: list[Call] = []
@@ -100,7 +116,9 @@ def test_an_agent_calls_a_tool_in_the_enforced_form(lm: VLLMEngine) -> None:
         for trace in traces:  # an enforced form can only be cut
             cut = trace.failure
             assert isinstance(trace.outputs["answer"], int) if cut is None else _was_cut(cut)
-        called = [call for trace in traces for call in trace.calls if call.component == "agent_call"]
+        called = [
+            call for trace in traces for call in trace.calls if call.component == "agent_call"
+        ]
         if called:
             break
     assert called
@@ -112,7 +130,13 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMEngine]:
     """An engine whose server declares tools to the model, and parses its calls."""
     template = tmp_path_factory.mktemp("template") / "tools.jinja"
     template.write_text(TEMPLATE)
-    tools = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--chat-template", str(template))
+    tools = (
+        "--enable-auto-tool-choice",
+        "--tool-call-parser",
+        "hermes",
+        "--chat-template",
+        str(template),
+    )
     memory = ("--dtype", "bfloat16", "--gpu-memory-utilization", "0.3", "--max-model-len", "2048")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COMPOUND_VLLM", os.environ["REAL_VLLM"])
@@ -131,7 +155,7 @@ def ask_alone(engine: VLLMEngine, *requests: Request) -> list[Completion]:
 
 def worked(number: int, expression: str, value: str) -> tuple[Message, ...]:
     """Return an earlier conversation in which the tool is called."""
-    call = cp.ToolCall(f"c{number}", "calculate", json.dumps({"expression": expression}))
+    call = cp.ext.ToolCall(f"c{number}", "calculate", json.dumps({"expression": expression}))
     return (
         Message("user", f"What is {expression}?"),
         Message("assistant", "", (call,)),
@@ -141,11 +165,17 @@ def worked(number: int, expression: str, value: str) -> tuple[Message, ...]:
 
 
 def test_native_calls_are_read_and_their_results_are_shown(native: VLLMEngine) -> None:
-    shots = (*worked(1, "31 * 47", "1457"), *worked(2, "90 - 17", "73"), *worked(3, "12 + 55", "67"))
+    shots = (
+        *worked(1, "31 * 47", "1457"),
+        *worked(2, "90 - 17", "73"),
+        *worked(3, "12 + 55", "67"),
+    )
     asked = Request(
-        (*shots, Message("user", "What is 7 * 8?")), max_tokens=60, tools=(SPEC,),
+        (*shots, Message("user", "What is 7 * 8?")),
+        max_tokens=60,
+        tools=(SPEC,),
         format=AnswerFormat(schema='{"type": "integer"}'),
-    )  # fmt: skip
+    )
     (called,) = ask_alone(native, asked)
     assert [each.name for each in called.tool_calls] == ["calculate"], called.text
     assert json.loads(called.tool_calls[0].arguments).keys() == {"expression"}
@@ -153,4 +183,6 @@ def test_native_calls_are_read_and_their_results_are_shown(native: VLLMEngine) -
 
     (answered,) = ask_alone(native, replace(asked, tool_choice="none"))
     assert not answered.tool_calls
-    assert isinstance(json.loads(answered.text), int)  # the format is enforced where no tool may be called
+    assert isinstance(
+        json.loads(answered.text), int
+    )  # the format is enforced where no tool may be called

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from compound import LLM, Input, System
-from compound.api.optimize import optimize
-from compound.components.engines.vllm.engine import VLLMEngine
+from compound.api.optimize import run_optimization
+from compound.core.storage.artifacts import is_reference
+from compound.engines.vllm.engine import VLLMEngine
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics.custom import custom
 from compound.execution.executor import Executor
 from compound.graph.space import LoRA, Text
-from compound.storage.artifacts import is_reference
 from training_settings import training
 
 pytestmark = [
@@ -25,7 +25,14 @@ pytestmark = [
 ]
 ASK = "Is it so? Answer with one word, Yes or No."
 MARKERS = {"hopeful": "Yes", "doubtful": "No"}
-THINGS = ("rain tomorrow", "a long winter", "a late train", "good bread", "an early spring", "a full moon")
+THINGS = (
+    "rain tomorrow",
+    "a long winter",
+    "a late train",
+    "good bread",
+    "an early spring",
+    "a full moon",
+)
 
 
 class Lent:
@@ -63,7 +70,9 @@ def said(system: System, engine: Any) -> dict[str, list[str]]:
     async def run() -> list[Any]:
         executor = Executor({"lm": engine})
         cold = {name: {"temperature": 0.0} for name in MARKERS}
-        runs = (executor.run(system, {"thing": thing}, example=thing, settings=cold) for thing in THINGS)
+        runs = (
+            executor.run(system, {"thing": thing}, example=thing, settings=cold) for thing in THINGS
+        )
         return await asyncio.gather(*runs)
 
     traces = asyncio.run(run())
@@ -79,8 +88,13 @@ def test_two_components_learn_two_markers_on_one_server_and_swapping_adapters_sw
     weights = {"steps": 8, "examples": 4, "runs": 8, "lr": 1e-3}
     settings = training("mmgrpo", weights, alpha=0.25)
     system = twins()
-    result = optimize(
-        system, data, custom(marked, "marked"), settings, run_dir=tmp_path / "run", engines=lambda _: engine
+    result = run_optimization(
+        system,
+        data,
+        custom(marked, "marked"),
+        settings,
+        run_dir=tmp_path / "run",
+        engines=lambda _: engine,
     )
     best = result.best.located(tmp_path / "run")
     trained = {name: best[f"{name}.weights"] for name in MARKERS}

@@ -1,7 +1,8 @@
 """Optimize ``benchmarks/atlas.yaml`` and summarize everything that the run decided, without times.
 
-``python -m reference.atlas`` in the folder ``tests`` writes the fixtures. They were made before the packages were
-arranged anew; write them again only where results are meant to change, and say so in the changelog.
+``python -m reference.atlas`` in the folder ``tests`` writes the fixtures. They were made before the
+packages were arranged anew; write them again only where results are meant to change, and say so in
+the changelog.
 """
 
 from __future__ import annotations
@@ -17,17 +18,25 @@ from pathlib import Path
 
 import numpy as np
 
-from compound.api.optimize import optimize
-from compound.engine import Message, Request
-from compound.spec import loads
+from compound.api.optimize import run_optimization
+from compound.core.engine import Message, Request
 from compound.testing import ScriptedLM
+from compound.yaml import loads
 
 ATLAS = Path(__file__).parents[2] / "benchmarks" / "atlas.yaml"
 SMALL = {
-    "optimize.valid_size": "16", "optimize.test_size": "12", "optimize.budget.system_runs": "150",
-    "optimize.baselines": "[]", "optimize.candidates": "4",
-}  # fmt: skip
-NEWER = {"format": None, "tools": (), "tool_choice": "auto", "forward": None}  # fields of requests since then
+    "optimize.valid_size": "16",
+    "optimize.test_size": "12",
+    "optimize.budget.system_runs": "150",
+    "optimize.baselines": "[]",
+    "optimize.candidates": "4",
+}
+NEWER = {
+    "format": None,
+    "tools": (),
+    "tool_choice": "auto",
+    "forward": None,
+}  # fields of requests since then
 OPTIMAS = {
     "backbone": {"model": "none"},
     "pairs": {"inputs": 6, "samples": 2, "min_rollouts": 1, "max_rollouts": 1},
@@ -57,8 +66,8 @@ ANSWERS = {row["question"]: row["answer"] for row in ROWS}
 def reply(message: str, rng: np.random.Generator) -> str:
     """Return a rewritten prompt where one is asked for; else the answer, or some words of the message.
 
-    The answer is the more likely the better the prompt: demonstrations, rewritten instructions and few passages
-    help, so that every kind of parameter has something to find.
+    The answer is the more likely the better the prompt: demonstrations, rewritten instructions and
+    few passages help, so that every kind of parameter has something to find.
     """
     if "<prompt>" in message:
         return f"<prompt>Answer in {rng.integers(2, 5)} words, using the passages.</prompt>"
@@ -78,27 +87,44 @@ def reply(message: str, rng: np.random.Generator) -> str:
     return " ".join(words[first : first + 2])
 
 
-def summary(method: str, overrides: Mapping[str, str], *, scripted: bool = True) -> dict[str, object]:
+def summary(
+    method: str, overrides: Mapping[str, str], *, scripted: bool = True
+) -> dict[str, object]:
     """Return what one run decided, and a digest of all its requests where the engine is scripted."""
     lm = ScriptedLM(reply)
     merged = {**SMALL, **overrides, "optimize.method": method}
     text = ATLAS.read_text(encoding="utf-8")
     if scripted:  # a scripted model has no weights to train
-        text = "".join(line for line in text.splitlines(keepends=True) if "weights: {lora" not in line)
+        text = "".join(
+            line for line in text.splitlines(keepends=True) if "weights: {lora" not in line
+        )
     program = loads(text, path=ATLAS, overrides=list(merged.items()))
     assert program.data
     assert program.metric
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        result = optimize(
-            program.system, program.data, program.metric, program.optimize, run_dir=run,
-            engines=(lambda name: lm) if scripted else program.find_engine, folder=program.folder,
-        )  # fmt: skip
+        result = run_optimization(
+            program.system,
+            program.data,
+            program.metric,
+            program.optimize,
+            run_dir=run,
+            engines=(lambda name: lm) if scripted else program.find_engine,
+            folder=program.folder,
+        )
         events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     jobs = [
         {
             name: event[name]
-            for name in ("optimizer", "keys", "values", "train_before", "train_after", "tried", "runs")
+            for name in (
+                "optimizer",
+                "keys",
+                "values",
+                "train_before",
+                "train_after",
+                "tried",
+                "runs",
+            )
         }
         for event in events
         if event["event"] == "job"
@@ -108,7 +134,9 @@ def summary(method: str, overrides: Mapping[str, str], *, scripted: bool = True)
         for event in events
         if event["event"] == "decision"
     ]
-    requests = sorted(json.dumps(described(request), sort_keys=True, default=str) for request in lm.requests)
+    requests = sorted(
+        json.dumps(described(request), sort_keys=True, default=str) for request in lm.requests
+    )
     spent = {name: value for name, value in result.spent.items() if name != "seconds"}
     found = {
         "best": result.best.to_json(),
@@ -125,9 +153,13 @@ def summary(method: str, overrides: Mapping[str, str], *, scripted: bool = True)
 def described(request: Request) -> dict[str, object]:
     """Return the fields of a request, without newer ones that are not set."""
     found = asdict(request)
-    found["messages"] = [{"role": message.role, "content": message.text} for message in request.messages]
+    found["messages"] = [
+        {"role": message.role, "content": message.text} for message in request.messages
+    ]
     assert not any(message.tool_calls or message.images for message in request.messages)
-    return {name: value for name, value in found.items() if name not in NEWER or value != NEWER[name]}
+    return {
+        name: value for name, value in found.items() if name not in NEWER or value != NEWER[name]
+    }
 
 
 def without_scores(value: object) -> object:
@@ -155,7 +187,9 @@ def embedded() -> dict[str, object]:
 def fingerprint() -> list[float]:
     """Return log-probabilities of the embedded model, whose last bits differ between kinds of processors."""
     program = loads(ATLAS.read_text(encoding="utf-8"), path=ATLAS, overrides=list(EMBEDDED.items()))
-    request = Request((Message("user", "Name some cities of Europe."),), max_tokens=24, want_tokens=True)
+    request = Request(
+        (Message("user", "Name some cities of Europe."),), max_tokens=24, want_tokens=True
+    )
     completion = asyncio.run(program.find_engine("exact").generate(request))
     assert completion.tokens
     return list(completion.tokens.logprobs)

@@ -1,7 +1,7 @@
 """Results of ``benchmarks/atlas.yaml`` are those of the version before the packages were arranged anew.
 
-Configurations, requests and decisions are equal; other floats to a relative 1e-9, since kinds of processors round
-their last digits differently.
+Configurations, requests and decisions are equal; other floats to a relative 1e-9, since kinds of
+processors round their last digits differently.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from reference import atlas
 @pytest.mark.parametrize("method", atlas.METHODS)
 def test_a_scripted_run_is_that_of_the_earlier_version(method: str) -> None:
     expected = json.loads(atlas.SCRIPTED_FILE.read_text())[method]
-    assert differences(json.loads(json.dumps(atlas.summary(method, atlas.METHODS[method]))), expected) == []
+    assert (
+        differences(json.loads(json.dumps(atlas.summary(method, atlas.METHODS[method]))), expected)
+        == []
+    )
 
 
 @pytest.mark.slow
@@ -37,10 +40,16 @@ def test_a_deterministic_run_of_the_embedded_model_is_that_of_the_earlier_versio
         ({"decisions": [{"p": 0.112654322, "accepted": True}], "best": {"a": 0.1}}, False),
         ({"decisions": [{"p": 0.11265432098765432, "accepted": False}], "best": {"a": 0.1}}, False),
         (
-            {"decisions": [{"p": 0.11265432098765432, "accepted": True}], "best": {"a": 0.10000000000000002}},
+            {
+                "decisions": [{"p": 0.11265432098765432, "accepted": True}],
+                "best": {"a": 0.10000000000000002},
+            },
             False,
         ),
-        ({"decisions": [{"p": 0.11265432098765432, "accepted": True}, {}], "best": {"a": 0.1}}, False),
+        (
+            {"decisions": [{"p": 0.11265432098765432, "accepted": True}, {}], "best": {"a": 0.1}},
+            False,
+        ),
         ({"decisions": [{"p": None, "accepted": True}], "best": {"a": 0.1}}, False),
     ],
 )

@@ -17,29 +17,43 @@ from markdown_it import MarkdownIt
 from scipy import stats
 
 import compound as cp
-from compound.api.optimize import optimize
-from compound.errors import ParseError, RunDirectoryError, install_command
+from compound.api.optimize import run_optimization
+from compound.core.errors import ParseError, RunDirectoryError, install_command
+from compound.core.example import Example
+from compound.core.storage.records import read_document, to_document
 from compound.evaluation.dataset import Dataset, Split
 from compound.evaluation.metrics.built_in import exact_match
 from compound.evaluation.statistics import mean_interval
-from compound.example import Example
+from compound.optimization.runs.recorder import Interrupted, Listener, Recorder
+from compound.optimization.settings.common import BudgetSettings
+from compound.optimization.settings.optimize import OptimizeSettings, make_settings
 from compound.report import summarize, terminal_summary, write
-from compound.report.facts.text import escape_invisible, line_diff, word_diff
-from compound.report.sections import _chosen
-from compound.runs.recorder import Interrupted, Listener, Recorder
-from compound.settings.common import BudgetSettings
-from compound.settings.optimize import OptimizeSettings, make_settings
-from compound.storage.records import read_document, to_document
+from compound.report.sections import changed_settings
+from compound.report.text import escape_invisible, line_diff, word_diff
 from compound.testing import ScriptedLM
 from optimas_settings import proposals
 from run_files import without_checksums
 
 HOSTILE = (
     "</style><script>alert(1)</script> | a & b\n```\n# Injected\n````\n| x | y |\n| --- | --- |\n"
-    "![p](http://evil.example/p.png) <img src=x onerror=alert(1)> 漢字 é \u202e \x00 \\| $x$ " + "long " * 400
+    "![p](http://evil.example/p.png) <img src=x onerror=alert(1)> 漢字 é \u202e \x00 \\| $x$ "
+    + "long "
+    * 400
 )
-TITLES = ["Methods", "Changes", "Score by iteration", "Decisions", "Jobs", "Detectable gains", "Graph", "Costs by component",
-          "Failures", "Examples", "Usage", "Provenance"]  # fmt: skip
+TITLES = [
+    "Methods",
+    "Changes",
+    "Score by iteration",
+    "Decisions",
+    "Jobs",
+    "Detectable gains",
+    "Graph",
+    "Costs by component",
+    "Failures",
+    "Examples",
+    "Usage",
+    "Provenance",
+]
 Reply = Callable[[str, np.random.Generator], Any]
 
 
@@ -93,20 +107,31 @@ def make(
     question = cp.Input("question", str)
     answerer = cp.LLM("answerer", prompt=cp.Text(prompt), temperature=temperature)
     trim = cp.Function("trim", trimmed, cut=cp.Float(0, 1, value=0.5) if numbers else 0.5)
-    system = cp.System("demo", outputs={"answer": trim(text=answerer(question=question))}, lm="scripted")
+    system = cp.System(
+        "demo", outputs={"answer": trim(text=answerer(question=question))}, lm="scripted"
+    )
 
     def rows(n: int) -> list[dict[str, str]]:
         return [{"question": f"what is {i}", "answer": str(i)} for i in range(n)]
 
     wanted: dict[str, Any] = {
-        "budget": BudgetSettings(system_runs=500), "iterations": 2, "valid_size": 30,
-        **proposals("edits"), **settings,
-    }  # fmt: skip
+        "budget": BudgetSettings(system_runs=500),
+        "iterations": 2,
+        "valid_size": 30,
+        **proposals("edits"),
+        **settings,
+    }
     data = (Dataset if test else WithoutTest).of(train=rows(60), valid=rows(30), test=rows(test))
-    optimize(
-        system, data, exact_match("answer"), make_settings(wanted), run_dir=path,
-        engines={"scripted": ScriptedLM(reply)}, on_start=on_start, listener=listener,
-    )  # fmt: skip
+    run_optimization(
+        system,
+        data,
+        exact_match("answer"),
+        make_settings(wanted),
+        run_dir=path,
+        engines={"scripted": ScriptedLM(reply)},
+        on_start=on_start,
+        listener=listener,
+    )
     return path
 
 
@@ -115,7 +140,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """One finished run of each sort; the tests only read them."""
     folder = tmp_path_factory.mktemp("runs")
     return {
-        "improved": make(folder / "improved", helped_by_prompt, numbers=True, baselines=("random",)),
+        "improved": make(
+            folder / "improved", helped_by_prompt, numbers=True, baselines=("random",)
+        ),
         "unchanged": make(folder / "unchanged", never_better),
         "no test": make(folder / "no-test", helped_by_prompt, test=0, temperature=0.0),
         "failing": make(folder / "failing", often_failing, max_failed=0.9),
@@ -168,7 +195,9 @@ def headings(markdown: str) -> list[str]:
     tokens = MarkdownIt("commonmark").enable("table").parse(markdown)
     inside = [child for token in tokens for child in token.children or ()]
     assert not [
-        t for t in (*tokens, *inside) if t.type in ("html_block", "html_inline", "image", "link_open")
+        t
+        for t in (*tokens, *inside)
+        if t.type in ("html_block", "html_inline", "image", "link_open")
     ]
     return [tokens[i + 1].content for i, token in enumerate(tokens) if token.type == "heading_open"]
 
@@ -199,7 +228,9 @@ def test_the_headline_holds_the_numbers_computed_by_hand(runs: Mapping[str, Path
     facts = summarize(path)
     found: Any = facts["test"]
     for side, values in (("before", [*before.values()]), ("after", [*after.values()])):
-        assert [found[side][k] for k in ("mean", "low", "high")] == pytest.approx(exact_interval(values))
+        assert [found[side][k] for k in ("mean", "low", "high")] == pytest.approx(
+            exact_interval(values)
+        )
     gain = mean_interval(gains, bounds=(-1.0, 1.0))
     assert {k: found["gain"][k] for k in gain.to_json()} == pytest.approx(gain.to_json())
     up, down = sum(g > 0 for g in gains), sum(g < 0 for g in gains)
@@ -222,17 +253,25 @@ def test_methods_have_their_own_scores_and_spending(runs: Mapping[str, Path]) ->
     path = runs["improved"]
     methods: Any = summarize(path)["methods"]
     start, search, random = methods
-    assert (start["method"], search["method"], random["method"]) == ("unoptimized", "auto", "random")
+    assert (start["method"], search["method"], random["method"]) == (
+        "unoptimized",
+        "auto",
+        "random",
+    )
     for row, folder in ((search, path), (random, path / "baselines" / "random")):
         values = rows_of(folder, "test_after")
         assert row["test"]["mean"] == pytest.approx(sum(values.values()) / 40)
         events = [json.loads(text) for text in (folder / "events.jsonl").read_text().splitlines()]
         ended = next(e for e in events if e["event"] == "test_after")
         assert {k: row[k] for k in ended["spent"]} == ended["spent"]
-        assert row["accepted"] == sum(e["verdict"] == "supported" for e in events if e["event"] == "decision")
+        assert row["accepted"] == sum(
+            e["verdict"] == "supported" for e in events if e["event"] == "decision"
+        )
 
 
-def test_a_baseline_is_compared_on_the_same_examples(runs: Mapping[str, Path], tmp_path: Path) -> None:
+def test_a_baseline_is_compared_on_the_same_examples(
+    runs: Mapping[str, Path], tmp_path: Path
+) -> None:
     path = without_checksums(Path(shutil.copytree(runs["improved"], tmp_path / "run")))
     file = path / "baselines" / "random" / "checkpoint.json"
     stored = json.loads(file.read_text())
@@ -255,7 +294,9 @@ def test_costs_by_component_add_up_to_what_was_spent(runs: Mapping[str, Path], n
     traces = [json.loads(text) for text in (path / "traces.jsonl").read_text().splitlines()]
     every = [c for t in traces for c in t["calls"] if c["component"] == "answerer"]
     calls = [c for c in every if not c["reused"]]
-    assert (len(calls) < len(every)) == (name == "no test")  # where nothing is drawn, decisions use the cache
+    assert (len(calls) < len(every)) == (
+        name == "no test"
+    )  # where nothing is drawn, decisions use the cache
     by_name = {row["component"]: row for row in facts["components"]}
     assert by_name["answerer"]["executed"] == len(calls)
     assert by_name["answerer"]["reused"] == len(every) - len(calls)
@@ -307,7 +348,10 @@ def test_a_metric_without_a_stated_range_is_named(runs: Mapping[str, Path], tmp_
     stored: dict[str, Any] = read_document((path / "checkpoint.json").read_bytes())
     state = stored["state"]
     evaluations = [state["before"], state["search"]["incumbent"]]
-    for evaluation in (*evaluations, *(state[name]["evaluation"] for name in ("test_before", "test_after"))):
+    for evaluation in (
+        *evaluations,
+        *(state[name]["evaluation"] for name in ("test_before", "test_after")),
+    ):
         evaluation["bounds"] = None
     (path / "checkpoint.json").write_text(to_document(stored))
     assert any("does not declare its range" in note for note in summarize(path)["notes"])
@@ -326,7 +370,9 @@ def test_without_a_test_split_the_gain_is_called_optimistic(runs: Mapping[str, P
 
 def test_a_test_split_the_budget_did_not_reach_is_named(tmp_path: Path) -> None:
     path = make(
-        tmp_path / "run", helped_by_prompt, budget=BudgetSettings(system_runs=300, calls=420, test_share=0.02)
+        tmp_path / "run",
+        helped_by_prompt,
+        budget=BudgetSettings(system_runs=300, calls=420, test_share=0.02),
     )
     facts = summarize(path)
     assert facts["test"]["after"] is None
@@ -362,7 +408,9 @@ def test_an_unfinished_run_is_reported_as_such(tmp_path: Path, events: int) -> N
 def test_every_kind_of_change_is_shown(runs: Mapping[str, Path], tmp_path: Path) -> None:
     path = without_checksums(Path(shutil.copytree(runs["improved"], tmp_path / "run")))
     stored = json.loads((path / "checkpoint.json").read_text())
-    demos = [{"inputs": {"question": f"what is {i}"}, "outputs": {"output": str(i)}} for i in range(3)]
+    demos = [
+        {"inputs": {"question": f"what is {i}"}, "outputs": {"output": str(i)}} for i in range(3)
+    ]
     config = json.loads((path / "config.json").read_text())
     config["start"]["answerer.demos"] = demos[:2]
     stored["state"]["search"]["best"] |= {
@@ -375,21 +423,31 @@ def test_every_kind_of_change_is_shown(runs: Mapping[str, Path], tmp_path: Path)
     (path / "config.json").write_text(json.dumps(config))
     (path / "checkpoint.json").write_text(json.dumps(stored))
     write(path)
-    markdown, html = ((path / name).read_text(encoding="utf-8") for name in ("report.md", "report.html"))
+    markdown, html = (
+        (path / name).read_text(encoding="utf-8") for name in ("report.md", "report.html")
+    )
     assert "**trim.cut**: 0.5 → 0.25" in markdown
     assert "```diff\n-Answer the question.\n+Answer in short.\n```" in markdown
     states = [
-        re.search(rf"(kept|new|removed): question: what is {i} ⟶ output: {i}", markdown) for i in range(3)
+        re.search(rf"(kept|new|removed): question: what is {i} ⟶ output: {i}", markdown)
+        for i in range(3)
     ]
     assert [found and found[1] for found in states] == ["removed", "kept", "new"]
     assert "<del>0.5</del> → <ins>0.25</ins>" in html
     assert "<span>Answer </span><del>the question</del><ins>in short</ins><span>.</span>" in html
-    assert [html.count(f'<li class="{state}">') for state in ("removed", "kept", "new")] == [1, 1, 1]
+    assert [html.count(f'<li class="{state}">') for state in ("removed", "kept", "new")] == [
+        1,
+        1,
+        1,
+    ]
 
 
 def test_hostile_texts_stay_texts(runs: Mapping[str, Path], tmp_path: Path) -> None:
     path = without_checksums(Path(shutil.copytree(runs["hostile"], tmp_path / "run")))
-    traces = [json.loads(text) for text in (path / "traces.jsonl").read_text(encoding="utf-8").splitlines()]
+    traces = [
+        json.loads(text)
+        for text in (path / "traces.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     for trace in traces:
         trace["inputs"] = {HOSTILE[:40]: HOSTILE + "\ud800"}
         trace["outputs"] = {"answer": [HOSTILE, {"deep": HOSTILE}]}
@@ -418,12 +476,16 @@ def test_both_forms_are_complete_and_load_nothing(runs: Mapping[str, Path]) -> N
         assert [h for h in headings(markdown) if h in TITLES] == TITLES
         assert found.tags.count("svg") == 2
         assert found.tags.count("h2") == len(TITLES) + ("## Score and cost" in markdown)
-        assert len({*re.findall(r' id="([^"]+)"', (path / "report.html").read_text())}) > len(TITLES)
+        assert len({*re.findall(r' id="([^"]+)"', (path / "report.html").read_text())}) > len(
+            TITLES
+        )
         json.dumps(summarize(path), allow_nan=False)
 
 
 def test_ids_are_unique_although_two_figures_are_on_the_page(runs: Mapping[str, Path]) -> None:
-    ids = re.findall(r' id="([^"]+)"', (runs["improved"] / "report.html").read_text(encoding="utf-8"))
+    ids = re.findall(
+        r' id="([^"]+)"', (runs["improved"] / "report.html").read_text(encoding="utf-8")
+    )
     assert len(ids) == len({*ids})
 
 
@@ -441,7 +503,7 @@ def test_without_matplotlib_it_says_how_to_get_figures(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     write(path)
     found = page(path)
-    assert "svg" not in found.tags
+    assert found.tags.count("svg") == 1  # the graph
     assert install_command("report") in found.text
     assert "\\[report\\]" in (path / "report.md").read_text(encoding="utf-8")
     monkeypatch.undo()
@@ -482,7 +544,10 @@ def test_a_diff_holds_both_texts(before: str, after: str) -> None:
 
 
 def test_unlike_texts_are_shown_one_after_the_other() -> None:
-    before, after = "Rewrite the question as a query.", "You are an expert librarian; name five keywords!"
+    before, after = (
+        "Rewrite the question as a query.",
+        "You are an expert librarian; name five keywords!",
+    )
     assert word_diff(before, after) == [("old", before), ("new", after)]
 
 
@@ -492,8 +557,12 @@ def test_what_cannot_be_seen_is_shown_by_its_code() -> None:
 
 def test_provenance_names_the_settings_that_are_not_the_default() -> None:
     settings = OptimizeSettings.model_validate(
-        {"valid_size": 20, "mmgrpo": {"optimizer": {"lr": 0.5}, "loss": "dapo"}, "budget": {"calls": 9}}
+        {
+            "valid_size": 20,
+            "mmgrpo": {"optimizer": {"lr": 0.5}, "loss": "dapo"},
+            "budget": {"calls": 9},
+        }
     )
-    told = dict(_chosen(settings.model_dump(mode="json")))
+    told = dict(changed_settings(settings.model_dump(mode="json")))
     assert told["mmgrpo.optimizer.lr"] == 0.5
     assert {name for name in told if "loss" not in name} == {"valid_size", "mmgrpo.optimizer.lr"}

@@ -18,46 +18,69 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from benchmarks.measure.training import training_course
 from compound.api.progress import Screen, format_event
-from compound.benchmarks.measure.training import training_course
-from compound.errors import RunDirectoryError
+from compound.core.errors import RunDirectoryError
 from compound.execution.rng import derive_seed
-from compound.report import comparison, terminal_summary, write
-from compound.report.comparison import SweepRun, compare
-from compound.report.figures.graph import PALETTE
-from compound.report.rendering.blocks import Figure
-from compound.report.rendering.tables import Table
-from compound.report.training.figures import (
+from compound.optimization.runs.state import OptimizationState
+from compound.report import terminal_summary, write
+from compound.report.figures import PALETTE
+from compound.report.rendering import Figure, Table
+from compound.report.sweep import SweepRun, compare, sweep_page
+from compound.report.training import export, first_last_means, records, training_facts
+from compound.report.training_section import (
     PANELS,
-    Line,
+    TrainingLine,
     caption,
     dash_coincident,
+    first_last,
     moving_mean,
     panels_with_data,
+    training_blocks,
     training_svg,
 )
-from compound.report.training.steps import export, first_last_means, records, training_facts
-from compound.report.training.tables import first_last, training_blocks
 
 TINY = Path(__file__).parents[2] / "docs" / "notebooks" / "tiny_run"
 SEED = 3
-PAIR = {"node": "writer", "better": {"text": "a"}, "worse": {"text": "b"}}  # a record of another kind
+PAIR = {
+    "node": "writer",
+    "better": {"text": "a"},
+    "worse": {"text": "b"},
+}  # a record of another kind
 
 
 def component(**facts: Any) -> dict[str, Any]:
     """Return what a record says of a component."""
-    usual = {"samples": 8, "tokens": 16, "length": 2.0, "reward": 0.5, "similarity": 0.25, "entropy": 1.0}
+    usual = {
+        "samples": 8,
+        "tokens": 16,
+        "length": 2.0,
+        "reward": 0.5,
+        "similarity": 0.25,
+        "entropy": 1.0,
+    }
     return {**usual, "low": 0.0, "high": 0.0, "kl": 0.0, **facts}
 
 
 def record(step: int = 0, job: int = 0, **facts: Any) -> dict[str, Any]:
     """Return the record of a step of the job of a number, as the loop counts."""
-    about = {"kind": "training", "step": step, "seed": derive_seed(SEED, "job", job), "recipe": "MMGRPO"}
+    about = {
+        "kind": "training",
+        "step": step,
+        "seed": derive_seed(SEED, "job", job),
+        "recipe": "MMGRPO",
+    }
     usual = {
-        "keys": ["second.weights", "first.weights"], "reward": 0.5, "groups": 4, "skipped": 1, "left_out": 0,
-        "sample_seconds": 2.0, "train_seconds": 1.0, "norms": {"first": 1.0},
+        "keys": ["second.weights", "first.weights"],
+        "reward": 0.5,
+        "groups": 4,
+        "skipped": 1,
+        "left_out": 0,
+        "sample_seconds": 2.0,
+        "train_seconds": 1.0,
+        "norms": {"first": 1.0},
         "components": {"first": component(), "second": component()},
-    }  # fmt: skip
+    }
     return {**about, **usual, **facts}
 
 
@@ -70,14 +93,17 @@ def lines(rows: Sequence[Mapping[str, Any]]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def run(path: Path, steps: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]] = ()) -> Path:
+def run(
+    path: Path, steps: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]] = ()
+) -> Path:
     """Write the files of a run that the facts of training are read from."""
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps({"optimize": {"seed": SEED, "method": "mmgrpo"}}))
     (path / "memory.jsonl").write_text(lines(steps))
     (path / "events.jsonl").write_text(lines(events))
     lengths = dict.fromkeys(("events.jsonl", "traces.jsonl", "memory.jsonl"), 0)
-    (path / "checkpoint.json").write_text(json.dumps({"step": 1, "lengths": lengths, "state": {}}))
+    stored = {"format": 3, "step": 1, "lengths": lengths, "state": OptimizationState().to_json()}
+    (path / "checkpoint.json").write_text(json.dumps(stored))
     return path
 
 
@@ -137,21 +163,36 @@ class TestRecords:
 class TestExport:
     def test_numbers_are_flat_and_everything_else_is_left_out(self, tmp_path: Path) -> None:
         one = record(
-            7, reward=None, note="text", tags=[1, 2], warming=True, threshold=0.5, loss=math.nan, norms={"a": 2.0},
+            7,
+            reward=None,
+            note="text",
+            tags=[1, 2],
+            warming=True,
+            threshold=0.5,
+            loss=math.nan,
+            norms={"a": 2.0},
             components={"first": {"kl": 0.25, "why": "text", "new": 3}},
-        )  # fmt: skip
+        )
         seen: list[Any] = []
         export(run(tmp_path / "run", [one]), lambda numbers, step: seen.append((numbers, step)))
         assert seen == [
             (
                 {
-                    "job": 1, "groups": 4, "skipped": 1, "left_out": 0, "sample_seconds": 2.0, "train_seconds": 1.0,
-                    "norms/a": 2.0, "components/first/kl": 0.25, "components/first/new": 3, "warming": 1,
+                    "job": 1,
+                    "groups": 4,
+                    "skipped": 1,
+                    "left_out": 0,
+                    "sample_seconds": 2.0,
+                    "train_seconds": 1.0,
+                    "norms/a": 2.0,
+                    "components/first/kl": 0.25,
+                    "components/first/new": 3,
+                    "warming": 1,
                     "threshold": 0.5,
                 },
                 0,
             )
-        ]  # fmt: skip
+        ]
         assert not any(isinstance(value, bool) for value in seen[0][0].values())
 
     def test_steps_go_on_from_job_to_job(self, tmp_path: Path) -> None:
@@ -168,11 +209,18 @@ class TestProposedStep:
     """Which step was proposed is in the report's table, in the closing lines and on the terminal."""
 
     EVENT: Mapping[str, Any] = {
-        "event": "job", "job": 0, "optimizer": "mmgrpo", "keys": ["first.weights"],
-        "values": {"first.weights": {"path": "first-1", "sha256": "1"}}, "train_before": 0.1,
-        "train_after": 0.5, "tried": 3, "runs": 9.0, "note": "3 steps; step 2 is the best of 3 evaluated",
+        "event": "job",
+        "job": 0,
+        "optimizer": "mmgrpo",
+        "keys": ["first.weights"],
+        "values": {"first.weights": {"path": "first-1", "sha256": "1"}},
+        "train_before": 0.1,
+        "train_after": 0.5,
+        "tried": 3,
+        "runs": 9.0,
+        "note": "3 steps; step 2 is the best of 3 evaluated",
         "facts": {"best_step": 2, "evaluated": [[0, 0.1], [1, 0.2], [2, 0.5], [3, None]]},
-    }  # fmt: skip
+    }
 
     def test_it_is_in_the_table_with_what_was_masked_and_skipped(self, tmp_path: Path) -> None:
         steps = [
@@ -181,7 +229,9 @@ class TestProposedStep:
         ]
         path = run(tmp_path / "run", steps, [self.EVENT])
         table = next(
-            block for block in training_blocks(training_facts(path) or {}) if isinstance(block, Table)
+            block
+            for block in training_blocks(training_facts(path) or {})
+            if isinstance(block, Table)
         )
         cells = dict(zip(table.headings, table.rows[0], strict=True))
         assert (cells["proposed step"], cells["held-out score"]) == ("2", "0.100 → 0.500")
@@ -190,7 +240,11 @@ class TestProposedStep:
 
     def test_tokens_of_an_evaluation_are_not_those_of_a_step(self, tmp_path: Path) -> None:
         evaluation = {"evaluation": {"step": 0, "score": 0.1, "examples": 4, "best": 0}}
-        events = [{**progress(0, 50), **evaluation}, progress(0, 80), {**progress(0, 95), **evaluation}]
+        events = [
+            {**progress(0, 50), **evaluation},
+            progress(0, 80),
+            {**progress(0, 95), **evaluation},
+        ]
         path = run(tmp_path / "run", [record(0)], events)
         assert [step["sampled"] for step in method(path)["jobs"][0]["steps"]] == [30]
 
@@ -198,8 +252,12 @@ class TestProposedStep:
         path = whole(tmp_path / "run", [record(0)])
         with (path / "events.jsonl").open("a") as file:
             file.write(lines([{**self.EVENT, "spent": {}, "at": 0.0, "reason": {}}]))
-        assert "training, job 1: 3 steps; step 2 is the best of 3 evaluated" in terminal_summary(path)
-        assert "step 2 is the best of 3 evaluated, proposes first.weights" in format_event(self.EVENT)
+        assert "training, job 1: 3 steps; step 2 is the best of 3 evaluated" in terminal_summary(
+            path
+        )
+        assert "step 2 is the best of 3 evaluated, proposes first.weights" in format_event(
+            self.EVENT
+        )
 
 
 class TestFacts:
@@ -217,9 +275,12 @@ class TestFacts:
         assert job["components"]["first"]["entropy"] == [9.5, 1.5]
         assert job["kept"] == [None, None]
 
-    def test_a_component_that_some_steps_do_not_have_is_told_from_the_others(self, tmp_path: Path) -> None:
+    def test_a_component_that_some_steps_do_not_have_is_told_from_the_others(
+        self, tmp_path: Path
+    ) -> None:
         steps = [
-            record(i, components={"first": component(reward=float(i))} if i % 2 else {}) for i in range(10)
+            record(i, components={"first": component(reward=float(i))} if i % 2 else {})
+            for i in range(10)
         ]
         (job,) = jobs_of(tmp_path, steps)
         assert list(job["components"]) == ["second", "first"]  # in the order of the job's keys
@@ -268,7 +329,10 @@ class TestFacts:
 
     def test_a_single_step_has_speeds_and_is_both_ends(self, tmp_path: Path) -> None:
         found = method(run(tmp_path / "run", [record(reward=0.75)], [progress(0, 40)]))
-        assert (found["totals"]["sampling_speed"], found["totals"]["training_speed"]) == (20.0, 32.0)
+        assert (found["totals"]["sampling_speed"], found["totals"]["training_speed"]) == (
+            20.0,
+            32.0,
+        )
         assert found["jobs"][0]["reward"] == [0.75, 0.75]
 
     def test_what_a_value_head_expected_what_penalties_cost_and_what_was_said_is_shown(
@@ -279,7 +343,12 @@ class TestFacts:
             for i in range(4)
         ]
         steps = [
-            record(i, explained=i / 4, penalties={"first": -1.0 if i < 2 else 0.0}, **(said[i] if i else {}))
+            record(
+                i,
+                explained=i / 4,
+                penalties={"first": -1.0 if i < 2 else 0.0},
+                **(said[i] if i else {}),
+            )
             for i in range(4)
         ]
         (job,) = jobs_of(tmp_path, steps)
@@ -298,8 +367,14 @@ class TestFacts:
 
     def test_jobs_have_the_numbers_of_the_table_of_jobs(self, tmp_path: Path) -> None:
         events = [{"event": "job", "spent": {}} for _ in range(4)]
-        path = run(tmp_path / "run", [record(0, 1), record(0, 3), record(0, 4), record(1, 4)], events)
-        assert [job["number"] for job in method(path)["jobs"]] == [2, 4, 5]  # the fifth is under way
+        path = run(
+            tmp_path / "run", [record(0, 1), record(0, 3), record(0, 4), record(1, 4)], events
+        )
+        assert [job["number"] for job in method(path)["jobs"]] == [
+            2,
+            4,
+            5,
+        ]  # the fifth is under way
         assert [len(job["steps"]) for job in method(path)["jobs"]] == [1, 1, 2]
 
     def test_jobs_of_seeds_nobody_knows_are_numbered_by_their_place(self, tmp_path: Path) -> None:
@@ -331,8 +406,18 @@ class TestFacts:
         bare: list[dict[str, Any]] = [
             {"kind": "training"},
             {"kind": "training", "components": None, "reward": "high", "groups": 0, "skipped": 0},
-            {"kind": "training", "reward": math.inf, "components": {"first": {"entropy": None, "kl": "x"}}},
-            {"kind": "training", "components": {"first": {}}, "memory": None, "seed": None, "keys": []},
+            {
+                "kind": "training",
+                "reward": math.inf,
+                "components": {"first": {"entropy": None, "kl": "x"}},
+            },
+            {
+                "kind": "training",
+                "components": {"first": {}},
+                "memory": None,
+                "seed": None,
+                "keys": [],
+            },
         ]
         for number, one in enumerate(bare):
             facts = training_facts(run(tmp_path / str(number), [one]))
@@ -346,14 +431,21 @@ class TestFacts:
     def test_baselines_have_their_own(self, tmp_path: Path) -> None:
         path = run(tmp_path / "run", [record(reward=0.1)])
         other = run(path / "baselines" / "mygo", [record(reward=0.9, recipe="MyGO"), record(1)])
-        (other / "config.json").write_text(json.dumps({"optimize": {"seed": SEED, "method": "mygo"}}))
+        (other / "config.json").write_text(
+            json.dumps({"optimize": {"seed": SEED, "method": "mygo"}})
+        )
         run(path / "baselines" / "random", [])
         facts = training_facts(path)
         assert facts is not None
-        assert [(m["method"], m["totals"]["steps"]) for m in facts["methods"]] == [("mmgrpo", 1), ("mygo", 2)]
+        assert [(m["method"], m["totals"]["steps"]) for m in facts["methods"]] == [
+            ("mmgrpo", 1),
+            ("mygo", 2),
+        ]
 
     @given(st.lists(st.none() | st.floats(-1e6, 1e6), min_size=1, max_size=60))
-    def test_ends_lie_between_the_values_and_turn_with_them(self, values: list[float | None]) -> None:
+    def test_ends_lie_between_the_values_and_turn_with_them(
+        self, values: list[float | None]
+    ) -> None:
         known = [value for value in values if value is not None]
         first, last = first_last_means(values)
         for end in (first, last):
@@ -379,16 +471,27 @@ class TestFigure:
 
     @pytest.mark.parametrize(
         ("fact", "title"),
-        [("kl", "KL to the old"), ("base_kl", "KL to the base"), ("low", "Clipped"), ("high", "Clipped")],
+        [
+            ("kl", "KL to the old"),
+            ("base_kl", "KL to the base"),
+            ("low", "Clipped"),
+            ("high", "Clipped"),
+        ],
     )
     def test_a_policy_that_moved_is_shown(self, tmp_path: Path, fact: str, title: str) -> None:
-        steps = [record(0), record(1, components={"first": component(**{fact: 0.01}), "second": component()})]
+        steps = [
+            record(0),
+            record(1, components={"first": component(**{fact: 0.01}), "second": component()}),
+        ]
         jobs = jobs_of(tmp_path, steps)
         assert sum(found.startswith(title) for found in titles(training_svg(jobs))) == 1
         assert ("Clipped tokens" in caption(jobs)) == (title == "Clipped")
 
     def test_mygo_shows_its_threshold_and_what_it_kept(self, tmp_path: Path) -> None:
-        steps = [record(i, threshold=0.5, attempts=10, kept=i, groups=None, skipped=None) for i in range(3)]
+        steps = [
+            record(i, threshold=0.5, attempts=10, kept=i, groups=None, skipped=None)
+            for i in range(3)
+        ]
         jobs = jobs_of(tmp_path, steps)
         svg = training_svg(jobs)
         assert "Kept attempts (share)" in titles(svg)
@@ -419,17 +522,23 @@ class TestFigure:
         assert svg.count("stroke-opacity: 0.7") == 39 * len(panels_with_data(jobs))
 
     def test_lines_that_coincide_are_seen_in_turn(self) -> None:
-        def line(color: str, *values: float) -> Line:
-            return Line(list(enumerate(values)), len(values), color, "-", second=False)
+        def line(color: str, *values: float) -> TrainingLine:
+            return TrainingLine(list(enumerate(values)), len(values), color, "-", second=False)
 
         first, second, third = dash_coincident([line("a", 1, 2), line("b", 1, 3), line("c", 1, 2)])
         assert {(found.color, found.dashes) for found in (first, second, third)} == {
-            ("a", (0.0, (4.0, 4.0))), ("c", (4.0, (4.0, 4.0))), ("b", "-"),
-        }  # fmt: skip
+            ("a", (0.0, (4.0, 4.0))),
+            ("c", (4.0, (4.0, 4.0))),
+            ("b", "-"),
+        }
 
-    def test_one_step_is_a_dot_and_every_component_stands_in_the_legend(self, tmp_path: Path) -> None:
+    def test_one_step_is_a_dot_and_every_component_stands_in_the_legend(
+        self, tmp_path: Path
+    ) -> None:
         names = [f"component_{i}_of_many" for i in range(17)]
-        steps = [record(keys=[f"{n}.weights" for n in names], components={n: component() for n in names})]
+        steps = [
+            record(keys=[f"{n}.weights" for n in names], components={n: component() for n in names})
+        ]
         svg = training_svg(jobs_of(tmp_path, steps))
         assert all(f">{name}<" in svg for name in names)
         width, height = (float(n) for n in re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0])
@@ -447,7 +556,10 @@ class TestFigure:
             counts.append(len(re.findall(r"[ML] [\d.]+ [\d.]+", svg)))
         assert counts[0] - counts[1] == 4  # reward by component, entropy, length, similarity
 
-    @given(st.lists(st.tuples(st.integers(0, 10**6), st.floats(-1e3, 1e3)), max_size=40), st.integers(0, 12))
+    @given(
+        st.lists(st.tuples(st.integers(0, 10**6), st.floats(-1e3, 1e3)), max_size=40),
+        st.integers(0, 12),
+    )
     def test_a_moving_mean_stays_within_what_it_is_over(
         self, points: list[tuple[float, float]], half: int
     ) -> None:
@@ -509,15 +621,21 @@ class TestSection:
         row = "| 1 | MMGRPO | 10 | 0.050 → 0.850 | 25 % → 25 % | 10 | 160 | 20.0 s | 10.0 s | 1,024 MiB |"
         assert row in text.replace("\u00a0", " ")
         assert (
-            "| 1 | first | 80 | 160 | 0.500 → 0.500 | 1.000 → 1.000 | 20.5 → 28.5 | 0.250 → 0.250 |" in text
+            "| 1 | first | 80 | 160 | 0.500 → 0.500 | 1.000 → 1.000 | 20.5 → 28.5 | 0.250 → 0.250 |"
+            in text
         )
         assert "| 1 | second | – | – | – | – | – | – |" in text
         assert "attempts kept" not in text
-        assert "Sampling took 20.0 s and training took 10.0 s (16 tokens/s), in total over 10 steps." in text
+        assert (
+            "Sampling took 20.0 s and training took 10.0 s (16 tokens/s), in total over 10 steps."
+            in text
+        )
 
     def test_both_forms_have_it_with_ids_of_its_own(self, tmp_path: Path) -> None:
         hostile = '</svg><b onclick="x">|$x$'
-        steps = [record(i, keys=[], recipe=hostile, components={hostile: component()}) for i in range(3)]
+        steps = [
+            record(i, keys=[], recipe=hostile, components={hostile: component()}) for i in range(3)
+        ]
         path = whole(tmp_path / "run", steps)
         whole(path / "baselines" / "mygo", steps, "mygo")
         write(path)
@@ -538,7 +656,9 @@ class TestSection:
         assert "Training" not in Page((path / "report.html").read_text()).text
         assert "## Training" not in (path / "report.md").read_text()
 
-    def test_records_that_cannot_be_read_are_named_and_the_rest_stands(self, tmp_path: Path) -> None:
+    def test_records_that_cannot_be_read_are_named_and_the_rest_stands(
+        self, tmp_path: Path
+    ) -> None:
         path = whole(tmp_path / "run", [record()])
         with (path / "memory.jsonl").open("a") as file:
             file.write("broken\n")
@@ -567,7 +687,14 @@ def swept(tmp_path: Path, *seeds: Sequence[Mapping[str, Any]]) -> Any:
     for seed, steps in enumerate(seeds):
         whole(tmp_path / str(seed), steps)
     states: list[SweepRun] = [
-        {"file": "f", "method": "optimas", "seed": seed, "run": str(seed), "status": "finished", "reason": ""}
+        {
+            "file": "f",
+            "method": "optimas",
+            "seed": seed,
+            "run": str(seed),
+            "status": "finished",
+            "reason": "",
+        }
         for seed in range(len(seeds))
     ]
     return compare(states, tmp_path, {"f": {"system_runs": 400, "test_share": 0.2}})
@@ -575,20 +702,27 @@ def swept(tmp_path: Path, *seeds: Sequence[Mapping[str, Any]]) -> Any:
 
 class TestSweep:
     def test_a_row_holds_means_over_seeds_and_the_most_memory(self, tmp_path: Path) -> None:
-        facts = swept(tmp_path, [record(memory=500.0), record(1)], [record(sample_seconds=9.0, memory=700.0)])
+        facts = swept(
+            tmp_path, [record(memory=500.0), record(1)], [record(sample_seconds=9.0, memory=700.0)]
+        )
         found = facts["rows"][1]["training"]
         assert found == {
-            "steps": 1.5, "sampled": None, "tokens": 48.0, "sample_seconds": 6.5, "train_seconds": 1.5,
-            "memory": 700.0, "seeds": 2,
-        }  # fmt: skip
+            "steps": 1.5,
+            "sampled": None,
+            "tokens": 48.0,
+            "sample_seconds": 6.5,
+            "train_seconds": 1.5,
+            "memory": 700.0,
+            "seeds": 2,
+        }
         assert [run["training"]["sample_seconds"] for run in facts["runs"]] == [4.0, 9.0]
-        page = comparison.markdown(facts)
+        page = sweep_page(facts)
         assert "| optimas | 2 | 1.5 | – | 48 | 6.5 s | 1.5 s | 700 MiB |" in page
 
     def test_runs_that_trained_nothing_have_no_table(self, tmp_path: Path) -> None:
         facts = swept(tmp_path, [])
         assert facts["rows"][1]["training"] is None
-        assert "Training" not in comparison.markdown(facts)
+        assert "Training" not in sweep_page(facts)
 
     def test_seeds_that_trained_nothing_are_not_in_the_means(self, tmp_path: Path) -> None:
         found = swept(tmp_path, [record()], [])["rows"][1]["training"]
@@ -600,9 +734,13 @@ class TestSweep:
         with (tmp_path / "sweep" / "0" / "memory.jsonl").open("a") as file:
             file.write("broken\n")
         again = compare(
-            [cast("SweepRun", {key: run[key] for key in SweepRun.__annotations__}) for run in facts["runs"]],
-            tmp_path / "sweep", facts["budgets"],
-        )  # fmt: skip
+            [
+                cast("SweepRun", {key: run[key] for key in SweepRun.__annotations__})
+                for run in facts["runs"]
+            ],
+            tmp_path / "sweep",
+            facts["budgets"],
+        )
         assert again["rows"][1]["training"] is None
         assert again["rows"][1]["test"] == facts["rows"][1]["test"]
 
@@ -638,7 +776,15 @@ class Terminal:
 
 def step(number: int, job: int = 0, of: int = 40, **more: Any) -> dict[str, Any]:
     note, spent = f"mean reward 0.{number:03}, 8 samples", {"system_runs": 8.0 * number}
-    return {"event": "progress", "job": job, "note": note, "step": number, "of": of, "spent": spent, **more}
+    return {
+        "event": "progress",
+        "job": job,
+        "note": note,
+        "step": number,
+        "of": of,
+        "spent": spent,
+        **more,
+    }
 
 
 class TestTerminal:
@@ -654,7 +800,9 @@ class TestTerminal:
         assert bar.endswith("mean reward 0.011, 8 samples · 0:58 left")  # 29 steps of 2 s
         assert terminal.scrolled == ""
 
-    def test_calls_between_steps_leave_the_bar_as_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_calls_between_steps_leave_the_bar_as_it_is(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         terminal = Terminal(monkeypatch)
         terminal.listen(0.0, **step(1))
         before, _ = terminal.listen(10.0, **step(2))
@@ -662,7 +810,9 @@ class TestTerminal:
         assert before == after
         assert "77 calls" in spent
 
-    def test_the_bar_ends_with_its_job_and_another_begins_anew(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_bar_ends_with_its_job_and_another_begins_anew(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         terminal = Terminal(monkeypatch)
         terminal.listen(0.0, **step(1))
         terminal.listen(10.0, **step(2))
@@ -682,7 +832,9 @@ class TestTerminal:
         assert "left" not in bar
         assert terminal.listen(2.0, **step(5, job=1, method="mygo"))[0].endswith(" · 1:10 left")
 
-    def test_notes_that_tell_no_steps_scroll_as_before(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_notes_that_tell_no_steps_scroll_as_before(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         terminal = Terminal(monkeypatch)
         terminal.listen(0.0, event="progress", job=0, note="best 0.500", step=3, of=None, spent={})
         terminal.listen(0.0, event="progress", job=0, note="3 candidates", spent={})
@@ -691,10 +843,13 @@ class TestTerminal:
 
 def test_the_course_of_a_training_is_its_means_by_stretch(tmp_path: Path) -> None:
     steps = [
-        record(n, components={"a": component(entropy=float(n))}, penalties={"a": -0.1}) for n in range(7)
+        record(n, components={"a": component(entropy=float(n))}, penalties={"a": -0.1})
+        for n in range(7)
     ]
     steps += [record(n, components={}) for n in range(7, 12)]
-    training_course.main([f"x={run(tmp_path / 'run', steps)}", "--output", str(tmp_path / "course.json")])
+    training_course.main(
+        [f"x={run(tmp_path / 'run', steps)}", "--output", str(tmp_path / "course.json")]
+    )
     found = json.loads((tmp_path / "course.json").read_text())["x"]
     assert [found[stretch]["a"]["entropy"] for stretch in found] == [2.0, 5.5, None]
     assert found["6 to 10"]["a"]["penalty"] == pytest.approx(-0.04)  # by step, trained on or not

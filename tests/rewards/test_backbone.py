@@ -17,22 +17,28 @@ from hypothesis import strategies as st
 
 from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.errors import CompoundError, ConfigurationError
+from compound.core.errors import CompoundError, ConfigurationError
 from compound.evaluation.metrics.custom import custom
 from compound.graph.component import Input
 from compound.graph.space import Text
 from compound.graph.system import System
-from compound.optimizers.optimas.rewarding import Adapter, RewardMemory, RunRewards, shared_backbone
+from compound.optimizers.search.rewarding import (
+    RewardAdapter,
+    RewardMemory,
+    RunRewards,
+    shared_backbone,
+)
 from compound.rewards import backbone_training as training
 from compound.rewards import policy
-from compound.rewards.backbone import Backbone, batches
-from compound.rewards.backbone_training import Training, train
+from compound.rewards.backbone import Backbone, FeatureStore, batches
+from compound.rewards.backbone_training import train
 from compound.rewards.buffer import PairBuffer
-from compound.rewards.feature_store import FeatureStore
+from compound.rewards.candidates import Candidate
 from compound.rewards.fit import component_pairs, fit_rewards
 from compound.rewards.model import load
 from compound.rewards.pairs import Draw
-from compound.rewards.sampling.candidates import Candidate
+from compound.rewards.settings import BackboneLoRASettings
+from compound.rewards.template import Template
 from numerics import LOGPROBS, rounding
 from optimas_settings import learning, optimas
 
@@ -43,24 +49,38 @@ WORDS = ["good", "bad", "text", "number", "output", ":", *"0123456789", "which",
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A transformer of a few thousand random weights, with a word tokenizer."""
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import (
+        BertConfig,
+        BertModel,
+        LlamaConfig,
+        LlamaForCausalLM,
+        PreTrainedTokenizerFast,
+    )
 
     path = tmp_path_factory.mktemp(str(request.param))
     special = (
-        ["[PAD]", "[UNK]", "[CLS]", "[SEP]"] if request.param == "encoder" else ["[PAD]", "[UNK]", "</s>"]
+        ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+        if request.param == "encoder"
+        else ["[PAD]", "[UNK]", "</s>"]
     )
     vocabulary = {word: i for i, word in enumerate([*special, *WORDS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     names: dict[str, str] = {"pad_token": "[PAD]", "unk_token": "[UNK]"}
     names |= (
-        {"cls_token": "[CLS]", "sep_token": "[SEP]"} if request.param == "encoder" else {"eos_token": "</s>"}
+        {"cls_token": "[CLS]", "sep_token": "[SEP]"}
+        if request.param == "encoder"
+        else {"eos_token": "</s>"}
     )
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(path)
     sizes: dict[str, Any] = {
-        "vocab_size": len(vocabulary), "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "intermediate_size": 48, "max_position_embeddings": 64,
-    }  # fmt: skip
+        "vocab_size": len(vocabulary),
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 48,
+        "max_position_embeddings": 64,
+    }
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = (
@@ -89,7 +109,11 @@ def shuffled_and_tidied(adapter: Path, name: str) -> None:
 
 STATES = rounding(5.0)  # final states are normalised: a few times the unit of length
 REWARDS = LOGPROBS
-PAIRS = [("text : good", "output : 1 2 3"), ("", "output : 4"), ("text : bad number of the text", "")]
+PAIRS = [
+    ("text : good", "output : 1 2 3"),
+    ("", "output : 4"),
+    ("text : bad number of the text", ""),
+]
 
 
 class TestReading:
@@ -111,7 +135,11 @@ class TestReading:
     def test_a_text_is_read_once_with_each_description(self, folder: Path) -> None:
         model = backbone(folder)
         learned = fit_rewards(filled(), SYSTEM, ["a", "b"], model, "tiny").model
-        calls = [({"text": f"number {i}"}, {"output": word}) for i in range(5) for word in ("good", "bad")]
+        calls = [
+            ({"text": f"number {i}"}, {"output": word})
+            for i in range(5)
+            for word in ("good", "bad")
+        ]
         before = model.passes
         a, b = (learned.rewards(name, calls) for name in "ab")
         assert model.passes - before == 2 * len(calls)
@@ -142,7 +170,9 @@ class TestReading:
 
 
 @given(st.lists(st.integers(1, 40), max_size=30), st.integers(1, 100))
-def test_batches_hold_each_text_once_and_no_more_tokens_than_allowed(lengths: list[int], most: int) -> None:
+def test_batches_hold_each_text_once_and_no_more_tokens_than_allowed(
+    lengths: list[int], most: int
+) -> None:
     found = list(batches(lengths, most))
     assert sorted(i for batch in found for i in batch) == list(range(len(lengths)))
     for batch in found:
@@ -152,7 +182,9 @@ def test_batches_hold_each_text_once_and_no_more_tokens_than_allowed(lengths: li
 
 
 class TestStore:
-    def test_what_was_computed_is_read_not_computed_again(self, folder: Path, tmp_path: Path) -> None:
+    def test_what_was_computed_is_read_not_computed_again(
+        self, folder: Path, tmp_path: Path
+    ) -> None:
         first, second = backbone(folder), backbone(folder)
         first.store_in(tmp_path / "features.bin")
         found = first.embed(PAIRS)
@@ -186,32 +218,18 @@ class TestStore:
         again.put([b"b" * 16], np.array([[3, 4, 5]], np.float32))
         assert FeatureStore(path, 3).get(b"b" * 16).tolist() == [3, 4, 5]
 
-    def test_a_file_of_an_earlier_version_is_used_further(self, tmp_path: Path) -> None:
-        path = tmp_path / "features.bin"
-        path.write_bytes(b"a" * 16 + np.array([1, 2, 3], np.float32).tobytes())
-        store = FeatureStore(path, 3)
-        store.put([b"b" * 16], np.array([[4, 5, 6]], np.float32))
-        again = FeatureStore(path, 3)
-        assert [again.get(key * 16).tolist() for key in (b"a", b"b")] == [[1, 2, 3], [4, 5, 6]]
-
-    @pytest.mark.parametrize("size", [0, 1, 19, 20, 21])
-    def test_a_file_cut_in_its_head_begins_anew(self, tmp_path: Path, size: int) -> None:
-        path = tmp_path / "features.bin"
-        FeatureStore(path, 3).put([b"a" * 16], np.ones((1, 3), np.float32))
-        path.write_bytes(path.read_bytes()[:size])
-        store = FeatureStore(path, 3)
-        assert len(store) == 0
-        store.put([b"b" * 16], np.ones((1, 3), np.float32))
-        assert FeatureStore(path, 3).get(b"b" * 16).tolist() == [1, 1, 1]
-
 
 def which(text: str) -> str:
     return text
 
 
-SYSTEM = System("two", outputs={
-    "a": Function("a", which)(text=Input("text", str)), "b": Function("b", which)(text=Input("text", str)),
-})  # fmt: skip
+SYSTEM = System(
+    "two",
+    outputs={
+        "a": Function("a", which)(text=Input("text", str)),
+        "b": Function("b", which)(text=Input("text", str)),
+    },
+)
 
 
 def filled(inputs: int = 40) -> PairBuffer:
@@ -220,29 +238,47 @@ def filled(inputs: int = 40) -> PairBuffer:
     for i in range(inputs):
         for name, best in (("a", "good"), ("b", "bad")):
             candidates = tuple(
-                Candidate({"output": f"{word} {i % 7} {i % 5}"}, (float(word == best),), certain=True)
+                Candidate(
+                    {"output": f"{word} {i % 7} {i % 5}"}, (float(word == best),), certain=True
+                )
                 for word in ("good", "bad")
             )
             buffer.add(
-                [Draw(name, name, f"e{i}", "digest", {"text": f"number {i % 10} of {i % 9}"}, candidates)], 1
+                [
+                    Draw(
+                        name,
+                        name,
+                        f"e{i}",
+                        "digest",
+                        {"text": f"number {i % 10} of {i % 9}"},
+                        candidates,
+                    )
+                ],
+                1,
             )
     return buffer
 
 
-TRAINING = Training(rank=4, alpha=8, lr=1e-2, epochs=6, batch=16)
+TRAINING = BackboneLoRASettings(rank=4, alpha=8, lr=1e-2, epochs=6, batch=16)
 
 
 class TestTraining:
     def test_two_opposite_components_learn_on_one_backbone(self, folder: Path) -> None:
         model = backbone(folder)
         before = {name: p.detach().clone() for name, p in model.model.named_parameters()}
-        texts = [component_pairs(filled(), SYSTEM, name, held_out=True) for name in "ab"]
+        texts = [
+            component_pairs(filled(), Template.of(SYSTEM.components[name]), held_out=True)
+            for name in "ab"
+        ]
         curve = train(model, texts, TRAINING, seed=0)
         assert curve.losses[0][1] == pytest.approx(math.log(2), abs=0.3)
         assert min(loss for _, loss in curve.losses) < 0.1
         assert curve.kept > 0
         learned = fit_rewards(filled(), SYSTEM, ["a", "b"], model, "tiny", trained=True)
-        assert {name: r.accuracy.mean for name, r in learned.model.rewards_of.items()} == {"a": 1.0, "b": 1.0}
+        assert {name: r.accuracy.mean for name, r in learned.model.rewards_of.items()} == {
+            "a": 1.0,
+            "b": 1.0,
+        }
         after = {
             name.replace("base_model.model.", "").replace(".base_layer", ""): p
             for name, p in model.model.named_parameters()
@@ -250,25 +286,23 @@ class TestTraining:
         assert all(torch.equal(p, after[name]) for name, p in before.items())  # the base is frozen
 
     def test_only_inputs_that_training_saw_are_kept_from_the_judgement(self, folder: Path) -> None:
-        texts = component_pairs(filled(), SYSTEM, "a", held_out=True)
+        texts = component_pairs(filled(), Template.of(SYSTEM.components["a"]), held_out=True)
         learned = fit_rewards(filled(), SYSTEM, ["a"], backbone(folder), "tiny", trained=True)
         assert learned.model.rewards_of["a"].accuracy.pairs == sum(texts.is_judged)
-
-    def test_the_same_seed_trains_the_same_weights(self, folder: Path) -> None:
-        names = []
-        for seed in (0, 0, 1):
-            model = backbone(folder)
-            texts = [component_pairs(filled(16), SYSTEM, name, held_out=True) for name in "ab"]
-            train(model, texts, Training(rank=2, alpha=4, epochs=2, batch=8), seed=seed)
-            names.append(model.adapter)
-        assert names[0] == names[1] != names[2]
 
     def test_checkpointing_trains_the_same_weights(self, folder: Path) -> None:
         losses = []
         for checkpointing in (False, True):
-            training = Training(rank=2, alpha=4, epochs=2, batch=8, checkpointing=checkpointing)
-            texts = [component_pairs(filled(16), SYSTEM, name, held_out=True) for name in "ab"]
-            losses.append([loss for _, loss in train(backbone(folder), texts, training, seed=0).losses])
+            training = BackboneLoRASettings(
+                rank=2, alpha=4, epochs=2, batch=8, gradient_checkpointing=checkpointing
+            )
+            texts = [
+                component_pairs(filled(16), Template.of(SYSTEM.components[name]), held_out=True)
+                for name in "ab"
+            ]
+            losses.append(
+                [loss for _, loss in train(backbone(folder), texts, training, seed=0).losses]
+            )
         assert losses[1] == pytest.approx(losses[0], abs=1e-4)
 
     def test_too_little_memory_says_what_to_lower(
@@ -281,19 +315,23 @@ class TestTraining:
         monkeypatch.setattr(model, "forward", full)
         with pytest.raises(CompoundError, match=r"lower backbone\.max_length"):
             model.embed([("a", "b")])
-        texts = [component_pairs(filled(16), SYSTEM, "a", held_out=True)]
+        texts = [component_pairs(filled(16), Template.of(SYSTEM.components["a"]), held_out=True)]
         with pytest.raises(CompoundError, match=r"lower reward\.lora\.batch"):
             train(model, texts, TRAINING, seed=0)
 
-    def test_training_follows_its_seed_and_leaves_the_global_generator_alone(self, folder: Path) -> None:
+    def test_training_follows_its_seed_and_leaves_the_global_generator_alone(
+        self, folder: Path
+    ) -> None:
         """Torch and peft draw weights from the global generator only: it is put back, whatever it was."""
         names = []
         for elsewhere in (1, 2):
             torch.manual_seed(elsewhere)
             before = torch.get_rng_state()
             model = backbone(folder)
-            texts = [component_pairs(filled(16), SYSTEM, "a", held_out=True)]
-            train(model, texts, Training(rank=2, alpha=4, epochs=1, batch=8), seed=0)
+            texts = [
+                component_pairs(filled(16), Template.of(SYSTEM.components["a"]), held_out=True)
+            ]
+            train(model, texts, BackboneLoRASettings(rank=2, alpha=4, epochs=1, batch=8), seed=0)
             assert torch.equal(torch.get_rng_state(), before)
             names.append(model.adapter)
         assert names[0] == names[1]
@@ -312,23 +350,29 @@ class TestTraining:
                 draw = Draw(**{**entry.draw.__dict__, "candidates": swapped})
                 buffer.entries[i] = type(entry)(draw, entry.iteration)
         curve = train(
-            backbone(folder), [component_pairs(buffer, SYSTEM, "a", held_out=True)], TRAINING, seed=0
+            backbone(folder),
+            [component_pairs(buffer, Template.of(SYSTEM.components["a"]), held_out=True)],
+            TRAINING,
+            seed=0,
         )
         assert min(loss for _, loss in curve.losses) > 0.55
 
-    def test_patience_ends_it(self, folder: Path) -> None:
-        texts = [component_pairs(filled(16), SYSTEM, "a", held_out=True)]
-        training = Training(rank=2, alpha=4, lr=0.5, epochs=50, batch=8, patience=4)
-        curve = train(backbone(folder), texts, training, seed=0)
-        assert curve.losses[-1][0] - curve.kept >= 4
-        assert len(curve.losses) < 40
-
-    def test_a_checkpoint_of_trained_weights_scores_the_same(self, folder: Path, tmp_path: Path) -> None:
+    def test_a_checkpoint_of_trained_weights_scores_the_same(
+        self, folder: Path, tmp_path: Path
+    ) -> None:
         model = backbone(folder)
-        train(model, [component_pairs(filled(), SYSTEM, n, held_out=True) for n in "ab"], TRAINING, seed=0)
+        train(
+            model,
+            [
+                component_pairs(filled(), Template.of(SYSTEM.components[n]), held_out=True)
+                for n in "ab"
+            ],
+            TRAINING,
+            seed=0,
+        )
         learned = fit_rewards(filled(), SYSTEM, ["a", "b"], model, str(folder), trained=True).model
         learned.save(tmp_path / "m")
-        again = load(tmp_path / "m", SYSTEM, backbone=lambda name: backbone(Path(name)))
+        again = load(tmp_path / "m", backbone=lambda name: backbone(Path(name)))
         calls = [({"text": "number 1"}, {"output": word}) for word in ("good 1", "bad 2")]
         assert again.rewards("a", calls) == pytest.approx(learned.rewards("a", calls), abs=REWARDS)
         files = {path.suffix for path in (tmp_path / "m").rglob("*") if path.is_file()}
@@ -340,7 +384,15 @@ class TestTraining:
         """Equal weights are equal files, whatever order peft writes its sets in; two policies do not mix."""
         monkeypatch.setattr(policy, "make_backbone", lambda name, length: backbone(Path(name)))
         model = backbone(folder)
-        train(model, [component_pairs(filled(16), SYSTEM, n, held_out=True) for n in "ab"], TRAINING, seed=0)
+        train(
+            model,
+            [
+                component_pairs(filled(16), Template.of(SYSTEM.components[n]), held_out=True)
+                for n in "ab"
+            ],
+            TRAINING,
+            seed=0,
+        )
         learned = fit_rewards(filled(), SYSTEM, ["a", "b"], model, str(folder), trained=True).model
         first = policy.store_reward(learned, "a", tmp_path)
         monkeypatch.setattr(policy, "_normalize", shuffled_and_tidied)
@@ -351,7 +403,9 @@ class TestTraining:
         assert other.scores("b", calls) == pytest.approx(learned.rewards("b", calls), abs=REWARDS)
         assert stored.scores("a", calls) == pytest.approx(learned.rewards("a", calls), abs=REWARDS)
 
-    def test_another_adapter_than_the_card_says_is_refused(self, folder: Path, tmp_path: Path) -> None:
+    def test_another_adapter_than_the_card_says_is_refused(
+        self, folder: Path, tmp_path: Path
+    ) -> None:
         model = backbone(folder)
         model.add_adapter(2, 4, seed=0)
         model.save_adapter(tmp_path / "adapter")
@@ -363,13 +417,18 @@ class TestTraining:
     def test_dropping_the_adapter_goes_back_to_the_base(self, folder: Path) -> None:
         model = backbone(folder)
         before = model.embed(PAIRS)
-        train(model, [component_pairs(filled(16), SYSTEM, "a", held_out=True)], TRAINING, seed=0)
+        train(
+            model,
+            [component_pairs(filled(16), Template.of(SYSTEM.components["a"]), held_out=True)],
+            TRAINING,
+            seed=0,
+        )
         assert not np.allclose(model.embed(PAIRS), before, atol=1e-3)
         model.remove_adapter()
         assert model.embed(PAIRS) == pytest.approx(before, abs=STATES)
 
 
-def adapter(rewards: RunRewards) -> Adapter:
+def adapter(rewards: RunRewards) -> RewardAdapter:
     """Return the adapter that a run used last."""
     found = RewardMemory.of(rewards.memory).adapter
     assert found is not None
@@ -379,16 +438,20 @@ def adapter(rewards: RunRewards) -> Adapter:
 class TestAdaptersOfARun:
     """A trained backbone while configurations come and go."""
 
-    SYSTEM = System("prompted", outputs={
-        "a": LLM("a", prompt=Text("Say good."))(text=Input("text", str)),
-    }, lm="lm")  # fmt: skip
+    SYSTEM = System(
+        "prompted",
+        outputs={
+            "a": LLM("a", prompt=Text("Say good."))(text=Input("text", str)),
+        },
+        lm="lm",
+    )
     SETTINGS = optimas(lora={"rank": 2, "alpha": 4, "epochs": 2, "batch": 8}, max_length=32)
 
     def learned(self, job: Any, folder: Path, prompt: str, inputs: int) -> RunRewards:
         """Add pairs of some inputs to the run of `job`, under a prompt, and learn from all."""
         system = self.SYSTEM.bind({"a.prompt": prompt})
         settings = optimas(self.SETTINGS, model=str(folder))
-        rewards = RunRewards.open(replace(job.task, system=system), learning(settings))
+        rewards = RunRewards.load(replace(job.task, system=system), learning(settings))
         start = len(rewards.buffer.entries)
         for i in range(start, start + inputs):
             found = tuple(
@@ -426,7 +489,9 @@ class TestAdaptersOfARun:
         assert began == ["", first, first]
         assert tried != first
 
-    def test_nothing_new_trains_nothing_also_in_another_process(self, run: Any, folder: Path) -> None:
+    def test_nothing_new_trains_nothing_also_in_another_process(
+        self, run: Any, folder: Path
+    ) -> None:
         rewards = self.learned(run, folder, "Say good.", 16)
         known = adapter(rewards)
         rows = (rewards.memory.folder / "rewards" / "heads.safetensors").read_bytes()

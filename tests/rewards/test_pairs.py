@@ -13,15 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compound.benchmarks.measure import rewards_speed
-from compound.benchmarks.simulated.systems import SHAPES, Simulated, options_of
+from benchmarks.measure import rewards_speed
+from benchmarks.simulated.systems import SHAPES, Simulated, options_of
 from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.errors import BudgetExhausted, DeclarationError
+from compound.core.errors import BudgetExhausted, DeclarationError
+from compound.core.example import Example
+from compound.core.narrowing import entry
 from compound.evaluation.evaluate import EvaluationRules
 from compound.evaluation.metrics.built_in import exact_match
 from compound.evaluation.metrics.custom import custom
-from compound.example import Example
 from compound.execution.budget import Budget, Meter
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
@@ -29,10 +30,8 @@ from compound.execution.trace import Trace
 from compound.graph.component import Input
 from compound.graph.space import Choice, Text
 from compound.graph.system import System
-from compound.narrowing import entry
-from compound.rewards.pairs import Collection, Draw, collect, ordered_pairs
-from compound.rewards.sampling.candidates import Candidate, Sampling, is_decided
-from compound.rewards.sampling.redraws import WARM
+from compound.rewards.candidates import Candidate, Sampling, is_decided
+from compound.rewards.pairs import WARM, Collection, Draw, collect, ordered_pairs
 from compound.testing import ScriptedLM
 
 
@@ -40,10 +39,14 @@ def traces(executor: Executor, system: System, rows: list[Example]) -> list[tupl
     async def run() -> list[Trace]:
         return [await executor.run(system, row.inputs, example=row.id) for row in rows]
 
-    return [(row, executor.settle(trace)) for row, trace in zip(rows, asyncio.run(run()), strict=True)]
+    return [
+        (row, executor.settle(trace)) for row, trace in zip(rows, asyncio.run(run()), strict=True)
+    ]
 
 
-def collected(world: Simulated, n: int = 6, executor: Executor | None = None, **more: Any) -> Collection:
+def collected(
+    world: Simulated, n: int = 6, executor: Executor | None = None, **more: Any
+) -> Collection:
     executor = executor or Executor()
     system = world.system()
     given_ = {"sampling": Sampling(), **more}
@@ -56,7 +59,9 @@ def collected(world: Simulated, n: int = 6, executor: Executor | None = None, **
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("interaction", [0.0, 0.8])
-def test_the_value_of_a_configuration_is_the_mean_of_many_runs(shape: str, interaction: float) -> None:
+def test_the_value_of_a_configuration_is_the_mean_of_many_runs(
+    shape: str, interaction: float
+) -> None:
     world = Simulated(shape, interaction=interaction, noise=0.4, seed=3)
     executor, system = Executor(), world.system()
     example = Example("e", {"x": 0.7}, {})
@@ -85,7 +90,9 @@ def test_without_interaction_the_optimum_is_each_components_own() -> None:
 
 @given(st.sampled_from(list(SHAPES)), st.integers(0, 50), st.floats(-2, 2))
 @settings(max_examples=30)
-def test_the_optimum_is_componentwise_and_no_value_exceeds_it(shape: str, seed: int, strength: float) -> None:
+def test_the_optimum_is_componentwise_and_no_value_exceeds_it(
+    shape: str, seed: int, strength: float
+) -> None:
     world = Simulated(shape, interaction=strength, seed=seed)
     best, value = world.optimum()
     assert world.single(best) < 1e-12
@@ -115,7 +122,8 @@ def test_d4_pairs_go_in_both_directions_and_the_largest_gaps_come_first() -> Non
 
 
 def test_a_gap_within_the_noise_is_no_pair() -> None:
-    # differences 1, 0.5, 1, 0: mean 0.625, standard error 0.239: t = 2.611, p = 0.0796 with 3 degrees of freedom
+    # differences 1, 0.5, 1, 0: mean 0.625, standard error 0.239: t = 2.611, p = 0.0796 with 3
+    # degrees of freedom
     noisy = draw((1.0, 0.5, 1.0, 0.0), (0.0, 0.0, 0.0, 0.0))
     assert len(ordered_pairs(noisy, Sampling(level=0.08))) == 1
     assert ordered_pairs(noisy, Sampling(level=0.0795)) == []
@@ -143,7 +151,9 @@ def test_without_noise_downstream_every_pair_has_the_known_order(shape: str) -> 
     assert {pair.component for pair in found.pairs} == set(world.names)
     for pair in found.pairs:
         known = [
-            world.downstream(options, {pair.component: entry(outputs, "y", (int, float))}, x[pair.example])
+            world.downstream(
+                options, {pair.component: entry(outputs, "y", (int, float))}, x[pair.example]
+            )
             for outputs in (pair.chosen, pair.rejected)
         ]
         assert known[0] - known[1] == pytest.approx(pair.gap)
@@ -174,9 +184,16 @@ def test_d4_a_gold_answer_is_never_a_candidate() -> None:
     llm = LLM("llm", prompt="Say.", temperature=1.0)
     system = System("one", outputs={"y": llm(question=Input("question"))}, lm="lm")
     executor = Executor({"lm": lm})
-    rows = [Example(f"e{i}", {"question": f"q{i}"}, {"y": "gold", "gd_answer": "gold"}) for i in range(8)]
-    found = asyncio.run(collect(executor, system, traces(executor, system, rows), ["llm"], exact_match("y")))
-    written = {candidate.outputs["output"] for draw_ in found.draws for candidate in draw_.candidates}
+    rows = [
+        Example(f"e{i}", {"question": f"q{i}"}, {"y": "gold", "gd_answer": "gold"})
+        for i in range(8)
+    ]
+    found = asyncio.run(
+        collect(executor, system, traces(executor, system, rows), ["llm"], exact_match("y"))
+    )
+    written = {
+        candidate.outputs["output"] for draw_ in found.draws for candidate in draw_.candidates
+    }
     assert written == set("01234")
 
 
@@ -187,7 +204,9 @@ def test_d9_a_component_without_chance_is_drawn_at_a_temperature() -> None:
     system = System("one", outputs={"y": llm(question=Input("question"))}, lm="lm")
     executor = Executor({"lm": lm}, cache=MemoryCache())
     traced = traces(executor, system, [Example("e", {"question": "q"}, {"y": "1"})])
-    found = asyncio.run(collect(executor, system, traced, ["llm"], custom(lambda o, _: float(o["y"]))))
+    found = asyncio.run(
+        collect(executor, system, traced, ["llm"], custom(lambda o, _: float(o["y"])))
+    )
     assert [request.temperature for request in lm.requests] == [0.0, WARM, WARM, WARM]
     assert len(found.draws[0].candidates) == 4
     assert found.pairs
@@ -215,7 +234,9 @@ def test_d10_outputs_of_two_components_are_scored_in_forks_too() -> None:
 
 
 @pytest.mark.parametrize("failure_score", [0.0, -1.0])
-def test_d10_an_output_that_breaks_what_follows_gets_the_failure_score(failure_score: float) -> None:
+def test_d10_an_output_that_breaks_what_follows_gets_the_failure_score(
+    failure_score: float,
+) -> None:
     """D10: crashes vanished from the mean or were minus infinity; here they are a reward like any other."""
 
     def scale(x: float, by: int) -> float:
@@ -232,10 +253,15 @@ def test_d10_an_output_that_breaks_what_follows_gets_the_failure_score(failure_s
     traced = traces(executor, system, [Example("e", {"x": 1.0}, {})])
     found = asyncio.run(
         collect(
-            executor, system, traced, ["scale"], custom(lambda o, _: o["y"]),
-            sampling=Sampling(samples=12), rules=EvaluationRules(failure_score=failure_score),
+            executor,
+            system,
+            traced,
+            ["scale"],
+            custom(lambda o, _: o["y"]),
+            sampling=Sampling(samples=12),
+            rules=EvaluationRules(failure_score=failure_score),
         )
-    )  # fmt: skip
+    )
     rewards = {c.outputs["output"]: c.rewards for c in found.draws[0].candidates}
     assert rewards == {1.0: (1.0,), 2.0: (2.0,), 3.0: (failure_score,)}
     assert (2.0, 3.0) in {(p.chosen["output"], p.rejected["output"]) for p in found.pairs}
@@ -247,9 +273,13 @@ def test_with_noise_nearly_all_pairs_have_the_known_order() -> None:
     options = options_of(world.system().configuration, world.names)
     right = 0
     for pair in found.pairs:
-        before = {name: entry(pair.inputs, name, (int, float)) for name in pair.inputs if name != "x"}
+        before = {
+            name: entry(pair.inputs, name, (int, float)) for name in pair.inputs if name != "x"
+        }
         values = [
-            world.downstream(options, {**before, pair.component: entry(outputs, "y", (int, float))}, 0.0)
+            world.downstream(
+                options, {**before, pair.component: entry(outputs, "y", (int, float))}, 0.0
+            )
             for outputs in (pair.chosen, pair.rejected)
         ]
         right += values[0] > values[1]
@@ -288,7 +318,9 @@ def test_calls_on_a_chain_of_five_are_those_published_and_half_of_whole_runs(way
     found: Any = rewards_speed.pairs(*getattr(rewards_speed, way.upper()))
     assert [row["calls"] for row in found["nodes"]] == [row["formula"] for row in found["nodes"]]
     assert found["ratio"] <= 0.5
-    assert found == json.loads(rewards_speed.OUTPUT.read_text("utf-8"))["pairs_on_a_chain_of_5"][way]
+    assert (
+        found == json.loads(rewards_speed.OUTPUT.read_text("utf-8"))["pairs_on_a_chain_of_5"][way]
+    )
 
 
 def test_order_of_completion_and_concurrency_leave_no_mark() -> None:
@@ -296,7 +328,9 @@ def test_order_of_completion_and_concurrency_leave_no_mark() -> None:
         return f"{rng.integers(4)}"
 
     first = LLM("first", prompt="Say.", temperature=1.0)(question=Input("question"))
-    system = System("two", outputs={"y": LLM("second", prompt="Go.", temperature=1.0)(said=first)}, lm="lm")
+    system = System(
+        "two", outputs={"y": LLM("second", prompt="Go.", temperature=1.0)(said=first)}, lm="lm"
+    )
     rows = [Example(f"e{i}", {"question": f"q{i}"}, {"y": "2"}) for i in range(5)]
     told = set()
     for concurrency in (1, 8, 64):
@@ -304,10 +338,14 @@ def test_order_of_completion_and_concurrency_leave_no_mark() -> None:
         executor = Executor({"lm": lm}, cache=MemoryCache())
         found = asyncio.run(
             collect(
-                executor, system, traces(executor, system, rows), ["first", "second"], exact_match("y"),
+                executor,
+                system,
+                traces(executor, system, rows),
+                ["first", "second"],
+                exact_match("y"),
                 rules=EvaluationRules(concurrency=concurrency),
             )
-        )  # fmt: skip
+        )
         told.add(repr((found, executor.meter.usage.calls, executor.meter.system_runs)))
     assert len(told) == 1
 
@@ -328,7 +366,9 @@ def test_a_component_that_can_only_repeat_itself_gives_no_pairs() -> None:
     system = System("s", outputs={"y": Function("same", same)(x=Input("x", float))})
     executor = Executor()
     traced = traces(executor, system, [Example("e", {"x": 1.0}, {})])
-    found = asyncio.run(collect(executor, system, traced, ["same"], custom(lambda o, _: o["y"], "y")))
+    found = asyncio.run(
+        collect(executor, system, traced, ["same"], custom(lambda o, _: o["y"], "y"))
+    )
     assert (found.pairs, found.calls) == ((), 0)
     assert len(found.draws[0].candidates) == 1
 
@@ -337,11 +377,15 @@ def test_settings_are_drawn_where_drawing_again_gives_nothing_new() -> None:
     def scale(x: float, by: int) -> float:
         return x * by
 
-    system = System("s", outputs={"y": Function("scale", scale, by=Choice(1, 2, 3))(x=Input("x", float))})
+    system = System(
+        "s", outputs={"y": Function("scale", scale, by=Choice(1, 2, 3))(x=Input("x", float))}
+    )
     executor = Executor()
     traced = traces(executor, system, [Example("e", {"x": 1.0}, {})])
     metric = custom(lambda o, _: -abs(o["y"] - 2), "near")
-    found = asyncio.run(collect(executor, system, traced, ["scale"], metric, sampling=Sampling(samples=12)))
+    found = asyncio.run(
+        collect(executor, system, traced, ["scale"], metric, sampling=Sampling(samples=12))
+    )
     assert {c.outputs["output"]: c.settings.get("by") for c in found.draws[0].candidates[1:]} == {
         2.0: 2,
         3.0: 3,
@@ -355,12 +399,16 @@ def test_a_call_that_failed_and_a_draw_that_fails_are_no_candidates() -> None:
             raise RuntimeError("too much")
         return by * x
 
-    system = System("s", outputs={"y": Function("picky", picky, by=Choice(1, 2, 3))(x=Input("x", float))})
+    system = System(
+        "s", outputs={"y": Function("picky", picky, by=Choice(1, 2, 3))(x=Input("x", float))}
+    )
     executor = Executor()
     rows = [Example("fine", {"x": 1.0}, {}), Example("broken", {"x": 9.0}, {})]
     metric = custom(lambda o, _: o["y"])
     traced = traces(executor, system, rows)
-    found = asyncio.run(collect(executor, system, traced, ["picky"], metric, sampling=Sampling(samples=12)))
+    found = asyncio.run(
+        collect(executor, system, traced, ["picky"], metric, sampling=Sampling(samples=12))
+    )
     (only,) = found.draws
     assert only.example == "fine"
     assert {c.outputs["output"] for c in only.candidates} == {1.0, 2.0}
@@ -376,10 +424,15 @@ def test_every_second_draw_of_a_component_with_chance_has_its_own_settings() -> 
     proposals = {"llm": [{"prompt": "Another."}, {"prompt": "A third."}]}
     found = asyncio.run(
         collect(
-            executor, system, traced, ["llm"], custom(lambda o, _: float(o["y"])),
-            sampling=Sampling(samples=4), proposals=proposals,
+            executor,
+            system,
+            traced,
+            ["llm"],
+            custom(lambda o, _: float(o["y"])),
+            sampling=Sampling(samples=4),
+            proposals=proposals,
         )
-    )  # fmt: skip
+    )
     drawn = [candidate.settings.get("prompt") for candidate in found.draws[0].candidates[1:]]
     assert drawn == ["Another.", None, "A third.", None]
 

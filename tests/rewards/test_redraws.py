@@ -7,16 +7,15 @@ import asyncio
 import numpy as np
 import pytest
 
-from compound.benchmarks.simulated.systems import Simulated
+from benchmarks.simulated.systems import Simulated
 from compound.components.function import Function
 from compound.components.llm import LLM
+from compound.core.narrowing import entry
 from compound.execution.executor import Executor
 from compound.graph.component import Component
 from compound.graph.space import Choice, Float, Int, Space, Text
-from compound.narrowing import entry
-from compound.rewards.pairs import collect
-from compound.rewards.sampling.candidates import Sampling
-from compound.rewards.sampling.redraws import CallSettings, settings_of_draws
+from compound.rewards.candidates import Sampling
+from compound.rewards.pairs import CallSettings, collect, settings_of_draws
 
 
 def step(x: float, by: object = 1, rounds: int = 1) -> float:
@@ -61,7 +60,12 @@ def test_numbers_follow_proposals_and_a_temperature_comes_last() -> None:
     llm = LLM("llm", prompt=Text("Own."), temperature=0.0, max_tokens=Choice(8, 16))
     own = {"prompt": "Own.", "temperature": 0.0, "max_tokens": 8}
     found = made(llm, own, {"prompt": "Other."}, {"prompt": "Other."}, draws=4)
-    assert found == [{"prompt": "Other."}, {"max_tokens": 16}, {"temperature": 1.0}, {"temperature": 1.0}]
+    assert found == [
+        {"prompt": "Other."},
+        {"max_tokens": 16},
+        {"temperature": 1.0},
+        {"temperature": 1.0},
+    ]
 
 
 def test_without_anything_to_vary_there_are_no_draws() -> None:
@@ -75,7 +79,8 @@ def test_collecting_finds_all_other_options() -> None:
     async def draws() -> list[int]:
         rows = world.examples(10)
         traced = [
-            (row, executor.settle(await executor.run(system, row.inputs, example=row.id))) for row in rows
+            (row, executor.settle(await executor.run(system, row.inputs, example=row.id)))
+            for row in rows
         ]
         found = await collect(executor, system, traced, ["a"], world, sampling=Sampling(samples=3))
         return [len(draw.candidates) for draw in found.draws]

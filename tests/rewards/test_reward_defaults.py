@@ -5,14 +5,10 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from compound.optimizers.optimas.weights import LocalTrainingChoice
+from compound.optimizers.weights.recipes.local_draws import LocalTrainingChoice
 from compound.optimizers.weights.recipes.ppo import LocalPPOSettings, MAPPOSettings, PPOSettings
-from compound.rewards.sampling.candidates import Sampling
-from compound.rewards.settings import PairSettings, RewardSettings
-
-
-def test_the_loss_is_equation_5_as_printed() -> None:
-    assert RewardSettings().weighting == "plain"
+from compound.rewards.candidates import Sampling
+from compound.rewards.settings import PairSettings
 
 
 def test_pairs_are_collected_with_the_defaults_of_sampling() -> None:

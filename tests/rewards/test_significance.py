@@ -11,15 +11,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from compound.rewards.sampling.candidates import (
+from compound.rewards.candidates import (
     Candidate,
     Sampling,
+    can_become_significant,
     could_be_decided,
     differences,
     is_comparable,
     is_decided,
+    is_significant,
 )
-from compound.rewards.sampling.significance import can_become_significant, is_significant
 
 LEVEL = 0.1
 DRAWS = 1500
@@ -69,12 +70,10 @@ class TestLevel:
         share = np.mean([t(outcome) >= observed - 1e-12 for outcome in coins])
         assert share > LEVEL
         assert threshold([1.0, 1.0, 1.0, 0.0, 0.0, 0.0]) == pytest.approx(share)
-        assert not is_significant([1.0, 1.0, 1.0, 0.0, 0.0, 0.0], LEVEL)  # although Student's p is 0.076
+        assert not is_significant(
+            [1.0, 1.0, 1.0, 0.0, 0.0, 0.0], LEVEL
+        )  # although Student's p is 0.076
         assert is_significant([1.0, 1.0, 1.0, 1.0, 0.0, 0.0], LEVEL)
-
-    @pytest.mark.parametrize("differences", [[], [0.0], [0.0, 0.0], [1.0, -1.0], [0.3]])
-    def test_nothing_is_significant_without_evidence(self, differences: list[float]) -> None:
-        assert not is_significant(differences, LEVEL)
 
     def test_level_1_accepts_any_mean_but_0(self) -> None:
         assert is_significant([1e-9], 1.0)
@@ -140,13 +139,6 @@ class TestCandidates:
         assert not is_decided(a, Candidate({}, (0.5,), certain=True), 0.001)
         assert not could_be_decided(a, b, Sampling())
 
-    def test_one_certain_is_the_same_in_every_sample(self) -> None:
-        a = Candidate({}, (1.0,), certain=True)
-        assert is_decided(a, Candidate({}, (0.5, 0.4, 0.6)), LEVEL)  # differences 0.5, 0.6, 0.4
-        assert not is_decided(a, Candidate({}, (0.0, 2.5, 0.0)), LEVEL)
-        assert not is_decided(a, Candidate({}, (0.0,)), LEVEL)
-        assert could_be_decided(a, Candidate({}, (0.5,)), Sampling())
-
     def test_only_samples_of_both_count(self) -> None:
         a, b = Candidate({}, (1.0, 1.1, 0.9, -9.0)), Candidate({}, (0.0, 0.0, 0.0))
         assert is_decided(a, b, LEVEL)
@@ -168,16 +160,6 @@ class TestCandidates:
         assert a.value == 3.0
         assert differences(a, b) == [0.5, 1.5, 5.5]
         assert differences(b, a) == [-0.5, -1.5, -5.5]
-
-    def test_no_runs_are_left_at_the_maximum(self) -> None:
-        a, b = Candidate({}, (1.0, 1.0)), Candidate({}, (0.0, 0.1))
-        assert could_be_decided(a, b, Sampling(max_rollouts=3))
-        assert not could_be_decided(a, b, Sampling(max_rollouts=2))
-
-    def test_the_minimum_runs_first(self) -> None:
-        a, b = Candidate({}, (1.0, 0.0)), Candidate({}, (0.0, 1.0))
-        assert could_be_decided(a, b, Sampling(rollouts=3))
-        assert not could_be_decided(a, b, Sampling(rollouts=2))
 
 
 Noise = Callable[[np.random.Generator, float, float], float]
@@ -211,26 +193,26 @@ def decided(noise: Noise, common: float, most: int, better: float = 0.0, seed: i
             made = [Candidate({"y": i}, tuple(row)) for i, row in enumerate(rows)]
             pairs = list(itertools.combinations(range(4), 2))
             waiting = {
-                i for pair in pairs if could_be_decided(made[pair[0]], made[pair[1]], sampling) for i in pair
+                i
+                for pair in pairs
+                if could_be_decided(made[pair[0]], made[pair[1]], sampling)
+                for i in pair
             }
-        found += sum(is_decided(made[i], made[j], sampling.level) for i, j in pairs if not better or i == 0)
+        found += sum(
+            is_decided(made[i], made[j], sampling.level) for i, j in pairs if not better or i == 0
+        )
     return found / DRAWS / (3 if better else 6)
 
 
 @pytest.mark.parametrize("common", [0.0, 0.7])
 @pytest.mark.parametrize("noise", [normal, binary, rare])
 @pytest.mark.parametrize("most", [2, 4, 6])
-def test_equally_good_outputs_make_a_pair_as_rarely_as_stated(noise: Noise, common: float, most: int) -> None:
+def test_equally_good_outputs_make_a_pair_as_rarely_as_stated(
+    noise: Noise, common: float, most: int
+) -> None:
     """The rule before decided 18 to 26 % of them, and 35 % after two runs, at a nominal 10 %.
 
-    9,000 pairs in 1,500 draws; the six pairs of a draw depend on each other, so the standard error is below
-    that of 1,500 independent pairs, 0.8 %.
+    9,000 pairs in 1,500 draws; the six pairs of a draw depend on each other, so the standard error
+    is below that of 1,500 independent pairs, 0.8 %.
     """
     assert decided(noise, common, most) <= LEVEL + 3 * np.sqrt(LEVEL * (1 - LEVEL) / DRAWS)
-
-
-def test_better_outputs_are_found() -> None:
-    """A difference of 3 standard deviations of a run: t with a mean of 4.2, of which 93 % exceed 2.35."""
-    assert decided(normal, 0.0, 4, better=3.0) == pytest.approx(0.93, abs=0.03)
-    assert decided(normal, 0.7, 4, better=3.0) > 0.97
-    assert decided(normal, 0.0, 4, better=1.0) == pytest.approx(0.30, abs=0.04)

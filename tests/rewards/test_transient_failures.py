@@ -9,20 +9,19 @@ from typing import Any
 
 import pytest
 
-from compound.errors import CallError, OutputTypeError, ParseError, RateLimited, TransientError
+from compound.core.errors import CallError, OutputTypeError, ParseError, RateLimited, TransientError
+from compound.core.example import Example
 from compound.evaluation.evaluate import EvaluationRules, score
 from compound.evaluation.metrics.custom import custom
-from compound.example import Example
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
-from compound.execution.trace import Failure, Trace
 from compound.graph.component import CallContext, Input, Operation
 from compound.graph.space import Choice
 from compound.graph.system import System
 from compound.graph.types import Port
 from compound.rewards.buffer import PairBuffer
-from compound.rewards.pairs import Collection, collect, draws_from_runs
-from compound.rewards.sampling.candidates import Sampling
+from compound.rewards.candidates import Sampling
+from compound.rewards.pairs import Collection, collect
 
 METRIC = custom(lambda outputs, _: 1.0)  # every output is equally good
 
@@ -104,7 +103,9 @@ class TestCollecting:
         assert sorted(map(str, outputs(found))) == ["0", "1", "3"]
         assert found.pairs == ()
         assert found.lost == 1
-        assert {reward for draw in found.draws for c in draw.candidates for reward in c.rewards} == {1.0}
+        assert {
+            reward for draw in found.draws for c in draw.candidates for reward in c.rewards
+        } == {1.0}
 
     def test_it_is_tried_once_more(self, error: CallError, random: bool, cache: bool) -> None:
         server = Server(random=random)
@@ -140,44 +141,8 @@ def test_a_failure_that_the_output_causes_is_evidence(error: CallError) -> None:
     server.error = error
     found = collected(server, {2: 100})
     assert {(pair.chosen["y"], pair.rejected["y"], pair.gap) for pair in found.pairs} == {
-        (0, 2, 1.0), (1, 2, 1.0), (3, 2, 1.0)
-    }  # fmt: skip
+        (0, 2, 1.0),
+        (1, 2, 1.0),
+        (3, 2, 1.0),
+    }
     assert found.lost == 0
-
-
-class TestRuns:
-    """Pairs from the runs of a comparison."""
-
-    def system(self, *, random: bool = False) -> System:
-        return System("s", outputs={"z": Server(random=random)(y=Pick()(x=Input("x", int)))})
-
-    def trace(self, option: int, reward: float, kind: str = "") -> Trace:
-        system = self.system()
-        executor = Executor()
-        made = executor.settle(
-            asyncio.run(executor.run(system, {"x": 0}, example="e", settings={"pick": {"option": option}}))
-        )
-        if kind:
-            object.__setattr__(made, "failure", Failure(kind, "gone"))
-        return made.with_score(reward)
-
-    def pairs(self, *kinds: str, random: bool = False, level: float = 0.1) -> list[tuple[object, object]]:
-        runs: list[tuple[Mapping[str, object], Trace]] = [({}, self.trace(0, 0.5, kinds[0]))]
-        runs += [({"option": i}, self.trace(i, 0.5 * (i == 1), kind)) for i, kind in enumerate(kinds[1:], 1)]
-        buffer = PairBuffer("s", Sampling(level=level))
-        buffer.add(draws_from_runs("pick", runs, buffer.sampling, self.system(random=random)), 1)
-        return [(pair.chosen["y"], pair.rejected["y"]) for pair, _ in buffer.pairs("pick")]
-
-    def test_one_run_decides_if_what_follows_is_deterministic(self) -> None:
-        assert sorted(self.pairs("", "", ""), key=str) == [(0, 2), (1, 2)]
-
-    def test_one_run_of_a_random_system_decides_nothing(self) -> None:
-        """Every pair was decided by two noisy runs."""
-        assert self.pairs("", "", "", random=True) == []
-        assert len(self.pairs("", "", "", random=True, level=1.0)) == 2
-
-    @pytest.mark.parametrize("kind", ["transient", "rate_limit"])
-    def test_a_run_lost_to_an_outage_is_no_evidence(self, kind: str) -> None:
-        assert self.pairs("", "", kind) == []
-        assert self.pairs(kind, "", "") == []
-        assert self.pairs("", "", "parse") == [(0, 2), (1, 2)]

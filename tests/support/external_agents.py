@@ -37,7 +37,9 @@ async def with_async_client(question: str, base_url: str, api_key: str) -> str:
     async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
         time.sleep(0.01)  # noqa: ASYNC251 - code that blocks its event loop must not block the gateway
         messages: Any = [{"role": "user", "content": question}]
-        made = [client.chat.completions.create(model="m", messages=messages, seed=i) for i in range(3)]
+        made = [
+            client.chat.completions.create(model="m", messages=messages, seed=i) for i in range(3)
+        ]
         answers = await asyncio.gather(*made)
         return "|".join(answer.choices[0].message.content or "" for answer in answers)
 

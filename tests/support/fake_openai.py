@@ -24,15 +24,24 @@ class FakeOpenAI:
 
 def chat(message: dict[str, Any], finish: str = "stop", **more: Any) -> bytes:
     document = {
-        "id": "up-1", "object": "chat.completion", "created": 7, "model": "up", "vendor_field": {"kept": 1},
-        "choices": [{"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish}],
-        "usage": {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}, **more,
-    }  # fmt: skip
+        "id": "up-1",
+        "object": "chat.completion",
+        "created": 7,
+        "model": "up",
+        "vendor_field": {"kept": 1},
+        "choices": [
+            {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish}
+        ],
+        "usage": {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8},
+        **more,
+    }
     return json.dumps(document).encode()
 
 
 def events(*chunks: Any) -> bytes:
-    return b"".join(b"data: " + json.dumps(c).encode() + b"\n\n" for c in chunks) + b"data: [DONE]\n\n"
+    return (
+        b"".join(b"data: " + json.dumps(c).encode() + b"\n\n" for c in chunks) + b"data: [DONE]\n\n"
+    )
 
 
 @contextmanager
@@ -59,7 +68,9 @@ def fake_openai(answer: Answer) -> Iterator[FakeOpenAI]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+    )
     thread.start()
     fake.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
     try:

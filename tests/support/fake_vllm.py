@@ -1,7 +1,8 @@
 """Fake vLLM server without a model, as a class or a command: ``python fake_vllm.py serve MODEL --port N …``.
 
-Token i of a prompt has the log-probability ``logprob(bias, i, token)``. An adapter is a folder whose
-``adapter_config.json`` contains a bias as its revision; the bias of the base is 0. Standard library only.
+Token i of a prompt has the log-probability ``logprob(bias, i, token)``. An adapter is a folder
+whose ``adapter_config.json`` contains a bias as its revision; the bias of the base is 0. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ class FakeVLLM:
     """The server and its faults.
 
     Attributes:
-        stale: the weights to use instead of an acknowledged adapter: ``base``, or the ``first`` one loaded.
+        stale: the weights to use instead of an acknowledged adapter: ``base``, or the ``first`` one
+            loaded.
         noise: added to a prompt's log-probabilities, with alternating sign.
         raw: whether log-probabilities ignore the temperature.
         fault: status, message and headers of an error to return, by the end of the path.
-        change: fields of a chat's answer to replace or, if None, to omit; names in the choice start with a dot.
+        change: fields of a chat's answer to replace or, if None, to omit; names in the choice start
+            with a dot.
         hang: whether chats wait until `stop` or `kill` is called.
         version: what it says of its version.
         base: the bias of the base, to stand for other weights.
@@ -52,7 +55,12 @@ class FakeVLLM:
     def __init__(self, model: str = "tiny", key: str = "", port: int = 0) -> None:
         self.model, self.key = model, key
         self.chatting, self.fragile = 0, True
-        self.version, self.base, self.answered, self.open = "0.32", 0.0, list[str](), set[socket.socket]()
+        self.version, self.base, self.answered, self.open = (
+            "0.32",
+            0.0,
+            list[str](),
+            set[socket.socket](),
+        )
         self.asleep, self.stubborn, self.deadly, self.endless = False, False, "", ""
         self.log: Path | None = None
         self.stale, self.noise, self.raw, self.hang = "", 0.0, False, False
@@ -195,7 +203,9 @@ class FakeVLLM:
             sure = body["temperature"] == 0.01 and not self.raw
             return 200, {"choices": [{"logprobs": {"token_logprobs": [-0.001 if sure else -2.0]}}]}
         if self.chatting and self.fragile:
-            raise RuntimeError("vLLM's CPU kernel crashes on prompt log-probabilities among other requests")
+            raise RuntimeError(
+                "vLLM's CPU kernel crashes on prompt log-probabilities among other requests"
+            )
         prompt = body["prompt"]
         tokens = [ord(letter) for letter in prompt] if isinstance(prompt, str) else prompt
         entries: list[Any] = [None]
@@ -264,10 +274,15 @@ def write_adapter(
     """Write an adapter with a bias, and a probe with the server's log-probabilities for both biases."""
     folder.mkdir()
     config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "revision": repr(bias)}
-    (folder / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": note}))
+    (folder / "adapter_config.json").write_text(
+        json.dumps({**config, "base_model_name_or_path": note})
+    )
     tensors = {"x.lora_A.weight": [0, 8], "x.lora_B.weight": [8, 16]}
     header = json.dumps(
-        {name: {"dtype": "F32", "shape": [1, 2], "data_offsets": at} for name, at in tensors.items()}
+        {
+            name: {"dtype": "F32", "shape": [1, 2], "data_offsets": at}
+            for name, at in tensors.items()
+        }
     ).encode()
     data = struct.pack("<Q", len(header)) + header + struct.pack("<4f", 0.5, 0.5, 0.0, bias)
     (folder / "adapter_model.safetensors").write_bytes(data)

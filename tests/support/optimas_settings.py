@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from compound.optimizers.optimas.guides import Guide, LearnedRewards
 from compound.optimizers.optimas.local import LocalSearch
-from compound.optimizers.optimas.local_gains import RewardGuide
 from compound.optimizers.optimas.methods import OptimasSettings
 from compound.optimizers.optimas.offline import OfflineRewards
 from compound.optimizers.search.joint import JointSearch
+from compound.optimizers.search.local_gains import RewardGuide
+from compound.optimizers.search.rewarding import RunRewards
 from compound.optimizers.search.sources import CandidateSources
 from compound.rewards.settings import RewardLearning
 
@@ -42,14 +42,16 @@ def local_search(settings: OptimasSettings, sources: CandidateSources, **how: An
 
 def guided_search(settings: OptimasSettings, sources: CandidateSources, **how: Any) -> JointSearch:
     """Return a search guided by local rewards."""
-    return JointSearch(sources, RewardGuide(learning(settings), settings.gold, settings.judge, **how))
+    return JointSearch(
+        sources, RewardGuide(learning(settings), settings.gold, settings.judge, **how)
+    )
 
 
 def offline_rewards(
-    settings: OptimasSettings, sources: CandidateSources, guide: Guide | None = None
+    settings: OptimasSettings, sources: CandidateSources, scoring: type[RunRewards] = RunRewards
 ) -> OfflineRewards:
     """Return the offline phase."""
-    return OfflineRewards(learning(settings), sources, guide or LearnedRewards())
+    return OfflineRewards(learning(settings), sources, scoring)
 
 
 def proposals(*proposers: str, lm: str | None = None) -> dict[str, Any]:
@@ -58,6 +60,10 @@ def proposals(*proposers: str, lm: str | None = None) -> dict[str, Any]:
     sources = ["llm" if name == "opro" else name for name in proposers if name != "demos"]
     alone = {"proposers": sources, **writer}
     searched = ["reflect" if name == "opro" else name for name in proposers]
-    found: dict[str, Any] = {name: {"sources": searched, **writer} for name in ("search", "optimas", "hbc")}
-    found |= {name: writer for name in ("opro", "textgrad", "gepa", "llm_selector_diagnoser") if writer}
+    found: dict[str, Any] = {
+        name: {"sources": searched, **writer} for name in ("search", "optimas", "hbc")
+    }
+    found |= {
+        name: writer for name in ("opro", "textgrad", "gepa", "llm_selector_diagnoser") if writer
+    }
     return {**found, "mipro": alone}

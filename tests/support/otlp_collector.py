@@ -23,7 +23,9 @@ class Collector:
 
     @property
     def spans(self) -> list[Any]:
-        scopes = [s for r in self.requests for resource in r.resource_spans for s in resource.scope_spans]
+        scopes = [
+            s for r in self.requests for resource in r.resource_spans for s in resource.scope_spans
+        ]
         return [span for scope in scopes for span in scope.spans]
 
     @property
@@ -56,7 +58,9 @@ def collector() -> Iterator[Collector]:
         def log_message(self, *_: object) -> None: ...
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+    )
     thread.start()
     found.url = f"http://127.0.0.1:{server.server_address[1]}"
     try:

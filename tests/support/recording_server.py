@@ -32,7 +32,9 @@ class RecordingServer:
             def answer(self) -> None:
                 size = int(self.headers.get("content-length") or 0)
                 sent = [(name.lower(), value) for name, value in self.headers.items()]
-                outer.received.append(Received(self.command, self.path, sent, self.rfile.read(size)))
+                outer.received.append(
+                    Received(self.command, self.path, sent, self.rfile.read(size))
+                )
                 body = outer.respond()
                 self.send_response(outer.status)
                 for name, value in outer.headers.items():

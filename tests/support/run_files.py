@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from compound.runs.directory import APPENDED, read_json, read_records
+from compound.optimization.runs.directory import APPENDED, read_json, read_records
 
 
 def without_checksums(path: Path) -> Path:
@@ -24,7 +24,10 @@ def without_checksums(path: Path) -> Path:
             if (folder / name).exists():
                 value = read_json(folder, name)
                 if name == "checkpoint.json":
-                    sizes = {n: (folder / n).stat().st_size if (folder / n).exists() else 0 for n in APPENDED}
+                    sizes = {
+                        n: (folder / n).stat().st_size if (folder / n).exists() else 0
+                        for n in APPENDED
+                    }
                     kept = ("format", "step", "state")
                     value = {**{name: value[name] for name in kept}, "lengths": sizes}
                 (folder / name).write_text(json.dumps(value, indent=1))

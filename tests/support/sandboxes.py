@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from compound.errors import CompoundError
-from compound.security.sandbox.launchers import LauncherName
-from compound.security.sandbox.sandbox import find_launcher
+from compound.core.errors import CompoundError
+from compound.core.security.sandbox.launchers import LauncherName
+from compound.core.security.sandbox.sandbox import find_launcher
 
 
 def require_sandbox(launcher: LauncherName | None = None) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 
 import compound as cp
-from compound.serving.application import Built, build
-from compound.serving.server import DrainingServer, uvicorn_config
-from compound.serving.settings import ServerSettings
+from compound.api.serving.application import Built, build
+from compound.api.serving.server import DrainingServer, uvicorn_config
+from compound.api.serving.settings import ServerSettings
 
 SECONDS = 120.0
 
@@ -41,7 +41,12 @@ class Running:
 
 @contextmanager
 def served(
-    system: cp.System, lm: Any = None, *, config: Path | None = None, engines: Any = None, **settings: Any
+    system: cp.System,
+    lm: Any = None,
+    *,
+    config: Path | None = None,
+    engines: Any = None,
+    **settings: Any,
 ) -> Iterator[Running]:
     """Serve a system in a thread for the duration of the block."""
     engines = engines if lm is None else {"lm": lm}
@@ -55,7 +60,9 @@ def served(
     thread.start()
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     try:
-        with httpx.Client(trust_env=False) as client:  # the socket is open: this waits for the start
+        with httpx.Client(
+            trust_env=False
+        ) as client:  # the socket is open: this waits for the start
             client.get(f"{url}/health", timeout=SECONDS)
         yield Running(built, url, server)
     finally:

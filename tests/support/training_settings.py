@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from compound.optimization.settings.base import Settings
+from compound.optimization.settings.optimize import OptimizeSettings, make_settings
 from compound.optimizers.methods import METHODS
+from compound.optimizers.weights.learner.losses import VARIANTS
 from compound.optimizers.weights.learner.trainer import Trainer
-from compound.optimizers.weights.loss.losses import VARIANTS
 from compound.optimizers.weights.recipes.mygo import MyGOSettings
 from compound.optimizers.weights.recipes.ppo import PPOSettings
 from compound.optimizers.weights.recipes.recipe import TrainingSettings
-from compound.settings.base import Settings
-from compound.settings.optimize import OptimizeSettings, make_settings
 
 PARTS = ("optimizer", "rollouts", "evaluation", "critic")
 
@@ -112,7 +112,17 @@ def plain(**given: Any) -> Parts:
     return Parts({"correction": None, **given})
 
 
-TRAININGS = ("ppo", "mappo", "mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "prompt_r1", "mygo", "distill")
+TRAININGS = (
+    "ppo",
+    "mappo",
+    "mmgrpo",
+    "mhgpo_is",
+    "mhgpo_fof",
+    "mhgpo_rr",
+    "prompt_r1",
+    "mygo",
+    "distill",
+)
 
 
 def trainings(**given: Any) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import fake_vllm as fake
-from compound.components.engines.vllm.engine import VLLMEngine
-from compound.engine import Adapter, Completion, Message, Request
-from compound.storage.artifacts import folder_digest
+from compound.core.engine import Adapter, Completion, Message, Request
+from compound.core.storage.artifacts import folder_digest
+from compound.engines.vllm.engine import VLLMEngine
 
 
 def request(text: str = "What is 2 + 2?", **settings: Any) -> Request:

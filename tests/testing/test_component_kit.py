@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compound.engine import Message, Request
-from compound.graph.bounds import CallBound, Extent, Limits, Reach
+from compound.core.engine import Message, Request
 from compound.graph.component import CallContext, Operation
 from compound.graph.space import Choice, Int
 from compound.graph.types import Port
@@ -221,28 +220,12 @@ class Shifted(Right):
         return f"draw:{self.sizes}"
 
 
-class Bounded(Right):
-    """Declares what it returns and asks."""
-
-    extent = Extent(bytes=100, items=3)
-    requests: Any = ()
-    asks = 0
-
-    def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:
-        return Reach({"found": self.extent, "count": Extent(32, values=(0, 1, 2, 3))}, self.requests)
+class Asks(Right):
+    """Asks a model."""
 
     async def run(self, inputs: Any, values: Any, call: CallContext) -> Any:
-        for _ in range(self.asks):
-            await call.generate("lm", ASK)
+        await call.generate("lm", ASK)
         return {"found": inputs["words"], "count": len(inputs["words"])}
-
-
-def bounded(**attributes: Any) -> type[Any]:
-    return type("Wrong", (Bounded,), attributes)
-
-
-def bound(calls: float = 2, size: float = 50, max_tokens: float = 5) -> tuple[CallBound, ...]:
-    return (CallBound("next", calls, Extent(bytes=size), max_tokens),)
 
 
 NAME = "test_it_keeps_its_name"
@@ -256,7 +239,6 @@ CERTAIN = "test_a_deterministic_component_ignores_its_stream"
 GLOBAL = "test_global_generators_are_not_used"
 CHANGED = "test_inputs_are_not_changed"
 COPIES = "test_copies_behave_alike"
-BOUNDS = "test_bounds_hold"
 YAML = "test_it_can_be_written_and_read"
 
 
@@ -281,13 +263,21 @@ class Declared(Choice):
         (lambda name: object(), DECLARED, "object is neither an Operation nor a Composite"),
         (wrong(version=3), DECLARED, "version must be a string, but is 3"),
         (wrong(kind=""), DECLARED, "kind is empty"),
-        (wrong(version=property(lambda self: repr(self.run.__func__))), DECLARED, "contains the address of an object"),
+        (
+            wrong(version=property(lambda self: repr(self.run.__func__))),
+            DECLARED,
+            "contains the address of an object",
+        ),
         (wrong(inputs={"words": list[str]}), DECLARED, "'words' of inputs must be a Port"),
         (wrong(outputs={"a b": Port(int)}), DECLARED, "outputs must have names of letters"),
         (wrong(outputs={}), DECLARED, "outputs declares no port"),
         (wrong(outputs=["found"]), DECLARED, "outputs must map names to ports"),
         (wrong(inputs={"most": Port(int)}), DECLARED, "most is an input and a setting"),
-        (settings(size=outside()), PARAMETERS, "the value of the parameter 'size' must be one of 1, 2, but got 9"),
+        (
+            settings(size=outside()),
+            PARAMETERS,
+            "the value of the parameter 'size' must be one of 1, 2, but got 9",
+        ),
         (settings(size=Declared(1, 3)), PARAMETERS, "to_json of the parameter 'size' must be JSON"),
         (settings(**{"a.b": Int(1, 2)}), PARAMETERS, "the parameter 'a.b' must be a name"),
         (Numbered, VERSION, "two equivalent instances have the versions"),
@@ -296,7 +286,11 @@ class Declared(Choice):
         (Fails, TYPES, "the call failed: ValueError: no words"),
         (Untyped, TYPES, "tested.count must be int"),
         (Counts, EQUAL, "on equal inputs 1 two instances return"),
-        (Certain, CERTAIN, "deterministic(values) is True, but on inputs 1 two random streams give"),
+        (
+            Certain,
+            CERTAIN,
+            "deterministic(values) is True, but on inputs 1 two random streams give",
+        ),
         (Global, GLOBAL, "the global generator of random;"),
         (Reseeded, GLOBAL, "the global generator of numpy.random;"),
         (Appends, CHANGED, "the component modified its inputs or values 1"),
@@ -304,33 +298,27 @@ class Declared(Choice):
         (Settled, CHANGED, "the component modified its inputs or values 1"),
         (Copied, COPIES, "after copy.copy the component has version 'draw:1' instead of 'draw:2'"),
         (Deep, COPIES, "after copy.deepcopy the component returns"),
-        (bounded(extent=Extent(bytes=5)), BOUNDS, "the output 'found' has 9 bytes, but reach declares 5"),
-        (bounded(extent=Extent(bytes=50, items=1)), BOUNDS, "the output 'found' has 2 items, but reach declares 1"),
-        (bounded(reach=lambda self, given, limits: Reach({
-            "found": self.extent, "count": Extent(32, values=(0, 1))}, ())), BOUNDS,
-         "the output 'count' is 2, but reach declares the values (0, 1)"),
-        (bounded(asks=1), BOUNDS, "made 1 requests, but reach declares 0"),
-        (bounded(asks=3, requests=bound()), BOUNDS, "made 3 requests, but reach declares 2"),
-        (bounded(asks=2, requests=bound(max_tokens=4)), BOUNDS, "requested 5 tokens, but reach declares 4"),
-        (bounded(asks=2, requests=bound(size=1)), BOUNDS, "sent a prompt of up to 2 tokens, but reach declares 1"),
         (Undumped, YAML, "the argument 'size' of Undumped cannot be read back"),
-        (lambda name: Shifted(name, (4, 5)), YAML, "after a round trip through YAML, the system has the signature"),
+        (
+            lambda name: Shifted(name, (4, 5)),
+            YAML,
+            "after a round trip through YAML, the system has the signature",
+        ),
     ],
-)  # fmt: skip
-def test_a_wrong_component_is_caught(component: Callable[[str], Any], check: str, message: str) -> None:
+)
+def test_a_wrong_component_is_caught(
+    component: Callable[[str], Any], check: str, message: str
+) -> None:
     found = failures(component)
     assert message in found.get(check, f"{check} passed; failed: {found}")
 
 
-def test_bounds_that_hold_pass() -> None:
-    assert failures(Bounded) == {}
-    assert failures(bounded(asks=2, requests=bound())) == {}
-    assert failures(bounded(asks=2, requests=None)) == {}
-
-
 def test_an_input_that_the_component_lacks_fails() -> None:
     assert "cannot be connected to the component" in failures(Right, {"word": "a"})[TYPES]
-    assert "must name the same ports in every call" in failures(Right, [INPUTS[0], {"words": []}])[TYPES]
+    assert (
+        "must name the same ports in every call"
+        in failures(Right, [INPUTS[0], {"words": []}])[TYPES]
+    )
 
 
 def test_what_cannot_be_imported_by_its_name_is_not_written() -> None:
@@ -345,4 +333,4 @@ def test_writing_may_be_declared_impossible() -> None:
 
 
 def test_a_model_may_answer() -> None:
-    assert failures(bounded(asks=1, requests=bound()), engine=lambda self: ScriptedLM({"next": "go"})) == {}
+    assert failures(Asks, engine=lambda self: ScriptedLM({"next": "go"})) == {}

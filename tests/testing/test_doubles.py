@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from compound.engine import Message, Request
+from compound.core.engine import Message, Request
 from compound.testing import ScriptedLM
 from compound.testing.doubles import Script
 
@@ -35,5 +35,7 @@ def reply(script: Script) -> str:
         (str.upper, "HELLO"),
     ],
 )
-def test_a_script_gets_the_generator_if_it_requires_a_second_argument(script: Script, expected: str) -> None:
+def test_a_script_gets_the_generator_if_it_requires_a_second_argument(
+    script: Script, expected: str
+) -> None:
     assert reply(script) == expected

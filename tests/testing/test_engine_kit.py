@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from compound.engine import Completion, Request, TokenRecord, Usage
-from compound.errors import CallError, CompoundError
+from compound.core.engine import Completion, Request, TokenRecord, Usage
+from compound.core.errors import CallError, CompoundError
 from compound.testing import EngineKit, ScriptedLM, run_kit
 
 TEXT = "Monday, Tuesday, Wednesday and Thursday"
@@ -56,7 +56,9 @@ def failures(engine: Callable[[], Any], **attributes: Any) -> dict[str, str]:
 
         def failing(self) -> tuple[Any, Request]:
             request = self.request()
-            return engine(), replace(request, messages=(replace(request.messages[0], content="fail"),))
+            return engine(), replace(
+                request, messages=(replace(request.messages[0], content="fail"),)
+            )
 
     return run_kit(type("TestWords", (TestWords,), attributes))
 
@@ -73,7 +75,9 @@ def wrong(**attributes: Any) -> Callable[[], Any]:
 
 def using(**usage: Any) -> Callable[[], Any]:
     """Return an engine that reports another usage."""
-    return wrong(changed=lambda self, found, request: replace(found, usage=replace(found.usage, **usage)))
+    return wrong(
+        changed=lambda self, found, request: replace(found, usage=replace(found.usage, **usage))
+    )
 
 
 def with_record(**record: Any) -> Callable[[], Any]:
@@ -214,7 +218,11 @@ FAILURE = "test_a_failure_is_an_error_of_this_package"
 @pytest.mark.parametrize(
     ("engine", "check", "message"),
     [
-        (object, ENGINE, "the engine lacks name, concurrency, remote, priced, generate, worst_case, aclose"),
+        (
+            object,
+            ENGINE,
+            "the engine lacks name, concurrency, remote, priced, generate, worst_case, aclose",
+        ),
         (lambda: Right(name=""), ENGINE, "name must be a non-empty string, but is ''"),
         (lambda: Right(concurrency=0), ENGINE, "concurrency must be an integer >= 1, but is 0"),
         (lambda: Right(remote=None), ENGINE, "remote must be True or False, but is None"),
@@ -223,19 +231,39 @@ FAILURE = "test_a_failure_is_an_error_of_this_package"
         (using(calls=2), WORST, "used calls=2, but worst_case is 1"),
         (using(calls=0), WORST, "counts no call"),
         (using(cost=-1.0), WORST, "cost of the usage is -1.0; it must not be negative"),
-        (using(completion_tokens=1.5), WORST, "completion_tokens of the usage must be a number, but is 1.5"),
+        (
+            using(completion_tokens=1.5),
+            WORST,
+            "completion_tokens of the usage must be a number, but is 1.5",
+        ),
         (Cheap, WORST, "used cost="),
         (Optimistic, WORST, "used prompt_tokens="),
         (Unpriced, WORST, "unpriced=1, but priced is True"),
         (Long, MOST, "tokens, but max_tokens is 1"),
-        (with_record(sampled=(1,) * 9, logprobs=(-1.0,) * 9), MOST, "the token record has 9 tokens, but max_tokens is 1"),
+        (
+            with_record(sampled=(1,) * 9, logprobs=(-1.0,) * 9),
+            MOST,
+            "the token record has 9 tokens, but max_tokens is 1",
+        ),
         (Silent, MOST, "was truncated at max_tokens=1, but its finish_reason is 'stop'"),
-        (wrong(changed=lambda *_: None), WORST, "generate must return a Completion, but returned None"),
-        (wrong(changed=lambda self, found, _: replace(found, finish_reason="end")), WORST, "the finish_reason is 'end'"),
+        (
+            wrong(changed=lambda *_: None),
+            WORST,
+            "generate must return a Completion, but returned None",
+        ),
+        (
+            wrong(changed=lambda self, found, _: replace(found, finish_reason="end")),
+            WORST,
+            "the finish_reason is 'end'",
+        ),
         (Unstoppable, STOP, "which is a stop sequence"),
         (Including, STOP, "which is a stop sequence"),
         (Early, STOP, "with stop='o'"),
-        (wrong(changed=lambda self, found, _: replace(found, text="")), STOP, "the answer is ''; return a request"),
+        (
+            wrong(changed=lambda self, found, _: replace(found, text="")),
+            STOP,
+            "the answer is ''; return a request",
+        ),
         (Mixing, TOGETHER, "concurrently, but"),
         (Forgetful, EQUAL, "equal greedy requests are answered"),
         (Locked, CANCELLED, "did not answer within 0.5 s"),
@@ -243,15 +271,31 @@ FAILURE = "test_a_failure_is_an_error_of_this_package"
         (with_record(logprobs=()), RECORDS, "5 sampled tokens, but 0 log-probabilities"),
         (with_record(sampled=("a",) * 5), RECORDS, "sampled of the token record has 'a'"),
         (with_record(logprobs=(0.5,) * 5), RECORDS, "the log-probability 0.5 is above 0"),
-        (with_record(logprobs=(float("nan"),) * 5), RECORDS, "the log-probability nan is not finite"),
+        (
+            with_record(logprobs=(float("nan"),) * 5),
+            RECORDS,
+            "the log-probability nan is not finite",
+        ),
         (with_record(prompt=()), RECORDS, "has no prompt"),
-        (with_record(finish_reason="length"), RECORDS, "has the finish_reason 'length', the answer 'stop'"),
-        (with_record(sampled=tuple(range(9)), logprobs=(-1.0,) * 9), RECORDS, "9 sampled tokens, but the usage counts 5"),
+        (
+            with_record(finish_reason="length"),
+            RECORDS,
+            "has the finish_reason 'length', the answer 'stop'",
+        ),
+        (
+            with_record(sampled=tuple(range(9)), logprobs=(-1.0,) * 9),
+            RECORDS,
+            "9 sampled tokens, but the usage counts 5",
+        ),
         (Once, CLOSED, "RuntimeError: it is closed"),
-        (wrong(error=lambda _: KeyError("choices")), FAILURE, "raises KeyError: 'choices'; raise TransientError"),
+        (
+            wrong(error=lambda _: KeyError("choices")),
+            FAILURE,
+            "raises KeyError: 'choices'; raise TransientError",
+        ),
         (wrong(error=lambda _: OSError("gone")), FAILURE, "raises OSError: gone"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_engine_is_caught(engine: Callable[[], Any], check: str, message: str) -> None:
     found = failures(engine)
     assert message in found.get(check, f"{check} passed; failed: {found}")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from compound.errors import CallError
-from compound.example import Example, Score
+from compound.core.errors import CallError
+from compound.core.example import Example, Score
 from compound.testing import MetricKit, run_kit
 
 CASES = [
@@ -29,18 +29,24 @@ class Right:
 
     def score(self, outputs: Any, example: Any) -> Any:
         if "words" not in outputs:
-            raise CallError(f"share needs the output 'words', but the outputs are {', '.join(outputs)}")
+            raise CallError(
+                f"share needs the output 'words', but the outputs are {', '.join(outputs)}"
+            )
         return self.of(outputs["words"], example.gold["wanted"])
 
     def of(self, words: list[str], wanted: list[str]) -> Any:
         found = [word for word in words if word in wanted]
-        return Score(len(found) / len(words), f"{len(found)} of {len(words)}", {"found": float(len(found))})
+        return Score(
+            len(found) / len(words), f"{len(found)} of {len(words)}", {"found": float(len(found))}
+        )
 
 
 def failures(metric: Callable[[], Any], cases: Any = CASES) -> dict[str, str]:
     """Return the failed checks of a metric."""
     kit = type(
-        "TestShare", (MetricKit,), {"make": lambda self: metric(), "cases": lambda self: deepcopy(cases)}
+        "TestShare",
+        (MetricKit,),
+        {"make": lambda self: metric(), "cases": lambda self: deepcopy(cases)},
     )
     return run_kit(kit)
 
@@ -129,18 +135,30 @@ MISSING = "test_a_missing_output_is_reported"
         (returning(Score(math.inf)), FINITE, "case 1 scores inf"),
         (returning(Score(0.5, feedback=3)), FINITE, "the feedback on case 1 must be a string"),  # type: ignore[arg-type]
         (returning(Score(0.5, parts={"a": math.nan})), FINITE, "the parts {'a': nan}"),
-        (changed(bounds=(0, 0.75)), BOUNDS, "case 2: metric 'share' returned 1 on example 'e2', outside its declared bounds"),
+        (
+            changed(bounds=(0, 0.75)),
+            BOUNDS,
+            "case 2: metric 'share' returned 1 on example 'e2', outside its declared bounds",
+        ),
         (changed(bounds=(1, 0)), BOUNDS, "bounds must be the minimum and maximum score"),
-        (returning(2.0), BOUNDS, "case 1: metric 'share' returned 2 on example 'e1', outside its declared bounds"),
+        (
+            returning(2.0),
+            BOUNDS,
+            "case 1: metric 'share' returned 2 on example 'e1', outside its declared bounds",
+        ),
         (Counts, EQUAL, "case 1 scores 1.0, then 0.5"),
         (Unlucky, EQUAL, "with a new metric"),
         (Sorts, ARGUMENTS, "modified the outputs or the example of case 1"),
         (Marks, ARGUMENTS, "modified the outputs or the example of case 1"),
         (returning(0.25), EXPECTED, "case 1 scores 0.25 instead of 0.5"),
         (returning("1"), EXPECTED, "case 1 scores '1', which is not a number"),
-        (changed(score=lambda self, o, e: self.of(o["words"], e.gold["wanted"])), MISSING, "raises KeyError: 'words'"),
+        (
+            changed(score=lambda self, o, e: self.of(o["words"], e.gold["wanted"])),
+            MISSING,
+            "raises KeyError: 'words'",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_metric_is_caught(metric: Callable[[], Any], check: str, message: str) -> None:
     found = failures(metric)
     assert message in found.get(check, f"{check} passed; failed: {found}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,17 +13,23 @@ import pytest
 from pydantic import Field
 
 from compound.components.function import Function
-from compound.engine import Message, Request
+from compound.core.engine import Message, Request
+from compound.core.example import Example, Metric
+from compound.core.storage.state import State
 from compound.evaluation.metrics.custom import custom
-from compound.example import Example, Metric
 from compound.execution.rng import generator
-from compound.graph.bounds import CallBound, Extent
 from compound.graph.component import Input
 from compound.graph.space import Choice
 from compound.graph.system import System
-from compound.optimization.bounds import JobBound, Outlook
-from compound.optimization.method import Optimizer, Progress, Proposal, Task
-from compound.storage.state import State
+from compound.optimization.method import (
+    JobPlan,
+    Optimizer,
+    PlannedJob,
+    Progress,
+    Proposal,
+    RequestCount,
+    Task,
+)
 from compound.testing import OptimizerJob, OptimizerKit, run_kit
 
 ASK = Request((Message("user", "Propose a letter."),), max_tokens=20)
@@ -65,9 +71,9 @@ class Right:
         values = {key: value for (key, value), gain in pairs if gain > 0}
         return Proposal(values, before=0.0, after=sum(gain for gain in state.gains if gain > 0))
 
-    def bound(self, outlook: Outlook) -> JobBound:
-        """Declare that nothing is asked."""
-        return JobBound()
+    def plan(self, job: PlannedJob) -> JobPlan:
+        """State that nothing is asked."""
+        return JobPlan()
 
 
 def pick(x: int, first: str, second: str, third: str) -> int:
@@ -190,7 +196,9 @@ class Forgets(Right):
 
     async def propose(self, task: Task) -> AsyncIterator[Any]:
         if task.resume is not None:
-            task = replace(task, resume={**task.resume, "gains": [-1.0] * len(task.resume["gains"])})
+            task = replace(
+                task, resume={**task.resume, "gains": [-1.0] * len(task.resume["gains"])}
+            )
         async for event in super().propose(task):
             yield event
 
@@ -271,25 +279,21 @@ class Edits(Right):
 
 @dataclass
 class Asks(Right):
-    """Asks a model for each parameter, and declares something."""
+    """Asks a model for each parameter, and states a number of requests."""
 
-    declared: JobBound = field(default_factory=JobBound)
+    most: float = 0
 
     async def draw(self, task: Task, key: str) -> str:
         await task.scorer.generate(ASK, "lm")
         return await super().draw(task, key)
 
-    def bound(self, outlook: Outlook) -> JobBound:
-        return self.declared
-
-
-def bound(calls: float, max_tokens: float) -> JobBound:
-    return JobBound([CallBound("letters", calls, Extent(bytes=100), max_tokens)])
+    def plan(self, job: PlannedJob) -> JobPlan:
+        return JobPlan([RequestCount("letters", self.most)])
 
 
 class Falling(Right):
-    def bound(self, outlook: Outlook) -> JobBound:
-        return bound(1000 / outlook.runs, 20)
+    def plan(self, job: PlannedJob) -> JobPlan:
+        return JobPlan([RequestCount("letters", 1000 / job.runs)])
 
 
 GENERATOR = "test_propose_is_an_async_generator"
@@ -303,8 +307,8 @@ SHARE = "test_the_share_is_kept"
 CONSTANT = "test_a_constant_metric_shows_no_gain"
 GLOBAL = "test_global_generators_are_not_used"
 EXAMPLES = "test_examples_are_not_changed"
-REQUESTS = "test_requests_stay_within_the_bound"
-FALLING = "test_a_larger_share_does_not_lower_the_bound"
+REQUESTS = "test_requests_stay_within_the_plan"
+FALLING = "test_a_larger_share_does_not_lower_the_number_of_requests"
 
 
 @pytest.mark.parametrize(
@@ -318,10 +322,28 @@ FALLING = "test_a_larger_share_does_not_lower_the_bound"
         (NoProgress, LAST, "0 Progress, but the kit expects at least 3"),
         (with_facts(drawn={1, 2}), JSON, "the facts of Progress must be JSON, but drawn is {1, 2}"),
         (with_facts(by_number={1: 2}), JSON, "by_number has the key 1"),
-        (lambda: Changed(lambda e: replace(e, step=4) if isinstance(e, Progress) else e), STEPS, "step 4 of 3"),
-        (lambda: Changed(lambda e: replace(e, step=-(e.step or 0)) if isinstance(e, Progress) else e), STEPS, "must not decrease"),
-        (with_values({"picker.third": "e"}), BOUND, "cannot be bound to the proposal: picker.third must be"),
-        (with_values({"picker.fourth": "a"}), BOUND, "changes picker.fourth, but the task allows only"),
+        (
+            lambda: Changed(lambda e: replace(e, step=4) if isinstance(e, Progress) else e),
+            STEPS,
+            "step 4 of 3",
+        ),
+        (
+            lambda: Changed(
+                lambda e: replace(e, step=-(e.step or 0)) if isinstance(e, Progress) else e
+            ),
+            STEPS,
+            "must not decrease",
+        ),
+        (
+            with_values({"picker.third": "e"}),
+            BOUND,
+            "cannot be bound to the proposal: picker.third must be",
+        ),
+        (
+            with_values({"picker.fourth": "a"}),
+            BOUND,
+            "changes picker.fourth, but the task allows only",
+        ),
         (Unlucky, EQUAL, "with the same seed"),
         (Keeps, RESUME, "resuming from checkpoint 1 of 3, the proposal has values"),
         (Forgets, RESUME, "resuming from checkpoint"),
@@ -332,29 +354,35 @@ FALLING = "test_a_larger_share_does_not_lower_the_bound"
         (Global, GLOBAL, "the global generator of random;"),
         (Seeds, GLOBAL, "the global generator of numpy.random;"),
         (Edits, EXAMPLES, "modified an example of task.train"),
-        (Asks, REQUESTS, "made 3 requests for proposals, but bound declares 0"),
-        (lambda: Asks(bound(2, 20)), REQUESTS, "made 3 requests for proposals, but bound declares 2"),
-        (lambda: Asks(bound(3, 19)), REQUESTS, "an answer of 20 tokens, but bound declares 19"),
-        (Falling, FALLING, "it must not decrease"),
+        (Asks, REQUESTS, "made 3 requests for proposals, but plan states 0"),
+        (lambda: Asks(2), REQUESTS, "made 3 requests for proposals, but plan states 2"),
+        (Falling, FALLING, "they must not decrease"),
     ],
-)  # fmt: skip
-def test_a_wrong_optimizer_is_caught(optimizer: Callable[[], Any], check: str, message: str) -> None:
+)
+def test_a_wrong_optimizer_is_caught(
+    optimizer: Callable[[], Any], check: str, message: str
+) -> None:
     found = failures(optimizer)
     assert message in found.get(check, f"{check} passed; failed: {found}")
 
 
 def test_a_proposal_of_a_key_of_another_job_is_caught() -> None:
-    found = failures(with_values({"picker.third": "b"}), keys=lambda self: ("picker.first",), checkpoints=1)
+    found = failures(
+        with_values({"picker.third": "b"}), keys=lambda self: ("picker.first",), checkpoints=1
+    )
     assert "changes picker.third, but the task allows only picker.first" in found[BOUND]
 
 
 def test_keys_that_are_searched_together_may_be_declared() -> None:
-    both = {"keys": lambda self: ("picker.first",), "proposed_keys": lambda self: tuple(toy().parameters)}
+    both = {
+        "keys": lambda self: ("picker.first",),
+        "proposed_keys": lambda self: tuple(toy().parameters),
+    }
     assert BOUND not in failures(with_values({"picker.third": "b"}), **both, checkpoints=1)
 
 
 def test_what_is_declared_right_passes() -> None:
-    assert failures(lambda: Asks(bound(3, 20))) == {}
+    assert failures(lambda: Asks(3)) == {}
 
 
 def test_the_memory_of_a_checkpoint_does_not_hold_what_came_later() -> None:

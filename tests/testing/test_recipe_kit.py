@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from compound.example import Example
+from compound.core.example import Example
+from compound.core.storage.state import State
 from compound.execution.rng import generator
 from compound.optimizers.weights.credit.grouping import trajectory_samples
 from compound.optimizers.weights.learner.critic import CriticSettings
+from compound.optimizers.weights.learner.losses import ImitationObjective, PolicyObjective
 from compound.optimizers.weights.learner.samples import Sample
-from compound.optimizers.weights.loss.objective import ImitationObjective, PolicyObjective
 from compound.optimizers.weights.recipes.recipe import (
     CreditedSamples,
     PolicyRecipe,
@@ -28,7 +29,6 @@ from compound.optimizers.weights.recipes.recipe import (
     scores_of,
 )
 from compound.optimizers.weights.recipes.rollouts import Rollout, RolloutSettings
-from compound.storage.state import State
 from compound.testing import RecipeKit, run_kit
 
 
@@ -83,7 +83,9 @@ SETTINGS = PolicySettings(rollouts=RolloutSettings(runs=3))
 
 def failures(recipe: Callable[[Any], Any], **attributes: Any) -> dict[str, str]:
     """Return the failed checks of a recipe."""
-    return run_kit(type("TestIt", (RecipeKit,), {"make": lambda self: recipe(SETTINGS), **attributes}))
+    return run_kit(
+        type("TestIt", (RecipeKit,), {"make": lambda self: recipe(SETTINGS), **attributes})
+    )
 
 
 def test_a_right_recipe_passes() -> None:
@@ -101,7 +103,9 @@ class Everyone(Right):
 
     def of(self, context: RecipeContext, rollout: Rollout) -> Sequence[Sample]:
         everyone = list(context.sampler.system.components)
-        return trajectory_samples(rollout.trace, everyone, rollout=rollout.number, fallback=context.fallback)
+        return trajectory_samples(
+            rollout.trace, everyone, rollout=rollout.number, fallback=context.fallback
+        )
 
 
 class OneAlone(Right):
@@ -190,7 +194,9 @@ class Dear(Right):
 class Evaluates(Right):
     """Evaluates by several runs of each example."""
 
-    async def evaluate(self, context: RecipeContext, values: Any, examples: Sequence[Example]) -> list[float]:
+    async def evaluate(
+        self, context: RecipeContext, values: Any, examples: Sequence[Example]
+    ) -> list[float]:
         return scores_of(await context.sampler.runs(examples, range(2)))
 
 
@@ -277,16 +283,42 @@ GLOBAL = "test_global_generators_are_not_used"
     ("recipe", "check", "message"),
     [
         (wrong(sampling={}), AGREE, "sampling must be SamplingSettings, but is {}"),
-        (wrong(loss="grpo"), AGREE, "loss must be PolicyObjective or ImitationObjective, but is 'grpo'"),
+        (
+            wrong(loss="grpo"),
+            AGREE,
+            "loss must be PolicyObjective or ImitationObjective, but is 'grpo'",
+        ),
         (wrong(critic=True), AGREE, "critic must be CriticSettings or NoneType, but is True"),
         (wrong(likelihood=True), AGREE, "likelihood is True, but the loss is grpo"),
         (wrong(loss=ImitationObjective(), critic=CriticSettings()), AGREE, "does not use a critic"),
-        (wrong(sampling=RolloutSettings(max_staleness=2),
-               loss=PolicyObjective.model_validate({"grpo": {"correction": None}})), AGREE, "has no off-policy correction"),
-        (wrong(cost=lambda self, examples, components: 0.0), COSTS, "cost must be a positive number"),
-        (wrong(cost=lambda self, examples, components: math.inf), COSTS, "cost must be a positive number"),
-        (wrong(cost=lambda self, examples, components: 9.0 / examples), COSTS, "cost must not decrease"),
-        (wrong(evaluation_cost=lambda self, examples: -1.0), COSTS, "evaluation_cost must be a positive number"),
+        (
+            wrong(
+                sampling=RolloutSettings(max_staleness=2),
+                loss=PolicyObjective.model_validate({"grpo": {"correction": None}}),
+            ),
+            AGREE,
+            "has no off-policy correction",
+        ),
+        (
+            wrong(cost=lambda self, examples, components: 0.0),
+            COSTS,
+            "cost must be a positive number",
+        ),
+        (
+            wrong(cost=lambda self, examples, components: math.inf),
+            COSTS,
+            "cost must be a positive number",
+        ),
+        (
+            wrong(cost=lambda self, examples, components: 9.0 / examples),
+            COSTS,
+            "cost must not decrease",
+        ),
+        (
+            wrong(evaluation_cost=lambda self, examples: -1.0),
+            COSTS,
+            "evaluation_cost must be a positive number",
+        ),
         (Everyone, BELONG, "a sample belongs to 'b', which is not trained"),
         (OneAlone, BELONG, "components are a, c, but only c has samples"),
         (Exchanged, BELONG, "a sample of the example 'e0' has a prompt with"),
@@ -302,7 +334,11 @@ GLOBAL = "test_global_generators_are_not_used"
         (Frozen, EQUAL, "steps 0 and 1 have equal samples"),
         (Dear, COST, "takes more than its cost of 9 system runs"),
         (Evaluates, EVALUATION, "system runs, but evaluation_cost is 3"),
-        (wrong(facts=lambda self, state: {"of": {1}}), FACTS, "the facts of a step must be JSON, but of is {1}"),
+        (
+            wrong(facts=lambda self, state: {"of": {1}}),
+            FACTS,
+            "the facts of a step must be JSON, but of is {1}",
+        ),
         (Holds, KEPT, "after an interruption the next step has different samples"),
         (Objects, KEPT, "the state of a recipe must be JSON, but seen is {1, 2}"),
         (Numbers, KEPT, "the state of a recipe must be JSON, but seen has the key 0"),
@@ -312,7 +348,7 @@ GLOBAL = "test_global_generators_are_not_used"
         (Early, ENDS, "every request was lost, but the recipe stores"),
         (Unlucky, GLOBAL, "the global generator of random;"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_recipe_is_caught(recipe: Callable[[Any], Any], check: str, message: str) -> None:
     found = failures(recipe)
     assert message in found.get(check, f"{check} passed; failed: {found}")
@@ -322,23 +358,32 @@ def test_rollouts_that_are_not_the_sampler_s_are_watched_by_their_samples() -> N
     class Own(Right):
         """Runs the system by itself; what is lost has no sample."""
 
-        async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
+        async def collect(
+            self, context: RecipeContext, examples: Sequence[Example]
+        ) -> CreditedSamples:
             numbers = itertools.product(examples, range(self.settings.rollouts.runs))
             rollouts = []
             for example, number in numbers:
                 trace = await context.sampler.executor.run(
-                    context.sampler.system, example.inputs, example=example.id,
-                    sample=context.sampler.index(number), settings=context.sampler.rules.settings,
-                )  # fmt: skip
+                    context.sampler.system,
+                    example.inputs,
+                    example=example.id,
+                    sample=context.sampler.index(number),
+                    settings=context.sampler.rules.settings,
+                )
                 context.sampler.executor.settle(trace)
                 context.sampler.count([trace.failure])
                 if trace.failure is None:
                     rollouts.append(
-                        Rollout(example, trace.with_score(int(str(trace.outputs["y"])) / 10), number)
+                        Rollout(
+                            example, trace.with_score(int(str(trace.outputs["y"])) / 10), number
+                        )
                     )
             context.sampler.check_failures()
             samples = self.made(context, rollouts)
-            return CreditedSamples([self.credit(sample, 0.5) for sample in samples], scores_of(rollouts))
+            return CreditedSamples(
+                [self.credit(sample, 0.5) for sample in samples], scores_of(rollouts)
+            )
 
     assert failures(Own) == {}
 
@@ -384,7 +429,9 @@ def at_once(self: Any, context: RecipeContext, examples: Any) -> CreditedSamples
         (alone, "collect of recipe 'Wrong' at {} has the signature (context"),
     ],
 )
-def test_a_collect_that_does_not_keep_to_its_role_names_the_line_and_the_fix(collect: Any, said: str) -> None:
+def test_a_collect_that_does_not_keep_to_its_role_names_the_line_and_the_fix(
+    collect: Any, said: str
+) -> None:
     wrong = type("Wrong", (Right,), {"collect": collect})
     found = failures(wrong)[FINITE]
     assert said.format(f"{__file__}:{collect.__code__.co_firstlineno}") in found

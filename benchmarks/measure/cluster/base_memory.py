@@ -1,8 +1,8 @@
 """Compute the memory of training and sampling with base models of three sizes.
 
-Run ``python -m compound.benchmarks.measure.cluster.base_memory``; it takes seconds, and writes
-``benchmarks/data/base_memory.json``. The models have the shapes of Qwen3, and are built without weights. The
-formulas are those of the memory plan (`compound.components.engines.local.footprint`).
+Run ``python -m benchmarks.measure.cluster.base_memory``; it takes seconds, and writes
+``benchmarks/data/base_memory.json``. The models have the shapes of Qwen3, and are built without
+weights. The formulas are those of the memory plan (`compound.engines.local.footprint`).
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compound.benchmarks.simulated.layouts.costs import BASES
-from compound.components.engines.local.footprint import OPTIMIZER_BYTES, SUM_BYTES, Footprint
-from compound.optimizers.weights.learner.head import CHUNK
+from benchmarks.simulated.layouts.costs import BASES
+from compound.engines.local.footprint import OPTIMIZER_BYTES, SUM_BYTES, Footprint
+from compound.optimizers.weights.learner.forward import CHUNK
 
 if TYPE_CHECKING:
     from transformers import Qwen3Config
 
 OUTPUT = Path(__file__).parents[2] / "data" / "base_memory.json"
 RANK, TOKENS = 16, 8192  # of an adapter on all linear layers; of a micro-batch
-LOGITS = 3 * 4 * CHUNK  # bytes of the logits of a chunk, their exponentials and gradients, in float32
+LOGITS = (
+    3 * 4 * CHUNK
+)  # bytes of the logits of a chunk, their exponentials and gradients, in float32
 SHAPES = {
     "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16},
     "8B": {"hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32},

@@ -1,9 +1,10 @@
 """Simulate training steps on up to 64 GPUs: the best division of the GPUs, and how a step scales.
 
-Run ``python -m compound.benchmarks.measure.cluster.layouts``. It simulates for some minutes, and writes
-``benchmarks/data/layouts.json``. No GPU is used: costs are those of a roofline model of H100 GPUs with
-assumed shares of their peak values (`compound.benchmarks.simulated.layouts.costs`), and the measured time of
-the driver for a call (``benchmarks/data/overhead.json``). For other GPUs, change `Device` and `Efficiency`.
+Run ``python -m benchmarks.measure.cluster.layouts``. It simulates for some minutes, and writes
+``benchmarks/data/layouts.json``. No GPU is used: costs are those of a roofline model of H100 GPUs
+with assumed shares of their peak values (`benchmarks.simulated.layouts.costs`), and the measured
+time of the driver for a call (``benchmarks/data/overhead.json``). For other GPUs, change `Device`
+and `Efficiency`.
 
 - ``scaling``: the fastest layout of each kind by number of GPUs, with the same examples (``fixed``), and with
   examples in proportion to the GPUs (``growing``).
@@ -18,9 +19,9 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
-from compound.benchmarks.simulated.layouts.costs import BASES, Costs, Efficiency
-from compound.benchmarks.simulated.layouts.sampling import Load
-from compound.benchmarks.simulated.layouts.steps import Layout, StepTime, layouts, step_time
+from benchmarks.simulated.layouts.costs import BASES, Costs, Efficiency
+from benchmarks.simulated.layouts.sampling import Load
+from benchmarks.simulated.layouts.steps import Layout, StepTime, layouts, step_time
 
 DATA = Path(__file__).parents[2] / "data"
 OUTPUT = DATA / "layouts.json"
@@ -44,7 +45,13 @@ def driver_seconds() -> float:
 
 def kind_of(layout: Layout) -> str:
     """Return the kind of a layout."""
-    return "in turns" if not layout.training else "overlapping" if layout.overlaps else "one after the other"
+    return (
+        "in turns"
+        if not layout.training
+        else "overlapping"
+        if layout.overlaps
+        else "one after the other"
+    )
 
 
 def best(costs: Costs, load: Load, gpus: int) -> dict[str, dict[str, object]]:
@@ -84,8 +91,13 @@ def main() -> None:
     load = Load(driver=driver_seconds())
     found: dict[str, object] = {
         "device": Costs(BASES["8B"]).device.name,
-        "load": {"examples": load.examples, "group": load.group, "calls": load.calls,
-                 "prompt": load.prompt, "answer": load.answer},
+        "load": {
+            "examples": load.examples,
+            "group": load.group,
+            "calls": load.calls,
+            "prompt": load.prompt,
+            "answer": load.answer,
+        },
         "seeds": SEEDS,
         "groups": {name: Costs(base).group for name, base in BASES.items()},
         "scaling": {name: dict(scaling(Costs(base), load)) for name, base in BASES.items()},
@@ -96,7 +108,7 @@ def main() -> None:
             }
             for name, base in BASES.items()
         },
-    }  # fmt: skip
+    }
     OUTPUT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 

@@ -1,12 +1,12 @@
 """Measure what running examples on Ray workers costs and gains, with a simulated model.
 
-Run ``python -m compound.benchmarks.measure.cluster.ray_overhead`` where the extra ``ray`` is installed. It
+Run ``python -m benchmarks.measure.cluster.ray_overhead`` where the extra ``ray`` is installed. It
 starts a Ray cluster on this machine, prints one JSON object and writes it to
 ``benchmarks/data/ray_overhead.json``.
 
 - ``overhead``: wall time per example of an evaluation on one worker, minus that in this process, with a model
-  that answers at once; pairs are interleaved. With many examples in flight messages share batches; with one
-  example in flight the whole latency of the messages shows.
+  that answers at once; pairs are interleaved. With many examples in flight messages share batches;
+  with one example in flight the whole latency of the messages shows.
 - ``scaling``: examples per second with 8 workers and with 1, with 4 examples in flight per worker and a model
   that answers after 200 ms.
 - ``memory``: resident memory of the driver while it evaluates different examples one batch after the other.
@@ -27,16 +27,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from compound.api.runners import executor_opener
+from compound.core.example import Example
 from compound.evaluation.evaluate import EvaluationRules, evaluate
 from compound.evaluation.metrics.built_in import exact_match
-from compound.example import Example
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
-from compound.registry.engines import for_system
-from compound.settings.common import RaySettings, RunnerSettings
-from compound.settings.optimize import OptimizeSettings
-from compound.spec.program import Program, load
+from compound.graph.registry.engines import for_system
+from compound.optimization.settings.common import RaySettings, RunnerSettings
+from compound.optimization.settings.optimize import OptimizeSettings
 from compound.testing import ScriptedLM
+from compound.yaml.program import Program, load
 
 OUTPUT = Path(__file__).parents[2] / "data" / "ray_overhead.json"
 SECONDS = 0.2  # latency of the simulated model
@@ -49,7 +49,7 @@ components:
   answerer: {llm: {prompt: {tune: Answer.}}, in: {question: $question}}
 outputs: {answer: $answerer}
 engines:
-  simulated: {class: "compound.benchmarks.measure.cluster.ray_overhead:Simulated", settings: {seconds: 0.0}}
+  simulated: {class: "benchmarks.measure.cluster.ray_overhead:Simulated", settings: {seconds: 0.0}}
 """
 
 
@@ -71,11 +71,16 @@ class Simulated(ScriptedLM):
 
 def opened(program: Program, workers: int, *, cached: bool = False) -> Executor:
     """Return an executor with workers, or without for 0."""
-    engines, cache = for_system(program.find_engine, program.system), MemoryCache() if cached else None
+    engines, cache = (
+        for_system(program.find_engine, program.system),
+        MemoryCache() if cached else None,
+    )
     if workers == 0:
         return Executor(engines, cache=cache)
     runner = RunnerSettings(ray=RaySettings(workers=workers, cpus=0))
-    open_executor = executor_opener(OptimizeSettings(runner=runner), program.system, program.find_engine)
+    open_executor = executor_opener(
+        OptimizeSettings(runner=runner), program.system, program.find_engine
+    )
     return open_executor(engines, cache=cache)
 
 
@@ -84,11 +89,16 @@ async def seconds_per_example(
 ) -> float:
     """Evaluate examples that no cache or earlier evaluation has; return the wall time of each."""
     rows = [
-        Example(str(i), {"question": f"question {i}"}, {"answer": "yes"}) for i in range(start, start + count)
+        Example(str(i), {"question": f"question {i}"}, {"answer": "yes"})
+        for i in range(start, start + count)
     ]
     started = time.perf_counter()
     found = await evaluate(
-        executor, program.system, rows, exact_match("answer"), rules=EvaluationRules(concurrency=concurrency)
+        executor,
+        program.system,
+        rows,
+        exact_match("answer"),
+        rules=EvaluationRules(concurrency=concurrency),
     )
     assert found.mean == 1.0
     assert len(found.rows) == count
@@ -114,7 +124,9 @@ async def overhead(program: Program, repeats: int) -> dict[str, object]:
         added = sorted(1000 * (remote - local) for local, remote in pairs)
         found[f"in_flight_{concurrency}{'_cached' if cached else ''}"] = {
             "ms_per_example_here": round(1000 * statistics.median(local for local, _ in pairs), 3),
-            "ms_per_example_on_worker": round(1000 * statistics.median(remote for _, remote in pairs), 3),
+            "ms_per_example_on_worker": round(
+                1000 * statistics.median(remote for _, remote in pairs), 3
+            ),
             "ms_added_median": round(statistics.median(added), 3),
             "ms_added_range": [round(added[0], 3), round(added[-1], 3)],
             "examples": count,
@@ -129,7 +141,9 @@ async def scaling(program: Program, repeats: int) -> dict[str, object]:
     """Return the throughput of 8 workers relative to 1, with the same concurrency of each."""
     executors = {workers: opened(program, workers) for workers in (1, 8)}
     for workers, executor in executors.items():
-        await seconds_per_example(executor, program, workers * EACH, workers * EACH)  # starts the workers
+        await seconds_per_example(
+            executor, program, workers * EACH, workers * EACH
+        )  # starts the workers
     ratios, rates = [], dict[int, list[float]]()
     for _ in range(repeats):
         for workers, executor in executors.items():
@@ -172,11 +186,19 @@ async def memory(program: Program, examples: int) -> dict[str, object]:
     }
 
 
-async def measure(instant: Program, waiting: Program, repeats: int, examples: int) -> Mapping[str, object]:
+async def measure(
+    instant: Program, waiting: Program, repeats: int, examples: int
+) -> Mapping[str, object]:
     """Run every measurement."""
     import ray
 
-    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(
+        address="local",
+        num_cpus=8,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
     return {
         "python": platform.python_version(),
         "ray": ray.__version__,
@@ -191,7 +213,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--examples", type=int, default=100_000, help="examples of the measurement of memory")
+    parser.add_argument(
+        "--examples", type=int, default=100_000, help="examples of the measurement of memory"
+    )
     parser.add_argument("--output", type=Path, default=OUTPUT)
     args = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:

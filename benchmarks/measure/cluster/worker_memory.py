@@ -1,13 +1,13 @@
 """Measure the memory and the throughput of 1 and 3 workers on one machine whose system searches a corpus.
 
-Run ``python -m compound.benchmarks.measure.cluster.worker_memory`` where the extras ``ray`` and ``retrieval``
-are installed. It starts a Ray cluster on this machine, prints one JSON object and writes it to
-``benchmarks/data/worker_memory.json``. Each worker holds the passages of the corpus; the lexical index is a
-file in the cache folder of the machine that all of them map. The model is simulated and answers after 200 ms,
-with as many examples in flight over all workers in both cases.
+Run ``python -m benchmarks.measure.cluster.worker_memory`` where the extras ``ray`` and
+``retrieval`` are installed. It starts a Ray cluster on this machine, prints one JSON object and
+writes it to ``benchmarks/data/worker_memory.json``. Each worker holds the passages of the corpus;
+the lexical index is a file in the cache folder of the machine that all of them map. The model is
+simulated and answers after 200 ms, with as many examples in flight over all workers in both cases.
 
-Memory is the sum of the proportional set sizes of the worker processes: a page that three processes share
-counts a third in each.
+Memory is the sum of the proportional set sizes of the worker processes: a page that three processes
+share counts a third in each.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from compound.benchmarks.measure.cluster.ray_overhead import opened, seconds_per_example
-from compound.spec.program import Program, load
+from benchmarks.measure.cluster.ray_overhead import opened, seconds_per_example
+from compound.yaml.program import Program, load
 
 OUTPUT = Path(__file__).parents[2] / "data" / "worker_memory.json"
 IN_FLIGHT, EXAMPLES, WORDS = 12, 96, 60
@@ -35,7 +35,7 @@ components:
   answerer: {llm: {prompt: {tune: Answer.}}, in: {question: $question, passages: $searcher}}
 outputs: {answer: $answerer}
 engines:
-  simulated: {class: "compound.benchmarks.measure.cluster.ray_overhead:Simulated", settings: {seconds: 0.2}}
+  simulated: {class: "benchmarks.measure.cluster.ray_overhead:Simulated", settings: {seconds: 0.2}}
 """
 
 
@@ -47,7 +47,9 @@ def write_corpus(path: Path, passages: int) -> None:
     with path.open("w", encoding="utf-8") as file:
         for number in range(passages):
             text = " ".join(source.choices(vocabulary, weights, k=WORDS))
-            file.write(json.dumps({"id": str(number), "title": f"question {number}", "text": text}) + "\n")
+            file.write(
+                json.dumps({"id": str(number), "title": f"question {number}", "text": text}) + "\n"
+            )
 
 
 def workers_mb() -> float:
@@ -66,7 +68,9 @@ def workers_mb() -> float:
 async def measured(program: Program, workers: int) -> dict[str, float]:
     """Return memory and throughput with a number of workers."""
     executor = opened(program, workers)
-    await seconds_per_example(executor, program, 2 * IN_FLIGHT, IN_FLIGHT)  # loads the corpus in each
+    await seconds_per_example(
+        executor, program, 2 * IN_FLIGHT, IN_FLIGHT
+    )  # loads the corpus in each
     each = await seconds_per_example(executor, program, EXAMPLES, IN_FLIGHT, start=1000)
     memory = workers_mb()
     await executor.aclose()
@@ -81,7 +85,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--passages", type=int, default=100_000)
     parser.add_argument("--output", type=Path, default=OUTPUT)
     args = parser.parse_args(arguments)
-    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(
+        address="local",
+        num_cpus=8,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "searching.yaml"
         path.write_text(FILE, encoding="utf-8")

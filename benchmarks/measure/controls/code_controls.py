@@ -1,11 +1,12 @@
 """Measure the controls of the code benchmarks, and what a model solves of the easier ones.
 
-    python -m compound.benchmarks.measure.controls.code_controls FOLDER --output FILE [--rows N]
+    python -m benchmarks.measure.controls.code_controls FOLDER --output FILE [--rows N]
         [--model smollm2]
 
-FOLDER contains the folders bigcodebench, humaneval and mbpp_sanitized. For each split, the hidden tests judge
-the solutions of the data set, an empty program, and a program that exits with status 0. With a model, the
-system of mbpp.yaml runs on the test splits of humaneval and mbpp_sanitized, with each last step.
+FOLDER contains the folders bigcodebench, humaneval and mbpp_sanitized. For each split, the hidden
+tests judge the solutions of the data set, an empty program, and a program that exits with status 0.
+With a model, the system of mbpp.yaml runs on the test splits of humaneval and mbpp_sanitized, with
+each last step.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 import compound as cp
-from compound.benchmarks.bigcodebench import passes_function, passes_suite, split_prompt
+from benchmarks.bigcodebench import passes_function, passes_suite, split_prompt
+from compound.core.example import Example, Score
+from compound.core.narrowing import entry
+from compound.core.security.sandbox.sandbox import find_launcher
 from compound.evaluation.code_tests.judge import LIMITS
 from compound.evaluation.dataset import Split
 from compound.evaluation.statistics import UNIT, mean_interval
-from compound.example import Example, Score
-from compound.narrowing import entry
-from compound.security.sandbox.sandbox import find_launcher
-from compound.spec import load
+from compound.yaml import load
 
 Judge = Callable[[Mapping[str, object], Example], Awaitable[Score]]
 EXIT = "import os\nos._exit(0)"
@@ -52,13 +53,19 @@ async def control(
 ) -> dict[str, object]:
     """Return the mean score of programs, with those that fail, or that pass if negative."""
     scores = await asyncio.gather(
-        *(judge({"code": program}, example) for example, program in zip(examples, programs, strict=True))
+        *(
+            judge({"code": program}, example)
+            for example, program in zip(examples, programs, strict=True)
+        )
     )
     interval = mean_interval([score.value for score in scores], bounds=UNIT).to_json()
     reasons = {e.id: s.feedback or "" for e, s in zip(examples, scores, strict=True) if s.value < 1}
     found: dict[str, object] = {**interval, "passed": sum(score.value == 1 for score in scores)}
     if negative:
-        return {**found, "passing": [example.id for example in examples if example.id not in reasons]}
+        return {
+            **found,
+            "passing": [example.id for example in examples if example.id not in reasons],
+        }
     missing = Counter(name for text in reasons.values() for name in set(_MISSING.findall(text)))
     return {**found, "missing": dict(missing), "failed": reasons}
 
@@ -89,7 +96,9 @@ def model_scores(folder: Path, model: str, rows: int) -> dict[str, object]:
     file = Path(__file__).parents[2] / "mbpp.yaml"
     found: dict[str, object] = {}
     for name in ("mbpp_sanitized", "humaneval"):
-        program = load(file, overrides=[("data.path", str((folder / name).resolve())), ("lm", model)])
+        program = load(
+            file, overrides=[("data.path", str((folder / name).resolve())), ("lm", model)]
+        )
         data = cp.Dataset(folder / name)
         assert program.metric is not None
         for keep in ("initial", "passing", "revised"):
@@ -122,7 +131,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "name": parsed.model,
             **model_scores(parsed.folder, parsed.model, parsed.model_rows),
         }
-    parsed.output.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    parsed.output.write_text(
+        json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

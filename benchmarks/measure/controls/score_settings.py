@@ -1,11 +1,12 @@
 """Score many settings of a system on the same examples, such as every combination of its choices.
 
-    python -m compound.benchmarks.measure.controls.score_settings benchmarks/relay.yaml \
+    python -m benchmarks.measure.controls.score_settings benchmarks/relay.yaml \
       --set data.path=$PWD/facts --limit 40 --output benchmarks/data/relay_settings.json
 
-Without ``--named``, all parameters that are choices are combined, so that the optimum and the spread are
-known before a search. ``--named`` is a JSON file with settings by name, such as controls. Other parameters
-keep their initial values. Calls are cached in the user's cache folder: repeat an interrupted command.
+Without ``--named``, all parameters that are choices are combined, so that the optimum and the
+spread are known before a search. ``--named`` is a JSON file with settings by name, such as
+controls. Other parameters keep their initial values. Calls are cached in the user's cache folder:
+repeat an interrupted command.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from statistics import fmean, pstdev
 from typing import TypedDict, get_args
 
 from compound.api.sync import evaluate
-from compound.errors import DataError
+from compound.core.errors import DataError
 from compound.evaluation.dataset import Split
 from compound.evaluation.evaluate import Summary
 from compound.graph.space import Choice, Scalar, Space
-from compound.spec import Program, load
+from compound.yaml import Program, load
 
 Settings = dict[str, Scalar]
 
@@ -39,8 +40,8 @@ class Row(Summary):
 class Scored(TypedDict):
     """Scores of all combinations.
 
-    ``start`` holds the initial values of the parameters that are set; ``mean`` and ``deviation`` (population
-    standard deviation) are those of the combinations' means.
+    ``start`` holds the initial values of the parameters that are set; ``mean`` and ``deviation``
+    (population standard deviation) are those of the combinations' means.
     """
 
     split: str
@@ -56,7 +57,9 @@ def combinations(parameters: Mapping[str, Space]) -> Iterator[Settings]:
     >>> list(combinations({"a.k": Choice(1, 2), "b.how": Choice("x")}))
     [{'a.k': 1, 'b.how': 'x'}, {'a.k': 2, 'b.how': 'x'}]
     """
-    choices = {name: space.options for name, space in parameters.items() if isinstance(space, Choice)}
+    choices = {
+        name: space.options for name, space in parameters.items() if isinstance(space, Choice)
+    }
     for values in itertools.product(*choices.values()):
         yield dict(zip(choices, values, strict=True))
 
@@ -86,7 +89,9 @@ def score(program: Program, name: str, settings: Settings, split: Split, limit: 
     return {"name": name, "settings": settings, **found.summary(), "parts": means}
 
 
-def score_all(program: Program, named: Mapping[str, Settings] | None, split: Split, limit: int) -> Scored:
+def score_all(
+    program: Program, named: Mapping[str, Settings] | None, split: Split, limit: int
+) -> Scored:
     """Score settings by name in their order, or by default all combinations of choices, best first."""
     parameters = program.system.parameters
     if named is not None:
@@ -110,7 +115,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("system", type=Path, help="the system's YAML file")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="an override")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="an override"
+    )
     parser.add_argument("--named", type=Path, help="a JSON file with settings by name")
     parser.add_argument("--split", choices=get_args(Split), default="train")
     parser.add_argument("--limit", type=int, default=40, help="number of examples (default 40)")

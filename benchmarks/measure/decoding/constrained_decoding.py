@@ -1,14 +1,17 @@
 """Measure constrained decoding: valid answers for generated schemas, and its cost in tokens per second.
 
-``python -m compound.benchmarks.measure.decoding.constrained_decoding`` prints and saves JSON.
+``python -m benchmarks.measure.decoding.constrained_decoding`` prints and saves JSON.
 
-Validity: the embedded model answers at temperature 1 for each schema, once constrained and once free with the
-same prompt. Most strings and arrays have no length limit: without the engine, which closes them, their
-answers would be cut. An independent library (jsonschema) checks every answer against the original schema.
+Validity: the embedded model answers at temperature 1 for each schema, once constrained and once
+    free with the
+same prompt. Most strings and arrays have no length limit: without the engine, which closes them,
+their answers would be cut. An independent library (jsonschema) checks every answer against the
+original schema.
 
-Speed: in each round, the same batch of requests is answered constrained and free, in alternating order, and
-each free answer has as many tokens as the constrained one. Ratios within a round are also valid on a busy
-machine.
+Speed: in each round, the same batch of requests is answered constrained and free, in alternating
+    order, and
+each free answer has as many tokens as the constrained one. Ratios within a round are also valid on
+a busy machine.
 
 ``--compare`` additionally compiles all schemas with the libraries that are installed (llguidance,
 outlines-core, xgrammar), and computes the allowed tokens along the recorded answers.
@@ -32,16 +35,28 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from compound.benchmarks.measure.decoding.grammar_libraries import compare
+from benchmarks.measure.decoding.grammar_libraries import compare
 from compound.components.answers.answer_types import describe, enforceable
-from compound.components.engines.local.devices import resolve_device
-from compound.components.engines.local.engine import TransformersEngine
-from compound.engine import AnswerFormat, Completion, Message, Request
+from compound.core.engine import AnswerFormat, Completion, Message, Request
+from compound.engines.local.devices import resolve_device
+from compound.engines.local.engine import TransformersEngine
 from compound.graph.json_types import json_type
 
 OUTPUT = Path(__file__).parents[2] / "data" / "constrained_decoding.json"
 WORDS = (
-    *("name", "age", "city", "color", "items", "price", "rating", "notes", "owner", "status", "tags"),
+    *(
+        "name",
+        "age",
+        "city",
+        "color",
+        "items",
+        "price",
+        "rating",
+        "notes",
+        "owner",
+        "status",
+        "tags",
+    ),
     *("title", "total", "active", "height", "parts", "summary", "country", "score", "friends"),
 )
 LABELS = ("red", "green", "blue", "small", "medium", "large", "open", "closed", "new", "used")
@@ -69,7 +84,12 @@ def _object(rng: random.Random, depth: int) -> Schema:
     if depth == DEPTH:  # at least one nested object and one array
         parts["details"], parts["list"] = _object(rng, depth - 1), _array(rng, depth - 1)
     required = [name for name in parts if rng.random() < 0.8] or names[:1]
-    return {"type": "object", "properties": parts, "required": required, "additionalProperties": False}
+    return {
+        "type": "object",
+        "properties": parts,
+        "required": required,
+        "additionalProperties": False,
+    }
 
 
 def _array(rng: random.Random, depth: int) -> Schema:
@@ -121,7 +141,10 @@ async def together(engine: TransformersEngine, requests: Sequence[Request]) -> l
 
 
 def validity(
-    runner: asyncio.Runner, engine: TransformersEngine, schemas: Sequence[Schema], args: argparse.Namespace
+    runner: asyncio.Runner,
+    engine: TransformersEngine,
+    schemas: Sequence[Schema],
+    args: argparse.Namespace,
 ) -> tuple[dict[str, object], list[str]]:
     """Answer for every schema, constrained and free; return the shares of valid answers, and the answers."""
     found: dict[str, object] = {}
@@ -137,17 +160,24 @@ def validity(
             "valid": sum(map(is_valid, schemas, texts[constrained])),
             "of": len(schemas),
             "cut_at_max_tokens": sum(answer.finish_reason == "length" for answer in answers),
-            "mean_tokens": round(statistics.mean(answer.usage.completion_tokens for answer in answers), 1),
+            "mean_tokens": round(
+                statistics.mean(answer.usage.completion_tokens for answer in answers), 1
+            ),
             "longest": max(answer.usage.completion_tokens for answer in answers),
         }
     return found, texts[True]
 
 
 def speed(
-    runner: asyncio.Runner, engine: TransformersEngine, schemas: Sequence[Schema], args: argparse.Namespace
+    runner: asyncio.Runner,
+    engine: TransformersEngine,
+    schemas: Sequence[Schema],
+    args: argparse.Namespace,
 ) -> dict[str, object]:
     """Time batches of constrained and free requests in interleaved pairs."""
-    bound = [request(s, n, SPEED_TOKENS, constrained=True) for n, s in enumerate(schemas[: args.batch])]
+    bound = [
+        request(s, n, SPEED_TOKENS, constrained=True) for n, s in enumerate(schemas[: args.batch])
+    ]
     first = runner.run(together(engine, bound))
     free = [
         replace(one, format=None, max_tokens=answer.usage.completion_tokens)
@@ -184,7 +214,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--compare", action="store_true", help="compare the installed grammar libraries")
+    parser.add_argument(
+        "--compare", action="store_true", help="compare the installed grammar libraries"
+    )
     parser.add_argument("--output", type=Path, default=OUTPUT)
     args = parser.parse_args()
     schemas = [nested_schema(random.Random(number)) for number in range(args.schemas)]
@@ -200,7 +232,9 @@ def main() -> None:
         "device": resolve_device(),
         "cores": os.cpu_count(),
         "machine": platform.machine(),
-        "versions": {n: importlib.metadata.version(n) for n in ("llguidance", "torch", "transformers")},
+        "versions": {
+            n: importlib.metadata.version(n) for n in ("llguidance", "torch", "transformers")
+        },
         "max_tokens": args.max_tokens,
         "validity": valid,
         "speed": cost,

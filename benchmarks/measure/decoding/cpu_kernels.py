@@ -1,9 +1,8 @@
-"""Measure what speeds up bfloat16 models on a CPU: blocks of attention, packed weights, long prompts alone.
+"""Measure what speeds up decoding of bfloat16 models on a CPU: grouped attention and packed weights.
 
-``python -m compound.benchmarks.measure.decoding.cpu_kernels`` prints and saves JSON. The same random tokens
-are processed in two ways, alternately, in one thread: prompts and decoded tokens with the model as
-transformers and as the engine loads it, and prompts of different lengths padded in a batch and each alone.
-Processor time is measured, because other programs hardly change it.
+``python -m benchmarks.measure.decoding.cpu_kernels`` prints and saves JSON. The same random tokens
+are decoded in two ways, alternately, in one thread: with the model as transformers and as the
+engine loads it. Processor time is measured, because other programs hardly change it.
 """
 
 from __future__ import annotations
@@ -23,10 +22,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 OUTPUT = Path(__file__).parents[2] / "data" / "cpu_kernels.json"
-LENGTHS = {"150-200": (150, 200, 16), "300-450": (300, 450, 12), "900-1300": (900, 1300, 6)}
-"""The shortest and the longest prompt in tokens, and the number of prompts."""
-READ = {"100": (0, 100, 8), "500": (0, 500, 4), "2000": (0, 2000, 2), "700 after 1500": (1500, 700, 4)}
-"""Tokens of a shared prefix, further tokens of each prompt, and the number of prompts."""
 DECODED = {
     "1 after 200": (200, 1),
     "8 after 200": (200, 8),
@@ -35,7 +30,6 @@ DECODED = {
 }
 """Tokens of a prompt, and the number of answers to it."""
 STEPS = 16  # tokens of an answer
-Prompts = list[tuple[int, ...]]
 Work = Callable[[], float]  # returns its processor time in seconds
 
 
@@ -54,17 +48,13 @@ def main() -> None:
     def tokens(count: int) -> tuple[int, ...]:
         return tuple(rng.randrange(plain.config.vocab_size) for _ in range(count))
 
-    read, decoded, padded = {}, {}, {}
-    for name, (before, own, count) in READ.items():
-        prefix = tokens(before)
-        prompts = [prefix + tokens(own) for _ in range(count)]
-        read[name] = {"plain": _reading(plain, prompts), "ours": _reading(ours, prompts)}
+    decoded = {}
     for name, (length, count) in DECODED.items():
         prompt = tokens(length)
-        decoded[name] = {"plain": _decoding(plain, prompt, count), "ours": _decoding(ours, prompt, count)}
-    for name, (low, high, count) in LENGTHS.items():
-        prompts = [tokens(rng.randint(low, high)) for _ in range(count)]
-        padded[name] = {"padded": _reading(ours, prompts, 10**9), "alone": _reading(ours, prompts)}
+        decoded[name] = {
+            "plain": _decoding(plain, prompt, count),
+            "ours": _decoding(ours, prompt, count),
+        }
     document = {
         "model": args.model,
         "dtype": "bfloat16",
@@ -72,25 +62,23 @@ def main() -> None:
         "torch": torch.__version__,
         "machine": platform.machine(),
         "processor": _processor(),
-        "reading": _compare(read, args.rounds),
         "decoding": _compare(decoded, args.rounds),
-        "padding": _compare(padded, args.rounds),
     }
     OUTPUT.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
 def _plain(model: str) -> PreTrainedModel:
     """Load a model without packed weights, and with torch's fused attention."""
-    from compound.components.engines import models
-    from compound.components.engines.model_folder import load_causal
+    from compound.engines import models
+    from compound.engines.model_folder import load_causal
 
     return load_causal(models.resolve(model), "bfloat16")[0].eval()
 
 
 def _ours(model: str) -> PreTrainedModel:
     """Load a model as the engine does."""
-    from compound.components.engines.local import loading
-    from compound.components.engines.local.devices import Placement
+    from compound.engines.local import loading
+    from compound.engines.local.devices import Placement
 
     return loading.load(model, Placement(device="cpu", dtype="bfloat16"))[0]
 
@@ -102,37 +90,18 @@ def _processor() -> str:
     return ", ".join(sorted(flags & {"avx512f", "avx512_bf16", "amx_bf16"})) or "unknown"
 
 
-def _reading(model: PreTrainedModel, prompts: Prompts, alone: int | None = None) -> Work:
-    import torch
-
-    from compound.components.engines.local import prefill
-
-    usual = prefill.ALONE
-
-    def work() -> float:
-        prefill.ALONE = usual if alone is None else alone
-        reader, start = prefill.Prefill(model, capacity=0), time.process_time()
-        prefill.ALONE = usual
-        with torch.inference_mode():
-            reader.read(prompts)
-        return time.process_time() - start
-
-    return work
-
-
 def _decoding(model: PreTrainedModel, prompt: tuple[int, ...], count: int) -> Work:
     """Decode `STEPS` tokens after equal prompts; the time to read them is not counted."""
     import torch
 
-    from compound.components.engines.local.decoding import Decoder
-    from compound.components.engines.local.sampling import Row
+    from compound.engines.local.decoding import Decoder, SamplingRow
 
     tokenizer: Any = SimpleNamespace(eos_token_id=None, decode=lambda *_, **__: "")
     decoder = Decoder(model, tokenizer, exact=False, max_batch_tokens=10**6, max_adapters=1)
     decoder.ends = frozenset()  # decode all steps
 
     def work() -> float:
-        rows = [Row(prompt, STEPS, seed=i) for i in range(count)]
+        rows = [SamplingRow(prompt, STEPS, seed=i) for i in range(count)]
         with torch.inference_mode():
             _, cache, mask = decoder._prefill.read([prompt] * count)
             start = time.process_time()

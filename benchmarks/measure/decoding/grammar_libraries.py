@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from compound.components.engines.local import loading
+from compound.engines.local import loading
 
 LONGEST_COMPILE = 20.0  # seconds of all compilations of a library; further schemas are not compiled
 Follow = Callable[[Sequence[int]], Iterator[float]]  # yields the seconds of each computation
@@ -64,7 +64,9 @@ def _measured(
         "rejected": failed,
         "not_tried": len(schemas) - len(compiled) - failed,
         "answers_followed": followed,
-        "compile_milliseconds_median": round(1000 * statistics.median(compiled), 2) if compiled else None,
+        "compile_milliseconds_median": round(1000 * statistics.median(compiled), 2)
+        if compiled
+        else None,
         "compile_milliseconds_longest": round(1000 * max(compiled), 1) if compiled else None,
         "mask_microseconds_mean": round(1e6 * statistics.mean(masks), 1) if masks else None,
     }

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compound.benchmarks.measure.gpu import models
-from compound.engine import TokenRecord
-from compound.errors import CompoundError
+from benchmarks.measure.gpu import models
+from compound.core.engine import TokenRecord
+from compound.core.errors import CompoundError
 from compound.execution.rng import fork_torch_rng
 from compound.optimizers.weights.learner.forward import forward
 from compound.optimizers.weights.learner.samples import Sample
@@ -19,11 +19,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 TINY: dict[str, object] = {
-    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-    "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 256, "pad_token_id": 0,
-}  # fmt: skip
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+}
 MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
-FAMILIES: Mapping[str, tuple[str, Mapping[str, object]]] = {  # class prefix, settings of its configuration
+FAMILIES: Mapping[
+    str, tuple[str, Mapping[str, object]]
+] = {  # class prefix, settings of its configuration
     "Llama": ("Llama", {}),
     "Gemma 3, with windows": ("Gemma3Text", {"head_dim": 16, **MIXED}),
     "Qwen2, with windows": (
@@ -34,13 +42,19 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, object]]] = {  # class prefix, se
     "Qwen3-Next, a hybrid": (
         "Qwen3Next",
         {
-            "head_dim": 16, "linear_num_value_heads": 2, "linear_num_key_heads": 2,
-            "linear_key_head_dim": 16, "linear_value_head_dim": 16, "num_experts": 2,
-            "shared_expert_intermediate_size": 16, "num_experts_per_tok": 1, "moe_intermediate_size": 16,
+            "head_dim": 16,
+            "linear_num_value_heads": 2,
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "num_experts": 2,
+            "shared_expert_intermediate_size": 16,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 16,
             "layer_types": ["linear_attention", "full_attention"],
         },
     ),
-}  # fmt: skip
+}
 
 
 def agreement(_: Path) -> dict[str, object]:
@@ -72,17 +86,21 @@ def _agreement(prefix: str, given: Mapping[str, object]) -> dict[str, object]:
                 found[_key(dtype, device, shared)] = {
                     "logps": float((logps - exact[0]).abs().max()),
                     "gradients": max(
-                        float((gradients[name] - g).abs().max()) / largest for name, g in exact[1].items()
+                        float((gradients[name] - g).abs().max()) / largest
+                        for name, g in exact[1].items()
                     ),
                 }
     return found
 
 
 def _key(dtype: object, device: str, shared: bool | None) -> str:
-    return " ".join((
-        str(dtype).removeprefix("torch."), device.partition(":")[0],
-        "unshared" if shared is False else "default",
-    ))  # fmt: skip
+    return " ".join(
+        (
+            str(dtype).removeprefix("torch."),
+            device.partition(":")[0],
+            "unshared" if shared is False else "default",
+        )
+    )
 
 
 def _gradients(model: PreTrainedModel, *, shared: bool | None) -> tuple[Any, dict[str, Any]]:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-from compound.benchmarks.measure.cluster.base_memory import config_of
+from benchmarks.measure.cluster.base_memory import config_of
 from compound.execution.rng import fork_torch_rng
 
 GPU = "cuda:0"

@@ -1,6 +1,6 @@
 """Measure training and sampling in one process on a GPU, with random models of known shapes.
 
-    python -m compound.benchmarks.measure.gpu.one_gpu [PART ...]
+    python -m benchmarks.measure.gpu.one_gpu [PART ...]
 
 Parts:
 
@@ -14,8 +14,8 @@ Parts:
 - ``mismatch``: log-probabilities of the sampler and of the trainer for the same tokens.
 - ``toys``: every training method on its toy task, with seed 0.
 
-Results are written to ``benchmarks/data/one_gpu.json`` by part, with the name of the GPU. The tokenizer is
-that of the embedded model, or of ``--tokenizer``.
+Results are written to ``benchmarks/data/one_gpu.json`` by part, with the name of the GPU. The
+tokenizer is that of the embedded model, or of ``--tokenizer``.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from compound.benchmarks.measure.gpu.agreement import agreement
-from compound.benchmarks.measure.gpu.sampling import mismatch, sampling
-from compound.benchmarks.measure.gpu.steps import long, memory, quantized, shared, step
-from compound.benchmarks.measure.learning_curves import METHODS, Case, train
-from compound.components.engines.models import resolve
+from benchmarks.measure.gpu.agreement import agreement
+from benchmarks.measure.gpu.sampling import mismatch, sampling
+from benchmarks.measure.gpu.steps import long, memory, quantized, shared, step
+from benchmarks.measure.learning_curves import METHODS, Case, train
+from compound.engines.models import resolve
 
 OUTPUT = Path(__file__).parents[2] / "data" / "one_gpu.json"
 
@@ -44,14 +44,23 @@ def toys(_: Path) -> dict[str, object]:
     with ProcessPoolExecutor(8, mp_context=get_context("spawn")) as pool:
         ran = list(pool.map(train, cases))
     kept = ("before", "after", "chance", "optimum", "seconds")
-    return {case.name: {key: found[key] for key in kept} for case, found in zip(cases, ran, strict=True)}
+    return {
+        case.name: {key: found[key] for key in kept} for case, found in zip(cases, ran, strict=True)
+    }
 
 
 Part = Callable[[Path], dict[str, object]]
 PARTS: Mapping[str, Part] = {
-    "agreement": agreement, "memory": memory, "quantized": quantized, "step": step, "shared": shared,
-    "long": long, "sampling": sampling, "mismatch": mismatch, "toys": toys,
-}  # fmt: skip
+    "agreement": agreement,
+    "memory": memory,
+    "quantized": quantized,
+    "step": step,
+    "shared": shared,
+    "long": long,
+    "sampling": sampling,
+    "mismatch": mismatch,
+    "toys": toys,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -64,23 +73,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS], default=[])
-    parser.add_argument("--tokenizer", type=Path, help="a folder with a tokenizer; default: that of smollm2")
+    parser.add_argument(
+        "--tokenizer", type=Path, help="a folder with a tokenizer; default: that of smollm2"
+    )
     parser.add_argument("--out", type=Path, default=OUTPUT)
     args = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         raise SystemExit("one_gpu: PyTorch finds no CUDA device")
     warnings.simplefilter("ignore")
     device = {
-        "gpu": torch.cuda.get_device_name(0), "torch": torch.__version__,
-        "transformers": transformers.__version__, "trl": trl.__version__,
-    }  # fmt: skip
+        "gpu": torch.cuda.get_device_name(0),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "trl": trl.__version__,
+    }
     known = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {}
     tokenizer = args.tokenizer or Path(resolve("smollm2"))
     for part in args.parts or PARTS:
         start = time.perf_counter()
         known[part] = {**device, **PARTS[part](tokenizer)}
         args.out.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
-        print(f"{part} ({time.perf_counter() - start:.0f} s): {json.dumps(known[part])}", flush=True)
+        print(
+            f"{part} ({time.perf_counter() - start:.0f} s): {json.dumps(known[part])}", flush=True
+        )
 
 
 if __name__ == "__main__":

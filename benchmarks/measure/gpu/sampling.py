@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from compound.benchmarks.measure.gpu.models import GPU, RANK, REPEATS, emptied, random_model, spread
-from compound.components.engines.local.devices import Placement
-from compound.components.engines.local.engine import TransformersEngine
-from compound.engine import Message, Request, TokenRecord
+from benchmarks.measure.gpu.models import GPU, RANK, REPEATS, emptied, random_model, spread
+from compound.core.engine import Message, Request, TokenRecord
+from compound.engines.local.devices import Placement
+from compound.engines.local.engine import TransformersEngine
 from compound.graph.space import LoRA
 from compound.optimizers.weights.learner.adapters import Adapters
 from compound.optimizers.weights.learner.forward import forward
@@ -68,8 +68,9 @@ async def _rates(engine: TransformersEngine) -> dict[str, object]:
     await engine.aclose()
     return {
         **{kind: spread(values) for kind, values in rates.items()},
-        "peak": peak, "prompt_tokens": float(generate.mask.sum(1, dtype=torch.float32).mean()),
-    }  # fmt: skip
+        "peak": peak,
+        "prompt_tokens": float(generate.mask.sum(1, dtype=torch.float32).mean()),
+    }
 
 
 async def _records(engine: TransformersEngine, seed: int) -> list[TokenRecord]:
@@ -98,9 +99,16 @@ class Generate:
 
         with torch.no_grad():
             self.model.generate(
-                input_ids=self.ids, attention_mask=self.mask, max_new_tokens=ANSWER, min_new_tokens=ANSWER,
-                do_sample=True, top_k=0, top_p=1.0, temperature=1.0, pad_token_id=0,
-            )  # fmt: skip
+                input_ids=self.ids,
+                attention_mask=self.mask,
+                max_new_tokens=ANSWER,
+                min_new_tokens=ANSWER,
+                do_sample=True,
+                top_k=0,
+                top_p=1.0,
+                temperature=1.0,
+                pad_token_id=0,
+            )
 
 
 def mismatch(tokenizer: Path) -> dict[str, object]:

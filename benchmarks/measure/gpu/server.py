@@ -1,12 +1,13 @@
 """Measure training on a GPU that a vLLM server of the same run shares with the trainer.
 
-    python -m compound.benchmarks.measure.gpu.server [--tokenizer FOLDER]
+    python -m benchmarks.measure.gpu.server [--tokenizer FOLDER]
 
-A system of two components is trained by mmGRPO for a few steps, with random models of the shapes of Qwen3 and
-a reward that varies. The run starts vLLM on the trainer's GPU, with and without sleep. Besides the times of
-the steps, the used memory of the GPU is recorded: before the run, while the server samples, and while it
-sleeps, just before the trainer computes. Each case runs in a separate process. Results are written to
-``benchmarks/data/one_gpu_server.json``. ``COMPOUND_VLLM`` names the ``vllm`` command.
+A system of two components is trained by mmGRPO for a few steps, with random models of the shapes of
+Qwen3 and a reward that varies. The run starts vLLM on the trainer's GPU, with and without sleep.
+Besides the times of the steps, the used memory of the GPU is recorded: before the run, while the
+server samples, and while it sleeps, just before the trainer computes. Each case runs in a separate
+process. Results are written to ``benchmarks/data/one_gpu_server.json``. ``COMPOUND_VLLM`` names the
+``vllm`` command.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ import warnings
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from pathlib import Path
 
-from compound.api.optimize import optimize
-from compound.benchmarks.measure.gpu.models import GPU, random_model
-from compound.components.engines.models import resolve
-from compound.components.engines.vllm.engine import VLLMEngine
+from benchmarks.measure.gpu.models import GPU, random_model
+from compound.api.optimize import run_optimization
 from compound.components.llm import LLM
+from compound.core.example import Example
+from compound.engines.models import resolve
+from compound.engines.vllm.engine import VLLMEngine
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics.custom import custom
-from compound.example import Example
 from compound.graph.component import Input
 from compound.graph.space import LoRA
 from compound.graph.system import System
-from compound.runs.directory import read_records
-from compound.settings.optimize import make_settings
+from compound.optimization.runs.directory import read_records
+from compound.optimization.settings.optimize import make_settings
 
 OUTPUT = Path(__file__).parents[2] / "data" / "one_gpu_server.json"
 CASES = (("0.6B", True), ("0.6B", False), ("8B", True), ("8B", False))  # size of the base, sleep
@@ -79,35 +80,54 @@ def case(name: str, tokenizer: Path, *, sleep: bool) -> dict[str, object]:
     with random_model(name, tokenizer) as model, tempfile.TemporaryDirectory() as folder:
         before = used()
         engine = Watched(
-            model, sleep=sleep, max_lora_rank=16, max_loras=2,
+            model,
+            sleep=sleep,
+            max_lora_rank=16,
+            max_loras=2,
             args=("--dtype", "bfloat16", "--max-model-len", "2048", "--max-num-seqs", "64"),
-        )  # fmt: skip
+        )
         engine.seen = {"awake": [], "milliseconds to sleep": [], "asleep": [], "trained": []}
         components = {
-            part: LLM(part, prompt="Say something.", max_tokens=ANSWER, temperature=1.0, weights=LoRA())
+            part: LLM(
+                part, prompt="Say something.", max_tokens=ANSWER, temperature=1.0, weights=LoRA()
+            )
             for part in ("one", "two")
         }
         outputs = {part: made(topic=Input("topic", str)) for part, made in components.items()}
         system = System("pair", outputs=outputs, lm="lm")
         rows = [{"id": str(n), "topic": f"the number {n}"} for n in range(2 * EXAMPLES)]
         data = Dataset.of(train=rows[:EXAMPLES], valid=rows[EXAMPLES:])
-        settings = make_settings({
-            "method": "mmgrpo", "seed": 0, "baselines": (), "valid_size": EXAMPLES,
-            "mmgrpo": {
-                "steps": STEPS, "rollouts": {"examples": EXAMPLES, "runs": RUNS},
-                "base": {"gradient_checkpointing": name == "8B"},
-            },
-        })  # fmt: skip
+        settings = make_settings(
+            {
+                "method": "mmgrpo",
+                "seed": 0,
+                "baselines": (),
+                "valid_size": EXAMPLES,
+                "mmgrpo": {
+                    "steps": STEPS,
+                    "rollouts": {"examples": EXAMPLES, "runs": RUNS},
+                    "base": {"gradient_checkpointing": name == "8B"},
+                },
+            }
+        )
         run = Path(folder) / "run"
         start = time.perf_counter()
-        optimize(system, data, custom(vowels, "vowels"), settings, run_dir=run, engines=lambda _: engine)
+        run_optimization(
+            system, data, custom(vowels, "vowels"), settings, run_dir=run, engines=lambda _: engine
+        )
         seconds = time.perf_counter() - start
         steps = [r for r in read_records(run / "memory.jsonl") if r.get("kind") == "training"]
         return {
-            "gpu": torch.cuda.get_device_name(0), "torch": torch.__version__,
-            "seconds": seconds, "share": engine._gpu_memory_left, "before": before, "memory": engine.seen,
-            "steps": [{k: v for k, v in step.items() if isinstance(v, int | float)} for step in steps],
-        }  # fmt: skip
+            "gpu": torch.cuda.get_device_name(0),
+            "torch": torch.__version__,
+            "seconds": seconds,
+            "share": engine._gpu_memory_left,
+            "before": before,
+            "memory": engine.seen,
+            "steps": [
+                {k: v for k, v in step.items() if isinstance(v, int | float)} for step in steps
+            ],
+        }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -115,7 +135,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tokenizer", type=Path, help="a folder with a tokenizer; default: that of smollm2")
+    parser.add_argument(
+        "--tokenizer", type=Path, help="a folder with a tokenizer; default: that of smollm2"
+    )
     parser.add_argument("--out", type=Path, default=OUTPUT)
     parser.add_argument("--case", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
@@ -128,13 +150,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found: dict[str, object] = {}
     for name, sleep in CASES:
         command = [
-            sys.executable, "-m", "compound.benchmarks.measure.gpu.server",
-            "--tokenizer", str(tokenizer), "--case", json.dumps([name, sleep]),
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "benchmarks.measure.gpu.server",
+            "--tokenizer",
+            str(tokenizer),
+            "--case",
+            json.dumps([name, sleep]),
+        ]
         ran = subprocess.run(command, check=False, capture_output=True, text=True)
         title = f"{name}{' with sleep' if sleep else ''}"
         found[title] = (
-            json.loads(ran.stdout.splitlines()[-1]) if ran.returncode == 0 else {"error": ran.stderr[-3000:]}
+            json.loads(ran.stdout.splitlines()[-1])
+            if ran.returncode == 0
+            else {"error": ran.stderr[-3000:]}
         )
         args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         print(f"{title}: {json.dumps(found[title])}", flush=True)

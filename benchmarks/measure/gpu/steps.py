@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-from compound.benchmarks.measure.cluster.base_memory import LOGITS, footprint_of
-from compound.benchmarks.measure.gpu.models import GPU, RANK, REPEATS, emptied, random_model, spread, timed
-from compound.benchmarks.measure.training.weights_speed import LOSS, samples, trl_trainer
-from compound.benchmarks.simulated.layouts.costs import BASES, H100
-from compound.components.engines.local.devices import Placement
-from compound.components.engines.local.footprint import OPTIMIZER_BYTES, SUM_BYTES
-from compound.errors import CompoundError
+from benchmarks.measure.cluster.base_memory import LOGITS, footprint_of
+from benchmarks.measure.gpu.models import GPU, RANK, REPEATS, emptied, random_model, spread, timed
+from benchmarks.measure.training.weights_speed import LOSS, samples, trl_trainer
+from benchmarks.simulated.layouts.costs import BASES, H100
+from compound.core.errors import CompoundError
+from compound.engines.local.devices import Placement
+from compound.engines.local.footprint import OPTIMIZER_BYTES, SUM_BYTES
 from compound.graph.space import LoRA
 from compound.optimizers.weights.learner import forward as forward_module
 from compound.optimizers.weights.learner.adapters import Adapters
@@ -56,9 +56,11 @@ def step_memory(
     emptied()
     try:
         adapters = Adapters(
-            folder, {"x": LoRA(rank=RANK)}, checkpointing=checkpointing,
+            folder,
+            {"x": LoRA(rank=RANK)},
+            checkpointing=checkpointing,
             placement=Placement(GPU, "bfloat16", quantization=quantization),
-        )  # fmt: skip
+        )
         emptied()
         loaded = torch.cuda.memory_allocated()
         settings = OptimizerSettings(micro_tokens=TOKENS)
@@ -83,10 +85,15 @@ def step_memory(
     }
     operations = (6 if checkpointing else 4) * BASES[name].parameters * TOKENS
     return {
-        "loaded": loaded, "peak": peak, "reserved": reserved, "plan": parts, "planned": sum(parts.values()),
-        "seconds": spread(seconds), "tokens_per_second": TOKENS / median(seconds),
+        "loaded": loaded,
+        "peak": peak,
+        "reserved": reserved,
+        "plan": parts,
+        "planned": sum(parts.values()),
+        "seconds": spread(seconds),
+        "tokens_per_second": TOKENS / median(seconds),
         "share_of_peak": operations / median(seconds) / H100.flops,
-    }  # fmt: skip
+    }
 
 
 @contextmanager
@@ -100,7 +107,9 @@ def _every_prompt() -> Iterator[None]:
         forward_module.MAX_SHARED_FRACTION = before
 
 
-def compared(tokenizer: Path, prompt: int, answer: int, groups: int, each: int) -> dict[str, object]:
+def compared(
+    tokenizer: Path, prompt: int, answer: int, groups: int, each: int
+) -> dict[str, object]:
     """Alternate TRL's training step with ours: with every prompt, equal prompts once, and the default."""
     with random_model("0.6B", tokenizer) as folder:
         adapters = Adapters(folder, {"x": LoRA(rank=RANK)}, placement=Placement(GPU, "bfloat16"))
@@ -108,16 +117,15 @@ def compared(tokenizer: Path, prompt: int, answer: int, groups: int, each: int) 
         trainer = Trainer(adapters, {"x": "x"}, LOSS, settings, RolloutSettings())
         rows = samples(prompt, answer, groups, each)
         times: dict[str, list[float]] = {"trl": [], "every": [], "once": [], "default": []}
-        least = adapters.second_pass
 
         def every() -> None:
             with _every_prompt():
                 trainer.step(list(rows), 0)
 
         def once() -> None:
-            adapters.second_pass = 0.0
+            adapters.shares = True
             default()
-            adapters.second_pass = least
+            adapters.shares = False
 
         def default() -> None:
             trainer.step(list(rows), 0)
@@ -139,7 +147,9 @@ def compared(tokenizer: Path, prompt: int, answer: int, groups: int, each: int) 
         ("default", "trl"),
         ("once", "every"),
     ):
-        found[f"{one}/{other}"] = spread([a / b for a, b in zip(kept[one], kept[other], strict=True)])
+        found[f"{one}/{other}"] = spread(
+            [a / b for a, b in zip(kept[one], kept[other], strict=True)]
+        )
     return found
 
 

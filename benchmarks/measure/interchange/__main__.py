@@ -1,13 +1,13 @@
-"""Import programs of installed libraries, optimize them, export them, and compare the results.
+"""Import programs of installed libraries, optimize them, take them back, and compare the results.
 
-Run ``python -m compound.benchmarks.measure.interchange``; it takes half an hour on two cores.
+Run ``python -m benchmarks.measure.interchange``; it takes half an hour on two cores.
 
-Prints one JSON object and writes it to ``benchmarks/data/interchange.json``. Each program is optimized with
-method ``search`` twice: against a scripted model, which answers rightly only after a demonstration, and
-against SmolLM2, both behind an OpenAI-compatible server on loopback. The optimized programs then run in their
-own library, and the exported ones without this package; the rows count on how many test inputs they return
-what the optimized system returns. Agents of other frameworks choose between SmolLM2 and Gemma 3 270M
-(``compound models get gemma3-270m``).
+Prints one JSON object and writes it to ``benchmarks/data/interchange.json``. Each program is
+optimized with method ``search`` twice: against a scripted model, which answers rightly only after a
+demonstration, and against SmolLM2, both behind an OpenAI-compatible server on loopback. The
+optimized programs then run in their own library, and exported requests without this package; the
+rows count on how many test inputs they return what the optimized system returns. Agents of other
+frameworks choose between SmolLM2 and Gemma 3 270M (``compound models get gemma3-270m``).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import Any
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"  # read when it is imported
 
 import compound as cp
-from compound.benchmarks.measure.interchange.agents import AGENTS, measure_agent
-from compound.benchmarks.measure.interchange.local_server import LocalServer
-from compound.benchmarks.measure.interchange.programs import PROGRAMS
-from compound.benchmarks.measure.interchange.tasks import scripted, things, uppercase
-from compound.benchmarks.measure.interchange.trial import MODEL, Trial
-from compound.testing.chat_server import ChatServer
+from benchmarks.measure.interchange.agents import AGENTS, measure_agent
+from benchmarks.measure.interchange.local_server import LocalServer
+from benchmarks.measure.interchange.programs import PROGRAMS
+from benchmarks.measure.interchange.tasks import scripted, things, uppercase
+from benchmarks.measure.interchange.trial import MODEL, Trial
+from compound.testing.checks import ChatServer
 
 OUTPUT = Path(__file__).parents[2] / "data" / "interchange.json"
 
@@ -37,7 +37,9 @@ def main() -> None:
     """Measure, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=OUTPUT)
-    parser.add_argument("--without-models", action="store_true", help="measure the scripted model only")
+    parser.add_argument(
+        "--without-models", action="store_true", help="measure the scripted model only"
+    )
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     rows: list[dict[str, Any]] = []
@@ -50,13 +52,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         with ChatServer(scripted) as server:
-            engine = cp.LiteLLM(MODEL, api_base=server.url, price=(0, 0))
+            engine = cp.engines.LiteLLM(MODEL, api_base=server.url, price=(0, 0))
             trial = Trial("scripted", uppercase(), folder / "scripted", server.url, engine)
             for measure in PROGRAMS:
                 add(measure(trial))
         if not options.without_models:
             with LocalServer("smollm2") as local:
-                engine = cp.LiteLLM(MODEL, api_base=local.url, price=(0, 0))
+                engine = cp.engines.LiteLLM(MODEL, api_base=local.url, price=(0, 0))
                 trial = Trial("smollm2", things(), folder / "smollm2", local.url, engine)
                 for measure in PROGRAMS:
                     add(measure(trial))

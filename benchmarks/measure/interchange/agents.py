@@ -1,7 +1,8 @@
 """Agents of other frameworks and languages, optimized behind the gateway with real models.
 
-The agents are those of ``docs/examples/external_agents``. Tuned are the text of the prompt that answers, and
-the model that answers it. The optimized text is then written into the code of a copy of the agent.
+The agents are those of ``docs/examples/external_agents``. Tuned are the text of the prompt that
+answers, and the model that answers it. The optimized text is then written into the code of a copy
+of the agent.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import compound as cp
-from compound.benchmarks.measure.interchange.tasks import countries
-from compound.benchmarks.measure.interchange.trial import optimize, outputs, result_row
+from benchmarks.measure.interchange.tasks import countries
+from benchmarks.measure.interchange.trial import optimize, outputs, result_row
 from compound.components.external_agent import ExternalAgent
 from compound.evaluation.metrics.custom import custom
 from compound.graph.space import Text
@@ -59,11 +60,15 @@ class FrameworkAgent:
         package = json.loads((_node_modules() / self.library / "package.json").read_text("utf-8"))
         return f"{self.library} {package['version']} (Node)"
 
-    def component(self, folder: Path, geographer: cp.AgentPrompt) -> ExternalAgent:
+    def component(self, folder: Path, geographer: cp.components.AgentPrompt) -> ExternalAgent:
         """Return the agent of a folder as a component."""
-        planner = cp.AgentPrompt("planner", system=PLANNER, temperature=0.0, max_tokens=24)
+        planner = cp.components.AgentPrompt(
+            "planner", system=PLANNER, temperature=0.0, max_tokens=24
+        )
         if not self.module:
-            return ExternalAgent("agent", command=["node", self.file], folder=folder, prompts=[geographer])
+            return ExternalAgent(
+                "agent", command=["node", self.file], folder=folder, prompts=[geographer]
+            )
         call = f"{Path(self.file).stem}:answer"
         return ExternalAgent("agent", call=call, folder=folder, prompts=[geographer, planner])
 
@@ -82,11 +87,15 @@ def measure_agent(agent: FrameworkAgent, folder: Path) -> dict[str, Any] | None:
     task = countries()
 
     def system_of(text: str | Text, lm: str | cp.Choice, place: Path) -> cp.System:
-        prompt = cp.AgentPrompt("geographer", system=text, lm=lm, temperature=0.0, max_tokens=task.max_tokens)
+        prompt = cp.components.AgentPrompt(
+            "geographer", system=text, lm=lm, temperature=0.0, max_tokens=task.max_tokens
+        )
         component = agent.component(place, prompt)
-        return cp.System("capitals", {"answer": component(question=cp.Input("question"))}, lm=MODELS[0])
+        return cp.System(
+            "capitals", {"answer": component(question=cp.Input("question"))}, lm=MODELS[0]
+        )
 
-    engines = {lm: cp.Transformers(lm, deterministic=True) for lm in MODELS}
+    engines = {lm: cp.engines.Transformers(lm, deterministic=True) for lm in MODELS}
     place = _copy(agent, folder / f"{agent.file}-before")
     tuned = system_of(cp.Text(GEOGRAPHER), cp.Choice(*MODELS, value=MODELS[0]), place)
     metric = custom(_named, "names the capital", bounds=(0, 1))

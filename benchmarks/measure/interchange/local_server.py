@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Self
 
 import compound as cp
-from compound.engine import Message, Request
-from compound.testing.chat_server import ChatServer
+from compound.core.engine import Message, Request
+from compound.testing.checks import ChatServer
 
 MAX_TOKENS = 24
 
@@ -21,7 +21,7 @@ class LocalServer:
     """
 
     def __init__(self, model: str) -> None:
-        self._engine = cp.Transformers(model, deterministic=True)
+        self._engine = cp.engines.Transformers(model, deterministic=True)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._server = ChatServer(self._answer, model=model)
@@ -34,7 +34,11 @@ class LocalServer:
     def _answer(self, messages: Sequence[Mapping[str, str]]) -> str:
         sent = tuple(Message(each["role"], each["content"]) for each in messages)  # type: ignore[arg-type]
         request = Request(sent, max_tokens=MAX_TOKENS)
-        return asyncio.run_coroutine_threadsafe(self._engine.generate(request), self._loop).result().text
+        return (
+            asyncio.run_coroutine_threadsafe(self._engine.generate(request), self._loop)
+            .result()
+            .text
+        )
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -6,14 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 import compound as cp
-from compound.benchmarks.measure.interchange.exported import ask, in_dspy, runners
-from compound.benchmarks.measure.interchange.trial import MODEL, Trial
+from benchmarks.measure.interchange.exported import ask, in_dspy, runners
+from benchmarks.measure.interchange.trial import MODEL, Trial
 
 
 def plain_function(trial: Trial) -> dict[str, Any]:
-    """Optimize a system declared as a Python function, and compare all of its exports."""
+    """Optimize a system declared as a Python function, and ask the model with its exported requests."""
 
-    @cp.llm(prompt=cp.Text(trial.task.instruction), demos=cp.Demos(max=6), max_tokens=trial.task.max_tokens)
+    @cp.llm(
+        prompt=cp.Text(trial.task.instruction),
+        demos=cp.Demos(max=6),
+        max_tokens=trial.task.max_tokens,
+    )
     def answer(question: str) -> str:
         raise NotImplementedError
 
@@ -26,7 +30,7 @@ def plain_function(trial: Trial) -> dict[str, Any]:
     expected = trial.outputs(best)
     same = {
         target: trial.agreement(ask_exported, expected)
-        for target, ask_exported in runners(best, trial.url, trial.folder).items()
+        for target, ask_exported in runners(best, trial.url).items()
     }
     return trial.row("compound", "cp.system", result, same)
 
@@ -38,11 +42,13 @@ def dspy_program(trial: Trial) -> dict[str, Any]:
 
     signature = dspy.Signature("question -> answer", trial.task.instruction)
     program = dspy.Predict(signature)
-    system = cp.from_dspy(program, lm=MODEL, name="dspy_program", max_tokens=trial.task.max_tokens)
+    system = cp.interchange.from_dspy(
+        program, lm=MODEL, name="dspy_program", max_tokens=trial.task.max_tokens
+    )
     result = trial.optimize(system, 600)
     best = system.bind(result.best)
-    cp.to_dspy(program, result.best).save(trial.folder / "program.json")
-    cp.export(best, "dspy", trial.folder / "exported.json")
+    cp.interchange.to_dspy(program, result.best).save(trial.folder / "program.json")
+    cp.interchange.export(best, "dspy", trial.folder / "exported.json")
     expected = trial.outputs(best)
     same = {}
     for form, file in (("to_dspy, save, load", "program"), ("export --to dspy, load", "exported")):
@@ -56,7 +62,7 @@ def dspy_program(trial: Trial) -> dict[str, Any]:
                 return None
 
         same[form] = trial.agreement(alone, expected)
-    return trial.row("dspy", "cp.from_dspy", result, same)
+    return trial.row("dspy", "cp.interchange.from_dspy", result, same)
 
 
 def langchain_chain(trial: Trial) -> dict[str, Any]:
@@ -67,25 +73,33 @@ def langchain_chain(trial: Trial) -> dict[str, Any]:
     roles = {"system": "system", "human": "user", "ai": "assistant"}
 
     def model(value: Any) -> str:  # noqa: ANN401 - a prompt value of LangChain
-        messages = [{"role": roles[each.type], "content": each.content} for each in value.to_messages()]
+        messages = [
+            {"role": roles[each.type], "content": each.content} for each in value.to_messages()
+        ]
         return ask(trial.url, {"model": "local", "messages": messages})
 
     def prompt(examples: int) -> Any:  # noqa: ANN401 - a prompt of LangChain
-        turns = [turn for q, a in trial.task.shown[:examples] for turn in (("user", q), ("assistant", a))]
+        turns = [
+            turn for q, a in trial.task.shown[:examples] for turn in (("user", q), ("assistant", a))
+        ]
         return ChatPromptTemplate.from_messages(
             [("system", trial.task.instruction), *turns, ("user", "{question}")]
         )
 
     counts = [str(count) for count in range(1, len(trial.task.shown) + 1)]
     prompts = prompt(0).configurable_alternatives(
-        ConfigurableField(id="examples"), default_key="0",
+        ConfigurableField(id="examples"),
+        default_key="0",
         **{count: prompt(int(count)) for count in counts},
-    )  # fmt: skip
+    )
     chain = prompts | RunnableLambda(model)
-    component = cp.from_langchain(
-        chain, "chain", inputs={"question": str}, outputs={"output": str},
+    component = cp.interchange.from_langchain(
+        chain,
+        "chain",
+        inputs={"question": str},
+        outputs={"output": str},
         examples=cp.Choice("0", *counts, value="0"),
-    )  # fmt: skip
+    )
     system = cp.System("langchain_chain", {"answer": component(question=cp.Input("question"))})
     result = trial.optimize(system, 400)
     config: Any = {"configurable": {"examples": result.best["chain.examples"]}}
@@ -93,7 +107,9 @@ def langchain_chain(trial: Trial) -> dict[str, Any]:
         lambda question: chain.invoke({"question": question}, config=config),
         trial.outputs(system.bind(result.best)),
     )
-    return trial.row("langchain-core", "cp.from_langchain", result, {"the chain itself": alone})
+    return trial.row(
+        "langchain-core", "cp.interchange.from_langchain", result, {"the chain itself": alone}
+    )
 
 
 def haystack_pipeline(trial: Trial) -> dict[str, Any]:
@@ -117,12 +133,17 @@ def haystack_pipeline(trial: Trial) -> dict[str, Any]:
     pipeline = haystack.Pipeline()
     pipeline.add_component("prompt", Conversation())
     key = Secret.from_token("none")
-    pipeline.add_component("llm", OpenAIChatGenerator(model="local", api_key=key, api_base_url=trial.url))
+    pipeline.add_component(
+        "llm", OpenAIChatGenerator(model="local", api_key=key, api_base_url=trial.url)
+    )
     pipeline.connect("prompt.messages", "llm.messages")
-    component = cp.from_haystack(
-        pipeline, "pipeline", inputs={"question": "prompt.question"}, outputs={"answer": "llm.replies"},
+    component = cp.interchange.from_haystack(
+        pipeline,
+        "pipeline",
+        inputs={"question": "prompt.question"},
+        outputs={"answer": "llm.replies"},
         settings={"prompt.examples": cp.Choice(*range(len(trial.task.shown) + 1), value=0)},
-    )  # fmt: skip
+    )
     system = cp.System("haystack_pipeline", {"answer": component(question=cp.Input("question"))})
     result = trial.optimize(system, 400)
 
@@ -131,9 +152,14 @@ def haystack_pipeline(trial: Trial) -> dict[str, Any]:
         return pipeline.run({"prompt": values})["llm"]["replies"][0].text
 
     same = trial.agreement(alone, trial.outputs(system.bind(result.best)))
-    return trial.row("haystack-ai", "cp.from_haystack", result, {"the pipeline itself": same})
+    return trial.row(
+        "haystack-ai", "cp.interchange.from_haystack", result, {"the pipeline itself": same}
+    )
 
 
 PROGRAMS: tuple[Callable[[Trial], dict[str, Any]], ...] = (
-    plain_function, dspy_program, langchain_chain, haystack_pipeline,
-)  # fmt: skip
+    plain_function,
+    dspy_program,
+    langchain_chain,
+    haystack_pipeline,
+)

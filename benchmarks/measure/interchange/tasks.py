@@ -61,7 +61,9 @@ def things() -> Task:
 def countries() -> Task:
     """Return the task to name the capital of a country."""
     known = [(row["name"], row["capital"]) for row in json.loads(COUNTRIES.read_text("utf-8"))]
-    chosen = sorted(known, key=lambda pair: hashlib.sha256(pair[0].encode()).hexdigest())[: 3 * SIZE]
+    chosen = sorted(known, key=lambda pair: hashlib.sha256(pair[0].encode()).hexdigest())[
+        : 3 * SIZE
+    ]
     pairs = [(f"What is the capital of {name}?", capital) for name, capital in chosen]
     return Task("You are a geographer. Answer the question.", _split(pairs), (), 16)
 
@@ -79,5 +81,9 @@ def scripted(messages: Sequence[Mapping[str, str]]) -> str:
 
 
 def _split(pairs: Sequence[tuple[str, str]]) -> Rows:
-    rows: list[dict[str, object]] = [{"question": question, "answer": answer} for question, answer in pairs]
-    return {name: rows[k * SIZE : (k + 1) * SIZE] for k, name in enumerate(("train", "valid", "test"))}
+    rows: list[dict[str, object]] = [
+        {"question": question, "answer": answer} for question, answer in pairs
+    ]
+    return {
+        name: rows[k * SIZE : (k + 1) * SIZE] for k, name in enumerate(("train", "valid", "test"))
+    }

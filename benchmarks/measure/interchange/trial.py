@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import compound as cp
+from benchmarks.measure.interchange.tasks import Rows, Task
 from compound.api.arguments import GivenMetric
-from compound.benchmarks.measure.interchange.tasks import Rows, Task
-from compound.engine import Engine
+from compound.core.engine import Engine
 
 MODEL = "openai/local"  # name of the model that the server answers as
 
@@ -23,7 +23,7 @@ class Trial:
     Attributes:
         model: name of the model in the table.
         task: the task.
-        folder: holds the runs and exported programs.
+        folder: holds the runs and the states of DSPy programs.
         url: address of the server.
         engine: engine of systems that call the server.
     """
@@ -42,7 +42,12 @@ class Trial:
     def optimize(self, system: cp.System, budget: int) -> cp.Result:
         """Optimize a system with method ``search``."""
         return optimize(
-            system, self.rows, "exact_match", budget, self.folder / system.name, {MODEL: self.engine}
+            system,
+            self.rows,
+            "exact_match",
+            budget,
+            self.folder / system.name,
+            {MODEL: self.engine},
         )
 
     def outputs(self, system: cp.System) -> list[object]:
@@ -52,9 +57,13 @@ class Trial:
     def agreement(self, answer: Callable[[str], object], expected: list[object]) -> int:
         """Count the test rows on which a function of the question returns the expected output."""
         questions = (str(row["question"]) for row in self.rows["test"])
-        return sum(answer(question) == each for question, each in zip(questions, expected, strict=True))
+        return sum(
+            answer(question) == each for question, each in zip(questions, expected, strict=True)
+        )
 
-    def row(self, library: str, form: str, result: cp.Result, same: Mapping[str, int]) -> dict[str, Any]:
+    def row(
+        self, library: str, form: str, result: cp.Result, same: Mapping[str, int]
+    ) -> dict[str, Any]:
         """Return a row of the table."""
         named = f"{library} {version(library)}" if library != "compound" else "compound"
         return {**result_row(named, form, self.model, result), "same_outputs": dict(same)}
@@ -73,9 +82,17 @@ def optimize(
     Runs may fail: small models rarely follow DSPy's format without a demonstration.
     """
     return cp.optimize(
-        system, rows, metric, method="search", budget=budget, run_dir=run_dir, engines=dict(engines),
-        progress=False, seed=0, max_failed=1.0,
-    )  # fmt: skip
+        system,
+        rows,
+        metric,
+        method="search",
+        budget=budget,
+        run_dir=run_dir,
+        engines=dict(engines),
+        progress=False,
+        seed=0,
+        max_failed=1.0,
+    )
 
 
 def outputs(system: cp.System, rows: Rows, engines: Mapping[str, Engine]) -> list[object]:
@@ -94,6 +111,10 @@ def result_row(library: str, form: str, model: str, result: cp.Result) -> dict[s
     assert before is not None
     assert after is not None
     return {
-        "library": library, "form": form, "model": model, "test_rows": len(after.scores),
-        "test_before": before.mean, "test_after": after.mean,
-    }  # fmt: skip
+        "library": library,
+        "form": form,
+        "model": model,
+        "test_rows": len(after.scores),
+        "test_before": before.mean,
+        "test_after": after.mean,
+    }

@@ -1,18 +1,20 @@
 """Optimize an agent with two MCP servers in its texts and worked examples, and train it one step.
 
-    nice -n 5 python -m compound.benchmarks.measure.prompts.agent_tools
+    nice -n 5 python -m benchmarks.measure.prompts.agent_tools
 
-Writes ``benchmarks/data/agent_tools.json``: the score of each stage of ``benchmarks/agent.yaml`` on the same
-test questions, with its 95 % interval, by kind of question (a search in the catalogue, a calculation), and
-the controls: the best constant answer, and one direct call of the model without tools.
+Writes ``benchmarks/data/agent_tools.json``: the score of each stage of ``benchmarks/agent.yaml`` on
+the same test questions, with its 95 % interval, by kind of question (a search in the catalogue, a
+calculation), and the controls: the best constant answer, and one direct call of the model without
+tools.
 
 1. The agent without worked examples.
 2. As declared, with a worked example of each tool.
 3. After `search` has tuned its prompt, worked examples and tool texts.
 4. After one step of `mmgrpo` on the weights of 3, whether or not the step would be accepted.
 
-Stages 3 and 4 are measured with several seeds of the search and the training. The model is the embedded
-SmolLM2 with 135 million parameters; the servers are started as programs. About 20 minutes on one core.
+Stages 3 and 4 are measured with several seeds of the search and the training. The model is the
+embedded SmolLM2 with 135 million parameters; the servers are started as programs. About 20 minutes
+on one core.
 """
 
 from __future__ import annotations
@@ -25,23 +27,22 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import compound as cp
-from compound.api.sweeps.controls import constant_answer, evaluate_constant
-from compound.api.sweeps.direct_call import direct_system
-from compound.benchmarks.agents import catalogue
+from benchmarks.agents import catalogue
+from compound.api.sweeps.controls import constant_answer, direct_system, evaluate_constant
+from compound.core.example import Metric
+from compound.core.narrowing import entry
 from compound.evaluation.evaluate import Evaluation, evaluate
 from compound.evaluation.examples import read_examples
-from compound.example import Metric
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
 from compound.execution.rng import derive_seed
-from compound.narrowing import entry
 from compound.optimization.method import JobContext, Proposal, Task
 from compound.optimization.problem import Problem
 from compound.optimization.scorer import JobScorer
+from compound.optimization.settings.optimize import make_settings
 from compound.optimizers.methods import method
-from compound.settings.optimize import make_settings
-from compound.spec import Program, load
 from compound.testing import PlainMemory
+from compound.yaml import Program, load
 
 FILE = Path(__file__).parents[2] / "agent.yaml"
 OUTPUT = Path(__file__).parents[2] / "data" / "agent_tools.json"
@@ -50,10 +51,12 @@ SEEDS = 3
 STEP = {
     "method": "mmgrpo",
     "mmgrpo": {
-        "steps": 1, "rollouts": {"examples": 6, "runs": 6}, "optimizer": {"lr": 5e-4},
+        "steps": 1,
+        "rollouts": {"examples": 6, "runs": 6},
+        "optimizer": {"lr": 5e-4},
         "evaluation": {"every": 0},
     },
-}  # fmt: skip
+}
 CALLS = 200  # system runs that the training step may spend
 
 
@@ -75,7 +78,8 @@ class Measurement:
         self.begin(0)
         self.metric: Metric = program.metric
         self.train, self.valid, self.test = (
-            read_examples(program.data, split, program.system.inputs) for split in ("train", "valid", "test")
+            read_examples(program.data, split, program.system.inputs)
+            for split in ("train", "valid", "test")
         )
         self.stages: dict[str, object] = {}
 
@@ -102,7 +106,10 @@ class Measurement:
 
     def add(self, stage: str, found: Evaluation, facts: Mapping[str, object]) -> None:
         """Record and print the scores of a stage."""
-        kinds = {"search": found.scores[0::2], "calculate": found.scores[1::2]}  # the questions alternate
+        kinds = {
+            "search": found.scores[0::2],
+            "calculate": found.scores[1::2],
+        }  # the questions alternate
         row = {
             **{name: round(value, 4) for name, value in _interval(found).items()},
             **{name: round(sum(scores) / len(scores), 4) for name, scores in kinds.items()},
@@ -113,7 +120,9 @@ class Measurement:
 
     def executor(self) -> Executor:
         """Return an executor with the engines of the program."""
-        return Executor(self.program.find_engine, cache=MemoryCache(), seed=0, folder=self.memory.folder)
+        return Executor(
+            self.program.find_engine, cache=MemoryCache(), seed=0, folder=self.memory.folder
+        )
 
     def controls(self) -> None:
         """Evaluate the best constant answer, and a direct call of the model."""
@@ -128,17 +137,24 @@ class Measurement:
         frozen = {key: value for key, value in system.parameters.items() if "weights" not in key}
         started = time.process_time()
         result = cp.optimize(
-            system, data, self.metric, settings=self.program.optimize, engines=self.program.find_engine,
-            run_dir=self.folder / f"search-{self.seed}", progress=False, seed=self.seed,
-        )  # fmt: skip
+            system,
+            data,
+            self.metric,
+            settings=self.program.optimize,
+            engines=self.program.find_engine,
+            run_dir=self.folder / f"search-{self.seed}",
+            progress=False,
+            seed=self.seed,
+        )
         best = system.bind({**system.configuration, **{key: result.best[key] for key in frozen}})
         changed = [key for key in frozen if best.configuration[key] != system.configuration[key]]
         facts: dict[str, object] = {
-            "valid_before": result.before.mean, "valid_after": result.after.mean,
+            "valid_before": result.before.mean,
+            "valid_after": result.after.mean,
             "system_runs": round(float(result.spent["system_runs"]), 1),
             "cpu_seconds": round(time.process_time() - started, 1),
             "changed": {key: best.configuration[key] for key in changed},
-        }  # fmt: skip
+        }
         return best, facts
 
     def trained(self, system: cp.System) -> tuple[cp.System, dict[str, object]]:
@@ -149,7 +165,9 @@ class Measurement:
         settings = make_settings({**STEP, "seed": self.seed})
         made = method("mmgrpo", system, settings)
         executor = self.executor()
-        problem = Problem(system, self.train, (), (), self.metric, settings, made, self.program.find_engine)
+        problem = Problem(
+            system, self.train, (), (), self.metric, settings, made, self.program.find_engine
+        )
         context = JobContext(executor, self.metric, problem.rules, self.memory)
         started = time.process_time()
         try:

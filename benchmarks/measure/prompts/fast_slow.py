@@ -1,16 +1,17 @@
 """Compare fast-slow training with stages of prompts and weights, at equal numbers of system runs.
 
-    python -m compound.benchmarks.measure.prompts.fast_slow [--seeds 0,1,2,3,4]
+    python -m benchmarks.measure.prompts.fast_slow [--seeds 0,1,2,3,4]
 
-Writes ``benchmarks/data/fast_slow.json``: for each method and seed, the system runs, the score of the trained
-system, the mean reward of rollouts by step, and the prompt. All methods may spend the same number of system
-runs, including those of prompt search.
+Writes ``benchmarks/data/fast_slow.json``: for each method and seed, the system runs, the score of
+the trained system, the mean reward of rollouts by step, and the prompt. All methods may spend the
+same number of system runs, including those of prompt search.
 
-The task couples prompt and weights. An agent with weights reads a colour, an animal and a fruit, and must
-name the place of the colour. A gate lets through only the places that its text names, one of four at the
-start. A right answer is worth one half, and another half if the gate lets it through; so another word helps
-the more, the better the agent is. A scripted model rewrites the text: it adds a word, and does not know which
-one helps. Another text for the gate costs no system runs while the agent's answers come from the cache.
+The task couples prompt and weights. An agent with weights reads a colour, an animal and a fruit,
+and must name the place of the colour. A gate lets through only the places that its text names, one
+of four at the start. A right answer is worth one half, and another half if the gate lets it
+through; so another word helps the more, the better the agent is. A scripted model rewrites the
+text: it adds a word, and does not know which one helps. Another text for the gate costs no system
+runs while the agent's answers come from the cache.
 """
 
 from __future__ import annotations
@@ -28,27 +29,27 @@ from statistics import fmean
 
 import numpy as np
 
-from compound.benchmarks.simulated.toy_model import ANIMALS, COLOURS, FRUITS, PLACES, make_toy_model
-from compound.benchmarks.simulated.toys import place_of
-from compound.components.engines.local.engine import TransformersEngine
+from benchmarks.simulated.toy_model import ANIMALS, COLOURS, FRUITS, PLACES, make_toy_model
+from benchmarks.simulated.toys import place_of
 from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.engine import Engine
+from compound.core.engine import Engine
+from compound.core.example import Example
+from compound.core.narrowing import entry
+from compound.engines.local.engine import TransformersEngine
 from compound.evaluation.evaluate import evaluate
 from compound.evaluation.metrics.custom import custom
-from compound.example import Example
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
 from compound.execution.rng import derive_seed
 from compound.graph.component import Input
 from compound.graph.space import ATTENTION, LoRA, Text
 from compound.graph.system import System
-from compound.narrowing import entry
 from compound.optimization.method import JobContext, Proposal, Task
 from compound.optimization.problem import Problem
 from compound.optimization.scorer import JobScorer
+from compound.optimization.settings.optimize import make_settings
 from compound.optimizers.methods import method
-from compound.settings.optimize import make_settings
 from compound.testing import PlainMemory, ScriptedLM
 
 OUTPUT = Path(__file__).parents[2] / "data" / "fast_slow.json"
@@ -58,14 +59,20 @@ KINDS = ("colour", "animal", "fruit")
 SEARCH = 0.2  # share of prompt search in all of them
 WORDS = (*PLACES, *FRUITS[:2])  # words that a rewritten text may add
 WEIGHTS = {
-    "steps": 100, "rollouts": {"examples": 4, "runs": 8}, "loss": {"grpo": {"entropy": 0.01}},
-    "optimizer": {"lr": 5e-3}, "evaluation": {"every": 0},
-}  # fmt: skip
+    "steps": 100,
+    "rollouts": {"examples": 4, "runs": 8},
+    "loss": {"grpo": {"entropy": 0.01}},
+    "optimizer": {"lr": 5e-3},
+    "evaluation": {"every": 0},
+}
 METHODS: Mapping[str, Mapping[str, object]] = {
     "weights": {"stages": ["mmgrpo"]},
     "prompts, then weights": {"stages": ["gepa", "mmgrpo"]},
     "weights, then prompts": {"stages": ["mmgrpo", "gepa"]},
-    "fast-slow": {"stages": ["mmgrpo"], "interleave": {"every": 10, "share": SEARCH / (1 - SEARCH)}},
+    "fast-slow": {
+        "stages": ["mmgrpo"],
+        "interleave": {"every": 10, "share": SEARCH / (1 - SEARCH)},
+    },
 }
 
 
@@ -94,7 +101,9 @@ def coupled(model: str) -> System:
 def examples() -> list[Example]:
     """Return all combinations of a colour, an animal and a fruit; only the colour matters."""
     return [
-        Example("-".join(words), dict(zip(KINDS, words, strict=True)), {"place": place_of(words[0])})
+        Example(
+            "-".join(words), dict(zip(KINDS, words, strict=True)), {"place": place_of(words[0])}
+        )
         for words in itertools.product(COLOURS, ANIMALS, FRUITS)
     ]
 
@@ -107,7 +116,10 @@ def reflect(message: str, rng: np.random.Generator) -> str:
 
 
 def train(
-    chosen: Mapping[str, object], seed: int, runs: float = RUNS, weights: Mapping[str, object] = WEIGHTS
+    chosen: Mapping[str, object],
+    seed: int,
+    runs: float = RUNS,
+    weights: Mapping[str, object] = WEIGHTS,
 ) -> dict[str, object]:
     """Optimize the system from scratch; return the scores and the learning curve."""
     import torch
@@ -128,10 +140,13 @@ async def _trained(
 ) -> dict[str, object]:
     settings = make_settings(
         {
-            "method": "better_together", "seed": seed, "better_together": chosen, "mmgrpo": weights,
+            "method": "better_together",
+            "seed": seed,
+            "better_together": chosen,
+            "mmgrpo": weights,
             "gepa": {"lm": "writer", "batch": 8, "held_out": 24},
         }
-    )  # fmt: skip
+    )
     system, rows, metric = coupled(model), examples(), custom(graded)
     made = method("better_together", system, settings)
     memory = PlainMemory(folder / "memory")
@@ -152,7 +167,15 @@ async def _trained(
             share = runs * part if number < len(made.jobs) - 1 else runs - (spent - start)
             scorer = JobScorer(problem, executor, system, share, spent)
             given = Task(
-                system, job.keys, rows, scorer, derive_seed(seed, "job", number), seed, 4, 8, context
+                system,
+                job.keys,
+                rows,
+                scorer,
+                derive_seed(seed, "job", number),
+                seed,
+                4,
+                8,
+                context,
             )
             async for event in made.optimizers[job.optimizer].propose(given):
                 if isinstance(event, Proposal):

@@ -1,12 +1,14 @@
 """Record the requests of the library ``textgrad`` in one step of prompt optimization, with a scripted model.
 
-Run with ``python benchmarks/measure/prompts/textgrad_parity.py`` in an environment that has textgrad 0.1.8,
-which is not a dependency of this package; it writes ``benchmarks/data/textgrad_parity.json``: for several
-systems and two examples, the number of requests of each kind, and the information in each of them. The test
-``tests/optimizers/baselines/test_textgrad_parity.py`` compares the requests of method ``textgrad`` with it.
+Run with ``python benchmarks/measure/prompts/textgrad_parity.py`` in an environment that has
+textgrad 0.1.8, which is not a dependency of this package; it writes
+``benchmarks/data/textgrad_parity.json``: for several systems and two examples, the number of
+requests of each kind, and the information in each of them. The test
+``tests/optimizers/baselines/test_textgrad_parity.py`` compares the requests of method ``textgrad``
+with it.
 
-Every piece of information is a marker, such as ``@OUTPUT-a-0`` for the output of step a on example 0, so the
-wording of the requests does not matter.
+Every piece of information is a marker, such as ``@OUTPUT-a-0`` for the output of step a on example
+0, so the wording of the requests does not matter.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from typing import Any
 
 OUTPUT = Path(__file__).parents[2] / "data" / "textgrad_parity.json"
 EXAMPLES = 2
-# Steps in order of execution, each with the steps that it reads; the first reads the question. The last one
-# writes the result. A step named "tool" is a function.
+# Steps in order of execution, each with the steps that it reads; the first reads the question. The
+# last one writes the result. A step named "tool" is a function.
 SYSTEMS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "one": {"a": ()},
     "chain": {"a": (), "b": ("a",)},
@@ -55,7 +57,8 @@ def summarize(requests: Sequence[tuple[str, str]]) -> dict[str, Row]:
 def reply_to(prompt: str, system_prompt: str) -> tuple[str, str]:
     """Return the kind of a request of the library, and the scripted reply.
 
-    Kinds are ``output a read by b``, ``prompt a``, ``rewrite a``, and ``run a`` in the system itself.
+    Kinds are ``output a read by b``, ``prompt a``, ``rewrite a``, and ``run a`` in the system
+    itself.
     """
     (number, *_) = re.findall(r"@[A-Z]+(?:-[a-z]+)*-(\d+)", prompt)
     if "<IMPROVED_VARIABLE>" in prompt:
@@ -63,7 +66,9 @@ def reply_to(prompt: str, system_prompt: str) -> tuple[str, str]:
         return f"rewrite {step}", f"<IMPROVED_VARIABLE>@PROMPT-{step} better</IMPROVED_VARIABLE>"
     if role := re.search(r"<ROLE> (\w+) (\w+) </ROLE>", prompt):
         (reader,) = re.findall(r"<(?:LM_OUTPUT|OUTPUT_OF_FUNCTION)> @(?:OUTPUT-)?(\w+)", prompt)
-        kind = f"{role[1]} {role[2]}" + (f" read by {reader.lower()}" if role[1] == "output" else "")
+        kind = f"{role[1]} {role[2]}" + (
+            f" read by {reader.lower()}" if role[1] == "output" else ""
+        )
         return kind, f"@FEEDBACK-{'-'.join(role.groups())}-{number}"
     (step,) = re.findall(r"@PROMPT-(\w+)", system_prompt)
     return f"run {step}", f"@OUTPUT-{step}-{number}"
@@ -89,7 +94,9 @@ def record(steps: Mapping[str, Sequence[str]]) -> dict[str, Row]:
     }
     losses = []
     for number in range(EXAMPLES):
-        question = tg.Variable(f"@QUESTION-{number}", requires_grad=False, role_description="question")
+        question = tg.Variable(
+            f"@QUESTION-{number}", requires_grad=False, role_description="question"
+        )
         outputs: dict[str, Any] = {}
         for step, earlier in steps.items():
             inputs = {name: outputs[name] for name in earlier} or {"question": question}
@@ -103,8 +110,12 @@ def record(steps: Mapping[str, Sequence[str]]) -> dict[str, Row]:
                 engine, form, dict.fromkeys(inputs), prompts[step]
             )
             outputs[step] = call(inputs=inputs, response_role_description=role)
-        gold = tg.Variable(f"@GOLD-{number}", requires_grad=False, role_description="correct answer")
-        score = operations.StringBasedFunction(lambda prediction, gold, n=number: f"@SCORE-{n}", "the score")
+        gold = tg.Variable(
+            f"@GOLD-{number}", requires_grad=False, role_description="correct answer"
+        )
+        score = operations.StringBasedFunction(
+            lambda prediction, gold, n=number: f"@SCORE-{n}", "the score"
+        )
         losses.append(score(inputs={"prediction": [*outputs.values()][-1], "gold": gold}))
     tg.sum(losses).backward(engine)
     tg.TextualGradientDescent(parameters=list(prompts.values()), engine=engine).step()

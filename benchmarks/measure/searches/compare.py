@@ -1,12 +1,16 @@
 """Compare methods on a system by the score of the configurations that they find, by system runs.
 
-    python -m compound.benchmarks.measure.searches.compare benchmarks/atlas.yaml --runs FOLDER --output FILE
+    python -m benchmarks.measure.searches.compare benchmarks/atlas.yaml --runs FOLDER --output FILE
 
-Each method optimizes the system once per budget and seed. All configurations found are then evaluated on the
-same test examples, as are the initial configuration and two controls: the constant answer that is best on the
-train split, and one direct call of the system's model. All runs share greedy completions
-(`compound.benchmarks.measure.searches.completions`). The file is rewritten after each run, and runs that it
-holds are not made again, so that a measurement can be interrupted and extended by methods, budgets and seeds.
+Each method optimizes the system once per budget and seed. All configurations found are then
+evaluated on the same test examples, as are the initial configuration and two controls: the constant
+answer that is best on the train split, and one direct call of the system's model. All runs share
+greedy completions (`benchmarks.measure.searches.completions`). The file is rewritten after each
+run, and runs that it holds are not made again, so that a measurement can be interrupted and
+extended by methods, budgets and seeds.
+
+With `--from FOLDER/optimas-240-{seed}`, runs start from a run with another seed: with its
+configurations and rewards. Their rows are named `optimas, warm`.
 """
 
 from __future__ import annotations
@@ -20,18 +24,18 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from compound.api.optimize import optimize
+from benchmarks.measure.searches.completions import StoredCompletions
+from compound.api.optimize import run_optimization
 from compound.api.result import read_result
 from compound.api.sweeps.controls import CONSTANT, DIRECT, Control
 from compound.api.sync import evaluate
-from compound.benchmarks.measure.searches.completions import StoredCompletions
-from compound.engine import Engine
-from compound.errors import DataError
+from compound.core.engine import Engine
+from compound.core.errors import DataError
 from compound.evaluation.statistics import UNIT, interval_of_means, paired_interval
 from compound.execution.cache import DiskCache
 from compound.graph.configuration import Configuration
-from compound.settings.common import BudgetSettings
-from compound.spec import Program, load
+from compound.optimization.settings.common import BudgetSettings
+from compound.yaml import Program, load
 
 METHODS = ("random", "search", "mipro", "optimas")
 BUDGETS = (100, 200, 400)
@@ -46,17 +50,21 @@ class Measurement:
         program: the system with its data and settings.
         folder: holds the runs and the shared completions.
         examples: number of test examples.
+        earlier: the directory of the run to start from, by seed.
     """
 
     program: Program
     folder: Path
     examples: int
+    earlier: Callable[[int], Path] | None = None
     _engines: Callable[[str], Engine] = field(init=False)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         store = DiskCache(self.folder / "completions.sqlite")
-        self._engines = functools.cache(lambda lm: StoredCompletions(self.program.find_engine(lm), store))
+        self._engines = functools.cache(
+            lambda lm: StoredCompletions(self.program.find_engine(lm), store)
+        )
 
     @property
     def engine(self) -> str:
@@ -66,7 +74,8 @@ class Measurement:
 
     def run(self, method: str, budget: float, seed: int) -> Mapping[str, Any]:
         """Return the test scores of the configuration that a method finds, and what finding it took."""
-        folder = self.folder / f"{method.rpartition(':')[2]}-{budget:g}-{seed}"
+        warm = "-warm" if self.earlier else ""
+        folder = self.folder / f"{method.rpartition(':')[2]}{warm}-{budget:g}-{seed}"
         stored = folder / f"scores-{self.examples}.json"
         if not stored.exists():
             if not (folder / "best.json").exists():
@@ -94,10 +103,17 @@ class Measurement:
                 "budget": BudgetSettings(system_runs=budget),
             }
         )
-        optimize(
-            program.system, program.data, program.metric, settings,
-            run_dir=folder, engines=self._engines, folder=program.folder, text=program.text,
-        )  # fmt: skip
+        run_optimization(
+            program.system,
+            program.data,
+            program.metric,
+            settings,
+            run_dir=folder,
+            engines=self._engines,
+            folder=program.folder,
+            text=program.text,
+            start_from=self.earlier(seed) if self.earlier else None,
+        )
 
     def score(self, configuration: Configuration) -> list[float]:
         """Return the test scores of a configuration."""
@@ -105,9 +121,15 @@ class Measurement:
         assert program.data is not None
         assert program.metric is not None
         evaluation = evaluate(
-            program.system.bind(configuration), program.data, program.metric, "test",
-            limit=self.examples, settings=program.optimize, engines=self._engines, cache=False,
-        )  # fmt: skip
+            program.system.bind(configuration),
+            program.data,
+            program.metric,
+            "test",
+            limit=self.examples,
+            settings=program.optimize,
+            engines=self._engines,
+            cache=False,
+        )
         return [round(score, 4) for score in evaluation.scores]
 
     def control(self, name: str) -> float | None:
@@ -129,7 +151,10 @@ def summarize(runs: Sequence[Mapping[str, Any]], start: Sequence[float]) -> dict
         "mean": interval_of_means(means, bounds=UNIT).to_json() if several else None,
         "gain": paired_interval(start, examples).to_json(),
         "accepted": [run["accepted"] for run in runs],
-        **{name: round(fmean(run[name] for run in runs), 1) for name in ("system_runs", "calls", "seconds")},
+        **{
+            name: round(fmean(run[name] for run in runs), 1)
+            for name in ("system_runs", "calls", "seconds")
+        },
     }
 
 
@@ -140,8 +165,13 @@ def read_document(path: Path, measured: Measurement) -> dict[str, Any]:
         DataError: the file is about another system, model or number of examples.
     """
     system = measured.program.system
-    facts = {"system": measured.program.path.stem, "identity": system.identity, "lm": system.lm,
-             "engine": measured.engine, "examples": measured.examples}  # fmt: skip
+    facts = {
+        "system": measured.program.path.stem,
+        "identity": system.identity,
+        "lm": system.lm,
+        "engine": measured.engine,
+        "examples": measured.examples,
+    }
     if path.exists():
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if differing := [name for name, value in facts.items() if document.get(name) != value]:
@@ -152,7 +182,12 @@ def read_document(path: Path, measured: Measurement) -> dict[str, Any]:
             )
         return document
     controls = {name: measured.control(name) for name in (CONSTANT, DIRECT)}
-    return {**facts, "start": measured.score(system.configuration), "controls": controls, "runs": {}}
+    return {
+        **facts,
+        "start": measured.score(system.configuration),
+        "controls": controls,
+        "runs": {},
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -160,25 +195,42 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("system", type=Path, help="the system's YAML file")
     parser.add_argument("--runs", type=Path, required=True, help="folder of the runs")
-    parser.add_argument("--output", type=Path, required=True, help="the JSON file to write or extend")
+    parser.add_argument(
+        "--output", type=Path, required=True, help="the JSON file to write or extend"
+    )
     parser.add_argument("--methods", default=",".join(METHODS), help="comma-separated methods")
-    parser.add_argument("--budgets", default=",".join(map(str, BUDGETS)), help="comma-separated system runs")
-    parser.add_argument("--seeds", default=f"0-{SEEDS - 1}", help="first and last seed, such as 0-4")
+    parser.add_argument(
+        "--budgets", default=",".join(map(str, BUDGETS)), help="comma-separated system runs"
+    )
+    parser.add_argument(
+        "--seeds", default=f"0-{SEEDS - 1}", help="first and last seed, such as 0-4"
+    )
     parser.add_argument("--examples", type=int, default=EXAMPLES, help="number of test examples")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override an entry")
+    parser.add_argument(
+        "--from", dest="earlier", help="run to start from, with {seed} for the next seed"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override an entry"
+    )
     args = parser.parse_args(arguments)
     overrides = [(key, value) for key, _, value in (each.partition("=") for each in args.set)]
-    measured = Measurement(load(args.system, overrides=overrides), args.runs, args.examples)
-    document = read_document(args.output, measured)
     first, _, last = args.seeds.partition("-")
-    for seed in range(int(first), int(last or first) + 1):
+    seeds = range(int(first), int(last or first) + 1)
+    measured = Measurement(load(args.system, overrides=overrides), args.runs, args.examples)
+    if args.earlier:
+        measured.earlier = lambda seed: Path(
+            args.earlier.format(seed=seed + 1 if seed + 1 in seeds else seeds[0])
+        )
+    document = read_document(args.output, measured)
+    for seed in seeds:
         for budget in args.budgets.split(","):
             for method in args.methods.split(","):
-                known = document["runs"].setdefault(method, {}).setdefault(budget, {})
+                name = f"{method}, warm" if args.earlier else method
+                known = document["runs"].setdefault(name, {}).setdefault(budget, {})
                 if str(seed) not in known:
                     known[str(seed)] = measured.run(method, float(budget), seed)
                     args.output.write_text(json.dumps(document) + "\n", encoding="utf-8")
-                print(seed, budget, method, round(fmean(known[str(seed)]["scores"]), 4), flush=True)
+                print(seed, budget, name, round(fmean(known[str(seed)]["scores"]), 4), flush=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from compound.engine import Completion, Engine, Request, Usage
+from compound.core.engine import Completion, Engine, Request, Usage
 from compound.execution.cache import DiskCache
 from compound.graph.configuration import canonical_json, digest
 
@@ -15,8 +15,9 @@ from compound.graph.configuration import canonical_json, digest
 class StoredCompletions:
     """An engine that answers a greedy request from a file if any measurement has sent it before.
 
-    Runs of several methods and seeds then differ in what they ask, and not in the last digits of a logit,
-    which depend on the composition of a batch. Usage and budgets are those of the original calls.
+    Runs of several methods and seeds then differ in what they ask, and not in the last digits of a
+    logit, which depend on the composition of a batch. Usage and budgets are those of the original
+    calls.
 
     Attributes:
         engine: answers what is not stored.
@@ -50,13 +51,19 @@ class StoredCompletions:
         """Answer from the file, or by the engine."""
         if request.temperature > 0 or request.adapter is not None or request.want_tokens:
             return await self.engine.generate(request)
-        fields = asdict(replace(request, seed=0, timeout=None))  # neither changes a greedy completion
+        fields = asdict(
+            replace(request, seed=0, timeout=None)
+        )  # neither changes a greedy completion
         key = digest(canonical_json([self.engine.name, fields]))
         stored = self.store.get(key)
         if stored is not None:
             return _completion(stored)
         found = await self.engine.generate(request)
-        document = {"text": found.text, "usage": found.usage.to_json(), "finish_reason": found.finish_reason}
+        document = {
+            "text": found.text,
+            "usage": found.usage.to_json(),
+            "finish_reason": found.finish_reason,
+        }
         self.store.put(key, document)
         return found
 

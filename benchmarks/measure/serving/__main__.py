@@ -1,12 +1,13 @@
 """Measure the server against the scripted engine that it calls, without a model.
 
-Run ``python -m compound.benchmarks.measure.serving``.
+Run ``python -m benchmarks.measure.serving``.
 
-Prints one JSON object and writes it to ``benchmarks/data/serving.json``. Server, engine and client are
-processes of their own. Each repeat measures the engine and the server in turn, in alternating order, so that
-other load on the machine affects both; ratios and differences are taken within a repeat. Latency is measured
-on one connection, throughput with 256 connections, for engines that take different times per answer: the
-shorter the answer, the more requests per second the server must process to keep up.
+Prints one JSON object and writes it to ``benchmarks/data/serving.json``. Server, engine and client
+are processes of their own. Each repeat measures the engine and the server in turn, in alternating
+order, so that other load on the machine affects both; ratios and differences are taken within a
+repeat. Latency is measured on one connection, throughput with 256 connections, for engines that
+take different times per answer: the shorter the answer, the more requests per second the server
+must process to keep up.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from pathlib import Path
 from statistics import median
 
 import compound as cp
-from compound.engine import Message, Request
-from compound.serving import ServerSettings, serve
+from compound.api.serving import ServerSettings, serve
+from compound.core.engine import Message, Request
 from compound.testing import ScriptedLM
 
 OUTPUT = Path(__file__).parents[2] / "data" / "serving.json"
-MODULE = "compound.benchmarks.measure.serving"
+MODULE = "benchmarks.measure.serving"
 CONNECTIONS = 256
 WARM_UP = 2.5  # seconds that are not counted
 LATENCIES = (1.0, 0.5, 0.25)  # seconds per answer
@@ -156,10 +157,21 @@ class Server:
 def made(role: str, port: int, latency: float, amount: float) -> float:
     """Run a measurement in a process of its own."""
     command = [
-        sys.executable, "-m", MODULE, "--role", role, "--port", str(port), "--latency", str(latency),
-        "--amount", str(amount),
-    ]  # fmt: skip
-    return float(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+        sys.executable,
+        "-m",
+        MODULE,
+        "--role",
+        role,
+        "--port",
+        str(port),
+        "--latency",
+        str(latency),
+        "--amount",
+        str(amount),
+    ]
+    return float(
+        json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    )
 
 
 def pairs(role: str, latency: float, amount: float, repeats: int) -> list[tuple[float, float]]:

@@ -1,13 +1,13 @@
 """Measure the throughput of a fleet of two replicas against one, on simulated servers of known rate.
 
-Run ``python -m compound.benchmarks.measure.serving.fleet``.
+Run ``python -m benchmarks.measure.serving.fleet``.
 
-Prints one JSON object and writes it to ``benchmarks/data/fleet.json``. A simulated server is a process of its
-own with OpenAI's API: it answers `SLOTS` requests at a time and takes `SECONDS` for each, so that its rate is
-known. A step has one of the numbers of requests in `STEPS`, in groups of `GROUP` equal prompts. Steps with
-one replica, with two, and with two of which one is killed in the middle of the step alternate. Every answer
-repeats its prompt and names its server, so that lost answers, and servers that read the same prompt, are
-counted.
+Prints one JSON object and writes it to ``benchmarks/data/fleet.json``. A simulated server is a
+process of its own with OpenAI's API: it answers `SLOTS` requests at a time and takes `SECONDS` for
+each, so that its rate is known. A step has one of the numbers of requests in `STEPS`, in groups of
+`GROUP` equal prompts. Steps with one replica, with two, and with two of which one is killed in the
+middle of the step alternate. Every answer repeats its prompt and names its server, so that lost
+answers, and servers that read the same prompt, are counted.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from pathlib import Path
 from statistics import median, quantiles
 
 import compound as cp
-from compound.engine import Completion, Message, Request
+from compound.core.engine import Completion, Message, Request
 
 OUTPUT = Path(__file__).parents[2] / "data" / "fleet.json"
-MODULE = "compound.benchmarks.measure.serving.fleet"
+MODULE = "benchmarks.measure.serving.fleet"
 SLOTS, SECONDS = 8, 0.4  # requests at a time, and seconds of each: 20 requests per second
 STEPS, GROUP = (240, 480), 8  # requests of a step, and of equal prompts in it
 TOKENS = 20  # completion tokens of an answer
@@ -50,7 +50,9 @@ class Simulated:
             sent = json.dumps(found).encode()
             status = b"200 OK" if found else b"404 Not Found"
             lines = (b"HTTP/1.1 " + status, b"Content-Type: application/json")
-            writer.write(b"\r\n".join((*lines, f"Content-Length: {len(sent)}\r\n\r\n".encode())) + sent)
+            writer.write(
+                b"\r\n".join((*lines, f"Content-Length: {len(sent)}\r\n\r\n".encode())) + sent
+            )
             await writer.drain()
         writer.close()
 
@@ -62,7 +64,10 @@ class Simulated:
         content = f"{json.loads(body)['messages'][-1]['content']}@{os.getpid()}"
         message = {"role": "assistant", "content": content}
         usage = {"prompt_tokens": 10, "completion_tokens": TOKENS}
-        return {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage}
+        return {
+            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+            "usage": usage,
+        }
 
 
 async def _head(reader: asyncio.StreamReader) -> bytes:
@@ -84,7 +89,9 @@ class Servers:
 
     def __init__(self, count: int) -> None:
         command = [sys.executable, "-m", MODULE, "--role", "serve"]
-        self.processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+        self.processes = [
+            subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)
+        ]
         self.urls = []
         for process in self.processes:
             assert process.stdout is not None
@@ -100,10 +107,12 @@ class Servers:
 def requests(step: int, count: int) -> list[Request]:
     """Return the requests of a step, in groups of equal prompts."""
     texts = [f"step {step}, example {i // GROUP}" for i in range(count)]
-    return [Request((Message("user", text),), max_tokens=TOKENS, seed=i) for i, text in enumerate(texts)]
+    return [
+        Request((Message("user", text),), max_tokens=TOKENS, seed=i) for i, text in enumerate(texts)
+    ]
 
 
-async def step(engine: cp.Engine, asked: Sequence[Request]) -> list[Completion]:
+async def step(engine: cp.ext.Engine, asked: Sequence[Request]) -> list[Completion]:
     """Send the requests of a step, with as many in flight as the engine allows."""
     places = asyncio.Semaphore(engine.concurrency)
 
@@ -117,7 +126,9 @@ async def step(engine: cp.Engine, asked: Sequence[Request]) -> list[Completion]:
 async def timed(number: int, count: int, replicas: int, *, kill: bool = False) -> dict[str, float]:
     """Run a step on new servers; return its time, and what is wrong with its answers."""
     servers = await asyncio.to_thread(Servers, replicas)
-    fleet = cp.Fleet(servers.urls, openai={"model": MODEL, "concurrency": 2 * SLOTS, "price": (0.0, 0.0)})
+    fleet = cp.engines.Fleet(
+        servers.urls, openai={"model": MODEL, "concurrency": 2 * SLOTS, "price": (0.0, 0.0)}
+    )
     asked = requests(number, count)
     try:
         await fleet.warm_up()
@@ -149,7 +160,9 @@ def summary(rows: Sequence[dict[str, float]], count: int) -> dict[str, float]:
     """Return medians and quartiles of the rates of steps, and totals of what is wrong."""
     rates = [count / row["seconds"] for row in rows]
     low, middle, high = quantiles(rates, n=4)
-    totals = {name: sum(row[name] for row in rows) for name in ("lost", "calls", "answered", "moved")}
+    totals = {
+        name: sum(row[name] for row in rows) for name in ("lost", "calls", "answered", "moved")
+    }
     tokens = median(row["tokens_per_second"] for row in rows)
     return {
         "requests_per_second": round(middle, 2),
@@ -182,13 +195,17 @@ def measure(count: int, rounds: int) -> dict[str, object]:
     return {
         "requests": count,
         "cases": {name: summary(found, count) for name, found in rows.items()},
-        "speed": {name: ratios(found, rows["one"]) for name, found in rows.items() if name != "one"},
+        "speed": {
+            name: ratios(found, rows["one"]) for name, found in rows.items() if name != "one"
+        },
     }
 
 
 def main() -> None:
     """Measure, or serve."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--role", choices=["measure", "serve"], default="measure")
     parser.add_argument("--rounds", type=int, default=6, help="steps of each kind")
     parser.add_argument("--output", type=Path, default=OUTPUT)
@@ -197,10 +214,13 @@ def main() -> None:
         asyncio.run(serve())
         return
     found = {
-        "python": platform.python_version(), "processors": os.cpu_count(), "rounds": given.rounds,
-        "group": GROUP, "server_requests_per_second": SLOTS / SECONDS,
+        "python": platform.python_version(),
+        "processors": os.cpu_count(),
+        "rounds": given.rounds,
+        "group": GROUP,
+        "server_requests_per_second": SLOTS / SECONDS,
         "steps": [measure(count, given.rounds) for count in STEPS],
-    }  # fmt: skip
+    }
     given.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(found, indent=1))
 

@@ -1,14 +1,14 @@
 """Measure what new adapters in every step cost while many graphs run, as in the sampling of a training.
 
-Run ``python -m compound.benchmarks.measure.training.adapter_swaps [--engine transformers|vllm]``.
+Run ``python -m benchmarks.measure.training.adapter_swaps [--engine transformers|vllm]``.
 
-A system has `AGENTS` components in a chain, each with its own adapter. A step executes `RUNS` graphs
-concurrently. Steps with the adapters of the step before (``same``) and with new versions of all adapters
-(``new``) alternate, in reverse order in every other round. The time of a step includes loading, verifying and
-checking the versions, but not their training. Servers load the versions of a step together before its first
-call; for them there are also steps that load each version at its first use (``first use``). ``vllm`` starts a
-server with the command in ``COMPOUND_VLLM``. Results of an engine are written to
-``benchmarks/data/adapter_swaps.json``; those of the other one are kept.
+A system has `AGENTS` components in a chain, each with its own adapter. A step executes `RUNS`
+graphs concurrently. Steps with the adapters of the step before (``same``) and with new versions of
+all adapters (``new``) alternate, in reverse order in every other round. The time of a step includes
+loading, verifying and checking the versions, but not their training. Servers load the versions of a
+step together before its first call; for them there are also steps that load each version at its
+first use (``first use``). ``vllm`` starts a server with the command in ``COMPOUND_VLLM``. Results
+of an engine are written to ``benchmarks/data/adapter_swaps.json``; those of the other one are kept.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
 import compound as cp
-from compound.engine import AdapterEngine
+from compound.core.engine import AdapterEngine
 from compound.execution.executor import Executor
 from compound.graph.component import Input
 from compound.graph.space import LoRA
-from compound.optimizers.weights.adapter_loading import load_adapters
+from compound.optimizers.weights.bases import load_adapters
 from compound.optimizers.weights.learner.adapters import Adapters
 
 if TYPE_CHECKING:
@@ -46,9 +46,11 @@ RANK = 8
 VLLM = ("--dtype", "bfloat16", "--gpu-memory-utilization", "0.3", "--max-model-len", "1024")
 Versions = Mapping[str, Mapping[str, str]]  # references of the adapters by component
 
-ENGINES: Mapping[str, Callable[[], cp.Engine]] = {
-    "transformers": lambda: cp.Transformers("smollm2"),
-    "vllm": lambda: cp.VLLM("smollm2", args=VLLM, max_lora_rank=RANK, max_loras=len(AGENTS)),
+ENGINES: Mapping[str, Callable[[], cp.ext.Engine]] = {
+    "transformers": lambda: cp.engines.Transformers("smollm2"),
+    "vllm": lambda: cp.engines.VLLM(
+        "smollm2", args=VLLM, max_lora_rank=RANK, max_loras=len(AGENTS)
+    ),
 }
 
 
@@ -94,7 +96,9 @@ class Trained:
         return found
 
 
-async def step(engine: cp.Engine, versions: Versions, number: int, *, together: bool = True) -> float:
+async def step(
+    engine: cp.ext.Engine, versions: Versions, number: int, *, together: bool = True
+) -> float:
     """Execute the graphs of a step; return the number of completion tokens per second."""
     system, executor = chain().bind(versions), Executor({"lm": engine}, seed=number)
     topics = [f"the number {topic} and what people say of it" for topic in range(RUNS)]
@@ -110,7 +114,7 @@ async def step(engine: cp.Engine, versions: Versions, number: int, *, together: 
     return sum(call.usage.completion_tokens for call in calls) / seconds
 
 
-async def measure(engine: cp.Engine, trained: Trained, rounds: int) -> dict[str, object]:
+async def measure(engine: cp.ext.Engine, trained: Trained, rounds: int) -> dict[str, object]:
     """Alternate steps with the same adapters and with new ones."""
     kinds = ("same", "new", "first use") if isinstance(engine, AdapterEngine) else ("same", "new")
     versions = trained.next()
@@ -122,10 +126,15 @@ async def measure(engine: cp.Engine, trained: Trained, rounds: int) -> dict[str,
                 versions = trained.next()
             index = 1 + len(kinds) * number + place
             rates[kind].append(await step(engine, versions, index, together=kind != "first use"))
-            print(f"round {number + 1}, {kind}: {rates[kind][-1]:.1f} tokens/s", file=sys.stderr, flush=True)
+            print(
+                f"round {number + 1}, {kind}: {rates[kind][-1]:.1f} tokens/s",
+                file=sys.stderr,
+                flush=True,
+            )
     await engine.aclose()
     ratios = {
-        kind: [new / same for same, new in zip(rates["same"], rates[kind], strict=True)] for kind in kinds[1:]
+        kind: [new / same for same, new in zip(rates["same"], rates[kind], strict=True)]
+        for kind in kinds[1:]
     }
     return {
         "rounds": rounds,
@@ -136,13 +145,21 @@ async def measure(engine: cp.Engine, trained: Trained, rounds: int) -> dict[str,
 
 def _spread(values: list[float]) -> dict[str, float]:
     low, _, high = quantiles(values, n=4)
-    found = {"median": median(values), "p25": low, "p75": high, "least": min(values), "most": max(values)}
+    found = {
+        "median": median(values),
+        "p25": low,
+        "p75": high,
+        "least": min(values),
+        "most": max(values),
+    }
     return {name: round(value, 3) for name, value in found.items()}
 
 
 def main() -> None:
     """Measure one engine, and keep the results of the other."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--engine", choices=list(ENGINES), default="transformers")
     parser.add_argument("--rounds", type=int, default=8, help="steps of each kind")
     parser.add_argument("--output", type=Path, default=OUTPUT)
@@ -153,7 +170,13 @@ def main() -> None:
         found = asyncio.run(measure(ENGINES[given.engine](), trained, given.rounds))
     machine = {"processor": platform.machine(), "processors": os.cpu_count(), "load": load}
     known = json.loads(given.output.read_text(encoding="utf-8")) if given.output.exists() else {}
-    known[given.engine] = {"runs": RUNS, "adapters": len(AGENTS), "tokens": TOKENS, **machine, **found}
+    known[given.engine] = {
+        "runs": RUNS,
+        "adapters": len(AGENTS),
+        "tokens": TOKENS,
+        **machine,
+        **found,
+    }
     given.output.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(known[given.engine], indent=1))
 

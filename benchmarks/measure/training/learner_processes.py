@@ -1,14 +1,15 @@
 """Measure the time of a training step in one process and in several, on the CPU.
 
-    OMP_NUM_THREADS=1 python -m compound.benchmarks.measure.training.learner_processes
+    OMP_NUM_THREADS=1 python -m benchmarks.measure.training.learner_processes
 
-The same step of a random Llama (4 layers of width 256, 40,000 words, float32) on 16 sequences of 192 + 16
-tokens, four to a prompt, is computed by one process and by two processes (data parallel, and with the layers
-of the base model divided, FSDP2), each with one thread. All learners are open at once, and the steps
-alternate ``TURNS`` times, in reverse order every other turn, so that other load affects all equally. A ratio
-belongs to one turn; over all turns the median, the minimum and the maximum are reported. The time of a
-message with the samples of a step is measured, too. No GPU is used. Results are written to
-``benchmarks/data/learner_processes.json``, with the machine's load at the end.
+The same step of a random Llama (4 layers of width 256, 40,000 words, float32) on 16 sequences of
+192 + 16 tokens, four to a prompt, is computed by one process and by two processes (data parallel,
+and with the layers of the base model divided, FSDP2), each with one thread. All learners are open
+at once, and the steps alternate ``TURNS`` times, in reverse order every other turn, so that other
+load affects all equally. A ratio belongs to one turn; over all turns the median, the minimum and
+the maximum are reported. The time of a message with the samples of a step is measured, too. No GPU
+is used. Results are written to ``benchmarks/data/learner_processes.json``, with the machine's load
+at the end.
 """
 
 from __future__ import annotations
@@ -22,16 +23,23 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from compound.benchmarks.measure.training.weights_speed import LOSS, samples
-from compound.benchmarks.simulated.toy_model import make_toy_model
-from compound.components.engines.local.devices import Placement
+from benchmarks.measure.training.weights_speed import LOSS, samples
+from benchmarks.simulated.toy_model import make_toy_model
+from compound.engines.local.devices import Placement
 from compound.execution.rng import fork_torch_rng
-from compound.graph.space import ATTENTION
-from compound.optimizers.weights.distributed.learner import AdapterShape, Learner, LearnerSpec, open_trainer
-from compound.optimizers.weights.distributed.messages import encode, samples_from_json, samples_to_json
-from compound.optimizers.weights.distributed.processes import Processes
-from compound.optimizers.weights.distributed.sharded import ShardedLearner
-from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
+from compound.graph.space import ATTENTION, Weights
+from compound.optimizers.weights.distributed.learner import (
+    Learner,
+    LearnerSpec,
+    open_trainer,
+)
+from compound.optimizers.weights.distributed.processes import Processes, ShardedLearner
+from compound.optimizers.weights.learner.samples import (
+    Sample,
+    SamplingSettings,
+    samples_from_json,
+    samples_to_json,
+)
 from compound.optimizers.weights.learner.updates import OptimizerSettings
 
 OUTPUT = Path(__file__).parents[2] / "data" / "learner_processes.json"
@@ -46,9 +54,13 @@ def random_model(folder: Path) -> Path:
 
     make_toy_model(folder)
     config = LlamaConfig(
-        vocab_size=40_000, hidden_size=256, intermediate_size=704, num_hidden_layers=4,
-        num_attention_heads=4, tie_word_embeddings=False,
-    )  # fmt: skip
+        vocab_size=40_000,
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        tie_word_embeddings=False,
+    )
     with fork_torch_rng(0, "model"):
         LlamaForCausalLM(config).save_pretrained(folder)
     return folder
@@ -58,7 +70,7 @@ def spec(model: Path) -> LearnerSpec:
     """Return the declaration of the learner that is measured."""
     return LearnerSpec(
         model=str(model),
-        shapes={"x": AdapterShape(rank=16, alpha=32, targets=ATTENTION)},
+        shapes={"x": Weights(rank=16, alpha=32, targets=ATTENTION)},
         adapter_of={"x": "x"},
         policy=LOSS,
         optimizer=OptimizerSettings(micro_tokens=256),
@@ -109,12 +121,12 @@ def measure(model: Path) -> dict[str, object]:
 
 def message(rows: Sequence[Sample]) -> bytes:
     """Return the message with the samples of a step."""
-    return encode({"action": "step", "arguments": {"samples": samples_to_json(rows)}})
+    return json.dumps(samples_to_json(rows)).encode()
 
 
 def sent_and_read(rows: Sequence[Sample]) -> None:
     """Encode samples, and read them as each process does."""
-    samples_from_json(json.loads(message(rows)[8:])["arguments"]["samples"])
+    samples_from_json(json.loads(message(rows)))
 
 
 def timed(run: Callable[[], object]) -> float:

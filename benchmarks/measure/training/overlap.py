@@ -1,15 +1,16 @@
 """Measure the time that sampling during training saves, on a simulated sampler of known latency.
 
-Run ``python -m compound.benchmarks.measure.training.overlap``.
+Run ``python -m benchmarks.measure.training.overlap``.
 
-Prints one JSON object and writes it to ``benchmarks/data/overlap.json``. The sampler stands for a server on
-other hardware: it answers with random words after a random time, without computation in this process. The
-trainer trains a toy model for real. Trainings with and without overlap alternate, for several latencies and
-lengths of training steps.
+Prints one JSON object and writes it to ``benchmarks/data/overlap.json``. The sampler stands for a
+server on other hardware: it answers with random words after a random time, without computation in
+this process. The trainer trains a toy model for real. Trainings with and without overlap alternate,
+for several latencies and lengths of training steps.
 
-From the times of the steps without overlap, the script also computes the speed of queues: samples may be
-several updates old, and several steps are sampled at once, which requires a sampler with room for all of
-them. "1 old, 1 at once" is what was measured, and shows how close the computation is.
+From the times of the steps without overlap, the script also computes the speed of queues: samples
+may be several updates old, and several steps are sampled at once, which requires a sampler with
+room for all of them. "1 old, 1 at once" is what was measured, and shows how close the computation
+is.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median, quantiles
 
-from compound.benchmarks.measure.learning_curves import LAST, Case, Setup, train
-from compound.benchmarks.simulated.toy_model import SAID
-from compound.components.engines.local.engine import TransformersEngine
-from compound.engine import Completion, Request, TokenRecord, Usage
+from benchmarks.measure.learning_curves import LAST, Case, Setup, train
+from benchmarks.simulated.toy_model import SAID
+from compound.core.engine import Completion, Request, TokenRecord, Usage
+from compound.core.narrowing import entry
+from compound.engines.local.engine import TransformersEngine
 from compound.execution.rng import generator
-from compound.narrowing import entry
 
 OUTPUT = Path(__file__).parents[2] / "data" / "overlap.json"
 CASES = (  # median seconds of an answer, of which a run makes three in a row, and epochs of a training step
@@ -39,7 +40,9 @@ CASES = (  # median seconds of an answer, of which a run makes three in a row, a
     (0.25, 12),
 )
 SPREAD = 0.5  # of the logarithm of the seconds
-QUEUES: Mapping[str, tuple[int, float]] = {  # updates that samples may be old, steps sampled at once
+QUEUES: Mapping[
+    str, tuple[int, float]
+] = {  # updates that samples may be old, steps sampled at once
     "1 old, 1 at once": (1, 1),
     "4 old, 1 at once": (4, 1),
     "1 old, 2 at once": (1, 2),
@@ -66,7 +69,9 @@ class SimulatedServer(TransformersEngine):
         rng = generator(request.seed or 0, "simulated", text)
         await asyncio.sleep(self.latency * float(rng.lognormal(0.0, SPREAD)))
         word = SAID[int(rng.integers(len(SAID)))]
-        prompt = tuple(2 + sum(map(ord, part)) % 20 for part in text.split())  # any ids of the vocabulary
+        prompt = tuple(
+            2 + sum(map(ord, part)) % 20 for part in text.split()
+        )  # any ids of the vocabulary
         version = request.adapter.sha256 if request.adapter else ""
         record = TokenRecord(prompt, (2 + SAID.index(word),), (-1.8,), "stop", version)
         return Completion(word, Usage(1, len(prompt), 1), tokens=record)
@@ -75,9 +80,11 @@ class SimulatedServer(TransformersEngine):
 def timed(latency: float, epochs: int, seed: int, staleness: int) -> dict[str, list[float]]:
     """Train, and return the seconds of every step but the first, and of its sampling and training."""
     settings = {
-        "steps": STEPS, "rollouts": {"examples": 8, "runs": 8, "max_staleness": staleness},
-        "optimizer": {"lr": 3e-3, "epochs": epochs}, "evaluation": LAST,
-    }  # fmt: skip
+        "steps": STEPS,
+        "rollouts": {"examples": 8, "runs": 8, "max_staleness": staleness},
+        "optimizer": {"lr": 3e-3, "epochs": epochs},
+        "evaluation": LAST,
+    }
     numbers = ("sample_seconds", "train_seconds")
     setup = Setup(settings, numbers, engine=lambda model: SimulatedServer(model, latency))
     found = train(Case("chain", "mmgrpo", seed), setup)
@@ -92,8 +99,8 @@ def queued(
 ) -> float:
     """Return the seconds of a training whose samples may be ``staleness`` updates old.
 
-    The samples of a step are drawn as soon as weights exist that are new enough, and fewer than ``at_once``
-    steps are being sampled.
+    The samples of a step are drawn as soon as weights exist that are new enough, and fewer than
+    ``at_once`` steps are being sampled.
 
     >>> steps = [2.0] * 6, [1.0] * 6
     >>> [queued(*steps, staleness, 1) for staleness in (0, 1, 2)]
@@ -117,8 +124,12 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     """Return the median, the quartiles and the range."""
     low, _, high = quantiles(values, n=4)
     found = {
-        "median": median(values), "p25": low, "p75": high, "least": min(values), "most": max(values),
-    }  # fmt: skip
+        "median": median(values),
+        "p25": low,
+        "p75": high,
+        "least": min(values),
+        "most": max(values),
+    }
     return {name: round(value, 4) for name, value in found.items()}
 
 
@@ -159,10 +170,14 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=OUTPUT)
     given = parser.parse_args()
     found = {
-        "python": platform.python_version(), "processors": os.cpu_count(), "rounds": given.rounds,
-        "steps": STEPS - 1, "runs_per_step": 64, "calls_per_run": 3,
+        "python": platform.python_version(),
+        "processors": os.cpu_count(),
+        "rounds": given.rounds,
+        "steps": STEPS - 1,
+        "runs_per_step": 64,
+        "calls_per_run": 3,
         "cases": [measured(latency, epochs, given.rounds) for latency, epochs in CASES],
-    }  # fmt: skip
+    }
     text = json.dumps(found, indent=1)
     print(text)
     given.output.write_text(text + "\n", encoding="utf-8")

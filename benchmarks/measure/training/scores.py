@@ -1,11 +1,12 @@
 """Measure variants of training on toy tasks with equal budgets: stale samples, refill, critics, and λ.
 
-Run ``python -m compound.benchmarks.measure.training.scores [--only PART] [--seeds 6]``.
+Run ``python -m benchmarks.measure.training.scores [--only PART] [--seeds 6]``.
 
-Writes ``benchmarks/data/training_variants.json``: for each part, task, variant and seed, the greedy score of
-the trained system, the mean reward of rollouts over the training and over its last fifth, and the medians of
-some numbers over the steps. Every variant of a part has the same number of system runs, except for the part
-``steps``, in which it has the same number of steps; it starts from the same model.
+Writes ``benchmarks/data/training_variants.json``: for each part, task, variant and seed, the greedy
+score of the trained system, the mean reward of rollouts over the training and over its last fifth,
+and the medians of some numbers over the steps. Every variant of a part has the same number of
+system runs, except for the part ``steps``, in which it has the same number of steps; it starts from
+the same model.
 """
 
 from __future__ import annotations
@@ -20,16 +21,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
-from compound.benchmarks.measure.learning_curves import LAST, Case, Setup, train
+from benchmarks.measure.learning_curves import LAST, Case, Setup, train
+from compound.core.narrowing import entry
 from compound.evaluation.statistics import interval_of_means
-from compound.narrowing import entry
 
 OUTPUT = Path(__file__).parents[2] / "data" / "training_variants.json"
 MANY = 1000  # steps: the budget ends the training
 CHAIN = {
-    "steps": MANY, "rollouts": {"examples": 8, "runs": 8}, "loss": {"grpo": {"entropy": 0.01}},
-    "optimizer": {"lr": 3e-3}, "evaluation": LAST,
-}  # fmt: skip
+    "steps": MANY,
+    "rollouts": {"examples": 8, "runs": 8},
+    "loss": {"grpo": {"entropy": 0.01}},
+    "optimizer": {"lr": 3e-3},
+    "evaluation": LAST,
+}
 TALK = {**CHAIN, "rollouts": {"examples": 8, "runs": 8}, "optimizer": {"lr": 2e-3}}
 HEAD = {"lr": 1e-2, "lam": 0.95, "adapter": None}
 ADAPTER = {**HEAD, "adapter": {"lr": 3e-3}}
@@ -93,9 +97,13 @@ PARTS = {
         "conversation", "mappo", 2560, {**TALK, "optimizer": {"lr": 2e-3, **EPOCHS}}, CRITICS
     ),
     "advantages/conversation": Part(
-        "conversation", "mappo", 2560, {**TALK, "loss": {}, "optimizer": {"lr": 2e-3, **EPOCHS}}, ADVANTAGES
+        "conversation",
+        "mappo",
+        2560,
+        {**TALK, "loss": {}, "optimizer": {"lr": 2e-3, **EPOCHS}},
+        ADVANTAGES,
     ),
-}  # fmt: skip
+}
 
 
 def measured(name: str, variant: str, seed: int) -> dict[str, object]:
@@ -105,15 +113,17 @@ def measured(name: str, variant: str, seed: int) -> dict[str, object]:
     curve = entry(found, "curve", list)
     numbers = {key: entry(found, key, list) for key in NUMBERS}
     return {
-        "part": name, "variant": variant, "seed": seed,
+        "part": name,
+        "variant": variant,
+        "seed": seed,
         "score": entry(entry(found, "after", dict), "score", float),
         "steps": len(curve),
         "rollouts": found["rollouts"],
         "reward": round(fmean(curve), 4),
-        "last_reward": round(fmean(curve[-max(1, len(curve) // 5):]), 4),
+        "last_reward": round(fmean(curve[-max(1, len(curve) // 5) :]), 4),
         "seconds": found["seconds"],
         "medians": {key: round(median(values), 4) for key, values in numbers.items() if values},
-    }  # fmt: skip
+    }
 
 
 def differences(rows: Sequence[Mapping[str, object]]) -> dict[str, object]:
@@ -151,7 +161,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if name.startswith(args.only)
         for variant in part.variants
     ]
-    known = json.loads(args.output.read_text(encoding="utf-8"))["runs"] if args.output.exists() else {}
+    known = (
+        json.loads(args.output.read_text(encoding="utf-8"))["runs"] if args.output.exists() else {}
+    )
     with ProcessPoolExecutor(args.processes) as pool:
         for case, found in zip(wanted, pool.map(measured, *zip(*wanted, strict=True)), strict=True):
             known["/".join(map(str, case))] = found

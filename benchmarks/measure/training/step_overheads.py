@@ -1,14 +1,15 @@
 """Measure what a training step spends beside sampling and training: files of adapters, and token records.
 
-    python -m compound.benchmarks.measure.training.step_overheads
+    python -m benchmarks.measure.training.step_overheads
 
-``adapter`` stores an adapter of the size that rank 16 has on all linear layers of an 8B model, and verifies
-it as an engine does: with its content hashed once, and hashed three times (of the tensors, of the written
-files, and by the engine). ``tokens`` builds the token records of a step from parsed JSON, with token ids that
-share their objects, and with those of the parser. The two ways alternate ``TURNS`` times, in reverse order
-every other turn, so that other load affects both equally; medians, minima and maxima are reported. Results
-are written to ``benchmarks/data/step_overheads.json``, with the machine's load at the start. Needs no GPU:
-both parts run on the host.
+``adapter`` stores an adapter of the size that rank 16 has on all linear layers of an 8B model, and
+verifies it as an engine does: with its content hashed once, and hashed three times (of the tensors,
+of the written files, and by the engine). ``tokens`` builds the token records of a step from parsed
+JSON, with token ids that share their objects, and with those of the parser. The two ways alternate
+``TURNS`` times, in reverse order every other turn, so that other load affects both equally;
+medians, minima and maxima are reported. Results are written to
+``benchmarks/data/step_overheads.json``, with the machine's load at the start. Needs no GPU: both
+parts run on the host.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from compound.engine import TokenRecord, TokenRow
-from compound.storage.artifacts import Reference, discard, store_folder, verify_reference
+from compound.core.engine import TokenRecord, TokenRow
+from compound.core.storage.artifacts import Reference, discard, store_folder, verify_reference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,15 +37,23 @@ OUTPUT = Path(__file__).parents[2] / "data" / "step_overheads.json"
 TURNS = 9
 LAYERS, RANK = 36, 16
 LINEAR = (  # inputs and outputs of the linear layers of Qwen3-8B
-    (4096, 4096), (4096, 1024), (4096, 1024), (4096, 4096), (4096, 12288), (4096, 12288), (12288, 4096),
-)  # fmt: skip
+    (4096, 4096),
+    (4096, 1024),
+    (4096, 1024),
+    (4096, 4096),
+    (4096, 12288),
+    (4096, 12288),
+    (12288, 4096),
+)
 RECORDS, PROMPT, ANSWER, VOCABULARY = 256, 2048, 512, 151_936
 FILE = "adapter_model.safetensors"
 
 Summary = dict[str, float | list[float]]
 
 
-def alternated(ways: Mapping[str, Callable[[], Mapping[str, float]]]) -> dict[str, dict[str, Summary]]:
+def alternated(
+    ways: Mapping[str, Callable[[], Mapping[str, float]]],
+) -> dict[str, dict[str, Summary]]:
     """Run all ways in turn, in reverse order every other turn; summarize the quantities that they return."""
     found: dict[str, list[Mapping[str, float]]] = {name: [] for name in ways}
     for turn in range(TURNS):
@@ -92,7 +101,10 @@ def adapter(folder: Path) -> dict[str, object]:
     def measure(run: Callable[[], Reference]) -> dict[str, float]:
         started, used = time.perf_counter(), time.process_time()
         reference = run()
-        found = {"seconds": time.perf_counter() - started, "CPU seconds": time.process_time() - used}
+        found = {
+            "seconds": time.perf_counter() - started,
+            "CPU seconds": time.process_time() - used,
+        }
         discard(reference["path"], folder)
         return found
 
@@ -141,7 +153,9 @@ def tokens() -> dict[str, object]:
 
 def _row(rng: random.Random) -> TokenRow:
     """Return a record of random tokens."""
-    prompt, sampled = ([rng.randrange(VOCABULARY) for _ in range(count)] for count in (PROMPT, ANSWER))
+    prompt, sampled = (
+        [rng.randrange(VOCABULARY) for _ in range(count)] for count in (PROMPT, ANSWER)
+    )
     return prompt, sampled, [-rng.random() for _ in sampled], "stop", ""
 
 
@@ -149,7 +163,12 @@ def main() -> None:
     """Run both parts, and write the results."""
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
-        found = {"load": load, "cores": os.cpu_count(), "adapter": adapter(Path(folder)), "tokens": tokens()}
+        found = {
+            "load": load,
+            "cores": os.cpu_count(),
+            "adapter": adapter(Path(folder)),
+            "tokens": tokens(),
+        }
     OUTPUT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(found, indent=1))
 

@@ -1,10 +1,10 @@
 """Summarize the course of training runs by agent: penalties and variety of replies.
 
-    python -m compound.benchmarks.measure.training.training_course NAME=RUN ... --output FILE
+    python -m benchmarks.measure.training.training_course NAME=RUN ... --output FILE
 
-Reads run directories. For each run, every agent and every range of steps, it writes the means of the agent's
-penalties, of the entropy of its tokens (nats), and of the similarity of its replies (1: identical); and for
-all agents, as ``rollouts``, the mean reward and the share of skipped groups.
+Reads run directories. For each run, every agent and every range of steps, it writes the means of
+the agent's penalties, of the entropy of its tokens (nats), and of the similarity of its replies (1:
+identical); and for all agents, as ``rollouts``, the mean reward and the share of skipped groups.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from compound.report.facts.documents import Step
-from compound.report.training.steps import by_component, get_number, records
+from compound.report.training import Step, by_component, get_number, records
 
 RANGES = ((0, 5), (5, 10), (10, 25))  # of steps; the ends are exclusive
 FACTS = ("entropy", "similarity")
@@ -39,7 +38,10 @@ def course(run: Path) -> dict[str, Mapping[str, object]]:
 
 def _rollouts(steps: Sequence[Step]) -> dict[str, float]:
     groups = sum(_known(steps, "groups"))
-    return {"reward": fmean(_known(steps, "reward")), "skipped": sum(_known(steps, "skipped")) / groups}
+    return {
+        "reward": fmean(_known(steps, "reward")),
+        "skipped": sum(_known(steps, "skipped")) / groups,
+    }
 
 
 def _means(steps: Sequence[Step], name: str) -> dict[str, float | None]:

@@ -1,16 +1,17 @@
 """Measure the cost of a training step, compared with TRL, with shared prompts, and with several adapters.
 
-    python -m compound.benchmarks.measure.training.weights_speed [PART ...]
+    python -m benchmarks.measure.training.weights_speed [PART ...]
 
-Parts: ``step`` (TRL's GRPOTrainer and ours on the same 32 sequences of 192 + 32 tokens), ``shared`` (prompts
-ten times as long as the answer, computed once per group or once per sample), ``long`` (the same for a group
-of 8 with a prompt of 1,500 tokens), ``adapters`` (memory of 1, 2, 4 and 8 adapters), ``batches`` (time and
-memory by ``micro_tokens``), ``sampling`` (64 examples through a graph, compared with the engine alone),
-``prefill`` (prompt tokens of a step's rollouts, and how many of them were reused). Each measurement runs in a
-separate process. Steps that are compared alternate ``TURNS`` times, in reverse order every other turn, so
-that other load affects both equally. A ratio belongs to one turn; over all turns the median, the minimum and
-the maximum are reported. Results are written to ``benchmarks/data/weights_speed.json``, with the machine's
-load at the start.
+Parts: ``step`` (TRL's GRPOTrainer and ours on the same 32 sequences of 192 + 32 tokens), ``shared``
+    (prompts
+ten times as long as the answer, computed once per group or once per sample), ``long`` (the same for
+a group of 8 with a prompt of 1,500 tokens), ``adapters`` (memory of 1, 2, 4 and 8 adapters),
+``batches`` (time and memory by ``micro_tokens``), ``sampling`` (64 examples through a graph,
+compared with the engine alone), ``prefill`` (prompt tokens of a step's rollouts, and how many of
+them were reused). Each measurement runs in a separate process. Steps that are compared alternate
+``TURNS`` times, in reverse order every other turn, so that other load affects both equally. A ratio
+belongs to one turn; over all turns the median, the minimum and the maximum are reported. Results
+are written to ``benchmarks/data/weights_speed.json``, with the machine's load at the start.
 """
 
 from __future__ import annotations
@@ -31,28 +32,27 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, cast
 
-from compound.api.optimize import optimize
-from compound.components.engines.model_folder import load_causal
-from compound.components.engines.models import resolve
-from compound.engine import TokenRecord
+from compound.api.optimize import run_optimization
+from compound.core.engine import TokenRecord
+from compound.core.narrowing import entry
+from compound.engines.model_folder import load_causal
+from compound.engines.models import resolve
 from compound.graph.space import ATTENTION, LoRA
-from compound.narrowing import entry
+from compound.optimization.runs.directory import read_records
+from compound.optimization.settings.optimize import make_settings
 from compound.optimizers.weights.credit.advantages import advantages
 from compound.optimizers.weights.learner.adapters import Adapters
+from compound.optimizers.weights.learner.losses import ClippedLoss, PolicyObjective
 from compound.optimizers.weights.learner.samples import Sample
 from compound.optimizers.weights.learner.trainer import Trainer
 from compound.optimizers.weights.learner.updates import OptimizerSettings
-from compound.optimizers.weights.loss.losses import ClippedLoss
-from compound.optimizers.weights.loss.objective import PolicyObjective
 from compound.optimizers.weights.recipes.rollouts import RolloutSettings
-from compound.runs.directory import read_records
-from compound.settings.optimize import make_settings
-from compound.spec import load
+from compound.yaml import load
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
 
-    from compound.engine import Engine
+    from compound.core.engine import Engine
 
 
 ATLAS = Path(__file__).parents[2] / "atlas.yaml"
@@ -74,7 +74,9 @@ def samples(prompt: int, answer: int, groups: int, each: int, component: str = "
             sampled = tuple(rng.randrange(1000, 40_000) for _ in range(answer))
             record = TokenRecord(prompt_tokens, sampled, (), "length")
             found.append(
-                Sample(component, f"e{group}", "x", 0, record, rng.random(), (component, group), number)
+                Sample(
+                    component, f"e{group}", "x", 0, record, rng.random(), (component, group), number
+                )
             )
     return advantages(found)[0]
 
@@ -113,9 +115,10 @@ def ours(
     if shared is not None:
         forward.MAX_SHARED_FRACTION = 1.0 if shared else -1.0
     adapters = Adapters("smollm2", {"x": LoRA(rank=16, targets=ATTENTION)})
-    if shared:  # also on a GPU, where it may not pay
-        adapters.second_pass = 0.0
-    trainer = Trainer(adapters, {"x": "x"}, LOSS, OptimizerSettings(micro_tokens=most), RolloutSettings())
+    adapters.shares |= bool(shared)  # also on a GPU
+    trainer = Trainer(
+        adapters, {"x": "x"}, LOSS, OptimizerSettings(micro_tokens=most), RolloutSettings()
+    )
     before, rows = peak(), samples(prompt, answer, groups, each)
     seconds = timed(lambda: trainer.step(list(rows), 0), repeats)
     return {
@@ -135,13 +138,24 @@ def trls(prompt: int, answer: int, batches: int, repeats: int = REPEATS) -> dict
     with tempfile.TemporaryDirectory() as out:
         rows = samples(prompt, answer, 8, 4)
         trainer = trl_trainer(
-            resolve("smollm2"), rows, batches, repeats + 1, out, seconds.append,
-            device=device, targets=ATTENTION_LAYERS,
-        )  # fmt: skip
+            resolve("smollm2"),
+            rows,
+            batches,
+            repeats + 1,
+            out,
+            seconds.append,
+            device=device,
+            targets=ATTENTION_LAYERS,
+        )
         before = peak()
         trainer.train()
     kept = seconds[1:]
-    return {"seconds": median(kept), "spread": [min(kept), max(kept)], "peak": peak(), "idle": before}
+    return {
+        "seconds": median(kept),
+        "spread": [min(kept), max(kept)],
+        "peak": peak(),
+        "idle": before,
+    }
 
 
 def trl_trainer(
@@ -173,7 +187,7 @@ def trl_trainer(
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from compound.components.engines.local.loading import fastest_dtype
+    from compound.engines.local.loading import fastest_dtype
 
     def synchronize() -> None:
         if torch.cuda.is_available():
@@ -184,11 +198,13 @@ def trl_trainer(
             ids = torch.tensor([row.tokens.prompt for row in rows], device=device)
             answers = torch.tensor([row.tokens.sampled for row in rows], device=device)
             return {
-                "prompt_ids": ids, "prompt_mask": torch.ones_like(ids), "completion_ids": answers,
+                "prompt_ids": ids,
+                "prompt_mask": torch.ones_like(ids),
+                "completion_ids": answers,
                 "completion_mask": torch.ones_like(answers),
                 "num_items_in_batch": torch.tensor(answers.numel(), device=device),
                 "advantages": torch.tensor([row.advantages[0] for row in rows], device=device),
-            }  # fmt: skip
+            }
 
     class Clock(TrainerCallback):  # type: ignore[misc]  # as above
         def on_step_begin(self, *_: object, **__: object) -> None:
@@ -201,19 +217,32 @@ def trl_trainer(
 
     loaded, tokenizer = load_causal(Path(model), fastest_dtype(device), device=device)
     arguments = GRPOConfig(
-        output_dir=out, per_device_train_batch_size=len(rows) // batches,
-        gradient_accumulation_steps=batches, num_generations=rows_per_group(rows),
+        output_dir=out,
+        per_device_train_batch_size=len(rows) // batches,
+        gradient_accumulation_steps=batches,
+        num_generations=rows_per_group(rows),
         max_completion_length=len(rows[0].tokens.sampled),
-        max_steps=steps, beta=0.0, report_to=[], use_cpu=device == "cpu", bf16=False,
-        save_strategy="no", gradient_checkpointing=False, loss_type="grpo", logging_strategy="no",
+        max_steps=steps,
+        beta=0.0,
+        report_to=[],
+        use_cpu=device == "cpu",
+        bf16=False,
+        save_strategy="no",
+        gradient_checkpointing=False,
+        loss_type="grpo",
+        logging_strategy="no",
         disable_tqdm=True,
-    )  # fmt: skip
+    )
     layers = targets if isinstance(targets, str) else list(targets)
     return Fed(
-        model=loaded, reward_funcs=lambda **_: [0.0], args=arguments, callbacks=[Clock()],
-        train_dataset=Dataset.from_list([{"prompt": "go"}] * len(rows)), processing_class=tokenizer,
+        model=loaded,
+        reward_funcs=lambda **_: [0.0],
+        args=arguments,
+        callbacks=[Clock()],
+        train_dataset=Dataset.from_list([{"prompt": "go"}] * len(rows)),
+        processing_class=tokenizer,
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=layers),
-    )  # fmt: skip
+    )
 
 
 def rows_per_group(rows: Sequence[Sample]) -> int:
@@ -229,15 +258,17 @@ def several(count: int) -> dict[str, object]:
     rows = [row for name in names for row in samples(96, 16, 2, 4, name)]
     for number in range(2):
         trainer.step(list(rows), number)
-    size = sum(tensor.numel() * tensor.element_size() for _, tensor in adapters.parameters(names[0]))
+    size = sum(
+        tensor.numel() * tensor.element_size() for _, tensor in adapters.parameters(names[0])
+    )
     return {"peak": peak(), "adapter": size / 2**20}
 
 
 def sampled() -> dict[str, object]:
     """Measure 64 concurrent examples through a graph, and the same requests sent to the engine directly."""
-    from compound.components.engines.local.engine import TransformersEngine
     from compound.components.llm import LLM
-    from compound.engine import Completion, Request
+    from compound.core.engine import Completion, Request
+    from compound.engines.local.engine import TransformersEngine
     from compound.execution.executor import Executor
     from compound.graph.component import Input
     from compound.graph.system import System
@@ -268,7 +299,10 @@ def sampled() -> dict[str, object]:
     async def graph(seed: int, lm: object) -> None:
         executor = Executor({"lm": cast("Engine", lm)}, seed=seed)
         await asyncio.gather(
-            *(executor.run(system, {"topic": topic}, example=topic, sample=seed) for topic in topics)
+            *(
+                executor.run(system, {"topic": topic}, example=topic, sample=seed)
+                for topic in topics
+            )
         )
 
     async def both() -> dict[str, object]:
@@ -301,15 +335,23 @@ def prefilled(method: str) -> dict[str, object]:
     assert program.metric
     settings = make_settings(
         {
-            **program.optimize.given, "method": method, "baselines": (), "valid_size": 5, "test_size": 1,
+            **program.optimize.given,
+            "method": method,
+            "baselines": (),
+            "valid_size": 5,
+            "test_size": 1,
             method: {"steps": 1, "optimizer": {"lr": 1e-3}},
         }
-    )  # fmt: skip
+    )
     with tempfile.TemporaryDirectory() as folder:
-        optimize(
-            program.system, program.data, program.metric, settings,
-            run_dir=Path(folder) / "run", engines=program.find_engine,
-        )  # fmt: skip
+        run_optimization(
+            program.system,
+            program.data,
+            program.metric,
+            settings,
+            run_dir=Path(folder) / "run",
+            engines=program.find_engine,
+        )
         records = read_records(Path(folder) / "run" / "memory.jsonl")
         first = next(record for record in records if record.get("kind") == "training")
     read, cached = first["prompt_tokens"], first["prompt_tokens_cached"]
@@ -330,7 +372,7 @@ def alone(measure: str, *arguments: object) -> dict[str, object]:
     command = [
         sys.executable,
         "-m",
-        "compound.benchmarks.measure.training.weights_speed",
+        "benchmarks.measure.training.weights_speed",
         "--measure",
         json.dumps([measure, *arguments]),
     ]
@@ -353,8 +395,8 @@ def interleaved(
     """Alternate measurements of one step each, in reverse order every other turn.
 
     Returns:
-        The seconds (median, spread, and list) and the largest peak of each measurement by name, and the load
-        of the machine before the first.
+        The seconds (median, spread, and list) and the largest peak of each measurement by name, and
+        the load of the machine before the first.
 
     >>> one = {"seconds": 1.0, "peak": 2.0, "idle": 1.0}
     >>> found = interleaved({"a": ("x",), "b": ("y",)}, lambda kind: one)
@@ -408,7 +450,10 @@ def long() -> dict[str, object]:
     """Compare both on a group of eight samples with a prompt of 1,500 tokens."""
     most = OPTIMIZER.micro_tokens
     return interleaved(
-        {"every": ("ours", 1500, 32, False, most, 1, 1, 8), "once": ("ours", 1500, 32, True, most, 1, 1, 8)}
+        {
+            "every": ("ours", 1500, 32, False, most, 1, 1, 8),
+            "once": ("ours", 1500, 32, True, most, 1, 1, 8),
+        }
     )
 
 
@@ -432,7 +477,10 @@ def sampling() -> dict[str, object]:
 
 def prefill() -> dict[str, object]:
     """Measure the prompt tokens of a step's rollouts, and how many of them are reused, by method."""
-    return {method: alone("prefilled", method) for method in ("mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr")}
+    return {
+        method: alone("prefilled", method)
+        for method in ("mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr")
+    }
 
 
 PARTS: Mapping[str, Callable[[], dict[str, object]]] = {

@@ -1,7 +1,7 @@
 """Distributions of the gain of one example, for measuring tests of the mean gain.
 
-Scores are in [0, 1] and gains in [-1, 1]. Those of `NONE` have a mean of 0 or slightly below, so that every
-accepted one is an error; those of `SOME` are typical improvements.
+Scores are in [0, 1] and gains in [-1, 1]. Those of `NONE` have a mean of 0 or slightly below, so
+that every accepted one is an error; those of `SOME` are typical improvements.
 """
 
 from __future__ import annotations
@@ -38,10 +38,14 @@ def discrete(shares: Mapping[float, float]) -> Gains:
     0.0
     """
     values, weights = np.array(list(shares)), np.array(list(shares.values()))
-    return Gains(lambda rng, size: rng.choice(values, size, p=weights), float(values @ weights), dict(shares))
+    return Gains(
+        lambda rng, size: rng.choice(values, size, p=weights), float(values @ weights), dict(shares)
+    )
 
 
-def f1(rng: np.random.Generator, size: tuple[int, int], zeros: float = 0.5, ones: float = 0.2) -> Vector:
+def f1(
+    rng: np.random.Generator, size: tuple[int, int], zeros: float = 0.5, ones: float = 0.2
+) -> Vector:
     """Draw scores like token F1: zeros, ones, and values in between."""
     kind = rng.random(size)
     return np.where(kind < zeros, 0.0, np.where(kind < zeros + ones, 1.0, rng.beta(2, 2, size)))
@@ -59,7 +63,9 @@ def _f1_gain(zeros: float, ones: float) -> Draw:
 
 def _rare_collapse(rng: np.random.Generator, size: tuple[int, int]) -> Vector:
     """Draw small gains of 0.03 on average, and a loss of 0.97 on 3 % of the examples."""
-    return np.where(rng.random(size) < 0.03, -rng.uniform(0.94, 1.0, size), rng.uniform(0.02, 0.04, size))
+    return np.where(
+        rng.random(size) < 0.03, -rng.uniform(0.94, 1.0, size), rng.uniform(0.02, 0.04, size)
+    )
 
 
 def _ranks(rng: np.random.Generator, size: tuple[int, int]) -> Vector:
@@ -86,7 +92,7 @@ NONE: Mapping[str, Gains] = {
     "0.1 less a beta variable": Gains(lambda rng, size: 0.1 - rng.beta(0.1, 0.9, size), 0.0),
     "0.1 less a ninth power": Gains(lambda rng, size: 0.1 - rng.random(size) ** 9, 0.0),
     "small gains, rare collapse": Gains(_rare_collapse, 0.0),
-}  # fmt: skip
+}
 
 SOME: Mapping[str, Gains] = {
     "right or wrong: 20 % better, 5 % worse": discrete({1.0: 0.2, 0.0: 0.75, -1.0: 0.05}),
@@ -94,6 +100,10 @@ SOME: Mapping[str, Gains] = {
     "five grades: 40 % better, 10 % worse": discrete({0.5: 0.1, 0.25: 0.3, 0.0: 0.5, -0.25: 0.1}),
     "five grades: 20 % better, none worse": discrete({0.5: 0.1, 0.25: 0.1, 0.0: 0.8}),
     "reciprocal rank: 40 % better, 10 % worse": Gains(_ranks),
-    "every example: +0.1, s = 0.1": Gains(lambda rng, size: rng.normal(0.1, 0.1, size).clip(-1, 1), 0.1),
-    "every example: +0.2, s = 0.3": Gains(lambda rng, size: rng.normal(0.2, 0.3, size).clip(-1, 1), 0.2),
+    "every example: +0.1, s = 0.1": Gains(
+        lambda rng, size: rng.normal(0.1, 0.1, size).clip(-1, 1), 0.1
+    ),
+    "every example: +0.2, s = 0.3": Gains(
+        lambda rng, size: rng.normal(0.2, 0.3, size).clip(-1, 1), 0.2
+    ),
 }

@@ -1,8 +1,8 @@
 """Whole optimization runs with candidates whose true gain is known, for counting supported changes.
 
-Everything except the optimizer is that of a real run: the initial evaluation, jobs, decisions on fresh
-samples, and checkpoints. The optimizer proposes the same kind of candidate in every round, so that a run
-takes a fraction of a second.
+Everything except the optimizer is that of a real run: the initial evaluation, jobs, decisions on
+fresh samples, and checkpoints. The optimizer proposes the same kind of candidate in every round, so
+that a run takes a fraction of a second.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import cast
 import numpy as np
 
 from compound.components.function import Function
+from compound.core.example import Example
 from compound.evaluation.metrics.custom import custom
 from compound.evaluation.statistics import UNIT, Bounds
-from compound.example import Example
 from compound.execution.rng import generator
 from compound.graph.component import Input
 from compound.graph.space import Text
 from compound.graph.system import System
-from compound.loop.loop import OptimizationLoop
+from compound.optimization.loop.loop import OptimizationLoop
 from compound.optimization.method import Job, Method, Progress, Proposal, Task
 from compound.optimization.problem import Problem
+from compound.optimization.runs.directory import RunDirectory
+from compound.optimization.runs.events import DecisionEvent, Event, is_supported
+from compound.optimization.runs.recorder import Recorder
+from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.scheduling.scheduler import Uniform
-from compound.runs.directory import RunDirectory
-from compound.runs.events import DecisionEvent, Event, is_supported
-from compound.runs.recorder import Recorder
-from compound.settings.optimize import OptimizeSettings
 
 DECISIONS = 3
 VALID = 20
@@ -58,7 +58,9 @@ class World:
 
 WORLDS = {
     "equal": World("chance 0.4", "chance 0.4", UNIT, 0.0),
-    "worse, skewed": World("constant 0", "skewed 0", UNIT, (1 - HIGH) * (1 - COLLAPSE) - HIGH * COLLAPSE),
+    "worse, skewed": World(
+        "constant 0", "skewed 0", UNIT, (1 - HIGH) * (1 - COLLAPSE) - HIGH * COLLAPSE
+    ),
 }
 
 
@@ -100,10 +102,14 @@ def problem(
     system = System("labelled", outputs={"answer": step(x=Input("x", int))})
     metric = custom(lambda outputs, example: outputs["answer"], "answered", bounds=world.bounds)
     rows = [Example(f"e{i}", {"x": i}) for i in range(valid + further)]
-    settings = OptimizeSettings(seed=seed, iterations=decisions, alpha=alpha, concurrency=1, minibatch=1)
+    settings = OptimizeSettings(
+        seed=seed, iterations=decisions, alpha=alpha, concurrency=1, minibatch=1
+    )
     jobs = [Job("relabel", ("step.label",))]
     method = Method("relabel", {"relabel": Relabel(world.candidate)}, jobs, Uniform())
-    return Problem(system, rows[:1], rows[:valid], [], metric, settings, method, {}, further=rows[valid:])
+    return Problem(
+        system, rows[:1], rows[:valid], [], metric, settings, method, {}, further=rows[valid:]
+    )
 
 
 def decisions_of(made: Problem) -> list[DecisionEvent]:
@@ -121,7 +127,9 @@ def decisions_of(made: Problem) -> list[DecisionEvent]:
     return [event for event in events if event["event"] == "decision"]
 
 
-def supported(world: World, seed: int, *, alpha: float = 0.05, valid: int = VALID, further: int = 0) -> int:
+def supported(
+    world: World, seed: int, *, alpha: float = 0.05, valid: int = VALID, further: int = 0
+) -> int:
     """Run an optimization and return the number of changes that a test supported."""
     found = decisions_of(problem(world, seed, alpha=alpha, valid=valid, further=further))
     assert len(found) == DECISIONS

@@ -1,7 +1,7 @@
 """Time and memory of sampling and training on a GPU, by a roofline model (Williams et al., CACM 2009).
 
-An operation takes the longer of the time for its arithmetic and the time to read its data. The peak values
-are those of data sheets; the shares of them that software reaches are assumptions.
+An operation takes the longer of the time for its arithmetic and the time to read its data. The peak
+values are those of data sheets; the shares of them that software reaches are assumptions.
 """
 
 from __future__ import annotations
@@ -130,14 +130,17 @@ class Costs:
     def training(self, tokens: float, gpus: int) -> float:
         """Return the seconds of a training step on some GPUs, with checkpointed activations.
 
-        The base is frozen: a forward pass, the same again for the backward pass, and the gradients of the
-        activations take two operations per parameter and token each.
+        The base is frozen: a forward pass, the same again for the backward pass, and the gradients
+        of the activations take two operations per parameter and token each.
         """
-        return 6 * self.base.parameters * tokens / (self.device.flops * self.reached.training * gpus)
+        return (
+            6 * self.base.parameters * tokens / (self.device.flops * self.reached.training * gpus)
+        )
 
     def switch(self) -> float:
         """Return the seconds in which GPUs change between sampling and training.
 
-        One copy of the weights is written to the memory of the host, and the other one is read from it.
+        One copy of the weights is written to the memory of the host, and the other one is read from
+        it.
         """
         return 2 * self.base.weights / (self.group * self.device.host)

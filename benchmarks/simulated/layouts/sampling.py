@@ -1,9 +1,9 @@
 """Simulate the sampling of a step: runs of a chain of calls, on replicas with continuous batching.
 
-All requests of a replica advance at one rate, which depends on their number. A new request first reads its
-prompt, which stops the others. Requests are placed by the routing of fleets
-(`compound.components.engines.fleet.routing`); the samples of a group share their first prompt, which a
-replica reads once. The driver handles one message at a time.
+All requests of a replica advance at one rate, which depends on their number. A new request first
+reads its prompt, which stops the others. Requests are placed by the routing of fleets
+(`compound.engines.replicas`); the samples of a group share their first prompt, which a replica
+reads once. The driver handles one message at a time.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from compound.benchmarks.simulated.layouts.costs import Costs
-from compound.components.engines.fleet.routing import choose
+from benchmarks.simulated.layouts.costs import Costs
+from compound.engines.replicas import choose
 from compound.execution.rng import generator
 
 
@@ -55,7 +55,7 @@ class Load:
 
 
 @dataclass
-class Replica:
+class SimulatedReplica:
     """A server that samples.
 
     Attributes:
@@ -103,7 +103,9 @@ class Replica:
     def next_end(self) -> float:
         """Return the time at which the next request ends, if no other one starts before."""
         left = max(0.0, self.running[0][0] - self.clock)
-        return max(self.time, self.stalled) + left * self.costs.decoding(len(self.running), self.context)
+        return max(self.time, self.stalled) + left * self.costs.decoding(
+            len(self.running), self.context
+        )
 
     def finish(self, now: float) -> int:
         """End the next request at its time, and return its run."""
@@ -135,7 +137,7 @@ class _Sampling:
     def __init__(self, costs: Costs, load: Load, replicas: int, lengths: np.ndarray) -> None:
         context = load.prompt + load.answer
         self.load, self.lengths = load, lengths
-        self.replicas = {str(i): Replica(costs, context) for i in range(replicas)}
+        self.replicas = {str(i): SimulatedReplica(costs, context) for i in range(replicas)}
         self.capacity = costs.capacity(context)
         self.done = np.zeros(len(lengths), dtype=int)  # calls of each run
         self.waiting: deque[int] = deque()  # runs whose next call has no place yet

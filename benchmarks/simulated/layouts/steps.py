@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from compound.benchmarks.simulated.layouts.costs import Costs
-from compound.benchmarks.simulated.layouts.sampling import Load, sampling_time
+from benchmarks.simulated.layouts.costs import Costs
+from benchmarks.simulated.layouts.sampling import Load, sampling_time
 
-ADAPTERS = 1.0  # seconds to load the adapters of a step on a replica, and to probe them; an assumption
+ADAPTERS = (
+    1.0  # seconds to load the adapters of a step on a replica, and to probe them; an assumption
+)
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from compound.benchmarks.simulated.writers.worlds import Found, World
+from benchmarks.simulated.writers.worlds import Found, World
 from compound.evaluation.statistics import Interval, interval_of_means
 
 SEEDS = 10
 Cell = dict[str, list[float]]  # what the seeds found, by the fields of `Found`
-Run = Callable[[str, World, int, int], Found]  # of a method, a world, a number of system runs and a seed
+Run = Callable[
+    [str, World, int, int], Found
+]  # of a method, a world, a number of system runs and a seed
 
 
 def key_of(world: World) -> str:
@@ -55,8 +57,8 @@ def compare_with_best(
 ) -> tuple[Interval, list[str]]:
     """Return the mean difference of our scores to those of the best other method, paired by seed.
 
-    Even seeds are compared with the method that is best on odd seeds, and vice versa, so that no method is
-    compared on the seeds that it was chosen by. The names are those of the two methods.
+    Even seeds are compared with the method that is best on odd seeds, and vice versa, so that no
+    method is compared on the seeds that it was chosen by. The names are those of the two methods.
 
     >>> interval, names = compare_with_best([0.5, 0.5, 0.6, 0.5], {"a": [0.9, 0.3, 0.9, 0.3], "b": [0.4] * 4})
     >>> names, round(interval.mean, 3)
@@ -84,5 +86,7 @@ def read_cells(path: Path) -> dict[str, dict[str, dict[str, Cell]]]:
 
 
 def _write(path: Path, document: Mapping[str, object]) -> None:
-    text = re.sub(r"\[[^][]*\]", lambda row: " ".join(row[0].split()), json.dumps(document, indent=1))
+    text = re.sub(
+        r"\[[^][]*\]", lambda row: " ".join(row[0].split()), json.dumps(document, indent=1)
+    )
     path.write_text(f"{text}\n", encoding="utf-8")

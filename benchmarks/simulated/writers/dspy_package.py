@@ -1,7 +1,8 @@
 """Optimizers of the package ``dspy`` on worlds of scripted writers.
 
-The model is called in this process. Steps of the program are formatted as our component formats them, so that
-equal prompts and demonstrations have equal outputs; all other requests have the forms of DSPy.
+The model is called in this process. Steps of the program are formatted as our component formats
+them, so that equal prompts and demonstrations have equal outputs; all other requests have the forms
+of DSPy.
 """
 
 from __future__ import annotations
@@ -19,13 +20,17 @@ from typing import Any
 import dspy
 from dspy.teleprompt import BootstrapFewShotWithRandomSearch, MIPROv2
 
-from compound.benchmarks.simulated.writers.programs import PlainProgram
-from compound.benchmarks.simulated.writers.worlds import Found, Row, Step
+from benchmarks.simulated.writers.programs import PlainProgram
+from benchmarks.simulated.writers.worlds import Found, Row, Step
 
-CANDIDATES = 6  # instructions and sets of demonstrations per predictor, as in the size ``light`` of MIPROv2
+CANDIDATES = (
+    6  # instructions and sets of demonstrations per predictor, as in the size ``light`` of MIPROv2
+)
 FULL_STEPS = 10  # trials between full evaluations: more trials within few runs than with DSPy's 5
 MOST_DEMOS = 4  # demonstrations that the systems' files allow
-MINIBATCHES = 3  # minibatches of MIPROv2 that make up the validation examples, as in ``light`` (35 of 100)
+MINIBATCHES = (
+    3  # minibatches of MIPROv2 that make up the validation examples, as in ``light`` (35 of 100)
+)
 
 
 class WriterLM(dspy.BaseLM):  # type: ignore[misc]  # DSPy is untyped here
@@ -58,7 +63,12 @@ class StepAdapter(dspy.ChatAdapter):  # type: ignore[misc]
     def _step(self, signature: Any) -> Step | None:  # noqa: ANN401
         return self._steps.get((tuple(signature.input_fields), tuple(signature.output_fields)))
 
-    def format(self, signature: Any, demos: Sequence[Any], inputs: Mapping[str, Any]) -> list[dict[str, Any]]:  # noqa: ANN401
+    def format(
+        self,
+        signature: Any,  # noqa: ANN401
+        demos: Sequence[Any],
+        inputs: Mapping[str, Any],  # noqa: RUF100, ANN401
+    ) -> list[dict[str, Any]]:
         """Return the messages of a request."""
         step = self._step(signature)
         if step is None:
@@ -97,7 +107,9 @@ class ScriptedProgram(dspy.Module):  # type: ignore[misc]
         self.program.runs += 1
         found = dict(inputs)
         for step in self.program.steps:
-            found[step.output] = getattr(self, step.name)(**{step.input: found[step.input]})[step.output]
+            found[step.output] = getattr(self, step.name)(**{step.input: found[step.input]})[
+                step.output
+            ]
         return dspy.Prediction(**{step.output: found[step.output] for step in self.program.steps})
 
 
@@ -120,17 +132,23 @@ class BudgetedMIPROv2(MIPROv2):  # type: ignore[misc]
 def trials_within(runs: int, valid: int, minibatch: int, steps: int) -> int:
     """Return how many trials of MIPROv2 a number of runs allows, at least one.
 
-    It evaluates the initial program on all validation examples, each trial on a minibatch, and the best
-    after every ``steps`` trials and at the end on all of them.
+    It evaluates the initial program on all validation examples, each trial on a minibatch, and the
+    best after every ``steps`` trials and at the end on all of them.
 
     >>> trials_within(145, 40, 13, 5), trials_within(158, 40, 13, 5), trials_within(158, 40, 13, 10)
     (5, 5, 6)
     """
-    fitting = (n for n in range(1, runs + 1) if valid + n * minibatch + math.ceil(n / steps) * valid <= runs)
+    fitting = (
+        n
+        for n in range(1, runs + 1)
+        if valid + n * minibatch + math.ceil(n / steps) * valid <= runs
+    )
     return max(fitting, default=1)
 
 
-Optimize = Callable[[PlainProgram, int, list[Any], list[Any]], Any]  # of runs, train and validation examples
+Optimize = Callable[
+    [PlainProgram, int, list[Any], list[Any]], Any
+]  # of runs, train and validation examples
 
 
 def metric_of(program: PlainProgram) -> Callable[..., float]:
@@ -145,9 +163,13 @@ def mipro(program: PlainProgram, runs: int, train: list[Any], valid: list[Any]) 
         program, runs, metric=metric_of(program), num_threads=1, seed=program.seed + 1
     )
     return optimizer.compile(
-        ScriptedProgram(program), trainset=train, valset=valid, num_trials=1,
-        minibatch_size=len(valid) // MINIBATCHES, minibatch_full_eval_steps=FULL_STEPS,
-    )  # fmt: skip
+        ScriptedProgram(program),
+        trainset=train,
+        valset=valid,
+        num_trials=1,
+        minibatch_size=len(valid) // MINIBATCHES,
+        minibatch_full_eval_steps=FULL_STEPS,
+    )
 
 
 def gepa(program: PlainProgram, runs: int, train: list[Any], valid: list[Any]) -> Any:  # noqa: ANN401
@@ -163,11 +185,17 @@ def gepa(program: PlainProgram, runs: int, train: list[Any], valid: list[Any]) -
     ) -> Any:  # noqa: ANN401
         value = score(example, prediction)
         return (
-            value if name is None else dspy.Prediction(score=value, feedback=program.feedback(example, value))
+            value
+            if name is None
+            else dspy.Prediction(score=value, feedback=program.feedback(example, value))
         )
 
     optimizer = dspy.GEPA(
-        metric, max_metric_calls=runs, reflection_lm=WriterLM(program), num_threads=1, seed=program.seed
+        metric,
+        max_metric_calls=runs,
+        reflection_lm=WriterLM(program),
+        num_threads=1,
+        seed=program.seed,
     )
     return optimizer.compile(ScriptedProgram(program), trainset=train, valset=valid)
 
@@ -182,7 +210,9 @@ def bootstrap(
     best: tuple[float, Any] = (-math.inf, None)
     number = -3  # the number of its first candidate
     while program.runs + len(valid) <= runs:
-        found = optimizer.compile(ScriptedProgram(program), trainset=train, valset=valid, restrict=[number])
+        found = optimizer.compile(
+            ScriptedProgram(program), trainset=train, valset=valid, restrict=[number]
+        )
         best = max(best, (found.candidate_programs[0]["score"], found), key=lambda pair: pair[0])
         number += 1
     return best[1]
@@ -201,7 +231,11 @@ def quiet() -> Iterator[None]:
     """Drop DSPy's messages and progress bars."""
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        with (
+            warnings.catch_warnings(),
+            redirect_stdout(io.StringIO()),
+            redirect_stderr(io.StringIO()),
+        ):
             warnings.simplefilter("ignore")
             yield
     finally:

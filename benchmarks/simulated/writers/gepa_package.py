@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from compound.benchmarks.simulated.writers.programs import PlainProgram
-from compound.benchmarks.simulated.writers.worlds import Found, Row
+from benchmarks.simulated.writers.programs import PlainProgram
+from benchmarks.simulated.writers.worlds import Found, Row
 
 if TYPE_CHECKING:
     import gepa
@@ -28,7 +28,9 @@ class ProgramAdapter:
 
         last = self._program.steps[-1].output
         found = [self._program.run(candidate, row) for row in batch]
-        scores = [self._program.score(row, run[last]) for row, run in zip(batch, found, strict=True)]
+        scores = [
+            self._program.score(row, run[last]) for row, run in zip(batch, found, strict=True)
+        ]
         traces = list(zip(batch, found, scores, strict=True)) if capture_traces else None
         return gepa.EvaluationBatch(outputs=found, scores=scores, trajectories=traces)
 
@@ -65,8 +67,13 @@ def evolve(program: PlainProgram, runs: int, valid: int) -> Found:
     import gepa
 
     result = gepa.optimize(
-        program.start, program.rows("train", 240), program.rows("dev", 100)[:valid],
-        adapter=ProgramAdapter(program), reflection_lm=program.ask, max_metric_calls=runs,
-        seed=program.seed, logger=Silent(),
-    )  # fmt: skip
+        program.start,
+        program.rows("train", 240),
+        program.rows("dev", 100)[:valid],
+        adapter=ProgramAdapter(program),
+        reflection_lm=program.ask,
+        max_metric_calls=runs,
+        seed=program.seed,
+        logger=Silent(),
+    )
     return program.found(result.best_candidate, {})

@@ -1,12 +1,13 @@
 """Run the optimizers of ``dspy`` and ``gepa`` where a scripted model of known skill writes the prompts.
 
-    python -m compound.benchmarks.simulated.writers.packages
+    python -m benchmarks.simulated.writers.packages
 
-They get the same rows, model and metric as our methods in `compound.benchmarks.simulated.writers.methods`.
-Every run of the program counts as a system run, also those of demonstrations and of validation, as with our
-methods. The number of validation examples is `valid_size`: nearly all optimizers were better so on other
-seeds than with 20, 40 and 50 examples. The file ``benchmarks/data/writer_packages.json`` has the same columns
-as that of our methods; finished cells are kept.
+They get the same rows, model and metric as our methods in `benchmarks.simulated.writers.methods`.
+Every run of the program counts as a system run, also those of demonstrations and of validation, as
+with our methods. The number of validation examples is `valid_size`: nearly all optimizers were
+better so on other seeds than with 20, 40 and 50 examples. The file
+``benchmarks/data/writer_packages.json`` has the same columns as that of our methods; finished cells
+are kept.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-from compound.benchmarks.simulated.writers.cells import add_missing
-from compound.benchmarks.simulated.writers.dspy_package import OPTIMIZERS, compile_program
-from compound.benchmarks.simulated.writers.gepa_package import evolve
-from compound.benchmarks.simulated.writers.methods import BUDGETS
-from compound.benchmarks.simulated.writers.programs import PlainProgram
-from compound.benchmarks.simulated.writers.worlds import Found, World
+from benchmarks.simulated.writers.cells import add_missing
+from benchmarks.simulated.writers.dspy_package import OPTIMIZERS, compile_program
+from benchmarks.simulated.writers.gepa_package import evolve
+from benchmarks.simulated.writers.methods import BUDGETS
+from benchmarks.simulated.writers.programs import PlainProgram
+from benchmarks.simulated.writers.worlds import Found, World
 
 OUTPUT = Path(__file__).parents[2] / "data" / "writer_packages.json"
 WORLDS = ("tickets", "writer")

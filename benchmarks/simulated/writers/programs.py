@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from compound.benchmarks.simulated.tickets import SorterLM
-from compound.benchmarks.simulated.writer import WriterLM
-from compound.benchmarks.simulated.writers.worlds import FILES, Found, Row, Shown, Step, World
-from compound.engine import Message, Request
+from benchmarks.simulated.tickets import SorterLM
+from benchmarks.simulated.writer import WriterLM
+from benchmarks.simulated.writers.worlds import FILES, Found, Row, Shown, Step, World
+from compound.core.engine import Message, Request
 from compound.execution.rng import derive_seed, generator
 
 LONGEST = 1000  # words of a reply
@@ -59,7 +59,9 @@ class PlainProgram:
         """Return a reply of the model."""
         self._requests += 1
         request = Request(
-            (Message("user", message),), seed=derive_seed(self.seed, self._requests), max_tokens=LONGEST
+            (Message("user", message),),
+            seed=derive_seed(self.seed, self._requests),
+            max_tokens=LONGEST,
         )
         return asyncio.run(self._lm.generate(request)).text.strip()
 

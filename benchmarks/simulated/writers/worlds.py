@@ -1,7 +1,7 @@
 """Systems whose prompts a scripted model writes, and one run of a method on them.
 
-- ``tickets``: one step, scored 0 or 1 (`compound.benchmarks.simulated.tickets`);
-- ``writer``: two steps (`compound.benchmarks.simulated.writer`);
+- ``tickets``: one step, scored 0 or 1 (`benchmarks.simulated.tickets`);
+- ``writer``: two steps (`benchmarks.simulated.writer`);
 - ``mixed``: the same, and a last step of two choices and an integer, which multiply its score by up to 2.
 """
 
@@ -16,25 +16,32 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Any, cast
 
+from benchmarks.simulated import tickets, writer
 from compound.api.description import describe, open_run
 from compound.api.optimize import make_problem
-from compound.benchmarks.simulated import tickets, writer
-from compound.concurrency.blocking import run_blocking
-from compound.example import Example, Score
+from compound.core.example import Example, Score
+from compound.core.loops import run_blocking
 from compound.execution.rng import generator
 from compound.graph.configuration import Configuration
 from compound.graph.space import as_demos
-from compound.loop.loop import OptimizationLoop
-from compound.runs.events import Event
-from compound.runs.recorder import Recorder
-from compound.settings.optimize import make_settings
-from compound.spec import Program, load
+from compound.optimization.loop.loop import OptimizationLoop
+from compound.optimization.runs.events import Event
+from compound.optimization.runs.recorder import Recorder
+from compound.optimization.settings.optimize import make_settings
+from compound.yaml import Program, load
 
 FOLDER = Path(__file__).parents[2]
-LAYOUTS: Mapping[str, float] = {"plain": 0.8, "boxed": 0.6, "lined": 1.0, "short": 0.7, "long": 0.75}
+LAYOUTS: Mapping[str, float] = {
+    "plain": 0.8,
+    "boxed": 0.6,
+    "lined": 1.0,
+    "short": 0.7,
+    "long": 0.75,
+}
 ORDERS: Mapping[str, float] = {"first": 0.85, "last": 1.0, "mixed": 0.7}
 LEVEL, LOSS = 7, 0.05  # the best level, and the share lost with each level from it
-# Test examples. Seeds share the luck of a prompt, which must be small where all methods come near the best.
+# Test examples. Seeds share the luck of a prompt, which must be small where all methods come near
+# the best.
 TEST: Mapping[str, int] = {"tickets": 300, "writer": 1500, "mixed": 300}
 
 
@@ -105,8 +112,8 @@ class Found:
     """What a method found.
 
     Attributes:
-        returned, proposed: mean test score of the configuration that it returns, and of the one that it had
-            before the decision.
+        returned, proposed: mean test score of the configuration that it returns, and of the one
+            that it had before the decision.
         runs: system runs spent, those of validation included.
         requests: requests to the model for anything but outputs of the steps.
     """
@@ -148,7 +155,9 @@ class World:
         """The steps that call the model, in order."""
         return STEPS[self.name]
 
-    def outputs(self, prompts: Mapping[str, str], demos: Mapping[str, Shown], row: Row) -> dict[str, str]:
+    def outputs(
+        self, prompts: Mapping[str, str], demos: Mapping[str, Shown], row: Row
+    ) -> dict[str, str]:
         """Return the inputs and outputs of the steps, which are performed without the system."""
         found = dict(row)
         for step in self.steps:
@@ -170,12 +179,15 @@ class World:
         prompts = {step.name: str(values[f"{step.name}.prompt"]) for step in self.steps}
         demos = {
             step.name: [
-                {**demo["inputs"], **demo["outputs"]} for demo in as_demos(values[f"{step.name}.demos"])
+                {**demo["inputs"], **demo["outputs"]}
+                for demo in as_demos(values[f"{step.name}.demos"])
             ]
             for step in self.steps
         }
         own = "printer."
-        printer = {key.removeprefix(own): value for key, value in values.items() if key.startswith(own)}
+        printer = {
+            key.removeprefix(own): value for key, value in values.items() if key.startswith(own)
+        }
         return self.mean_score(prompts, demos, printer)
 
     def mean_score(
@@ -199,7 +211,9 @@ class World:
         assert program.metric is not None
         settings = make_settings({"method": method, "seed": seed, "budget": {"system_runs": runs}})
         data = replace(program.data, test=None)  # tested by `score`
-        problem = make_problem(program.system, data, program.metric, settings, lambda _: lm, program.folder)
+        problem = make_problem(
+            program.system, data, program.metric, settings, lambda _: lm, program.folder
+        )
         with tempfile.TemporaryDirectory() as folder:
             recorder = Recorder(
                 open_run(Path(folder) / "run", "", describe(problem)),

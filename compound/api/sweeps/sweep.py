@@ -1,7 +1,7 @@
 """Sweeps: run several files, methods and seeds with equal budgets, and tabulate the results.
 
-Every run has its own directory below the sweep's. Finished runs are skipped and interrupted runs resumed, so
-the same command can be repeated until everything is done.
+Every run has its own directory below the sweep's. Finished runs are skipped and interrupted runs
+resumed, so the same command can be repeated until everything is done.
 """
 
 from __future__ import annotations
@@ -16,22 +16,30 @@ from typing import TYPE_CHECKING
 
 from compound.api.description import FOR_MEMORY, describe, list_changes
 from compound.api.sweeps.controls import CONSTANT, DIRECT, Control
-from compound.api.sweeps.on_cluster import ClusterRuns, cluster_settings, open_tasks
-from compound.api.sweeps.planned_run import PlannedRun, Stopper, Watch, error_text
-from compound.concurrency.blocking import run_blocking
-from compound.engine import Engine
-from compound.errors import DeclarationError, RunDirectoryError
+from compound.api.sweeps.runs import (
+    ClusterRuns,
+    PlannedRun,
+    Stopper,
+    Watch,
+    cluster_settings,
+    error_text,
+    open_tasks,
+)
+from compound.core.engine import Engine
+from compound.core.errors import DeclarationError, RunDirectoryError
+from compound.core.loops import run_blocking
+from compound.core.security.untrusted import UntrustedFolder
+from compound.core.storage.locking import Lock
+from compound.graph.registry.engines import find_engine
+from compound.optimization.runs.directory import write_atomically
+from compound.optimization.runs.recorder import STOP, Interrupted
 from compound.optimizers import methods
-from compound.registry.engines import find_engine
-from compound.report import comparison
-from compound.runs.directory import write_atomically
-from compound.runs.recorder import STOP, Interrupted
-from compound.security.untrusted import UntrustedFolder
-from compound.spec import Program
-from compound.storage.locking import Lock
+from compound.report.record import Facts
+from compound.report.sweep import compare, sweep_page
+from compound.yaml import Program
 
 if TYPE_CHECKING:
-    from compound.report.comparison import SweepFacts, SweepRun
+    from compound.report.sweep import SweepRun
 
 MAY_DIFFER = (
     "optimize.concurrency",
@@ -75,7 +83,9 @@ def plan(
                 f"a sweep needs at least one {what}, and no duplicates, "
                 f"but got {', '.join(map(str, given)) or 'none'}"
             )
-    names = {method: re.sub(r"[^\w.-]", "-", method) for method in methods}  # user-defined ones have a colon
+    names = {
+        method: re.sub(r"[^\w.-]", "-", method) for method in methods
+    }  # user-defined ones have a colon
     runs = [
         PlannedRun(file, method, seed, folder / file / names[method] / str(seed), program, reason)
         for seed in seeds
@@ -97,20 +107,23 @@ def sweep(
     stopper: Stopper | None = None,
     controls: bool = True,
     cluster: bool = False,
-) -> SweepFacts:
+) -> Facts:
     """Execute unfinished runs, and write ``sweep.md`` and ``sweep.json`` after every run.
 
     The controls of a file and seed (`compound.api.sweeps.controls`) follow its runs.
 
     Args:
         runs: the runs returned by `plan`.
-        folder: the sweep's directory; a file named ``STOP`` in it ends the sweep after the current step.
+        folder: the sweep's directory; a file named ``STOP`` in it ends the sweep after the current
+            step.
         watch: returns a context manager of a listener for one run's events, given its limits.
         log: receives one-line messages about the start and end of each run.
         stopper: stops the sweep from outside.
-        controls: whether to evaluate a constant answer and one direct call of the model on the test examples.
-        cluster: whether each run is a task of the cluster that ``optimize.runner`` of its file names, several
-            at a time, instead of running in this process one after the other. ``watch`` is not used.
+        controls: whether to evaluate a constant answer and one direct call of the model on the test
+            examples.
+        cluster: whether each run is a task of the cluster that ``optimize.runner`` of its file
+            names, several at a time, instead of running in this process one after the other.
+            ``watch`` is not used.
 
     Returns:
         The content of ``sweep.json``.
@@ -118,7 +131,8 @@ def sweep(
     Raises:
         Interrupted: the sweep was asked to stop; the same call resumes it.
         RunDirectoryError: another sweep uses the folder.
-        CompoundError: there is no cluster, or a machine of it does not share the folder, or has other code.
+        CompoundError: there is no cluster, or a machine of it does not share the folder, or has
+            other code.
     """
     if cluster:
         settings, runs = cluster_settings(runs), [run.without_runner() for run in runs]
@@ -130,7 +144,9 @@ def sweep(
         table = _Table(runs, folder, lock, _plan_controls(runs, folder) if controls else [])
         table.write()
         if not cluster:
-            return _execute_here(table, watch or (lambda _: nullcontext(lambda event: None)), log, stopper)
+            return _execute_here(
+                table, watch or (lambda _: nullcontext(lambda event: None)), log, stopper
+            )
         _stop_if_requested(stopper, folder)
         on_cluster = ClusterRuns(runs, folder, settings, tasks, table.report, log, stopper)
         saved = f"stopped; progress is saved in {folder}; run the same command to resume"
@@ -144,7 +160,7 @@ def sweep(
         lock.release()
 
 
-def _execute_here(table: _Table, watch: Watch, log: Log, stopper: Stopper) -> SweepFacts:
+def _execute_here(table: _Table, watch: Watch, log: Log, stopper: Stopper) -> Facts:
     """Execute the unfinished runs and the controls in this process, one after the other."""
     runs, folder = table.runs, table.folder
     facts = table.write()
@@ -189,7 +205,7 @@ class _Table:
             self.failed[run] = problem
         self.write()
 
-    def evaluate(self, control: Control, log: Log) -> SweepFacts:
+    def evaluate(self, control: Control, log: Log) -> Facts:
         """Evaluate a control unless it is stored, and write the table."""
         if not control.is_stored:
             log(str(control))
@@ -206,9 +222,11 @@ class _Table:
         if same[-1] is not run or all(other.inapplicable for other in same):
             return []
         key = (run.file, run.seed)
-        return [control for control in self.controls if (control.file, control.settings.seed) == key]
+        return [
+            control for control in self.controls if (control.file, control.settings.seed) == key
+        ]
 
-    def write(self) -> SweepFacts:
+    def write(self) -> Facts:
         """Write the table, and return its facts.
 
         Raises:
@@ -218,10 +236,10 @@ class _Table:
         budgets = {run.file: run.settings.budget.limits() for run in self.runs}
         results = [result for control in self.controls if (result := control.result)]
         states = list(_states(self.runs, self.folder, self.failed))
-        facts: SweepFacts = comparison.compare(states, self.folder, budgets, results)
+        facts: Facts = compare(states, self.folder, budgets, results)
         text = json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False)
         write_atomically(self.folder / "sweep.json", text + "\n")
-        write_atomically(self.folder / "sweep.md", comparison.markdown(facts))
+        write_atomically(self.folder / "sweep.md", sweep_page(facts))
         return facts
 
 
@@ -239,10 +257,14 @@ def _stop_if_requested(stopper: Stopper, folder: Path, *, always: bool = False) 
     place = UntrustedFolder(folder)
     if always or stopper.is_requested or place.kind(STOP) is not None:
         place.remove(STOP)
-        raise Interrupted(f"stopped; progress is saved in {folder}", hint="run the same command to resume")
+        raise Interrupted(
+            f"stopped; progress is saved in {folder}", hint="run the same command to resume"
+        )
 
 
-def _states(runs: Sequence[PlannedRun], folder: Path, failed: Mapping[PlannedRun, str]) -> Iterator[SweepRun]:
+def _states(
+    runs: Sequence[PlannedRun], folder: Path, failed: Mapping[PlannedRun, str]
+) -> Iterator[SweepRun]:
     """Yield each run with its state: ``finished``, ``failed``, ``not applicable`` or ``unfinished``."""
     for run in runs:
         if run.inapplicable:

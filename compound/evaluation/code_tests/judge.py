@@ -10,22 +10,30 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import ModuleType
 
-from compound.errors import DataError
-from compound.evaluation.code_tests import candidate, codec, suite, tester
-from compound.example import Score
-from compound.security.sandbox.limits import SandboxLimits
-from compound.security.sandbox.sandbox import Sandbox
+from compound.core.errors import DataError
+from compound.core.example import Score
+from compound.core.security.sandbox.limits import SandboxLimits
+from compound.core.security.sandbox.sandbox import Sandbox
+from compound.evaluation.code_tests import candidate, tester
 
 LIMITS = SandboxLimits(
-    cpu=60.0, wall=120.0, memory=4096, processes=64, file_size=32, disk=128, open_files=256, output=64
+    cpu=60.0,
+    wall=120.0,
+    memory=4096,
+    processes=64,
+    file_size=32,
+    disk=128,
+    open_files=256,
+    output=64,
 )
 """Limits of a run of tests; libraries such as scikit-learn reserve gigabytes of address space."""
-FORGEABLE = "the program ran in the process of the tests, where it can forge this verdict"
 ALONE = (
-    "tests that patch names of the program or receive its objects need check_suite(..., same_process=True)"
+    "tests cannot patch names of the program or receive its objects, which is in another process"
 )
 _PATCHES = re.compile(r"\bmock\b|\bpatch\b")
-_OBJECTS = re.compile(r"not a plain value|function Candidate\.|arg \w+ must be an? (exception )?type")
+_OBJECTS = re.compile(
+    r"not a plain value|function CandidateProcess\.|arg \w+ must be an? (exception )?type"
+)
 
 
 async def check_function(
@@ -33,9 +41,9 @@ async def check_function(
 ) -> Score:
     """Score 1 if ``check(function)`` of the tests returns without an exception, else 0.
 
-    The program runs in a process of its own, which receives the arguments of calls and returns plain values:
-    numbers, texts, lists, tuples, sets and dictionaries of them, arrays of numbers, and built-in exceptions.
-    No code of the program can read the tests or change the verdict.
+    The program runs in a process of its own, which receives the arguments of calls and returns
+    plain values: numbers, texts, lists, tuples, sets and dictionaries of them, arrays of numbers,
+    and built-in exceptions. No code of the program can read the tests or change the verdict.
 
     Args:
         program: the generated program, which defines the function.
@@ -49,53 +57,61 @@ async def check_function(
     """
     if not re.search(r"^\s*(async\s+)?def\s+check\s*\(", test, re.MULTILINE):
         raise DataError(
-            "the tests define no function 'check'", hint="for test cases of unittest, call check_suite"
+            "the tests define no function 'check'",
+            hint="for test cases of unittest, call check_suite",
         )
     return await _judge_apart(program, f"{helpers}\n\n{test}", entry_point.strip(), sandbox)
 
 
-async def check_suite(
-    program: str, test: str, sandbox: Sandbox | None = None, *, same_process: bool = False
-) -> Score:
+async def check_suite(program: str, test: str, sandbox: Sandbox | None = None) -> Score:
     """Score 1 if all test cases of a `unittest` module pass, else 0.
 
-    The program runs in a process of its own, as with `check_function`; names that the tests neither define
-    nor import are its functions.
+    The program runs in a process of its own, as with `check_function`; names that the tests neither
+    define nor import are its functions.
 
     Args:
         program: the generated program.
         test: the test cases.
         sandbox: where both run; default: one with `LIMITS`.
-        same_process: run the program in the process of the tests, in their namespace, as in BigCodeBench
-            (Zhuo et al. 2024). Tests that patch names of the program or receive its objects need this. A
-            program written against this judge can then forge the verdict, which the feedback says; see
-            `compound.evaluation.code_tests.suite`.
     """
-    if not same_process:
-        return await _judge_apart(program, test, "", sandbox)
-    found = await _verdict(suite, {"candidate.txt": program, "tests.txt": test}, "", sandbox)
-    return replace(found, feedback=f"{found.feedback}; {FORGEABLE}") if found.value else found
+    return await _judge_apart(program, test, "", sandbox)
 
 
-async def _judge_apart(program: str, tests: str, entry_point: str, sandbox: Sandbox | None) -> Score:
-    files = {
-        "candidate.txt": program,
-        "candidate_server.py": _source(candidate),
-        "codec.py": _source(codec),
-    }
+async def _judge_apart(
+    program: str, tests: str, entry_point: str, sandbox: Sandbox | None
+) -> Score:
+    files = {"candidate.txt": program, "candidate_server.py": _source(candidate)}
     given = json.dumps({"tests": tests, "entry_point": entry_point}, ensure_ascii=False)
-    found = await _verdict(tester, files, given, sandbox)
+    found = await verdict_of(_source(tester), files, given, sandbox)
     needs = _OBJECTS.search(found.feedback or "") or _PATCHES.search(tests)
-    return found if found.value or not needs else replace(found, feedback=f"{found.feedback} ({ALONE})")
+    return (
+        found
+        if found.value or not needs
+        else replace(found, feedback=f"{found.feedback} ({ALONE})")
+    )
 
 
-async def _verdict(main: ModuleType, files: Mapping[str, str], stdin: str, sandbox: Sandbox | None) -> Score:
-    result = await (sandbox or shared()).run(_source(main), stdin, files)
+async def verdict_of(
+    main: str, files: Mapping[str, str], stdin: str, sandbox: Sandbox | None
+) -> Score:
+    """Run a program in the sandbox, and return its exit status as a score with its output as feedback.
+
+    Args:
+        main: the program, which imports only the standard library and ``files``.
+        files: texts of files beside it, by name.
+        stdin: its standard input.
+        sandbox: where it runs; default: one with `LIMITS`.
+    """
+    result = await (sandbox or shared()).run(main, stdin, files)
     if result.ok:
         return Score(1.0, "all tests pass")
     if result.limit:
         return Score(0.0, f"the tests were stopped at the limit {result.limit}")
-    reason = result.stdout.strip() or result.stderr.strip().rpartition("\n")[2] or f"status {result.status}"
+    reason = (
+        result.stdout.strip()
+        or result.stderr.strip().rpartition("\n")[2]
+        or f"status {result.status}"
+    )
     return Score(0.0, reason)
 
 

@@ -1,8 +1,8 @@
 """Run tests against a program in another process, which exchanges only plain values with this one.
 
-The source of this module runs inside the sandbox as ``main.py``. It never runs the candidate's code, which
-in turn sees only the arguments of its calls: the tests arrive on standard input and are in no file. The exit
-status is the verdict: 0 if the tests pass. Standard output is the reason.
+The source of this module runs inside the sandbox as ``main.py``. It never runs the candidate's
+code, which in turn sees only the arguments of its calls: the tests arrive on standard input and are
+in no file. The exit status is the verdict: 0 if the tests pass. Standard output is the reason.
 """
 
 from __future__ import annotations
@@ -21,9 +21,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 try:
-    from codec import decode, dump_line, encode  # type: ignore[import-not-found]  # inside the sandbox
+    from candidate_server import (  # type: ignore[import-not-found]  # inside the sandbox
+        decode,
+        dump_line,
+        encode,
+    )
 except ImportError:
-    from compound.evaluation.code_tests.codec import decode, dump_line, encode
+    from compound.evaluation.code_tests.candidate import decode, dump_line, encode
 
 LONGEST = 1 << 22  # bytes of an answer
 _CONTROL = (
@@ -40,7 +44,7 @@ def fail(reason: str) -> NoReturn:
     os._exit(1)
 
 
-class Candidate:
+class CandidateProcess:
     """The process of the program."""
 
     def __init__(self) -> None:
@@ -55,7 +59,9 @@ class Candidate:
 
         def call(*args: object, **named: object) -> object:
             try:
-                request = dump_line({"name": name, "args": encode(list(args)), "named": encode(named)})
+                request = dump_line(
+                    {"name": name, "args": encode(list(args)), "named": encode(named)}
+                )
             except TypeError as error:
                 fail(f"the tests call {name} with {error}")
             try:
@@ -67,7 +73,14 @@ class Candidate:
                 if "value" in answer:
                     return decode(answer["value"])
                 raised = rebuild(answer["error"], [decode(item) for item in answer["args"]])
-            except (OSError, ValueError, TypeError, LookupError, RecursionError, ImportError) as error:
+            except (
+                OSError,
+                ValueError,
+                TypeError,
+                LookupError,
+                RecursionError,
+                ImportError,
+            ) as error:
                 fail(f"no answer of {name}: {type(error).__name__}")
             raise raised
 
@@ -105,10 +118,10 @@ def rebuild(name: str, args: Iterable[object]) -> BaseException:
     return raised
 
 
-class Names(dict[str, Any]):
+class CandidateNames(dict[str, Any]):
     """The builtins of the tests; names that these do not define are modules, or functions of the program."""
 
-    def __init__(self, candidate: Candidate) -> None:
+    def __init__(self, candidate: CandidateProcess) -> None:
         super().__init__(vars(builtins))
         self._candidate = candidate
 
@@ -151,11 +164,11 @@ def main() -> None:
     source, entry_point = given["tests"], given["entry_point"]
     here = os.getcwd()
     sys.path = [path for path in sys.path if path not in ("", here)]  # the candidate may write here
-    candidate = Candidate()
+    candidate = CandidateProcess()
     os.environ["HOME"] = "/"  # as above: libraries read settings there
     module = types.ModuleType("tests")
     sys.modules["tests"] = module
-    vars(module)["__builtins__"] = Names(candidate)
+    vars(module)["__builtins__"] = CandidateNames(candidate)
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end of the process
     refuse_pickles()
     try:

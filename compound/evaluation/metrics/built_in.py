@@ -10,20 +10,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from compound.errors import CallError, DataError, DeclarationError
-from compound.evaluation.metrics.comparison import Comparison
-from compound.evaluation.metrics.messages import format_value, format_values
+from compound.core.errors import CallError, DataError, DeclarationError
+from compound.core.example import Example, Score
+from compound.core.narrowing import report_wrong_arguments
+from compound.evaluation.metrics.comparison import (
+    Comparison,
+    format_value,
+    format_values,
+    text_of,
+    verdict,
+)
 from compound.evaluation.metrics.text import (
     equal_answers,
     find_label,
     is_number,
     normalize_both,
 )
-from compound.evaluation.metrics.verdicts import text_of, verdict
 from compound.evaluation.rows import ClassName
 from compound.evaluation.statistics import UNIT, Bounds
-from compound.example import Example, Score
-from compound.narrowing import report_wrong_arguments
 
 HIT_RANKS = (1, 5)  # of the parts of the reciprocal rank
 
@@ -55,7 +59,7 @@ class TokenF1(Comparison):
 
 
 @dataclass(frozen=True)
-class Accuracy(Comparison):
+class LabelAccuracy(Comparison):
     """1 if the values are equal or, given ``choices``, if the text decides on the gold label."""
 
     bounds: ClassVar[Bounds | None] = UNIT
@@ -82,7 +86,9 @@ class Accuracy(Comparison):
     def compare(self, found: object, accepted: list[object], where: str) -> Score:
         """Return 1 or 0."""
         if not self.choices:
-            return verdict(any(_equal_labels(found, answer) for answer in accepted), accepted, found)
+            return verdict(
+                any(_equal_labels(found, answer) for answer in accepted), accepted, found
+            )
         wanted = {str(answer).strip().lower() for answer in accepted}
         label = find_label(text_of(found, where), self.choices)
         score = verdict(label is not None and label.lower() in wanted, accepted, label)
@@ -109,7 +115,9 @@ class MRR(Comparison):
         parts = {f"hit@{k}": float(rank <= k) for k in HIT_RANKS}
         if rank == math.inf:
             return Score(0.0, f"{format_values(accepted)} not among the {len(items)} items", parts)
-        return Score(1 / rank, "correct" if rank == 1 else f"first right item at rank {rank}", parts)
+        return Score(
+            1 / rank, "correct" if rank == 1 else f"first right item at rank {rank}", parts
+        )
 
 
 @dataclass(frozen=True)
@@ -127,7 +135,8 @@ class RecallAtK(Comparison):
         wanted = dict.fromkeys(_item(answer) for answer in accepted)
         missing = [item for item in wanted if item not in _items(found, self.key, where)[: self.k]]
         return Score(
-            1 - len(missing) / len(wanted), f"missing {format_values(missing)}" if missing else "correct"
+            1 - len(missing) / len(wanted),
+            f"missing {format_values(missing)}" if missing else "correct",
         )
 
 
@@ -135,8 +144,8 @@ class RecallAtK(Comparison):
 def exact_match(output: str, gold: str | None = None) -> ExactMatch:
     """Score 1 if the output equals an acceptable answer, apart from its spelling, else 0.
 
-    Case, Unicode variants, articles and punctuation at the borders of words are ignored; signs, operators and
-    suffixes count, and numbers are compared as numbers: 3.50 is 3.5, but not 35.
+    Case, Unicode variants, articles and punctuation at the borders of words are ignored; signs,
+    operators and suffixes count, and numbers are compared as numbers: 3.50 is 3.5, but not 35.
 
     Args:
         output: The system output to read.
@@ -169,7 +178,7 @@ def token_f1(output: str, gold: str | None = None) -> TokenF1:
 
 
 @report_wrong_arguments
-def accuracy(output: str, gold: str | None = None, choices: Sequence[str] = ()) -> Accuracy:
+def accuracy(output: str, gold: str | None = None, choices: Sequence[str] = ()) -> LabelAccuracy:
     """Score 1 if the output equals the gold value, else 0.
 
     Args:
@@ -189,7 +198,7 @@ def accuracy(output: str, gold: str | None = None, choices: Sequence[str] = ()) 
             )
     if isinstance(choices, str) or len({choice.lower() for choice in choices}) < len(choices):
         raise DeclarationError(f"accuracy: choices must be different labels, got {choices!r}")
-    return Accuracy(
+    return LabelAccuracy(
         "accuracy", output, gold or output, tuple(unicodedata.normalize("NFC", c) for c in choices)
     )
 
@@ -212,7 +221,9 @@ def mrr(output: str, gold: str | None = None, key: str | None = None) -> MRR:
 
 
 @report_wrong_arguments
-def recall_at_k(output: str, gold: str | None = None, k: int = 5, key: str | None = None) -> RecallAtK:
+def recall_at_k(
+    output: str, gold: str | None = None, k: int = 5, key: str | None = None
+) -> RecallAtK:
     """Score a list by the share of the gold items among its first ``k``.
 
     Args:

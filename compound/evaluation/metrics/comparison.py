@@ -1,29 +1,120 @@
-"""Base of metrics that compare an output with a gold field."""
+"""Base of metrics that compare an output with a gold field, their verdicts and their messages."""
 
 from __future__ import annotations
 
+import dataclasses
+import numbers
 import types
+import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from enum import Enum
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
-from compound.errors import (
+from compound.core.errors import (
     CallError,
     CompoundError,
     DataError,
     InvalidRow,
     MissingOutput,
+    check_installed,
     raise_all,
     suggest_name,
 )
-from compound.evaluation.metrics.messages import format_fields, format_value
-from compound.evaluation.metrics.verdicts import comparable
+from compound.core.example import Example, Score
 from compound.evaluation.rows import ClassName, is_finite, is_missing
 from compound.evaluation.statistics import Bounds
-from compound.example import Example, Score
-from compound.extras import check_installed
+from compound.graph.json_values import SCALARS, json_form
+
+
+def format_fields(fields: Mapping[str, object]) -> str:
+    """Return the names of the fields, or ``none``."""
+    return ", ".join(fields) or "none"
+
+
+def format_values(values: Sequence[object]) -> str:
+    """Return the first three values, joined by *or*."""
+    shown = " or ".join(format_value(value) for value in values[:3])
+    return shown if len(values) <= 3 else f"{shown} or {len(values) - 3} more"
+
+
+def format_value(value: object) -> str:
+    """Return a value on one line, with at most 80 characters."""
+    text = " ".join(value.split()) if isinstance(value, str) else repr(value)
+    text = text if len(text) <= 80 else text[:79] + "…"
+    return repr(text) if isinstance(value, str) else text
+
+
+def comparable(value: object) -> object:
+    """Return a value in the form in which a data file holds it, so that equal values compare equal.
+
+    Members of an Enum become their values, decimals numbers, dates ISO texts, models and
+    dataclasses objects, and letters with accents single characters (NFC).
+
+    >>> from datetime import date
+    >>> comparable({1: [Decimal("1.5"), date(2024, 1, 2)]})
+    {'1': [1.5, '2024-01-02']}
+    """
+    try:
+        return _comparable(value)
+    except RecursionError:  # metrics report documents that are nested too deeply
+        return value
+
+
+def _comparable(value: object) -> object:
+    if isinstance(value, Enum):
+        return _comparable(value.value)
+    if isinstance(value, str):
+        return (
+            value
+            if unicodedata.is_normalized("NFC", value)
+            else unicodedata.normalize("NFC", value)
+        )
+    if isinstance(value, Decimal):
+        return (
+            int(value) if value.is_finite() and value == value.to_integral_value() else float(value)
+        )
+    if isinstance(value, Mapping):
+        return {str(_comparable(key)): _comparable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_comparable(item) for item in value]
+    if (
+        isinstance(value, (set, frozenset, *SCALARS))
+        or hasattr(value, "model_dump")
+        or _is_record(value)
+    ):
+        try:
+            found = json_form(value)
+        except (TypeError, ValueError):  # such as bytes that are no text
+            return value
+        return _comparable(found)
+    return value
+
+
+def _is_record(value: object) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def text_of(value: object, where: str) -> str:
+    """Return a text or a number as text; ``where`` starts the error message for other values.
+
+    Raises:
+        CallError: the value is neither.
+    """
+    if isinstance(value, str | numbers.Real):
+        return str(value)
+    raise CallError(f"{where}: the output must be text or a number, got {type(value).__name__}")
+
+
+def verdict(right: bool, accepted: list[object], found: object) -> Score:
+    """Return 1 or 0, with the acceptable answers as feedback on a wrong one."""
+    return Score(
+        float(right),
+        "correct" if right else f"expected {format_values(accepted)}, got {format_value(found)}",
+    )
+
 
 MAX_SHOWN = 8  # maximum number of labels and gold values in a message
 
@@ -64,8 +155,8 @@ class Comparison(ABC):
         """Reject outputs and examples that cannot be compared, before anything is run.
 
         Raises:
-            DataError: the output does not exist, an example has no right answer, or the output's fixed set
-                of labels excludes the right answer.
+            DataError: the output does not exist, an example has no right answer, or the output's
+                fixed set of labels excludes the right answer.
             MissingExtra: a library of the metric is not installed.
         """
         for module in self.requires:
@@ -74,7 +165,9 @@ class Comparison(ABC):
             raise DataError(
                 f"{self.name}: no output {self.output!r}", hint=suggest_name(self.output, outputs)
             )
-        labels = _values(getattr(outputs[self.output], "type", Any) if isinstance(outputs, Mapping) else Any)
+        labels = _values(
+            getattr(outputs[self.output], "type", Any) if isinstance(outputs, Mapping) else Any
+        )
         labels = labels if self.listed == any(isinstance(label, list) for label in labels) else []
         unmatched: dict[str, list[str]] = {}
         seen: dict[str, bool] = {}
@@ -103,16 +196,21 @@ class Comparison(ABC):
         except CallError:  # outputs of this type are rejected in each run
             return True
 
-    def _unmatched(self, labels: Sequence[object], unmatched: Mapping[str, Sequence[str]]) -> DataError:
+    def _unmatched(
+        self, labels: Sequence[object], unmatched: Mapping[str, Sequence[str]]
+    ) -> DataError:
         """Return the error for gold values that no label matches: their rows would silently score 0.
 
         A free-text output could match them, but an output with a fixed set of labels cannot.
         """
         named = list(unmatched.items())
-        shown = ", ".join(f"{gold} ({len(ids)} row{'s' * (len(ids) > 1)})" for gold, ids in named[:MAX_SHOWN])
+        shown = ", ".join(
+            f"{gold} ({len(ids)} row{'s' * (len(ids) > 1)})" for gold, ids in named[:MAX_SHOWN]
+        )
         more = f" and {len(named) - MAX_SHOWN} more" if len(named) > MAX_SHOWN else ""
         known = ", ".join(
-            format_value(label[0] if isinstance(label, list) else label) for label in labels[:MAX_SHOWN]
+            format_value(label[0] if isinstance(label, list) else label)
+            for label in labels[:MAX_SHOWN]
         )
         cut = ", …" if len(labels) > MAX_SHOWN else ""
         choices = getattr(self, "choices", ())
@@ -132,20 +230,26 @@ class Comparison(ABC):
         where = f"{self.name}, example {example.id!r}"
         if self.gold not in example.gold:
             close = suggest_name(self.gold, map(str, example.gold))
-            hint = f"fields: {format_fields(example.gold)}" + (f"; {close}" if close.endswith("?") else "")
+            hint = f"fields: {format_fields(example.gold)}" + (
+                f"; {close}" if close.endswith("?") else ""
+            )
             raise DataError(f"{where}: no gold field {self.gold!r}", hint=hint)
         gold = example.gold[self.gold]
         accepted = list(gold) if isinstance(gold, list | tuple) else [gold]
         if isinstance(gold, set | frozenset):
             accepted = sorted(gold, key=repr)  # deterministic across processes
-        if not accepted or not all(not is_missing(answer) and is_finite(answer) for answer in accepted):
+        if not accepted or not all(
+            not is_missing(answer) and is_finite(answer) for answer in accepted
+        ):
             raise DataError(
                 f"{where}: gold field {self.gold!r} is {format_value(gold)}, "
                 "but must hold a value to compare with"
             )
         if not self.listed:
             accepted = [
-                each for one in accepted for each in (one.answers if isinstance(one, ClassName) else (one,))
+                each
+                for one in accepted
+                for each in (one.answers if isinstance(one, ClassName) else (one,))
             ]
         return [comparable(answer) for answer in accepted]
 
@@ -177,7 +281,9 @@ def check_each(examples: Iterable[Example], check: Callable[[Example], object]) 
 
 def missing_output(where: str, output: str, outputs: Mapping[str, object]) -> MissingOutput:
     """Return the error for an output that does not exist; ``where`` names the metric and the example."""
-    return MissingOutput(f"{where}: no output {output!r}", hint=f"outputs: {format_fields(outputs)}")
+    return MissingOutput(
+        f"{where}: no output {output!r}", hint=f"outputs: {format_fields(outputs)}"
+    )
 
 
 def _values(kind: object) -> list[object]:

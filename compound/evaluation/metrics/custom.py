@@ -1,4 +1,4 @@
-"""Metrics that call a user function."""
+"""Metrics that call a user function, and the bounds that metrics declare."""
 
 from __future__ import annotations
 
@@ -14,18 +14,89 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from compound.concurrency.functions import FunctionRunner, ThreadUse
-from compound.concurrency.own_thread import exit_as_error
-from compound.errors import CallError, DeclarationError
-from compound.evaluation.metrics.bounds import checked_bounds
-from compound.evaluation.metrics.comparison import missing_output
-from compound.evaluation.metrics.messages import format_value
+from compound.core.errors import CallError, DeclarationError
+from compound.core.example import Example, Metric, Score
+from compound.core.narrowing import report_wrong_arguments
+from compound.core.threads import FunctionRunner, ThreadUse, exit_as_error
+from compound.evaluation.metrics.comparison import format_value, missing_output
 from compound.evaluation.statistics import Bounds
-from compound.example import Example, Metric, Score
-from compound.narrowing import report_wrong_arguments
-from compound.registry.user_code import UserCodeError, check_signature, definition
+from compound.graph.registry.user_code import UserCodeError, check_signature, definition
 
-Scoring = Callable[[Mapping[str, Any], Example], object]  # Any: only the user knows the types of outputs
+
+def bounds_of(metric: Metric) -> Bounds | None:
+    """Return the minimum and maximum score of a metric, or ``None`` if it does not declare them.
+
+    A metric declares them by an attribute ``bounds``, a pair of numbers.
+
+    Raises:
+        DeclarationError: They are not two finite numbers in ascending order.
+
+    >>> from compound.metrics import custom, token_f1
+    >>> bounds_of(token_f1("answer")), bounds_of(custom(lambda outputs, example: 1.0))
+    ((0.0, 1.0), None)
+    """
+    found = getattr(metric, "bounds", None)
+    return None if found is None else checked_bounds(found, metric.name)
+
+
+def checked_bounds(bounds: object, name: str) -> Bounds:
+    """Return declared bounds of a metric as floats, or raise `DeclarationError`."""
+    if isinstance(bounds, list | tuple) and len(bounds) == 2:
+        low, high = bounds
+        if all(isinstance(b, numbers.Real) and math.isfinite(b) for b in bounds) and low < high:
+            return float(low), float(high)
+    raise DeclarationError(
+        f"metric {name!r}: bounds must be the minimum and maximum score, but got {bounds!r}",
+        hint="two finite numbers, the smaller one first, such as 0 and 1",
+    )
+
+
+def bounds_hint(metric: Metric) -> str:
+    """Return how the user declares the bounds of a metric, in the syntax that it was made in."""
+    return str(
+        getattr(metric, "bounds_hint", "an attribute of the metric, such as bounds = (0, 1)")
+    )
+
+
+def check_failure_score(metric: Metric, failure_score: float) -> None:
+    """Raise if failed runs would score as well as the best ones, so that a search would look for failures.
+
+    Metrics that declare no bounds are not checked.
+
+    Raises:
+        DeclarationError: ``failure_score`` is at least the maximum score that the metric declares.
+    """
+    bounds = bounds_of(metric)
+    if bounds is None or failure_score < bounds[1]:
+        return
+    low, high = bounds
+    raise DeclarationError(
+        f"failure_score={failure_score:g}: a failed run would score as well as the best one, since the "
+        f"maximum score of metric {metric.name!r} is {high:g}",
+        hint=f"set optimize.failure_score to its minimum score, {low:g}",
+    )
+
+
+def bounds_violation(metric: Metric, score: float, example: str) -> str:
+    """Return a message if a score of ``metric`` is outside the bounds that it declares, else ``""``.
+
+    >>> from compound.metrics import custom
+    >>> bounds_violation(custom(lambda outputs, example: 7, "stars", bounds=(1, 5)), 7.0, "e3")
+    "metric 'stars' returned 7 on example 'e3', outside its declared bounds [1, 5]"
+    """
+    bounds = bounds_of(metric)
+    if bounds is None or bounds[0] <= score <= bounds[1]:
+        return ""
+    low, high = bounds
+    return (
+        f"metric {metric.name!r} returned {score:g} on example {example!r}, outside its declared bounds "
+        f"[{low:g}, {high:g}]"
+    )
+
+
+Scoring = Callable[
+    [Mapping[str, Any], Example], object
+]  # Any: only the user knows the types of outputs
 
 
 @dataclass(frozen=True)
@@ -36,7 +107,9 @@ class Custom:
     name: str
     bounds: Bounds | None = None
     thread: ThreadUse = "auto"
-    bounds_hint: str = field(default="cp.custom(…, bounds=(0, 1))", repr=False, compare=False)
+    bounds_hint: str = field(
+        default="cp.metrics.custom(…, bounds=(0, 1))", repr=False, compare=False
+    )
     _runner: FunctionRunner = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -52,14 +125,14 @@ class Custom:
         Raises:
             MissingOutput: the function reads an output that does not exist.
         """
-        given = _Outputs(outputs, self.name, example)
+        given = _CheckedOutputs(outputs, self.name, example)
         with exit_as_error(self.name), self._misreading(given, example):
             value = self.function(given, example)
         return self._later(value) if inspect.isawaitable(value) else as_score(value, self.name)
 
     async def score_in_loop(self, outputs: Mapping[str, object], example: Example) -> Score:
         """Score without blocking the event loop for long, as ``thread`` says; raises like `score`."""
-        given = _Outputs(outputs, self.name, example)
+        given = _CheckedOutputs(outputs, self.name, example)
         with self._misreading(given, example):
             value = await self._runner.call(given, example)
         return as_score(value, self.name)
@@ -71,7 +144,7 @@ class Custom:
             yield
         except (AttributeError, TypeError) as error:
             owner = getattr(error, "obj", None)  # of the attribute
-            kinds = [kind for kind in ("Example", "_Outputs") if f"'{kind}'" in str(error)]
+            kinds = [kind for kind in ("Example", "_CheckedOutputs") if f"'{kind}'" in str(error)]
             if owner is outputs or owner is example or (isinstance(error, TypeError) and kinds):
                 raise _misread(self.function, self.name, f" failed with {error}") from error
             raise
@@ -81,7 +154,7 @@ class Custom:
             return as_score(await value, self.name)
 
 
-class _Outputs(dict[str, object]):
+class _CheckedOutputs(dict[str, object]):
     """Outputs passed to a user function; reading an unknown one raises an error that lists the known ones."""
 
     def __init__(self, outputs: Mapping[str, object], name: str, example: Example) -> None:
@@ -92,7 +165,9 @@ class _Outputs(dict[str, object]):
     def __missing__(self, output: str) -> NoReturn:
         error = missing_output(f"{self._name}, example {self._example.id!r}", output, self)
         if output in self._example.gold:  # the arguments may be in the wrong order
-            error.hint += f"; read example.gold[{output!r}] of the second argument, metric(outputs, example)"
+            error.hint += (
+                f"; read example.gold[{output!r}] of the second argument, metric(outputs, example)"
+            )
         raise error
 
 
@@ -115,7 +190,9 @@ def _check_order(function: Callable[..., object], name: str) -> None:
     if len(names) < 2:
         return
     first, second = (each.lower() for each in names)
-    if (first in EXAMPLES and second not in EXAMPLES) or (second in OUTPUTS and first not in OUTPUTS):
+    if (first in EXAMPLES and second not in EXAMPLES) or (
+        second in OUTPUTS and first not in OUTPUTS
+    ):
         raise _misread(function, name)
     if wrong := _wrong_use(function, *names):
         raise _misread(function, name, f" reads {wrong}")
@@ -129,8 +206,13 @@ def _wrong_use(function: Callable[..., object], first: str, second: str) -> str:
     except (OSError, TypeError, SyntaxError):
         return ""
     declared = [node.arg for node in nodes if isinstance(node, ast.arg)]
-    declared += [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
-    if any(guard in source for guard in GUARDS) or declared.count(first) + declared.count(second) != 2:
+    declared += [
+        node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    ]
+    if (
+        any(guard in source for guard in GUARDS)
+        or declared.count(first) + declared.count(second) != 2
+    ):
         return ""
     for node in nodes:
         owner = getattr(getattr(node, "value", None), "id", None)
@@ -153,7 +235,7 @@ def _misread(function: Callable[..., object], name: str, problem: str = "") -> U
     return UserCodeError(
         f"{place}: a metric is called as metric(outputs, example)",
         hint="read outputs['answer'], example.gold['answer'] and example.inputs['question']; "
-        "a metric of DSPy, metric(example, pred), becomes one by cp.from_dspy_metric(metric)",
+        "a metric of DSPy, metric(example, pred), becomes one by cp.interchange.from_dspy_metric(metric)",
     )
 
 
@@ -166,16 +248,19 @@ def custom(
     Args:
         function: Scores one run; returns a number or a `Score`.
         name: Name in reports; default: the function's name.
-        bounds: Minimum and maximum score, such as ``(0, 1)``. Confidence intervals then stay within them, and
-            acceptance tests hold for every distribution of scores (`compound.evaluation.paired_tests`). After
-            a score outside them they count as unknown, as they do by default.
-        thread: Where a sync function runs, as for `compound.Function`: ``auto`` calls it in threads once a
-            call was slow; ``always`` and ``never`` are for functions that need it. Calls in threads overlap.
+        bounds: Minimum and maximum score, such as ``(0, 1)``. Confidence intervals then stay within
+            them, and acceptance tests hold for every distribution of scores
+            (`compound.evaluation.acceptance`). After a score outside them they count as unknown, as
+            they do by default.
+        thread: Where a sync function runs, as for `compound.Function`: ``auto`` calls it in threads
+            once a call was slow; ``always`` and ``never`` are for functions that need it. Calls in
+            threads overlap.
 
     Raises:
-        DeclarationError: ``function`` is no function, the bounds are not two finite numbers in ascending
-            order, or ``thread`` has another value.
-        UserCodeError: The function takes other arguments than outputs and an example, in this order.
+        DeclarationError: ``function`` is no function, the bounds are not two finite numbers in
+            ascending order, or ``thread`` has another value.
+        UserCodeError: The function takes other arguments than outputs and an example, in this
+            order.
 
     >>> metric = custom(lambda outputs, example: len(outputs["answer"]) < 5, "short", bounds=(0, 1))
     >>> metric.score({"answer": "yes"}, None)
@@ -184,16 +269,20 @@ def custom(
     if not callable(function):
         raise DeclarationError(
             f"a metric must be a function of (outputs, example), but is {function!r:.80}",
-            hint="or a metric such as cp.exact_match('answer')",
+            hint="or a metric such as cp.metrics.exact_match('answer')",
         )
     if isinstance(function, Custom):
         return replace(
-            function, name=name or function.name, bounds=function.bounds if bounds is None else bounds
+            function,
+            name=name or function.name,
+            bounds=function.bounds if bounds is None else bounds,
         )
     chosen = name or getattr(function, "__name__", type(function).__name__)
     _check_order(function, chosen)
     check_signature(function, f"metric {chosen!r}", "outputs", "example")
-    return Custom(function, chosen, None if bounds is None else checked_bounds(bounds, chosen), thread)
+    return Custom(
+        function, chosen, None if bounds is None else checked_bounds(bounds, chosen), thread
+    )
 
 
 def as_metric(metric: Metric | Scoring) -> Metric:
@@ -217,7 +306,9 @@ def as_score(value: object, name: str) -> Score:
     """
     if not isinstance(value, Score):
         return Score(_finite(value, f"metric {name!r}"))
-    parts = {part: _finite(number, f"{name}, part {part!r}") for part, number in value.parts.items()}
+    parts = {
+        part: _finite(number, f"{name}, part {part!r}") for part, number in value.parts.items()
+    }
     return Score(_finite(value.value, f"metric {name!r}"), str(value.feedback), parts)
 
 

@@ -9,14 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
-from compound.errors import DataError, DeclarationError
-from compound.evaluation.metrics.comparison import Comparison
-from compound.evaluation.metrics.messages import format_value
-from compound.evaluation.metrics.verdicts import comparable
+from compound.core.errors import DataError, DeclarationError
+from compound.core.example import Example, Score
+from compound.core.narrowing import report_wrong_arguments
+from compound.evaluation.metrics.comparison import Comparison, comparable, format_value
 from compound.evaluation.rows import is_finite
 from compound.evaluation.statistics import UNIT, Bounds
-from compound.example import Example, Score
-from compound.narrowing import report_wrong_arguments
 
 _FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 
@@ -48,7 +46,9 @@ class JsonMatch(Comparison):
                 f"{self.name}, example {example.id!r}: gold field {self.gold!r} is {format_value(document)}, "
                 "but NaN and infinity equal nothing"
             )
-        if self.keys and not (isinstance(document, Mapping) and all(key in document for key in self.keys)):
+        if self.keys and not (
+            isinstance(document, Mapping) and all(key in document for key in self.keys)
+        ):
             raise DataError(
                 f"{self.name}, example {example.id!r}: gold field {self.gold!r} must be an object with the "
                 f"keys {', '.join(self.keys)}, got {format_value(document)}"
@@ -60,7 +60,10 @@ class JsonMatch(Comparison):
         (gold,) = accepted
         try:
             document = _parsed(found)
-            differences, total = list(self._differences(gold, self._kept(document), "")), _leaves(gold)
+            differences, total = (
+                list(self._differences(gold, self._kept(document), "")),
+                _leaves(gold),
+            )
         except _NotJson as error:
             if found == gold:  # a label, or another text that is no JSON
                 return Score(1.0, "correct", {"fields": 1.0})
@@ -89,7 +92,11 @@ class JsonMatch(Comparison):
                     yield _leaves(value), f"{_shown(path, key)} is missing"
             further = [] if self.subset else [key for key in found if key not in gold]
             yield from ((0, f"{_shown(path, key)} is not expected") for key in further)
-        elif isinstance(gold, list | tuple) and isinstance(found, list | tuple) and len(gold) == len(found):
+        elif (
+            isinstance(gold, list | tuple)
+            and isinstance(found, list | tuple)
+            and len(gold) == len(found)
+        ):
             for i, (value, other) in enumerate(zip(gold, found, strict=True)):
                 yield from self._differences(value, other, f"{path}[{i}]")
         elif not _equal(gold, found):
@@ -140,8 +147,8 @@ def json_match(
 ) -> JsonMatch:
     """Score 1 if the output and the gold field are equal as JSON, else 0; the order of keys is irrelevant.
 
-    Text is parsed, also from a fenced block. The part ``fields`` is the share of gold values that the output
-    has at the same place. A gold list is one JSON array, not a list of alternatives.
+    Text is parsed, also from a fenced block. The part ``fields`` is the share of gold values that
+    the output has at the same place. A gold list is one JSON array, not a list of alternatives.
 
     Args:
         output: The system output to read.

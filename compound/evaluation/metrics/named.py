@@ -6,18 +6,17 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 
-from compound.errors import DeclarationError, suggest_name
+from compound.core.errors import DeclarationError, suggest_name
+from compound.core.example import Metric
+from compound.core.formatting import short_repr
 from compound.evaluation.metrics.built_in import accuracy, exact_match, mrr, recall_at_k, token_f1
 from compound.evaluation.metrics.custom import custom
 from compound.evaluation.metrics.documents import json_match
-from compound.evaluation.metrics.judges.pairwise import pairwise
-from compound.evaluation.metrics.judges.rubric import rubric
+from compound.evaluation.metrics.judges import pairwise, rubric
 from compound.evaluation.metrics.reading import numeric_match, regex_match
 from compound.evaluation.metrics.similarity import rouge, semantic_similarity
-from compound.example import Metric
-from compound.formatting import short_repr
-from compound.registry.plugins import Plugin, visible, warn_if_hidden
-from compound.registry.user_code import UserCodeError, check_signature, definition, reported
+from compound.graph.registry.plugins import Plugin, visible, warn_if_hidden
+from compound.graph.registry.user_code import UserCodeError, check_signature, definition, reported
 
 Factory = Callable[..., Metric]  # its parameters are the settings of the metric
 METRICS: Mapping[str, Factory] = {
@@ -47,8 +46,8 @@ def installed() -> Mapping[str, Plugin]:
 def metric_factory(name: str) -> Factory:
     """Return the factory of a metric.
 
-    An entry point of the group ``compound.metrics`` names either a function or class whose typed parameters
-    are the settings, or a scoring function of ``(outputs, example)`` without settings.
+    An entry point of the group ``compound.metrics`` names either a function or class whose typed
+    parameters are the settings, or a scoring function of ``(outputs, example)`` without settings.
 
     Raises:
         DeclarationError: the metric does not exist, or its package cannot be loaded.
@@ -57,7 +56,9 @@ def metric_factory(name: str) -> Factory:
         warn_if_hidden("metrics", name)
         return METRICS[name]
     if name not in installed():
-        raise DeclarationError(f"no metric {name!r}", hint=suggest_name(name, [*METRICS, *installed()]))
+        raise DeclarationError(
+            f"no metric {name!r}", hint=suggest_name(name, [*METRICS, *installed()])
+        )
     found = installed()[name].load()
     if not callable(found):
         raise UserCodeError(
@@ -90,7 +91,9 @@ def _checked(name: str, found: Callable[..., object]) -> Factory:
     return make
 
 
-def made_by(found: Callable[..., object], name: str, /, *arguments: object, **settings: object) -> Metric:
+def made_by(
+    found: Callable[..., object], name: str, /, *arguments: object, **settings: object
+) -> Metric:
     """Return the metric that a user-defined function creates from its settings.
 
     Args:
@@ -108,6 +111,6 @@ def made_by(found: Callable[..., object], name: str, /, *arguments: object, **se
     if not isinstance(made, Metric):
         raise UserCodeError(
             f"metric {name!r} at {definition(found)} returned {short_repr(made)}, which is not a metric",
-            hint="return an object with name and score, such as cp.custom(function)",
+            hint="return an object with name and score, such as cp.metrics.custom(function)",
         )
     return made

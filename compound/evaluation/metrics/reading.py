@@ -10,15 +10,19 @@ import warnings
 from dataclasses import dataclass
 from typing import ClassVar
 
-from compound.errors import CallError, DataError, DeclarationError
-from compound.evaluation.metrics.comparison import Comparison
-from compound.evaluation.metrics.messages import format_value, format_values
+from compound.core.errors import CallError, DataError, DeclarationError
+from compound.core.example import Example, Score
+from compound.core.narrowing import report_wrong_arguments
+from compound.evaluation.metrics.comparison import (
+    Comparison,
+    format_value,
+    format_values,
+    text_of,
+    verdict,
+)
 from compound.evaluation.metrics.text import ANSWER, CURRENCY, DIGITS, equal_answers, fold
-from compound.evaluation.metrics.verdicts import text_of, verdict
 from compound.evaluation.rows import ClassName
 from compound.evaluation.statistics import UNIT, Bounds
-from compound.example import Example, Score
-from compound.narrowing import report_wrong_arguments
 
 MAX_PATTERN = 1_000  # characters; patterns may come from data
 # not part of a fraction, a power, a time or a number with a decimal comma
@@ -82,12 +86,16 @@ class RegexMatch(Comparison):
             text = re.sub(r"\b", _BOUNDARY, text.replace(_BOUNDARY, " "))
         text = text.encode(errors="replace").decode()  # without lone surrogates
         match = compiled.fullmatch(text) if self.whole else compiled.search(text)
-        found = None if match is None else match[1] if compiled.groups and self.extracts else match[0]
+        found = (
+            None if match is None else match[1] if compiled.groups and self.extracts else match[0]
+        )
         return found.replace(_BOUNDARY, "") if found is not None and bounded else found
 
 
 @functools.lru_cache(maxsize=1_024)
-def compile_pattern(pattern: object, *, ignore_case: bool = False, whole: bool = False) -> re.Pattern[str]:
+def compile_pattern(
+    pattern: object, *, ignore_case: bool = False, whole: bool = False
+) -> re.Pattern[str]:
     """Compile a pattern in Python's syntax for an engine that matches in linear time (RE2).
 
     Raises:
@@ -104,7 +112,9 @@ def compile_pattern(pattern: object, *, ignore_case: bool = False, whole: bool =
             warnings.simplefilter("ignore")  # of syntax that a later Python reads in another way
             re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        raise DeclarationError(f"{format_value(pattern)} is not a regular expression: {error}") from error
+        raise DeclarationError(
+            f"{format_value(pattern)} is not a regular expression: {error}"
+        ) from error
     options = re2.Options()
     options.log_errors, options.case_sensitive = False, not ignore_case
     try:
@@ -124,8 +134,13 @@ def compile_pattern(pattern: object, *, ignore_case: bool = False, whole: bool =
 _BOUNDARY = "\0"  # marks word boundaries of texts: those of RE2 know only ASCII
 _SPACES = r"\t-\r\x1c-\x20\x{85}\pZ"
 _CLASSES = {  # of Python, which include letters and digits of all scripts
-    "d": r"\p{Nd}", "D": r"\P{Nd}", "w": r"\pL\pN_", "s": _SPACES, "S": r"\S", "b": r"\x08",
-}  # fmt: skip
+    "d": r"\p{Nd}",
+    "D": r"\P{Nd}",
+    "w": r"\pL\pN_",
+    "s": _SPACES,
+    "S": r"\S",
+    "b": r"\x08",
+}
 _TOKEN = re.compile(
     r"(?P<kept>\(\?(?:P?<\w+>|[a-zA-Z-]*[:)])|[()|^]|\\A|[*+?][?+]?|\{\d+(?:,\d*)?\}[?+]?)|\{,(?P<most>\d+)\}"
     r"|(?P<set>\[\^?\]?(?:\\.|[^\]\\])*\])|(?P<boundary>(?:\\b)+)|(?P<end>\$|\\Z)"
@@ -217,11 +232,17 @@ class NumericMatch(Comparison):
     def compare(self, found: object, accepted: list[object], where: str) -> Score:
         """Return 1 or 0."""
         if not isinstance(found, str | numbers.Real):
-            raise CallError(f"{where}: the output must be text or a number, got {type(found).__name__}")
+            raise CallError(
+                f"{where}: the output must be text or a number, got {type(found).__name__}"
+            )
         value = find_number(found)
         if value is None:
-            return Score(0.0, f"expected {format_values(accepted)}, but {format_value(found)} has no number")
-        return verdict(any(self._close(value, float(str(answer))) for answer in accepted), accepted, value)
+            return Score(
+                0.0, f"expected {format_values(accepted)}, but {format_value(found)} has no number"
+            )
+        return verdict(
+            any(self._close(value, float(str(answer))) for answer in accepted), accepted, value
+        )
 
     def _close(self, value: float, answer: float) -> bool:
         if value == answer:
@@ -232,8 +253,8 @@ class NumericMatch(Comparison):
 def find_number(value: object) -> float | None:
     """Return the number that a value holds: its own, that after ``answer:``, or the last one in the text.
 
-    Commas between groups of three digits are ignored, and so is what follows a number, such as a unit. Parts
-    of fractions, powers and times, and numbers with a decimal comma, are no numbers.
+    Commas between groups of three digits are ignored, and so is what follows a number, such as a
+    unit. Parts of fractions, powers and times, and numbers with a decimal comma, are no numbers.
 
     >>> find_number("It costs $1,250.50."), find_number("Answer: 4, as 2 + 2 = 4, not 5"), find_number("none")
     (1250.5, 4.0, None)
@@ -264,11 +285,11 @@ def regex_match(
 ) -> RegexMatch:
     r"""Score 1 if a regular expression is found in the output, else 0.
 
-    With ``pattern`` and ``gold``, the text that the pattern finds (its first group, if it has one) is
-    compared with the gold field like by `exact_match`. With ``pattern`` alone, finding it is enough.
-    Without ``pattern``, the gold field holds the pattern, or several of which one must be found. Patterns are
-    matched in linear time by RE2, so that those from data cannot stall a run; it knows no look-around and no
-    back-references.
+    With ``pattern`` and ``gold``, the text that the pattern finds (its first group, if it has one)
+    is compared with the gold field like by `exact_match`. With ``pattern`` alone, finding it is
+    enough. Without ``pattern``, the gold field holds the pattern, or several of which one must be
+    found. Patterns are matched in linear time by RE2, so that those from data cannot stall a run;
+    it knows no look-around and no back-references.
 
     Args:
         output: The system output to read.
@@ -297,8 +318,8 @@ def numeric_match(
 ) -> NumericMatch:
     """Score 1 if the output's number is close to an acceptable number, else 0.
 
-    A number in a text is found by `find_number`. It is close if it differs from the gold number by at most
-    ``absolute``, or by at most ``relative`` times the gold number.
+    A number in a text is found by `find_number`. It is close if it differs from the gold number by
+    at most ``absolute``, or by at most ``relative`` times the gold number.
 
     Args:
         output: The system output to read.

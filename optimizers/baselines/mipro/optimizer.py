@@ -1,31 +1,34 @@
 """MIPROv2: choose the instructions and demonstrations of all components jointly, by TPE on minibatches.
 
-Opsahl-Ong et al. 2024, "Optimizing Instructions and Demonstrations for Multi-Stage Language Model Programs",
-with the settings of DSPy's MIPROv2. Sets of demonstrations come from successful runs and expected answers. A
-model that reads summaries of the data and of the system, and demonstrations, writes instructions. A joint
-search (`compound.optimizers.baselines.mipro.trials`) then chooses among them.
+Opsahl-Ong et al. 2024, "Optimizing Instructions and Demonstrations for Multi-Stage Language Model
+Programs", with the settings of DSPy's MIPROv2. Sets of demonstrations come from successful runs and
+expected answers. A model that reads summaries of the data and of the system, and demonstrations,
+writes instructions. A joint search (`compound.optimizers.baselines.mipro.trials`) then chooses
+among them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from compound.example import Example
+from compound.core.example import Example
+from compound.core.formatting import plural
+from compound.core.narrowing import entry
+from compound.core.storage.state import State
 from compound.execution.rng import generator
-from compound.formatting import plural
 from compound.graph.configuration import canonical_json, component_of
 from compound.graph.space import Demo, Demos, Text, as_demos
 from compound.graph.system import System
-from compound.narrowing import entry
-from compound.optimization.bounds import JobBound, Outlook
-from compound.optimization.method import Progress, Proposal, Task
+from compound.optimization.method import JobPlan, PlannedJob, Progress, Proposal, RequestCount, Task
+from compound.optimization.settings.base import ModelName, Settings
 from compound.optimizers.baselines.mipro.demonstrations import demo_sets
 from compound.optimizers.baselines.mipro.proposer import Proposer
-from compound.optimizers.baselines.mipro.requests import DEMOS, bounds
+from compound.optimizers.baselines.mipro.requests import BATCHES, DEMOS, ROWS
 from compound.optimizers.baselines.mipro.trials import (
     TrialPlan,
     TrialSearch,
@@ -33,7 +36,7 @@ from compound.optimizers.baselines.mipro.trials import (
     search_jointly,
     trials_for,
 )
-from compound.optimizers.baselines.opro.requests import MAX_TOKENS
+from compound.optimizers.baselines.pool import MAX_POOL, split
 from compound.optimizers.scheduling.jobs import demo_keys, text_keys
 from compound.optimizers.search.proposers.demos import (
     bootstrap,
@@ -41,11 +44,7 @@ from compound.optimizers.search.proposers.demos import (
     correct_calls,
     labelled_demos,
 )
-from compound.optimizers.search.proposers.edits import GROWTH, bounded_edit, clauses_for
-from compound.optimizers.search.rows import MAX_POOL, split
-from compound.settings.base import Settings
-from compound.settings.references import ModelName
-from compound.storage.state import State
+from compound.optimizers.search.proposers.edits import bounded_edit, clauses_for
 
 MINIBATCH = 35  # examples of a trial
 EDITS_TRIED = 20  # edits tried per instruction, since duplicates are dropped
@@ -53,7 +52,11 @@ WATCHED = 16  # runs that provide demonstrations for requests only, if no compon
 
 Auto = Literal["light", "medium", "heavy"]
 Source = Literal["llm", "edits"]
-SIZES: Mapping[Auto, tuple[int, int]] = {"light": (6, 100), "medium": (12, 300), "heavy": (18, 1000)}
+SIZES: Mapping[Auto, tuple[int, int]] = {
+    "light": (6, 100),
+    "medium": (12, 300),
+    "heavy": (18, 1000),
+}
 
 
 class MIPROSettings(Settings):
@@ -122,24 +125,39 @@ class Mipro:
     def of(cls, settings: MIPROSettings) -> Mipro:
         """Return the optimizer with the given settings."""
         return cls(
-            settings.auto, settings.proposers, settings.edits_per_candidate, settings.lm, settings.trials
+            settings.auto,
+            settings.proposers,
+            settings.edits_per_candidate,
+            settings.lm,
+            settings.trials,
         )
 
-    def bound(self, outlook: Outlook) -> JobBound:
-        """Declare the requests for summaries, descriptions and instructions."""
-        keys = [key for key in outlook.keys if key in outlook.texts]
-        turns = self._turns(outlook.system, outlook.keys)
-        growth = GROWTH if keys and "edits" in turns else 0
-        candidates = 0 if outlook.runs < 2 * outlook.minibatch else None
-        requests = bounds(outlook, keys, turns.count("llm"), self.lm)
-        return JobBound(requests, growth, MAX_TOKENS if requests else 0, candidates)
+    def plan(self, job: PlannedJob) -> JobPlan:
+        """Return the requests for summaries, descriptions and instructions."""
+        candidates = 0 if job.runs < 2 * job.minibatch else None
+        each = self._turns(job.system, job.keys).count("llm")
+        if not job.texts or not each:
+            return JobPlan(candidates=candidates)
+        texts = len(job.texts) * each
+        counts = {
+            "observations": min(BATCHES, math.ceil(len(job.train) / ROWS)),
+            "summaries": 1,
+            "descriptions": 2 * texts,
+            "new prompts": texts,
+        }
+        requests = [RequestCount(purpose, count, self.lm) for purpose, count in counts.items()]
+        return JobPlan(requests, candidates)
 
     def _turns(self, system: System, keys: Sequence[str]) -> list[str]:
         """Return the source of each new instruction of a parameter."""
         n = SIZES[self.auto][0]
         has_demos = any(isinstance(system.parameters[key], Demos) for key in keys)
         count = (n // 2 if has_demos else n) - 1
-        return [self.proposers[i % len(self.proposers)] for i in range(count)] if self.proposers else []
+        return (
+            [self.proposers[i % len(self.proposers)] for i in range(count)]
+            if self.proposers
+            else []
+        )
 
     def _trials(self, parameters: int) -> int:
         return self.trials or trials_for(parameters, SIZES[self.auto][0])
@@ -154,7 +172,9 @@ class Mipro:
             sets = sum(map(len, state.sets.values()))
             yield Progress(state.to_json(), f"{plural(sets, 'set')} of demonstrations")
         if state.plan is not None and state.search is None:
-            async for note in self._write(task, state, [*pool, *examples[state.plan.full :]] or examples):
+            async for note in self._write(
+                task, state, [*pool, *examples[state.plan.full :]] or examples
+            ):
                 yield Progress(state.to_json(), note)
             values: dict[str, list[object]] = {}
             values |= {key: list(texts) for key, texts in state.texts.items() if texts}
@@ -179,27 +199,44 @@ class Mipro:
             space = task.system.parameters[key]
             assert isinstance(space, Demos)  # `demo_keys` returns keys of demonstrations only
             sets[key] = demo_sets(
-                task.system.configuration[key], pools.get(key, ()), labelled.get(component_of(key), ()),
-                count=count, most=space.max, seed=task.seed, key=key,
-            )  # fmt: skip
+                task.system.configuration[key],
+                pools.get(key, ()),
+                labelled.get(component_of(key), ()),
+                count=count,
+                most=space.max,
+                seed=task.seed,
+                key=key,
+            )
         shown = {component_of(key): [demo.demo for demo in found] for key, found in pools.items()}
         watches = "llm" in self._turns(task.system, task.keys)
         others = [component_of(key) for key in text_keys(task) if component_of(key) not in shown]
         if watches and others and task.scorer.runs_left >= 4 * task.minibatch:
-            rows = (pool or examples[::-1])[: min(WATCHED, task.minibatch)]  # full sets use the first ones
+            rows = (pool or examples[::-1])[
+                : min(WATCHED, task.minibatch)
+            ]  # full sets use the first ones
             shown |= await _demonstrations(task, others, rows)
         parameters = len(text_keys(task)) + len(sets)
         plan = plan_trials(
-            self._trials(parameters), self.minibatch, SIZES[self.auto][1],
-            least=task.minibatch, examples=len(examples), runs=task.scorer.runs_left,
-        )  # fmt: skip
+            self._trials(parameters),
+            self.minibatch,
+            SIZES[self.auto][1],
+            least=task.minibatch,
+            examples=len(examples),
+            runs=task.scorer.runs_left,
+        )
         return MIPROProgress(
             sets=sets, shown={name: demos[:MAX_POOL] for name, demos in shown.items()}, plan=plan
         )
 
-    async def _write(self, task: Task, state: MIPROProgress, rows: Sequence[Example]) -> AsyncIterator[str]:
+    async def _write(
+        self, task: Task, state: MIPROProgress, rows: Sequence[Example]
+    ) -> AsyncIterator[str]:
         """Write the instructions; yield a note after the summary and after each instruction."""
-        turns, keys, proposer = self._turns(task.system, task.keys), text_keys(task), Proposer(task, self.lm)
+        turns, keys, proposer = (
+            self._turns(task.system, task.keys),
+            text_keys(task),
+            Proposer(task, self.lm),
+        )
         if state.summary is None:
             asks = "llm" in turns and keys and task.scorer.may_ask(self.lm)
             state.summary = await proposer.summarize(rows) if asks else ""
@@ -235,7 +272,9 @@ async def _demonstrations(
 ) -> dict[str, list[Demo]]:
     """Run the incumbent, and return demonstrations of components, best first."""
     traces = await task.scorer.traces({}, rows)
-    corrections = correct_calls(traces, task.system, task.context.metric, {row.id: row for row in rows})
+    corrections = correct_calls(
+        traces, task.system, task.context.metric, {row.id: row for row in rows}
+    )
     return {
         name: [demo.demo for demo in bootstrap(traces, task.system.components[name], corrections)]
         for name in components
@@ -263,4 +302,6 @@ def _proposal(search: TrialSearch | None) -> Proposal:
     before, best = search.full[0].mean, max(search.evaluated, key=lambda trial: trial.mean)
     values = search.changes(best.point) if best.mean > before else {}
     tried = len({canonical_json(trial.point) for trial in search.trials})
-    return Proposal(values, before, best.mean, tried, "" if values else "no trial beat the incumbent")
+    return Proposal(
+        values, before, best.mean, tried, "" if values else "no trial beat the incumbent"
+    )

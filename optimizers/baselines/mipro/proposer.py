@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compound.engine import Request
-from compound.example import Example
+from compound.core.engine import Request
+from compound.core.example import Example
+from compound.core.narrowing import entry
 from compound.execution.rng import derive_seed, generator
 from compound.graph.configuration import component_of
 from compound.graph.space import Demo
-from compound.narrowing import entry
 from compound.optimization.method import Task
 from compound.optimizers.baselines.mipro.requests import (
     BATCHES,
@@ -51,7 +51,9 @@ class Proposer:
         skips = 0
         for number in range(min(BATCHES, -(-len(rows) // ROWS))):
             batch = rows[number * ROWS : (number + 1) * ROWS]
-            found = await self._ask(observation_request(batch, observations, self._seed("observe", number)))
+            found = await self._ask(
+                observation_request(batch, observations, self._seed("observe", number))
+            )
             if observations and found and COMPLETE.match(found):
                 skips += 1
                 if skips == MAX_SKIPS:
@@ -82,13 +84,20 @@ class Proposer:
         current = entry(system.configuration, key, str)
         seeds = [self._seed(kind, key, number) for kind in ("system", "component", "instruction")]
         about_system = await self._ask(system_request(system, demos, seeds[0])) or ""
-        about = await self._ask(component_request(system, component, about_system, demos, seeds[1])) or ""
+        about = (
+            await self._ask(component_request(system, component, about_system, demos, seeds[1]))
+            or ""
+        )
         earlier = [*sorted(tried(task, key), key=lambda attempt: attempt[1] or 0.0)]
         briefing = Briefing(
-            summary=summary, about_system=about_system, about_component=about, demos=demos, current=current,
+            summary=summary,
+            about_system=about_system,
+            about_component=about,
+            demos=demos,
+            current=current,
             earlier=[*earlier, *((text, None) for text in known)],
             tip=TIPS[int(generator(task.seed, "mipro", "tip", key, number).integers(len(TIPS)))],
-        )  # fmt: skip
+        )
 
         def read(reply: str) -> str | None:
             text = parse_prompt(reply)
@@ -104,7 +113,9 @@ class Proposer:
     async def _ask(self, request: Request) -> str | None:
         if not self.task.scorer.may_ask(self.lm):
             return None
-        return await ask_for_proposal(self.task, request, self.lm, lambda reply: reply.strip() or None)
+        return await ask_for_proposal(
+            self.task, request, self.lm, lambda reply: reply.strip() or None
+        )
 
     def _seed(self, *names: str | int) -> int:
         return derive_seed(self.task.seed, "mipro", *names)

@@ -1,27 +1,23 @@
-"""Requests of MIPROv2's proposer, with their bounds.
+"""Requests of MIPROv2's proposer.
 
-They contain the same information as those of DSPy's proposer (`dspy.propose.GroundedProposer`): a summary of
-the data set, written from observations on batches of rows; descriptions of the system and of one of its
-components; demonstrations of the component; its current instruction; and a tip.
+They contain the same information as those of DSPy's proposer (`dspy.propose.GroundedProposer`): a
+summary of the data set, written from observations on batches of rows; descriptions of the system
+and of one of its components; demonstrations of the component; its current instruction; and a tip.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compound.engine import Message, Request
-from compound.example import Example
-from compound.graph.bounds import CHARACTER, CallBound, Extent
+from compound.core.engine import Message, Request
+from compound.core.example import Example
 from compound.graph.component import Component
 from compound.graph.space import Demo
 from compound.graph.system import System
-from compound.optimization.bounds import Outlook
 from compound.optimizers.baselines.opro.requests import MAX_TOKENS, Attempt, purpose_of
-from compound.optimizers.search.proposers.demos import MAX_CHARACTERS
-from compound.optimizers.search.proposers.transcripts import diagram, fields, longest_of
+from compound.optimizers.search.proposers.transcripts import diagram, fields
 
 ROWS = 10  # rows of one batch of observations
 BATCHES = 10  # maximum number of batches
@@ -29,7 +25,6 @@ COMPLETE = re.compile(r"\W*complete\b", re.IGNORECASE)  # start of a reply that 
 DEMOS = 3  # demonstrations in a request
 EARLIER = 5  # earlier instructions in a request
 DESCRIPTION = 300  # maximum tokens of an observation, a summary or a description
-HEADINGS = 80  # upper bound on the bytes of fixed text around a row or a demonstration
 
 TIPS: Sequence[str] = (
     "",
@@ -123,7 +118,9 @@ class Briefing:
     tip: str
 
 
-def instruction_request(system: System, component: Component, briefing: Briefing, seed: int) -> Request:
+def instruction_request(
+    system: System, component: Component, briefing: Briefing, seed: int
+) -> Request:
     """Return the request for a new instruction of a component."""
     earlier = "\n".join(
         f"<prompt>{text}</prompt>" + ("" if score is None else f" score {score:.3f}")
@@ -150,46 +147,9 @@ def _request(text: str, max_tokens: int, seed: int) -> Request:
 
 def _examples(demos: Sequence[Demo]) -> str:
     """Return demonstrations as text, with a heading; ``""`` if there are none."""
-    lines = (f"- read {fields(demo['inputs'])}; wrote {fields(demo['outputs'])}" for demo in demos[:DEMOS])
+    lines = (
+        f"- read {fields(demo['inputs'])}; wrote {fields(demo['outputs'])}"
+        for demo in demos[:DEMOS]
+    )
     shown = "\n".join(lines)
     return f"Examples of the step at work:\n{shown}\n\n" if shown else ""
-
-
-def bounds(outlook: Outlook, keys: Sequence[str], each: int, lm: str | None) -> list[CallBound]:
-    """Return the bounds of all requests of a proposer.
-
-    Args:
-        outlook: the facts about the job.
-        keys: the text parameters to write instructions for.
-        each: the number of instructions to write for each.
-        lm: the model; ``None`` for the system's own.
-    """
-    if not keys or not each:
-        return []
-    lms = (lm,) if lm else ()
-    batches = min(BATCHES, math.ceil(len(outlook.train) / ROWS))
-    row = Extent(HEADINGS) + longest_of(e.inputs for e in outlook.train)
-    row += longest_of(example.gold for example in outlook.train)
-    observations = Extent(BATCHES, tokens=DESCRIPTION * BATCHES)
-    seen = _template(observation_request([], "x", 0)) + row.times(ROWS) + observations
-    graph = Extent(len(describe_graph(outlook.system).encode())) + sum(outlook.texts.values(), Extent())
-    demos = Extent(HEADINGS) + Extent(HEADINGS + CHARACTER * MAX_CHARACTERS).times(DEMOS)
-    names = Extent(max(2 * len(purpose_of(c).encode()) for c in outlook.system.components.values()))
-    written = Extent(tokens=DESCRIPTION)
-    described = Extent(400) + graph + names + demos + written
-    longest = Extent()
-    for key in keys:
-        longest = longest.union(outlook.texts[key])
-    earlier = (longest + Extent(HEADINGS)).times(EARLIER + 1)
-    instruction = Extent(1000) + graph + names + demos + written.times(3) + earlier
-    calls = len(keys) * each
-    return [
-        CallBound("observations", batches, seen, DESCRIPTION, lms),
-        CallBound("summaries", 1, _template(summary_request("", 0)) + observations, DESCRIPTION, lms),
-        CallBound("descriptions", 2 * calls, described, DESCRIPTION, lms),
-        CallBound("new prompts", calls, instruction, MAX_TOKENS, lms),
-    ]
-
-
-def _template(request: Request) -> Extent:
-    return Extent(len(request.messages[0].text.encode()))

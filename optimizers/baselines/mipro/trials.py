@@ -1,9 +1,10 @@
 """Joint search by trials on minibatches, with a full evaluation of the best combination every few trials.
 
-The search of MIPROv2 (Opsahl-Ong et al. 2024, "Optimizing Instructions and Demonstrations for Multi-Stage
-Language Model Programs") as in DSPy: the incumbent is fully evaluated first; multivariate TPE suggests one
-combination of values per trial, which is scored on a minibatch of its own; every few trials, the combination
-with the best average that was not fully evaluated yet is. The best fully evaluated combination wins.
+The search of MIPROv2 (Opsahl-Ong et al. 2024, "Optimizing Instructions and Demonstrations for
+Multi-Stage Language Model Programs") as in DSPy: the incumbent is fully evaluated first;
+multivariate TPE suggests one combination of values per trial, which is scored on a minibatch of its
+own; every few trials, the combination with the best average that was not fully evaluated yet is.
+The best fully evaluated combination wins.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
 from pydantic import Field
 
-from compound.errors import MissingExtra, TooManyFailures
-from compound.example import Example
+from compound.core.errors import MissingExtra, TooManyFailures
+from compound.core.example import Example
+from compound.core.storage.state import State
 from compound.execution.rng import derive_seed, generator
 from compound.graph.configuration import canonical_json
 from compound.optimization.method import Task
-from compound.storage.state import State
 
 FULL_EVERY = 5  # trials between full evaluations
 WHOLE = 50  # with at most this many examples, each trial is a full evaluation
@@ -103,9 +104,9 @@ def plan_trials(
 ) -> TrialPlan | None:
     """Return the sizes of a search that ``runs`` system runs cover; ``None`` if they cover no trial.
 
-    If the runs do not cover the wanted sizes, these are reduced in this order: the full set, down to three
-    minibatches; the minibatch, with the full set at three minibatches; the number of trials, down to 1; and
-    the full set, down to one minibatch.
+    If the runs do not cover the wanted sizes, these are reduced in this order: the full set, down
+    to three minibatches; the minibatch, with the full set at three minibatches; the number of
+    trials, down to 1; and the full set, down to one minibatch.
 
     Args:
         trials: the wanted number of trials.
@@ -154,7 +155,9 @@ async def search_jointly(
         examples: the examples, of which full evaluations use the first ones.
     """
     plan, full_set = state.plan, examples[: state.plan.full]
-    full = 0 if plan.batch == plan.full else plan.full  # system runs reserved for the next full evaluation
+    full = (
+        0 if plan.batch == plan.full else plan.full
+    )  # system runs reserved for the next full evaluation
     if not state.full:
         if task.scorer.runs_left < plan.full + plan.batch + full:
             return
@@ -177,7 +180,9 @@ async def search_jointly(
 
 def _suggest(task: Task, state: TrialSearch) -> Point:
     """Return the next suggestion of TPE."""
-    values = sorted(state.values.items())  # draws depend on the order, which checkpoints do not preserve
+    values = sorted(
+        state.values.items()
+    )  # draws depend on the order, which checkpoints do not preserve
     known = [(trial.point, trial.mean) for trial in [*state.full, *state.trials]]
     return next_point({key: len(some) + 1 for key, some in values}, known, task.seed)
 
@@ -213,9 +218,9 @@ def next_point(
 ) -> dict[str, int]:
     """Return the next suggestion of multivariate TPE (Bergstra et al. 2011).
 
-    All parameters are modelled jointly, since the best value of one often depends on another. Optuna is used
-    as a stateless sampler: the study is rebuilt from the trials, with a sampler seeded by their number, so
-    that a resumed search makes the same suggestions.
+    All parameters are modelled jointly, since the best value of one often depends on another.
+    Optuna is used as a stateless sampler: the study is rebuilt from the trials, with a sampler
+    seeded by their number, so that a resumed search makes the same suggestions.
 
     Args:
         sizes: the number of values of each parameter.
@@ -233,13 +238,18 @@ def next_point(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # of `multivariate`
         sampler = optuna.samplers.TPESampler(
-            seed=derive_seed(seed, "trial", len(trials)) % 2**32, n_startup_trials=RANDOM, multivariate=True
+            seed=derive_seed(seed, "trial", len(trials)) % 2**32,
+            n_startup_trials=RANDOM,
+            multivariate=True,
         )
     study = optuna.create_study(direction="maximize", sampler=sampler)
     options = {
-        name: optuna.distributions.CategoricalDistribution(range(size)) for name, size in sizes.items()
+        name: optuna.distributions.CategoricalDistribution(range(size))
+        for name, size in sizes.items()
     }
     for point, score in trials:
-        study.add_trial(optuna.trial.create_trial(params=dict(point), distributions=options, value=score))
+        study.add_trial(
+            optuna.trial.create_trial(params=dict(point), distributions=options, value=score)
+        )
     trial = study.ask(options)
     return {name: trial.params[name] for name in sizes}

@@ -1,8 +1,9 @@
 """OPRO: generations of prompts written by a model that sees all earlier ones with their scores.
 
-Yang et al. 2023, "Large Language Models as Optimizers". The incumbent is scored first. In each generation, a
-model writes several prompts, given the best earlier ones in ascending order of scores and a few exemplars;
-all new prompts are scored on the same train examples as the incumbent. The best prompt is proposed.
+Yang et al. 2023, "Large Language Models as Optimizers". The incumbent is scored first. In each
+generation, a model writes several prompts, given the best earlier ones in ascending order of scores
+and a few exemplars; all new prompts are scored on the same train examples as the incumbent. The
+best prompt is proposed.
 """
 
 from __future__ import annotations
@@ -15,25 +16,29 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from compound.errors import TooManyFailures
-from compound.example import Example
+from compound.core.errors import TooManyFailures
+from compound.core.example import Example
+from compound.core.narrowing import entry
+from compound.core.storage.state import State
 from compound.execution.rng import derive_seed, generator
 from compound.graph.configuration import component_of
 from compound.graph.space import Demos
-from compound.narrowing import entry
-from compound.optimization.bounds import JobBound, Outlook
-from compound.optimization.method import Progress, Proposal, Task
+from compound.optimization.method import JobPlan, PlannedJob, Progress, Proposal, RequestCount, Task
+from compound.optimization.settings.base import ModelName, Settings
 from compound.optimizers.baselines.opro.exemplars import exemplars
-from compound.optimizers.baselines.opro.requests import EXEMPLARS, MAX_TOKENS, bound, propose_prompts, tried
+from compound.optimizers.baselines.opro.requests import (
+    EXEMPLARS,
+    propose_prompts,
+    tried,
+)
+from compound.optimizers.baselines.pool import split
 from compound.optimizers.scheduling.jobs import text_keys
-from compound.optimizers.search.rows import split
-from compound.settings.base import Settings
-from compound.settings.references import ModelName
-from compound.storage.state import State
 
 MOST = 20  # maximum number of generations
 GENERATIONS = 4  # generations that a small share should cover before fewer examples are used
-FEWEST = 2  # prompts per generation that a small share should cover before fewer generations are made
+FEWEST = (
+    2  # prompts per generation that a small share should cover before fewer generations are made
+)
 TRIES = 2  # requests per prompt that the runs could score, since duplicates are dropped
 
 
@@ -96,9 +101,9 @@ class GenerationPlan(NamedTuple):
 class OPRO:
     """Optimizer that improves texts by generations of prompts written by a model.
 
-    Several texts take turns; those not written in a generation keep their best value. The sizes are planned
-    such that every prompt is paid for in full; as long as cached calls leave system runs, there are further
-    generations.
+    Several texts take turns; those not written in a generation keep their best value. The sizes are
+    planned such that every prompt is paid for in full; as long as cached calls leave system runs,
+    there are further generations.
 
     Attributes:
         lm: the model that writes prompts; ``None`` for the system's own.
@@ -108,18 +113,18 @@ class OPRO:
     lm: str | None = None
     rows: int = 50
 
-    def bound(self, outlook: Outlook) -> JobBound:
-        """Declare the requests of all generations, or those for the prompts that the runs could score."""
-        keys = [key for key in outlook.keys if key in outlook.texts]
-        has_demos = any(isinstance(space, Demos) for space in outlook.system.parameters.values())
-        examples = len(outlook.train) - (len(outlook.train) // 2 if has_demos else 0)
-        plan = self._plan(outlook.candidates, outlook.minibatch, examples, outlook.runs)
-        if not keys or plan is None:
-            return JobBound(candidates=0)
-        least = min(outlook.minibatch, self.rows, examples)
-        calls = most_requests(outlook.candidates, least, outlook.runs)
-        requests = [bound(outlook, key, calls / len(keys), self.lm) for key in keys]
-        return JobBound(requests, written=MAX_TOKENS, candidates=plan.each * plan.generations)
+    def plan(self, job: PlannedJob) -> JobPlan:
+        """Return the requests for the prompts that the runs could score, and the number of prompts."""
+        has_demos = any(isinstance(space, Demos) for space in job.system.parameters.values())
+        examples = len(job.train) - (len(job.train) // 2 if has_demos else 0)
+        plan = self._plan(job.candidates, job.minibatch, examples, job.runs)
+        if not job.texts or plan is None:
+            return JobPlan(candidates=0)
+        least = min(job.minibatch, self.rows, examples)
+        requests = RequestCount(
+            "new prompts", most_requests(job.candidates, least, job.runs), self.lm
+        )
+        return JobPlan([requests], candidates=plan.each * plan.generations)
 
     def _plan(self, each: int, least: int, examples: int, runs: float) -> GenerationPlan | None:
         return plan_generations(each, min(self.rows, examples), min(least, examples), runs)
@@ -131,7 +136,9 @@ class OPRO:
         if task.resume is not None:
             state = Generations.from_json(task.resume)
         elif not task.scorer.may_ask(self.lm):
-            note = "no further requests to the model: too many failed, or the planned number is used"
+            note = (
+                "no further requests to the model: too many failed, or the planned number is used"
+            )
             yield Proposal({}, note=note)
             return
         else:
@@ -157,21 +164,31 @@ class OPRO:
         self, task: Task, keys: Sequence[str], plan: GenerationPlan, rows: Sequence[Example]
     ) -> Generations:
         """Run the incumbent, whose traces provide the exemplars."""
-        requests = most_requests(task.candidates, min(task.minibatch, plan.size), task.scorer.runs_left)
+        requests = most_requests(
+            task.candidates, min(task.minibatch, plan.size), task.scorer.runs_left
+        )
         traces = await task.scorer.traces({}, rows)
         mean = fmean(trace.score or 0.0 for trace in traces)
         known, metric = {example.id: example for example in rows}, task.context.metric
         current = {key: entry(task.system.configuration, key, str) for key in keys}
         return Generations(
-            size=plan.size, each=plan.each, generations=requests // plan.each, before=mean, mean=mean,
+            size=plan.size,
+            each=plan.each,
+            generations=requests // plan.each,
+            before=mean,
+            mean=mean,
             history={key: [ScoredText(text=text, mean=mean)] for key, text in current.items()},
             exemplars={
-                key: exemplars(task.system.components[component_of(key)], traces, task.system, metric, known)
+                key: exemplars(
+                    task.system.components[component_of(key)], traces, task.system, metric, known
+                )
                 for key in keys
             },
-        )  # fmt: skip
+        )
 
-    async def _generation(self, task: Task, key: str, state: Generations, rows: Sequence[Example]) -> None:
+    async def _generation(
+        self, task: Task, key: str, state: Generations, rows: Sequence[Example]
+    ) -> None:
         """Write prompts for one parameter and score them together with the best other prompts."""
         own = [(scored.text, scored.mean) for scored in state.history[key]]
         names = ("opro", key, state.done)
@@ -180,7 +197,7 @@ class OPRO:
         seeds = [derive_seed(task.seed, *names, number) for number in range(state.each)]
         texts = await propose_prompts(
             task, key, [*tried(task, key), *own], seeds, lm=self.lm, exemplars=shown
-        )  # fmt: skip
+        )
         texts = texts[: int(min(len(texts), task.scorer.runs_left // state.size))]
         means = await _means(task, [{**state.best, key: text} for text in texts], rows)
         state.tried += len(texts)
@@ -191,7 +208,9 @@ class OPRO:
             state.best = {**state.best, key: texts[means.index(state.mean)]}
 
 
-async def _means(task: Task, candidates: Sequence[Mapping[str, str]], rows: Sequence[Example]) -> list[float]:
+async def _means(
+    task: Task, candidates: Sequence[Mapping[str, str]], rows: Sequence[Example]
+) -> list[float]:
     """Return the mean score of each candidate; the failure score if all of them break the runs."""
     if not candidates:
         return []
@@ -207,15 +226,19 @@ def most_requests(each: int, least: int, runs: float) -> int:
     >>> most_requests(8, 8, runs=100), most_requests(8, 8, runs=float("inf"))
     (26, 160)
     """
-    return int(min(each * MOST, TRIES * math.ceil(runs / least))) if math.isfinite(runs) else each * MOST
+    return (
+        int(min(each * MOST, TRIES * math.ceil(runs / least)))
+        if math.isfinite(runs)
+        else each * MOST
+    )
 
 
 def plan_generations(each: int, most: int, least: int, runs: float) -> GenerationPlan | None:
     """Return the sizes of a job that ``runs`` system runs cover; ``None`` if they cover no comparison.
 
     If the runs do not cover the wanted sizes, these are reduced in this order: generations, down to
-    `GENERATIONS`; examples, down to ``least``; prompts per generation, down to `FEWEST`; generations, down to
-    1; prompts per generation, down to 1; and examples, down to 1.
+    `GENERATIONS`; examples, down to ``least``; prompts per generation, down to `FEWEST`;
+    generations, down to 1; prompts per generation, down to 1; and examples, down to 1.
 
     Args:
         each: the wanted number of prompts per generation.

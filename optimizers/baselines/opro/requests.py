@@ -1,7 +1,7 @@
-"""Requests of OPRO for a new prompt, their bounds, and the reading of replies.
+"""Requests of OPRO for a new prompt, and the reading of replies.
 
-A request shows the best earlier prompts in ascending order of scores, and a few exemplars of the task. A
-proposal may have several lines.
+A request shows the best earlier prompts in ascending order of scores, and a few exemplars of the
+task. A proposal may have several lines.
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ import math
 import re
 from collections.abc import Sequence
 
-from compound.engine import Message, Request
-from compound.graph.bounds import CallBound, Extent
+from compound.core.engine import Message, Request
+from compound.core.narrowing import entry
 from compound.graph.component import Component
 from compound.graph.configuration import component_of
-from compound.narrowing import entry
-from compound.optimization.bounds import Outlook
 from compound.optimization.method import Task
-from compound.optimizers.baselines.opro.exemplars import longest_exemplar
 from compound.optimizers.search.proposers.proposing import ask_for_proposal
 
 SHOWN = 20  # earlier prompts in a request, as in the paper
 EXEMPLARS = 3  # maximum number of exemplars in a request, as in the paper
 MAX_TOKENS = 400  # of a new prompt
 INTRODUCTION = "Examples of the step's task:"
-Attempt = tuple[str, float | None]  # an earlier prompt with its score; `None` stands for no score yet
+Attempt = tuple[
+    str, float | None
+]  # an earlier prompt with its score; `None` stands for no score yet
 MARK = re.compile(r"<prompt>(.*?)(?:</prompt>|\Z)", re.DOTALL | re.IGNORECASE)
 
 
@@ -39,13 +38,15 @@ def prompt_request(
 
     Args:
         purpose: a description of the component's task.
-        history: earlier prompts with their scores, of which the best ``shown`` are included, best last. If a
-            prompt occurs several times, its last score counts.
+        history: earlier prompts with their scores, of which the best ``shown`` are included, best
+            last. If a prompt occurs several times, its last score counts.
         seed: the seed of the request.
         shown: the number of earlier prompts to include.
         exemplars: worked examples of the task, of which the first `EXEMPLARS` are included.
     """
-    best = sorted(dict(history).items(), key=lambda item: -math.inf if item[1] is None else item[1])[-shown:]
+    best = sorted(
+        dict(history).items(), key=lambda item: -math.inf if item[1] is None else item[1]
+    )[-shown:]
     lines = "\n".join(
         f"<prompt>{text}</prompt> " + ("not scored yet" if score is None else f"score {score:.3f}")
         for text, score in best
@@ -104,16 +105,6 @@ async def propose_prompts(
 def tried(task: Task, key: str) -> list[Attempt]:
     """Return the prompts that earlier jobs scored by the global reward."""
     return [(entry(candidate.values, key, str), candidate.score) for candidate in task.tried]
-
-
-def bound(outlook: Outlook, key: str, calls: float, lm: str | None) -> CallBound:
-    """Return the bound of requests for new values of a prompt."""
-    component = component_of(key)
-    template = prompt_request(purpose_of(outlook.system.components[component]), [], 0).messages[0].text
-    earlier = (outlook.texts[key] + Extent(len("<prompt></prompt> score -0.000\n") + 16)).times(SHOWN)
-    examples = (longest_exemplar(outlook, component) + Extent(2)).times(EXEMPLARS)
-    prompt = Extent(len(template.encode()) + len(INTRODUCTION) + 4) + earlier + examples
-    return CallBound("new prompts", calls, prompt, MAX_TOKENS, (lm,) if lm else ())
 
 
 def purpose_of(component: Component) -> str:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from pydantic import Field
 
+from compound.core.example import Example, Metric
+from compound.core.storage.state import State
 from compound.evaluation.metrics.comparison import Comparison
-from compound.example import Example, Metric
 from compound.execution.trace import Call, Trace
 from compound.graph.component import Component, Input, Output
 from compound.graph.configuration import canonical_json, component_of, to_json_values
@@ -20,13 +21,14 @@ from compound.optimizers.scheduling.jobs import demo_keys
 from compound.optimizers.search.memory_part import MemoryPart
 from compound.optimizers.search.rows import Rows, pool_order
 from compound.optimizers.search.sources import CandidateSources
-from compound.storage.state import State
 
 SHARPNESS = 4  # exponent of relative scores in sampling weights; higher values prefer better traces
 MAX_CHARACTERS = 1500  # of one demonstration, as JSON
 
 Demo = Mapping[str, Mapping[str, object]]  # ``inputs`` and ``outputs`` of a call
-Correction = tuple[float, Call]  # a call with corrected outputs, and the score of the run with these outputs
+Correction = tuple[
+    float, Call
+]  # a call with corrected outputs, and the score of the run with these outputs
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,9 @@ def bootstrap(
 ) -> list[WeightedDemo]:
     """Return a component's inputs and outputs in traces with a positive score as demonstrations, best first.
 
-    The weight of a demonstration is ``(score / best) ** SHARPNESS``: demonstrations with partial credit are
-    rarely drawn if there are exact ones, but are used if there are none. Duplicates are removed, and very
-    long demonstrations are skipped.
+    The weight of a demonstration is ``(score / best) ** SHARPNESS``: demonstrations with partial
+    credit are rarely drawn if there are exact ones, but are used if there are none. Duplicates are
+    removed, and very long demonstrations are skipped.
 
     Args:
         traces: scored traces of the system.
@@ -101,9 +103,10 @@ def correct_calls(
 ) -> list[Correction]:
     """Return the calls that wrote the system's output, with the expected output and its score.
 
-    If the metric compares an output of an LLM component with an expected answer, the best demonstration has
-    the expected answer rather than the written one: a correct but verbose answer gets partial credit only.
-    Only calls of traces with a positive score are corrected, since their inputs led to the answer.
+    If the metric compares an output of an LLM component with an expected answer, the best
+    demonstration has the expected answer rather than the written one: a correct but verbose answer
+    gets partial credit only. Only calls of traces with a positive score are corrected, since their
+    inputs led to the answer.
 
     Args:
         traces: scored traces of the system.
@@ -111,26 +114,38 @@ def correct_calls(
         metric: the metric; metrics other than `Comparison` give no corrections.
         examples: the examples by name; traces of other examples are skipped.
     """
-    source = system.outputs.get(metric.output) if isinstance(metric, Comparison) else None
-    if not isinstance(metric, Comparison) or not isinstance(source, Output):
+    found = _compared(system, metric)
+    if found is None or found[1].node.component.kind != "llm":
         return []
-    node, field = source.node, source.field
-    if node.component.kind != "llm" or source.path:  # the answer would be a part of what the model writes
-        return []
-    corrections: list[Correction] = []
+    (comparison, source), corrections = found, list[Correction]()
     for trace in traces:
         if trace.failure is not None or not trace.score or trace.example not in examples:
             continue
         example = examples[trace.example]
-        fitting = (a for a in metric.accepted(example) if accepts(node.component.outputs[field].type, a))
-        answer = next(fitting, None)
+        answer = _expected(comparison, source, example)
         if answer is None:
             continue
-        score = metric.score({**trace.outputs, metric.output: answer}, example).value
+        score = comparison.score({**trace.outputs, comparison.output: answer}, example).value
         if score > trace.score:
-            call = trace.call(node.name)
-            corrections.append((score, replace(call, outputs={**call.outputs, field: answer})))
+            call = trace.call(source.node.name)
+            corrections.append(
+                (score, replace(call, outputs={**call.outputs, source.field: answer}))
+            )
     return corrections
+
+
+def _compared(system: System, metric: Metric) -> tuple[Comparison, Output] | None:
+    """Return the comparison with expected answers, and the output that it compares, if it is a whole one."""
+    source = system.outputs.get(metric.output) if isinstance(metric, Comparison) else None
+    if isinstance(metric, Comparison) and isinstance(source, Output) and not source.path:
+        return metric, source
+    return None
+
+
+def _expected(comparison: Comparison, source: Output, example: Example) -> object | None:
+    """Return the first expected answer that has the type of the output."""
+    kind = source.node.component.outputs[source.field].type
+    return next((answer for answer in comparison.accepted(example) if accepts(kind, answer)), None)
 
 
 def draw_demos(pool: Sequence[WeightedDemo], most: int, rng: np.random.Generator) -> list[Demo]:
@@ -147,32 +162,30 @@ def labelled_demos(
 ) -> Mapping[str, Sequence[Demo]]:
     """Return demonstrations made of examples and their expected answers, by component.
 
-    They exist for a component that writes the output compared by the metric, as its only output, and reads
-    inputs of the system only.
+    They exist for a component that writes the output compared by the metric, as its only output,
+    and reads inputs of the system only.
     """
-    source = system.outputs.get(metric.output) if isinstance(metric, Comparison) else None
-    if not isinstance(metric, Comparison) or not isinstance(source, Output):
+    found = _compared(system, metric)
+    if found is None:
         return {}
-    node = source.node
-    component = node.component
-    wires = {name: wire for name, wire in node.wires.items() if name not in component.settings}
-    if (
-        source.path
-        or len(component.outputs) > 1
-        or not all(isinstance(wire, Input) for wire in wires.values())
-    ):
+    comparison, source = found
+    component = source.node.component
+    wires = {
+        name: wire for name, wire in source.node.wires.items() if name not in component.settings
+    }
+    read = {name: wire.name for name, wire in wires.items() if isinstance(wire, Input)}
+    if len(component.outputs) > 1 or len(read) < len(wires):
         return {}
     demos: list[Demo] = []
     for example in examples:
-        fitting = (a for a in metric.accepted(example) if accepts(component.outputs[source.field].type, a))
-        answer = next(fitting, None)
+        answer = _expected(comparison, source, example)
         if answer is not None:
-            inputs = {
-                name: example.inputs[wire.name] for name, wire in wires.items() if isinstance(wire, Input)
+            inputs = {name: example.inputs[wire] for name, wire in read.items()}
+            demo = {
+                "inputs": to_json_values(inputs),
+                "outputs": to_json_values({source.field: answer}),
             }
-            demo = {"inputs": to_json_values(inputs), "outputs": to_json_values({source.field: answer})}
-            if len(canonical_json(demo)) <= MAX_CHARACTERS:
-                demos.append(demo)
+            demos += [demo] if len(canonical_json(demo)) <= MAX_CHARACTERS else []
     return {component.name: demos}
 
 
@@ -187,7 +200,9 @@ async def bootstrap_pools(task: Task, examples: Sequence[Example]) -> dict[str, 
     traces = await task.scorer.traces({}, examples)
     served = [trace.example for trace in traces if is_whole(trace) and (trace.score or 0.0) > 0]
     traces += await _earlier_traces(task, [example.id for example in examples], served)
-    corrections = correct_calls(traces, task.system, task.context.metric, {e.id: e for e in task.train})
+    corrections = correct_calls(
+        traces, task.system, task.context.metric, {e.id: e for e in task.train}
+    )
     components = {key: task.system.components[component_of(key)] for key in keys}
     return {key: bootstrap(traces, component, corrections) for key, component in components.items()}
 
@@ -225,8 +240,9 @@ async def demonstrations(
 ) -> dict[str, Sequence[WeightedDemo]]:
     """Return demonstrations to draw from, by parameter.
 
-    A component that writes the compared output and reads inputs of the system only gets expected answers of
-    train examples, which take no run. The others get inputs and outputs of successful runs.
+    A component that writes the compared output and reads inputs of the system only gets expected
+    answers of train examples, which take no run. The others get inputs and outputs of successful
+    runs.
     """
     keys = demo_keys(task) if "demos" in sources.names else []
     labelled = labelled_demos(task.system, task.context.metric, rows.read)

@@ -1,8 +1,8 @@
 """A small grammar of prompt edits, which needs no language model to write prompts.
 
-A prompt is a list of sentences. An edit adds a clause of a missing kind (length, format, evidence, care,
-role), replaces a clause by another one of its kind, or drops, shortens or moves a sentence. The ports of a
-component decide which clauses are true of its task.
+A prompt is a list of sentences. An edit adds a clause of a missing kind (length, format, evidence,
+care, role), replaces a clause by another one of its kind, or drops, shortens or moves a sentence.
+The ports of a component decide which clauses are true of its task.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ PASSAGES: Clauses = {
     ),
 }  # where an input holds passages
 CLAUSES: Clauses = {
-    kind: tuple(clause for group in (TEXT, OPTIONS, PASSAGES, ANY_TASK) for clause in group.get(kind, ()))
+    kind: tuple(
+        clause for group in (TEXT, OPTIONS, PASSAGES, ANY_TASK) for clause in group.get(kind, ())
+    )
     for kind in ("length", "format", "evidence", "care", "role")
 }
 
@@ -64,7 +66,8 @@ GROWTH = 300
 SHORTER: Mapping[str, str] = {r"^please,?\s+": "", r"\bin order to\b": "to"}
 
 ABBREVIATION = re.compile(
-    r"(?:^|[\s(])(?:(?:\w\.)*[^\W\d]|vs|cf|ca|approx|dr|mrs?|ms|prof|bzw)\.$|(?:^|[.!?:]\s)\d+\.$", re.I
+    r"(?:^|[\s(])(?:(?:\w\.)*[^\W\d]|vs|cf|ca|approx|dr|mrs?|ms|prof|bzw)\.$|(?:^|[.!?:]\s)\d+\.$",
+    re.I,
 )
 PAIRS = [("(", ")"), ("[", "]"), ("{", "}"), ("“", "”"), ("«", "»")]
 
@@ -81,7 +84,9 @@ def clauses_for(system: System, key: str) -> Clauses:
         return {}
     outputs = [port.type for port in component.outputs.values()]
     found = dict(ANY_TASK)
-    if len(outputs) == 1 and outputs[0] is str and component.kind != "agent":  # whose output may be a call
+    if (
+        len(outputs) == 1 and outputs[0] is str and component.kind != "agent"
+    ):  # whose output may be a call
         found |= TEXT
     elif len(outputs) == 1 and get_origin(outputs[0]) is Literal:
         found |= OPTIONS
@@ -183,8 +188,8 @@ def bounded_edit(
 ) -> str | None:
     """Return an edited prompt; ``None`` if it is invalid for the parameter or too long.
 
-    The limit prevents prompts from growing without bound over many jobs: an edited prompt is at most `GROWTH`
-    bytes longer than the declared one.
+    The limit prevents prompts from growing without bound over many jobs: an edited prompt is at
+    most `GROWTH` bytes longer than the declared one.
 
     >>> bounded_edit("Be brief.", np.random.default_rng(1), Text("Be brief."), most=1) is not None
     True
@@ -204,11 +209,13 @@ EDITS: tuple[tuple[Edit, float], ...] = (
 )
 
 
-def edit_prompt(prompt: str, rng: np.random.Generator, most: int = 2, clauses: Clauses = CLAUSES) -> str:
+def edit_prompt(
+    prompt: str, rng: np.random.Generator, most: int = 2, clauses: Clauses = CLAUSES
+) -> str:
     """Return a prompt with 1 to ``most`` random edits; edits that do not apply change nothing.
 
-    Each edit changes one line and keeps the other lines and the layout. A sentence without a full stop gets
-    one before another sentence.
+    Each edit changes one line and keeps the other lines and the layout. A sentence without a full
+    stop gets one before another sentence.
 
     >>> edit_prompt("Answer the question.", np.random.default_rng(0)) != "Answer the question."
     True
@@ -222,6 +229,8 @@ def edit_prompt(prompt: str, rng: np.random.Generator, most: int = 2, clauses: C
         indent = lines[i][: len(lines[i]) - len(lines[i].lstrip())]
         parts = edit(sentences(lines[i]), rng, clauses)
         parts = [*(part + "." * part[-1:].isalnum() for part in parts[:-1]), *parts[-1:]]
-        if sentences(" ".join(parts)) == parts:  # otherwise sentences would merge, as after "Question:"
+        if (
+            sentences(" ".join(parts)) == parts
+        ):  # otherwise sentences would merge, as after "Question:"
             lines[i] = indent + " ".join(parts)
     return "\n".join(lines)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from compound.engine import Request
-from compound.errors import CallError
+from compound.core.engine import Request
+from compound.core.errors import CallError
 from compound.optimization.method import Task
 
 T = TypeVar("T")
@@ -29,8 +29,8 @@ async def ask_for_proposal(
         is_known: returns whether the job had a proposal before.
 
     Returns:
-        The proposal, even if it is known; ``None`` if there is none, or if it is a text that contains the
-        answer of a held-out example.
+        The proposal, even if it is known; ``None`` if there is none, or if it is a text that
+        contains the answer of a held-out example.
     """
     try:
         reply = await task.scorer.generate(request, lm)

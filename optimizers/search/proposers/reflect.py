@@ -1,12 +1,12 @@
 """Prompts that a model writes after reading the data (`describe`) or runs of the system (`reflect`).
 
-A model improves an instruction best if it sees what goes wrong: inputs, outputs, what followed, the expected
-result, the score, and the metric's feedback. Failing runs come first, since successful ones show only what
-the instruction already achieves. Before any run, it can read rows of the data instead: the expected results
-show formats, labels and conventions that an instruction should state.
+A model improves an instruction best if it sees what goes wrong: inputs, outputs, what followed, the
+expected result, the score, and the metric's feedback. Failing runs come first, since successful
+ones show only what the instruction already achieves. Before any run, it can read rows of the data
+instead: the expected results show formats, labels and conventions that an instruction should state.
 
-Agrawal et al. 2025, "GEPA", and Opsahl-Ong et al. 2024, "MIPRO" (the summary of the data), show the value of
-either source.
+Agrawal et al. 2025, "GEPA", and Opsahl-Ong et al. 2024, "MIPRO" (the summary of the data), show the
+value of either source.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from compound.engine import Message, Request
-from compound.example import Example
+from compound.core.engine import Message, Request
+from compound.core.example import Example
 from compound.execution.rng import derive_seed, generator
 from compound.execution.trace import Trace
-from compound.graph.bounds import CallBound, Extent
 from compound.graph.component import Component
 from compound.graph.configuration import component_of
 from compound.graph.space import Text
@@ -58,37 +57,6 @@ def purpose_of(component: Component, system: System) -> str:
     return f"{component.name} reads {read} and writes {format_ports(component.outputs)}"
 
 
-def request_for(
-    purpose: str,
-    steps: str,
-    text: str,
-    heading: str,
-    shown: Sequence[str],
-    seed: int,
-    keep: Sequence[str] = (),
-) -> Request:
-    """Return the request for a better instruction.
-
-    Args:
-        purpose: a description of the component's task.
-        steps: a description of all steps of the system; empty for a single step.
-        text: the current instruction.
-        heading: what the records are.
-        shown: the records to learn from.
-        seed: the seed of the request.
-        keep: passages that the new instruction must contain.
-    """
-    kept = "".join(f"It must contain this passage, word for word:\n{passage}\n\n" for passage in keep)
-    message = (
-        f"A language model performs one step of a system. The step: {purpose}\n\n"
-        + (f"All steps:\n{steps}\n\n" if steps else "")
-        + f"Its current instruction:\n<prompt>{text}</prompt>\n\n"
-        + "\n\n".join([heading, *shown])
-        + f"\n\n{kept}{AIM}"
-    )
-    return Request((Message("user", message),), max_tokens=MAX_TOKENS, temperature=1.0, seed=seed)
-
-
 def read_prompt(reply: str) -> str | None:
     """Return the last marked prompt of a reply; ``None`` if there is none, or it is part of the request.
 
@@ -112,12 +80,35 @@ async def _ask(
     lm: str | None,
     known: Collection[str],
 ) -> str | None:
-    """Ask for a better version of a text; return it if it is valid and new."""
+    """Ask for a better version of a text; return it if it is valid and new.
+
+    Args:
+        task: the job.
+        key: the parameter.
+        text: the current text.
+        heading: what the records are.
+        shown: the records to learn from.
+        seed: the seed of the request.
+        lm: the model; ``None`` for the system's own.
+        known: texts to count as duplicates.
+    """
     space, component = task.system.parameters[key], task.system.components[component_of(key)]
     assert isinstance(space, Text)  # callers pass keys of texts only
     described = diagram(task.system)
-    steps = described if "\n" in described else ""
-    request = request_for(purpose_of(component, task.system), steps, text, heading, shown, seed, space.keep)
+    steps = f"All steps:\n{described}\n\n" if "\n" in described else ""
+    kept = "".join(
+        f"It must contain this passage, word for word:\n{passage}\n\n" for passage in space.keep
+    )
+    message = (
+        "A language model performs one step of a system. The step: "
+        f"{purpose_of(component, task.system)}\n\n{steps}"
+        f"Its current instruction:\n<prompt>{text}</prompt>\n\n"
+        + "\n\n".join([heading, *shown])
+        + f"\n\n{kept}{AIM}"
+    )
+    request = Request(
+        (Message("user", message),), max_tokens=MAX_TOKENS, temperature=1.0, seed=seed
+    )
 
     def read(reply: str) -> str | None:
         new = read_prompt(reply)
@@ -149,7 +140,8 @@ async def describe(
             break
         batch = [rows[i] for i in order[link * BATCH : (link + 1) * BATCH]]
         shown = [
-            f"Input of the system: {fields(row.inputs)}\nExpected result: {fields(row.gold)}" for row in batch
+            f"Input of the system: {fields(row.inputs)}\nExpected result: {fields(row.gold)}"
+            for row in batch
         ]
         seed = derive_seed(task.seed, "describe", key, number, link)
         heading = "Inputs of the whole system, with their expected results:"
@@ -190,7 +182,14 @@ async def reflect(
     ]
     seed = derive_seed(task.seed, "reflect", key, number)
     return await _ask(
-        task, key, text, "Runs of the system with this instruction:", shown, seed, lm=lm, known=known
+        task,
+        key,
+        text,
+        "Runs of the system with this instruction:",
+        shown,
+        seed,
+        lm=lm,
+        known=known,
     )
 
 
@@ -212,9 +211,3 @@ def record(trace: Trace, example: Example, component: Component, system: System)
         f"Score: {verdict(trace)}",
     ]
     return "\n".join(part for part in parts if part)
-
-
-def bound(requests: float, lm: str | None) -> CallBound:
-    """Return the bound of a number of requests, whose length depends on what they show."""
-    length = Extent(math.inf, unbounded_reason="a request for a new prompt shows runs and rows of any length")
-    return CallBound("new prompts", requests, length, MAX_TOKENS, (lm,) if lm else ())

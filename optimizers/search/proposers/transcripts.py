@@ -1,21 +1,17 @@
-"""Traces as text for prompts: shortened inputs and outputs of each call, with bounds on their length."""
+"""Traces as text for prompts: shortened inputs and outputs of each call."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from compound.execution.trace import Call, Trace
-from compound.graph.bounds import Extent, Use
 from compound.graph.component import Component
 from compound.graph.configuration import canonical_json, to_readable_json
 from compound.graph.system import System
-from compound.optimization.bounds import Outlook
 
 VALUE = 600  # maximum characters of one value
 FAILURE = 300  # maximum bytes of the message of a failed call
 FEEDBACK = 2_000  # maximum bytes of a metric's feedback
-DEPTH = 4  # assumed maximum nesting of loops and maps in an address
-MARKS = 24  # upper bound on the bytes of fixed text around a value or a call
 
 
 def fields(values: Mapping[str, object]) -> str:
@@ -94,44 +90,3 @@ def _shortened(value: object) -> str:
 def _cut_bytes(text: str, longest: int) -> str:
     encoded = text.encode(errors="replace")
     return text if len(encoded) <= longest else f"{encoded[:longest].decode(errors='ignore')} …"
-
-
-def longest_fields(values: Mapping[str, Extent]) -> Extent:
-    """Return a bound on the length of `fields` for values of the given extents."""
-    named = Extent(MARKS + sum(len(name.encode()) + MARKS for name in values))
-    return sum((extent.truncated(VALUE) for extent in values.values()), named)
-
-
-def longest_of(examples: Iterable[Mapping[str, object]]) -> Extent:
-    """Return the maximum length of `fields` over the given values."""
-    return Extent(max((len(fields(values).encode(errors="replace")) for values in examples), default=0))
-
-
-def longest_calls(use: Use) -> Extent:
-    """Return a bound on the length of `calls` for one run."""
-    one = longest_fields(use.inputs) + longest_fields(use.outputs) + Extent(2 * MARKS + FAILURE)
-    return one.times(use.calls)
-
-
-def longest_calls_of_others(outlook: Outlook, component: str) -> Extent:
-    """Return a bound on the length of `calls_of_others` for one run."""
-    addresses = Extent(2 * _longest_address(outlook))
-    uses = [(name, use) for name, use in outlook.uses.items() if name != component]
-    return sum((longest_calls(use) + addresses.times(use.calls) for _, use in uses), Extent())
-
-
-def _longest_address(outlook: Outlook) -> int:
-    names = [len(node.name.encode()) + MARKS for node in outlook.system.all_nodes()]
-    return DEPTH * max(names, default=0)
-
-
-def longest_steps(outlook: Outlook) -> Extent:
-    """Return a bound on the length of `steps` for one run."""
-    mark = Extent(_longest_address(outlook) + FAILURE)
-    parts = [(longest_fields(use.outputs) + mark).times(use.calls) for use in outlook.uses.values()]
-    return sum(parts, Extent())
-
-
-def longest_run(outlook: Outlook) -> Extent:
-    """Return a bound on the total length of `result` and `verdict` for one run."""
-    return longest_fields(outlook.outputs) + Extent(FAILURE + FEEDBACK + 2 * MARKS)

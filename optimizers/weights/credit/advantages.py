@@ -1,7 +1,8 @@
-"""Group-relative advantages: standardize the reward of a sample within its group.
+"""Advantages of samples: relative to their group, or estimated from values by a critic.
 
-A group with equal rewards or a single element carries no preference between answers: its samples are dropped
-and counted, which also avoids division by zero (mmGRPO, equation 2; MHGPO, equation 5).
+A group with equal rewards or a single element carries no preference between answers: its samples
+are dropped and counted, which also avoids division by zero (mmGRPO, equation 2; MHGPO, equation 5).
+`gae` estimates the advantages of the tokens of one sample (Schulman et al. 2016; PPO and MAPPO).
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import pvariance
 
-from compound.errors import DeclarationError, suggest_name
+from compound.core.errors import DeclarationError, suggest_name
 from compound.optimizers.weights.learner.samples import Group, Sample
 
 DEVIATION_EPSILON = 1e-4  # added to the standard deviation, as in TRL
@@ -26,9 +28,10 @@ class GroupFacts:
     Attributes:
         groups: the number of groups; a sample without a group counts as a group of its own.
         skipped: the number of groups without a gradient: equal rewards, or a single element.
-        samples: the number of samples, copies included.
+        samples: the number of samples.
         dropped: the number of samples in skipped groups.
-        variance: the population variance of the rewards, averaged over all groups, skipped ones included.
+        variance: the population variance of the rewards, averaged over all groups, skipped ones
+            included.
     """
 
     groups: int
@@ -53,11 +56,10 @@ def advantages(
 
     Args:
         samples: with their groups; a sample with group `()` is compared with no other.
-        standardize: a name from `STANDARDIZATIONS`. With ``none`` the advantage is the reward itself, and no
-            group is skipped.
-        references: by group, the rewards that mean and standard deviation are computed from, if they differ
-            from those of the samples: the rewards before duplication (see
-            `compound.optimizers.weights.credit.grouping`).
+        standardize: a name from `STANDARDIZATIONS`. With ``none`` the advantage is the reward
+            itself, and no group is skipped.
+        references: by group, the rewards that mean and standard deviation are computed from, if
+            they differ from those of the samples, such as one reward per conversation.
 
     Returns:
         The samples that carry a gradient, in input order, and the statistics of the groups.
@@ -66,7 +68,7 @@ def advantages(
         DeclarationError: the name is unknown, or a reward is not a finite number.
 
     Example:
-        >>> from compound.engine import TokenRecord
+        >>> from compound.core.engine import TokenRecord
         >>> tokens = TokenRecord((1,), (2, 3), (-0.1, -0.2), "stop")
         >>> rows = [Sample("a", "e", "a", 0, tokens, reward, ("e", "a", 0)) for reward in (0.0, 1.0)]
         >>> trained, facts = advantages(rows, "center")
@@ -75,12 +77,19 @@ def advantages(
     """
     if standardize not in STANDARDIZATIONS:
         raise DeclarationError(
-            f"unknown standardization {standardize!r}", hint=suggest_name(standardize, STANDARDIZATIONS)
+            f"unknown standardization {standardize!r}",
+            hint=suggest_name(standardize, STANDARDIZATIONS),
         )
     check_rewards(samples)
-    compared = {key: [sample.reward for sample in members] for key, members in by_group(samples).items()}
-    compared |= {key: list(rewards) for key, rewards in (references or {}).items() if key in compared}
-    skipped = set() if standardize == "none" else {key for key in compared if is_flat(compared[key])}
+    compared = {
+        key: [sample.reward for sample in members] for key, members in by_group(samples).items()
+    }
+    compared |= {
+        key: list(rewards) for key, rewards in (references or {}).items() if key in compared
+    }
+    skipped = (
+        set() if standardize == "none" else {key for key in compared if is_flat(compared[key])}
+    )
     function = STANDARDIZATIONS[standardize]
     kept: list[Sample] = []
     for number, sample in enumerate(samples):
@@ -90,7 +99,11 @@ def advantages(
     dropped = sum(_key(sample, number) in skipped for number, sample in enumerate(samples))
     spread = sum(variance(rewards) for rewards in compared.values())
     facts = GroupFacts(
-        len(compared), len(skipped), len(samples), dropped, spread / len(compared) if compared else 0.0
+        len(compared),
+        len(skipped),
+        len(samples),
+        dropped,
+        spread / len(compared) if compared else 0.0,
     )
     return kept, facts
 
@@ -110,7 +123,8 @@ def check_rewards(samples: Iterable[Sample]) -> None:
     """Check that all rewards are finite.
 
     Raises:
-        DeclarationError: a reward is not a finite number; the message names the component and the example.
+        DeclarationError: a reward is not a finite number; the message names the component and the
+            example.
     """
     for sample in samples:
         if not math.isfinite(sample.reward):
@@ -185,3 +199,99 @@ STANDARDIZATIONS: dict[str, Standardize] = {
     "leave_one_out": _leave_one_out,  # r - mean of the others: RLOO
     "none": _none,  # r: plain REINFORCE
 }
+
+
+EPSILON = 1e-8  # added to the variance when advantages are whitened
+
+
+def gae(
+    values: Sequence[float],
+    reward: float,
+    *,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    kl: Sequence[float] = (),
+    beta: float = 0.0,
+) -> tuple[list[float], list[float]]:
+    """Return the advantage and the value target of every token.
+
+    With r_t = -beta kl_t, plus the reward at the last token, and V = 0 after it::
+
+        delta_t = r_t + gamma V_{t+1} - V_t
+        A_t     = delta_t + gamma lam A_{t+1}
+        target  = A_t + V_t
+
+    Args:
+        values: V_t, the value estimate before each sampled token.
+        reward: the reward of the sample.
+        gamma: the discount factor.
+        lam: λ; 1 gives the return minus the value, 0 the one-step temporal difference.
+        kl: the estimated KL divergence from the reference at each token; none by default.
+        beta: the coefficient of the KL penalty.
+
+    Raises:
+        DeclarationError: ``gamma`` or ``lam`` is outside [0, 1], ``kl`` and ``values`` differ in
+            length, or a number is not finite.
+
+    Example:
+        >>> gae([0.5, 0.25, 0.75], 1.0, lam=0.5)
+        ([0.0625, 0.625, 0.25], [0.5625, 0.875, 1.0])
+    """
+    if not (0 <= gamma <= 1 and 0 <= lam <= 1):
+        raise DeclarationError(f"gamma and lam must be between 0 and 1, but are {gamma} and {lam}")
+    if kl and len(kl) != len(values):
+        raise DeclarationError(f"there are {len(values)} values, but {len(kl)} KL estimates")
+    if not all(map(math.isfinite, (*values, *kl, reward, beta))):
+        raise DeclarationError(
+            f"values, KL estimates and the reward ({reward}) must be finite numbers"
+        )
+    advantages = [0.0] * len(values)
+    next_value = next_advantage = 0.0
+    r_t = reward
+    for t in reversed(range(len(values))):
+        if kl:
+            r_t -= beta * kl[t]
+        delta = r_t + gamma * next_value - values[t]
+        next_advantage = advantages[t] = delta + gamma * lam * next_advantage
+        next_value, r_t = values[t], 0.0
+    return advantages, [
+        advantage + value for advantage, value in zip(advantages, values, strict=True)
+    ]
+
+
+def explained_variance(
+    values: Sequence[Sequence[float]], returns: Sequence[Sequence[float]]
+) -> float | None:
+    """Return the explained variance of the returns by the values, over the tokens of all samples.
+
+    1 - Var(returns - values) / Var(returns); ``None`` if the returns have no variance.
+
+    Example:
+        >>> returns = [[0.0, 1.0], [0.5]]
+        >>> explained_variance(returns, returns), explained_variance([[0.0, 0.0], [0.0]], returns)
+        (1.0, 0.0)
+    """
+    estimates = [value for sample in values for value in sample]
+    targets = [value for sample in returns for value in sample]
+    spread = pvariance(targets) if targets else 0.0
+    if not spread:
+        return None
+    return 1.0 - pvariance([t - e for e, t in zip(estimates, targets, strict=True)]) / spread
+
+
+def whiten(batch: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Return the advantages of a batch, normalized to mean 0 and variance 1 over all tokens.
+
+    Args:
+        batch: the advantages of each sample's tokens.
+
+    Example:
+        >>> [[round(a, 3) for a in sample] for sample in whiten([[1.0, 3.0], [5.0, 7.0]])]
+        [[-1.342, -0.447], [0.447, 1.342]]
+    """
+    tokens = [advantage for sample in batch for advantage in sample]
+    if not tokens:
+        return [[] for _ in batch]
+    mean = math.fsum(tokens) / len(tokens)
+    scale = math.sqrt(math.fsum((token - mean) ** 2 for token in tokens) / len(tokens) + EPSILON)
+    return [[(advantage - mean) / scale for advantage in sample] for sample in batch]

@@ -1,9 +1,9 @@
 """Reward propagation: assign credit to each call from the global rewards of the runs it led to (MHGPO).
 
-The traces of an example, which may be forks of each other, are merged into one graph of calls, where calls
-before a fork point are shared by all forks. Backwards from the outputs, a call earns the mean of the rewards
-of its direct successors. Then a penalty of the call itself is added, which is not propagated. The algorithm
-works on calls, so loops, maps and conditions need no special case.
+The traces of an example, which may be forks of each other, are merged into one graph of calls,
+where calls before a fork point are shared by all forks. Backwards from the outputs, a call earns
+the mean of the rewards of its direct successors. Then a penalty of the call itself is added, which
+is not propagated. The algorithm works on calls, so loops, maps and conditions need no special case.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from compound.errors import DeclarationError, suggest_name
+from compound.core.errors import DeclarationError, suggest_name
 from compound.execution.trace import Call, Trace
 
 Penalty = Callable[[Call], float]
@@ -24,7 +24,8 @@ class Credit:
 
     Attributes:
         call: the call, as in the first of its traces.
-        traces: the indices of the traces with the call; more than one for a call before a fork point.
+        traces: the indices of the traces with the call; more than one for a call before a fork
+            point.
         shared: the propagated reward: the mean over the direct successors.
         penalty: the penalty of the component's own rule, usually at most 0.
     """
@@ -71,13 +72,14 @@ def propagate(
     """Propagate the rewards of the runs of one example back to the calls of its agents (MHGPO, equation 4).
 
     Args:
-        traces: scored runs of one example. Forks of a run share the calls that `Executor.fork` kept; each
-            fork must have a distinct sample index.
-        agents: the names of the components that earn rewards. Others are transparent: the direct successors
-            of a call are the agents that are reached only through other components.
+        traces: scored runs of one example. Forks of a run share the calls that `Executor.fork`
+            kept; each fork must have a distinct sample index.
+        agents: the names of the components that earn rewards. Others are transparent: the direct
+            successors of a call are the agents that are reached only through other components.
         penalties: by agent, a rule for the penalty of one of its calls, which is not propagated.
-        fallback: the reward of a failed run, which is propagated from the last calls of the run. It is also
-            the reward of a failed call in a successful run, where no other call read its outputs.
+        fallback: the reward of a failed run, which is propagated from the last calls of the run. It
+            is also the reward of a failed call in a successful run, where no other call read its
+            outputs.
 
     Raises:
         DeclarationError: the traces belong to different examples, two different calls have the same
@@ -94,7 +96,9 @@ def propagate(
     rules = penalties or {}
     unknown = sorted(set(rules) - set(agents))
     if unknown:
-        raise DeclarationError(f"unknown agent {unknown[0]!r}", hint=suggest_name(unknown[0], agents))
+        raise DeclarationError(
+            f"unknown agent {unknown[0]!r}", hint=suggest_name(unknown[0], agents)
+        )
     rewards = [run_reward(trace, fallback) for trace in traces]
     nodes = _unite(traces)
     shared: dict[int, float] = {}
@@ -138,7 +142,8 @@ def run_reward(trace: Trace, fallback: float) -> float:
 def _unite(traces: Sequence[Trace]) -> list[_Node]:
     """Return the distinct calls of all traces, parents before children.
 
-    Two calls are equal if seed, configuration, address, sample index and (recursively) parents are equal.
+    Two calls are equal if seed, configuration, address, sample index and (recursively) parents are
+    equal.
     """
     if len({trace.example for trace in traces}) > 1:
         raise DeclarationError(

@@ -1,7 +1,7 @@
 """Division of the base model's layers among processes, by PyTorch's FSDP2.
 
-Only the first process reads the weights; the others build the model without any and receive them layer by
-layer, so that this machine's memory holds the whole model once.
+Only the first process reads the weights; the others build the model without any and receive them
+layer by layer, so that this machine's memory holds the whole model once.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compound.components.engines import model_folder
-from compound.components.engines.local import loading
-from compound.components.engines.local.devices import Placement
-from compound.errors import CompoundError
+from compound.core.errors import CompoundError
+from compound.engines import model_folder
+from compound.engines.local import loading
+from compound.engines.local.devices import Placement
 
 if TYPE_CHECKING:
     import torch
@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-def load_divided(folder: Path, placement: Placement) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_divided(
+    folder: Path, placement: Placement
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a frozen model whose layers are divided among the processes of the group, and its tokenizer.
 
-    All processes must call it, and must then run the same forward and backward passes. Where a model built
-    from its configuration has other weights than the loaded one, such as some in another number format, every
-    process loads the model.
+    All processes must call it, and must then run the same forward and backward passes. Where a
+    model built from its configuration has other weights than the loaded one, such as some in
+    another number format, every process loads the model.
 
     Args:
         folder: the folder of the model.
@@ -74,8 +76,9 @@ def _is_same_everywhere(model: PreTrainedModel, device: str) -> bool:
 def _divide(model: PreTrainedModel, device: str, *, received: bool) -> None:
     """Divide the layers of a frozen model among the processes, and move the rest of it to a device.
 
-    A layer's weights are gathered before it runs, and freed afterwards. Embeddings, norms outside of layers
-    and the output layer are copied to every process. Adapters that are added later are not divided.
+    A layer's weights are gathered before it runs, and freed afterwards. Embeddings, norms outside
+    of layers and the output layer are copied to every process. Adapters that are added later are
+    not divided.
 
     Args:
         model: the model on the CPU, so that a device holds one whole layer at a time.
@@ -116,7 +119,10 @@ def _receive(modules: Iterable[torch.nn.Module], device: str) -> None:
     first = torch.distributed.get_rank() == 0
     known: dict[Tensor, Tensor] = {}  # a tensor hashes by identity; several modules may share one
     for module in modules:
-        for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+        for name, tensor in [
+            *module.named_parameters(recurse=False),
+            *module.named_buffers(recurse=False),
+        ]:
             if tensor not in known:
                 own = (
                     tensor.detach().to(device).contiguous()

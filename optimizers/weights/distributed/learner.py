@@ -1,36 +1,109 @@
-"""Protocol of the learners of training jobs, and the declaration that every learner is opened from."""
+"""Learners of training jobs: their protocol, their settings, and the declaration that opens one."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
-from compound.components.engines.local import loading
-from compound.components.engines.local.devices import Placement
-from compound.components.engines.local.out_of_memory import naming_settings
+from pydantic import Field, model_validator
+
+from compound.core.errors import DeclarationError
+from compound.core.storage.artifacts import Reference
+from compound.engines.local import devices, loading
+from compound.engines.local.devices import (
+    Attention,
+    DeviceName,
+    DType,
+    Placement,
+    Quantization,
+    naming_settings,
+)
 from compound.graph.space import Weights
-from compound.optimizers.weights.learner.adapters import Adapters, FrozenModel, Load, check_same_tokens
+from compound.optimization.settings.base import Settings
+from compound.optimizers.weights.learner.adapters import (
+    Adapters,
+    FrozenModel,
+    Load,
+    check_same_tokens,
+)
 from compound.optimizers.weights.learner.critic import CriticSettings
+from compound.optimizers.weights.learner.losses import (
+    ImitationObjective,
+    Objective,
+    PolicyObjective,
+)
 from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
 from compound.optimizers.weights.learner.saved import Saved
 from compound.optimizers.weights.learner.trainer import Trainer
 from compound.optimizers.weights.learner.updates import OptimizerSettings
-from compound.optimizers.weights.loss.objective import ImitationObjective, Objective, PolicyObjective
-from compound.settings.base import Settings
-from compound.storage.artifacts import Reference
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+
+class BaseModelSettings(Settings):
+    """Device, number format, kernels and quantization of the frozen base model in the trainer."""
+
+    device: DeviceName = "auto"
+    """`auto` (CUDA if available, else the CPU), `cpu`, `cuda`, `cuda:1`, `xpu` or `mps`."""
+    dtype: DType = "auto"
+    """Number format of the weights; adapters are always in float32. `auto` uses that of the engine that
+    samples, or else the fastest one of the device."""
+    attn_implementation: Attention = "auto"
+    """Attention kernels: `eager`, `sdpa`, or `flash_attention_2`, which needs CUDA and flash-attn; `auto`
+    is transformers' choice, or a faster one for bfloat16 on a CPU."""
+    gradient_checkpointing: bool = False
+    """Recompute the activations of each layer in the backward pass, instead of storing them: less memory,
+    about a third more computation, and equal prompts are not processed once."""
+    quantization: Quantization | Literal["auto"] = "auto"
+    """Quantization of the linear layers by bitsandbytes: `8bit`, `4bit` (NF4), or `none`; needs CUDA and
+    the extra `quantized`. `auto` uses that of the engine that samples."""
+
+    def placement(self, dtype: str, quantization: str, section: str) -> Placement:
+        """Return the placement of the base, after checking it.
+
+        Args:
+            dtype: the number format that the components sample in; ``auto`` if unknown.
+            quantization: the quantization that they sample with; ``auto`` if unknown.
+            section: the path of the training settings, for messages.
+
+        Raises:
+            DeclarationError: the settings differ from those of the engines, or the device does not
+                support them.
+        """
+        placement = Placement(
+            self.device,
+            self._common("dtype", dtype, section),
+            self.attn_implementation,
+            self._common("quantization", quantization, section).replace("auto", "none"),
+        )
+        placement.check(f"{section}.base")
+        return placement
+
+    def _common(self, setting: str, sampled: str, section: str) -> str:
+        """Return a setting that the trainer shares with the engines."""
+        own: str = getattr(self, setting)
+        if "auto" not in (own, sampled) and own != sampled:
+            raise DeclarationError(
+                f"{section}.base.{setting} is {own}, but the components sample with {sampled}: the trainer "
+                "would differentiate another distribution than was sampled",
+                hint=f"set {section}.base.{setting} to auto, or {setting} of their engine to {own}",
+            )
+        return sampled if own == "auto" else own
+
+
+KEY = "COMPOUND_LEARNER_KEY"  # environment variable with the key of signatures of messages
 LOWER = "set {section}.base.dtype to bfloat16, {section}.base.quantization to 4bit, or use a smaller model"
 
 
 class Learner(Protocol):
     """Computes values and updates of weights for a training job, in this process or in others.
 
-    The job samples, keeps budgets and decides; a learner only computes. `Trainer` is the learner of one
-    process. All methods block until they are done.
+    The job samples, keeps budgets and decides; a learner only computes. `Trainer` is the learner of
+    one process. All methods block until they are done.
     """
 
     @property
@@ -73,21 +146,109 @@ class Learner(Protocol):
         """Release memory and end processes; the learner cannot be used afterwards."""
 
 
-class AdapterShape(Settings):
-    """Shape of an adapter, see `compound.graph.space.Weights`."""
+class LearnerSettings(Settings):
+    """The processes that compute training steps, on this machine and possibly on others."""
 
-    rank: int
-    alpha: int
-    targets: str | tuple[str, ...]
+    processes: int = Field(default=1, ge=1, le=64)
+    """Number of processes of each machine, with one GPU each, among which the samples of every update are
+    divided. With 1, and one machine, this process computes the steps itself. Results are equal up to
+    rounding for any number."""
+    machines: int = Field(default=1, ge=1)
+    """Number of machines. On each machine but this one, `torchrun` starts the processes."""
+    address: str | None = Field(default=None, pattern=r"^.+:[0-9]+$")
+    """Host and port of this machine that the other machines connect to."""
+    sharding: Literal["data", "fsdp"] = "data"
+    """Memory of the base model: `data`, a whole copy in every process; or `fsdp`, the layers are divided
+    among the processes and gathered one by one (PyTorch's FSDP2). Adapters and their optimizer states are
+    copied in both."""
 
-    @classmethod
-    def of(cls, space: Weights) -> AdapterShape:
-        """Return the shape of a space."""
-        return cls(rank=space.rank, alpha=space.alpha, targets=space.targets)
+    @property
+    def world(self) -> int:
+        """The number of processes of all machines."""
+        return self.processes * self.machines
 
-    def space(self) -> Weights:
-        """Return the space of adapters of this shape."""
-        return Weights(rank=self.rank, alpha=self.alpha, targets=self.targets)
+    @model_validator(mode="after")
+    def _divided(self) -> Self:
+        """Check that there are processes to divide the base model among, and an address to meet at."""
+        if self.sharding == "fsdp" and self.world == 1:
+            raise ValueError(
+                "sharding fsdp divides the base model among processes, but processes is 1; set processes to "
+                "2 or more"
+            )
+        if self.machines > 1 and self.address is None:
+            raise ValueError(
+                "machines above 1 need an address, the HOST:PORT of this machine that the others connect to"
+            )
+        return self
+
+    def check(self, placement: Placement, section: str) -> None:
+        """Check that this machine has a device for each process; loads no model and starts nothing.
+
+        Args:
+            placement: where and how the base model is loaded.
+            section: the path of the training settings, for messages.
+
+        Raises:
+            DeclarationError: there are too few devices, or a setting does not fit them.
+        """
+        if self.world == 1:
+            return
+        where = f"{section}.learner"
+        device = devices.resolve_device(placement.device, f"{section}.base")
+        kind = devices.device_type(device)
+        if kind not in ("cpu", "cuda"):
+            raise DeclarationError(
+                f"{where}.processes is {self.processes}, but several processes on {kind} are not supported",
+                hint=f"set {where}.processes to 1",
+            )
+        if ":" in device:
+            raise DeclarationError(
+                f"{where}.processes is {self.processes}, but {section}.base.device names one device, "
+                f"{device}",
+                hint=f"set {section}.base.device to {kind}: the processes use {kind}:0 to "
+                f"{kind}:{self.processes - 1}; CUDA_VISIBLE_DEVICES selects others",
+            )
+        if kind == "cuda" and self.processes > (count := devices.device_count("cuda")):
+            raise DeclarationError(
+                f"{where}.processes is {self.processes}, but PyTorch finds {count} CUDA "
+                f"device{'s' * (count > 1)}, and each process needs one",
+                hint=f"set {where}.processes to {count}",
+            )
+        from torch import distributed
+
+        backend = self.backend_on(kind)
+        if not (distributed.is_available() and distributed.is_backend_available(backend)):
+            raise DeclarationError(
+                f"{where}.processes is {self.processes}, but this build of PyTorch has no {backend}",
+                hint=f"install another build, or set {where}.processes to 1",
+            )
+        if self.sharding == "fsdp" and placement.quantization != "none":
+            raise DeclarationError(
+                f"{where}.sharding is fsdp, which does not divide weights quantized to "
+                f"{placement.quantization}",
+                hint=f"set {where}.sharding to data, or {section}.base.quantization to none",
+            )
+        if self.machines > 1 and not os.environ.get(KEY):
+            raise DeclarationError(
+                f"{where}.machines is {self.machines}, but the environment variable {KEY} is not set",
+                hint=f"set {KEY} to the same random text on all machines; messages are signed with it",
+            )
+
+    @staticmethod
+    def backend_on(kind: str) -> str:
+        """Return the communication library on a kind of devices."""
+        return "nccl" if kind == "cuda" else "gloo"
+
+
+def place(placement: Placement, rank: int) -> Placement:
+    """Return where one process loads the base model.
+
+    >>> place(Placement("cuda"), 1).device, place(Placement("cpu"), 1).device
+    ('cuda:1', 'cpu')
+    """
+    if placement.device == "cuda":
+        return replace(placement, device=f"cuda:{rank}")
+    return placement
 
 
 class LearnerSpec(Settings):
@@ -95,7 +256,7 @@ class LearnerSpec(Settings):
 
     model: str
     """The base model: `smollm2`, a folder, or a hub id."""
-    shapes: dict[str, AdapterShape]
+    shapes: dict[str, Weights]
     """The shape of each adapter."""
     adapter_of: dict[str, str]
     """The adapter of each component."""
@@ -135,23 +296,39 @@ def open_trainer(spec: LearnerSpec, *, load: Load | None = None) -> Trainer:
 
     Args:
         spec: the declaration.
-        load: loads the base model and divides its weights among processes, which then run all forward passes
-            together.
+        load: loads the base model and divides its weights among processes, which then run all
+            forward passes together.
 
     Raises:
         CompoundError: the model cannot be loaded or trained.
     """
-    with naming_settings(f"loading {spec.model!r} for training", LOWER.format(section=spec.section)):
+    with naming_settings(
+        f"loading {spec.model!r} for training", LOWER.format(section=spec.section)
+    ):
         adapters = Adapters(
-            spec.model, {name: shape.space() for name, shape in spec.shapes.items()}, seed=spec.seed,
-            placement=spec.placement, checkpointing=spec.checkpointing, load=load or loading.load_base,
-            critic=spec.critic.space if spec.critic else None, dropout=spec.optimizer.dropout,
-        )  # fmt: skip
+            spec.model,
+            spec.shapes,
+            seed=spec.seed,
+            placement=spec.placement,
+            checkpointing=spec.checkpointing,
+            load=load or loading.load_base,
+            critic=spec.critic.space if spec.critic else None,
+            dropout=spec.optimizer.dropout,
+        )
         teacher = FrozenModel(spec.teacher, spec.placement) if spec.teacher else None
     if spec.teacher:
         check_same_tokens(spec.teacher, spec.model, spec.section)
     return Trainer(
-        adapters, spec.adapter_of, spec.loss, spec.optimizer, spec.rollouts, spec.critic, seed=spec.seed,
-        steps=spec.steps, longest=spec.longest, section=spec.section, in_step=load is not None,
+        adapters,
+        spec.adapter_of,
+        spec.loss,
+        spec.optimizer,
+        spec.rollouts,
+        spec.critic,
+        seed=spec.seed,
+        steps=spec.steps,
+        longest=spec.longest,
+        section=spec.section,
+        in_step=load is not None,
         teacher=teacher,
-    )  # fmt: skip
+    )

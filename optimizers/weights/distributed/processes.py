@@ -1,58 +1,89 @@
-"""Start, watch and end the processes of a learner, which form one group of ``torch.distributed``.
+"""Learner whose updates several processes compute together, on one machine or on several.
 
-Every process has a socket to this one. A process that ends for any reason closes it, which is noticed at
-once; and if this process ends, even by ``kill -9``, the others read the end of theirs and exit.
+PyTorch's elastic agent, which ``torchrun`` runs, too, starts the processes of this machine and
+watches them. If one of them fails, the agent ends the others; if the run ends, even by ``kill -9``,
+so does its store, and the processes exit.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import math
 import os
-import queue
+import secrets
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from compound.errors import CompoundError, ConfigurationError, DeclarationError, RunDirectoryError
-from compound.optimizers.weights.distributed.logs import LogFolder
-from compound.optimizers.weights.distributed.messages import Message, encode, receive
-from compound.optimizers.weights.learner.samples import SECTION
+from compound.core.errors import (
+    CompoundError,
+    ConfigurationError,
+    DeclarationError,
+    RunDirectoryError,
+)
+from compound.core.security.sanitize import sanitize_text
+from compound.core.storage.artifacts import Reference, copy_into
+from compound.engines import model_folder, models
+from compound.engines.local import devices, loading
+from compound.optimizers.weights.distributed.learner import (
+    KEY,
+    Learner,
+    LearnerSettings,
+    LearnerSpec,
+    open_trainer,
+)
+from compound.optimizers.weights.distributed.worker import END, FAILURE, Channel
+from compound.optimizers.weights.learner.samples import SECTION, Sample, samples_to_json
+from compound.optimizers.weights.learner.saved import Saved
 from compound.optimizers.weights.learner.trainer import StaleSamples
 
-START = 600.0  # seconds in which all processes must have imported their libraries and formed a group
-SETTLE = 3.0  # seconds to wait for the reports of other processes after the first failure
-END = 10.0  # seconds between the end of the connection and SIGKILL
+if TYPE_CHECKING:
+    from torch.distributed.elastic.agent.server.api import RunResult
+    from transformers import PreTrainedTokenizerBase
+
+START = 600.0  # seconds in which all processes must have started and formed a group
+STOP = 10  # seconds between the request to end and SIGKILL
+POLL = 0.01  # seconds between looks at the results
+SHOWN = 20  # lines of a log in an error message
+RUN_ID = "none"  # of the group; the default of torchrun
 RESUME = "the same command resumes the run from its last step"
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 KINDS = (ConfigurationError, DeclarationError, RunDirectoryError, StaleSamples)
 ERRORS = {kind.__name__: kind for kind in KINDS}
-# The import path of this process; `-P` keeps the working directory out of it.
-BOOT = """import json, sys
+# With the import path of this process; `-P` keeps the working directory out of it.
+BOOT = """import json, os, sys
 sys.path[:] = json.loads(sys.argv[1])
-from compound.optimizers.weights.distributed.process import main
-main(sys.argv[2:])"""
+os.environ["COMPOUND_LEARNER_KEY"] = open(f"{sys.argv[2]}/key").read()
+log = open(f"{sys.argv[2]}/{os.environ['LOCAL_RANK']}.log", "ab", 0)
+os.dup2(log.fileno(), 1), os.dup2(log.fileno(), 2)
+from compound.optimizers.weights.distributed.worker import main
+main()"""
 
 
 class Processes:
     """Processes of one group, started by the constructor.
 
     Args:
-        count: the number of processes.
+        count: the number of processes on this machine, and on each other one.
         backend: the communication library, ``gloo`` or ``nccl``.
+        machines: the number of machines. On each of the others, ``torchrun`` starts the processes.
+        address: the host and port of this machine that the others connect to.
         section: the path of the training settings, for messages.
-        command: the command that starts a process, without its arguments.
 
     Attributes:
-        logs: the folder with the output of each process.
+        count: the number of all processes.
+        logs: the folder with the output of each process of this machine; kept if one fails.
 
     Raises:
         CompoundError: a process does not start.
@@ -63,184 +94,329 @@ class Processes:
         count: int,
         backend: str = "gloo",
         *,
+        machines: int = 1,
+        address: str = "127.0.0.1:0",
         section: str = SECTION,
-        command: Sequence[str] = (sys.executable, "-P", "-c", BOOT),
     ) -> None:
-        self.count, self.section = count, section
-        self._log = LogFolder()
-        self.logs = self._log.path
-        self._events: queue.Queue[tuple[int, Message | None]] = queue.Queue()
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._connections: list[socket.socket] = []
-        self._closed = False
-        self._shared = Path(tempfile.mkdtemp(prefix="compound-learner-"))
+        self.count, self.section = count * machines, section
+        self._closed, self._requests, self._has_failed = False, 0, False
+        self._ended: RunResult | Exception | None = None
+        host, _, port = address.rpartition(":")
         try:
-            for rank in range(count):
-                self._start(rank, backend, command)
-            self._collect("starting", timeout=START)
+            server = socket.create_server((host, int(port)))
+        except OSError as error:
+            raise CompoundError(
+                f"{section}.learner.address: this machine cannot listen at {address}: {error.strerror}",
+                hint="name an address of this machine, and a free port",
+            ) from None
+        self.logs = Path(tempfile.mkdtemp(prefix="compound-learner-"))
+        self._key = os.environ.get(KEY) or secrets.token_hex()
+        (self.logs / "key").write_text(self._key)  # in a folder that only this user can read
+        self._launch(count, machines, server)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        try:
+            self.call_all("join", START, backend=backend, local=machines == 1)
         except BaseException:
             self.close()
             raise
 
+    def _launch(self, count: int, machines: int, server: socket.socket) -> None:
+        """Serve the store of the group, and prepare the agent."""
+        from torch.distributed import TCPStore
+        from torch.distributed.elastic.agent.server import WorkerSpec
+        from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+        from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+
+        for name in ("multiprocessing.api", "agent.server.api"):  # failures are reported below
+            logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
+        host, port = server.getsockname()[:2]
+        store = TCPStore(
+            host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            multi_tenant=True,  # the agent uses the same store
+            timeout=timedelta(seconds=START),
+            master_listen_fd=server.detach(),
+        )
+        self._channel = Channel(store, self._key)
+        spec = WorkerSpec(
+            role="learner",
+            local_world_size=count,
+            entrypoint=sys.executable,
+            args=("-P", "-c", BOOT, json.dumps(sys.path), str(self.logs)),
+            rdzv_handler=StaticTCPRendezvous(host, port, 0, machines, RUN_ID, int(START)),
+            max_restarts=0,
+            monitor_interval=0.1,
+            master_addr=host,
+            master_port=port,
+        )
+        logs = DefaultLogsSpecs(log_dir=str(self.logs))
+        self._agent = LocalElasticAgent(
+            spec, logs, exit_barrier_timeout=STOP, shutdown_timeout=STOP
+        )
+
+    def _run(self) -> None:
+        """Start the processes of this machine, and wait for their end."""
+        try:
+            self._ended = self._agent.run()
+        except Exception as error:  # noqa: BLE001 - raised by the call that waits
+            self._ended = error
+
     @property
-    def ended(self) -> bool:
-        """Whether no process runs any more."""
-        return all(process.poll() is not None for process in self._processes)
+    def pids(self) -> list[int]:
+        """The processes of this machine, by rank."""
+        workers = self._agent.get_worker_group().workers
+        started = [worker for worker in workers if worker.id is not None]
+        return [worker.id for worker in sorted(started, key=lambda each: each.local_rank)]
 
     def call(self, action: str, **arguments: object) -> Any:  # noqa: ANN401 - JSON
-        """Let all processes carry out an action, and return the result of the first one; see `call_all`."""
-        return self.call_all(action, **arguments)[0]
+        """Let all processes carry out an action, and return the result of the first one."""
+        return self.call_all(action, None, **arguments)[0]
 
-    def call_all(self, action: str, **arguments: object) -> list[Any]:
+    def call_all(self, action: str, timeout: float | None = None, **arguments: object) -> list[Any]:
         """Let all processes carry out an action, and return the result of each.
 
         Args:
-            action: one of the actions of `compound.optimizers.weights.distributed.process`.
+            action: one of the actions of
+                `compound.optimizers.weights.distributed.worker.LearnerWorker`.
+            timeout: the seconds in which all must report.
             arguments: its arguments, as JSON.
 
         Raises:
             CompoundError: a process failed or ended, now or before; all processes are ended then.
         """
+        told = action.replace("_", " ") if self._requests else "starting"
         if self._closed:
-            raise CompoundError(
-                f"the learner processes have ended, so they cannot {action.replace('_', ' ')}", hint=RESUME
-            )
-        frame = encode({"action": action, "arguments": arguments})
-        for connection in self._connections:
-            with contextlib.suppress(OSError):  # it has ended, which is read below
-                connection.sendall(frame)
+            raise self._gone(told)
+        request = f"request/{self._requests}"
+        results = [f"result/{self._requests}/{rank}" for rank in range(self.count)]
+        self._requests += 1
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         try:
-            return self._collect(action.replace("_", " "))
+            self._channel.send(request, {"action": action, "arguments": arguments})
+            for name in results:
+                self._wait(name, told, deadline)
+            found: list[Any] = [self._channel.receive(name) for name in results]
+            for name in (request, *results):
+                self._channel.delete(name)
         except BaseException:
             self.close()  # results that are not awaited would be taken for those of the next action
             raise
+        return found
+
+    def _wait(self, name: str, action: str, deadline: float) -> None:
+        """Wait for the result of a process.
+
+        Raises:
+            CompoundError: a process failed or ended, or the deadline has passed.
+        """
+        while not self._channel.has(name):
+            if self._channel.has(FAILURE) or not self._thread.is_alive():
+                raise self._failed(action)
+            if time.monotonic() > deadline:
+                late = {"rank": name.rpartition("/")[2], "error": "it is not ready in time"}
+                raise self._failed(action, late)
+            self._thread.join(POLL)
 
     def interrupt(self) -> None:
         """Let all processes exit, without waiting; a call that another thread waits for raises."""
         self._closed = True
-        for connection in self._connections:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+        self._channel.mark(END)
 
     def close(self) -> None:
         """End all processes, and wait for them."""
         self.interrupt()
-        deadline = time.monotonic() + END
-        for process in self._processes:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        for connection in self._connections:
-            connection.close()
-        self._log.close()
-        shutil.rmtree(self._shared, ignore_errors=True)
+        self._thread.join(STOP)
+        if self._thread.is_alive():
+            for pid in self.pids:
+                with contextlib.suppress(OSError):
+                    os.killpg(pid, signal.SIGKILL)
+            self._thread.join(STOP)
+        if not self._has_failed:
+            shutil.rmtree(self.logs, ignore_errors=True)
 
-    def _start(self, rank: int, backend: str, command: Sequence[str]) -> None:
-        ours, theirs = socket.socketpair()
-        self._connections.append(ours)
-        arguments = [theirs.fileno(), rank, self.count, backend, self._shared]
-        with theirs, (self.logs / f"{rank}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [*command, json.dumps(sys.path), *map(str, arguments)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C must not reach it: `close` ends it
-                env=_environment(rank, self.count),
-            )
-        self._processes.append(process)
-        threading.Thread(target=self._listen, args=(rank, ours), daemon=True).start()
+    @property
+    def ended(self) -> bool:
+        """Whether no process of this machine runs any more."""
+        return not self._thread.is_alive()
 
-    def _listen(self, rank: int, connection: socket.socket) -> None:
-        """Queue the messages of a process, and last its end."""
-        try:
-            while (message := receive(connection)) is not None:
-                self._events.put((rank, message))
-        finally:
-            self._events.put((rank, None))
+    def _gone(self, action: str) -> CompoundError:
+        message = f"the learner processes have ended, so they cannot {action}"
+        return CompoundError(message, hint=RESUME)
 
-    def _collect(self, action: str, timeout: float | None = None) -> list[Any]:
-        """Wait for the reports of all processes, and return the result of each."""
-        results: dict[int, Any] = {}
-        while len(results) < self.count:
-            try:
-                rank, message = self._events.get(timeout=timeout)
-            except queue.Empty:
-                late = next(rank for rank in range(self.count) if rank not in results)
-                raise self._failed({late: {"error": f"not ready after {timeout:.0f} s"}}, action) from None
-            if message is None or "result" not in message:
-                raise self._failed({rank: message, **self._further(rank)}, action)
-            results[rank] = message["result"]
-        return [results[rank] for rank in range(self.count)]
-
-    def _further(self, first: int) -> dict[int, Message | None]:
-        """Return the failures of other processes that follow the first one."""
-        found: dict[int, Message | None] = {}
-        deadline = time.monotonic() + SETTLE
-        while len(found) < self.count - 1 and (left := deadline - time.monotonic()) > 0:
-            try:
-                rank, message = self._events.get(timeout=left)
-            except queue.Empty:
-                break
-            if rank != first and rank not in found and (message is None or "result" not in message):
-                found[rank] = message
-        return found
-
-    def _failed(self, failures: Mapping[int, Message | None], action: str) -> CompoundError:
+    def _failed(self, action: str, failure: Mapping[str, Any] | None = None) -> CompoundError:
         """End all processes, and return the error of the failure that caused the others."""
-        rank = min(failures, key=lambda rank: (_is_consequence(failures[rank]), rank))
-        failure, process = failures[rank], self._processes[rank]
-        if failure is None:  # its socket is closed, so it is ending
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(END)
-        code = process.poll()
+        if failure is None and self._closed:
+            return self._gone(action)
+        if failure is None and self._channel.has(FAILURE):
+            failure = self._channel.receive(FAILURE)
+        self._has_failed = True  # keeps the logs
         self.close()
-        who = f"learner process {rank} of {self.count} (counted from 0)"
-        if failure is not None and "kind" in failure:
+        if failure is None:
+            failure = self._exit()
+        who = f"learner process {failure['rank']} of {self.count} (counted from 0)"
+        if "kind" in failure:
             kind = ERRORS.get(failure["kind"], CompoundError)
             return kind(f"{who}: {failure['message']}", hint=failure["hint"])
-        what = _describe_exit(code) if failure is None else f"failed: {failure['error']}"
+        what = failure.get("exit") or f"failed: {failure['error']}"
+        tail = self._tail(int(failure["rank"]))
         return CompoundError(
-            f"{who} {what}, during: {action}. The end of its log:\n{self._log.tail(rank)}\n",
-            hint=self._hint(code if failure is None else None),
+            f"{who} {what}, during: {action}. The end of its log:\n{tail}\n",
+            hint=failure.get("hint", f"the logs are in {self.logs}; {RESUME}"),
         )
 
-    def _hint(self, code: int | None) -> str:
+    def _exit(self) -> dict[str, Any]:
+        """Return which process of this machine ended first, and how."""
+        if self._ended is None or isinstance(self._ended, Exception):
+            return {"rank": 0, "exit": f"did not start: {self._ended}"}
+        failures = self._ended.failures.items()
+        # the agent ends the others by SIGTERM
+        order = [(f.exitcode == -signal.SIGTERM, f.timestamp, rank) for rank, f in failures]
+        if not order:
+            return {"rank": 0, "exit": "ended"}
+        rank = min(order)[2]
+        code = self._ended.failures[rank].exitcode
+        if code >= 0:
+            return {"rank": rank, "exit": f"exited with status {code}"}
+        names = {each.value: each.name for each in signal.Signals}
+        found = {"rank": rank, "exit": f"was killed by signal {-code} ({names.get(-code, '')})"}
         if code == -signal.SIGKILL:
-            return (
+            found["hint"] = (
                 "the system kills processes if memory runs out: lower "
                 f"{self.section}.optimizer.micro_tokens or {self.section}.learner.processes; {RESUME}"
             )
-        return f"the logs are in {self.logs}; {RESUME}"
+        return found
+
+    def _tail(self, rank: int) -> str:
+        """Return the last lines of a process's log, indented."""
+        try:
+            text = (self.logs / f"{rank}.log").read_text("utf-8", "replace")
+        except OSError as error:  # of another machine, or of a process that did not start
+            return f"    (the log cannot be read: {error.strerror})"
+        shown = (f"    {sanitize_text(line)[:300]}" for line in text.splitlines()[-SHOWN:])
+        return "\n".join(shown) or "    (no output)"
 
 
-def _is_consequence(failure: Message | None) -> bool:
-    """Return whether a failure follows from that of another process."""
-    return failure is not None and bool(failure.get("lost_peer"))
+class ShardedLearner:
+    """Learner that divides the samples of every update among processes; see `Learner` for its methods.
+
+    All processes receive all samples and take the same update. Weights and optimizer states are
+    therefore equal in all of them, and only the first process writes files.
+
+    Args:
+        processes: the processes, used by this learner only.
+        spec: the declaration of the learner.
+        sharding: ``data``, or ``fsdp`` to divide the base model, too.
+
+    Raises:
+        CompoundError: the model cannot be loaded or trained.
+    """
+
+    def __init__(self, processes: Processes, spec: LearnerSpec, *, sharding: str = "data") -> None:
+        self.processes, self._model = processes, spec.model
+        unshared = processes.call_all("open", spec=spec.model_dump(mode="json"), sharding=sharding)
+        if len(set(map(bool, unshared))) > 1:  # they would divide samples differently
+            raise CompoundError(
+                f"the learner processes differ: only some can read equal prompts once ({unshared})",
+                hint=f"set {spec.section}.learner.processes to 1, or use equal devices",
+            )
+        self._versions: dict[str, list[str]] | None = None
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the base model."""
+        return model_folder.load_tokenizer(models.resolve(self._model))
+
+    def start(self, references: Mapping[str, Reference | None], folder: Path) -> None:
+        """Start from stored adapters."""
+        # copied by this process, so that the others only read
+        own = {
+            name: reference
+            and copy_into({**reference, "path": str(folder / reference["path"])}, folder)
+            for name, reference in references.items()
+        }
+        self._versions = self.processes.call("start", references=own, folder=str(folder))
+
+    def restore(self, saved: Saved, folder: Path) -> None:
+        """Restore adapters and optimizer states."""
+        self._versions = self.processes.call("restore", saved=saved.to_json(), folder=str(folder))
+
+    def restore_optimizer(self, name: str, reference: Reference, folder: Path) -> None:
+        """Restore the optimizer state of one adapter, or of the value head."""
+        stored, own = dict(reference), str(folder)
+        self.processes.call("restore_optimizer", name=name, reference=stored, folder=own)
+
+    def step(self, samples: Sequence[Sample], number: int) -> dict[str, Any]:
+        """Update every adapter that has samples."""
+        sent, versions = samples_to_json(samples), self._versions
+        facts: dict[str, Any] = self.processes.call(
+            "step", samples=sent, number=number, versions=versions
+        )
+        return facts
+
+    def values(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Return the samples with the value head's estimates."""
+        rows = self.processes.call("values", samples=samples_to_json(samples))
+        return [replace(s, values=tuple(row)) for s, row in zip(samples, rows, strict=True)]
+
+    def divergences(
+        self, samples: Sequence[Sample], taught: Sequence[Sample] | None = None
+    ) -> list[tuple[float, ...]]:
+        """Return the log-ratios of the policy to the base model or to the teacher."""
+        others = None if taught is None else samples_to_json(taught)
+        sent = samples_to_json(samples)
+        rows = self.processes.call("divergences", samples=sent, taught=others)
+        return [tuple(row) for row in rows]
+
+    def save(self, folder: Path) -> Saved:
+        """Store adapters and optimizer states."""
+        saved = Saved.from_json(self.processes.call("save", folder=str(folder.absolute())))
+        self._versions = {name: list(some) for name, some in saved.versions.items()}
+        return saved
+
+    def write_adapter(self, name: str, folder: Path) -> None:
+        """Write the current weights of an adapter to a folder."""
+        self.processes.call("write_adapter", name=name, folder=str(folder.absolute()))
+
+    def release_cache(self) -> None:
+        """Return the unused memory of all processes to their devices."""
+        self.processes.call("release_cache")
+
+    def interrupt(self) -> None:
+        """Let the processes exit, so that a call in another thread raises."""
+        self.processes.interrupt()
+
+    def close(self) -> None:
+        """End the processes."""
+        self.processes.close()
 
 
-def _describe_exit(code: int | None) -> str:
-    if code is None:
-        return "closed its connection"
-    if code < 0:
-        names = {each.value: each.name for each in signal.Signals}
-        return f"was killed by signal {-code} ({names.get(-code, 'real-time')})"
-    return f"exited with status {code}"
+def open_learner(spec: LearnerSpec, settings: LearnerSettings) -> Learner:
+    """Load the base model in this process, or in the processes that the settings ask for.
 
-
-def _environment(rank: int, count: int) -> dict[str, str]:
-    """Return the environment of a process; the group communicates on this machine only."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return {
-        "OMP_NUM_THREADS": str(max(1, cores // count)),
-        **os.environ,
-        "GLOO_SOCKET_IFNAME": LOOPBACK,
-        "NCCL_SOCKET_IFNAME": LOOPBACK,
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(count),
-        "PYTHONUNBUFFERED": "1",
-    }
+    Raises:
+        DeclarationError: there are too few devices.
+        CompoundError: a process does not start, or the model cannot be loaded.
+    """
+    if settings.world == 1:
+        return open_trainer(spec)
+    settings.check(spec.placement, spec.section)
+    # the processes must agree on what `auto` would choose for each by itself
+    device = devices.resolve_device(spec.placement.device)
+    placement = replace(spec.placement, device=device, dtype=loading.dtype_of(spec.placement))
+    processes = Processes(
+        settings.processes,
+        settings.backend_on(devices.device_type(device)),
+        machines=settings.machines,
+        address=settings.address or "127.0.0.1:0",
+        section=spec.section,
+    )
+    try:
+        given = spec.model_copy(update={"placement": placement})
+        return ShardedLearner(processes, given, sharding=settings.sharding)
+    except BaseException:
+        processes.close()
+        raise

@@ -1,7 +1,7 @@
 """Samples of training steps as JSON lines, for trainers of other libraries.
 
-With ``keep_samples``, every training step stores its samples with their credit in the run directory;
-`export_groups` collects those of a run in one file.
+With ``keep_samples``, every training step stores its samples with their credit in the run
+directory; `export_groups` collects those of a run in one file.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Json, ValidationError
 
-from compound.errors import DeclarationError, RunDirectoryError
+from compound.core.errors import DeclarationError, RunDirectoryError
+from compound.core.security.untrusted import UntrustedFolder
+from compound.core.storage.artifacts import leads_outside, verify_reference
+from compound.core.storage.state import first_problem
+from compound.optimization.runs.directory import CONFIG, as_folder, read_json, read_records
+from compound.optimization.runs.recorder import MEMORY, MEMORY_FOLDER
 from compound.optimizers.weights.learner.samples import Sample
-from compound.runs.directory import CONFIG, as_folder, read_json, read_records
-from compound.runs.recorder import MEMORY, MEMORY_FOLDER
-from compound.security.untrusted import UntrustedFolder
-from compound.storage.artifacts import leads_outside, verify_reference
-from compound.storage.state import first_problem
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,10 +31,10 @@ FIELD = "stored_samples"  # of the record of a step: the reference of its folder
 class SampleRow(BaseModel):
     """One sampled answer with its credit, as stored for a step.
 
-    ``prompt`` and ``completion`` are the decoded tokens, special ones included; trainers should read
-    ``prompt_ids`` and ``completion_ids``, since text may be tokenized differently. ``group`` is the key of
-    the samples of the step that were compared; an empty key belongs to no group. ``advantages`` has one
-    number per token of the completion; it is empty for methods that imitate.
+    ``prompt`` and ``completion`` are the decoded tokens, special ones included; trainers should
+    read ``prompt_ids`` and ``completion_ids``, since text may be tokenized differently. ``group``
+    is the key of the samples of the step that were compared; an empty key belongs to no group.
+    ``advantages`` has one number per token of the completion; it is empty for methods that imitate.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -56,7 +56,7 @@ class SampleRow(BaseModel):
     weight: float
 
 
-class StoredFolder(BaseModel):
+class SampleFolder(BaseModel):
     """The reference of a folder, relative to the folder of the run's memory."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -78,13 +78,15 @@ class StoredStep(BaseModel):
 
     seed: int
     step: int
-    stored_samples: StoredFolder
+    stored_samples: SampleFolder
 
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
-def write_samples(samples: Sequence[Sample], tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def write_samples(
+    samples: Sequence[Sample], tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> None:
     """Write the samples of a step to a file in ``folder``."""
     rows = (_stored(sample, tokenizer) for sample in samples)
     (folder / FILE).write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
@@ -93,19 +95,19 @@ def write_samples(samples: Sequence[Sample], tokenizer: PreTrainedTokenizerBase,
 def export_groups(run: str | Path, path: str | Path) -> int:
     """Write the samples of all training steps of a run to a file of JSON lines, and return their number.
 
-    Each line is a `SampleRow` with the ``step`` and the seed of the ``job``. Its ``group`` is a JSON list
-    that starts with both, so that groups of different steps differ. ``datasets`` reads the file with
-    ``load_dataset("json", data_files=path)``.
+    Each line is a `SampleRow` with the ``step`` and the seed of the ``job``. Its ``group`` is a
+    JSON list that starts with both, so that groups of different steps differ. ``datasets`` reads
+    the file with ``load_dataset("json", data_files=path)``.
 
     Args:
-        run: the directory of a finished or unfinished run; for a baseline ``RUN/baselines/METHOD``. It may
-            come from someone else: nothing outside of it is read.
+        run: the directory of a finished or unfinished run; for a baseline ``RUN/baselines/METHOD``.
+            It may come from someone else: nothing outside of it is read.
         path: the file to write. An existing one is replaced once all samples are written.
 
     Raises:
         DeclarationError: the run kept no samples.
-        RunDirectoryError: the folder is not a run directory, a record or a sample in it is malformed or
-            refers outside of it, or ``path`` cannot be written.
+        RunDirectoryError: the folder is not a run directory, a record or a sample in it is
+            malformed or refers outside of it, or ``path`` cannot be written.
         ConfigurationError: the samples of a step are missing or were changed.
     """
     folder, target, count = as_folder(run), Path(path), 0
@@ -113,7 +115,8 @@ def export_groups(run: str | Path, path: str | Path) -> int:
     steps = list(_steps(folder))
     if not steps:
         raise DeclarationError(
-            f"{folder} holds no samples", hint="train with keep_samples: true in the section of the method"
+            f"{folder} holds no samples",
+            hint="train with keep_samples: true in the section of the method",
         )
     with UntrustedFolder(target.parent).writer(target.name) as file:
         for step in steps:

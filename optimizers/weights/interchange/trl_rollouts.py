@@ -1,7 +1,7 @@
 """Rollouts of a compound system for TRL's ``GRPOTrainer``.
 
-TRL owns the loop, the loss and the distribution over devices. The system is run around the trained component,
-so that its answers get the reward of whole runs.
+TRL owns the loop, the loss and the distribution over devices. The system is run around the trained
+component, so that its answers get the reward of whole runs.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from compound.concurrency.blocking import run_blocking
-from compound.errors import DeclarationError
+from compound.core.errors import DeclarationError
+from compound.core.example import Example, Metric
+from compound.core.loops import run_blocking
+from compound.core.storage.artifacts import Reference, store_folder
 from compound.evaluation.evaluate import EvaluationRules
 from compound.evaluation.metrics.custom import Scoring, as_metric
-from compound.example import Example, Metric
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
+from compound.graph.registry.engines import Engines, for_system
 from compound.graph.space import Weights
 from compound.graph.system import System
 from compound.optimizers.weights.bases import base_model, check_sampling_engine
@@ -31,8 +33,6 @@ from compound.optimizers.weights.recipes.rollouts import (
     rollout_settings,
     upstream_components,
 )
-from compound.registry.engines import Engines, for_system
-from compound.storage.artifacts import Reference, store_folder
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -83,16 +83,16 @@ class TRLRollouts:
     def __call__(self, prompts: Sequence[str], trainer: GRPOTrainer) -> RolloutFields:
         """Run the system with the trainer's weights, once per prompt (``rollout_func``).
 
-        A run that did not call the component, or was lost to a transient error, has one token and the reward
-        ``None``, which TRL excludes from its group.
+        A run that did not call the component, or was lost to a transient error, has one token and
+        the reward ``None``, which TRL excludes from its group.
 
         Args:
             prompts: names of examples; equal ones form a group.
             trainer: the trainer, whose adapter samples.
 
         Raises:
-            DeclarationError: the weights are sharded or no LoRA adapter, the component was called more than
-                once in a run, or an answer was constrained.
+            DeclarationError: the weights are sharded or no LoRA adapter, the component was called
+                more than once in a run, or an answer was constrained.
             StaleSamples: an engine answered with other weights.
             TooManyFailures: too many runs were lost.
         """
@@ -116,13 +116,16 @@ class TRLRollouts:
         rules = replace(self.rules, settings=settings)
         executor = Executor(self.engines, cache=MemoryCache(), seed=self.seed, folder=self.folder)
         sampler = Sampler(executor, system, self.metric, rules, self._calls)
-        # processes share seeds, so a group that is divided among them needs numbers of its own in each
+        # processes share seeds, so a group that is divided among them needs numbers of its own in
+        # each
         first, seen = trainer.accelerator.process_index * len(prompts), Counter[str]()
         wanted = []
         for name in prompts:
             wanted.append((self.examples[name], first + seen[name]))
             seen[name] += 1
-        rollouts = await sampler.attempts(wanted, shared=upstream_components(system, [self.component]))
+        rollouts = await sampler.attempts(
+            wanted, shared=upstream_components(system, [self.component])
+        )
         sampler.check_failures()
         return [self._sample(rollout) for rollout in rollouts]
 
@@ -130,7 +133,9 @@ class TRLRollouts:
         if rollout.lost:
             return None
         fallback = self.rules.failure_score
-        found = trajectory_samples(rollout.trace, [self.component], rollout=rollout.number, fallback=fallback)
+        found = trajectory_samples(
+            rollout.trace, [self.component], rollout=rollout.number, fallback=fallback
+        )
         if len(found) > 1:
             raise DeclarationError(
                 f"{self.component!r} was called {len(found)} times in a run of example "
@@ -178,16 +183,16 @@ def trl_rollouts(
 ) -> TRLRollouts:
     """Return rollout function, reward function and data set that train one component in ``GRPOTrainer``.
 
-    The runs of a group share what the components before the trained one answer, so they have one prompt.
-    Every answer gets the global reward of its run; a failed run gets ``failure_score``.
+    The runs of a group share what the components before the trained one answer, so they have one
+    prompt. Every answer gets the global reward of its run; a failed run gets ``failure_score``.
 
     Args:
         system: the system. Other components keep their configuration.
         component: a component with weights that is called at most once per run.
         examples: the train examples, with unique names.
         metric: the global reward.
-        engines: model name -> engine, or a function that returns one. The component's engine must serve
-            adapters of the model that TRL trains.
+        engines: model name -> engine, or a function that returns one. The component's engine must
+            serve adapters of the model that TRL trains.
         folder: where the adapter is stored for the engine before each sampling.
         seed: the seed of all samples.
         concurrency: the maximum number of runs in flight.
@@ -195,12 +200,12 @@ def trl_rollouts(
         max_failed: the maximum share of runs that may be lost or fail in the metric.
 
     Returns:
-        An object whose ``rows`` are the rows of ``train_dataset``, whose ``reward`` is the reward function,
-        and which is itself the ``rollout_func``.
+        An object whose ``rows`` are the rows of ``train_dataset``, whose ``reward`` is the reward
+        function, and which is itself the ``rollout_func``.
 
     Raises:
-        DeclarationError: the component has no weights, its engine serves no adapters or changes the sampling
-            distribution, or two examples have one name.
+        DeclarationError: the component has no weights, its engine serves no adapters or changes the
+            sampling distribution, or two examples have one name.
     """
     if not isinstance(system.parameters.get(f"{component}.weights"), Weights):
         raise DeclarationError(
@@ -209,7 +214,9 @@ def trl_rollouts(
         )
     by_name = {example.id: example for example in examples}
     if len(by_name) != len(examples):
-        raise DeclarationError("two examples have the same id", hint="give each example an id of its own")
+        raise DeclarationError(
+            "two examples have the same id", hint="give each example an id of its own"
+        )
     prepared = for_system(engines, system)
     engine_of = Executor(prepared).engine
     base_model(system, [component], engine_of)

@@ -1,15 +1,14 @@
 """A frozen base model with named LoRA adapters.
 
-The version of an adapter is the digest of the folder it is saved to, in peft's format; samplers report this
-digest with every answer. The folder also contains `probe.json`: log-probabilities of a fixed text, by which
-an engine can check whether a server really applies the adapter.
+The version of an adapter is the digest of the folder it is saved to, in peft's format; samplers
+report this digest with every answer. The folder also contains `probe.json`: log-probabilities of a
+fixed text, by which an engine can check whether a server really applies the adapter.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,20 +18,26 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compound.components.engines import model_folder, models
-from compound.components.engines.adapter_files import WEIGHTS, read_config
-from compound.components.engines.local import loading
-from compound.components.engines.local.checkpointing import checkpoint_layers
-from compound.components.engines.local.constraints import ConstraintCompiler, end_tokens
-from compound.components.engines.local.devices import Placement
-from compound.errors import CompoundError, ConfigurationError, DeclarationError, MissingExtra, suggest_name
+from compound.core.errors import (
+    CompoundError,
+    ConfigurationError,
+    DeclarationError,
+    MissingExtra,
+    suggest_name,
+)
+from compound.core.security.untrusted import os_errors_as
+from compound.core.storage.artifacts import Reference, copy_into, store_folder
+from compound.engines import model_folder, models
+from compound.engines.adapter_files import WEIGHTS, read_config
+from compound.engines.local import loading
+from compound.engines.local.constraints import ConstraintCompiler, end_tokens
+from compound.engines.local.devices import Placement
+from compound.engines.local.loading import checkpoint_layers
 from compound.execution.rng import fork_torch_rng
 from compound.graph.component import check_name
 from compound.graph.space import Weights
 from compound.optimizers.weights.learner.samples import SECTION
 from compound.optimizers.weights.learner.targets import check_targets, resolve
-from compound.security.untrusted import os_errors_as
-from compound.storage.artifacts import Reference, copy_into, store_folder
 
 if TYPE_CHECKING:
     import torch
@@ -44,11 +49,9 @@ PROBE = "probe.json"
 METADATA = {"format": "pt"}
 # Do not change: adapter digests and stored probes depend on it.
 PROBE_TEXT = "The answer to this question is a short sentence about the weather in a small town."
-FLOAT32_TOLERANCE = 1e-2  # nats by which a token's log-probability may differ through rounding, in float32
+# nats by which a token's log-probability may differ through rounding, in float32
+FLOAT32_TOLERANCE = 1e-2
 HALF_TOLERANCE = 0.5  # the same in half precision
-# Tokens that take as long on a GPU as a second pass through one layer, times the parameters of the model.
-# Estimated with a model of 28 layers and 0.6B parameters on an H100 (`benchmarks/data/one_gpu.json`).
-SECOND_PASS = 5e11
 CRITIC = "|critic"  # adapter names are identifiers, so they cannot collide with it
 Name = str
 Load = Callable[[Path, Placement], tuple["PreTrainedModel", "PreTrainedTokenizerBase"]]
@@ -63,16 +66,17 @@ class FrozenModel:
         load: loads the model from a folder; by default, all of it in this process.
 
     Attributes:
-        unshared: why equal prompts cannot be processed once on this model; ``""`` if they can.
-        second_pass: the tokens that take as long as a second pass through the layers: 0 on a CPU, infinity
-            if equal prompts cannot be processed once.
+        shares: whether equal prompts are processed once where that saves enough. It takes a second
+            pass through the layers, which costs little on a CPU, and more than it saves on a GPU.
+        unshared: why they cannot be processed once on a CPU; ``""`` if they can.
     """
 
     def __init__(self, model: str, placement: Placement, load: Load = loading.load_base) -> None:
         self.base, self.tokenizer = _load(model, placement, load)
         _check_logits(model, self.base, self.tokenizer)
-        self.unshared = reason_unshared(self.base, self.tokenizer)
-        self.second_pass = math.inf if self.unshared else _second_pass_tokens(self.base)
+        on_cpu = self.base.device.type == "cpu"
+        self.unshared = reason_unshared(self.base, self.tokenizer) if on_cpu else ""
+        self.shares = on_cpu and not self.unshared
 
     @cached_property
     def constraints(self) -> ConstraintCompiler:
@@ -99,7 +103,8 @@ class Adapters(FrozenModel):
         spaces: the shape of each adapter by name; targets may be a named set, see `LoRA`.
         seed: the seed of the initial weights.
         start: folders of adapters to start from; the other adapters start equal to the base model.
-        dtype: the number format of the base model, without a ``placement``; adapters are in float32.
+        dtype: the number format of the base model, without a ``placement``; adapters are in
+            float32.
         placement: where and how the base model is loaded.
         checkpointing: whether the activations of each layer are recomputed in the backward pass.
         critic: the shape of an adapter named `CRITIC`, which is neither saved nor sampled with.
@@ -134,15 +139,17 @@ class Adapters(FrozenModel):
         # peft builds module names from adapter names, so it gets aliases that are always valid
         self._alias = {name: f"a{number}" for number, name in enumerate(self.spaces)}
         wrapped = {self._alias[name]: space for name, space in self.spaces.items()}
-        if critic is not None:  # last, so that the initial weights of the others do not depend on it
+        if (
+            critic is not None
+        ):  # last, so that the initial weights of the others do not depend on it
             self._alias[CRITIC] = "critic"
             wrapped["critic"] = replace(critic, targets=tuple(resolve(self.base, critic.targets)))
         self.model = _wrapped(self.base, wrapped, seed, dropout)
         self.checkpointing = checkpointing
         if checkpointing:
             checkpoint_layers(self.base, model, "base.gradient_checkpointing")
-            self.unshared = self.unshared or "gradient checkpointing is incompatible with cached prompts"
-            self.second_pass = math.inf
+            why = "gradient checkpointing is incompatible with cached prompts"
+            self.unshared, self.shares = self.unshared or why, False
         self._before: dict[Name, list[float]] = {}
         self._stored: dict[Name, tuple[str, dict[str, str] | None]] = {}
         for name in self.spaces:
@@ -158,7 +165,9 @@ class Adapters(FrozenModel):
                 yield self.base
             return
         self.model.set_adapter(self._alias[name])
-        for other in self._alias:  # `set_adapter` freezes the others, which still need gradients later
+        for (
+            other
+        ) in self._alias:  # `set_adapter` freezes the others, which still need gradients later
             for _, parameter in self.parameters(other):
                 parameter.requires_grad_(True)
         yield self.base
@@ -252,7 +261,9 @@ class Adapters(FrozenModel):
             "bias": "none",
             "inference_mode": True,
         }
-        (folder / "adapter_config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+        (folder / "adapter_config.json").write_text(
+            json.dumps(config, indent=1) + "\n", encoding="utf-8"
+        )
         (folder / PROBE).write_text(json.dumps(self._probe(name)) + "\n", encoding="utf-8")
 
     def load(self, name: Name, folder: Path) -> None:
@@ -278,7 +289,9 @@ class Adapters(FrozenModel):
         except (OSError, SafetensorError) as error:
             raise ConfigurationError(f"{folder} contains no readable adapter: {error}") from None
         own = dict(self.parameters(name))
-        if {k: tuple(v.shape) for k, v in tensors.items()} != {k: tuple(p.shape) for k, p in own.items()}:
+        if {k: tuple(v.shape) for k, v in tensors.items()} != {
+            k: tuple(p.shape) for k, p in own.items()
+        }:
             raise ConfigurationError(
                 f"the adapter in {folder} has another base or another shape than {name!r} declares",
                 hint="use the model it was trained on, and set weights.lora.rank and weights.lora.targets to "
@@ -292,8 +305,8 @@ class Adapters(FrozenModel):
 
         Args:
             name: the adapter.
-            reference: the stored adapter, relative to ``folder`` or absolute, copied to ``folder`` if it is
-                elsewhere; ``None`` keeps the initial weights, which equal the base model.
+            reference: the stored adapter, relative to ``folder`` or absolute, copied to ``folder``
+                if it is elsewhere; ``None`` keeps the initial weights, which equal the base model.
             folder: the folder that adapters are saved to.
         """
         if reference is None:
@@ -321,7 +334,9 @@ class Adapters(FrozenModel):
                         forward(base, [sample], shared=False, entropy=False).logps[0].tolist()
                     )
             with self.using(name) as model:
-                now: list[float] = forward(model, [sample], shared=False, entropy=False).logps[0].tolist()
+                now: list[float] = (
+                    forward(model, [sample], shared=False, entropy=False).logps[0].tolist()
+                )
         return {"tokens": tokens, "logprobs": now, "before": self._before[name]}
 
 
@@ -329,29 +344,18 @@ def _logprobs(folder: Path) -> list[float] | None:
     """Return the log-probabilities in an adapter's probe; ``None`` if it is missing or unreadable."""
     try:
         return [
-            float(value) for value in json.loads((folder / PROBE).read_text(encoding="utf-8"))["logprobs"]
+            float(value)
+            for value in json.loads((folder / PROBE).read_text(encoding="utf-8"))["logprobs"]
         ]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _second_pass_tokens(base: PreTrainedModel) -> float:
-    """Return the number of tokens that take as long as a second pass through the layers.
-
-    It is too small for a mixture of experts, since tokens do not use all of its parameters.
-    """
-    if base.device.type == "cpu":
-        return 0.0
-    layers: int = base.config.get_text_config(decoder=True).num_hidden_layers
-    parameters: int = base.num_parameters()
-    return SECOND_PASS * layers / parameters
-
-
 def _check_logits(name: str, base: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise if the model's logits differ from those computed by `forward`.
 
-    Some families transform logits in ways that `head.OutputLayer` does not implement; training them would
-    optimize a different distribution.
+    Some families transform logits in ways that `head.OutputLayer` does not implement; training them
+    would optimize a different distribution.
     """
     import torch
 
@@ -378,7 +382,7 @@ def reason_unshared(base: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     """
     import torch
 
-    from compound.components.engines.local.layers import unshareable_kinds
+    from compound.engines.local.loading import unshareable_kinds
     from compound.optimizers.weights.learner.forward import forward
     from compound.optimizers.weights.learner.samples import probe_sample
 
@@ -387,7 +391,9 @@ def reason_unshared(base: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     tokens = tuple(tokenizer(PROBE_TEXT, add_special_tokens=False).input_ids)
     # prompts and answers of different lengths, so that both kinds of padding are tested
     samples = [
-        probe_sample(tokens, prompt=length, answer=answer) for length in (4, 7) for answer in (1, 2, 4)
+        probe_sample(tokens, prompt=length, answer=answer)
+        for length in (4, 7)
+        for answer in (1, 2, 4)
     ]
     with torch.no_grad():
         plain = forward(base, samples, shared=False, entropy=False)
@@ -409,7 +415,9 @@ def reason_unshared(base: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     return ""
 
 
-def _wrapped(base: PreTrainedModel, spaces: Mapping[Name, Weights], seed: int, dropout: float) -> PeftModel:
+def _wrapped(
+    base: PreTrainedModel, spaces: Mapping[Name, Weights], seed: int, dropout: float
+) -> PeftModel:
     """Add the adapters to the base model, whose own weights stay frozen."""
     try:
         import peft
@@ -446,8 +454,8 @@ def _wrapped(base: PreTrainedModel, spaces: Mapping[Name, Weights], seed: int, d
 def _compute_in_base_dtype(model: PeftModel) -> None:
     """Make adapters compute in the base model's number format; weights and gradients stay float32.
 
-    By default, peft converts the inputs of adapters to float32 and keeps those for the backward pass, which
-    doubles their memory.
+    By default, peft converts the inputs of adapters to float32 and keeps those for the backward
+    pass, which doubles their memory.
     """
     from peft.tuners.lora import LoraLayer
 
@@ -493,7 +501,9 @@ def check_same_tokens(teacher: str, base: str, section: str) -> None:
     folders = models.find_local(base), models.find_local(teacher)
     if None in folders:
         return
-    mine, other = (model_folder.load_tokenizer(folder).get_vocab() for folder in filter(None, folders))
+    mine, other = (
+        model_folder.load_tokenizer(folder).get_vocab() for folder in filter(None, folders)
+    )
     if mine != other:
         different = sum(other.get(token) != number for token, number in mine.items())
         raise DeclarationError(
@@ -510,13 +520,13 @@ def partition(
 
     Args:
         components: the components with weights.
-        adapters: ``each``, ``shared``, or adapter names with their components; every component that is not
-            named gets an adapter of its own.
+        adapters: ``each``, ``shared``, or adapter names with their components; every component that
+            is not named gets an adapter of its own.
         section: the path of the training settings, for messages.
 
     Raises:
-        DeclarationError: a component has no weights or is named twice, an adapter has no component, or an
-            adapter has the name of a component that uses another adapter.
+        DeclarationError: a component has no weights or is named twice, an adapter has no component,
+            or an adapter has the name of a component that uses another adapter.
 
     >>> partition(["a", "b", "c"], {"ab": ["a", "b"]})
     {'ab': ('a', 'b'), 'c': ('c',)}
@@ -525,7 +535,9 @@ def partition(
     """
     if adapters == "shared":
         return {"shared": tuple(components)}
-    groups = {} if isinstance(adapters, str) else {name: tuple(some) for name, some in adapters.items()}
+    groups = (
+        {} if isinstance(adapters, str) else {name: tuple(some) for name, some in adapters.items()}
+    )
     named = [component for some in groups.values() for component in some]
     for name, some in groups.items():
         check_name("Adapter", name)
@@ -548,6 +560,7 @@ def partition(
             )
         if named.count(component) > 1:
             raise DeclarationError(
-                f"{section}.adapters names {component!r} twice", hint="list it under one adapter only"
+                f"{section}.adapters names {component!r} twice",
+                hint="list it under one adapter only",
             )
     return groups | {c: (c,) for c in components if c not in named}

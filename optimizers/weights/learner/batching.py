@@ -3,44 +3,54 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from compound.execution.rng import generator
 from compound.optimizers.weights.learner import forward
-from compound.optimizers.weights.learner.conversations import conversations, whole
-from compound.optimizers.weights.learner.forward import WHERE_FEWER_TOKENS, Sharing
+from compound.optimizers.weights.learner.adapters import CRITIC, FrozenModel
+from compound.optimizers.weights.learner.forward import (
+    conversations,
+    saves_enough,
+    shared_fraction,
+    whole,
+)
 from compound.optimizers.weights.learner.samples import Group, Sample
+from compound.optimizers.weights.learner.updates import all_reduce, rank_and_world_size
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
 
 Batch = list[Sample]
-FINER = (1, 2, 4)  # micro-batches per process to try if those of `max_tokens` are too few to balance
-TOLERANCE = 1.1  # most tokens of a process, relative to the mean, if micro-batches need not be smaller
+# micro-batches per process to try if those of `max_tokens` are too few to balance
+FINER = (1, 2, 4)
+# most tokens of a process, relative to the mean, if micro-batches need not be smaller
+TOLERANCE = 1.1
 
 
-def micro_batches(
-    samples: Sequence[Sample], max_tokens: int, *, sharing: Sharing = WHERE_FEWER_TOKENS
-) -> list[list[Sample]]:
+def micro_batches(samples: Sequence[Sample], max_tokens: int, *, share: bool = True) -> list[Batch]:
     """Divide samples into micro-batches of at most ``max_tokens`` tokens, padding included.
 
-    A longer sample gets a micro-batch of its own. The turns of a conversation stay together, and their tokens
-    count once. Other samples with the same prompt stay together as far as they fit; if `forward` processes
-    their prompt once, its tokens count once.
+    A longer sample gets a micro-batch of its own. The turns of a conversation stay together, and
+    their tokens count once. Other samples with the same prompt stay together as far as they fit; if
+    `forward` processes their prompt once, its tokens count once.
 
     Args:
         samples: in any order.
         max_tokens: the maximum number of tokens in one forward pass.
-        sharing: when equal prompts are processed once.
+        share: whether equal prompts are processed once if that saves enough.
     """
     chains = conversations(samples)
     long = sorted((chain for chain in chains if len(chain) > 1), key=lambda chain: chain[-1].size)
     single = [chain[0] for chain in chains if len(chain) == 1]
-    return [*_merged(long, max_tokens), *_single(single, max_tokens, sharing)]
+    return [*_merged(long, max_tokens), *_single(single, max_tokens, share)]
 
 
-def _merged(chains: Sequence[list[Sample]], max_tokens: int) -> list[list[Sample]]:
+def _merged(chains: Sequence[list[Sample]], max_tokens: int) -> list[Batch]:
     """Fill batches with conversations, the shortest first."""
-    batches: list[list[Sample]] = []
+    batches: list[Batch] = []
     rows = 0
     for chain in chains:
         if batches and (rows + 1) * chain[-1].size <= max_tokens:
@@ -52,16 +62,16 @@ def _merged(chains: Sequence[list[Sample]], max_tokens: int) -> list[list[Sample
     return batches
 
 
-def _single(samples: Sequence[Sample], max_tokens: int, sharing: Sharing) -> list[list[Sample]]:
+def _single(samples: Sequence[Sample], max_tokens: int, share: bool) -> list[Batch]:
     """Divide samples that belong to no longer conversation."""
     order = sorted(samples, key=lambda s: (len(s.tokens.prompt), s.tokens.prompt, s.length))
-    if sharing.second_pass == math.inf:
+    if not share:
         return _cut([[sample] for sample in order], max_tokens, padded_size)
-    batches: list[list[Sample]] = []
+    batches: list[Batch] = []
     rest: list[Sample] = []
     groups = [list(own) for _, own in itertools.groupby(order, key=lambda s: s.tokens.prompt)]
     for batch in _cut(groups, max_tokens, shared_size):
-        if sharing.pays(batch):
+        if shared_fraction(batch) <= forward.MAX_SHARED_FRACTION:
             batches.append(batch)
         else:  # `forward` will process every prompt, so prompts count once per sample
             rest += batch
@@ -74,16 +84,17 @@ def padded_size(batch: Sequence[Sample]) -> int:
 
 
 def shared_size(batch: Sequence[Sample]) -> int:
-    """Return the tokens of a forward pass that processes each distinct prompt once, padding included."""
+    """Return the tokens of a forward pass that processes each distinct prompt once, with padding."""
     prompts = {sample.tokens.prompt for sample in batch}
-    return len(prompts) * max(map(len, prompts)) + len(batch) * max(sample.length for sample in batch)
+    longest = max(sample.length for sample in batch)
+    return len(prompts) * max(map(len, prompts)) + len(batch) * longest
 
 
 def _cut(
-    groups: Sequence[list[Sample]], max_tokens: int, tokens: Callable[[Sequence[Sample]], int]
-) -> list[list[Sample]]:
+    groups: Sequence[Batch], max_tokens: int, tokens: Callable[[Sequence[Sample]], int]
+) -> list[Batch]:
     """Fill batches with whole groups; divide groups that exceed a batch."""
-    batches: list[list[Sample]] = []
+    batches: list[Batch] = []
     for group in groups:
         units = [group] if tokens(group) <= max_tokens else [[sample] for sample in group]
         for number, unit in enumerate(units):
@@ -98,7 +109,7 @@ def _cut(
 def minibatches(samples: Sequence[Sample], count: int, *seed: int | str) -> list[list[Sample]]:
     """Shuffle groups and distribute them over parts of about equal size, without dividing any group.
 
-    >>> from compound.engine import TokenRecord
+    >>> from compound.core.engine import TokenRecord
     >>> record = TokenRecord((1,), (2,), (-0.5,), "stop")
     >>> some = [Sample("a", "e", "a", 0, record, 1.0, group=(i // 2,)) for i in range(6)]
     >>> [len(part) for part in minibatches(some, 2, 0)]
@@ -122,7 +133,7 @@ def by_adapter(samples: Sequence[Sample], adapter_of: Mapping[str, str]) -> dict
     return dict(sorted(groups.items()))
 
 
-# -- shares of several processes ---------------------------------------------------------------------------
+# -- shares of several processes -----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -132,7 +143,8 @@ class Pass:
     Attributes:
         samples: the micro-batch.
         shared: whether equal prompts are processed once; by default, if that saves enough.
-        counts: whether its results count; otherwise it only keeps the process in step with the others.
+        counts: whether its results count; otherwise it only keeps the process in step with the
+            others.
     """
 
     samples: Batch
@@ -141,28 +153,29 @@ class Pass:
 
 
 def divide(
-    samples: Sequence[Sample], max_tokens: int, processes: int, *, sharing: Sharing = WHERE_FEWER_TOKENS
+    samples: Sequence[Sample], max_tokens: int, processes: int, *, share: bool = True
 ) -> list[list[Batch]]:
     """Return the micro-batches of each process.
 
-    They are those of one process, dealt so that every process gets about as many tokens. Only if they are too
-    few or too unequal for that, they are made smaller.
+    They are those of one process, dealt so that every process gets about as many tokens. Only if
+    they are too few or too unequal for that, they are made smaller.
 
     Args:
         samples: the samples of one adapter.
         max_tokens: the maximum number of tokens in one forward pass.
         processes: the number of processes.
-        sharing: when equal prompts are processed once.
+        share: whether equal prompts are processed once if that saves enough.
     """
-    whole_batches = micro_batches(samples, max_tokens, sharing=sharing)
+    whole_batches = micro_batches(samples, max_tokens, share=share)
     if processes == 1 or not whole_batches:
         return [whole_batches, *([] for _ in range(processes - 1))]
-    total = sum(cost(batch, sharing) for batch in whole_batches)
+    total = sum(cost(batch, share) for batch in whole_batches)
     finer = [-(-total // (number * processes)) for number in FINER]
     limits = [max_tokens, *(limit for limit in finer if limit < max_tokens)]
-    divisions = [micro_batches(samples, limit, sharing=sharing) for limit in limits]
-    dealt = [_deal(batches, processes, sharing) for batches in divisions]
-    loads = [[sum(cost(batch, sharing) for batch in own) for own in shares] for shares in dealt]
+    dealt = [
+        _deal(micro_batches(samples, limit, share=share), processes, share) for limit in limits
+    ]
+    loads = [[sum(cost(batch, share) for batch in own) for own in shares] for shares in dealt]
     balanced = (
         shares
         for shares, tokens in zip(dealt, loads, strict=True)
@@ -171,18 +184,19 @@ def divide(
     return next(balanced, dealt[min(range(len(dealt)), key=lambda n: max(loads[n]))])
 
 
-def cost(batch: Sequence[Sample], sharing: Sharing = WHERE_FEWER_TOKENS) -> int:
+def cost(batch: Sequence[Sample], share: bool = True) -> int:
     """Return the tokens that a forward pass over a micro-batch processes, padding included."""
-    if forward.saves_enough(batch, sharing):
+    if share and saves_enough(batch):
         return shared_size(batch)
     rows = [len(whole(chain)) for chain in conversations(batch)]
     return min(padded_size(batch), len(rows) * max(rows))
 
 
-def _deal(batches: Sequence[Batch], processes: int, sharing: Sharing) -> list[list[Batch]]:
+def _deal(batches: Sequence[Batch], processes: int, share: bool) -> list[list[Batch]]:
     """Give each micro-batch, the largest first, to the process with the fewest tokens."""
-    costs = [cost(batch, sharing) for batch in batches]
-    loads, taken = [0] * processes, [[] for _ in range(processes)]  # type: tuple[list[int], list[list[int]]]
+    costs = [cost(batch, share) for batch in batches]
+    loads = [0] * processes
+    taken: list[list[int]] = [[] for _ in range(processes)]
     for number in sorted(range(len(batches)), key=lambda n: (-costs[n], n)):
         least = loads.index(min(loads))
         loads[least] += costs[number]
@@ -190,22 +204,25 @@ def _deal(batches: Sequence[Batch], processes: int, sharing: Sharing) -> list[li
     return [[batches[number] for number in sorted(own)] for own in taken]
 
 
-def in_step(
-    shares: Sequence[Sequence[Batch]], rank: int, *, sharing: Sharing = WHERE_FEWER_TOKENS
-) -> Iterator[Pass]:
+def in_step(shares: Sequence[Sequence[Batch]], rank: int, *, share: bool = True) -> Iterator[Pass]:
     """Yield the passes of one process such that all processes run the same layers in the same order.
 
-    Processes that share the weights of the base model gather each layer together. All therefore make the same
-    number of passes: first those that run the layers twice, for the prompts and for the answers, then the
-    others. A process without a micro-batch repeats a short sample of another one, which does not count.
+    Processes that share the weights of the base model gather each layer together. All therefore
+    make the same number of passes: first those that run the layers twice, for the prompts and for
+    the answers, then the others. A process without a micro-batch repeats a short sample of another
+    one, which does not count.
 
     Args:
         shares: the micro-batches of each process.
         rank: the process.
-        sharing: when equal prompts are processed once.
+        share: whether equal prompts are processed once if that saves enough.
     """
+
+    def runs_twice(batch: Batch) -> bool:
+        return share and saves_enough(batch) and max(sample.length for sample in batch) > 1
+
     for twice in (True, False):
-        kind = [[batch for batch in own if _runs_twice(batch, sharing) is twice] for own in shares]
+        kind = [[batch for batch in own if runs_twice(batch) is twice] for own in shares]
         for turn in range(max(map(len, kind), default=0)):
             if turn < len(kind[rank]):
                 yield Pass(kind[rank][turn])
@@ -215,6 +232,121 @@ def in_step(
                 yield Pass([found], twice, counts=False)
 
 
-def _runs_twice(batch: Batch, sharing: Sharing) -> bool:
-    """Return whether a pass processes prompts first, and then the answers after their first token."""
-    return forward.saves_enough(batch, sharing) and max(sample.length for sample in batch) > 1
+@dataclass(frozen=True)
+class Passes:
+    """Runs the models of a trainer over samples.
+
+    Attributes:
+        adapters: the base model and its adapters, or a model without any.
+        adapter_of: the adapter of each component.
+        micro_tokens: the maximum number of tokens of a micro-batch.
+        temperature: the temperature that the samples were drawn at.
+        constrained: whether the distributions of constrained answers are those of their sampler.
+        in_step: whether all processes must run the same forward passes, since they share the base
+            model.
+    """
+
+    adapters: FrozenModel
+    adapter_of: Mapping[str, str]
+    micro_tokens: int
+    temperature: float
+    constrained: bool
+    in_step: bool
+
+    def share(self, samples: Sequence[Sample]) -> Iterator[Pass]:
+        """Yield this process's share of the micro-batches of the samples of one adapter."""
+        rank, processes = rank_and_world_size()
+        share = self.adapters.shares
+        shares = divide(samples, self.micro_tokens, processes, share=share)
+        if self.in_step:
+            yield from in_step(shares, rank, share=share)
+        else:
+            yield from map(Pass, shares[rank])
+
+    def run(
+        self,
+        model: PreTrainedModel,
+        each: Pass,
+        *,
+        temperature: float,
+        entropy_grad: bool = False,
+        entropy: bool = True,
+        logps: bool = True,
+    ) -> forward.ForwardPass:
+        """Run a model over a micro-batch; equal prompts are processed once if that saves enough."""
+        batch, shared = each.samples, each.shared
+        if shared is None:
+            shared = self.adapters.shares and saves_enough(batch)
+        constrained = self.constrained and any(sample.tokens.constraint for sample in batch)
+        return forward.forward(
+            model,
+            batch,
+            shared=shared,
+            entropy_grad=entropy_grad,
+            temperature=temperature,
+            constraints=self.adapters.constraints if constrained else None,
+            entropy=entropy,
+            logps=logps,
+        )
+
+    def logps(self, samples: Sequence[Sample], *, base: bool) -> dict[int, Tensor]:
+        """Return the log-probabilities of sampled tokens, by ``id`` of the sample.
+
+        Args:
+            samples: any samples; all processes must pass the same ones.
+            base: whether under the base model, without adapters.
+        """
+        table = self.table(samples, lambda ran: ran.logps, base=base)
+        return {
+            id(sample): row[: sample.length] for sample, row in zip(samples, table, strict=True)
+        }
+
+    def table(
+        self,
+        samples: Sequence[Sample],
+        row: Callable[[forward.ForwardPass], Tensor],
+        *,
+        base: bool = False,
+        critic: bool = False,
+    ) -> Tensor:
+        """Return one number per sampled token, (samples, longest answer), on the device.
+
+        Each process computes its share of the micro-batches. The rows are summed over the
+        processes; rows of other processes are 0, so the sum is exact.
+
+        Args:
+            samples: any samples; all processes must pass the same ones.
+            row: returns the numbers of a micro-batch.
+            base: whether to run the base model, without adapters.
+            critic: whether to run the critic's adapter.
+        """
+        import torch
+
+        place = {id(sample): number for number, sample in enumerate(samples)}
+        longest = max((sample.length for sample in samples), default=0)
+        table = torch.zeros((len(samples), longest), device=self.adapters.device)
+        if not samples:
+            return table
+        for batch, ran in self._ran(samples, base=base, critic=critic):
+            numbers = row(ran) * ran.mask
+            table[[place[id(sample)] for sample in batch], : numbers.shape[1]] = numbers
+        all_reduce([table])
+        return table
+
+    def _ran(
+        self, samples: Sequence[Sample], *, base: bool, critic: bool
+    ) -> Iterator[tuple[list[Sample], forward.ForwardPass]]:
+        """Yield this process's micro-batches with their forward passes: of policy, base, or critic."""
+        for name, own in by_adapter(samples, self.adapter_of).items():
+            with self.adapters.using(CRITIC if critic else None if base else name) as model:
+                for each in self.share(own):
+                    ran = self.run(
+                        model, each, temperature=self.temperature, entropy=False, logps=not critic
+                    )
+                    if each.counts:
+                        yield each.samples, ran
+
+
+def per_token(samples: Sequence[Sample], table: Tensor) -> dict[int, tuple[float, ...]]:
+    """Return the numbers of each sample's tokens, by its ``id``; reads them from the device at once."""
+    return {id(s): tuple(row[: s.length]) for s, row in zip(samples, table.tolist(), strict=True)}

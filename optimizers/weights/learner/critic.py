@@ -1,11 +1,11 @@
 """Critic of PPO: one value head for all components, on the hidden states of the policy or of its own adapter.
 
-Without an adapter, the head is a linear probe: the policy's states are detached, so that learning values does
-not change the policy. With one, the critic is as large as the policy: an adapter on the same frozen base,
-which only the value loss trains. The head initially returns 0.
+Without an adapter, the head is a linear probe: the policy's states are detached, so that learning
+values does not change the policy. With one, the critic is as large as the policy: an adapter on the
+same frozen base, which only the value loss trains. The head initially returns 0.
 
-Neither belongs to the adapters that are saved for sampling: their weights are stored with the optimizer
-states.
+Neither belongs to the adapters that are saved for sampling: their weights are stored with the
+optimizer states.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from compound.graph.space import LoRA, Weights
+from compound.optimization.settings.base import Settings
 from compound.optimizers.weights.learner.adapters import CRITIC, Adapters
 from compound.optimizers.weights.learner.updates import Rate, Updater
-from compound.settings.base import Settings
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +63,7 @@ class CriticSettings(Settings):
         return None if self.adapter is None else LoRA(rank=self.adapter.rank)
 
 
-class Critic:
+class ValueCritic:
     """Value head for all components, on the states of the policy or of an adapter of its own.
 
     Args:
@@ -83,7 +83,9 @@ class Critic:
         found = {VALUE: Updater(named, rate, max_norm, "the value head", max_skipped, section)}
         if self.settings.adapter is not None:
             own, rate = list(self._weights.items()), Rate(self.settings.adapter.lr)
-            found[CRITIC] = Updater(own, rate, max_norm, "the critic's adapter", max_skipped, section)
+            found[CRITIC] = Updater(
+                own, rate, max_norm, "the critic's adapter", max_skipped, section
+            )
         return found
 
     def estimates(self, states: Tensor) -> Tensor:
@@ -104,7 +106,9 @@ class Critic:
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Restore the weights that `state` returned."""
-        head = {key.removeprefix(HEAD): tensor for key, tensor in state.items() if key.startswith(HEAD)}
+        head = {
+            key.removeprefix(HEAD): tensor for key, tensor in state.items() if key.startswith(HEAD)
+        }
         self.head.load_state_dict(head)
         for key, tensor in self._weights.items():
             tensor.data.copy_(state[f"{ADAPTER}{key}"])

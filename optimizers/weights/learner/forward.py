@@ -1,23 +1,29 @@
 """Forward pass over samples: log-probabilities, entropies and hidden states of every sampled token.
 
-Samples of a group often have the same prompt. If that saves enough, each distinct prompt is processed once
-and its keys and values are repeated for the answers, with gradients; the gradients are the same (tested).
-This requires layers whose cache holds keys and values of every token: full and sliding-window attention.
-Models with other layers process every prompt. Otherwise the turns of a conversation are processed as one
-sequence where their tokens continue; see `conversations`.
+Samples of a group often have the same prompt. If that saves enough, each distinct prompt is
+processed once and its keys and values are repeated for the answers, with gradients; the gradients
+are the same (tested). This requires layers whose cache holds keys and values of every token: full
+and sliding-window attention. Models with other layers process every prompt.
+
+Otherwise the turns of a conversation are processed as one sequence. The prompt of a later turn
+usually begins with all tokens of the turn before it, and attention is causal, so the states are
+those of separate passes. If a chat template changes earlier turns, or the written text has other
+tokens than the sampled one, turns are processed separately.
+
+The logits of a token are as long as the vocabulary. Chunks of tokens therefore pass through the
+output layer one after the other, and again in the backward pass, so memory holds the logits of one
+chunk.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from compound.components.engines.local.constraints import Constraint
-from compound.components.engines.local.layers import unshareable_kinds
-from compound.optimizers.weights.learner.conversations import conversations, whole
-from compound.optimizers.weights.learner.head import OutputLayer, token_logps
+from compound.engines.local.constraints import Constraint
+from compound.engines.local.loading import unshareable_kinds
 from compound.optimizers.weights.learner.samples import Sample
 
 if TYPE_CHECKING:
@@ -25,43 +31,65 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import DynamicCache, PreTrainedModel
 
-    from compound.components.engines.local.constraints import ConstraintCompiler
+    from compound.engines.local.constraints import ConstraintCompiler
 
-# Time of a pass besides that of its tokens, relative to that of a second pass; a coarse estimate, as is
-# `adapters.SECOND_PASS` (`benchmarks/data/one_gpu.json`).
-FIRST_PASS = 0.6
-MAX_SHARED_FRACTION = 0.5  # prompts are shared if at most this fraction of the tokens remains to be processed
+Tokens = tuple[int, ...]
+CHUNK = 32_000_000  # maximum number of logits in a chunk
+# prompts are shared if at most this fraction of the tokens remains to be processed
+MAX_SHARED_FRACTION = 0.5
 
 
-@dataclass(frozen=True)
-class Sharing:
-    """When equal prompts are processed once, which takes a second pass through the layers for the answers.
+def conversations(samples: Sequence[Sample]) -> list[list[Sample]]:
+    """Divide samples into conversations, each in the order of its turns.
 
-    On a GPU, a pass takes time besides that of its tokens. Times are given in tokens that take as long.
+    Every sample after the first of a conversation has a prompt that begins with the prompt and the
+    answer of the one before it.
 
-    Attributes:
-        second_pass: the tokens that the second pass takes as long as: 0 on a CPU, infinity to process every
-            prompt.
-        micro_tokens: the most tokens of a pass; more passes are needed if every prompt is processed.
+    >>> from compound.core.engine import TokenRecord
+    >>> def sample(prompt: Tokens, *answer: int) -> Sample:
+    ...     return Sample("a", "e", "", 0, TokenRecord(prompt, answer, (), "stop"), 0.0)
+    >>> turns = [sample((1, 2, 3, 4), 5), sample((1, 2), 3), sample((1, 9), 3)]
+    >>> [[each.tokens.prompt for each in chain] for chain in conversations(turns)]
+    [[(1, 2), (1, 2, 3, 4)], [(1, 9)]]
     """
+    chains: list[list[Sample]] = []
+    ends: defaultdict[Tokens, list[list[Sample]]] = defaultdict(list)
+    lengths: set[int] = set()  # of the ends
+    for sample in sorted(samples, key=lambda sample: len(sample.tokens.prompt)):
+        prompt = sample.tokens.prompt
+        candidates = sorted((length for length in lengths if length <= len(prompt)), reverse=True)
+        chain = next((ends[prompt[:n]].pop(0) for n in candidates if ends.get(prompt[:n])), None)
+        if chain is None:
+            chain = []
+            chains.append(chain)
+        chain.append(sample)
+        end = prompt + sample.tokens.sampled
+        ends[end].append(chain)
+        lengths.add(len(end))
+    return chains
 
-    second_pass: float = 0.0
-    micro_tokens: float = math.inf
 
-    def pays(self, samples: Sequence[Sample]) -> bool:
-        """Return whether processing equal prompts once takes less time, and at most half of the tokens."""
-        fraction = shared_fraction(samples)
-        if fraction > MAX_SHARED_FRACTION or self.second_pass == math.inf:
-            return False
-        total = sum(len(sample.tokens.prompt) + sample.length for sample in samples)
-        longest = max(sample.size for sample in samples)
-        rows = max(1, int(min(self.micro_tokens, len(samples) * longest)) // longest)  # of a pass
-        further = math.ceil(len(samples) / rows) - 1
-        return (1.0 - fraction) * total + FIRST_PASS * self.second_pass * further >= self.second_pass
+def whole(chain: Sequence[Sample]) -> Tokens:
+    """Return the tokens that the model reads for all turns of a conversation."""
+    last = chain[-1].tokens
+    return (*last.prompt, *last.sampled[:-1])
 
 
-WHERE_FEWER_TOKENS = Sharing()
-NEVER = Sharing(math.inf)
+def saves_enough(samples: Sequence[Sample]) -> bool:
+    """Return whether processing equal prompts once saves enough, and more than merging conversations."""
+    if shared_fraction(samples) > MAX_SHARED_FRACTION:
+        return False
+    total = sum(sample.size for sample in samples)
+    merged = sum(len(whole(chain)) + 1 for chain in conversations(samples))
+    return shared_fraction(samples) * total <= merged
+
+
+def shared_fraction(samples: Sequence[Sample]) -> float:
+    """Return the fraction of tokens to process if each distinct prompt is processed once."""
+    answers = sum(sample.length for sample in samples)
+    prompts = sum(len(sample.tokens.prompt) for sample in samples)
+    distinct = sum(map(len, {sample.tokens.prompt for sample in samples}))
+    return (distinct + answers) / (prompts + answers)
 
 
 @dataclass(frozen=True)
@@ -70,8 +98,8 @@ class ForwardPass:
 
     Attributes:
         logps: log-probabilities (nats) of the sampled tokens; 0 in the padding.
-        entropies: entropies of the distributions the tokens were sampled from; 0 in the padding, or if they
-            were not computed, as log-probabilities are.
+        entropies: entropies of the distributions the tokens were sampled from; 0 in the padding, or
+            if they were not computed, as log-probabilities are.
         states: final hidden states before each token, (samples, longest answer, width).
         mask: 1 for sampled tokens, 0 for padding.
     """
@@ -98,13 +126,15 @@ def forward(
     Args:
         model: the model, in the right mode and with the right adapter enabled.
         samples: at least one, each with at least one prompt token and one sampled token.
-        shared: whether equal prompts are processed once; by default, if the model's layers allow it and it
-            saves enough.
+        shared: whether equal prompts are processed once; by default, if the model's layers allow it
+            and it saves enough.
         entropy_grad: whether entropies have a gradient.
-        temperature: the sampling temperature; log-probabilities are those of the sampled distribution.
-        constraints: restricts the distributions of constrained answers to the tokens that were allowed, as
-            their sampler did; ``None`` for the distributions without constraints.
-        entropy: whether to compute entropies, which read the whole vocabulary again; otherwise they are 0.
+        temperature: the sampling temperature; log-probabilities are those of the sampled
+            distribution.
+        constraints: restricts the distributions of constrained answers to the tokens that were
+            allowed, as their sampler did; ``None`` for the distributions without constraints.
+        entropy: whether to compute entropies, which read the whole vocabulary again; otherwise they
+            are 0.
         logps: whether to compute log-probabilities and entropies; otherwise only the states.
     """
     import torch
@@ -122,7 +152,9 @@ def forward(
     sampled = mask.bool()
     layer = OutputLayer.of(model, temperature)
     allowed = _allowed(samples, constraints, states.device) if constraints is not None else None
-    token_values = token_logps(states[sampled], layer, targets[sampled], entropy_grad, allowed, entropy)
+    token_values = token_logps(
+        states[sampled], layer, targets[sampled], entropy_grad, allowed, entropy
+    )
     return ForwardPass(
         empty.masked_scatter(sampled, token_values[0]),
         empty.masked_scatter(sampled, token_values[1]),
@@ -149,27 +181,11 @@ def _allowed(
     return torch.from_numpy(np.concatenate(rows).view(np.uint8)).to(device)
 
 
-def saves_enough(samples: Sequence[Sample], sharing: Sharing = WHERE_FEWER_TOKENS) -> bool:
-    """Return whether processing equal prompts once saves enough, and more than merging conversations."""
-    if not sharing.pays(samples):
-        return False
-    total = sum(len(sample.tokens.prompt) + sample.length for sample in samples)
-    return shared_fraction(samples) * total <= sum(len(whole(chain)) + 1 for chain in conversations(samples))
-
-
-def shared_fraction(samples: Sequence[Sample]) -> float:
-    """Return the fraction of tokens to process if each distinct prompt is processed once."""
-    answers = sum(sample.length for sample in samples)
-    prompts = sum(len(sample.tokens.prompt) for sample in samples)
-    distinct = sum(map(len, {sample.tokens.prompt for sample in samples}))
-    return (distinct + answers) / (prompts + answers)
-
-
 def _plain_states(model: PreTrainedModel, samples: Sequence[Sample]) -> Tensor:
     """Process prompts with answers, padded on the right; return the states before each sampled token.
 
-    The turns of a conversation are processed as one row. Causal attention ignores the padding on the right,
-    so no mask is passed: attention is faster without one.
+    The turns of a conversation are processed as one row. Causal attention ignores the padding on
+    the right, so no mask is passed: attention is faster without one.
     """
     import torch
 
@@ -179,7 +195,9 @@ def _plain_states(model: PreTrainedModel, samples: Sequence[Sample]) -> Tensor:
     states = _decoder(model)(input_ids=ids, use_cache=False).last_hidden_state
     longest = max(s.length for s in samples)
     first = torch.tensor([len(s.tokens.prompt) - 1 for s in samples], device=model.device)
-    places = (first[:, None] + torch.arange(longest, device=model.device)).clamp(max=ids.shape[1] - 1)
+    places = (first[:, None] + torch.arange(longest, device=model.device)).clamp(
+        max=ids.shape[1] - 1
+    )
     rows = torch.tensor([row_of[id(s)] for s in samples], device=model.device)
     found: Tensor = states[rows[:, None], places]
     return found
@@ -190,14 +208,16 @@ def _shared_states(
 ) -> Tensor:
     """Process each distinct prompt once, padded on the left, then the answers with the prompts' cache.
 
-    A full `DynamicCache` replaces the model's own cache, which drops tokens outside a sliding window; the
-    attention mask hides these tokens instead.
+    A full `DynamicCache` replaces the model's own cache, which drops tokens outside a sliding
+    window; the attention mask hides these tokens instead.
     """
     import torch
     from transformers import DynamicCache
 
     width = max(map(len, prompts))
-    ids = torch.zeros((len(prompts), width), dtype=torch.long)  # filled on the host, and copied once
+    ids = torch.zeros(
+        (len(prompts), width), dtype=torch.long
+    )  # filled on the host, and copied once
     real = torch.zeros_like(ids)
     for row, prompt in enumerate(prompts):
         ids[row, width - len(prompt) :] = torch.tensor(prompt)
@@ -220,7 +240,9 @@ def _shared_states(
     answers = [s.tokens.sampled[:-1] for s in samples]
     tokens = _padded(answers, model.device, width=longest - 1)
     steps = torch.arange(longest - 1, device=model.device)
-    answered = (steps < torch.tensor([len(a) for a in answers], device=model.device)[:, None]).long()
+    answered = (
+        steps < torch.tensor([len(a) for a in answers], device=model.device)[:, None]
+    ).long()
     after = _decoder(model)(
         input_ids=tokens,
         attention_mask=torch.cat([real[owner], answered], 1),
@@ -246,10 +268,128 @@ def _repeated(cache: DynamicCache, owner: Tensor) -> DynamicCache:
     return repeated
 
 
-def _padded(rows: Sequence[Sequence[int]], device: torch.device, width: int | None = None) -> Tensor:
+def _padded(
+    rows: Sequence[Sequence[int]], device: torch.device, width: int | None = None
+) -> Tensor:
     import torch
 
     padded = torch.zeros((len(rows), width or max(map(len, rows))), dtype=torch.long)
     for i, row in enumerate(rows):
         padded[i, : len(row)] = torch.tensor(row, dtype=torch.long)
     return padded.to(device)
+
+
+# -- output layer --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OutputLayer:
+    """Output layer of a model with the rescaling of logits that some families apply.
+
+    Attributes:
+        layer: the linear layer.
+        size: the number of logits per token: the size of the vocabulary.
+        divided: the divisor of the logits (Granite's ``logits_scaling``).
+        times: the factor of the logits (Cohere's ``logit_scale``).
+        softcap: the bound of a tanh soft cap (Gemma's ``final_logit_softcapping``); ``None`` for
+            none.
+        temperature: the sampling temperature, which logits are divided by.
+    """
+
+    layer: Callable[[Tensor], Tensor]
+    size: int
+    divided: float = 1.0
+    times: float = 1.0
+    softcap: float | None = None
+    temperature: float = 1.0
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, temperature: float = 1.0) -> OutputLayer:
+        """Return the output layer of a causal language model."""
+        config, layer = model.config, model.get_output_embeddings()
+        return cls(
+            layer,
+            layer.weight.shape[0],
+            getattr(config, "logits_scaling", None) or 1.0,
+            getattr(config, "logit_scale", None) or 1.0,
+            getattr(config, "final_logit_softcapping", None),
+            temperature,
+        )
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Return the logits of states (n, width) in float32, (n, size)."""
+        logits = self.layer(states).float()
+        if (scale := self.times / self.divided) != 1.0:
+            logits = logits * scale
+        if self.softcap is not None:
+            logits = (logits / self.softcap).tanh() * self.softcap
+        return logits if self.temperature == 1.0 else logits / self.temperature
+
+
+def token_logps(
+    hidden: Tensor,
+    output: OutputLayer,
+    targets: Tensor,
+    entropy_grad: bool = False,
+    allowed: Tensor | None = None,
+    entropy: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Return the log-probabilities (nats) and the entropies at each target token, both of shape (n,).
+
+    Args:
+        hidden: final hidden states before each target, (n, width).
+        output: the output layer.
+        targets: token ids, (n,).
+        entropy_grad: whether the entropies have a gradient.
+        allowed: the tokens among which each target was drawn, as packed bits in bytes, (n, size /
+            8); by default all. Probabilities are renormalized over them.
+        entropy: whether to compute the entropies; otherwise they are 0.
+    """
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    rows = max(1, CHUNK // output.size)
+    if len(targets) <= rows:
+        return _chunk(hidden, output, targets, entropy_grad, allowed, entropy)
+    parts = [
+        checkpoint(
+            _chunk,
+            hidden[i : i + rows],
+            output,
+            targets[i : i + rows],
+            entropy_grad,
+            None if allowed is None else allowed[i : i + rows],
+            entropy,
+            use_reentrant=False,
+        )
+        for i in range(0, len(targets), rows)
+    ]
+    return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+
+
+def _chunk(
+    hidden: Tensor,
+    output: OutputLayer,
+    targets: Tensor,
+    entropy_grad: bool,
+    allowed: Tensor | None,
+    entropy: bool,
+) -> tuple[Tensor, Tensor]:
+    import torch
+
+    logits = output(hidden)
+    if allowed is not None:
+        bits = (
+            allowed[:, :, None] >> torch.arange(8, device=allowed.device, dtype=torch.uint8)
+        ) & 1
+        # a finite value: 0 * -inf would be NaN in the entropy
+        logits = logits.masked_fill(
+            bits.flatten(1)[:, : logits.shape[-1]] == 0, torch.finfo(torch.float32).min
+        )
+    norm = logits.logsumexp(-1)
+    logps = logits.gather(-1, targets[:, None])[:, 0] - norm
+    if not entropy:
+        return logps, torch.zeros_like(norm)
+    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
+        entropies = norm - ((logits - norm[:, None]).exp() * logits).sum(-1)  # H = log Z - Σ p z
+    return logps, entropies

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from pydantic import Field
 
-from compound.engine import TokenRecord
-from compound.settings.base import Settings
+from compound.core.engine import TokenRecord, token_ids
+from compound.optimization.settings.base import Settings
 
 Group = tuple[str | int, ...]
 SECTION = "optimize.<method>"  # stands for the path of the settings in messages if it is not known
@@ -32,8 +33,8 @@ class Sample:
         values: the value head's estimate before each token when credit was assigned (PPO).
         returns: the targets of the value head.
         weight: the sample's weight in the loss, relative to a weight of 1.
-        unit: samples with the same unit, such as the turns of a conversation, count as one sample in losses
-            that average over samples; with `()` the sample is a unit by itself.
+        unit: samples with the same unit, such as the turns of a conversation, count as one sample
+            in losses that average over samples; with `()` the sample is a unit by itself.
     """
 
     component: str
@@ -69,6 +70,37 @@ class Sample:
     def is_truncated(self) -> bool:
         """Whether the answer was cut off at the maximum length."""
         return self.tokens.finish_reason == "length"
+
+
+def samples_to_json(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """Return samples as JSON, in which every number is exact.
+
+    >>> record = TokenRecord((1, 2), (3,), (-0.1,), "stop")
+    >>> samples = [Sample("a", "e", "a", 0, record, 1.0, group=("e", 0))]
+    >>> samples_from_json(samples_to_json(samples)) == samples
+    True
+    """
+    return [{**_fields(sample), "tokens": _fields(sample.tokens)} for sample in samples]
+
+
+def samples_from_json(rows: Sequence[Mapping[str, Any]]) -> list[Sample]:
+    """Return the samples that `samples_to_json` returned as JSON, which has lists for tuples."""
+    found = []
+    for row in rows:
+        tokens = row["tokens"]
+        ids = {name: token_ids(tokens[name]) for name in ("prompt", "sampled")}
+        found.append(
+            Sample(**_tuples({**row, "tokens": TokenRecord(**_tuples({**tokens, **ids}))}))
+        )
+    return found
+
+
+def _fields(record: Sample | TokenRecord) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in fields(record)}
+
+
+def _tuples(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
 
 
 def probe_sample(tokens: Sequence[int], *, prompt: int = 1, answer: int | None = None) -> Sample:

@@ -1,12 +1,15 @@
-"""Checkpointed state of a training job."""
+"""Checkpointed state of a training job, and optimizer states that persist across jobs."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from pydantic import Field
 
-from compound.storage.state import State
+from compound.core.storage.state import State
 
-Stored = dict[str, str]  # a reference to a folder, see `compound.storage.artifacts`
+Stored = dict[str, str]  # a reference to a folder, see `compound.core.storage.artifacts`
 
 
 class Saved(State):
@@ -25,7 +28,7 @@ class Saved(State):
     skipped: dict[str, int] = Field(default={})
 
 
-class Step(State):
+class CurvePoint(State):
     """One point of the learning curve.
 
     Attributes:
@@ -79,9 +82,70 @@ class TrainingState(State):
     saved: Saved | None = None
     ahead: Stored | None = None
     kept: dict[str, object] = Field(default={})
-    curve: list[Step] = Field(default=[])
+    curve: list[CurvePoint] = Field(default=[])
     max_runs: float = 0.0
     evaluated: list[tuple[int, float | None]] = Field(default=[])
     best: Best | None = None
     folders: list[str] = Field(default=[])
     folders_before: list[str] = Field(default=[])
+
+
+# Optimizer states persist across jobs of a run, in its memory: Adam moments and the value head,
+# under the digests of the adapters that a job proposed. A later job of the same recipe that starts
+# from these adapters restores them; if the proposal is rejected, they are dropped, so that those of
+# the previous adapter apply.
+MOMENTS = "optimizer_states"
+
+
+class StoredMoments(State):
+    """Reference to the optimizer states of an earlier proposal.
+
+    Attributes:
+        recipe: the recipe that trained the adapters.
+        adapters: the digests of the adapters by name.
+        reference: the folder of the states.
+    """
+
+    recipe: str
+    adapters: dict[str, str]
+    reference: Stored
+
+
+def stored_moments(memory: Mapping[str, Any]) -> list[StoredMoments]:
+    """Return all entries in the memory of a run."""
+    return [StoredMoments.from_json(entry) for entry in memory.get(MOMENTS, [])]
+
+
+def remember_moments(memory: dict[str, Any], recipe: str, saved: Saved) -> None:
+    """Add the optimizer states of the checkpoint that a recipe proposes to the memory of a run."""
+    digests = {name: reference["sha256"] for name, reference in saved.adapters.items() if reference}
+    if digests:
+        entry = StoredMoments(recipe=recipe, adapters=digests, reference=saved.optimizers)
+        others = [stored for stored in stored_moments(memory) if stored != entry]
+        memory[MOMENTS] = [stored.to_json() for stored in (*others, entry)]
+
+
+def drop_moments(memory: dict[str, Any], live: set[str]) -> None:
+    """Remove the states of adapters whose digests are not in the current configuration."""
+    if MOMENTS in memory:
+        kept = [e for e in stored_moments(memory) if not live.isdisjoint(e.adapters.values())]
+        memory[MOMENTS] = [stored.to_json() for stored in kept]
+
+
+def find_moments(
+    memory: Mapping[str, Any], recipe: str, starts: Mapping[str, str]
+) -> dict[str, StoredMoments]:
+    """Return, by adapter name, the stored states that match the adapters a job starts from.
+
+    Args:
+        memory: the run's memory.
+        recipe: the recipe that will train the adapters; the moments of another recipe's loss do not
+            apply.
+        starts: the digests of the starting adapters by name; ``""`` stands for the base model.
+    """
+    return {
+        name: stored
+        for stored in stored_moments(memory)
+        for name, digest in starts.items()
+        if digest and stored.recipe == recipe and stored.adapters.get(name) == digest
+    }

@@ -1,7 +1,7 @@
 """Resolve the target modules of a LoRA adapter to linear layers of a model.
 
-Adapter files identify target modules by suffixes of their names, which peft and vLLM read. A named set of
-layers is converted to the shortest suffixes that match these layers and no other module.
+Adapter files identify target modules by suffixes of their names, which peft and vLLM read. A named
+set of layers is converted to the shortest suffixes that match these layers and no other module.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from compound.errors import DeclarationError, suggest_name
+from compound.core.errors import DeclarationError, suggest_name
 from compound.graph.space import ALL_LINEAR, ATTENTION
 
 if TYPE_CHECKING:
@@ -60,17 +60,21 @@ def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
 def check_targets(model: PreTrainedModel, targets: str | Sequence[str]) -> None:
     """Check that an adapter applies to the layers that its targets name.
 
-    The experts of a mixture are fused in tensors, to which an adapter of linear layers does not apply.
-    Targets that include them are an error; with others, a warning states their share of the parameters.
+    The experts of a mixture are fused in tensors, to which an adapter of linear layers does not
+    apply. Targets that include them are an error; with others, a warning states their share of the
+    parameters.
 
     Raises:
-        DeclarationError: the model has no layer for a name in a list, or the targets are ``all-linear`` and
-            the model is a mixture of experts; the adapter would silently be smaller.
+        DeclarationError: the model has no layer for a name in a list, or the targets are
+            ``all-linear`` and the model is a mixture of experts; the adapter would silently be
+            smaller.
     """
     import torch
 
     if share := _share_of_experts(model):
-        left = f"{share:.0%} of the parameters in the layers of {model.config.model_type}, its experts"
+        left = (
+            f"{share:.0%} of the parameters in the layers of {model.config.model_type}, its experts"
+        )
         if targets == ALL_LINEAR:
             raise DeclarationError(
                 f"weights.lora.targets is {ALL_LINEAR}, but adapters do not apply to {left}, which are "
@@ -82,11 +86,15 @@ def check_targets(model: PreTrainedModel, targets: str | Sequence[str]) -> None:
     if isinstance(targets, str):
         return
     # fused experts are no layers, and neither are blocks of layers
-    layers = [n for n, part in model.named_modules() if not [*part.children()] and not _is_fused(part)]
+    layers = [
+        n for n, part in model.named_modules() if not [*part.children()] and not _is_fused(part)
+    ]
     known = {suffix for name in layers for suffix in _suffixes(name)}
     for target in targets:
         if target not in known:
-            linear = (name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear))
+            linear = (
+                name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)
+            )
             raise DeclarationError(
                 f"weights.lora.targets names {target!r}, but the model has no such layer",
                 hint=suggest_name(target, {name.rpartition(".")[2] for name in linear}),
@@ -97,7 +105,9 @@ def _is_fused(module: torch.nn.Module) -> bool:
     """Return whether a module has a tensor of several matrices, and is no convolution."""
     from torch.nn.modules.conv import _ConvNd
 
-    return not isinstance(module, _ConvNd) and any(p.dim() > 2 for p in module.parameters(recurse=False))
+    return not isinstance(module, _ConvNd) and any(
+        p.dim() > 2 for p in module.parameters(recurse=False)
+    )
 
 
 def _share_of_experts(model: PreTrainedModel) -> float:
@@ -116,7 +126,9 @@ def _share_of_experts(model: PreTrainedModel) -> float:
             if min(parameter.shape, default=0) < 2:
                 continue
             # (experts, …), or all experts one below the other
-            if parameter.dim() > 2 or (parameter.dim() == 2 and "expert" in type(module).__name__.lower()):
+            if parameter.dim() > 2 or (
+                parameter.dim() == 2 and "expert" in type(module).__name__.lower()
+            ):
                 experts += parameter.numel()
     return experts / layers if experts else 0.0
 

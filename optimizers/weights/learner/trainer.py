@@ -1,7 +1,8 @@
 """Trainer of LoRA adapters for all policy-gradient losses and maximum likelihood.
 
-All methods share it. Only sampled tokens contribute to the loss, and no text is tokenized again. The loss of
-an update is a sum over its samples, so it does not depend on how they are divided into micro-batches.
+All methods share it. Only sampled tokens contribute to the loss, and no text is tokenized again.
+The loss of an update is a sum over its samples, so it does not depend on how they are divided into
+micro-batches.
 """
 
 from __future__ import annotations
@@ -13,16 +14,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compound.components.engines.local import loading
-from compound.components.engines.local.out_of_memory import naming_settings
-from compound.errors import CompoundError
+from compound.core.errors import CompoundError
+from compound.core.storage.artifacts import Reference, store_folder, verify_reference
+from compound.engines.local import loading
+from compound.engines.local.devices import naming_settings
 from compound.execution.rng import fork_torch_rng
+from compound.optimizers.weights.learner import losses
 from compound.optimizers.weights.learner.adapters import CRITIC, Adapters, FrozenModel
-from compound.optimizers.weights.learner.batching import Pass, by_adapter, minibatches
-from compound.optimizers.weights.learner.critic import VALUE, Critic, CriticSettings
+from compound.optimizers.weights.learner.batching import (
+    Pass,
+    Passes,
+    by_adapter,
+    minibatches,
+    per_token,
+)
+from compound.optimizers.weights.learner.critic import VALUE, CriticSettings, ValueCritic
 from compound.optimizers.weights.learner.forward import ForwardPass
-from compound.optimizers.weights.learner.monitor import Monitor
-from compound.optimizers.weights.learner.passes import Passes, per_token
+from compound.optimizers.weights.learner.losses import Objective, PolicyLoss
+from compound.optimizers.weights.learner.monitor import Monitor, diagnostic_sums
 from compound.optimizers.weights.learner.samples import SECTION, Sample, SamplingSettings
 from compound.optimizers.weights.learner.saved import Saved
 from compound.optimizers.weights.learner.updates import (
@@ -31,10 +40,6 @@ from compound.optimizers.weights.learner.updates import (
     Updater,
     rank_and_world_size,
 )
-from compound.optimizers.weights.loss import corrections, diagnostics, losses
-from compound.optimizers.weights.loss.losses import PolicyLoss
-from compound.optimizers.weights.loss.objective import Objective
-from compound.storage.artifacts import Reference, store_folder, verify_reference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,8 +57,8 @@ class FixedLogps:
     """Log-probabilities computed once per step, before the first update, by ``id`` of the sample.
 
     Attributes:
-        old: under the weights at the start of the step, without dropout; empty if those of the first update
-            are the same, since each sample is used in one update only.
+        old: under the weights at the start of the step, without dropout; empty if those of the
+            first update are the same, since each sample is used in one update only.
         reference: under the base model; empty if the loss has no KL term.
     """
 
@@ -75,7 +80,8 @@ class Trainer:
         steps: the total number of steps, for the learning rate schedule.
         longest: the maximum number of tokens of an answer, which `dr_grpo` divides by.
         section: the path of the training settings, for messages.
-        in_step: whether all processes must run the same forward passes, since they share the base model.
+        in_step: whether all processes must run the same forward passes, since they share the base
+            model.
         teacher: a model that scores answers instead of the base model; see `divergences`.
     """
 
@@ -96,16 +102,25 @@ class Trainer:
         teacher: FrozenModel | None = None,
     ) -> None:
         self.section = section
-        self.adapters, self.adapter_of, self.longest, self.seed = adapters, dict(adapter_of), longest, seed
+        self.adapters, self.adapter_of = adapters, dict(adapter_of)
+        self.longest, self.seed = longest, seed
         self.optimizer, self.rollouts = optimizer, rollouts
         self.variant, self.loss = loss.name, loss.settings
-        self.policy = self.loss if isinstance(self.loss, PolicyLoss) else None  # None: an imitation loss
+        # None: an imitation loss
+        self.policy = self.loss if isinstance(self.loss, PolicyLoss) else None
         self.passes = Passes(
-            adapters, self.adapter_of, optimizer.micro_tokens, rollouts.temperature,
-            # imitation also teaches the format, so it maximizes the likelihood without the constraint
-            constrained=self.policy is not None, in_step=in_step,
-        )  # fmt: skip
-        self._taught = replace(self.passes, adapters=teacher, in_step=False) if teacher else self.passes
+            adapters,
+            self.adapter_of,
+            optimizer.micro_tokens,
+            rollouts.temperature,
+            # imitation also teaches the format, so it maximizes the likelihood without the
+            # constraint
+            constrained=self.policy is not None,
+            in_step=in_step,
+        )
+        self._taught = (
+            replace(self.passes, adapters=teacher, in_step=False) if teacher else self.passes
+        )
         rate, norm, most = Rate.of(optimizer, steps), optimizer.max_norm, optimizer.max_skipped
         self._updaters = {
             name: Updater(
@@ -119,10 +134,12 @@ class Trainer:
             )
             for name in adapters.spaces
         }
-        self.critic = None if critic is None else Critic(critic, adapters)
+        self.critic = None if critic is None else ValueCritic(critic, adapters)
         if self.critic is not None:
             self._updaters |= self.critic.updaters(norm, most, section)
-        self.versions: dict[str, list[str]] = {name: [adapters.version(name)] for name in adapters.spaces}
+        self.versions: dict[str, list[str]] = {
+            name: [adapters.version(name)] for name in adapters.spaces
+        }
 
     # -- training steps ----------------------------------------------------------------------------------
 
@@ -130,8 +147,8 @@ class Trainer:
         """Update every adapter that has samples, and return statistics as JSON.
 
         Args:
-            samples: with advantages, unless the loss imitates; drawn with the current adapters or with
-                versions at most ``max_staleness`` updates older.
+            samples: with advantages, unless the loss imitates; drawn with the current adapters or
+                with versions at most ``max_staleness`` updates older.
             number: the index of the step, for the learning rate and the order of samples.
 
         Raises:
@@ -142,13 +159,17 @@ class Trainer:
         kept = self._kept(samples)
         masked = len(kept) - len(self._learned_from(kept))
         divergence = self.policy is not None and self.policy.beta > 0
-        monitor = Monitor(samples, kept, divergence=divergence, masked=masked, device=self.adapters.device)
+        monitor = Monitor(
+            samples, kept, divergence=divergence, masked=masked, device=self.adapters.device
+        )
         if self.policy is not None:
             self._check_staleness(kept)
         with self._memory():
             fixed = self._fixed_logps(self._learned_from(kept))
             for epoch in range(self.optimizer.epochs):
-                parts = minibatches(kept, self.optimizer.minibatches, self.seed, "step", number, epoch)
+                parts = minibatches(
+                    kept, self.optimizer.minibatches, self.seed, "step", number, epoch
+                )
                 for place, part in enumerate(parts):
                     with self._dropout(number, epoch, place):
                         self._update(part, number, fixed, monitor)
@@ -164,7 +185,8 @@ class Trainer:
     def values(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return the samples with the value head's estimate before each of their tokens.
 
-        In distributed training, all processes must call it with the same samples; each computes a share.
+        In distributed training, all processes must call it with the same samples; each computes a
+        share.
         """
         import torch
 
@@ -176,7 +198,8 @@ class Trainer:
             )
             rows = per_token(kept, table)
         return [
-            replace(sample, values=rows[id(sample)]) if id(sample) in rows else sample for sample in samples
+            replace(sample, values=rows[id(sample)]) if id(sample) in rows else sample
+            for sample in samples
         ]
 
     def divergences(
@@ -184,18 +207,22 @@ class Trainer:
     ) -> list[tuple[float, ...]]:
         """Return, per sampled token, the log-ratio of the policy to the base model (adapter disabled).
 
-        Its mean over sampled tokens estimates the KL divergence. Samples that are too long get an empty row.
+        Its mean over sampled tokens estimates the KL divergence. Samples that are too long get an
+        empty row.
 
         Args:
             samples: the samples.
-            taught: the same answers after the prompts of a teacher, in the same order. The log-ratio is then
-                that to the teacher: another model if the trainer has one, else the base model.
+            taught: the same answers after the prompts of a teacher, in the same order. The
+                log-ratio is then that to the teacher: another model if the trainer has one, else
+                the base model.
         """
         import torch
 
         passes = self.passes if taught is None else self._taught
         pairs = zip(samples, samples if taught is None else taught, strict=True)
-        kept = [(one, other) for one, other in pairs if all(map(self.rollouts.admits, (one, other)))]
+        kept = [
+            (one, other) for one, other in pairs if all(map(self.rollouts.admits, (one, other)))
+        ]
         own, others = [one for one, _ in kept], [other for _, other in kept]
         with self._memory(), torch.no_grad():
             policy = self.passes.table(own, lambda ran: ran.logps)
@@ -206,7 +233,9 @@ class Trainer:
         """Return the samples that are neither empty nor too long."""
         return [s for s in samples if self.rollouts.admits(s)]
 
-    def _update(self, part: Sequence[Sample], number: int, fixed: FixedLogps, monitor: Monitor) -> None:
+    def _update(
+        self, part: Sequence[Sample], number: int, fixed: FixedLogps, monitor: Monitor
+    ) -> None:
         """Update the critic and each adapter that has samples in this minibatch."""
         for name, own in by_adapter(part, self.adapter_of).items():
             if not (learned := self._learned_from(own)):
@@ -214,11 +243,7 @@ class Trainer:
             weight_of = self._weights(own)
             with self.adapters.using(name) as model, self.adapters.dropping():
                 for each in self.passes.share(learned):
-                    if each.counts:
-                        loss = self._loss(model, each.samples, weight_of, fixed, monitor, each.shared)
-                    else:
-                        loss = 0.0 * self.passes.run(model, each, temperature=1.0, entropy=False).logps.sum()
-                    loss.backward()
+                    self._loss(model, each, weight_of, fixed, monitor).backward()
                     self._accumulate()
             if self.critic is not None and self.critic.has_adapter:
                 self._fit_critic(self.critic, learned, weight_of)
@@ -227,7 +252,9 @@ class Trainer:
             if name in self._updaters and self._learned_from(part):
                 monitor.add_norm(name, self._updaters[name].update(number))
 
-    def _fit_critic(self, critic: Critic, samples: Sequence[Sample], weight_of: Mapping[int, float]) -> None:
+    def _fit_critic(
+        self, critic: ValueCritic, samples: Sequence[Sample], weight_of: Mapping[int, float]
+    ) -> None:
         """Add the gradients of the value loss to the critic's adapter and head."""
         with self.adapters.using(CRITIC) as model:
             for each in self.passes.share(samples):
@@ -253,36 +280,45 @@ class Trainer:
         """Return the weights of the samples of an update; a masked sample counts as an empty answer."""
         learned = {id(sample) for sample in self._learned_from(samples)}
         found = losses.sample_weights(
-            self.variant, [s.length if id(s) in learned else 0 for s in samples], self.longest,
-            counts=[s.weight for s in samples], units=[s.unit or (n,) for n, s in enumerate(samples)],
-        )  # fmt: skip
+            self.variant,
+            [s.length if id(s) in learned else 0 for s in samples],
+            self.longest,
+            counts=[s.weight for s in samples],
+            units=[s.unit or (n,) for n, s in enumerate(samples)],
+        )
         return {id(s): weight for s, weight in zip(samples, found, strict=True)}
 
     def _loss(
         self,
         model: PreTrainedModel,
-        batch: Sequence[Sample],
+        each: Pass,
         weight_of: Mapping[int, float],
         fixed: FixedLogps,
         monitor: Monitor,
-        shared: bool | None = None,
     ) -> Tensor:
         """Return the contribution of a micro-batch to the loss of an update."""
         import torch
 
-        policy = self.policy
+        policy, batch = self.policy, each.samples
         entropy = 0.0 if policy is None else policy.entropy
         # imitation maximizes the likelihood at temperature 1, whatever the rollouts were sampled at
         temperature = 1.0 if policy is None else self.rollouts.temperature
-        each = Pass(list(batch), shared)
         ran = self.passes.run(model, each, entropy_grad=entropy > 0, temperature=temperature)
+        if not each.counts:
+            return 0.0 * ran.logps.sum()
         weight = torch.tensor([weight_of[id(s)] for s in batch], device=ran.mask.device)[:, None]
         old = ran.logps.detach() if not fixed.old else _rows(fixed.old, batch, ran.mask)
         advantages = ran.mask
         if policy is not None:
             advantages = _padded([s.advantages for s in batch], ran.mask)
-            advantages = self._corrected(policy, batch, old, advantages, ran.mask)
-        per_token = losses.per_token_loss(self.variant, ran.logps, old, advantages, ran.mask, self.loss)
+        if policy is not None and policy.correction is not None:
+            sampler = _sampler_logps(batch, old, ran.mask)
+            advantages = advantages * losses.importance_weights(
+                old, sampler, ran.mask, cap=policy.correction
+            )
+        per_token = losses.per_token_loss(
+            self.variant, ran.logps, old, advantages, ran.mask, self.loss
+        )
         divergence = None
         if policy is not None and fixed.reference:
             divergence = losses.kl(ran.logps, _rows(fixed.reference, batch, ran.mask), ran.mask)
@@ -295,15 +331,6 @@ class Trainer:
         self._monitor(batch, ran, old, advantages, divergence, monitor)
         return loss
 
-    def _corrected(
-        self, policy: PolicyLoss, batch: Sequence[Sample], old: Tensor, advantages: Tensor, mask: Tensor
-    ) -> Tensor:
-        """Return advantages that are corrected for the sampler-trainer mismatch."""
-        if policy.correction is None:
-            return advantages
-        sampler = _sampler_logps(batch, old, mask)
-        return advantages * corrections.importance_weights(old, sampler, mask, cap=policy.correction)
-
     def _monitor(
         self,
         batch: Sequence[Sample],
@@ -315,16 +342,21 @@ class Trainer:
     ) -> None:
         """Report the diagnostics of a micro-batch to the monitor, by component."""
         for component, rows in _by_component(batch).items():
-            sums = diagnostics.diagnostic_sums(
-                self.variant, ran.logps[rows], old[rows], advantages[rows], ran.mask[rows], self.loss,
+            sums = diagnostic_sums(
+                self.variant,
+                ran.logps[rows],
+                old[rows],
+                advantages[rows],
+                ran.mask[rows],
+                self.loss,
                 entropy=ran.entropies[rows],
-            )  # fmt: skip
+            )
             base_kl = None
             if divergence is not None:
                 base_kl = (divergence[rows] * ran.mask[rows]).detach().sum()
             monitor.add(component, sums, base_kl)
 
-    def _value_loss(self, batch: Sequence[Sample], ran: ForwardPass, critic: Critic) -> Tensor:
+    def _value_loss(self, batch: Sequence[Sample], ran: ForwardPass, critic: ValueCritic) -> Tensor:
         """Return the critic's loss at each token."""
         estimates = critic.estimates(ran.states)
         before = _padded([s.values for s in batch], ran.mask)
@@ -339,8 +371,11 @@ class Trainer:
 
         if self.policy is None:
             return FixedLogps({}, {})
-        # with a single update without dropout, the old ones are those of the update's own forward pass
-        differ = self.optimizer.epochs * self.optimizer.minibatches > 1 or self.optimizer.dropout > 0
+        # with a single update without dropout, the old ones are those of the update's own forward
+        # pass
+        differ = (
+            self.optimizer.epochs * self.optimizer.minibatches > 1 or self.optimizer.dropout > 0
+        )
         with torch.no_grad():
             old = self.passes.logps(samples, base=False) if differ else {}
             reference = self.passes.logps(samples, base=True) if self.policy.beta else {}
@@ -349,7 +384,9 @@ class Trainer:
     def _check_staleness(self, samples: Sequence[Sample]) -> None:
         """Raise if a sample was drawn with an adapter version that is too old."""
         for sample in samples:
-            known = self.versions[self.adapter_of[sample.component]][-1 - self.rollouts.max_staleness :]
+            known = self.versions[self.adapter_of[sample.component]][
+                -1 - self.rollouts.max_staleness :
+            ]
             if sample.on_policy and sample.tokens.adapter not in known:
                 raise StaleSamples(
                     f"{sample.address} of example {sample.example!r} was sampled with adapter version "
@@ -410,7 +447,9 @@ class Trainer:
         adapters = {name: self.adapters.save(name, folder) for name in self.adapters.spaces}
         for name in adapters:
             if self.versions[name][-1] != (now := self.adapters.version(name)):
-                self.versions[name] = [*self.versions[name], now][-2 - self.rollouts.max_staleness :]
+                self.versions[name] = [*self.versions[name], now][
+                    -2 - self.rollouts.max_staleness :
+                ]
         return Saved(
             adapters=adapters,
             optimizers=store_folder(self._write, folder, OPTIMIZERS),
@@ -436,8 +475,8 @@ class Trainer:
         """Restore the optimizer state of one adapter from a checkpoint.
 
         Args:
-            name: the adapter, or `VALUE` for the critic's weights and optimizer states, which are ignored if
-                they belong to a critic of another kind or size.
+            name: the adapter, or `VALUE` for the critic's weights and optimizer states, which are
+                ignored if they belong to a critic of another kind or size.
             reference: the folder of the optimizer states, relative to ``folder``.
             folder: the folder of checkpoints.
 
@@ -453,7 +492,11 @@ class Trainer:
 
     def _restore_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         self._updaters[name].restore(
-            {key.removeprefix(f"{name}:"): t for key, t in tensors.items() if key.startswith(f"{name}:")}
+            {
+                key.removeprefix(f"{name}:"): t
+                for key, t in tensors.items()
+                if key.startswith(f"{name}:")
+            }
         )
         if name == VALUE and self.critic is not None:
             self.critic.restore(tensors)
@@ -474,7 +517,9 @@ class Trainer:
 def _stored(reference: Reference, folder: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
-    tensors: dict[str, Tensor] = load_file(verify_reference(reference, folder) / "state.safetensors")
+    tensors: dict[str, Tensor] = load_file(
+        verify_reference(reference, folder) / "state.safetensors"
+    )
     return tensors
 
 

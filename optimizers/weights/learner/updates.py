@@ -1,7 +1,7 @@
 """AdamW with a learning rate schedule, stored without pickle.
 
-Gradients of micro-batches are summed in float64, in distributed training also over the processes. The order
-of the sum then has no visible effect, so any number of processes takes the same update.
+Gradients of micro-batches are summed in float64, in distributed training also over the processes.
+The order of the sum then has no visible effect, so any number of processes takes the same update.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from compound.errors import CompoundError
+from compound.core.errors import CompoundError
+from compound.optimization.settings.base import Settings
 from compound.optimizers.weights.learner.samples import SECTION
-from compound.settings.base import Settings
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +90,8 @@ class Updater:
         rate: the learning rate schedule.
         max_norm: the maximum gradient norm; larger gradients are clipped.
         whose: the owner of the tensors, for messages.
-        max_skipped: the number of consecutive updates with a non-finite gradient after which to stop.
+        max_skipped: the number of consecutive updates with a non-finite gradient after which to
+            stop.
         section: the path of the training settings, for messages.
         weight_decay: the weight decay.
 
@@ -120,7 +121,8 @@ class Updater:
     def accumulate(self) -> None:
         """Add the gradients of a micro-batch to the sum of the update, and clear them.
 
-        They are concatenated first: on a GPU, one addition takes less time than one for each tensor.
+        They are concatenated first: on a GPU, one addition takes less time than one for each
+        tensor.
         """
         import torch
 
@@ -216,8 +218,8 @@ class Updater:
 def all_reduce(tensors: Sequence[Tensor]) -> None:
     """Sum tensors in place over the processes of a distributed training; does nothing with one process.
 
-    This is the only collective of a training. Some backends reduce tensors of one device only (NCCL: GPU
-    tensors), so a tensor must be contiguous and on the device of the gradients.
+    This is the only collective of a training. Some backends reduce tensors of one device only
+    (NCCL: GPU tensors), so a tensor must be contiguous and on the device of the gradients.
     """
     if rank_and_world_size()[1] == 1:
         return
@@ -227,7 +229,9 @@ def all_reduce(tensors: Sequence[Tensor]) -> None:
         distributed.all_reduce(tensor)
 
 
-def all_reduce_rows(rows: Sequence[Sequence[float]], device: torch.device | None) -> list[list[float]]:
+def all_reduce_rows(
+    rows: Sequence[Sequence[float]], device: torch.device | None
+) -> list[list[float]]:
     """Return rows of numbers summed over the processes of a distributed training.
 
     Args:

@@ -1,10 +1,11 @@
 """On-policy distillation: train the weights toward a teacher that knows more than the trained components.
 
-The teacher is the same model with the prompts and demonstrations that the job starts from, while the trained
-components read short prompts; it may also be another model with the same tokenizer, or see the expected
-answer and the feedback of the metric. The trained components sample, and the advantage of a token is
-``log p(teacher) - log p(policy)``: in expectation the gradient of the reverse KL divergence at each token
-(Agarwal et al. 2024, "On-policy distillation of language models", with lambda = beta = 1).
+The teacher is the same model with the prompts and demonstrations that the job starts from, while
+the trained components read short prompts; it may also be another model with the same tokenizer, or
+see the expected answer and the feedback of the metric. The trained components sample, and the
+advantage of a token is ``log p(teacher) - log p(policy)``: in expectation the gradient of the
+reverse KL divergence at each token (Agarwal et al. 2024, "On-policy distillation of language
+models", with lambda = beta = 1).
 """
 
 from __future__ import annotations
@@ -17,18 +18,22 @@ from typing import Any
 from pydantic import Field
 
 from compound.components.fields import format_inputs
-from compound.concurrency.threads import compute
-from compound.engine import Request
-from compound.errors import DeclarationError, suggest_name
-from compound.example import Example
+from compound.core.engine import Request
+from compound.core.errors import DeclarationError, suggest_name
+from compound.core.example import Example
+from compound.core.threads import compute
 from compound.execution.schedule import setting_values
 from compound.execution.trace import Call
 from compound.graph.space import Demos, Text
 from compound.graph.system import System
+from compound.optimization.settings.base import ModelName
 from compound.optimizers.weights.credit.grouping import trajectory_samples
+from compound.optimizers.weights.learner.losses import (
+    ClippedLoss,
+    PolicyObjective,
+    PolicyObjectiveField,
+)
 from compound.optimizers.weights.learner.samples import Sample
-from compound.optimizers.weights.loss.losses import ClippedLoss
-from compound.optimizers.weights.loss.objective import PolicyObjective, PolicyObjectiveField
 from compound.optimizers.weights.recipes.recipe import (
     CreditedSamples,
     PolicyRecipe,
@@ -39,7 +44,6 @@ from compound.optimizers.weights.recipes.recipe import (
     scores_of,
 )
 from compound.optimizers.weights.recipes.rollouts import Rollout
-from compound.settings.references import ModelName
 
 BOUND = 5.0  # nats: bound of an advantage, so that no single token dominates a step
 
@@ -80,7 +84,9 @@ class Distill(PolicyRecipe):
         """Return the short prompts, and no demonstrations, for the trained components that have such keys."""
         found: dict[str, object] = {}
         for name in trained:
-            prompt, demos = (system.parameters.get(f"{name}.{setting}") for setting in ("prompt", "demos"))
+            prompt, demos = (
+                system.parameters.get(f"{name}.{setting}") for setting in ("prompt", "demos")
+            )
             if isinstance(prompt, Text):
                 found[f"{name}.prompt"] = self.settings.prompts.get(name, prompt.value)
             if isinstance(demos, Demos):
@@ -158,7 +164,9 @@ class Distill(PolicyRecipe):
         system = context.task.system  # bound to the configuration that the job starts from
         component: Any = system.components[call.component]
         wired = {name: value for name, value in call.inputs.items() if name in component.settings}
-        request: Request = component.request(call.inputs, {**setting_values(component, system), **wired})
+        request: Request = component.request(
+            call.inputs, {**setting_values(component, system), **wired}
+        )
         return with_note(request, rollout) if self.settings.feedback else request
 
 

@@ -1,11 +1,11 @@
 """MHGPO: forked rollouts that share a common prefix, with rewards propagated back through the calls.
 
-The three sampling schemes differ in where runs fork: at every agent (IS), at the first agent (FoF), or at one
-random agent per example (RR). The reward of a call is the mean reward of its successors plus the component's
-penalty.
+The three sampling schemes differ in where runs fork: at every agent (IS), at the first agent (FoF),
+or at one random agent per example (RR). The reward of a call is the mean reward of its successors
+plus the component's penalty.
 
-Cost in calls, with n agents in a row and groups of G: forks at every agent cost the sum over k of G·(n-k+1),
-forks at the first agent n·G, and a fork at agent k costs (k-1) + G·(n-k+1).
+Cost in calls, with n agents in a row and groups of G: forks at every agent cost the sum over k of
+G·(n-k+1), forks at the first agent n·G, and a fork at agent k costs (k-1) + G·(n-k+1).
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat
 
-from compound.example import Example
+from compound.core.example import Example
 from compound.execution.rng import generator
 from compound.optimizers.weights.credit.advantages import advantages
+from compound.optimizers.weights.credit.grouping import regroup
 from compound.optimizers.weights.credit.propagation import Credit
-from compound.optimizers.weights.credit.regrouping import regroup
 from compound.optimizers.weights.learner.samples import Group, Sample
-from compound.optimizers.weights.recipes.groups import GroupRecipe
-from compound.optimizers.weights.recipes.propagated import propagated_samples
+from compound.optimizers.weights.recipes.groups import GroupRecipe, propagated_samples
 from compound.optimizers.weights.recipes.recipe import (
     CreditedSamples,
     GroupSettings,
@@ -34,8 +33,8 @@ from compound.optimizers.weights.recipes.recipe import (
     scores_of,
 )
 from compound.optimizers.weights.recipes.rollouts import (
-    Fork,
     Rollout,
+    RolloutFork,
     RolloutSettings,
     calls_of,
     upstream_components,
@@ -82,8 +81,9 @@ class MHGPO(GroupRecipe):
 
     Attributes:
         settings: the settings of the method; `MHGPORandomSettings` for `rr`.
-        kind: `is` forks at every agent and trains on the forked calls; `fof` forks at the first agent; `rr`
-            forks at one random agent per example, and regroups the calls before the forks across examples.
+        kind: `is` forks at every agent and trains on the forked calls; `fof` forks at the first
+            agent; `rr` forks at one random agent per example, and regroups the calls before the
+            forks across examples.
     """
 
     settings: MHGPOSettings
@@ -97,7 +97,11 @@ class MHGPO(GroupRecipe):
     @property
     def _random(self) -> MHGPORandomSettings:
         """The settings of `rr`; their defaults for other sampling schemes."""
-        return self.settings if isinstance(self.settings, MHGPORandomSettings) else MHGPORandomSettings()
+        return (
+            self.settings
+            if isinstance(self.settings, MHGPORandomSettings)
+            else MHGPORandomSettings()
+        )
 
     async def draw(self, context: RecipeContext, examples: Sequence[Example]) -> list[Rollout]:
         """Run and fork the examples."""
@@ -118,20 +122,25 @@ class MHGPO(GroupRecipe):
             samples, more = _regrouped(samples, rollouts, size, context.seed)
             facts |= more
         trained, groups = advantages(samples, settings.scale)
-        return CreditedSamples(trained, scores_of(rollouts), {**asdict(groups), **facts}, propagated.samples)
+        return CreditedSamples(
+            trained, scores_of(rollouts), {**asdict(groups), **facts}, propagated.samples
+        )
 
 
 async def _first(context: RecipeContext, examples: Sequence[Example], count: int) -> list[Rollout]:
-    """Fork at the first agent: the calls before it are the same in every run of an example."""
+    """RolloutFork at the first agent: the calls before it are the same in every run of an example."""
     shared = upstream_components(context.sampler.system, context.trained)
     runs = await context.sampler.runs(examples, range(count), shared=shared)
     return [_at_entry(context, rollout) for rollout in runs]
 
 
-async def _everywhere(context: RecipeContext, examples: Sequence[Example], count: int) -> list[Rollout]:
-    """Fork at every agent: whole runs at the first agent, and forks of one run at later agents.
+async def _everywhere(
+    context: RecipeContext, examples: Sequence[Example], count: int
+) -> list[Rollout]:
+    """RolloutFork at every agent: whole runs at the first agent, and forks of one run at later agents.
 
-    Later agents are forked in an example's first run that no transient error ended: lost runs lack calls.
+    Later agents are forked in an example's first run that no transient error ended: lost runs lack
+    calls.
     """
     runs = await _first(context, examples, count)
     complete: dict[str, Rollout] = {}
@@ -139,7 +148,7 @@ async def _everywhere(context: RecipeContext, examples: Sequence[Example], count
         if not run.lost:
             complete.setdefault(run.example.id, run)
     wanted = [
-        Fork(rollout, call.address, place * count + number)
+        RolloutFork(rollout, call.address, place * count + number)
         for rollout in complete.values()
         for place, call in enumerate(calls_of(rollout.trace, context.trained))
         if place
@@ -151,11 +160,14 @@ async def _everywhere(context: RecipeContext, examples: Sequence[Example], count
 async def _drawn(
     context: RecipeContext, examples: Sequence[Example], count: int, forks: Mapping[str, float]
 ) -> list[Rollout]:
-    """Fork at one agent per example, drawn with the configured probabilities."""
+    """RolloutFork at one agent per example, drawn with the configured probabilities."""
     runs = [
-        replace(run, fork=_agent(context, run, forks)) for run in await context.sampler.runs(examples, [0])
+        replace(run, fork=_agent(context, run, forks))
+        for run in await context.sampler.runs(examples, [0])
     ]
-    wanted = [Fork(run, run.fork, number) for run in runs if run.fork for number in range(1, count)]
+    wanted = [
+        RolloutFork(run, run.fork, number) for run in runs if run.fork for number in range(1, count)
+    ]
     return [*runs, *await context.sampler.forks(wanted)]
 
 

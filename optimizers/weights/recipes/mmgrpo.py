@@ -1,29 +1,41 @@
-"""mmGRPO: every call of a whole run gets the run's reward, and calls at the same position are compared.
+"""GRPO on whole runs: mmGRPO and Prompt-R1.
 
-Groups are keyed by example, component and k-th invocation (algorithm 1 of the paper), so prompts within a
+mmGRPO gives every call the reward of its run, and compares calls at the same position. Groups are
+keyed by example, component and k-th invocation (algorithm 1 of the paper), so prompts within a
 group may differ. Runs of teachers (the same system with another configuration) join the groups.
+
+Prompt-R1 compares multi-turn interactions of an agent with an environment, with one reward per
+conversation. Every turn is a sample with the conversation's reward. Group statistics count each
+conversation once, regardless of its number of turns. So does the loss `grpo`: it is the mean over
+conversations of the mean over their tokens (equations 14 and 15). The published code uses the mean
+over all tokens: the loss `dapo`. Replies of the environment are part of the prompts and have no
+loss.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from compound.components.engines.local.chat_tokens import ChatTokenizer
-from compound.components.engines.local.tool_template import write_calls
-from compound.engine import Completion, Request, TokenRecord
-from compound.example import Example
+from compound.core.engine import Completion, Request, TokenRecord, token_ids
+from compound.core.example import Example
+from compound.engines.local.chat_tokens import ChatTokenizer, write_calls
 from compound.execution.schedule import setting_values
 from compound.graph.configuration import load
 from compound.graph.system import System
+from compound.optimization.settings.base import ConfigurationFile
 from compound.optimizers.weights.credit.advantages import advantages
-from compound.optimizers.weights.credit.grouping import merge_copies, module_groups, trajectory_samples
+from compound.optimizers.weights.credit.grouping import (
+    module_groups,
+    trajectory_samples,
+)
+from compound.optimizers.weights.learner.samples import Group, Sample
 from compound.optimizers.weights.recipes.groups import GroupRecipe
 from compound.optimizers.weights.recipes.recipe import (
     CreditedSamples,
@@ -34,8 +46,6 @@ from compound.optimizers.weights.recipes.recipe import (
     scores_of,
 )
 from compound.optimizers.weights.recipes.rollouts import Rollout
-from compound.settings.references import ConfigurationFile
-from compound.token_ids import token_ids
 
 
 class GRPOSettings(GroupSettings):
@@ -43,10 +53,9 @@ class GRPOSettings(GroupSettings):
 
     group: int | None = Field(default=None, ge=2)
     """Samples per group, selected to maximize the variance of their rewards; all samples by default."""
-    padding: Literal["fill", "truncate", "none", "dspy_fill", "dspy_fill_random"] = "fill"
-    """Treatment of runs with different numbers of calls: `fill` short groups with copies of their own
-    samples, `truncate` to the calls that every run made, `none`, or DSPy's substitution of a run's last call
-    (`dspy_fill`) or a random one of its calls (`dspy_fill_random`)."""
+    padding: Literal["fill", "truncate", "none"] = "fill"
+    """Treatment of runs with different numbers of calls: `fill` lets the samples of a short group weigh more,
+    `truncate` drops the calls that not every run made, `none` leaves groups short."""
     teachers: dict[ConfigurationFile, PositiveInt] = Field(default={})
     """Number of the runs of each example that use another configuration, by configuration file. It may have
     other prompts, adapters and models. Answers of a model that tokenizes differently, or returns no
@@ -101,10 +110,13 @@ class MMGRPO(GroupRecipe):
             sample
             for rollout in learnable(rollouts)
             for sample in trajectory_samples(
-                rollout.trace, context.trained,
-                rollout=rollout.number, fallback=context.fallback, on_policy=not rollout.teacher,
+                rollout.trace,
+                context.trained,
+                rollout=rollout.number,
+                fallback=context.fallback,
+                on_policy=not rollout.teacher,
             )
-        ]  # fmt: skip
+        ]
         grouped = module_groups(
             samples,
             size=self.settings.group,
@@ -112,14 +124,8 @@ class MMGRPO(GroupRecipe):
             rollouts=Counter(rollout.example.id for rollout in learnable(rollouts)),
             seed=context.seed,
         )
-        trained, facts = advantages(
-            merge_copies(grouped.samples), self.settings.scale, references=grouped.references
-        )
-        counts = {
-            "truncated": grouped.truncated,
-            "deselected": grouped.deselected,
-            "copies": grouped.duplicated,
-        }
+        trained, facts = advantages(grouped.samples, self.settings.scale)
+        counts = {"truncated": grouped.truncated, "deselected": grouped.deselected}
         return CreditedSamples(trained, scores_of(rollouts), {**asdict(facts), **counts}, samples)
 
 
@@ -141,7 +147,9 @@ async def _taught(
             made = await sampler.runs(examples, numbers, teacher, teacher=path)
         finally:
             sampler.executor = own
-        records = (tokens for rollout in made for call in rollout.trace.calls for tokens in call.tokens)
+        records = (
+            tokens for rollout in made for call in rollout.trace.calls for tokens in call.tokens
+        )
         if others and not all(tokens.logprobs for tokens in records):
             warnings.warn(
                 f"answers of the teacher {path} ({', '.join(others)}) are trained on as if the trained model "
@@ -158,7 +166,8 @@ def _other_models(context: RecipeContext, teacher: System) -> list[str]:
     found: dict[str, None] = {}
     for component in context.trained:
         own, other = (
-            setting_values(s.components[component], s).get("lm") for s in (context.sampler.system, teacher)
+            setting_values(s.components[component], s).get("lm")
+            for s in (context.sampler.system, teacher)
         )
         if own != other:
             found[str(other)] = None
@@ -168,8 +177,8 @@ def _other_models(context: RecipeContext, teacher: System) -> list[str]:
 def _tokens(chat: ChatTokenizer, request: Request, completion: Completion) -> TokenRecord:
     """Return the tokens of a teacher's answer in the vocabulary of the trained model.
 
-    They are the teacher's own, with their log-probabilities, if both models tokenize prompt and answer alike.
-    Otherwise the text is tokenized, and has no log-probabilities.
+    They are the teacher's own, with their log-probabilities, if both models tokenize prompt and
+    answer alike. Otherwise the text is tokenized, and has no log-probabilities.
     """
     prompt = chat.encode(request.messages, request.cue, request.tools)
     own, text = completion.tokens, write_calls(completion.text, completion.tool_calls)
@@ -182,4 +191,51 @@ def _tokens(chat: ChatTokenizer, request: Request, completion: Completion) -> To
         text = text if text[:1].isspace() else f" {text}"
     sampled, end = chat.encode_answer(text), chat.tokenizer.eos_token_id
     ended = completion.finish_reason != "length" and not request.stop and end is not None
-    return TokenRecord(prompt, token_ids([*sampled, *([end] if ended else [])]), (), completion.finish_reason)
+    return TokenRecord(
+        prompt, token_ids([*sampled, *([end] if ended else [])]), (), completion.finish_reason
+    )
+
+
+class PromptR1Settings(GroupSettings):
+    """Settings of `prompt_r1`."""
+
+    adapters: Sharing = "each"
+    """Adapters: `each` (one per component), `shared` (one for all), or a mapping from adapter names to the
+    components that share them."""
+
+
+@dataclass(frozen=True)
+class PromptR1(GroupRecipe):
+    """Recipe that compares whole conversations; groups are keyed by (example, agent)."""
+
+    settings: PromptR1Settings
+
+    async def draw(self, context: RecipeContext, examples: Sequence[Example]) -> list[Rollout]:
+        """Run every example several times."""
+        return await context.sampler.runs(examples, range(self.settings.rollouts.runs))
+
+    async def credit(self, context: RecipeContext, rollouts: Sequence[Rollout]) -> CreditedSamples:
+        """Compare the conversations."""
+        samples = [
+            replace(
+                sample,
+                group=(sample.example, sample.component),
+                unit=(sample.example, sample.component, sample.rollout),
+            )
+            for rollout in learnable(rollouts)
+            for sample in trajectory_samples(
+                rollout.trace, context.trained, rollout=rollout.number, fallback=context.fallback
+            )
+        ]
+        trained, facts = advantages(
+            samples, self.settings.scale, references=rollout_rewards(samples)
+        )
+        return CreditedSamples(trained, scores_of(rollouts), asdict(facts), samples)
+
+
+def rollout_rewards(samples: Sequence[Sample]) -> Mapping[Group, tuple[float, ...]]:
+    """Return the rewards of the rollouts of each group, one per rollout."""
+    found: dict[Group, dict[int, float]] = {}
+    for sample in samples:
+        found.setdefault(sample.group, {})[sample.rollout] = sample.reward
+    return {group: tuple(rewards.values()) for group, rewards in found.items()}

@@ -1,25 +1,28 @@
 """MyGO: imitate attempts whose reward reaches a rising threshold, by maximum likelihood.
 
-An attempt is a whole run. All answers of trained components in an accepted attempt are imitated, of planner
-and workers alike. An example is attempted until enough attempts are accepted or the maximum is reached.
+An attempt is a whole run. All answers of trained components in an accepted attempt are imitated, of
+planner and workers alike. An example is attempted until it has enough accepted attempts or has used
+up its attempts (section 3.3 and appendix D.1 of the paper).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from compound.example import Example
+from compound.core.errors import DeclarationError
+from compound.core.example import Example
+from compound.core.storage.artifacts import is_reference
+from compound.core.storage.state import State
 from compound.graph.system import System
 from compound.optimizers.weights.credit.grouping import trajectory_samples
-from compound.optimizers.weights.credit.threshold import Selection, raise_threshold, select
+from compound.optimizers.weights.learner.losses import ImitationObjective, ImitationObjectiveField
 from compound.optimizers.weights.learner.samples import SamplingSettings
-from compound.optimizers.weights.loss.objective import ImitationObjective, ImitationObjectiveField
 from compound.optimizers.weights.recipes.recipe import (
     CreditedSamples,
     Recipe,
@@ -30,12 +33,10 @@ from compound.optimizers.weights.recipes.recipe import (
     scores_of,
 )
 from compound.optimizers.weights.recipes.rollouts import Rollout
-from compound.storage.artifacts import is_reference
-from compound.storage.state import State
 
-# The threshold never falls, so the mean of a small batch would raise it to that of the luckiest batch. It is
-# therefore averaged over the last first attempts, and weighs less until there are some. A batch of the
-# paper's 1,000 questions counts alone, as in the paper.
+# The threshold never falls, so the mean of a small batch would raise it to that of the luckiest
+# batch. It is therefore averaged over the last first attempts, and weighs less until there are
+# some. A batch of the paper's 1,000 questions counts alone, as in the paper.
 AVERAGED = 256  # first attempts that the mean covers, or the batch if it is larger
 ASSUMED = 16  # first attempts that the initial threshold counts as
 
@@ -58,9 +59,9 @@ class MyGOSettings(TrainingSettings):
     """Initial threshold: the minimum reward of an accepted attempt."""
     max_reward: float = Field(default=1.0, gt=0)
     """Maximum reward of the metric; the threshold rises towards it."""
-    rule: Literal["halved", "fixed", "paper"] = "halved"
+    rule: Literal["halved", "fixed"] = "halved"
     """Rule for raising the threshold: `halved`, to half way between the mean reward of first attempts and
-    `max_reward`; `fixed`, never; or `paper`, by the formula as printed in the paper."""
+    `max_reward`; or `fixed`, never."""
     pace: float = Field(default=1.0, gt=0, le=1)
     """Fraction of the increase that is applied in each step. The mean reward of first attempts is averaged
     over the last 256 of them, so small batches need no lower value."""
@@ -127,11 +128,10 @@ class MyGO(Recipe):
         attempts = await self._first_attempts(context, examples, system)
         first = scores_of([rollouts[0] for rollouts in attempts.values()])
         threshold = settings.max_reward if warming else self._next_threshold(state, first)
-        # the rule `paper` accepts no attempt with the maximum reward, so a cold start would never end
-        rule = "fixed" if warming else self._rule
-        await self._attempt_again(context, attempts, system, threshold, rule)
-        numbers = self._select(attempts, threshold, rule).kept
-        chosen = [attempts[example][number] for example in attempts for number in numbers[example]]
+        await self._attempt_again(context, attempts, system, threshold)
+        chosen = [
+            rollout for own in attempts.values() for rollout in self._accepted(own, threshold)
+        ]
         samples = [
             sample.with_advantage(1.0)
             for rollout in chosen
@@ -150,7 +150,9 @@ class MyGO(Recipe):
         answers = [
             sample
             for rollout in learnable([rollouts[0] for rollouts in attempts.values()])
-            for sample in trajectory_samples(rollout.trace, context.trained, fallback=context.fallback)
+            for sample in trajectory_samples(
+                rollout.trace, context.trained, fallback=context.fallback
+            )
         ]
         return CreditedSamples(samples, first, facts, answers)
 
@@ -165,20 +167,27 @@ class MyGO(Recipe):
     def _next_threshold(self, state: MyGOState, first: Sequence[float]) -> float:
         """Return the threshold of this step's attempts.
 
-        It is the previous threshold, raised by the rewards of the last first attempts, whose mean is updated
-        in the state; unchanged if all of this step's were lost to transient errors.
+        It is the previous threshold, raised by the rewards of the last first attempts, whose mean
+        is updated in the state; unchanged if all of this step's were lost to transient errors.
+        Offline it is fixed, since the policy does not improve.
+
+        Raises:
+            DeclarationError: a reward is above the maximum.
         """
-        settings = self.settings
+        settings, most = self.settings, self.settings.max_reward
         before = settings.threshold if state.threshold is None else state.threshold
-        if not first:
+        for reward in first:
+            if not math.isfinite(reward) or not _reaches(most, reward):
+                raise DeclarationError(
+                    f"rewards and thresholds are at most {most}, but one is {reward}",
+                    hint="set optimize.mygo.max_reward to the highest score that the metric can return",
+                )
+        if not first or settings.rule == "fixed" or not settings.online:
             return before
-        goal = raise_threshold(before, first, supremum=settings.max_reward, rule=self._rule)
-        if self._rule == "halved":
-            mean = 2 * before - settings.max_reward if state.mean is None else state.mean
-            state.seen = max(len(first), min(state.seen + len(first), AVERAGED))
-            state.mean = mean + len(first) / state.seen * (fmean(first) - mean)
-            goal = raise_threshold(before, [state.mean], supremum=settings.max_reward)
-        return before + settings.pace * (goal - before)
+        mean = 2 * before - most if state.mean is None else state.mean
+        state.seen = max(len(first), min(state.seen + len(first), AVERAGED))
+        state.mean = mean + len(first) / state.seen * (fmean(first) - mean)
+        return before + settings.pace * (raised_threshold(before, state.mean, most) - before)
 
     async def _attempt_again(
         self,
@@ -186,42 +195,34 @@ class MyGO(Recipe):
         attempts: dict[str, list[Rollout]],
         system: System | None,
         threshold: float,
-        rule: str,
     ) -> None:
         """Attempt the examples again until enough attempts of each are accepted or the maximum is reached.
 
-        An example that needs n more accepted attempts gets n at once, so concurrency never causes more
-        attempts than running them one by one.
+        An example that needs n more accepted attempts gets n at once, so concurrency never causes
+        more attempts than running them one by one.
         """
-        while lacking := self._lacking(attempts, threshold, rule):
+        settings = self.settings
+        while True:
             wanted = [
-                (rollouts[0].example, len(rollouts) + number)
-                for example, rollouts in attempts.items()
-                for number in range(lacking.get(example, 0))
+                (own[0].example, number)
+                for own in attempts.values()
+                for number in range(
+                    len(own),
+                    min(
+                        settings.attempts,
+                        len(own) + settings.keep - len(self._accepted(own, threshold)),
+                    ),
+                )
             ]
+            if not wanted:
+                return
             for rollout in await context.sampler.attempts(wanted, system):
                 attempts[rollout.example.id].append(rollout)
 
-    def _lacking(
-        self, attempts: Mapping[str, Sequence[Rollout]], threshold: float, rule: str
-    ) -> dict[str, int]:
-        """Return the number of attempts to make next, by example; only examples that need more."""
-        selection, settings = self._select(attempts, threshold, rule), self.settings
-        return {
-            example: min(
-                settings.keep - len(selection.kept[example]), settings.attempts - len(attempts[example])
-            )
-            for example in selection.unfinished
-        }
-
-    def _select(self, attempts: Mapping[str, Sequence[Rollout]], threshold: float, rule: str) -> Selection:
-        """Return the accepted attempts and the examples that need more; failed runs are never accepted."""
-        rewards = {
-            example: [r.score if r.trace.failure is None else -math.inf for r in rollouts]
-            for example, rollouts in attempts.items()
-        }
-        most, keep = self.settings.attempts, self.settings.keep
-        return select(rewards, threshold, keep=keep, most=most, rule=rule)
+    def _accepted(self, attempts: Sequence[Rollout], threshold: float) -> list[Rollout]:
+        """Return the first accepted attempts at an example; failed runs are never accepted."""
+        good = [r for r in attempts if r.trace.failure is None and _reaches(r.score, threshold)]
+        return good[: self.settings.keep]
 
     @staticmethod
     def _offline_system(context: RecipeContext, state: MyGOState) -> System:
@@ -234,7 +235,20 @@ class MyGO(Recipe):
             }
         return context.sampler.system.bind({**current, **state.policy})
 
-    @property
-    def _rule(self) -> str:
-        """The rule for raising the threshold; offline it is fixed, since the policy does not improve."""
-        return self.settings.rule if self.settings.online else "fixed"
+
+def raised_threshold(previous: float, mean: float, most: float = 1.0) -> float:
+    """Return the threshold half way from a mean reward to the maximum; it never falls.
+
+    The formula as printed in the paper, max(K', (mean / most + 1) most), is at least the maximum if
+    no reward is negative, and the paper requires rewards above the threshold, so it accepts
+    nothing.
+
+    >>> raised_threshold(0.5, 0.4), raised_threshold(0.9, 0.4)
+    (0.7, 0.9)
+    """
+    return min(max(previous, (mean + most) / 2), most)
+
+
+def _reaches(reward: float, threshold: float) -> bool:
+    # rewards are often sums of floats: 0.7 + 0.2 + 0.1 is less than 1.0
+    return reward >= threshold or math.isclose(reward, threshold)

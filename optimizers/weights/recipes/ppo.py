@@ -1,7 +1,8 @@
 """PPO and MAPPO: token-level advantages from a critic, by generalized advantage estimation.
 
-The reward of a whole run is propagated back to every call, plus the component's penalty, and given at the
-call's last token. One value head serves all components, and sees each component's own prompt and tokens.
+The reward of a whole run is propagated back to every call, plus the component's penalty, and given
+at the call's last token. One value head serves all components, and sees each component's own prompt
+and tokens.
 """
 
 from __future__ import annotations
@@ -13,15 +14,22 @@ from typing import Any
 
 from pydantic import Field
 
-from compound.concurrency.threads import compute
-from compound.example import Example
-from compound.optimizers.weights.credit.advantages import check_rewards
-from compound.optimizers.weights.credit.gae import explained_variance, gae, whiten
+from compound.core.example import Example
+from compound.core.threads import compute
+from compound.optimizers.weights.credit.advantages import (
+    check_rewards,
+    explained_variance,
+    gae,
+    whiten,
+)
 from compound.optimizers.weights.learner.critic import CriticAdapterSettings, CriticSettings
+from compound.optimizers.weights.learner.losses import (
+    ClippedLoss,
+    PolicyObjective,
+    PolicyObjectiveField,
+)
 from compound.optimizers.weights.learner.samples import Sample
-from compound.optimizers.weights.loss.losses import ClippedLoss
-from compound.optimizers.weights.loss.objective import PolicyObjective, PolicyObjectiveField
-from compound.optimizers.weights.recipes.propagated import propagated_samples
+from compound.optimizers.weights.recipes.groups import propagated_samples
 from compound.optimizers.weights.recipes.recipe import (
     CreditedSamples,
     Penalties,
@@ -97,7 +105,9 @@ class PPO(PolicyRecipe):
         propagated = propagated_samples(
             context, rollouts, lambda rollout, credit: (), self.settings.penalties
         )
-        samples, facts = await estimate_advantages(context, self.settings.critic, propagated.samples)
+        samples, facts = await estimate_advantages(
+            context, self.settings.critic, propagated.samples
+        )
         return CreditedSamples(samples, scores_of(rollouts), {**propagated.facts, **facts})
 
 
@@ -106,11 +116,12 @@ async def estimate_advantages(
 ) -> tuple[list[Sample], dict[str, Any]]:
     """Return the samples with advantages by generalized advantage estimation, whitened over the step.
 
-    With `kl_reward`, the reward of every token includes a penalty on its log-ratio to the base model.
+    With `kl_reward`, the reward of every token includes a penalty on its log-ratio to the base
+    model.
 
     Returns:
-        The samples, and statistics as JSON: the explained variance of the returns, if defined, and the mean
-        log-ratio to the base model, if computed.
+        The samples, and statistics as JSON: the explained variance of the returns, if defined, and
+        the mean log-ratio to the base model, if computed.
     """
     check_rewards(samples)
     async with context.trainer_turn():
@@ -120,13 +131,19 @@ async def estimate_advantages(
             log_ratios = await compute(context.trainer.divergences, valued)
     estimated = []
     for sample, kl in zip(valued, log_ratios, strict=True):
-        if len(sample.values) != sample.length:  # too long: the trainer excludes and counts the sample
+        if (
+            len(sample.values) != sample.length
+        ):  # too long: the trainer excludes and counts the sample
             estimated.append(sample)
             continue
         gains, returns = gae(
-            sample.values, sample.reward,
-            gamma=settings.gamma, lam=settings.lam, kl=kl, beta=settings.kl_reward,
-        )  # fmt: skip
+            sample.values,
+            sample.reward,
+            gamma=settings.gamma,
+            lam=settings.lam,
+            kl=kl,
+            beta=settings.kl_reward,
+        )
         estimated.append(replace(sample, advantages=tuple(gains), returns=tuple(returns)))
     white = whiten([sample.advantages for sample in estimated])
     known = [s for s in estimated if s.returns]
@@ -134,4 +151,6 @@ async def estimate_advantages(
     facts = {} if explained is None else {"explained": explained}
     if tokens := [value for kl in log_ratios for value in kl]:
         facts["kl_to_base"] = fmean(tokens)
-    return [replace(s, advantages=tuple(row)) for s, row in zip(estimated, white, strict=True)], facts
+    return [
+        replace(s, advantages=tuple(row)) for s, row in zip(estimated, white, strict=True)
+    ], facts

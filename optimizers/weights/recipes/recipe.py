@@ -18,39 +18,51 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
-from compound.components.engines.local.chat_tokens import ChatTokenizer
-from compound.errors import DeclarationError, OutputTypeError, ParseError
-from compound.example import Example
+from compound.core.engine import Capabilities
+from compound.core.errors import DeclarationError, OutputTypeError, ParseError
+from compound.core.example import Example
+from compound.core.formatting import short_repr
+from compound.core.storage.state import State
+from compound.engines.local.chat_tokens import ChatTokenizer
 from compound.execution.schedule import setting_values
 from compound.execution.trace import Call
-from compound.formatting import short_repr
+from compound.graph.registry.code import find_code
+from compound.graph.registry.user_code import UserCodeError, check_signature, definition, located
 from compound.graph.system import System
 from compound.optimization.method import Task
-from compound.optimizers.weights.distributed.learner import Learner
-from compound.optimizers.weights.distributed.settings import LearnerSettings
-from compound.optimizers.weights.learner.base import BaseModelSettings
+from compound.optimization.settings.base import CodeName, Settings
+from compound.optimizers.weights.distributed.learner import (
+    BaseModelSettings,
+    Learner,
+    LearnerSettings,
+)
 from compound.optimizers.weights.learner.critic import CriticSettings
-from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
-from compound.optimizers.weights.learner.updates import OptimizerSettings
-from compound.optimizers.weights.loss.objective import (
+from compound.optimizers.weights.learner.losses import (
     ImitationObjective,
     Objective,
     PolicyObjective,
     PolicyObjectiveField,
 )
+from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
+from compound.optimizers.weights.learner.updates import OptimizerSettings
 from compound.optimizers.weights.recipes.rollouts import Rollout, RolloutSettings, Sampler, is_lost
-from compound.optimizers.weights.recipes.selection import EvaluationSettings
-from compound.registry.code import find_code
-from compound.registry.user_code import UserCodeError, check_signature, definition, located
-from compound.settings.base import Settings
-from compound.settings.references import CodeName
-from compound.storage.state import State
 
 Penalty = Callable[[Call], float]
 Scale = Literal["trl", "plain", "population", "center", "leave_one_out", "none"]
 Sharing = Literal["each", "shared"] | dict[str, tuple[str, ...]]
 Penalties = dict[str, CodeName]
 S = TypeVar("S", bound=State)
+
+
+class EvaluationSettings(Settings):
+    """Evaluations on held-out train examples, which choose the training step to propose."""
+
+    every: int = Field(default=5, ge=0)
+    """Training steps between evaluations. The best evaluated step is proposed; of equal steps, the earliest.
+    With 0, or in a job too short for two evaluated steps, the last step is proposed."""
+    examples: int = Field(default=16, ge=1)
+    """Train examples held out for evaluations, at most a quarter of all train examples. Each evaluation costs
+    one system run per example from the job's budget."""
 
 
 class TrainingSettings(Settings):
@@ -141,7 +153,8 @@ class RecipeContext:
         folder: the folder that code and files named in the settings are relative to.
         spare: further examples, in order, that may replace those without a gradient; see
             `compound.optimizers.weights.recipes.groups`.
-        trainer_turn: opens a block in which the trainer may compute; engines on its GPUs may sleep meanwhile.
+        trainer_turn: opens a block in which the trainer may compute; engines on its GPUs may sleep
+            meanwhile.
     """
 
     sampler: Sampler
@@ -173,9 +186,9 @@ class RecipeContext:
         """The tokenizer of the trained model's chats, with the template of its engine."""
         system, tokenizer = self.sampler.system, self.trainer.tokenizer
         lm = str(setting_values(system.components[self.trained[0]], system)["lm"])
-        engine = self.sampler.executor.engine(lm)
-        tokenizer.chat_template = getattr(engine, "chat_template", "") or tokenizer.chat_template
-        return ChatTokenizer(tokenizer, lm, getattr(engine, "chat_template_kwargs", None))
+        engine = Capabilities(self.sampler.executor.engine(lm))
+        tokenizer.chat_template = engine.chat_template or tokenizer.chat_template
+        return ChatTokenizer(tokenizer, lm, engine.chat_template_kwargs)
 
     def penalties(self, declared: Penalties) -> dict[str, Penalty]:
         """Load the penalty functions of the trained components."""
@@ -189,10 +202,12 @@ class CreditedSamples:
 
     Attributes:
         samples: the samples to train on.
-        scores: the global rewards of the step's rollouts, or the local rewards of a component's answers.
+        scores: the global rewards of the step's rollouts, or the local rewards of a component's
+            answers.
         facts: statistics for the record, as JSON.
-        answers: the answers of all rollouts in ``scores``, with their rewards, if ``samples`` are a selection
-            of them. Reward, length and the like of components describe these; by default ``samples``.
+        answers: the answers of all rollouts in ``scores``, with their rewards, if ``samples`` are a
+            selection of them. Reward, length and the like of components describe these; by default
+            ``samples``.
     """
 
     samples: Sequence[Sample]
@@ -277,22 +292,30 @@ class Recipe(ABC):
     ) -> list[float]:
         """Return the score of each held-out example with the weights in ``values``.
 
-        The system runs as declared rather than with the settings of rollouts: at its own temperature, once
-        per example, with the same sample index at every step. Runs lost to transient errors have no score.
+        The system runs as declared rather than with the settings of rollouts: at its own
+        temperature, once per example, with the same sample index at every step. Runs lost to
+        transient errors have no score.
         """
         traces = await context.task.scorer.traces(values, examples)
-        return [trace.score for trace in traces if trace.score is not None and not is_lost(trace.failure)]
+        return [
+            trace.score
+            for trace in traces
+            if trace.score is not None and not is_lost(trace.failure)
+        ]
 
     @abstractmethod
     async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
         """Make rollouts of some examples, and return samples with advantages."""
 
 
-async def credited_by(recipe: Recipe, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
+async def credited_by(
+    recipe: Recipe, context: RecipeContext, examples: Sequence[Example]
+) -> CreditedSamples:
     """Let a recipe, which may be code of a user, make the samples of a step.
 
     Raises:
-        UserCodeError: ``collect`` takes other arguments, is not asynchronous, or returns something else.
+        UserCodeError: ``collect`` takes other arguments, is not asynchronous, or returns something
+            else.
     """
     role = f"collect of recipe {type(recipe).__name__!r}"
     check_signature(recipe.collect, role, "context", "examples")
@@ -335,8 +358,8 @@ class PolicyRecipe(Recipe):
 def call_penalty(function: Callable[[Mapping[str, Any], Mapping[str, Any]], float]) -> Penalty:
     """Return a penalty of calls that applies a function to their inputs and outputs.
 
-    A call whose reply could not be parsed gets the function's attribute ``malformed`` if it has one; other
-    failed calls get 0.
+    A call whose reply could not be parsed gets the function's attribute ``malformed`` if it has
+    one; other failed calls get 0.
 
     Raises:
         DeclarationError: raised by the penalty if the function raises or returns no finite number.
@@ -344,7 +367,10 @@ def call_penalty(function: Callable[[Mapping[str, Any], Mapping[str, Any]], floa
 
     def penalty(call: Call) -> float:
         if call.failure is not None:
-            is_malformed = call.tokens and call.failure.kind in (ParseError.kind, OutputTypeError.kind)
+            is_malformed = call.tokens and call.failure.kind in (
+                ParseError.kind,
+                OutputTypeError.kind,
+            )
             return float(getattr(function, "malformed", 0.0)) if is_malformed else 0.0
         try:
             value = float(function(call.inputs, call.outputs))

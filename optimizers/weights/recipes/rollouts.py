@@ -1,9 +1,9 @@
 """Rollouts: runs and forks of a system for training, sampled at the rollout temperature and scored.
 
-A run that fails because of a model's answer is a rollout like any other, with the failure score and the calls
-made before the failure. A run lost to a transient error (a server or a time limit) carries no information
-about the weights and is excluded. If too many runs are lost, or the metric fails on too many, an error is
-raised.
+A run that fails because of a model's answer is a rollout like any other, with the failure score and
+the calls made before the failure. A run lost to a transient error (a server or a time limit)
+carries no information about the weights and is excluded. If too many runs are lost, or the metric
+fails on too many, an error is raised.
 """
 
 from __future__ import annotations
@@ -16,16 +16,65 @@ from typing import Any
 
 from pydantic import Field
 
+from compound.core.example import Example, Metric
 from compound.evaluation.evaluate import EvaluationRules, raise_too_many_failures, score
-from compound.example import Example, Metric
-from compound.execution.executor import Executor
-from compound.execution.ordered import gather_ordered
+from compound.execution.executor import Executor, gather_ordered
+from compound.execution.graph_run import ComponentSettings
+from compound.execution.rng import generator
 from compound.execution.trace import Call, Failure, Trace
 from compound.graph.component import Component
 from compound.graph.composite import Composite
+from compound.graph.configuration import component_of
 from compound.graph.system import System
 from compound.optimizers.weights.learner.samples import SamplingSettings
-from compound.optimizers.weights.recipes.population import Population
+
+Prompts = Mapping[str, str]  # texts by key
+
+
+@dataclass
+class Population:
+    """Prompts that rollouts of one step use in turn, so that an advantage compares runs with all of them.
+
+    Attributes:
+        prompts: the versions of the prompts, with the same keys.
+        step: the index of the step, from which the order of the prompts of each example is drawn.
+        rewards: by version, the sum and the number of the rewards so far.
+    """
+
+    prompts: Sequence[Prompts]
+    step: int
+    rewards: list[tuple[float, int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rewards = [(0.0, 0)] * len(self.prompts)
+
+    def index(self, example: str, number: int) -> int:
+        """Return the version of the prompts of an example's rollout.
+
+        The numbers of rollouts with each version differ by at most one. The order is drawn for each
+        example.
+
+        >>> versions = Population([{}, {}, {}], step=1)
+        >>> sorted(versions.index("e1", number) for number in range(6))
+        [0, 0, 1, 1, 2, 2]
+        """
+        order = generator(self.step, "prompts", example).permutation(len(self.prompts))
+        return int(order[number % len(order)])
+
+    def settings(self, own: ComponentSettings, example: str, number: int) -> ComponentSettings:
+        """Return the settings of components in a rollout: ``own``, and the texts of its version."""
+        found = {component: dict(values) for component, values in own.items()}
+        for key, text in self.prompts[self.index(example, number)].items():
+            component = component_of(key)
+            found.setdefault(component, {})[key.removeprefix(f"{component}.")] = text
+        return found
+
+    def record(self, example: str, number: int, reward: float) -> None:
+        """Add the reward of a rollout."""
+        version = self.index(example, number)
+        total, count = self.rewards[version]
+        self.rewards[version] = (total + reward, count + 1)
+
 
 FIRST_INDEX = 3_000_000  # first sample index of rollouts; disjoint from those of other runs
 INDICES_PER_STEP = 10_000
@@ -80,7 +129,7 @@ class Rollout:
 
 
 @dataclass(frozen=True)
-class Fork:
+class RolloutFork:
     """Request for a fork.
 
     Attributes:
@@ -121,7 +170,9 @@ class Sampler:
     @property
     def facts(self) -> dict[str, Any]:
         """Counts of lost and of otherwise failed rollouts, with the most frequent failure, as JSON."""
-        failed = Counter({failure: n for failure, n in self.failures.items() if not is_lost(failure)})
+        failed = Counter(
+            {failure: n for failure, n in self.failures.items() if not is_lost(failure)}
+        )
         lost = self.failures.total() - failed.total()
         reason = ": ".join(failed.most_common(1)[0][0].row) if failed else ""
         return {"lost": lost, "failed": failed.total(), "failure": reason}
@@ -181,9 +232,14 @@ class Sampler:
             if population is not None:
                 settings = population.settings(settings, example.id, number)
             trace = await self.executor.run(
-                system or self.system, example.inputs, example=example.id, sample=self.index(number),
-                cache=self.rules.cache, settings=settings, samples=first,
-            )  # fmt: skip
+                system or self.system,
+                example.inputs,
+                example=example.id,
+                sample=self.index(number),
+                cache=self.rules.cache,
+                settings=settings,
+                samples=first,
+            )
             return Rollout(example, trace, number, teacher=teacher)
 
         rollouts = await self._all([partial(one, *each) for each in wanted])
@@ -193,33 +249,38 @@ class Sampler:
                     population.record(rollout.example.id, rollout.number, rollout.score)
         return rollouts
 
-    async def forks(self, wanted: Sequence[Fork]) -> list[Rollout]:
+    async def forks(self, wanted: Sequence[RolloutFork]) -> list[Rollout]:
         """Make forks concurrently, resampling the forked call and all calls after it; return them in order.
 
         Raises:
             TooManyFailures: see `raise_too_many_failures`.
         """
 
-        async def one(fork: Fork) -> Rollout:
+        async def one(fork: RolloutFork) -> Rollout:
             index = self.index(fork.number)
             trace = await self.executor.fork(
-                self.system, fork.of.trace, fork.address,
-                resample=index, sample=index,
+                self.system,
+                fork.of.trace,
+                fork.address,
+                resample=index,
+                sample=index,
                 settings=self.rules.settings.get(fork.of.trace.call(fork.address).component),
                 others=self.rules.settings,
-            )  # fmt: skip
+            )
             return Rollout(fork.of.example, trace, fork.number, fork.address)
 
         sizes = [_share(fork, self.system) for fork in wanted]
         return await self._all([partial(one, fork) for fork in wanted], sizes)
 
     async def _all(
-        self, factories: Sequence[Callable[[], Awaitable[Rollout]]], costs: Sequence[float] | None = None
+        self,
+        factories: Sequence[Callable[[], Awaitable[Rollout]]],
+        costs: Sequence[float] | None = None,
     ) -> list[Rollout]:
         """Make rollouts with bounded concurrency, and score them.
 
-        The budget is reserved and charged in order, so that a later rollout never takes the share of an
-        earlier one.
+        The budget is reserved and charged in order, so that a later rollout never takes the share
+        of an earlier one.
 
         Args:
             factories: start the rollouts.
@@ -229,7 +290,9 @@ class Sampler:
 
         async def one(make: Callable[[], Awaitable[Rollout]]) -> Rollout:
             rollout = await make()
-            scored = await score(self.executor, rollout.trace, self.metric, rollout.example, self.rules)
+            scored = await score(
+                self.executor, rollout.trace, self.metric, rollout.example, self.rules
+            )
             return replace(rollout, trace=scored)
 
         rollouts = await gather_ordered(
@@ -260,7 +323,8 @@ class Sampler:
         """Raise if too many rollouts are uninformative; call it after all rollouts of the step.
 
         Raises:
-            TooManyFailures: a larger share than ``rules.max_failed`` was lost, or failed in the metric.
+            TooManyFailures: a larger share than ``rules.max_failed`` was lost, or failed in the
+                metric.
         """
         counts = Counter[str]()
         for failure, n in self.failures.items():
@@ -270,14 +334,16 @@ class Sampler:
             raise_too_many_failures(counts.most_common(), self.made, self.rules)
 
 
-def _share(fork: Fork, system: System) -> float:
+def _share(fork: RolloutFork, system: System) -> float:
     """Return the maximum cost of a fork, in system runs.
 
-    A fork runs the descendants of the forked call. If conditions or loops decide which calls are made, or the
-    forked run failed before making them, that may be a whole run.
+    A fork runs the descendants of the forked call. If conditions or loops decide which calls are
+    made, or the forked run failed before making them, that may be a whole run.
     """
     trace = fork.of.trace
-    fixed = not any(isinstance(node.component, Composite) or node.when for node in system.nodes.values())
+    fixed = not any(
+        isinstance(node.component, Composite) or node.when for node in system.nodes.values()
+    )
     if not fixed or trace.failure is not None:
         return 1.0
     after = {fork.address}
@@ -302,7 +368,10 @@ def upstream_components(system: System, trained: Collection[str]) -> set[str]:
 
 def _components(component: Component) -> set[str]:
     """Return the names of a component and of the components in its body."""
-    return {component.name, *(component.body.components if isinstance(component, Composite) else ())}
+    return {
+        component.name,
+        *(component.body.components if isinstance(component, Composite) else ()),
+    }
 
 
 def calls_of(trace: Trace, components: Sequence[str]) -> list[Call]:
@@ -315,7 +384,9 @@ def rollout_settings(
 ) -> Mapping[str, Mapping[str, object]]:
     """Return the settings of components in rollouts: trained components sample at the same temperature."""
     return {
-        c: {"temperature": temperature} for c in components if "temperature" in system.components[c].settings
+        c: {"temperature": temperature}
+        for c in components
+        if "temperature" in system.components[c].settings
     }
 
 
@@ -323,7 +394,9 @@ def rollout_rules(
     rules: EvaluationRules, system: System, components: Sequence[str], settings: SamplingSettings
 ) -> EvaluationRules:
     """Return the evaluation rules of rollouts: their failure score, and the settings of components."""
-    failure_score = rules.failure_score if settings.failure_score is None else settings.failure_score
+    failure_score = (
+        rules.failure_score if settings.failure_score is None else settings.failure_score
+    )
     return replace(
         rules,
         failure_score=failure_score,

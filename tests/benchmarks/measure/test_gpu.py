@@ -7,10 +7,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
-from compound.benchmarks.measure.gpu import agreement, models, one_gpu  # noqa: E402
+from benchmarks.measure.gpu import agreement, models, one_gpu  # noqa: E402
 from numerics import GRADIENTS, LOGPROBS  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of families, about kernels that are not installed
+pytestmark = pytest.mark.filterwarnings(
+    "ignore"
+)  # of families, about kernels that are not installed
 
 
 @pytest.mark.parametrize("family", agreement.FAMILIES)

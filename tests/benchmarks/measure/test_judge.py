@@ -8,30 +8,23 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from compound.benchmarks.measure.judge import (
-    CUE,
+from benchmarks.measure.judge import (
     JudgeSettings,
-    comparison_request,
     judge,
     score_reply,
-    shorten_fields,
 )
 from compound.components.function import Function
-from compound.components.selector import Selector
-from compound.engine import Completion, Request
-from compound.errors import BudgetExhausted, CallError
+from compound.core.engine import Completion, Request
+from compound.core.errors import BudgetExhausted, CallError
 from compound.execution.budget import Budget, Meter
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
 from compound.graph.component import Input
 from compound.graph.system import System
 from compound.rewards.buffer import PairBuffer
-from compound.rewards.pairs import Draw, Pair
-from compound.rewards.sampling.candidates import Candidate
-from compound.rewards.template import Template
+from compound.rewards.candidates import Candidate
+from compound.rewards.pairs import Draw
 from compound.testing import ScriptedLM
 
 
@@ -39,12 +32,10 @@ def shorten(text: str) -> str:
     return text[:5]
 
 
-def weigh(x: float, by: float) -> float:
-    return x * by
-
-
 def small() -> System:
-    return System("small", outputs={"y": Function("short", shorten)(text=Input("text", str))}, lm="lm")
+    return System(
+        "small", outputs={"y": Function("short", shorten)(text=Input("text", str))}, lm="lm"
+    )
 
 
 def filled(inputs: int = 12, length: int = 0) -> PairBuffer:
@@ -53,9 +44,12 @@ def filled(inputs: int = 12, length: int = 0) -> PairBuffer:
     for i in range(inputs):
         outputs = {"one": 1.0, "one two": 0.5, "one two three": 0.0}
         found = tuple(
-            Candidate({"output": f"<{i}: {y}{'.' * length}>"}, (r,), certain=True) for y, r in outputs.items()
+            Candidate({"output": f"<{i}: {y}{'.' * length}>"}, (r,), certain=True)
+            for y, r in outputs.items()
         )
-        draw = Draw("short", "short", f"e{i}", "digest", {"text": f"[text {i}]" + "," * length}, found)
+        draw = Draw(
+            "short", "short", f"e{i}", "digest", {"text": f"[text {i}]" + "," * length}, found
+        )
         buffer.add([draw], 1)
     return buffer
 
@@ -97,24 +91,11 @@ class TestAccuracy:
         assert (found.mean, found.pairs, found.inputs) == (mean, 36, 12)
         assert len(requests) == 72
 
-    def test_one_readable_reply_of_two_counts_three_quarters(self) -> None:
-        found, _ = judged(lambda message: "A" if knowing(message) == " A." else "hm")
-        assert found.mean == 0.75
-
     def test_is_measured_on_at_most_so_many_pairs_of_as_many_inputs_as_possible(self) -> None:
         found, requests = judged(knowing, pairs=10)
         assert (found.pairs, found.inputs, len(requests)) == (10, 10, 20)
         found, _ = judged(knowing, pairs=14)
         assert (found.pairs, found.inputs) == (14, 12)
-
-    def test_says_nothing_of_too_few_inputs(self) -> None:
-        found, requests = judged(knowing, filled(3))
-        assert (found.mean, found.pairs, requests) == (0.5, 0, [])
-
-    def test_is_the_same_for_the_same_seed(self) -> None:
-        first, second = judged(knowing, pairs=5)[1], judged(knowing, pairs=5)[1]
-        assert first == second
-        assert judged(knowing, pairs=5, seed=1)[1] != first
 
 
 class TestExamples:
@@ -140,79 +121,27 @@ class TestExamples:
         assert all(not seen & judged_ for seen, judged_ in groups.items())
         assert set().union(*groups.values()) == {str(i) for i in range(40)}
 
-    def test_the_best_and_the_worst_output_of_each_input_come_first(self) -> None:
-        _, requests = judged(knowing)
-        shown = requests[0].split("Now compare")[0]
-        assert len(re.findall(r": one>\nThis output is good", shown)) >= 9
-        assert len(re.findall(r": one two three>\nThis output is bad", shown)) >= 9
-
     def test_held_out_inputs_are_judged_by_the_others(self) -> None:
         found, requests = judged(knowing, filled(40), held_out=True)
         assert 0 < found.inputs < 20
         questions = {re.findall(r"\[text (\d+)\]", m.split("Now compare")[1])[0] for m in requests}
-        examples = {n for m in requests for n in re.findall(r"\[text (\d+)\]", m.split("Now compare")[0])}
+        examples = {
+            n for m in requests for n in re.findall(r"\[text (\d+)\]", m.split("Now compare")[0])
+        }
         assert not questions & examples
-
-    def test_equal_inputs_of_two_examples_are_one_input(self) -> None:
-        buffer = filled(8)
-        for i in range(8):
-            draw = buffer.entries[i].draw
-            buffer.add([Draw("short", "short", f"again{i}", "digest", draw.inputs, draw.candidates)], 2)
-        _, requests = judged(knowing, buffer)
-        for message in requests:
-            shown, question = message.split("Now compare")
-            (number,) = set(re.findall(r"\[text (\d+)\]", question))
-            assert f"[text {number}]" not in shown
-
-
-class TestRequest:
-    template = Template.of(Function("short", shorten))
-    pair = Pair("short", "e", "d", {"text": "Lima"}, {"output": "good one"}, {"output": "bad one"}, 1.0)
-
-    def test_says_the_outputs_in_both_orders(self) -> None:
-        plain, swapped = (
-            comparison_request(self.template, self.pair, [], JudgeSettings(), swapped=swapped)
-            for swapped in (False, True)
-        )
-        assert asked_of(plain.messages[-1].text) == ["good one", "bad one"]
-        assert asked_of(swapped.messages[-1].text) == ["bad one", "good one"]
-        assert (plain.temperature, plain.cue) == (0.0, CUE)
-
-    def test_twenty_long_examples_fit_a_small_model(self) -> None:
-        """Four characters a token: 1,500 tokens of examples, and what frames them."""
-        _, requests = judged(knowing, filled(20, length=5_000))
-        assert max(map(len, requests)) < 4 * 2_800
-        shown = requests[0].split("Now compare")[0]
-        assert shown.count("This output is") == 20
-        assert len(shown) < 4 * 2_000
-
-    def test_a_label_is_an_output_like_any_other(self) -> None:
-        template = Template.of(Selector("model", "small", "large"))
-        pair = Pair("model", "e", "d", {"q": "why?"}, {"choice": "large"}, {"choice": "small"}, 1.0)
-        message = comparison_request(template, pair, [pair], JudgeSettings()).messages[-1].text
-        assert asked_of(message) == ["large", "small"]
-        assert "Output: large\nThis output is good." in message
-
-    def test_several_outputs_keep_their_names(self) -> None:
-        pair = Pair("short", "e", "d", {"text": "x"}, {"a": 1, "b": "yes"}, {"a": 2, "b": "no"}, 1.0)
-        message = comparison_request(self.template, pair, [], JudgeSettings()).messages[-1].text
-        assert "Output A: \na: 1\nb: yes" in message
-
-    def test_wired_settings_are_not_shown(self) -> None:
-        template = Template.of(Function("weigh", weigh, by=2.0))
-        pair = Pair("weigh", "e", "d", {"x": 1.0, "by": 9.0}, {"output": 1.0}, {"output": 2.0}, 1.0)
-        assert "by: " not in comparison_request(template, pair, [], JudgeSettings()).messages[-1].text
-
-    @given(st.dictionaries(st.text(min_size=1), st.text()), st.integers(0, 200))
-    def test_fields_never_take_more_than_their_room(self, values: dict[str, str], room: int) -> None:
-        text = shorten_fields(values, room)
-        names = sum(len(name) + len(": ") for name in values) + max(0, len(values) - 1)
-        assert len(text) <= max(room, 2 * len(values)) + names
 
 
 @pytest.mark.parametrize(
     ("text", "share"),
-    [("A", 1.0), (" a", 0.5), ("A\nB", 1.0), ("Output A", 0.5), ("AB", 0.5), ("", 0.5), ("(B)", 0.0)],
+    [
+        ("A", 1.0),
+        (" a", 0.5),
+        ("A\nB", 1.0),
+        ("Output A", 0.5),
+        ("AB", 0.5),
+        ("", 0.5),
+        ("(B)", 0.0),
+    ],
 )
 def test_only_a_letter_alone_is_a_verdict(text: str, share: float) -> None:
     assert score_reply(text, swapped=False) == share
@@ -229,7 +158,8 @@ class TestExecutor:
                 return executor.request("lm", request)
 
             return [
-                await judge(generate, filled(), small(), "short", JudgeSettings(pairs=5)) for _ in range(2)
+                await judge(generate, filled(), small(), "short", JudgeSettings(pairs=5))
+                for _ in range(2)
             ]
 
         first, second = asyncio.run(both())

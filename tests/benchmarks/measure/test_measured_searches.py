@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from compound.benchmarks.measure.searches.compare import main, summarize
-from compound.benchmarks.measure.searches.completions import StoredCompletions
-from compound.engine import Message, Request
-from compound.errors import DataError
+from benchmarks.measure.searches.compare import main, summarize
+from benchmarks.measure.searches.completions import StoredCompletions
+from compound.core.engine import Message, Request
+from compound.core.errors import DataError
 from compound.execution.cache import DiskCache
 from compound.testing import ScriptedLM
 
@@ -43,7 +43,10 @@ def make():
 @pytest.fixture
 def system(tmp_path: Path) -> Path:
     for split, count in (("train", 40), ("valid", 20), ("test", 12)):
-        rows = [{"id": f"{split}{i}", "question": f"{split} {i}?", "answer": "yes"} for i in range(count)]
+        rows = [
+            {"id": f"{split}{i}", "question": f"{split} {i}?", "answer": "yes"}
+            for i in range(count)
+        ]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     (tmp_path / "engine.py").write_text(ENGINE, encoding="utf-8")
     (tmp_path / "letters.yaml").write_text(SYSTEM, encoding="utf-8")
@@ -61,7 +64,12 @@ def test_greedy_completions_are_shared_whatever_the_seed(tmp_path: Path) -> None
     again = asyncio.run(engine.generate(ask("abc", seed=2, timeout=3.0)))
     assert first == again
     assert (first.text, len(lm.requests)) == ("cba", 1)
-    for other in (ask("abd"), ask("abc", stop=("b",)), ask("abc", max_tokens=3), ask("abc", cue="x")):
+    for other in (
+        ask("abd"),
+        ask("abc", stop=("b",)),
+        ask("abc", max_tokens=3),
+        ask("abc", cue="x"),
+    ):
         asyncio.run(engine.generate(other))
     assert len(lm.requests) == 5
 
@@ -82,9 +90,20 @@ def test_methods_are_compared_on_the_same_examples_and_the_file_is_extended(
 
     def command(methods: str, seeds: str, examples: int = 10) -> list[str]:
         return [
-            str(system), "--runs", str(tmp_path / "runs"), "--output", str(output), "--methods", methods,
-            "--budgets", "60,90", "--seeds", seeds, "--examples", str(examples),
-        ]  # fmt: skip
+            str(system),
+            "--runs",
+            str(tmp_path / "runs"),
+            "--output",
+            str(output),
+            "--methods",
+            methods,
+            "--budgets",
+            "60,90",
+            "--seeds",
+            seeds,
+            "--examples",
+            str(examples),
+        ]
 
     main(command("search", "0-1"))
     found = json.loads(output.read_text(encoding="utf-8"))

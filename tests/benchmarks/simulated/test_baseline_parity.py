@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compound.benchmarks.simulated.baseline_parity import COMPARED, compare, ours
+from benchmarks.simulated.baseline_parity import COMPARED, compare, ours
 from compound.optimizers.baselines.mipro.requests import TIPS
 
 RECORDED = json.loads(
@@ -21,7 +21,9 @@ def check(found: Any, components: int = 2) -> None:
     own, other = found["ours"], found["dspy"]
     assert own["evaluations"] == other["evaluations"]
     wasted = dict.fromkeys(("system", "component", "instruction"), components)
-    assert other["requests"] == {kind: n + wasted.get(kind, 0) for kind, n in own["requests"].items()}
+    assert other["requests"] == {
+        kind: n + wasted.get(kind, 0) for kind, n in own["requests"].items()
+    }
     for kind, information in other["information"].items():
         for name, share in information.items():
             assert own["information"][kind].get(name, 0.0) >= share, (kind, name)

@@ -9,11 +9,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from compound.benchmarks.measure import false_accepts
-from compound.benchmarks.measure.false_accepts import LEVELS, NAMES, all_flips_p, drawn, exact, flips_p, limit
-from compound.benchmarks.simulated.acceptance.gains import NONE, SOME
-from compound.benchmarks.simulated.acceptance.worlds import WORLDS
-from compound.evaluation.paired_tests import sign_flip_p
+from benchmarks.measure import false_accepts
+from benchmarks.measure.false_accepts import (
+    LEVELS,
+    NAMES,
+    all_flips_p,
+    exact,
+    flips_p,
+    limit,
+)
+from benchmarks.simulated.acceptance.gains import NONE
+from benchmarks.simulated.acceptance.worlds import WORLDS
+from compound.evaluation.acceptance import sign_flip_p
 
 RECORDED: dict[str, Any] = json.loads(false_accepts.OUTPUT.read_text(encoding="utf-8"))
 
@@ -26,11 +33,6 @@ def test_no_case_is_better_on_average(case: str) -> None:
     sample = gains.draw(np.random.default_rng(0), (1, 100_000))[0]
     assert -1 <= sample.min() <= sample.max() <= 1
     assert abs(sample.mean() - gains.mean) < 5 * sample.std() / np.sqrt(len(sample))
-
-
-@pytest.mark.parametrize("case", SOME)
-def test_the_improvements_are_better_on_average(case: str) -> None:
-    assert SOME[case].draw(np.random.default_rng(0), (1, 100_000)).mean() > 0.04
 
 
 def test_the_enumeration_is_that_by_hand() -> None:
@@ -59,13 +61,6 @@ def test_the_limit_is_the_quantile_of_the_binomial() -> None:
     assert stats.binom.cdf(limit(2_000, 0.05) - 1, 2_000, 0.05) < 0.999
 
 
-def test_a_few_drawn_samples_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(false_accepts, "SAMPLES", 40)
-    found = drawn("small gains, rare collapse", 10)
-    assert found["bounded mean"] == [0, 0]
-    assert found["sign flips"][0] > 20
-
-
 class TestRecorded:
     def test_the_bounded_test_is_below_its_level_in_every_enumerated_case(self) -> None:
         cases = RECORDED["exact"]["cases"]
@@ -73,13 +68,18 @@ class TestRecorded:
         for sizes in cases.values():
             assert list(sizes) == ["10", "20", "40", "80", "200"]
             for rates in sizes.values():
-                assert all(rate <= level for rate, level in zip(rates["bounded mean"], LEVELS, strict=True))
+                assert all(
+                    rate <= level for rate, level in zip(rates["bounded mean"], LEVELS, strict=True)
+                )
 
     def test_the_bounded_test_is_within_the_limit_in_every_drawn_case(self) -> None:
         part = RECORDED["drawn"]
         for sizes in part["cases"].values():
             for counts in sizes.values():
-                assert all(n <= most for n, most in zip(counts["bounded mean"], part["limits"], strict=True))
+                assert all(
+                    n <= most
+                    for n, most in zip(counts["bounded mean"], part["limits"], strict=True)
+                )
 
     @pytest.mark.parametrize("case", ["+0.05 on 95 %, -1 on 5 %", "+0.1 on 60 %, -1 on 6 %"])
     def test_the_numbers_are_those_of_the_code(self, case: str) -> None:

@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import pytest
 
-from compound.benchmarks.measure.cluster import base_memory
-from compound.benchmarks.measure.cluster import layouts as measured
-from compound.benchmarks.simulated.layouts.costs import BASES, GB, Base, Costs, Device, Efficiency
-from compound.benchmarks.simulated.layouts.sampling import Load, Replica, sampling_time
-from compound.benchmarks.simulated.layouts.steps import ADAPTERS, Layout, layouts, step_time
+from benchmarks.measure.cluster import base_memory
+from benchmarks.measure.cluster import layouts as measured
+from benchmarks.simulated.layouts.costs import BASES, GB, Base, Costs, Device, Efficiency
+from benchmarks.simulated.layouts.sampling import Load, SimulatedReplica, sampling_time
+from benchmarks.simulated.layouts.steps import ADAPTERS, Layout, layouts, step_time
 
 # One token of one request takes 0.1 s (10 GB of weights at 100 GB/s) if its cache is negligible.
 DEVICE = Device("d", flops=1e12, bandwidth=100 * GB, memory=100 * GB, host=10 * GB)
@@ -21,7 +21,9 @@ ALONE = Load(examples=1, group=1, calls=1, prompt=100, answer=10, spread=0.0, dr
 
 
 def test_costs_by_hand() -> None:
-    assert COSTS.base.cache == 4.0  # keys and values of one layer, one head and one number, two bytes each
+    assert (
+        COSTS.base.cache == 4.0
+    )  # keys and values of one layer, one head and one number, two bytes each
     assert COSTS.group == 1
     assert COSTS.decoding(1, 0) == pytest.approx(0.1)
     assert COSTS.decoding(1, 25 * GB) == pytest.approx(0.1 + 1.0)  # and 100 GB of cache
@@ -33,7 +35,9 @@ def test_costs_by_hand() -> None:
 
 
 def test_a_base_that_needs_several_gpus_is_read_by_all_of_them() -> None:
-    large = replace(COSTS, base=replace(COSTS.base, parameters=100e9))  # 200 GB of weights, 60 per GPU
+    large = replace(
+        COSTS, base=replace(COSTS.base, parameters=100e9)
+    )  # 200 GB of weights, 60 per GPU
     assert large.group == 4
     assert large.decoding(1, 0) == pytest.approx(200 / 400)
 
@@ -52,7 +56,7 @@ def test_samples_of_a_group_share_their_first_prompt_and_the_steps() -> None:
 
 
 def test_a_new_request_stops_the_others_while_its_prompt_is_read() -> None:
-    replica = Replica(COSTS, context=0)
+    replica = SimulatedReplica(COSTS, context=0)
     replica.start(0, prompt=0, read=100, tokens=10)
     assert replica.next_end() == pytest.approx(2.0)
     replica.advance(1.5)  # five of ten tokens
@@ -92,7 +96,8 @@ def test_more_replicas_never_sample_much_slower(base: str) -> None:
 def test_steps_of_layouts() -> None:
     load = replace(ALONE, examples=6, calls=2)
     turns, after, overlapping = (
-        step_time(COSTS, load, layout, 0) for layout in (Layout(4), Layout(2, 2), Layout(2, 2, overlaps=True))
+        step_time(COSTS, load, layout, 0)
+        for layout in (Layout(4), Layout(2, 2), Layout(2, 2, overlaps=True))
     )
     tokens = 6 * 2 * (100 + 10)
     assert turns.training == pytest.approx(6 * 5e9 * tokens / 1e12 / 4)
@@ -146,7 +151,10 @@ def test_the_guides_advice_follows_from_the_results() -> None:
                 elif int(gpus) == 2 or (int(gpus) == 4 and base == "32B"):
                     assert steps["in turns"] <= min(steps.values())
     assert (round(100 * min(faster)), round(100 * max(faster))) == (3, 27)
-    train = {base: by_gpus["8"]["fixed"]["overlapping"]["training_gpus"] for base, by_gpus in scaling.items()}
+    train = {
+        base: by_gpus["8"]["fixed"]["overlapping"]["training_gpus"]
+        for base, by_gpus in scaling.items()
+    }
     assert train == {"0.6B": 2, "8B": 5, "32B": 6}
     fixed, growing = (
         [scaling["8B"][gpus][kind]["overlapping"]["step"] for gpus in ("8", "64")] for kind in kinds

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compound.benchmarks.simulated.relay_searches import (
+from benchmarks.simulated.relay_searches import (
     METHODS,
     OUTPUT,
     SYSTEMS,
@@ -29,7 +29,10 @@ def test_a_search_takes_its_runs_and_improves_the_start() -> None:
 
 def test_a_committed_score_is_measured_again() -> None:
     stored = json.loads(Path(OUTPUT).read_text(encoding="utf-8"))["methods"]
-    assert round(share(SYSTEM, "random", 130, SEED), 4) == stored["random"][SYSTEM]["130"]["values"][SEED]
+    assert (
+        round(share(SYSTEM, "random", 130, SEED), 4)
+        == stored["random"][SYSTEM]["130"]["values"][SEED]
+    )
 
 
 @pytest.mark.parametrize("name", METHODS)

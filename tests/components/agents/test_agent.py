@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
-from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
@@ -14,11 +13,11 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 import compound as cp
-from compound.benchmarks.agents.arithmetic import calculate
-from compound.engine import Completion, Message, Request, ToolCall
-from compound.errors import DeclarationError, RunFailed
+from benchmarks.agents.arithmetic import calculate
+from compound.core.engine import Completion, Message, ToolCall
+from compound.core.errors import DeclarationError, RunFailed
 from compound.execution.trace import from_json, to_json
-from compound.graph.survey import RunLimits, survey
+from compound.graph.call_counts import count_calls
 from compound.testing import ScriptedLM
 
 
@@ -57,8 +56,12 @@ def run(agent: cp.Agent, lm: ScriptedLM, **options: Any) -> cp.Trace:
 
 
 def native(*calls: tuple[str, str], text: str = "") -> Completion:
-    made = tuple(ToolCall(f"id{number}", name, arguments) for number, (name, arguments) in enumerate(calls))
-    return Completion(text, cp.Usage(1, 5, 5), "tool_calls" if made else "stop", tool_calls=made)
+    made = tuple(
+        ToolCall(f"id{number}", name, arguments) for number, (name, arguments) in enumerate(calls)
+    )
+    return Completion(
+        text, cp.ext.Usage(1, 5, 5), "tool_calls" if made else "stop", tool_calls=made
+    )
 
 
 class TestTurns:
@@ -74,7 +77,9 @@ class TestTurns:
             ("agent[2]/turn", "agent_turn"),
         ]
         assert trace.call("agent[1]/turn").parents == ("agent[0]/turn", "agent[0]/tools[0]/call")
-        assert trace.call("agent[2]/turn").parents == tuple(call.address for call in trace.calls[:4])
+        assert trace.call("agent[2]/turn").parents == tuple(
+            call.address for call in trace.calls[:4]
+        )
         assert trace.ends == ("agent[2]/turn",)
 
     def test_the_model_reads_the_results(self) -> None:
@@ -89,7 +94,12 @@ class TestTurns:
 
     def test_errors_of_calls_are_results(self) -> None:
         lm = ScriptedLM(
-            [act("look_up", city="Rome"), act("look_up", town="Lima"), act("fly"), final("I give up")]
+            [
+                act("look_up", city="Rome"),
+                act("look_up", town="Lima"),
+                act("fly"),
+                final("I give up"),
+            ]
         )
         trace = run(cp.Agent("agent", [look_up]), lm)
         results = [call.outputs["result"] for call in trace.calls_of("agent_call")]
@@ -116,7 +126,9 @@ class TestTurns:
         def long() -> str:
             return "x" * 10_000
 
-        trace = run(cp.Agent("agent", [long], max_result=100), ScriptedLM([act("long"), final("done")]))
+        trace = run(
+            cp.Agent("agent", [long], max_result=100), ScriptedLM([act("long"), final("done")])
+        )
         assert trace.calls_of("agent_call")[0].outputs["result"] == "x" * 100 + "\n[cut]"
 
     def test_a_transient_error_of_a_tool_is_retried(self) -> None:
@@ -134,7 +146,9 @@ class TestTurns:
         assert (call.outputs["result"], call.attempts) == ("fine", 3)
 
     def test_a_model_without_actions_answers(self) -> None:
-        assert run(cp.Agent("agent", [add]), ScriptedLM(["Just text."])).outputs == {"answer": "Just text."}
+        assert run(cp.Agent("agent", [add]), ScriptedLM(["Just text."])).outputs == {
+            "answer": "Just text."
+        }
 
     def test_without_tools_it_is_one_call(self) -> None:
         trace = run(cp.Agent("agent", []), ScriptedLM([final("Lima")]))
@@ -147,7 +161,9 @@ class TestTurns:
         lm = ScriptedLM([*replies, *[final("end")] * 6])
         trace = run(cp.Agent("agent", [add], max_turns=turns), lm, check=False)
         assert 1 <= len(trace.calls_of("agent_turn")) <= turns
-        assert 0 <= len(lm.requests) - len(trace.calls_of("agent_turn")) <= 1  # one call in the last turn
+        assert (
+            0 <= len(lm.requests) - len(trace.calls_of("agent_turn")) <= 1
+        )  # one call in the last turn
 
 
 class TestNative:
@@ -252,7 +268,9 @@ class TestOutputs:
         self, kind: Any, text: str, answer: object
     ) -> None:
         outputs = cp.Agent("agent", [add], output=kind, reasks=0)(question=cp.Input("question"))
-        system = cp.System("s", {"y": outputs.answer if isinstance(kind, dict) else outputs}, lm="m")
+        system = cp.System(
+            "s", {"y": outputs.answer if isinstance(kind, dict) else outputs}, lm="m"
+        )
         trace = cp.run(system, {"question": "?"}, engines={"m": ScriptedLM([text])})
         assert trace.outputs == {"y": answer}
 
@@ -262,7 +280,9 @@ class TestOutputs:
             """Write a text."""
             return text.upper()
 
-        lm = ScriptedLM(['{"tool": "write", "arguments": {"text": "a\nb"}}', '{"answer": "first\n\tsecond"}'])
+        lm = ScriptedLM(
+            ['{"tool": "write", "arguments": {"text": "a\nb"}}', '{"answer": "first\n\tsecond"}']
+        )
         trace = run(cp.Agent("agent", [write]), lm)
         assert trace.calls_of("agent_call")[0].outputs["result"] == "A\nB"
         assert trace.outputs == {"answer": "first\n\tsecond"}
@@ -313,7 +333,9 @@ class TestForks:
 
         async def forked() -> tuple[cp.Trace, cp.Trace, cp.Trace]:
             trace = await executor.run(system, {"question": "?"})
-            changed = await executor.fork(system, trace, "agent[0]/tools[0]/call", outputs={"result": "99"})
+            changed = await executor.fork(
+                system, trace, "agent[0]/tools[0]/call", outputs={"result": "99"}
+            )
             outputs = {**trace.call("agent[0]/turn").outputs, "tool_calls": [], "output": "early"}
             ended = await executor.fork(system, trace, "agent[0]/turn", outputs=outputs)
             return trace, changed, ended
@@ -331,7 +353,9 @@ class TestForks:
         executor = cp.Executor({"m": lm})
 
         async def forked() -> cp.Trace:
-            trace = from_json(json.loads(json.dumps(to_json(await executor.run(system, {"question": "?"})))))
+            trace = from_json(
+                json.loads(json.dumps(to_json(await executor.run(system, {"question": "?"}))))
+            )
             return await executor.fork(system, trace, "agent[1]/turn", resample=1)
 
         assert asyncio.run(forked()).outputs == {"answer": "3"}
@@ -354,7 +378,11 @@ class TestForks:
 
 class TestTunedTools:
     agent = cp.Agent(
-        "agent", [add, look_up], prompt=cp.Text("Answer."), tune_tools=True, max_turns=cp.Int(1, 4, value=2)
+        "agent",
+        [add, look_up],
+        prompt=cp.Text("Answer."),
+        tune_tools=True,
+        max_turns=cp.Int(1, 4, value=2),
     )
 
     def test_the_texts_are_parameters(self) -> None:
@@ -391,7 +419,11 @@ class TestTunedTools:
         from compound.execution.cache import MemoryCache
 
         executor = cp.Executor(
-            {"m": ScriptedLM([act("add", a=1, b=2), final("3"), act("plus", a=1, b=2), final("3")])},
+            {
+                "m": ScriptedLM(
+                    [act("add", a=1, b=2), final("3"), act("plus", a=1, b=2), final("3")]
+                )
+            },
             cache=MemoryCache(),
         )
         system = system_of(cp.Agent("agent", [add], tune_tools=True))
@@ -411,48 +443,11 @@ class TestTunedTools:
         assert again.signature == system_of(agent).signature
 
 
-class TestBounds:
-    def requests(
-        self, agent: cp.Agent, script: Callable[[str], str], **options: Any
-    ) -> tuple[Any, list[Request]]:
-        system = system_of(agent)
-        question = "What is the sum of these numbers? " * 20
-        found = survey(system, RunLimits([cp.Example("e", {"question": question})], lms=("m",)))
-        lm = ScriptedLM(script, **options)
-        cp.run(system, {"question": question}, engines={"m": lm}, check=False)
-        return found, lm.requests
-
-    @pytest.mark.parametrize("native_tools", [False, True])
-    def test_every_request_is_within_the_bounds(self, native_tools: bool) -> None:
-        @cp.tool
-        def long(text: str) -> str:
-            return text * 300
-
-        agent = cp.Agent("agent", [long], prompt="Go on.", max_turns=5, max_calls=3, max_result=500, reasks=0)
-
-        def text(_: str) -> str:
-            return act("long", text="äöü")
-
-        def calls(_: str) -> Any:
-            return native(*[("long", '{"text": "abc"}')] * 3)
-
-        found, requests = self.requests(agent, calls if native_tools else text, native_tools=native_tools)
-        use = found.uses["agent_turn"]
-        assert use.calls == 5
-        assert found.uses["agent_call"].calls == 15
-        assert len(requests) == 5
-        (bound,) = use.requests
-        for request in requests:
-            size = sum(len(message.text.encode()) for message in request.messages)
-            assert size <= bound.prompt.bytes + bound.prompt.tokens
-            assert len(request.messages) <= bound.messages
-
-    def test_the_bounds_are_finite(self) -> None:
-        found, _ = self.requests(cp.Agent("agent", [add], tune_tools=True), lambda _: final("3"))
-        bound, again = found.uses["agent_turn"].requests
-        assert bound.prompt.finite
-        assert again.prompt.finite
-        assert found.counted == 8 + 8 * 4
+class TestLimits:
+    def test_calls_are_counted_before_a_run(self) -> None:
+        agent = cp.Agent("agent", [add], max_turns=5, max_calls=3)
+        counts = {name: str(count) for name, count in count_calls(system_of(agent)).items()}
+        assert counts == {"agent_turn": "at most 5", "agent_call": "at most 15"}
 
     def test_a_budget_ends_a_run(self) -> None:
         from compound.execution.budget import Budget, Meter

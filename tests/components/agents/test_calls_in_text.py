@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 import compound as cp
-from compound.engine import Completion, FinishReason, Usage
+from compound.core.engine import Completion, FinishReason, Usage
 from compound.testing import ScriptedLM
 
 
@@ -32,7 +32,10 @@ def answered(script: list[Any], output: Any, **settings: Any) -> tuple[object, S
     agent = cp.Agent("agent", prompt="P", tools=[add], output=output, **settings)
     lm = ScriptedLM([one if isinstance(one, Completion) else Completion(one) for one in script])
     trace = cp.run(
-        cp.System("s", {"y": agent(q=cp.Input("q"))}, lm="m"), {"q": "1+2"}, engines={"m": lm}, check=False
+        cp.System("s", {"y": agent(q=cp.Input("q"))}, lm="m"),
+        {"q": "1+2"},
+        engines={"m": lm},
+        check=False,
     )
     return trace.outputs.get("y") if trace.failure is None else trace.failure, lm
 
@@ -98,7 +101,9 @@ def test_a_call_in_any_spelling_runs_the_tool(call: str) -> None:
         '<think>{"tool": "add", "arguments": {"a": 9}}',
     ],
 )
-def test_what_looks_like_a_call_is_asked_for_again_and_never_an_answer(text: str, output: Any) -> None:
+def test_what_looks_like_a_call_is_asked_for_again_and_never_an_answer(
+    text: str, output: Any
+) -> None:
     found, lm = answered([text, '{"answer": "5"}'], output)
     assert found == output("5")
     assert lm.requests[1].messages[-1].text.startswith("The answer is invalid: ")
@@ -116,7 +121,9 @@ def test_a_call_of_a_missing_tool_is_answered_to_the_model() -> None:
 
 @pytest.mark.parametrize("enforce", [True, False])
 def test_objects_of_the_output_type_are_answers(enforce: bool) -> None:
-    assert answered(['{"name": "Ada", "age": 3}'], Person, enforce=enforce)[0] == Person(name="Ada", age=3)
+    assert answered(['{"name": "Ada", "age": 3}'], Person, enforce=enforce)[0] == Person(
+        name="Ada", age=3
+    )
     step = Step(name="Ada", arguments={"x": 1})
     assert answered(['{"name": "Ada", "arguments": {"x": 1}}'], Step, enforce=enforce)[0] == step
     for text in (

@@ -16,14 +16,17 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
-from compound.benchmarks.simulated.toy_model import make_toy_model  # noqa: E402
-from compound.engine import TokenRecord  # noqa: E402
+from benchmarks.simulated.toy_model import make_toy_model  # noqa: E402
+from compound.core.engine import TokenRecord  # noqa: E402
 from compound.graph.space import LoRA  # noqa: E402
 from compound.optimizers.weights.learner import forward as forward_module  # noqa: E402
 from compound.optimizers.weights.learner.adapters import Adapters  # noqa: E402
 from compound.optimizers.weights.learner.batching import micro_batches  # noqa: E402
-from compound.optimizers.weights.learner.conversations import conversations, whole  # noqa: E402
-from compound.optimizers.weights.learner.forward import NEVER, WHERE_FEWER_TOKENS, forward  # noqa: E402
+from compound.optimizers.weights.learner.forward import (  # noqa: E402  # noqa: E402
+    conversations,
+    forward,
+    whole,
+)
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 
 CLOSE = 1e-4  # of gradients in float32, relative to the largest
@@ -97,7 +100,9 @@ def test_only_sampled_tokens_are_targets(adapters: Adapters) -> None:
 
 @given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 5))
 @settings(deadline=None, max_examples=50)
-def test_conversations_divide_the_samples_into_chains_of_prefixes(seed: int, count: int, turns: int) -> None:
+def test_conversations_divide_the_samples_into_chains_of_prefixes(
+    seed: int, count: int, turns: int
+) -> None:
     samples = talks(count, turns, random.Random(seed))
     chains = conversations(samples)
     assert sorted(id(s) for chain in chains for s in chain) == sorted(map(id, samples))
@@ -124,7 +129,7 @@ def test_a_turn_whose_tokens_do_not_continue_is_separate() -> None:
 @settings(deadline=None, max_examples=50)
 def test_micro_batches_keep_conversations_together(seed: int, most: int, shared: bool) -> None:
     samples = talks(5, 3, random.Random(seed))
-    batches = micro_batches(samples, most, sharing=WHERE_FEWER_TOKENS if shared else NEVER)
+    batches = micro_batches(samples, most, share=shared)
     assert sorted(id(s) for batch in batches for s in batch) == sorted(map(id, samples))
     for chain in conversations(samples):
         if len(chain) > 1:

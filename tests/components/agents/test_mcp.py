@@ -16,18 +16,18 @@ from typing import Any
 import pytest
 
 import compound as cp
-from compound.benchmarks.agents.arithmetic import evaluate
-from compound.benchmarks.agents.catalogue import Kind, pages, products, questions
-from compound.components.tools.mcp_server import MCPServer, Session
-from compound.concurrency.sessions import Sessions
-from compound.errors import CompoundError, DeclarationError, TransientError
+from benchmarks.agents.arithmetic import evaluate
+from benchmarks.agents.catalogue import Kind, pages, products, questions
+from compound.components.tools.mcp_server import MCPServer, MCPSession
+from compound.core.errors import CompoundError, DeclarationError, TransientError
+from compound.core.loops import Sessions
 from compound.testing import ScriptedLM
 from recording_server import RecordingServer
 
 pytest.importorskip("mcp")
 ROOT = Path(__file__).parents[3]
-CALCULATOR = (sys.executable, "-m", "compound.benchmarks.agents.calculator_server")
-SEARCH = (sys.executable, "-m", "compound.benchmarks.agents.search_server")
+CALCULATOR = (sys.executable, "-m", "benchmarks.agents.calculator_server")
+SEARCH = (sys.executable, "-m", "benchmarks.agents.search_server")
 PROGRAM = '''
 import os, sys, time
 from mcp.server import MCPServer
@@ -112,11 +112,19 @@ class Listing(RecordingServer):
         version = asked.get("params", {}).get("protocolVersion")
         info = {"name": "x", "version": "1"}
         results = {
-            "initialize": {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info},
+            "initialize": {
+                "protocolVersion": version,
+                "capabilities": {"tools": {}},
+                "serverInfo": info,
+            },
             "tools/list": {"tools": [{"name": "go", **self.tool}]},
             "tools/call": {"content": [{"type": "unknown"}]},
         }
-        found = {"jsonrpc": "2.0", "id": asked.get("id"), "result": results.get(asked.get("method"), {})}
+        found = {
+            "jsonrpc": "2.0",
+            "id": asked.get("id"),
+            "result": results.get(asked.get("method"), {}),
+        }
         return json.dumps(found).encode()
 
 
@@ -124,11 +132,19 @@ class TestServers:
     @pytest.mark.parametrize(
         "schema",
         [
-            {"$ref": "#"}, True, None, {}, [], {"type": "string"}, {"type": ["object", "null"]},
-            {"type": "object", "$ref": "#"}, {"type": "object", "properties": {"a": {"$ref": "http://x/y"}}},
-            {"type": "object", "required": "a"}, {"type": "object", "properties": {"a": {"type": "odd"}}},
+            {"$ref": "#"},
+            True,
+            None,
+            {},
+            [],
+            {"type": "string"},
+            {"type": ["object", "null"]},
+            {"type": "object", "$ref": "#"},
+            {"type": "object", "properties": {"a": {"$ref": "http://x/y"}}},
+            {"type": "object", "required": "a"},
+            {"type": "object", "properties": {"a": {"type": "odd"}}},
         ],
-    )  # fmt: skip
+    )
     def test_a_tool_with_an_invalid_schema_is_refused(self, schema: Any) -> None:
         with Listing.running() as listing:
             listing.tool = {"inputSchema": schema}
@@ -137,7 +153,11 @@ class TestServers:
 
     def test_references_of_schemas_may_be_escaped(self) -> None:
         names = {"a/b c": {"type": "integer"}}
-        schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/a~1b%20c"}}, "$defs": names}
+        schema = {
+            "type": "object",
+            "properties": {"a": {"$ref": "#/$defs/a~1b%20c"}},
+            "$defs": names,
+        }
         with Listing.running() as listing:
             listing.tool = {"inputSchema": schema}
             (tool,) = cp.Tool.from_mcp(MCPServer(url=f"{listing.url}/mcp"))
@@ -147,7 +167,9 @@ class TestServers:
         with Listing.running() as listing:
             listing.tool = {"inputSchema": {"type": "object"}}
             (tool,) = cp.Tool.from_mcp(MCPServer(url=f"{listing.url}/mcp"))
-            assert "returned an invalid answer to 'go'" in asyncio.run(tool.answer("{}", Sessions()))
+            assert "returned an invalid answer to 'go'" in asyncio.run(
+                tool.answer("{}", Sessions())
+            )
 
     def test_the_servers_of_the_benchmark(self) -> None:
         (calculate,) = cp.Tool.from_mcp(server(*CALCULATOR))
@@ -187,7 +209,9 @@ class TestServers:
         assert asyncio.run(ask()) == ["a file", '{"n": 1}']
 
     def test_unknown_tools_and_settings(self) -> None:
-        with pytest.raises(DeclarationError, match="has no tool 'calculat'.*did you mean 'calculate'"):
+        with pytest.raises(
+            DeclarationError, match="has no tool 'calculat'.*did you mean 'calculate'"
+        ):
             cp.Tool.from_mcp(server(*CALCULATOR), only=["calculat"])
         with pytest.raises(DeclarationError, match="exactly one of command and url"):
             cp.Tool.from_mcp(command=["a"], url="http://127.0.0.1:1/mcp")
@@ -243,20 +267,22 @@ class TestSessions:
 
         asyncio.run(ask())
 
-    def test_a_server_that_hangs_is_left(self, odd: MCPServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_server_that_hangs_is_left(
+        self, odd: MCPServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         from dataclasses import replace
 
         tools = cp.Tool.from_mcp(odd)
         hang = named(tools, "hang")
         impatient = replace(hang, source=replace(hang.source, server=replace(odd, timeout=0.2)))  # type: ignore[type-var]
-        start = Session.start
+        start = MCPSession.start
 
-        async def start_in_time(session: Session) -> None:
+        async def start_in_time(session: MCPSession) -> None:
             limited, session._server = session._server, odd
             await start(session)
             session._server = limited
 
-        monkeypatch.setattr(Session, "start", start_in_time)
+        monkeypatch.setattr(MCPSession, "start", start_in_time)
 
         async def ask() -> None:
             sessions = Sessions()
@@ -365,9 +391,13 @@ def test_an_agent_with_both_servers() -> None:
             else replies[0]
         )
 
-    trace = cp.run(system, {"question": "How much are 3 oak vases?"}, engines={"m": ScriptedLM(reply)})
+    trace = cp.run(
+        system, {"question": "How much are 3 oak vases?"}, engines={"m": ScriptedLM(reply)}
+    )
     assert trace.outputs == {"answer": str(3 * price)}
-    assert [call.outputs.get("result", "") for call in trace.calls if call.component == "agent_call"] == [
+    assert [
+        call.outputs.get("result", "") for call in trace.calls if call.component == "agent_call"
+    ] == [
         f"oak vase: The oak vase costs {price} dollars. It is made to order.",
         str(3 * price),
     ]

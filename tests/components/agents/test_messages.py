@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import compound as cp
-from compound.components.engines.chat_format import calls_from_json, messages_to_json, tools_to_json
-from compound.components.engines.local import tool_template
-from compound.components.engines.remote import max_prompt_tokens
-from compound.components.engines.vllm import chat as vllm_chat
-from compound.engine import AnswerFormat, Completion, Message, Request, ToolCall, ToolSpec
-from compound.errors import DeclarationError, ParseError, RunFailed
-from compound.execution.calls.request_key import request_key
+from compound.core.engine import AnswerFormat, Completion, Message, Request, ToolCall, ToolSpec
+from compound.core.errors import DeclarationError, ParseError, RunFailed
+from compound.engines.chat_format import calls_from_json, messages_to_json, tools_to_json
+from compound.engines.local.chat_tokens import read_calls, turns_of
+from compound.engines.remote import max_prompt_tokens
+from compound.engines.vllm import api as vllm_api
+from compound.execution.caller import request_key
 from compound.execution.exchange import Exchange, record_exchange
 from compound.execution.tool_text import from_text, to_text
 from compound.graph.configuration import digest
@@ -40,8 +40,12 @@ class TestKeys:
     def test_text_requests_keep_the_keys_of_earlier_versions(self) -> None:
         request = Request(
             (Message("system", "Be brief."), Message("user", "Grüße?")),
-            max_tokens=9, temperature=0.5, stop=("x",), seed=7, cue="A:",
-        )  # fmt: skip
+            max_tokens=9,
+            temperature=0.5,
+            stop=("x",),
+            seed=7,
+            cue="A:",
+        )
         key = digest(["ask", "m", request_key(request)])
         assert key == "6a71032f544ff26314ac664cc7c44ca9847c982f92468119441df79749582568"
         choices = Request((Message("user", "Hi"),), format=AnswerFormat(choices=("a", "b")))
@@ -94,14 +98,20 @@ class TestText:
         turn = Message("assistant", said, (CALL, ToolCall("call_8", "halve", '{"a": 6}')))
         results = (Message("tool", "4", (), "call_7"), Message("tool", "3", (), "call_8"))
         shown = to_text(Request((TURNS[0], turn, *results), tools=(HALVE,))).messages
-        calls = ['{"tool": "halve", "arguments": {"a": 8}}', '{"tool": "halve", "arguments": {"a": 6}}']
+        calls = [
+            '{"tool": "halve", "arguments": {"a": 8}}',
+            '{"tool": "halve", "arguments": {"a": 6}}',
+        ]
         assert shown[1].text == "\n".join(filter(None, [said, *calls]))
 
     @pytest.mark.parametrize(
         ("text", "name"),
         [
             ('I halve {a}: {"tool": "halve", "arguments": {"a": 8}}', "halve"),
-            ('<think>{"tool": "double"}?</think>\n{"tool": "halve", "arguments": {"a": 8}}', "halve"),
+            (
+                '<think>{"tool": "double"}?</think>\n{"tool": "halve", "arguments": {"a": 8}}',
+                "halve",
+            ),
             ('{"steps": [{"tool": "halve"}]}', None),
             ('{"steps": [{"tool": "halve"}', None),
         ],
@@ -112,7 +122,10 @@ class TestText:
 
     def test_the_own_text_of_a_call_is_shown_verbatim(self) -> None:
         turn = Message("assistant", 'So: {"tool":"halve","arguments":{"a":8}}', (CALL,))
-        assert to_text(Request((TURNS[0], turn, TURNS[2]), tools=(HALVE,))).messages[1].text == turn.text
+        assert (
+            to_text(Request((TURNS[0], turn, TURNS[2]), tools=(HALVE,))).messages[1].text
+            == turn.text
+        )
 
 
 class TestWire:
@@ -139,30 +152,36 @@ class TestWire:
             ([{"id": "x", "function": {"name": ""}}, {"id": "y"}], ()),
         ],
     )
-    def test_malformed_calls_of_servers(self, found: object, expected: tuple[ToolCall, ...]) -> None:
+    def test_malformed_calls_of_servers(
+        self, found: object, expected: tuple[ToolCall, ...]
+    ) -> None:
         assert calls_from_json(found) == expected
 
     def test_vllm_sends_tools_and_reads_calls(self) -> None:
         request = Request(TURNS, tools=(HALVE,))
-        sent = vllm_chat.body(request, "m", {})
+        sent = vllm_api.body(request, "m", {})
         assert sent["tools"] == tools_to_json([HALVE])
         calls = [{"id": "c", "type": "function", "function": {"name": "halve", "arguments": "{}"}}]
         answer: Mapping[str, Any] = {
-            "choices": [{"finish_reason": "tool_calls", "message": {"content": None, "tool_calls": calls}}]
+            "choices": [
+                {"finish_reason": "tool_calls", "message": {"content": None, "tool_calls": calls}}
+            ]
         }
-        found, _ = vllm_chat.completion(request, answer, cp.Usage(1, 9, 9))
+        found, _ = vllm_api.completion(request, answer, cp.ext.Usage(1, 9, 9))
         assert (found.text, found.finish_reason) == ("", "tool_calls")
         assert found.tool_calls == (ToolCall("c", "halve", "{}"),)
 
     def test_the_bound_of_a_prompt_covers_tools_calls_and_images(self) -> None:
         plain = max_prompt_tokens(Request((TURNS[0],)))
-        full = max_prompt_tokens(Request((Message("user", ("Half of 8?", DOT)), *TURNS[1:]), tools=(HALVE,)))
+        full = max_prompt_tokens(
+            Request((Message("user", ("Half of 8?", DOT)), *TURNS[1:]), tools=(HALVE,))
+        )
         assert full > plain + 50_000 + len(json.dumps(tools_to_json([HALVE])))
 
 
 class TestTemplates:
     def test_arguments_are_values_and_results_are_named(self) -> None:
-        _, assistant, tool = tool_template.turns(TURNS)
+        _, assistant, tool = turns_of(TURNS)
         assert assistant["tool_calls"][0]["function"]["arguments"] == {"a": 8}
         assert tool["name"] == "halve"
 
@@ -170,12 +189,12 @@ class TestTemplates:
         "text", ["Hi", "<tool_call>no JSON</tool_call>", '<tool_call>{"a": 1}</tool_call>']
     )
     def test_other_texts_are_answers(self, text: str) -> None:
-        assert tool_template.read_calls(text) == (text, ())
+        assert read_calls(text) == (text, ())
 
     def test_calls_and_other_texts_are_separated(self) -> None:
         call = '<tool_call>\n{"name": "halve", "arguments": {"a": %d}}\n</tool_call>'
         text = f"One. {call % 8} <tool_call>no JSON</tool_call> Two. {call % 4} <tool_call>"
-        rest, calls = tool_template.read_calls(text)
+        rest, calls = read_calls(text)
         assert rest == "One.  <tool_call>no JSON</tool_call> Two.  <tool_call>"
         assert [(call.id, call.arguments) for call in calls] == [
             ("call_1", '{"a": 8}'),
@@ -184,7 +203,7 @@ class TestTemplates:
 
     @pytest.mark.parametrize("text", ["<tool_call>" + " " * 200_000, "<tool_call>" * 200_000])
     def test_a_call_that_does_not_end_is_read_in_linear_time(self, text: str) -> None:
-        assert tool_template.read_calls(text) == (text, ())
+        assert read_calls(text) == (text, ())
 
 
 class TestToolText:
@@ -214,11 +233,17 @@ class TestToolText:
             "type": "object",
             "properties": {"p": {"$ref": "#/$defs/Point"}},
             "$defs": {
-                "Point": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+                "Point": {
+                    "type": "object",
+                    "properties": {"x": {"type": "integer"}},
+                    "required": ["x"],
+                }
             },
         }
         tools = (HALVE, ToolSpec("plot", "Plot.", json.dumps(nested)))
-        answer = AnswerFormat(schema=json.dumps({"$defs": {"P": {"type": "integer"}}, "$ref": "#/$defs/P"}))
+        answer = AnswerFormat(
+            schema=json.dumps({"$defs": {"P": {"type": "integer"}}, "$ref": "#/$defs/P"})
+        )
         sent = to_text(Request((TURNS[0],), tools=tools, format=answer))
         assert sent.format is not None
         check = Draft202012Validator(json.loads(sent.format.schema))
@@ -265,11 +290,18 @@ class TestToolText:
     @given(st.text())
     def test_any_text_is_read(self, text: str) -> None:
         found = from_text(self.request, Completion(text))
-        assert found.text == text or found.text in json.dumps(text) or found.text in text or found.tool_calls
+        assert (
+            found.text == text
+            or found.text in json.dumps(text)
+            or found.text in text
+            or found.tool_calls
+        )
 
     @given(
         st.recursive(
-            st.none() | st.integers() | st.text(), lambda s: st.dictionaries(st.text(), s), max_leaves=5
+            st.none() | st.integers() | st.text(),
+            lambda s: st.dictionaries(st.text(), s),
+            max_leaves=5,
         )
     )
     def test_arguments_survive(self, value: object) -> None:
@@ -284,12 +316,15 @@ class TestImagesOfComponents:
         see = cp.LLM("see", prompt="Describe.", lm="m")
         photo, others = cp.Input("photo", cp.Image), cp.Input("others", list[cp.Image])
         return cp.System(
-            "look", outputs={"answer": see(photo=photo, others=others, question=cp.Input("question"))}
+            "look",
+            outputs={"answer": see(photo=photo, others=others, question=cp.Input("question"))},
         )
 
     def test_images_are_sent_as_parts(self) -> None:
         lm = ScriptedLM(["A dot."], takes_images=True)
-        trace = cp.run(self.system(), {"photo": DOT, "others": [DOT], "question": "What?"}, engines={"m": lm})
+        trace = cp.run(
+            self.system(), {"photo": DOT, "others": [DOT], "question": "What?"}, engines={"m": lm}
+        )
         (message,) = lm.requests[0].messages
         assert message.images == (DOT, DOT)
         assert "Photo: [image 1]\nOthers: [image 2]\nQuestion: What?" in message.text

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import compound as cp
-from compound.engine import AnswerFormat, Message, Request, ToolSpec
+from compound.core.engine import AnswerFormat, Message, Request, ToolSpec
 from recording_server import RecordingServer
 
 ROOT = Path(__file__).parents[3]
@@ -26,7 +26,9 @@ TEMPLATE = (
     "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|end|>"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-ADD = ToolSpec("add", "Add two numbers.", '{"type": "object", "properties": {"a": {"type": "integer"}}}')
+ADD = ToolSpec(
+    "add", "Add two numbers.", '{"type": "object", "properties": {"a": {"type": "integer"}}}'
+)
 
 
 @cp.tool
@@ -71,9 +73,9 @@ def server() -> Iterator[Server]:
 
 @pytest.mark.filterwarnings("ignore:Item 'summary' on TypedDict:UserWarning")
 class TestLiteLLM:
-    def engine(self, server: Server, **given: Any) -> cp.LiteLLM:
+    def engine(self, server: Server, **given: Any) -> cp.engines.LiteLLM:
         pytest.importorskip("litellm")
-        return cp.LiteLLM("openai/tiny", api_base=f"{server.url}/v1", price=(0, 0), **given)
+        return cp.engines.LiteLLM("openai/tiny", api_base=f"{server.url}/v1", price=(0, 0), **given)
 
     def test_an_agent_calls_tools_natively(self, server: Server) -> None:
         calls = [
@@ -95,14 +97,20 @@ class TestLiteLLM:
         assert first["tool_choice"] == "auto"
         assert [m["role"] for m in second["messages"]] == ["user", "assistant", "tool", "tool"]
         assert [m["content"] for m in second["messages"][2:]] == ["1", "2"]
-        assert second["messages"][1]["tool_calls"][1]["id"] == second["messages"][3]["tool_call_id"] == "c1"
+        assert (
+            second["messages"][1]["tool_calls"][1]["id"]
+            == second["messages"][3]["tool_call_id"]
+            == "c1"
+        )
 
     def test_without_native_tools_they_are_text(self, server: Server) -> None:
         server.replies = [{"content": '{"answer": "3"}'}]
         agent = cp.Agent("agent", [add])
         system = cp.System("s", {"answer": agent(question=cp.Input("question"))}, lm="m")
         engine = self.engine(server, native_tools=False)
-        assert cp.run(system, {"question": "1 + 2"}, engines={"m": engine}).outputs == {"answer": "3"}
+        assert cp.run(system, {"question": "1 + 2"}, engines={"m": engine}).outputs == {
+            "answer": "3"
+        }
         assert "tools" not in server.documents[0]
         assert "- add: Add two numbers." in server.documents[0]["messages"][0]["content"]
 
@@ -118,12 +126,15 @@ class TestLiteLLM:
 
     def test_the_list_of_models_decides_by_default(self) -> None:
         pytest.importorskip("litellm")
-        assert cp.LiteLLM("openai/gpt-4o").native_tools
-        assert cp.LiteLLM("openai/gpt-4o").takes_images
-        assert not cp.LiteLLM("openai/unknown-model").takes_images
+        assert cp.engines.LiteLLM("openai/gpt-4o").native_tools
+        assert cp.engines.LiteLLM("openai/gpt-4o").takes_images
+        assert not cp.engines.LiteLLM("openai/unknown-model").takes_images
 
     def test_the_setting_changes_cache_keys(self) -> None:
-        names = {cp.LiteLLM("openai/gpt-4o", native_tools=given).name for given in (None, True, False)}
+        names = {
+            cp.engines.LiteLLM("openai/gpt-4o", native_tools=given).name
+            for given in (None, True, False)
+        }
         assert len(names) == 3
 
 
@@ -137,20 +148,22 @@ def model(make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFact
 
 class TestTemplates:
     def test_the_template_decides(self, model: Path) -> None:
-        assert not cp.Transformers(str(model)).native_tools
-        assert cp.Transformers(str(model), chat_template=TEMPLATE).native_tools
-        assert not cp.Transformers(str(model), chat_template=TEMPLATE, native_tools=False).native_tools
+        assert not cp.engines.Transformers(str(model)).native_tools
+        assert cp.engines.Transformers(str(model), chat_template=TEMPLATE).native_tools
+        assert not cp.engines.Transformers(
+            str(model), chat_template=TEMPLATE, native_tools=False
+        ).native_tools
 
     def test_the_model_reads_the_tools_and_earlier_calls(self, model: Path) -> None:
-        engine = cp.Transformers(str(model), dtype="float32", chat_template=TEMPLATE)
-        call = cp.ToolCall("call_1", "add", '{"a": 1}')
+        engine = cp.engines.Transformers(str(model), dtype="float32", chat_template=TEMPLATE)
+        call = cp.ext.ToolCall("call_1", "add", '{"a": 1}')
         turns = (
             Message("user", "1 + 1?"),
             Message("assistant", "", (call,)),
             Message("tool", "2", tool_call_id="call_1"),
         )
 
-        async def ask(*requests: Request) -> list[cp.Completion]:
+        async def ask(*requests: Request) -> list[cp.ext.Completion]:
             try:
                 return [await engine.generate(request) for request in requests]
             finally:
@@ -173,7 +186,7 @@ class TestTemplates:
         assert '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>' in read
 
     def test_a_format_is_enforced_only_where_no_tool_may_be_called(self, model: Path) -> None:
-        engine = cp.Transformers(str(model), dtype="float32", chat_template=TEMPLATE)
+        engine = cp.engines.Transformers(str(model), dtype="float32", chat_template=TEMPLATE)
         request = Request(
             (Message("user", "Is it?"),),
             max_tokens=4,
@@ -197,13 +210,13 @@ class TestTemplates:
         code = f"""
 import asyncio
 import compound as cp
-from compound.benchmarks.agents.arithmetic import calculate
+from benchmarks.agents.arithmetic import calculate
 
 agent = cp.Agent("agent", [calculate], max_turns=1, max_tokens=40, output=bool)
 system = cp.System("s", {{"answer": agent(question=cp.Input("question"))}}, lm="m")
 
 async def main():
-    executor = cp.Executor({{"m": cp.Transformers({str(model)!r}, dtype="float32")}})
+    executor = cp.Executor({{"m": cp.engines.Transformers({str(model)!r}, dtype="float32")}})
     runs = [executor.run(system, {{"question": str(n)}}, example=str(n)) for n in range(12)]
     found = await asyncio.gather(*runs)
     await executor.aclose()
@@ -214,6 +227,10 @@ asyncio.run(main())
 """
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
         ran = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+            [sys.executable, "-c", code],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert ran.returncode == 0, ran.stderr[-2000:]

@@ -14,10 +14,10 @@ import pytest
 
 import compound as cp
 from compound.components.tools.openapi_document import OpenAPIDocument
-from compound.concurrency.sessions import Sessions
-from compound.errors import CompoundError, DeclarationError, TransientError
+from compound.core.errors import CompoundError, DeclarationError, TransientError
+from compound.core.loops import Sessions
+from compound.core.security.sanitize import registered_secrets
 from compound.execution.executor import Executor
-from compound.security.sanitize import registered_secrets
 from compound.testing import ScriptedLM
 from recording_server import RecordingServer
 
@@ -35,8 +35,16 @@ DOCUMENT: dict[str, Any] = {
                         "in": "query",
                         "schema": {"type": "array", "items": {"type": "string"}},
                     },
-                    {"name": "X-Trace", "in": "header", "schema": {"type": "string", "nullable": True}},
-                    {"name": "page", "in": "query", "schema": {"type": "integer", "nullable": True}},
+                    {
+                        "name": "X-Trace",
+                        "in": "header",
+                        "schema": {"type": "string", "nullable": True},
+                    },
+                    {
+                        "name": "page",
+                        "in": "query",
+                        "schema": {"type": "integer", "nullable": True},
+                    },
                 ],
             },
         },
@@ -45,7 +53,9 @@ DOCUMENT: dict[str, Any] = {
                 "operationId": "addItem",
                 "requestBody": {
                     "required": True,
-                    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Item"}}},
+                    "content": {
+                        "application/json": {"schema": {"$ref": "#/components/schemas/Item"}}
+                    },
                 },
             },
         },
@@ -99,10 +109,18 @@ def test_parameters_are_sent_where_they_belong(server: RecordingServer) -> None:
 def operation(parameters: list[dict[str, Any]] | None = None, **more: Any) -> dict[str, Any]:
     """Return a document with one operation."""
     entry = {"operationId": "find", "parameters": parameters or [], **more}
-    return {"openapi": "3.0.3", "paths": {"/found/{at}": {"post" if "requestBody" in more else "get": entry}}}
+    return {
+        "openapi": "3.0.3",
+        "paths": {"/found/{at}": {"post" if "requestBody" in more else "get": entry}},
+    }
 
 
-AT = {"name": "at", "in": "path", "required": True, "schema": {"type": "array", "items": {"type": "string"}}}
+AT = {
+    "name": "at",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "array", "items": {"type": "string"}},
+}
 
 
 @pytest.mark.parametrize(
@@ -120,13 +138,22 @@ AT = {"name": "at", "in": "path", "required": True, "schema": {"type": "array", 
             {"a": {"min": 1}, "b": ["x", "y"]},
             "p%5Ba%5D%5Bmin%5D=1&p%5Bb%5D=x&p%5Bb%5D=y",
         ),
-        ({"content": {"application/json": {"schema": {}}}}, {"a": [1]}, "p=%7B%22a%22%3A+%5B1%5D%7D"),
+        (
+            {"content": {"application/json": {"schema": {}}}},
+            {"a": [1]},
+            "p=%7B%22a%22%3A+%5B1%5D%7D",
+        ),
     ],
 )
 def test_lists_and_objects_have_the_style_of_the_document(
     server: RecordingServer, declared: dict[str, Any], value: Any, query: str
 ) -> None:
-    parameter = {"name": "p", "in": "query", **({} if "content" in declared else {"schema": {}}), **declared}
+    parameter = {
+        "name": "p",
+        "in": "query",
+        **({} if "content" in declared else {"schema": {}}),
+        **declared,
+    }
     tool = cp.Tool.from_openapi(operation([AT, parameter]), "find", base_url=server.url)
     call(tool, at=["x", "y"], p=value)
     assert server.received[0][1] == "/found/x%2Cy" + (f"?{query}" if query else "")
@@ -138,7 +165,9 @@ def test_an_unknown_argument_is_reported_unless_the_body_takes_it(server: Record
     assert not server.received
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     for more in ({}, True, {"type": "string"}):
-        body = {"content": {"application/json": {"schema": {**schema, "additionalProperties": more}}}}
+        body = {
+            "content": {"application/json": {"schema": {**schema, "additionalProperties": more}}}
+        }
         tool = cp.Tool.from_openapi(operation([AT], requestBody=body), "find", base_url=server.url)
         call(tool, at=["x"], a=1, b="y")
         assert json.loads(server.received[-1].body) == {"a": 1, "b": "y"}
@@ -146,7 +175,10 @@ def test_an_unknown_argument_is_reported_unless_the_body_takes_it(server: Record
 
 def test_variables_of_the_server_have_their_defaults(server: RecordingServer) -> None:
     variables = {"stage": {"default": "v1"}}
-    document = {**operation([AT]), "servers": [{"url": server.url + "/{stage}", "variables": variables}]}
+    document = {
+        **operation([AT]),
+        "servers": [{"url": server.url + "/{stage}", "variables": variables}],
+    }
     call(cp.Tool.from_openapi(document, "find"), at=["x"])
     assert server.received[0][1] == "/v1/found/x"
 
@@ -155,13 +187,19 @@ def test_variables_of_the_server_have_their_defaults(server: RecordingServer) ->
     ("kind", "data", "text"),
     [
         ("text/plain; charset=latin-1", b"\xe9", "é"),
-        ("text/plain; charset=punycode", b"caf-dma", "caf-dma"),  # not decoded: its time is quadratic
+        (
+            "text/plain; charset=punycode",
+            b"caf-dma",
+            "caf-dma",
+        ),  # not decoded: its time is quadratic
         ("image/png", b"\x89PNG", "[image/png, 4 bytes, omitted]"),
         ("text/plain", b"\xe9", "\ufffd"),
         ("application/json", b'"\xc3\xa9"', '"é"'),
     ],
 )
-def test_an_answer_is_read_by_its_type(server: RecordingServer, kind: str, data: bytes, text: str) -> None:
+def test_an_answer_is_read_by_its_type(
+    server: RecordingServer, kind: str, data: bytes, text: str
+) -> None:
     tool = cp.Tool.from_openapi(DOCUMENT, "getItem", base_url=server.url)
     server.headers, server.body = {"content-type": kind}, data
     assert call(tool, id="1") == text
@@ -193,7 +231,11 @@ def test_members_of_the_body_are_arguments(server: RecordingServer) -> None:
     assert "'name' is a required property" in call(tool, note=None)
     assert "parts.0" in call(tool, name="a", parts=[{"name": 3}])
     call(tool, name="a", note=None, parts=[{"name": "b"}])
-    assert json.loads(server.received[0].body) == {"name": "a", "note": None, "parts": [{"name": "b"}]}
+    assert json.loads(server.received[0].body) == {
+        "name": "a",
+        "note": None,
+        "parts": [{"name": "b"}],
+    }
 
 
 def test_errors_of_the_client_are_answered_and_others_retried(server: RecordingServer) -> None:
@@ -220,11 +262,15 @@ def asked(tool: cp.Tool, **arguments: Any) -> tuple[cp.Trace, list[Any]]:
 
     executor = Executor({"m": lm}, sleep=at_once)
     trace = asyncio.run(executor.run(system, {"question": "?"}))
-    return trace, [call.outputs.get("result") for call in trace.calls if call.component == "agent_call"]
+    return trace, [
+        call.outputs.get("result") for call in trace.calls if call.component == "agent_call"
+    ]
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_post_with_an_error_status_is_sent_once_and_reported(server: RecordingServer, status: int) -> None:
+def test_a_post_with_an_error_status_is_sent_once_and_reported(
+    server: RecordingServer, status: int
+) -> None:
     tool = cp.Tool.from_openapi(DOCUMENT, "addItem", base_url=server.url)
     server.status, server.body = status, b"sold out"
     trace, results = asked(tool, name="tea")
@@ -233,7 +279,9 @@ def test_a_post_with_an_error_status_is_sent_once_and_reported(server: Recording
     assert results == [f"error: HTTP {status}: sold out"]
 
 
-def test_a_get_with_a_status_of_overload_is_repeated_and_then_reported(server: RecordingServer) -> None:
+def test_a_get_with_a_status_of_overload_is_repeated_and_then_reported(
+    server: RecordingServer,
+) -> None:
     tool = cp.Tool.from_openapi(DOCUMENT, "getItem", base_url=server.url)
     server.status, server.body = 503, b"later"
     trace, results = asked(tool, id="1")
@@ -296,7 +344,9 @@ def test_large_answers_are_refused(server: RecordingServer) -> None:
     assert call(tool, id="1") == "error: the answer is larger than 1 MiB"
 
 
-def test_the_key_is_sent_and_never_recorded(server: RecordingServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_is_sent_and_never_recorded(
+    server: RecordingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tool = cp.Tool.from_openapi(DOCUMENT, "getItem", base_url=server.url, auth_env="SHOP_KEY")
     with pytest.raises(CompoundError, match="is not set") as error:
         call(tool, id="1")
@@ -378,13 +428,17 @@ def test_all_operations_or_some_become_tools(server: RecordingServer, tmp_path: 
 
 def test_operations_that_cannot_be_tools_are_named() -> None:
     local: dict[str, Any] = {"base_url": "http://127.0.0.1:1"}
-    with pytest.raises(DeclarationError, match=r"'up' has a body that is not .*leave it out: .*only=\[…\]"):
+    with pytest.raises(
+        DeclarationError, match=r"'up' has a body that is not .*leave it out: .*only=\[…\]"
+    ):
         cp.Tool.all_from_openapi(DOCUMENT, **local)
     with pytest.raises(DeclarationError, match="no operation 'getItems'; did you mean 'getItem'"):
         cp.Tool.all_from_openapi(DOCUMENT, only=["getItems"], **local)
     twice = {"get": {"operationId": "same"}}
     with pytest.raises(DeclarationError, match="two operations would be tools named 'same'"):
-        cp.Tool.all_from_openapi({"paths": {"/a": twice, "/b": twice}}, only=["GET /a", "GET /b"], **local)
+        cp.Tool.all_from_openapi(
+            {"paths": {"/a": twice, "/b": twice}}, only=["GET /a", "GET /b"], **local
+        )
     with pytest.raises(DeclarationError, match="has no operations"):
         cp.Tool.all_from_openapi({"paths": {}}, **local)
 
@@ -402,7 +456,9 @@ def test_a_document_is_read_from_its_address_and_names_servers_relative_to_it(
 
 
 def test_the_address_of_a_document_needs_a_declaration() -> None:
-    with pytest.raises(DeclarationError, match=r"would be read from api\.example\.com, which is not allowed"):
+    with pytest.raises(
+        DeclarationError, match=r"would be read from api\.example\.com, which is not allowed"
+    ):
         cp.Tool.all_from_openapi("https://api.example.com/openapi.json")
 
 
@@ -474,7 +530,11 @@ def test_arguments_may_have_the_names_of_keywords(server: RecordingServer, name:
     assert "is not of type 'integer'" in call(tool, at=["x"], **{**given, "inner": {name: "no"}})
     assert "an example" not in tool.schema
     query = {"name": name, "in": "query", "required": True, "schema": {"type": "string"}}
-    call(cp.Tool.from_openapi(operation([AT, query]), "find", base_url=server.url), at=["x"], **{name: "v"})
+    call(
+        cp.Tool.from_openapi(operation([AT, query]), "find", base_url=server.url),
+        at=["x"],
+        **{name: "v"},
+    )
     assert server.received[-1].path.endswith("=v")
 
 
@@ -491,33 +551,54 @@ A = {"type": "string"}
         ({"$ref": "#/components/schemas/A", "nullable": True}, ["a", None], [1]),
         ({"$ref": "#/components/schemas/A", "maxLength": 1}, ["a"], ["ab", None]),
         ({"type": ["string", "null"]}, ["a", None], [1]),
-        ({"type": "object", "additionalProperties": {"type": "string", "nullable": True}}, [{"k": None}], [{"k": 1}]),
+        (
+            {"type": "object", "additionalProperties": {"type": "string", "nullable": True}},
+            [{"k": None}],
+            [{"k": 1}],
+        ),
         ({"type": "number", "minimum": 0, "exclusiveMinimum": True}, [1], [0]),
         ({"type": "number", "maximum": 9, "exclusiveMaximum": False}, [9], [10]),
-        ({"type": "object", "default": {"nullable": True}, "properties": {"a": A}}, [{"a": "x"}], [{"a": 1}]),
+        (
+            {"type": "object", "default": {"nullable": True}, "properties": {"a": A}},
+            [{"a": "x"}],
+            [{"a": 1}],
+        ),
         ({"$ref": "#/components/schemas/a-b"}, ["a"], [1]),
-        ({"anyOf": [{"$ref": "#/components/schemas/a-b"}, {"$ref": "#/components/schemas/a_b"}]}, ["a", 1], [[]]),
+        (
+            {"anyOf": [{"$ref": "#/components/schemas/a-b"}, {"$ref": "#/components/schemas/a_b"}]},
+            ["a", 1],
+            [[]],
+        ),
         ({"$ref": "#/components/schemas/with%20space~1slash"}, ["a"], [1]),
         ({"$ref": "#/components/schemas/List/anyOf/1"}, ["a"], [1]),
         ({"$ref": "#/components/schemas/Tree"}, [{"left": {"left": None}}], [{"left": 1}]),
     ],
-)  # fmt: skip
+)
 def test_schemas_of_openapi_accept_what_they_mean(
     schema: Any, accepted: list[Any], rejected: list[Any]
 ) -> None:
     schemas = {
-        "A": A, "a-b": A, "a_b": {"type": "integer"}, "with space/slash": A,
+        "A": A,
+        "a-b": A,
+        "a_b": {"type": "integer"},
+        "with space/slash": A,
         "List": {"anyOf": [{"type": "integer"}, A]},
         "Tree": {
-            "type": "object", "nullable": True, "properties": {"left": {"$ref": "#/components/schemas/Tree"}},
+            "type": "object",
+            "nullable": True,
+            "properties": {"left": {"$ref": "#/components/schemas/Tree"}},
         },
-    }  # fmt: skip
-    document = body({"type": "object", "properties": {"v": schema}}, components={"schemas": schemas})
-    tool = cp.Tool.from_openapi(document, "find", base_url="http://127.0.0.1:1")
-    problems = [tool._parsed(json.dumps({"at": [], "v": value}))[1] for value in [*accepted, *rejected]]
-    assert [bool(problem) for problem in problems] == [False] * len(accepted) + [True] * len(rejected), (
-        problems
+    }
+    document = body(
+        {"type": "object", "properties": {"v": schema}}, components={"schemas": schemas}
     )
+    tool = cp.Tool.from_openapi(document, "find", base_url="http://127.0.0.1:1")
+    problems = [
+        tool._parsed(json.dumps({"at": [], "v": value}))[1] for value in [*accepted, *rejected]
+    ]
+    assert [bool(problem) for problem in problems] == [False] * len(accepted) + [True] * len(
+        rejected
+    ), problems
 
 
 @pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "Application/JSON", "*/*"])
@@ -536,7 +617,10 @@ def test_a_body_that_combines_schemas_is_one_argument(server: RecordingServer) -
 
 
 def test_the_server_of_an_operation_precedes_that_of_the_document(server: RecordingServer) -> None:
-    document = {**operation([AT], servers=[{"url": server.url}]), "servers": [{"url": "http://127.0.0.1:1"}]}
+    document = {
+        **operation([AT], servers=[{"url": server.url}]),
+        "servers": [{"url": "http://127.0.0.1:1"}],
+    }
     call(cp.Tool.from_openapi(document, "find"), at=["x"])
     assert len(server.received) == 1
 
@@ -570,7 +654,9 @@ def parameter(where: str, name: str = "p", **more: Any) -> dict[str, Any]:
     return {"name": name, "in": where, "schema": A, **more}
 
 
-LOOP = {"schemas": {"A": {"$ref": "#/components/schemas/B"}, "B": {"$ref": "#/components/schemas/A"}}}
+LOOP = {
+    "schemas": {"A": {"$ref": "#/components/schemas/B"}, "B": {"$ref": "#/components/schemas/A"}}
+}
 
 
 @pytest.mark.parametrize(
@@ -581,8 +667,14 @@ LOOP = {"schemas": {"A": {"$ref": "#/components/schemas/B"}, "B": {"$ref": "#/co
         (operation([AT, parameter("cookie", required=True)]), "'p' is sent in 'cookie'"),
         (operation([AT, parameter("body")]), "'p' is sent in 'body'"),
         (operation([AT, parameter("formData")]), "'p' is sent in 'formData'"),
-        (operation([AT, {"name": "p", "in": "query", "content": {"text/csv": {}}}]), "'p' has content"),
-        (operation([AT, parameter("query", "at")]), "two parameters are named 'at', in path and query"),
+        (
+            operation([AT, {"name": "p", "in": "query", "content": {"text/csv": {}}}]),
+            "'p' has content",
+        ),
+        (
+            operation([AT, parameter("query", "at")]),
+            "two parameters are named 'at', in path and query",
+        ),
         (
             body({"$ref": "https://example.com/schema.json"}),
             "'https://example.com/schema.json', which it does",

@@ -18,8 +18,8 @@ from pydantic import BaseModel, Field, create_model
 
 import compound as cp
 from compound.components.agents.tool_texts import declarations, tool_spec, tool_text
-from compound.concurrency.sessions import Sessions
-from compound.errors import CallError, DeclarationError, TransientError
+from compound.core.errors import CallError, DeclarationError, TransientError
+from compound.core.loops import Sessions
 from sandboxes import require_sandbox
 
 
@@ -63,7 +63,10 @@ class TestFunctions:
         assert self.tool.name == "find"
         assert self.tool.description == "Search the catalogue.\n\nThe best come first."
         properties = self.tool.parameters["properties"]
-        assert properties["query"] == {"description": "words to find, in any order", "type": "string"}
+        assert properties["query"] == {
+            "description": "words to find, in any order",
+            "type": "string",
+        }
         assert properties["k"]["description"] == "how many"
         assert properties["mode"]["enum"] == ["a", "b"]
         assert self.tool.parameters["required"] == ["query"]
@@ -118,9 +121,11 @@ class TestFunctions:
     def test_errors_are_answered_but_lost_servers_are_retried(self) -> None:
         @cp.tool
         def fail(kind: str) -> str:
-            raise {"value": ValueError("no"), "call": CallError("refused"), "lost": ConnectionError("gone")}[
-                kind
-            ]
+            raise {
+                "value": ValueError("no"),
+                "call": CallError("refused"),
+                "lost": ConnectionError("gone"),
+            }[kind]
 
         assert answer(fail, kind="value") == "error: ValueError: no"
         assert answer(fail, kind="call") == "error: refused"
@@ -187,7 +192,11 @@ class TestConversion:
 
     def test_a_plain_function_is_a_tool(self) -> None:
         found = self.declared(double)
-        assert (found.name, found.description, answer(found, x=4)) == ("double", "Double a number.", "8")
+        assert (found.name, found.description, answer(found, x=4)) == (
+            "double",
+            "Double a number.",
+            "8",
+        )
 
     def test_a_function_component_is_a_tool(self) -> None:
         assert answer(self.declared(cp.component(double)), x=4) == "8"
@@ -197,7 +206,11 @@ class TestConversion:
         dspy = pytest.importorskip("dspy")
         for tool in (langchain.tool(double), dspy.Tool(double)):
             found = self.declared(tool)
-            assert (found.name, found.description, answer(found, x=4)) == ("double", "Double a number.", "8")
+            assert (found.name, found.description, answer(found, x=4)) == (
+                "double",
+                "Double a number.",
+                "8",
+            )
 
     def test_descriptions_of_arguments_that_a_library_has_are_kept(self) -> None:
         langchain = pytest.importorskip("langchain_core.tools")
@@ -206,7 +219,10 @@ class TestConversion:
         tool = langchain.StructuredTool.from_function(double, args_schema=schema)
         for library_tool in (tool, dspy.Tool(double, arg_desc={"x": "the number"})):
             found = self.declared(library_tool)
-            assert found.parameters["properties"]["x"] == {"type": "integer", "description": "the number"}
+            assert found.parameters["properties"]["x"] == {
+                "type": "integer",
+                "description": "the number",
+            }
             assert answer(found, x=4) == "8"
 
     def test_a_langchain_tool_with_an_artifact_is_explained(self) -> None:
@@ -240,7 +256,9 @@ class TestConversion:
             return query * k
 
         found = self.declared(find)
-        described = {name: part["description"] for name, part in found.parameters["properties"].items()}
+        described = {
+            name: part["description"] for name, part in found.parameters["properties"].items()
+        }
         assert found.description == "Search the catalogue."
         assert described == {"query": "Words to find, in any order.", "k": "Number of pages."}
 
@@ -263,13 +281,17 @@ class TestConversion:
             return x
 
         tool = langchain.StructuredTool.from_function(remember, args_schema=Point)
-        with pytest.raises(DeclarationError, match="LangChain tool 'remember' has the parameters") as error:
+        with pytest.raises(
+            DeclarationError, match="LangChain tool 'remember' has the parameters"
+        ) as error:
             self.declared(tool)
         assert "define a function" in error.value.hint
 
     @pytest.mark.parametrize("wrong", ["search", 5, None, int])
     def test_other_objects_are_explained(self, wrong: Any) -> None:
-        with pytest.raises(DeclarationError, match="agent 'agent': a tool must be a tool or a function"):
+        with pytest.raises(
+            DeclarationError, match="agent 'agent': a tool must be a tool or a function"
+        ):
             self.declared(wrong)
 
     def test_a_function_without_types_is_explained(self) -> None:
@@ -330,23 +352,36 @@ class TestTexts:
 
     def test_a_rewritten_text(self) -> None:
         spec = tool_spec(
-            self.tool, "**lookup**: Find pages.\nUse it often.\n- `query`: key words\n  only nouns\n"
+            self.tool,
+            "**lookup**: Find pages.\nUse it often.\n- `query`: key words\n  only nouns\n",
         )
         assert (spec.name, spec.description) == ("lookup", "Find pages.\nUse it often.")
-        assert json.loads(spec.parameters)["properties"]["query"]["description"] == "key words only nouns"
+        assert (
+            json.loads(spec.parameters)["properties"]["query"]["description"]
+            == "key words only nouns"
+        )
 
     def test_a_line_about_another_argument_is_ignored(self) -> None:
-        spec = tool_spec(self.tool, "find: Find.\n- query: words\n- size: of the page\n  in cm\n- k: number")
+        spec = tool_spec(
+            self.tool, "find: Find.\n- query: words\n- size: of the page\n  in cm\n- k: number"
+        )
         properties = json.loads(spec.parameters)["properties"]
-        assert [properties[name].get("description") for name in ("query", "k")] == ["words", "number"]
+        assert [properties[name].get("description") for name in ("query", "k")] == [
+            "words",
+            "number",
+        ]
         assert spec.description == "Find."
 
     @given(st.text())
     def test_any_text_leaves_a_callable_tool(self, text: str) -> None:
         ((shown, (spec, tool)),) = declarations([self.tool], {"find": text}).items()
         assert tool is self.tool
-        assert cp.Tool(shown, spec.description, json.loads(spec.parameters), tool.source).spec == spec
-        types = {name: part["type"] for name, part in json.loads(spec.parameters)["properties"].items()}
+        assert (
+            cp.Tool(shown, spec.description, json.loads(spec.parameters), tool.source).spec == spec
+        )
+        types = {
+            name: part["type"] for name, part in json.loads(spec.parameters)["properties"].items()
+        }
         assert types == {"query": "string", "k": "integer", "mode": "string"}
 
     def test_two_tools_never_share_a_name(self) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import compound as cp
-from compound.errors import DeclarationError, WiringError
-from compound.spec.dump import dump
+from compound.core.errors import DeclarationError, WiringError
+from compound.yaml.dump import dump
 
 
 @cp.component
@@ -41,7 +41,9 @@ def test_a_call_with_values_is_the_function() -> None:
 def test_a_call_with_sources_is_a_node() -> None:
     output = shout(cp.Input("question"))
     assert output.label == "$shout"
-    assert cp.run(cp.System("s", {"answer": output}), {"question": "lima"}).outputs == {"answer": "LIMA"}
+    assert cp.run(cp.System("s", {"answer": output}), {"question": "lima"}).outputs == {
+        "answer": "LIMA"
+    }
 
 
 def test_sources_by_position_feed_the_parameters_in_order() -> None:
@@ -96,7 +98,10 @@ def test_yaml_names_the_decorated_function(tmp_path: Path) -> None:
     [
         (lambda: cp.component(_untyped), "'_untyped': parameter 'x' has no type; write `x: str`"),
         (lambda: cp.component(missing=1)(_typed), "function '_typed' has no parameter 'missing'"),
-        (lambda: cp.component(_count), "function '_count' is a generator; return a list of its values"),
+        (
+            lambda: cp.component(_count),
+            "function '_count' is a generator; return a list of its values",
+        ),
         (lambda: cp.component(_no_return), "'_no_return' has no return type"),
     ],
 )

@@ -8,7 +8,7 @@ import pydantic
 import pytest
 
 import compound as cp
-from compound.errors import DeclarationError
+from compound.core.errors import DeclarationError
 from compound.testing import ScriptedLM
 
 
@@ -83,7 +83,10 @@ def _without_type(question: str):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (_with_code, "'_with_code' has statements, which would never run; leave only its docstring"),
+        (
+            _with_code,
+            "'_with_code' has statements, which would never run; leave only its docstring",
+        ),
         (_without_prompt, "'_without_prompt' has no prompt; write it as the docstring"),
         (_without_type, "'_without_type' has no return type"),
     ],

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import compound as cp
-from compound.errors import DeclarationError, GraphBuildError, WiringError
-from compound.spec import dump, loads
+from compound.core.errors import DeclarationError, GraphBuildError, WiringError
 from compound.testing import ScriptedLM
+from compound.yaml import dump, loads
 
 
 @cp.component
@@ -183,13 +183,26 @@ def _reversed(text: str) -> object:
 @pytest.mark.parametrize(
     ("function", "hint"),
     [
-        (_branch, "when="), (_loop, "cp.Map"), (_f_string, "input"), (_arithmetic, "@cp.component"),
-        (_reversed_arithmetic, "@cp.component"), (_comparison, "@cp.component"), (_equality, "equals"),
-        (_length, "@cp.component"), (_membership, "@cp.component"), (_unpacking, "cp.Map"), (_text, "input"), (_not, "when="),
-        (_index, "@cp.component"), (_key, "@cp.component"), (_reversed, "cp.Map"),
+        (_branch, "when="),
+        (_loop, "cp.Map"),
+        (_f_string, "input"),
+        (_arithmetic, "@cp.component"),
+        (_reversed_arithmetic, "@cp.component"),
+        (_comparison, "@cp.component"),
+        (_equality, "equals"),
+        (_length, "@cp.component"),
+        (_membership, "@cp.component"),
+        (_unpacking, "cp.Map"),
+        (_text, "input"),
+        (_not, "when="),
+        (_index, "@cp.component"),
+        (_key, "@cp.component"),
+        (_reversed, "cp.Map"),
     ],
-)  # fmt: skip
-def test_code_that_needs_a_value_is_refused_with_its_line(function: Callable[..., object], hint: str) -> None:
+)
+def test_code_that_needs_a_value_is_refused_with_its_line(
+    function: Callable[..., object], hint: str
+) -> None:
     lines, start = inspect.getsourcelines(function)
     line = start + next(i for i, text in enumerate(lines) if "HERE" in text)
     with pytest.raises(
@@ -261,7 +274,8 @@ def test_a_constant_of_another_type_is_refused() -> None:
         return label(question, "tall", ["a"], 1.0)
 
     with pytest.raises(
-        WiringError, match=r"label.style expects one of long, short, but \$label_style is one of tall"
+        WiringError,
+        match=r"label.style expects one of long, short, but \$label_style is one of tall",
     ):
         cp.system(build)
 
@@ -275,15 +289,23 @@ def test_a_list_of_placeholders_is_no_constant() -> None:
 
 
 def test_outside_of_a_function_a_constant_is_a_hyperparameter() -> None:
-    with pytest.raises(WiringError, match=r"cp.Hyperparameter\('name', 'constant'\)\(\)"):
+    with pytest.raises(
+        WiringError, match=r"cp.components.Hyperparameter\('name', 'constant'\)\(\)"
+    ):
         answer(question="fixed", hint=cp.Input("hint"))
     system = cp.System(
-        "s", {"a": answer(question=cp.Hyperparameter("topic", "fixed")(), hint=cp.Input("hint"))}, lm="lm"
+        "s",
+        {
+            "a": answer(
+                question=cp.components.Hyperparameter("topic", "fixed")(), hint=cp.Input("hint")
+            )
+        },
+        lm="lm",
     )
     trace = cp.run(system, {"hint": "h"}, engines={"lm": ScriptedLM(lambda message: message)})
     assert "Question: fixed" in str(trace.outputs["a"])
     with pytest.raises(DeclarationError, match="must be a space or a constant"):
-        cp.Hyperparameter("topic", {"a": 1})  # type: ignore[arg-type]
+        cp.components.Hyperparameter("topic", {"a": 1})  # type: ignore[arg-type]
 
 
 class Sizes(TypedDict):
@@ -325,8 +347,14 @@ def _dict_as_text(x: int) -> str:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (_number_as_text, r"returns \$increase as int, but declares str \(.*test_system_decorator\.py:\d+\)"),
-        (_list_of_outputs, r"returns several outputs as a list, but declares list\[int\].*make the list in a function"),
+        (
+            _number_as_text,
+            r"returns \$increase as int, but declares str \(.*test_system_decorator\.py:\d+\)",
+        ),
+        (
+            _list_of_outputs,
+            r"returns several outputs as a list, but declares list\[int\].*make the list in a function",
+        ),
         (_wrong_value, r"\$increase as int, but declares str"),
         (_wrong_field, r"\$is_even as bool, but declares int"),
         (_wrong_element, r"\$increase_2 as int, but declares str"),
@@ -334,7 +362,7 @@ def _dict_as_text(x: int) -> str:
         (_wrong_member, r"\$increase_2 as int, but declares bool"),
         (_dict_as_text, r"several outputs as a dict, but declares str"),
     ],
-)  # fmt: skip
+)
 def test_outputs_of_other_types_than_declared_are_refused(function: Any, message: str) -> None:
     with pytest.raises(DeclarationError, match=message):
         cp.system(function)
@@ -428,6 +456,7 @@ def test_outside_of_a_build_outputs_stay_usable_as_objects() -> None:
     with pytest.raises(TypeError):
         iter(output)
     with pytest.raises(
-        GraphBuildError, match=r"test_system_decorator\.py:\d+: an operator computes with \$increase"
+        GraphBuildError,
+        match=r"test_system_decorator\.py:\d+: an operator computes with \$increase",
     ):
         output + 1

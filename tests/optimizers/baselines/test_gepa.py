@@ -19,24 +19,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compound.api.optimize import optimize
+from compound.api.optimize import run_optimization
 from compound.components.function import FirstOf, Function
 from compound.components.llm import LLM
-from compound.errors import BudgetExhausted, CallError, DeclarationError, MissingExtra, TooManyFailures
+from compound.core.errors import (
+    BudgetExhausted,
+    CallError,
+    DeclarationError,
+    MissingExtra,
+    TooManyFailures,
+)
+from compound.core.example import Example, Score
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics.custom import custom
-from compound.example import Example, Score
 from compound.graph.component import Input
+from compound.graph.registry.user_code import UserCodeError
 from compound.graph.space import Demos, Text
 from compound.graph.system import System
 from compound.optimization.method import Progress
+from compound.optimization.settings.common import BudgetSettings
+from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.baselines.gepa import GEPA, pareto_size
 from compound.optimizers.baselines.gepa_settings import GEPASettings
 from compound.optimizers.methods import method
-from compound.registry.user_code import UserCodeError
-from compound.runs.recorder import Interrupted, Recorder
-from compound.settings.common import BudgetSettings
-from compound.settings.optimize import OptimizeSettings
 from compound.testing import ScriptedLM
 
 HIDDEN = "Answer in metres."
@@ -113,9 +118,13 @@ class TestSearch:
         assert proposal.tried > 1
 
     @pytest.mark.parametrize("bounds", [(0, 100), None], ids=["declared", "undeclared"])
-    def test_scores_above_one_are_not_perfect(self, job: Any, bounds: tuple[float, float] | None) -> None:
+    def test_scores_above_one_are_not_perfect(
+        self, job: Any, bounds: tuple[float, float] | None
+    ) -> None:
         """Of 100 points, one is not the maximum: the search reflects, and finds what it finds with one point."""
-        points = custom(lambda outputs, example: 100.0 * (outputs["answer"] == "right"), bounds=bounds)
+        points = custom(
+            lambda outputs, example: 100.0 * (outputs["answer"] == "right"), bounds=bounds
+        )
         _, proposal = job(system(), points, rows(100), scripted(), 300).run(GEPA())
         assert HIDDEN in proposal.values["answerer.prompt"]
         assert proposal.after == pytest.approx(80, abs=12)
@@ -128,8 +137,12 @@ class TestSearch:
         assignment.run(GEPA())
         _, pareto = batches[0]
         assert len(set(pareto)) == len(states[0]["answers"][0]["scores"]) == 37
-        assert proposal.before == fmean(right(f"Answer. Question: {question}") for question in pareto)
-        assert proposal.after == fmean(right(f"{found} Question: {question}") for question in pareto)
+        assert proposal.before == fmean(
+            right(f"Answer. Question: {question}") for question in pareto
+        )
+        assert proposal.after == fmean(
+            right(f"{found} Question: {question}") for question in pareto
+        )
 
     def test_texts_of_all_components_change_together(self, job: Any) -> None:
         """Either phrase alone helps half; only a candidate with both is right everywhere."""
@@ -146,7 +159,9 @@ class TestSearch:
             return "right" if (earlier == ["prepared"]) + ready > int(number) % 2 else "wrong"
 
         first = LLM("one", prompt=Text("I am one."))(question=Input("question", str))
-        second = LLM("two", prompt=Text("I am two."))(earlier=first, question=Input("question", str))
+        second = LLM("two", prompt=Text("I am two."))(
+            earlier=first, question=Input("question", str)
+        )
         target = System("two", outputs={"answer": second}, lm="lm")
         _, proposal = job(target, METRIC, rows(80), scripted(both), 300).run(GEPA())
         assert proposal.values == {
@@ -160,14 +175,18 @@ class TestSearch:
         batches = watched(assignment)
         assignment.run(GEPA())
         _, pareto = batches[0]
-        reflected = {question for text in asked(assignment.lm, REFLECTING) for question in shown(text)}
+        reflected = {
+            question for text in asked(assignment.lm, REFLECTING) for question in shown(text)
+        }
         assert len(reflected) > 9
         assert not reflected & set(pareto)
         assert [questions for _, questions in batches if len(questions) > 3].count(pareto) > 2
         assert {len(questions) for _, questions in batches} == {3, len(pareto)}
 
     def test_a_start_that_is_best_stays(self, job: Any) -> None:
-        _, proposal = job(system(f"Answer. {HIDDEN}"), METRIC, rows(60), scripted(), 200).run(GEPA())
+        _, proposal = job(system(f"Answer. {HIDDEN}"), METRIC, rows(60), scripted(), 200).run(
+            GEPA()
+        )
         assert proposal.values == {}
         assert proposal.before == proposal.after
         assert proposal.tried > 1
@@ -218,14 +237,18 @@ class TestSearch:
         assert asked(assignment.lm, REFLECTING) == []
 
     def test_iterations_end_where_no_budget_does(self, job: Any) -> None:
-        states, _ = job(system(), METRIC, rows(60), scripted()).run(GEPA(GEPASettings(iterations=4)))
+        states, _ = job(system(), METRIC, rows(60), scripted()).run(
+            GEPA(GEPASettings(iterations=4))
+        )
         assert len(states) == 1 + 4
 
     def test_only_texts_are_touched(self, job: Any) -> None:
         target = system(demos=Demos(max=2))
         _, proposal = job(target, METRIC, rows(80), scripted(), 300).run(GEPA())
         assert list(proposal.values) == ["answerer.prompt"]
-        states, proposal = job(target, METRIC, rows(80), scripted(), keys=("answerer.demos",)).run(GEPA())
+        states, proposal = job(target, METRIC, rows(80), scripted(), keys=("answerer.demos",)).run(
+            GEPA()
+        )
         assert (states, dict(proposal.values), proposal.note != "") == ([], {}, True)
 
 
@@ -294,7 +317,9 @@ class TestReflection:
         assignment = job(target, METRIC, rows(60), scripted())
         states, _ = assignment.run(GEPA(GEPASettings(iterations=12)))
         assert states[-1]["answers"].count(None) >= 2
-        assert {text.split("```")[1].split()[0] for text in asked(assignment.lm, REFLECTING)} == {"Answer."}
+        assert {text.split("```")[1].split()[0] for text in asked(assignment.lm, REFLECTING)} == {
+            "Answer."
+        }
 
     @pytest.mark.parametrize("reply", ["``` ```", "```\nAnswer.\n```", f"```\n{'x' * 31}\n```"])
     def test_a_text_that_is_of_no_use_is_never_run(self, job: Any, reply: str) -> None:
@@ -303,7 +328,9 @@ class TestReflection:
         def writing(message: str, rng: np.random.Generator) -> str:
             return reply if REFLECTING in message else script(message, rng)
 
-        assignment = job(system(Text("Answer.", max_length=30)), METRIC, rows(60), scripted(writing))
+        assignment = job(
+            system(Text("Answer.", max_length=30)), METRIC, rows(60), scripted(writing)
+        )
         batches = watched(assignment)
         states, proposal = assignment.run(GEPA(GEPASettings(iterations=6)))
         assert len(asked(assignment.lm, REFLECTING)) >= 3
@@ -463,11 +490,6 @@ def exhausted(assignment: Any, kind: str, limit: int) -> list[str]:
 
 
 class TestGoingOn:
-    @pytest.mark.parametrize(("share", "target"), [(150, system()), (60, functions())])
-    def test_it_resumes_from_every_iteration(self, job: Any, share: float, target: System) -> None:
-        """A system of functions is not cached: running anything again would be paid for."""
-        job(target, METRIC, rows(60), scripted(), share).check_resume(GEPA)
-
     def test_a_resumed_job_makes_no_answered_call_again(self, job: Any) -> None:
         """Everything is in the progress: another machine, with an empty cache, has nothing to run."""
 
@@ -496,7 +518,11 @@ class TestGoingOn:
         assert re.fullmatch(r"best of \d candidates 0\.\d{3}", found[-1][1])
 
     def test_nothing_is_written_printed_or_pickled(
-        self, job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+        self,
+        job: Any,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capfd: pytest.CaptureFixture[str],
     ) -> None:
         def refuse(*_: Any, **__: Any) -> None:
             raise AssertionError("something was pickled")
@@ -521,7 +547,7 @@ def data() -> Dataset:
 
 
 def whole_run(folder: Path, runs: float, **more: Any) -> Any:
-    return optimize(
+    return run_optimization(
         system(),
         data(),
         METRIC,
@@ -539,17 +565,25 @@ class TestMethod:
         third = LLM("three", prompt=Text("x"))(text=second)
         settings = OptimizeSettings(gepa=GEPASettings(lm="big"))
         made = method("gepa", System("three", outputs={"answer": third}), settings)
-        assert [(job.optimizer, job.keys) for job in made.jobs] == [("gepa", ("one.prompt", "three.prompt"))]
+        assert [(job.optimizer, job.keys) for job in made.jobs] == [
+            ("gepa", ("one.prompt", "three.prompt"))
+        ]
         assert dict(made.optimizers) == {"gepa": GEPA(GEPASettings(lm="big"))}
 
     def test_a_system_without_texts_is_refused(self) -> None:
-        node = LLM("answerer", prompt="Answer.", demos=Demos(max=2))(question=Input("question", str))
+        node = LLM("answerer", prompt="Answer.", demos=Demos(max=2))(
+            question=Input("question", str)
+        )
         with pytest.raises(DeclarationError, match="no parameter that method 'gepa' can change"):
             method("gepa", System("fixed", outputs={"answer": node}), OptimizeSettings())
 
-    def test_without_the_library_the_message_names_the_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_the_library_the_message_names_the_extra(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setitem(sys.modules, "gepa.api", None)
-        with pytest.raises(MissingExtra, match=r"method 'gepa' needs gepa, .*pip install .*\[search\]"):
+        with pytest.raises(
+            MissingExtra, match=r"method 'gepa' needs gepa, .*pip install .*\[search\]"
+        ):
             method("gepa", system(), OptimizeSettings())
 
     def test_it_improves_a_system(self, tmp_path: Path) -> None:
@@ -562,18 +596,3 @@ class TestMethod:
         assert result.test_before is not None
         assert result.test_after is not None
         assert (result.test_before.mean, result.test_after.mean) == (0.2, 0.8)
-
-    def test_stopped_after_every_step_it_comes_to_the_same_end(self, tmp_path: Path) -> None:
-        whole = whole_run(tmp_path / "whole", 200)
-        stops = 0
-        while True:
-            try:
-                result = whole_run(tmp_path / "run", 200, on_start=Recorder.stop)
-                break
-            except Interrupted:
-                stops += 1
-                assert [t.name for t in threading.enumerate() if t.name == "gepa"] == []
-        assert stops > 10
-        assert result.best == whole.best
-        assert result.spent["system_runs"] == whole.spent["system_runs"]
-        assert result.spent["calls"] == whole.spent["calls"]

@@ -21,8 +21,8 @@ from gepa.strategies.proposal_selection import TopKImprovements
 from pydantic import ValidationError
 
 from compound.components.function import Function
+from compound.core.example import Example, Score
 from compound.evaluation.metrics.custom import custom
-from compound.example import Example, Score
 from compound.execution.rng import derive_seed
 from compound.graph.component import Input
 from compound.graph.space import Text
@@ -31,7 +31,7 @@ from compound.optimizers.baselines import evolution
 from compound.optimizers.baselines.evolution import LIFT
 from compound.optimizers.baselines.gepa import GEPA, pareto_size
 from compound.optimizers.baselines.gepa_settings import GEPASettings
-from compound.optimizers.search.rows import split
+from compound.optimizers.baselines.pool import split
 from compound.testing import ScriptedLM
 
 START = {"one.prompt": "Start one.", "two.prompt": "Start two."}
@@ -51,7 +51,9 @@ def answered(notes: str, prompt: str) -> str:
 
 
 def two_steps() -> System:
-    first = Function("one", prepared, prompt=Text(START["one.prompt"]))(question=Input("question", str))
+    first = Function("one", prepared, prompt=Text(START["one.prompt"]))(
+        question=Input("question", str)
+    )
     second = Function("two", answered, prompt=Text(START["two.prompt"]))(notes=first)
     return System("two_steps", outputs={"answer": second}, lm="lm")
 
@@ -100,15 +102,21 @@ class PlainAdapter:
         for example in batch:
             notes = prepared(str(example.inputs["question"]), candidate["one.prompt"])
             answers.append((notes, answered(notes, candidate["two.prompt"])))
-        found = [scored(answer, int(e.id[1:])) for (_, answer), e in zip(answers, batch, strict=True)]
-        runs = [(e, *answer, value) for e, answer, (value, _) in zip(batch, answers, found, strict=True)]
+        found = [
+            scored(answer, int(e.id[1:])) for (_, answer), e in zip(answers, batch, strict=True)
+        ]
+        runs = [
+            (e, *answer, value) for e, answer, (value, _) in zip(batch, answers, found, strict=True)
+        ]
         parts = [parts for _, parts in found] if self.objectives else None
         return EvaluationBatch(answers, [value for value, _ in found], runs, parts)
 
     def make_reflective_dataset(self, candidate: Any, evaluated: Any, keys: Sequence[str]) -> Any:
         return {key: [self.record(key, *run) for run in evaluated.trajectories] for key in keys}
 
-    def record(self, key: str, example: Example, notes: str, answer: str, value: float) -> dict[str, str]:
+    def record(
+        self, key: str, example: Example, notes: str, answer: str, value: float
+    ) -> dict[str, str]:
         question = example.inputs["question"]
         one = (f"read question: {question}", f"wrote output: {notes}")
         two = (f"read notes: {notes}", f"wrote output: {answer}")
@@ -189,7 +197,9 @@ def recorded(assignment: Any) -> Log:
 
 class TestLibrary:
     @pytest.mark.parametrize("variant", VARIANTS)
-    def test_runs_requests_and_candidates_are_those_of_the_library(self, job: Any, variant: str) -> None:
+    def test_runs_requests_and_candidates_are_those_of_the_library(
+        self, job: Any, variant: str
+    ) -> None:
         settings = GEPASettings(**{"iterations": 10, "held_out": 12, **VARIANTS[variant]})
         assignment = job(two_steps(), custom(graded), rows(48), lambda: ScriptedLM(script))
         log = recorded(assignment)
@@ -297,7 +307,9 @@ def merged_run() -> str:
             log.append(f"{len(examples)} {sorted(texts.items())}")
         return [
             evolution.Scored(
-                rank(texts, examples), [], [{key: {"Score": "0"} for key in texts} for _ in examples]
+                rank(texts, examples),
+                [],
+                [{key: {"Score": "0"} for key in texts} for _ in examples],
             )
             for texts, examples in question.items
         ]
@@ -326,7 +338,9 @@ class TestBatches:
     def test_reflections_of_an_iteration_are_concurrent(self, job: Any) -> None:
         concurrent: list[int] = []
         settings = GEPASettings(iterations=3, parents=2, proposals=3)
-        assignment = job(two_steps(), custom(graded), rows(80), lambda: ScriptedLM(waiting(concurrent)))
+        assignment = job(
+            two_steps(), custom(graded), rows(80), lambda: ScriptedLM(waiting(concurrent))
+        )
         assignment.run(GEPA(settings))
         assert max(concurrent) == 6
 

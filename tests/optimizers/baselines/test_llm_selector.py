@@ -11,22 +11,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compound.api.optimize import optimize
+from compound.api.optimize import run_optimization
 from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.errors import CallError, TooManyFailures
+from compound.core.errors import CallError, TooManyFailures
+from compound.core.example import Example, Score
+from compound.core.narrowing import entry
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics.custom import custom
-from compound.example import Example, Score
 from compound.execution.trace import Call, Failure, Trace
 from compound.graph.component import Input
 from compound.graph.space import Choice, Int
 from compound.graph.system import System
-from compound.narrowing import entry
+from compound.optimization.settings.common import BudgetSettings
+from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.baselines.diagnoser import blame, verdict_request
 from compound.optimizers.baselines.llm_selector import LLMSelector, plurality
-from compound.settings.common import BudgetSettings
-from compound.settings.optimize import OptimizeSettings
 from compound.testing import ScriptedLM
 
 MODELS = ("small", "medium", "large")
@@ -51,7 +51,9 @@ async def graded(outputs: Any, example: Example) -> Score:
 def two_steps() -> System:
     place = Function("locator", locate, model=Choice(*MODELS))(n=Input("n", int))
     return System(
-        "table", outputs={"answer": Function("solver", solve, model=Choice(*MODELS))(place=place)}, lm="lm"
+        "table",
+        outputs={"answer": Function("solver", solve, model=Choice(*MODELS))(place=place)},
+        lm="lm",
     )
 
 
@@ -59,7 +61,9 @@ def two_models() -> System:
     """Two model calls, which the cache keeps; a longer answer is a better one."""
     lengths: dict[str, Any] = {"prompt": "Go on.", "max_tokens": Choice(1, 2, 3), "lm": "lm"}
     return System(
-        "two", lm="lm", outputs={"answer": LLM("b", **lengths)(a=LLM("a", **lengths)(n=Input("n", int)))}
+        "two",
+        lm="lm",
+        outputs={"answer": LLM("b", **lengths)(a=LLM("a", **lengths)(n=Input("n", int)))},
     )
 
 
@@ -68,7 +72,9 @@ def rows(n: int) -> list[Example]:
 
 
 def echo() -> ScriptedLM:
-    return ScriptedLM(lambda message: accuser(message) if "responsible" in message else "row 1 done")
+    return ScriptedLM(
+        lambda message: accuser(message) if "responsible" in message else "row 1 done"
+    )
 
 
 METRIC = custom(graded)
@@ -90,7 +96,8 @@ class TestPlurality:
             ([[0, 0], [0, 0]], 1, 1, [2, 2]),
             # a mean of 0.64 against one of 0.6, but three rows of five prefer the second
             ([[1, 1, 0.4, 0.4, 0.4], [0.5, 0.5, 0.6, 0.6, 0.6]], 0, 1, [2, 3]),
-            # an option that often ties has most votes, though the others are better where they differ
+            # an option that often ties has most votes, though the others are better where they
+            # differ
             ([[1, 1, 1, 0], [1, 1, 0, 1], [1, 1, 0, 0]], 2, 0, [3, 3, 2]),
             # a broken option has no vote
             ([[-math.inf, -math.inf], [0, 0]], 0, 1, [0, 2]),
@@ -101,8 +108,13 @@ class TestPlurality:
     ) -> None:
         assert plurality(scores, current) == (chosen, votes)
 
-    @given(st.lists(st.lists(st.integers(0, 2), min_size=4, max_size=4), min_size=1, max_size=4), st.data())
-    def test_every_row_votes_and_the_chosen_has_most(self, scores: list[list[int]], data: Any) -> None:
+    @given(
+        st.lists(st.lists(st.integers(0, 2), min_size=4, max_size=4), min_size=1, max_size=4),
+        st.data(),
+    )
+    def test_every_row_votes_and_the_chosen_has_most(
+        self, scores: list[list[int]], data: Any
+    ) -> None:
         current = data.draw(st.integers(0, len(scores) - 1))
         chosen, votes = plurality(scores, current)
         assert votes[chosen] == max(votes)
@@ -157,7 +169,8 @@ class TestSelection:
             return Score(float(outputs["answer"] == "bool"))
 
         system = System(
-            "equal", outputs={"answer": Function("f", kind, flag=Choice(1, True))(n=Input("n", int))}
+            "equal",
+            outputs={"answer": Function("f", kind, flag=Choice(1, True))(n=Input("n", int))},
         )
         _, proposal = job(system, custom(read), rows(6)).run(LLMSelector())
         assert proposal.values == {"f.flag": True}
@@ -167,7 +180,9 @@ class TestSelection:
         async def indifferent(outputs: Any, example: Example) -> Score:
             return Score(1.0)
 
-        _, proposal = job(system.bind({"f.flag": True}), custom(indifferent), rows(6)).run(LLMSelector())
+        _, proposal = job(system.bind({"f.flag": True}), custom(indifferent), rows(6)).run(
+            LLMSelector()
+        )
         assert proposal.values == {}
 
     def test_a_vote_that_goes_in_circles_ends(self, job: Any) -> None:
@@ -203,15 +218,10 @@ class TestSelection:
             return locate(n, model) * times
 
         node = Function("f", repeated, times=Int(1, 3), model=Choice(*MODELS))(n=Input("n", int))
-        _, proposal = job(System("mixed", outputs={"answer": node}), METRIC, rows(9)).run(LLMSelector())
-        assert proposal.values == {"f.model": "medium"}
-
-    @pytest.mark.parametrize("share", [math.inf, 45])
-    @pytest.mark.parametrize("alpha", [0.0, 1.0])
-    def test_it_resumes_from_every_step(self, job: Any, share: float, alpha: float) -> None:
-        job(two_steps(), METRIC, rows(30), lambda: ScriptedLM(accuser), share).check_resume(
-            lambda: LLMSelector(alpha)
+        _, proposal = job(System("mixed", outputs={"answer": node}), METRIC, rows(9)).run(
+            LLMSelector()
         )
+        assert proposal.values == {"f.model": "medium"}
 
     @settings(max_examples=60)
     @given(
@@ -234,7 +244,10 @@ class TestSelection:
             assignment = job(two_steps(), METRIC, rows(50), share=share)
             states, _ = assignment.run(LLMSelector(rows=30))
             assert states[0]["rows"] == count
-        for share, count in [(9 * 7, 7), (9 * 7 - 1, 6)]:  # 1 + 2 · (2 + 2), where the cache has the rest
+        for share, count in [
+            (9 * 7, 7),
+            (9 * 7 - 1, 6),
+        ]:  # 1 + 2 · (2 + 2), where the cache has the rest
             states, _ = job(two_models(), METRIC, rows(50), echo, share).run(LLMSelector(rows=30))
             assert states[0]["rows"] == count
         states, _ = job(two_steps(), METRIC, rows(50), share=11).run(LLMSelector())
@@ -263,7 +276,9 @@ class TestAgainstTheReference:
             return Score(worth(int(row), one, other))
 
         first = Function("a", left, model=Choice(*MODELS))(n=Input("n", int))
-        system = System("t", outputs={"answer": Function("b", right, model=Choice(*MODELS))(text=first)})
+        system = System(
+            "t", outputs={"answer": Function("b", right, model=Choice(*MODELS))(text=first)}
+        )
         assignment = job(system, custom(read), rows(5), minibatch=5)
         states, _ = assignment.run(LLMSelector())
         expected = [("small", "small")]
@@ -276,7 +291,9 @@ class TestAgainstTheReference:
             expected.append(current if current in tied else tied[0])
         found = states[-1]["allocations"]
         assert [tuple(allocation.values()) for allocation in found] == expected
-        assert assignment.spent == 5 * 3 * (len(expected) - 1)  # rows, models and steps: nothing is cached
+        assert assignment.spent == 5 * 3 * (
+            len(expected) - 1
+        )  # rows, models and steps: nothing is cached
 
     def test_the_diagnoser_reads_every_run_of_every_option(self, job: Any) -> None:
         assignment = job(two_steps(), METRIC, rows(20), lambda: ScriptedLM(accuser))
@@ -328,10 +345,18 @@ class TestDiagnoser:
         calls = (
             Call("locator", "locator", "locator", (), {"n": 3}, {"output": "row 3"}),
             Call(
-                "solver", "solver", "solver", ("locator",), {"place": "row 3"}, {}, Failure("error", "asleep")
+                "solver",
+                "solver",
+                "solver",
+                ("locator",),
+                {"place": "row 3"},
+                {},
+                Failure("error", "asleep"),
             ),
         )
-        trace = Trace("e3", "", 0, 0, {"n": 3}, calls, failure=Failure("error", "asleep"), score=0.0)
+        trace = Trace(
+            "e3", "", 0, 0, {"n": 3}, calls, failure=Failure("error", "asleep"), score=0.0
+        )
         text = verdict_request(two_steps(), trace, rows(4)[3], "solver").messages[0].content
         assert "locator reads $n and writes output\nsolver reads $locator and writes output" in text
         assert (
@@ -350,11 +375,6 @@ class TestDiagnoser:
         )
         assert seeing.values == BEST
         assert (seeing.before, seeing.after) == (0.0, 1.0)
-
-    def test_without_alpha_no_model_is_asked(self, job: Any) -> None:
-        assignment = job(two_steps(), METRIC, rows(10), lambda: ScriptedLM(accuser))
-        assignment.run(LLMSelector())
-        assert not assignment.lm.requests
 
     def test_alpha_and_beta_weigh_verdict_and_score(self, job: Any) -> None:
         """The score prefers ``b`` by 0.4, the verdict ``a`` by 1."""
@@ -405,7 +425,9 @@ class TestDiagnoser:
         system = System("fragile", outputs={"answer": node}, lm="lm")
         for start in MODELS:
             target = system.bind({"f.model": start})
-            _, proposal = job(target, METRIC, rows(8), lambda: ScriptedLM(judge)).run(LLMSelector(alpha))
+            _, proposal = job(target, METRIC, rows(8), lambda: ScriptedLM(judge)).run(
+                LLMSelector(alpha)
+            )
             assert {**target.configuration, **proposal.values} == {"f.model": "medium"}
 
     def test_an_option_that_fails_has_no_vote_even_where_nothing_is_right(self, job: Any) -> None:
@@ -436,7 +458,7 @@ def test_the_methods_optimize_a_system(tmp_path: Path, method: str) -> None:
     def data(kind: str) -> list[dict[str, Any]]:
         return [{"id": f"{kind}{i}", "n": i} for i in range(30)]
 
-    result = optimize(
+    result = run_optimization(
         two_steps(),
         Dataset.of(train=data("a"), valid=data("b"), test=data("c")),
         METRIC,

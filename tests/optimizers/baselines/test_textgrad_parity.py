@@ -10,22 +10,22 @@ from typing import Any
 
 import pytest
 
-from compound.benchmarks.measure.prompts.textgrad_parity import OUTPUT, SYSTEMS, information, summarize
+from benchmarks.measure.prompts.textgrad_parity import OUTPUT, SYSTEMS, information, summarize
 from compound.components.flow import Loop
 from compound.components.function import FirstOf, Function
 from compound.components.llm import LLM
-from compound.errors import CallError
+from compound.core.errors import CallError
+from compound.core.example import Example, Score
 from compound.evaluation.metrics.custom import custom
-from compound.example import Example, Score
-from compound.graph.bounds import CallBound
 from compound.graph.component import Input, Output
 from compound.graph.space import Text
 from compound.graph.system import System
-from compound.optimization.allowance import allowance
+from compound.optimization.job_plans import plan_job
+from compound.optimization.method import RequestCount
+from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.baselines.gradients import MOST
 from compound.optimizers.baselines.textgrad import TextGrad, TextGradSettings
 from compound.optimizers.methods import method
-from compound.settings.optimize import OptimizeSettings
 from compound.testing import ScriptedLM
 
 RECORDED = json.loads(Path(OUTPUT).read_text(encoding="utf-8"))
@@ -81,7 +81,9 @@ async def graded(outputs: Any, example: Example) -> Score:
 
 
 def rows(n: int = 8) -> list[Example]:
-    return [Example(f"{i}", {"question": f"@QUESTION-{i}"}, {"answer": f"@GOLD-{i}"}) for i in range(n)]
+    return [
+        Example(f"{i}", {"question": f"@QUESTION-{i}"}, {"answer": f"@GOLD-{i}"}) for i in range(n)
+    ]
 
 
 def requests(assignment: Any) -> list[tuple[str, str]]:
@@ -97,7 +99,9 @@ def in_one_step(job: Any, target: System, **more: Any) -> Any:
 
 class TestLibrary:
     @pytest.mark.parametrize("name", [name for name in SYSTEMS if name != "tool"])
-    def test_requests_are_as_many_as_the_librarys_and_contain_as_much(self, job: Any, name: str) -> None:
+    def test_requests_are_as_many_as_the_librarys_and_contain_as_much(
+        self, job: Any, name: str
+    ) -> None:
         found = summarize(requests(in_one_step(job, built(SYSTEMS[name]))))
         recorded = RECORDED["systems"][name]
         assert recorded["steps"] == {step: [*earlier] for step, earlier in SYSTEMS[name].items()}
@@ -140,8 +144,11 @@ class TestChain:
         found = requests(in_one_step(job, built(SYSTEMS["chain"], fixed=["b"])))
         kinds = [kind for kind, _ in found]
         assert sorted(set(kinds)) == [
-            "output a read by b", "output b read by score", "prompt a", "rewrite a",
-        ]  # fmt: skip
+            "output a read by b",
+            "output b read by score",
+            "prompt a",
+            "rewrite a",
+        ]
         assert "PROMPT-b" in information(dict(found)["output a read by b"])
 
     def test_an_output_without_feedback_ends_the_chain(self, job: Any) -> None:
@@ -150,7 +157,9 @@ class TestChain:
                 raise CallError("content filter")
             return script(message)
 
-        assignment = job(built(SYSTEMS["chain"]), custom(graded), rows(), lambda: ScriptedLM(silent))
+        assignment = job(
+            built(SYSTEMS["chain"]), custom(graded), rows(), lambda: ScriptedLM(silent)
+        )
         assignment.run(TextGrad(ONCE))
         kinds = {kind for kind, _ in requests(assignment)}
         assert {"prompt b", "rewrite b"} < kinds
@@ -162,14 +171,19 @@ class TestChain:
                 raise CallError("refused")
             return script(message)
 
-        assignment = job(built(SYSTEMS["chain"]), custom(graded), rows(8), lambda: ScriptedLM(failing))
+        assignment = job(
+            built(SYSTEMS["chain"]), custom(graded), rows(8), lambda: ScriptedLM(failing)
+        )
         assignment.run(TextGrad(TextGradSettings(steps=1, batch=4)))
         losses = [text for kind, text in requests(assignment) if kind == "output b read by score"]
         failed = [text for text in losses if re.search("QUESTION-[13]", text)]
         assert len(losses) == 4
         assert 0 < len(failed) < 4
         for text in failed:
-            assert "The step wrote nothing\nThe result of the system: the run failed: refused\n" in text
+            assert (
+                "The step wrote nothing\nThe result of the system: the run failed: refused\n"
+                in text
+            )
         assert all("the run failed" not in text for text in losses if text not in failed)
 
     def test_a_branch_that_was_not_taken_has_no_feedback(self, job: Any) -> None:
@@ -181,9 +195,14 @@ class TestChain:
         assert kinds == {"output b read by score", "prompt b", "rewrite b"}
 
     def test_all_prompts_of_a_job_change_in_one_step(self, job: Any) -> None:
-        assignment = job(built(SYSTEMS["chain"]), custom(graded), rows(), lambda: ScriptedLM(script))
+        assignment = job(
+            built(SYSTEMS["chain"]), custom(graded), rows(), lambda: ScriptedLM(script)
+        )
         states, _ = assignment.run(TextGrad(ONCE))
-        assert states[-1]["values"] == {"a.prompt": "@PROMPT-a better", "b.prompt": "@PROMPT-b better"}
+        assert states[-1]["values"] == {
+            "a.prompt": "@PROMPT-a better",
+            "b.prompt": "@PROMPT-b better",
+        }
 
     def test_each_turn_of_a_loop_reads_the_one_before(self, job: Any) -> None:
         assignment = in_one_step(job, looping(3))
@@ -191,31 +210,28 @@ class TestChain:
         assert kinds.count("output a read by score") == 2
         assert kinds.count("output a read by a") == 2 * 2
         assert kinds.count("prompt a") == 2 * 3
-        assert len(kinds) - 1 <= bounds(assignment)[0].calls == 2 * (3 + 3 + 3)
+        assert len(kinds) - 1 <= planned(assignment)[0].count == 2 * (3 + 3 + 3)
 
     def test_a_run_without_a_bound_on_its_calls_has_one_on_its_requests(self, job: Any) -> None:
         """The feedback nearest to the result is sent; the rest is not."""
         assignment = in_one_step(job, looping(80))
         made = [kind for kind, _ in requests(assignment) if not kind.startswith("rewrite")]
-        assert 2 * MOST - 4 <= len(made) <= 2 * MOST == bounds(assignment)[0].calls
+        assert 2 * MOST - 4 <= len(made) <= 2 * MOST == planned(assignment)[0].count
 
     @pytest.mark.parametrize("name", SYSTEMS)
     def test_the_declared_requests_are_those_made(self, job: Any, name: str) -> None:
         """The number of requests in a graph without composites is exact."""
         assignment = in_one_step(job, built(SYSTEMS[name]))
-        criticism, rewriting = bounds(assignment)
+        criticism, rewriting = planned(assignment)
         made = requests(assignment)
-        assert criticism.calls == sum(not kind.startswith("rewrite") for kind, _ in made)
-        assert rewriting.calls == sum(kind.startswith("rewrite") for kind, _ in made)
-        for kind, text in made:
-            bound = (rewriting if kind.startswith("rewrite") else criticism).prompt
-            assert len(text.encode()) <= bound.bytes + bound.tokens
+        assert criticism.count == sum(not kind.startswith("rewrite") for kind, _ in made)
+        assert rewriting.count == sum(kind.startswith("rewrite") for kind, _ in made)
 
 
-def bounds(assignment: Any) -> Sequence[CallBound]:
-    (allowed,) = allowance(assignment.problem(TextGrad(ONCE)), 1000, 1, lms=("lm",)).jobs
-    assert allowed.bound is not None
-    return allowed.bound.requests
+def planned(assignment: Any) -> Sequence[RequestCount]:
+    plan = plan_job(assignment.problem(TextGrad(ONCE)), assignment.job, 1000)
+    assert plan is not None
+    return plan.requests
 
 
 def looping(turns: int) -> System:

@@ -16,29 +16,33 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import compound as cp  # noqa: E402
+from benchmarks.simulated.toy_model import make_toy_model  # noqa: E402
 from compound.api import optimize as api  # noqa: E402
 from compound.api.optimize import make_problem  # noqa: E402
-from compound.benchmarks.simulated.toy_model import make_toy_model  # noqa: E402
-from compound.components.engines import model_folder  # noqa: E402
-from compound.components.engines.local import devices, footprint, loading  # noqa: E402
-from compound.components.engines.local.checkpointing import checkpoint_layers  # noqa: E402
-from compound.components.engines.local.engine import TransformersEngine  # noqa: E402
-from compound.components.engines.local.footprint import Footprint  # noqa: E402
-from compound.components.engines.vllm.engine import VLLMEngine  # noqa: E402
-from compound.errors import CompoundError, DeclarationError, MissingExtra  # noqa: E402
+from compound.core.errors import CompoundError, DeclarationError, MissingExtra  # noqa: E402
+from compound.engines import model_folder  # noqa: E402
+from compound.engines.local import devices, footprint, loading  # noqa: E402
+from compound.engines.local.engine import TransformersEngine  # noqa: E402
+from compound.engines.local.footprint import Footprint  # noqa: E402
+from compound.engines.local.loading import checkpoint_layers  # noqa: E402
+from compound.engines.vllm.engine import VLLMEngine  # noqa: E402
 from compound.execution.executor import Executor  # noqa: E402
+from compound.graph.registry.engines import find_engine  # noqa: E402
 from compound.optimization.problem import Problem  # noqa: E402
+from compound.optimization.settings.optimize import OptimizeSettings  # noqa: E402
 from compound.optimizers import memory_plan  # noqa: E402
-from compound.optimizers.memory_demand import Demand  # noqa: E402
-from compound.optimizers.memory_plan import MemoryPlan, PlannedTraining, plan_memory  # noqa: E402
-from compound.optimizers.weights.distributed.settings import LearnerSettings  # noqa: E402
+from compound.optimizers.memory_plan import (  # noqa: E402
+    Demand,
+    MemoryPlan,
+    PlannedTraining,
+    plan_memory,
+)
+from compound.optimizers.weights.distributed.learner import LearnerSettings  # noqa: E402
 from compound.optimizers.weights.learner.adapters import (  # noqa: E402
     Adapters,
     _compute_in_base_dtype,
 )
 from compound.optimizers.weights.recipes.recipe import PolicySettings  # noqa: E402
-from compound.registry.engines import find_engine  # noqa: E402
-from compound.settings.optimize import OptimizeSettings  # noqa: E402
 
 RANK = 4
 
@@ -63,11 +67,13 @@ def problem(
     system = cp.System("one", outputs={"answer": answer}, lm="toy")
     rows = [{"question": str(i), "answer": str(i)} for i in range(40)]
     data = cp.Dataset.of(train=rows, valid=rows, test=rows)
-    lm = engine or TransformersEngine(str(folder), dtype="float32", max_batch=2, max_batch_tokens=400)
+    lm = engine or TransformersEngine(
+        str(folder), dtype="float32", max_batch=2, max_batch_tokens=400
+    )
     given = OptimizeSettings.model_validate(
         {"method": method, "budget": {"system_runs": 4000}, method: settings}
     )
-    return make_problem(system, data, cp.exact_match("answer"), given, {"toy": lm})
+    return make_problem(system, data, cp.metrics.exact_match("answer"), given, {"toy": lm})
 
 
 def test_weights_and_adapters_are_counted_as_they_are_loaded(folder: Path) -> None:
@@ -127,8 +133,19 @@ def test_the_cache_holds_keys_and_values_of_every_layer(folder: Path) -> None:
             },
         ),
         # queries are wider than hidden states, and they and keys have norms, as in Qwen3-0.6B
-        ("Qwen3", {"hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4, "head_dim": 32}),
-        ("Qwen3", {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 4, "head_dim": 32}),
+        (
+            "Qwen3",
+            {"hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4, "head_dim": 32},
+        ),
+        (
+            "Qwen3",
+            {
+                "hidden_size": 128,
+                "intermediate_size": 384,
+                "num_attention_heads": 4,
+                "head_dim": 32,
+            },
+        ),
     ],
 )
 def test_stored_activations_are_close_to_what_autograd_stores(
@@ -144,7 +161,8 @@ def test_stored_activations_are_close_to_what_autograd_stores(
         return stored_bytes(model, checkpointing), Footprint.of(model)
 
     (small, _), (large, found) = measured(2), measured(6)
-    # the difference excludes what is stored once; a checkpointed layer is not stored in the forward pass
+    # the difference excludes what is stored once; a checkpointed layer is not stored in the forward
+    # pass
     expected = found.activations(dtype, checkpointing=checkpointing)
     once = found.activations(dtype) / 6 if checkpointing else 0
     assert (large - small) / 4 <= (expected - once) / 6 * 1.02
@@ -157,12 +175,17 @@ def stored_bytes(model: Any, checkpointing: bool) -> float:
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
-        wrapped = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear")).eval()
+        wrapped = peft.get_peft_model(
+            model, peft.LoraConfig(r=2, target_modules="all-linear")
+        ).eval()
     if model.dtype != torch.float32:
         _compute_in_base_dtype(wrapped)
     if checkpointing:
         checkpoint_layers(model, "m", "base.gradient_checkpointing")
-    own = {tensor.untyped_storage().data_ptr() for tensor in (*wrapped.parameters(), *wrapped.buffers())}
+    own = {
+        tensor.untyped_storage().data_ptr()
+        for tensor in (*wrapped.parameters(), *wrapped.buffers())
+    }
     stored: dict[int, Any] = {}
 
     def pack(tensor: Any) -> Any:
@@ -177,7 +200,9 @@ def stored_bytes(model: Any, checkpointing: bool) -> float:
     return float(found / ids.numel())
 
 
-def test_packing_copies_an_output_layer_that_is_tied_to_the_embeddings(folder: Path, tmp_path: Path) -> None:
+def test_packing_copies_an_output_layer_that_is_tied_to_the_embeddings(
+    folder: Path, tmp_path: Path
+) -> None:
     config = json.loads((folder / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
     tied, untied = footprint.footprint(tmp_path), footprint.footprint(folder)
@@ -190,9 +215,13 @@ def test_packing_copies_an_output_layer_that_is_tied_to_the_embeddings(folder: P
 
 
 def test_trainer_and_engine_are_planned_together(folder: Path) -> None:
-    plan = plan_memory(problem(folder, optimizer={"micro_tokens": 128}, rollouts={"max_length": 128}))
+    plan = plan_memory(
+        problem(folder, optimizer={"micro_tokens": 128}, rollouts={"max_length": 128})
+    )
     sizes = footprint.footprint(folder)
-    assert {demand.device for demand in plan.demands} == {devices.indexed_device(devices.resolve_device())}
+    assert {demand.device for demand in plan.demands} == {
+        devices.indexed_device(devices.resolve_device())
+    }
     engine, trainer = plan.demands
     adapter = sum(RANK * (inputs + outputs) for _, inputs, outputs in sizes.linear)
     assert engine.fixed == sizes.weights("float32")
@@ -210,7 +239,9 @@ def test_the_critics_adapter_is_counted(folder: Path) -> None:
         for critic in ({"adapter": None}, {"adapter": {"rank": 2 * RANK}})
     )
     per_rank = sum(inputs + outputs for _, inputs, outputs in footprint.footprint(folder).linear)
-    assert critic - probe == (16 + 8) * 2 * RANK * per_rank  # and the sum of the gradients in float64
+    assert (
+        critic - probe == (16 + 8) * 2 * RANK * per_rank
+    )  # and the sum of the gradients in float64
 
 
 def engine_adapters(parameters: int) -> int:
@@ -234,7 +265,9 @@ def test_checkpointing_and_smaller_batches_need_less(folder: Path) -> None:
 def test_a_sample_longer_than_a_batch_is_planned_by_itself(
     folder: Path, max_length: int, longest: int
 ) -> None:
-    plan = plan_memory(problem(folder, optimizer={"micro_tokens": 64}, rollouts={"max_length": max_length}))
+    plan = plan_memory(
+        problem(folder, optimizer={"micro_tokens": 64}, rollouts={"max_length": max_length})
+    )
     trainer, sizes = plan.demands[1], footprint.footprint(folder)
     logits = longest * 3 * 4 * sizes.vocabulary
     assert trainer.working == longest * sizes.activations("float32") + logits
@@ -244,7 +277,9 @@ def test_a_sample_longer_than_a_batch_is_planned_by_itself(
     )
 
 
-def test_every_process_of_a_learner_is_counted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_process_of_a_learner_is_counted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def trainers(**learner: Any) -> list[Demand]:
         found = plan_memory(problem(folder, learner=learner)).demands
         return [demand for demand in found if demand.what.startswith("trainer")]
@@ -255,7 +290,9 @@ def test_every_process_of_a_learner_is_counted(folder: Path, monkeypatch: pytest
     assert (three.fixed, three.working) == (3 * one.fixed, 3 * one.working)
     assert three.what.endswith(", 3 processes")
     (divided,) = trainers(processes=2, sharding="fsdp")
-    share = layers // 2 + layers // sizes.layers  # a half of the layers, and a whole one that is gathered
+    share = (
+        layers // 2 + layers // sizes.layers
+    )  # a half of the layers, and a whole one that is gathered
     assert divided.fixed == 2 * (one.fixed - layers + share)
     monkeypatch.setattr(LearnerSettings, "check", lambda *_: None)  # this machine may have no GPU
     monkeypatch.setattr(footprint, "free_memory", lambda _: None)
@@ -279,14 +316,20 @@ def test_a_run_that_cannot_fit_is_refused_with_numbers_and_settings(
     rows = [{"question": str(i), "answer": str(i)} for i in range(40)]
     with pytest.raises(CompoundError, match="the run needs at least"):
         cp.optimize(
-            made.system, {"train": rows, "valid": rows, "test": rows}, made.metric, method="mmgrpo",
-            run_dir=tmp_path / "run", budget=4000,
+            made.system,
+            {"train": rows, "valid": rows, "test": rows},
+            made.metric,
+            method="mmgrpo",
+            run_dir=tmp_path / "run",
+            budget=4000,
             engines={"toy": TransformersEngine(str(folder), dtype="float32")},
-        )  # fmt: skip
+        )
     assert not (tmp_path / "run").exists()
 
 
-def test_long_inputs_that_may_not_fit_are_a_note(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_inputs_that_may_not_fit_are_a_note(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = plan_memory(problem(folder))
     fixed = sum(demand.fixed for demand in plan.demands)
     tight = replace(plan, free={plan.demands[0].device: fixed + 1})
@@ -319,11 +362,18 @@ def gpu_of_10_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("gpu_of_10_bytes")
-@pytest.mark.parametrize(("engine", "trainer"), [("cuda", "cuda:0"), ("cuda:0", "auto"), ("auto", "cuda")])
-def test_all_names_of_a_device_are_planned_as_one_device(folder: Path, engine: Any, trainer: str) -> None:
+@pytest.mark.parametrize(
+    ("engine", "trainer"), [("cuda", "cuda:0"), ("cuda:0", "auto"), ("auto", "cuda")]
+)
+def test_all_names_of_a_device_are_planned_as_one_device(
+    folder: Path, engine: Any, trainer: str
+) -> None:
     lm = TransformersEngine(str(folder), dtype="float32", device=engine)
     plan = plan_memory(problem(folder, lm, base={"device": trainer}))
-    assert [(demand.device, demand.fixed) for demand in plan.demands] == [("cuda:0", 6), ("cuda:0", 6)]
+    assert [(demand.device, demand.fixed) for demand in plan.demands] == [
+        ("cuda:0", 6),
+        ("cuda:0", 6),
+    ]
     assert plan.free == {"cuda:0": 10}
     with pytest.raises(CompoundError, match="on cuda:0"):
         plan.check()
@@ -351,11 +401,15 @@ def test_only_the_largest_of_successive_trainers_counts(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mib = 2**20
-    plan = trainers(folder, monkeypatch, a=(10 * mib, mib), b=(9 * mib, 100 * mib), c=(8 * mib, 2 * mib))
+    plan = trainers(
+        folder, monkeypatch, a=(10 * mib, mib), b=(9 * mib, 100 * mib), c=(8 * mib, 2 * mib)
+    )
     plan = replace(plan, free={"cpu": 10 * mib})
     plan.check()  # not 10 + 9 + 8
     first, part, note = plan.lines()
-    assert first.startswith("memory on cpu: 10 MiB for weights and optimizer states, at most 109 MiB with")
+    assert first.startswith(
+        "memory on cpu: 10 MiB for weights and optimizer states, at most 109 MiB with"
+    )
     assert part == "  trainer a or trainer b: 10 MiB, at most 109 MiB"
     assert "lower b" in note
     with pytest.raises(CompoundError, match="needs at least 10 MiB of memory on cpu") as raised:
@@ -363,12 +417,18 @@ def test_only_the_largest_of_successive_trainers_counts(
     assert "shrink a" in raised.value.hint
 
 
-def test_a_trainer_with_both_maxima_is_the_only_part(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trainer_with_both_maxima_is_the_only_part(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = trainers(folder, monkeypatch, a=(5, 1), b=(7, 3))
-    assert [(demand.what, demand.fixed, demand.working) for demand in plan.demands] == [("trainer b", 7, 3)]
+    assert [(demand.what, demand.fixed, demand.working) for demand in plan.demands] == [
+        ("trainer b", 7, 3)
+    ]
 
 
-def test_a_loaded_engine_needs_no_further_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loaded_engine_needs_no_further_weights(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(TransformersEngine, "loaded", True)
     assert plan_memory(problem(folder)).demands[0].fixed == 0
 
@@ -405,8 +465,12 @@ def test_systems_of_remote_models_plan_nothing() -> None:
     system = cp.System("one", outputs={"answer": answer}, lm="openai/gpt-4o-mini")
     rows = [{"question": str(i), "answer": str(i)} for i in range(40)]
     data = cp.Dataset.of(train=rows, valid=rows, test=rows)
-    settings = OptimizeSettings.model_validate({"method": "random", "budget": {"system_runs": 4000}})
-    plan = plan_memory(make_problem(system, data, cp.exact_match("answer"), settings, find_engine))
+    settings = OptimizeSettings.model_validate(
+        {"method": "random", "budget": {"system_runs": 4000}}
+    )
+    plan = plan_memory(
+        make_problem(system, data, cp.metrics.exact_match("answer"), settings, find_engine)
+    )
     assert plan == MemoryPlan((), {})
     assert plan.lines() == []
 
@@ -418,7 +482,9 @@ def test_the_device_of_the_trainer_is_checked_before_anything_is_spent(
     with pytest.raises(DeclarationError, match=r"optimize\.mmgrpo\.base\.device is cuda:3"):
         problem(folder, base={"device": "cuda:3"})
     with pytest.raises(DeclarationError, match=r"optimize\.mmgrpo\.base\.quantization is 4bit"):
-        problem(folder, TransformersEngine("openai", dtype="float32"), base={"quantization": "4bit"})
+        problem(
+            folder, TransformersEngine("openai", dtype="float32"), base={"quantization": "4bit"}
+        )
 
 
 def test_the_device_of_the_backbone_is_checked_before_anything_is_spent(
@@ -432,7 +498,9 @@ def test_the_device_of_the_backbone_is_checked_before_anything_is_spent(
 
 
 def test_the_trainer_has_the_format_of_the_sampler(folder: Path) -> None:
-    with pytest.raises(DeclarationError, match="dtype is bfloat16, but the components sample with float32"):
+    with pytest.raises(
+        DeclarationError, match="dtype is bfloat16, but the components sample with float32"
+    ):
         problem(folder, base={"dtype": "bfloat16"})
     problem(folder, base={"dtype": "float32"})
 
@@ -468,7 +536,11 @@ def test_a_vllm_server_beside_the_trainer_is_planned_with_it(folder: Path) -> No
     share = int(100 * (1 - 0.08 - (fixed + working) / 2**30)) / 100
     assert plan.gpu_shares == {"0": share}
     server, trainer = plan.demands
-    assert (server.device, server.fixed) == (trainer.device, int(share * 2**30)) == ("cuda:0", server.fixed)
+    assert (
+        (server.device, server.fixed)
+        == (trainer.device, int(share * 2**30))
+        == ("cuda:0", server.fixed)
+    )
     assert (trainer.fixed, trainer.working) == (fixed, working)
     plan.check()
     text = "\n".join(plan.lines())
@@ -488,7 +560,9 @@ def test_a_share_that_does_not_fit_beside_the_trainer_is_refused(folder: Path) -
 @pytest.mark.usefixtures("gpu_of_a_gib")
 def test_sleep_is_refused_where_samples_are_drawn_during_training(folder: Path) -> None:
     lm = VLLMEngine(str(folder), sleep=True)
-    with pytest.raises(DeclarationError, match=r"optimize\.mmgrpo draws samples during training") as raised:
+    with pytest.raises(
+        DeclarationError, match=r"optimize\.mmgrpo draws samples during training"
+    ) as raised:
         plan_memory(problem(folder, lm, rollouts={"max_staleness": 1}))
     assert "rollouts.max_staleness to 0" in raised.value.hint
     elsewhere = problem(folder, lm, rollouts={"max_staleness": 1}, base={"device": "cpu"})
@@ -510,9 +584,14 @@ def test_a_run_starts_its_server_with_the_planned_share(
     rows = [{"question": str(i), "answer": str(i)} for i in range(40)]
     with pytest.raises(KeyboardInterrupt):
         cp.optimize(
-            made.system, {"train": rows, "valid": rows, "test": rows}, made.metric, method="mmgrpo",
-            run_dir=tmp_path / "run", budget=4000, engines={"toy": lm},
-        )  # fmt: skip
+            made.system,
+            {"train": rows, "valid": rows, "test": rows},
+            made.metric,
+            method="mmgrpo",
+            run_dir=tmp_path / "run",
+            budget=4000,
+            engines={"toy": lm},
+        )
     assert lm._gpu_memory_left == plan_memory(made).gpu_shares["0"]
 
 
@@ -525,9 +604,13 @@ def test_an_unknown_trainer_leaves_the_share_to_vllm_and_says_so(
 
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 500, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2,
-}  # fmt: skip
+    "vocab_size": 500,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 MIXTURES: dict[str, dict[str, Any]] = {
     "Qwen3Moe": {"num_experts": 4, "moe_intermediate_size": 32, "head_dim": 16},
     "Mixtral": {"num_local_experts": 4},
@@ -537,7 +620,9 @@ MIXTURES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("family", MIXTURES)
-def test_adapters_that_would_silently_leave_out_experts_are_refused(family: str, tmp_path: Path) -> None:
+def test_adapters_that_would_silently_leave_out_experts_are_refused(
+    family: str, tmp_path: Path
+) -> None:
     import transformers
 
     getattr(transformers, f"{family}Config")(**SIZES, **MIXTURES[family]).save_pretrained(tmp_path)
@@ -547,7 +632,9 @@ def test_adapters_that_would_silently_leave_out_experts_are_refused(family: str,
         problem(tmp_path)
     assert "set weights.lora.targets to attention" in told.value.hint
     for targets in ("attention", ["o_proj"]):
-        with pytest.warns(UserWarning, match=r"adapters leave \d\d% of the parameters in the layers"):
+        with pytest.warns(
+            UserWarning, match=r"adapters leave \d\d% of the parameters in the layers"
+        ):
             problem(tmp_path, targets=targets)
 
 

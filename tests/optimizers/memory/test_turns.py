@@ -13,14 +13,14 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
-from compound.benchmarks.measure.learning_curves import SHARED, Case, Setup, train  # noqa: E402
-from compound.components.engines.local.devices import Placement  # noqa: E402
-from compound.components.engines.local.engine import TransformersEngine  # noqa: E402
-from compound.engine import Completion, Request  # noqa: E402
+from benchmarks.measure.learning_curves import SHARED, Case, Setup, train  # noqa: E402
+from compound.core.engine import Completion, Request  # noqa: E402
+from compound.engines.local.devices import Placement  # noqa: E402
+from compound.engines.local.engine import TransformersEngine  # noqa: E402
 from compound.optimizers.weights import training  # noqa: E402
-from compound.optimizers.weights.distributed.settings import LearnerSettings  # noqa: E402
+from compound.optimizers.weights.bases import trainer_gpus, trainer_turn  # noqa: E402
+from compound.optimizers.weights.distributed.learner import LearnerSettings  # noqa: E402
 from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
-from compound.optimizers.weights.turns import trainer_gpus, trainer_turn  # noqa: E402
 from compound.testing import ScriptedLM  # noqa: E402
 
 FEW = {**SHARED, "steps": 2, "rollouts": {"examples": 2, "runs": 4}}
@@ -94,8 +94,12 @@ def test_the_sampler_sleeps_while_a_critic_computes_values(monkeypatch: pytest.M
     critic = {"critic": {"lr": 1e-2, "kl_reward": 0.01}}
     events = trained(monkeypatch, "mappo", ("7",), **critic)
     assert {event for block in blocks(events) for event in block} == {
-        "step", "save", "values", "divergences", "release_cache"
-    }  # fmt: skip
+        "step",
+        "save",
+        "values",
+        "divergences",
+        "release_cache",
+    }
     assert len(blocks(events)) == 4
     outside = [event for event in events if event in ("step", "values", "divergences")]
     assert len(outside) == sum(event in outside for block in blocks(events) for event in block)
@@ -108,7 +112,9 @@ def blocks(events: list[str]) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("gpus", [(), ("6",)])
-def test_on_other_devices_nothing_sleeps(monkeypatch: pytest.MonkeyPatch, gpus: tuple[str, ...]) -> None:
+def test_on_other_devices_nothing_sleeps(
+    monkeypatch: pytest.MonkeyPatch, gpus: tuple[str, ...]
+) -> None:
     events = trained(monkeypatch, "mmgrpo", gpus)
     assert not {"sleep", "release_cache"} & set(events)
     assert events.count("step") == 2
@@ -123,7 +129,10 @@ def test_the_sampler_is_awake_after_a_step_that_failed(monkeypatch: pytest.Monke
     monkeypatch.setattr(Sleeper, "events", events, raising=False)
     monkeypatch.setattr(training, "trainer_gpus", lambda *_: ("7",))
     with pytest.raises(ZeroDivisionError):
-        train(Case("chain", "mmgrpo", 0), Setup(FEW, engine=lambda folder: Sleeper(folder, dtype="float32")))
+        train(
+            Case("chain", "mmgrpo", 0),
+            Setup(FEW, engine=lambda folder: Sleeper(folder, dtype="float32")),
+        )
     assert events[-2:] == ["sleep", "wake"]
 
 
@@ -148,7 +157,11 @@ def test_engines_that_cannot_sleep_are_left_alone() -> None:
     ],
 )
 def test_the_gpus_of_a_trainer_are_named_as_those_of_servers(
-    monkeypatch: pytest.MonkeyPatch, device: str, processes: int, visible: str | None, wanted: tuple[str, ...]
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    processes: int,
+    visible: str | None,
+    wanted: tuple[str, ...],
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 import compound as cp
-from compound.benchmarks.simulated.relays import Relay
-from compound.optimizers.optimas import local_gains
-from compound.rewards.gains.critic import Critic
-from compound.rewards.gains.gold import GOLD, answers_of, gold_features
+from benchmarks.simulated.relays import Relay
+from compound.optimizers.search import local_gains
+from compound.rewards.gains import GOLD, Critic, answers_of, gold_features
 from compound.rewards.template import Reading
 
 SIZES = {"train": 40, "valid": 16, "test": 4}
@@ -67,16 +66,26 @@ def result(
     scored: list[str],
 ) -> cp.Result:
     """A run that accepts a change of one component, and evaluates the test split."""
-    monkeypatch.setattr("compound.report.write", lambda path: None)  # it shows the gold answers of test rows
+    monkeypatch.setattr(
+        "compound.report.write", lambda path: None
+    )  # it shows the gold answers of test rows
     world = Relay(4, 1, options=4, skill=(0.05, 0.95))
     rows = {
         split: [{"id": e.id, **e.inputs, **e.gold} for e in world.examples(n, split)]
         for split, n in SIZES.items()
     }
     return cp.optimize(
-        world.system(), rows, world.score, method="optimas", seed=1, budget=100, iterations=1,
-        run_dir=tmp_path / "run", progress=False, optimas={"backbone": {"model": "none"}},
-    )  # fmt: skip
+        world.system(),
+        rows,
+        world.score,
+        method="optimas",
+        seed=1,
+        budget=100,
+        iterations=1,
+        run_dir=tmp_path / "run",
+        progress=False,
+        optimas={"backbone": {"model": "none"}},
+    )
 
 
 def test_columns_of_the_inputs_and_the_identifier_are_no_gold_answers(
@@ -102,7 +111,11 @@ def test_results_hold_settings_and_no_reward(result: cp.Result) -> None:
     for key, value in result.best.items():
         assert type(value) in (int, str), key
     files = {
-        path.relative_to(result.path): path.read_bytes() for path in result.path.rglob("*") if path.is_file()
+        path.relative_to(result.path): path.read_bytes()
+        for path in result.path.rglob("*")
+        if path.is_file()
     }
     assert Path("best.json") in files
-    assert [str(path) for path, content in files.items() if GOLD.encode() in content] == ["memory.jsonl"]
+    assert [str(path) for path, content in files.items() if GOLD.encode() in content] == [
+        "memory.jsonl"
+    ]

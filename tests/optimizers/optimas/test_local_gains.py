@@ -10,25 +10,30 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from compound.benchmarks.simulated.ablations import FitToShuffled
-from compound.benchmarks.simulated.relays import Relay
+from benchmarks.simulated.ablations import FitToShuffled
+from benchmarks.simulated.relays import Relay
+from compound.core.example import Example
 from compound.evaluation.metrics.custom import custom
-from compound.example import Example
 from compound.graph.component import CallContext, Input, Operation
 from compound.graph.space import Choice
 from compound.graph.system import System
 from compound.graph.types import Port
-from compound.optimizers.optimas.local_gains import LocalGains, RewardGuide
-from compound.optimizers.optimas.rewarding import RunRewards
 from compound.optimizers.search.joint import Search
 from compound.optimizers.search.joint_state import GlobalRuns, LocalCell
+from compound.optimizers.search.local_gains import LocalGains, RewardGuide
+from compound.optimizers.search.rewarding import RunRewards
 from compound.optimizers.search.sources import CandidateSources
-from compound.rewards.gains.critic import Critic
+from compound.rewards.gains import Critic
 from compound.rewards.template import Reading
 from optimas_settings import guided_search, learning, optimas
 
 REWARDS = optimas(model="none")
-OPTIONS = {1: 0.3, 2: 0.6, 3: 0.9, 0: 0.1}  # score of the runs with each option; the current one is 1
+OPTIONS = {
+    1: 0.3,
+    2: 0.6,
+    3: 0.9,
+    0: 0.1,
+}  # score of the runs with each option; the current one is 1
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,9 @@ class Adder(Operation):
     outputs = {"y": Port(int)}  # noqa: RUF012
     settings = {"option": Choice(1, 2, 3, 0, value=1)}  # noqa: RUF012
 
-    async def run(self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext) -> Any:
+    async def run(
+        self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
+    ) -> Any:
         if inputs["x"] == 7 and values["option"] == 3:
             raise ValueError("cannot add")
         return {"y": inputs["x"] + values["option"]}
@@ -64,7 +71,9 @@ class Tail(Adder):
     name, kind = "tail", "tail"
     settings = {}  # noqa: RUF012
 
-    async def run(self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext) -> Any:
+    async def run(
+        self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
+    ) -> Any:
         return {"y": inputs["x"]}
 
 
@@ -83,7 +92,9 @@ def gains(job: Any, *, repeated: bool = False, **guide: Any) -> LocalGains:
 
 def learn(local: LocalGains, scores: Mapping[int, float] = OPTIONS) -> None:
     rows = [row for row in range(10) if row != 7]
-    runs: list[GlobalRuns] = [({"adder.option": o}, dict.fromkeys(rows, s)) for o, s in scores.items()]
+    runs: list[GlobalRuns] = [
+        ({"adder.option": o}, dict.fromkeys(rows, s)) for o, s in scores.items()
+    ]
     asyncio.run(local.learn(runs))
 
 
@@ -96,8 +107,9 @@ class TestByHand:
     def test_calls_are_compared_with_the_calls_for_the_same_inputs(self, job: Any) -> None:
         """The second call reads the first one's output, so that only first calls have equal inputs.
 
-        The incumbent adds 1, so the first outputs are larger by 1, 2 and -1. Regression test: the incumbent's
-        mean was that of both calls, so that all candidates lost what the reward gives to larger inputs.
+        The incumbent adds 1, so the first outputs are larger by 1, 2 and -1. Regression test: the
+        incumbent's mean was that of both calls, so that all candidates lost what the reward gives
+        to larger inputs.
         """
         local = gains(job, repeated=True)
         learn(local)
@@ -156,7 +168,9 @@ def test_a_relay_is_searched_with_local_evaluations_where_rewards_tell_something
 ) -> None:
     """A reward that was fitted to shuffled scores may be used a little; it must not cost the result."""
     world = Relay(4, 1)
-    made = job(world.system(), world, world.examples(80), keys=("a.option",), share=100, minibatch=8)
+    made = job(
+        world.system(), world, world.examples(80), keys=("a.option",), share=100, minibatch=8
+    )
     how = {} if fit is None else {"fit": fit}
     _, proposal = made.run(guided_search(REWARDS, CandidateSources(()), **how))
     facts = proposal.facts["local"]["a"]
@@ -164,7 +178,7 @@ def test_a_relay_is_searched_with_local_evaluations_where_rewards_tell_something
     if is_used is not None:
         assert (facts["evaluations"] > 0) is is_used
         assert (facts["trust"] > 0.5) is is_used
-    entries = RunRewards.open(made.task, learning(REWARDS)).buffer.of("a")
+    entries = RunRewards.load(made.task, learning(REWARDS)).buffer.of("a")
     assert entries  # the draws of the search are kept for later jobs
     assert made.spent <= 100
 
@@ -183,7 +197,10 @@ def test_beside_a_writer_a_step_takes_at_most_as_many_local_runs_as_whole_ones(
 
     monkeypatch.setattr(Search, "evaluate_locally", watched)
     most = {}
-    for name, sources in (("none", CandidateSources(())), ("writer", CandidateSources(("reflect",)))):
+    for name, sources in (
+        ("none", CandidateSources(())),
+        ("writer", CandidateSources(("reflect",))),
+    ):
         steps.clear()
         made = job(world.system(), world, world.examples(80), share=200, minibatch=8)
         made.run(guided_search(REWARDS, sources))

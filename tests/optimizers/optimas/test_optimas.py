@@ -13,36 +13,35 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from compound.benchmarks.simulated.systems import SHAPES, Simulated
+from benchmarks.simulated.systems import SHAPES, Simulated
 from compound.components.flow import Map
 from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.errors import DataError, DeclarationError, TooManyFailures
+from compound.core.errors import DataError, DeclarationError, TooManyFailures
+from compound.core.example import Example, Metric
+from compound.core.narrowing import entry
 from compound.evaluation.metrics.custom import custom
-from compound.example import Example, Metric
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
-from compound.execution.trace import Call, Failure, Trace
 from compound.graph.component import CallContext, Input, Operation
 from compound.graph.space import Choice, Demos, Text
 from compound.graph.system import System
 from compound.graph.types import Port
-from compound.narrowing import entry
 from compound.optimization.method import Proposal
 from compound.optimizers.optimas.local import boltzmann
 from compound.optimizers.optimas.methods import OptimasSettings
-from compound.optimizers.optimas.offline import Collecting, collect_pairs, settings_of
-from compound.optimizers.optimas.rewarding import RewardMemory, RunRewards
+from compound.optimizers.optimas.offline import Collecting, collect_pairs
 from compound.optimizers.search.proposers.demos import Source, Sources, bootstrap_pools
+from compound.optimizers.search.rewarding import RewardMemory, RunRewards
 from compound.optimizers.search.rows import pool_order
 from compound.optimizers.search.sources import CandidateSources
 from compound.rewards.alignment import Accuracy
+from compound.rewards.candidates import Candidate, Sampling
 from compound.rewards.features import FeatureMap, NoBackbone
 from compound.rewards.fit import FittedRewards
 from compound.rewards.heads import MIN_INPUTS, Head
 from compound.rewards.model import LocalReward, RewardModel
-from compound.rewards.pairs import Draw, collect, draws_from_runs, expected_cost
-from compound.rewards.sampling.candidates import Candidate, Sampling
+from compound.rewards.pairs import Draw, collect, expected_cost
 from compound.rewards.template import Template
 from compound.testing import ScriptedLM
 from optimas_settings import guided_search, learning, offline_rewards, optimas
@@ -67,7 +66,9 @@ class TestAgain:
         (example,) = world.examples(1)
         trace = asyncio.run(executor.run(system, example.inputs, example=example.id))
         fork = asyncio.run(executor.fork(system, trace, "c", resample=7, settings={"option": 2}))
-        alone = asyncio.run(Executor().resample_call(system, trace, "c", sample=7, settings={"option": 2}))
+        alone = asyncio.run(
+            Executor().resample_call(system, trace, "c", sample=7, settings={"option": 2})
+        )
         assert alone.outputs == fork.call("c").outputs
         assert alone.inputs == trace.call("c").inputs
         same = asyncio.run(Executor().resample_call(system, trace, "c", sample=trace.sample))
@@ -76,7 +77,9 @@ class TestAgain:
     def test_it_costs_its_share_of_a_run_once(self) -> None:
         world, system, executor = self.world()
         (example,) = world.examples(1)
-        trace = executor.settle(asyncio.run(executor.run(system, example.inputs, example=example.id)))
+        trace = executor.settle(
+            asyncio.run(executor.run(system, example.inputs, example=example.id))
+        )
         before = executor.meter.system_runs
         for _ in range(2):  # the second time it comes from the cache
             call = asyncio.run(executor.resample_call(system, trace, "c", sample=7))
@@ -96,11 +99,15 @@ class TestAgain:
 
         system = System(
             "wired",
-            outputs={"y": Function("scale", scale, by=1.0)(x=Input("x", float), by=Input("by", float))},
+            outputs={
+                "y": Function("scale", scale, by=1.0)(x=Input("x", float), by=Input("by", float))
+            },
         )
         executor = Executor()
         trace = asyncio.run(executor.run(system, {"x": 2.0, "by": 5.0}))
-        assert asyncio.run(executor.resample_call(system, trace, "scale")).outputs == {"output": 10.0}
+        assert asyncio.run(executor.resample_call(system, trace, "scale")).outputs == {
+            "output": 10.0
+        }
         changed = asyncio.run(executor.resample_call(system, trace, "scale", settings={"by": 3.0}))
         assert changed.outputs == {"output": 6.0}
 
@@ -117,7 +124,9 @@ class Slow(Operation):
     def __init__(self, name: str = "slow") -> None:
         self.name = name
 
-    async def run(self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext) -> Any:
+    async def run(
+        self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
+    ) -> Any:
         await asyncio.sleep(float(np.random.default_rng().random()) * 0.005)
         return {"y": f"{values['option']} {inputs['x']}"}
 
@@ -125,7 +134,9 @@ class Slow(Operation):
 class Broken(Slow):
     """Fails as it is first set."""
 
-    async def run(self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext) -> Any:
+    async def run(
+        self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
+    ) -> Any:
         if values["option"] == 0:
             raise RuntimeError("as it was")
         return await super().run(inputs, values, call)
@@ -134,7 +145,9 @@ class Broken(Slow):
 class Fussy(Slow):
     """Says as many words as its option, and fails for some inputs."""
 
-    async def run(self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext) -> Any:
+    async def run(
+        self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
+    ) -> Any:
         if inputs["x"] % 4 == 0:
             raise RuntimeError("not that one")
         return {"y": f"{inputs['x']} " + "word " * values["option"]}
@@ -171,10 +184,15 @@ class TestGuidedSearch:
         ("metric", "reason"),
         [
             (custom(lambda o, e: 0.5), "all its outputs led to the same score"),
-            (custom(lambda o, e: 0.5 if e.id == "none" else 0.25), "all its outputs led to the same score"),
+            (
+                custom(lambda o, e: 0.5 if e.id == "none" else 0.25),
+                "all its outputs led to the same score",
+            ),
         ],
     )
-    def test_a_constant_metric_is_said_to_be_one(self, job: Any, metric: Metric, reason: str) -> None:
+    def test_a_constant_metric_is_said_to_be_one(
+        self, job: Any, metric: Metric, reason: str
+    ) -> None:
         system = System("slow", outputs={"y": Slow()(x=Input("x", int))})
         made = job(system, metric, [Example(f"e{i}", {"x": i}) for i in range(20)])
         _, proposal = made.run(offline_rewards(REWARDS, EDITS))
@@ -193,14 +211,20 @@ class TestGuidedSearch:
         def same(x: int, by: int) -> str:
             return "always this"
 
-        system = System("same", outputs={"y": Function("same", same, by=Choice(1, 2, 3))(x=Input("x", int))})
-        made = job(system, custom(lambda o, e: 1.0), [Example(f"e{i}", {"x": i}) for i in range(20)])
+        system = System(
+            "same", outputs={"y": Function("same", same, by=Choice(1, 2, 3))(x=Input("x", int))}
+        )
+        made = job(
+            system, custom(lambda o, e: 1.0), [Example(f"e{i}", {"x": i}) for i in range(20)]
+        )
         _, proposal = made.run(offline_rewards(REWARDS, EDITS))
         assert "same: all draws gave the same output" in proposal.note
-        assert RunRewards.open(made.task, learning(REWARDS)).is_constant("same")  # more would say the same
+        assert RunRewards.load(made.task, learning(REWARDS)).is_constant(
+            "same"
+        )  # more would say the same
         other = job(system.bind({"same.by": 2}), custom(lambda o, e: 1.0), made.task.train)
         context = replace(other.task.context, memory=made.task.context.memory)
-        later = RunRewards.open(replace(other.task, context=context), learning(REWARDS))
+        later = RunRewards.load(replace(other.task, context=context), learning(REWARDS))
         assert not later.is_constant("same")  # there it might not
 
     def test_a_component_without_a_way_to_the_metric_gets_no_reward(self, job: Any) -> None:
@@ -209,10 +233,13 @@ class TestGuidedSearch:
         system = System(
             "two", outputs={"aside": Slow()(x=x), "y": Function("half", half, by=Choice(1, 2))(x=x)}
         )
-        made = job(system, custom(lambda o, e: o["y"]), [Example(f"e{i}", {"x": i + 1}) for i in range(20)])
+        made = job(
+            system, custom(lambda o, e: o["y"]), [Example(f"e{i}", {"x": i + 1}) for i in range(20)]
+        )
         _, proposal = made.run(offline_rewards(REWARDS, EDITS))
         assert (
-            "slow: all its outputs led to the same score: the metric does not depend on them" in proposal.note
+            "slow: all its outputs led to the same score: the metric does not depend on them"
+            in proposal.note
         )
         assert set(proposal.facts["accuracy"]) == {"half"}
 
@@ -244,7 +271,11 @@ class TestGuidedSearch:
         world = Simulated("five", noise=0.2, options=12, common=False)
         for name in ("a", "e"):
             made = job(
-                world.system(), world, world.examples(80), keys=keys_of(name, world.system()), share=share
+                world.system(),
+                world,
+                world.examples(80),
+                keys=keys_of(name, world.system()),
+                share=share,
             )
             made.run(guided_search(REWARDS, EDITS))
             assert made.spent <= share + 1e-6
@@ -260,10 +291,14 @@ class TestGuidedSearch:
             return text.upper()
 
         talker = LLM("talker", prompt=Text("Answer."), demos=Demos(max=0), lm="lm")
-        system = System("talk", outputs={"y": Function("shout", shout)(text=talker(q=Input("q", str)))})
+        system = System(
+            "talk", outputs={"y": Function("shout", shout)(text=talker(q=Input("q", str)))}
+        )
         brief = custom(lambda o, e: 1.0 / len(o["y"].split()))
         rows = [Example(f"e{i}", {"q": f"question {i}"}) for i in range(40)]
-        made = job(system, brief, rows, lambda: ScriptedLM(answers), keys=("talker.prompt", "talker.demos"))
+        made = job(
+            system, brief, rows, lambda: ScriptedLM(answers), keys=("talker.prompt", "talker.demos")
+        )
         _, proposal = made.run(guided_search(REWARDS, EDITS))
         assert answers(proposal.values["talker.prompt"]) == "yes"
 
@@ -275,30 +310,20 @@ class TestGuidedSearch:
         assert proposal.values == {"slow.option": 5}
 
 
-def test_calls_that_read_something_else_are_not_compared() -> None:
-    """Of two runs one has another input, one failed, one says the same: one candidate is left."""
-
-    def run(x: float, y: float, score: float, failed: bool = False) -> Trace:
-        failure = Failure("error", "broken") if failed else None
-        call = Call("a", "a", "a", (), {"x": x}, {} if failed else {"y": y}, failure)
-        return Trace("e", "digest", 0, 0, {"x": x}, (call,), score=score)
-
-    runs: list[Any] = [({}, run(1, 5, 0.5)), ({"option": 1}, run(2, 6, 0.6)), ({"option": 2}, run(1, 7, 0.7)),
-            ({"option": 3}, run(1, 5, 0.5)), ({"option": 4}, run(1, 0, 0.0, failed=True))]  # fmt: skip
-    (draw,) = draws_from_runs("a", runs, Sampling(samples=3), Simulated("chain").system())
-    assert [(c.outputs["y"], c.rewards) for c in draw.candidates] == [(5, (0.5,)), (7, (0.7,))]
-
-
 class TestPools:
     """Demonstrations of examples set apart, from all that earlier jobs ran there."""
 
     def made(
-        self, job: Any, says: Callable[[str], str] = lambda message: "loud" if "Shout" in message else "soft"
+        self,
+        job: Any,
+        says: Callable[[str], str] = lambda message: "loud" if "Shout" in message else "soft",
     ) -> Any:
         echo = LLM("echo", prompt=Text("Say."), demos=Demos(max=2), lm="lm")
         system = System("one", outputs={"y": echo(q=Input("q", str))})
         rows = [Example(f"e{i}", {"q": f"q{i}."}) for i in range(20)]
-        return job(system, custom(lambda o, e: 1.0), rows, lambda: ScriptedLM(says), keys=("echo.demos",))
+        return job(
+            system, custom(lambda o, e: 1.0), rows, lambda: ScriptedLM(says), keys=("echo.demos",)
+        )
 
     def found(self, made: Any, count: int) -> list[Any]:
         pools = asyncio.run(bootstrap_pools(made.task, pool_order(made.task)[:count]))
@@ -320,12 +345,16 @@ class TestPools:
         Sources(sources=[earlier]).store(memory)
         assert sorted(self.found(made, 4)) == ["loud"] * 6 + ["soft"] * 4
         assert made.spent == 10
-        current = Source(configuration=made.task.system.configuration.to_json(), examples=sorted(first[:4]))
+        current = Source(
+            configuration=made.task.system.configuration.to_json(), examples=sorted(first[:4])
+        )
         assert Sources.of(memory).sources == [earlier, current]
 
     def test_runs_that_failed_are_not_made_again(self, job: Any) -> None:
         """They are not in the cache; and where a part of the pool always fails, nothing is broken."""
-        failing = [entry(example.inputs, "q", str) for example in pool_order(self.made(job).task)[6:10]]
+        failing = [
+            entry(example.inputs, "q", str) for example in pool_order(self.made(job).task)[6:10]
+        ]
 
         def says(message: str) -> str:
             if any(q in message for q in failing):
@@ -351,12 +380,14 @@ class TestWaves:
             known = float(outputs["rare"][0]) if entry(example.inputs, "x", int) % 10 == 0 else 0.0
             return (float(outputs["often"][0]) + known) / 10
 
-        return job(system, custom(score), [Example(f"e{i}", {"x": i}) for i in range(60)], share=share)
+        return job(
+            system, custom(score), [Example(f"e{i}", {"x": i}) for i in range(60)], share=share
+        )
 
     def inputs(self, job: Any, share: float) -> dict[str, int]:
         made = self.made(job, share)
         made.run(offline_rewards(replace_settings(sufficient_accuracy=1.01), EDITS))
-        entries = RunRewards.open(made.task, learning(REWARDS)).buffer.entries
+        entries = RunRewards.load(made.task, learning(REWARDS)).buffer.entries
         assert made.spent <= share
         return {
             name: len({e.draw.example for e in entries if e.draw.component == name})
@@ -375,7 +406,7 @@ class TestWaves:
         )  # three draws each, and what follows: 1, 7 / 3, 11 / 3
         made = job(world.system(), world, world.examples(60), share=12)
         made.run(offline_rewards(REWARDS, EDITS))
-        entries = RunRewards.open(made.task, learning(REWARDS)).buffer.entries
+        entries = RunRewards.load(made.task, learning(REWARDS)).buffer.entries
         assert {entry.draw.component for entry in entries} == {"c"}
 
 
@@ -383,26 +414,34 @@ def test_the_offline_phase_goes_on_in_waves_that_double(job: Any) -> None:
     """One more time as many inputs while a reward is not surely good, up to the settings' number."""
     world = Simulated("chain", noise=0.3, options=12, common=False)
     made = job(world.system(), world, world.examples(60))
-    states, _ = made.run(offline_rewards(replace_settings(inputs=30, sufficient_accuracy=1.01), EDITS))
+    states, _ = made.run(
+        offline_rewards(replace_settings(inputs=30, sufficient_accuracy=1.01), EDITS)
+    )
     assert [state["inputs"] for state in states] == [0, 4, 8, 16, 30]
     surely = job(world.system(), world, world.examples(60))
-    states, _ = surely.run(offline_rewards(replace_settings(inputs=30, sufficient_accuracy=0.5), EDITS))
+    states, _ = surely.run(
+        offline_rewards(replace_settings(inputs=30, sufficient_accuracy=0.5), EDITS)
+    )
     assert states[-1]["inputs"] < 30
 
 
 def test_a_few_inputs_that_fail_do_not_end_the_run(job: Any) -> None:
     """Fresh inputs are few, one perhaps: all may fail by chance. When a minibatch fails, something is broken."""
     rows = [Example(f"e{i}", {"x": i}) for i in range(20)]
-    made = job(System("broken", outputs={"y": Broken()(x=Input("x", int))}), custom(lambda o, e: 1.0), rows)
+    made = job(
+        System("broken", outputs={"y": Broken()(x=Input("x", int))}), custom(lambda o, e: 1.0), rows
+    )
     state = Collecting(iteration=1, proposals={})
-    rewards = RunRewards.open(made.task, learning(REWARDS))
+    rewards = RunRewards.load(made.task, learning(REWARDS))
     assert asyncio.run(collect_pairs(rewards, ["slow"], state, rows[:2])) == "0 pairs from 2 inputs"
     with pytest.raises(TooManyFailures, match="as it was"):
         asyncio.run(collect_pairs(rewards, ["slow"], state, rows[:8]))
 
 
 @pytest.mark.parametrize(("failing", "ends"), [(5, False), (7, False), (8, True)])
-def test_a_minibatch_that_fails_more_than_it_may_can_be_chance(job: Any, failing: int, ends: bool) -> None:
+def test_a_minibatch_that_fails_more_than_it_may_can_be_chance(
+    job: Any, failing: int, ends: bool
+) -> None:
     """Half may fail. Then seven of eight do in one minibatch of 28, all of them in one of 256."""
 
     def picky(x: int, by: int) -> int:
@@ -425,13 +464,15 @@ def test_d2_fresh_inputs_are_fresh(job: Any) -> None:
     """D2: one seed for every iteration drew the same examples each time."""
     world = Simulated("chain")
     examples = world.examples(10)
-    rewards = RunRewards.open(job(world.system(), world, examples).task, learning(REWARDS))
+    rewards = RunRewards.load(job(world.system(), world, examples).task, learning(REWARDS))
     drawn: list[str] = []
     for count in (4, 3, 3):
         drawn += [example.id for example in rewards.fresh(examples, count)]
         RewardMemory(inputs=len(drawn)).store(rewards.memory)
     assert sorted(drawn) == sorted(example.id for example in examples)
-    assert [example.id for example in rewards.fresh(examples, 4)] == drawn[:4]  # then from the start again
+    assert [example.id for example in rewards.fresh(examples, 4)] == drawn[
+        :4
+    ]  # then from the start again
 
 
 class TestSettled:
@@ -442,7 +483,7 @@ class TestSettled:
     ) -> bool:
         world = Simulated("chain")
         made = job(world.system(), world, world.examples(4), keys=("a.option",))
-        rewards = RunRewards.open(made.task, learning(REWARDS))
+        rewards = RunRewards.load(made.task, learning(REWARDS))
         if candidates is not None:
             configuration = configuration or made.task.system.configuration.digest
             draw = Draw("a", "a", "e", configuration, {"x": 1.0}, candidates)
@@ -463,7 +504,9 @@ class TestSettled:
             (None, False),  # of one input
         ],
     )
-    def test_a_reward_is_settled_when_surely_good(self, job: Any, low: float | None, settled: bool) -> None:
+    def test_a_reward_is_settled_when_surely_good(
+        self, job: Any, low: float | None, settled: bool
+    ) -> None:
         assert self.settled(job, self.with_accuracy(0.97, low)) is settled
 
     def test_without_a_reward_it_is_settled_when_it_always_says_the_same(self, job: Any) -> None:
@@ -471,7 +514,9 @@ class TestSettled:
         one, other = Candidate({"y": 1.0}, (1.0,)), Candidate({"y": 2.0}, (1.0,))
         assert self.settled(job, none) is False  # nothing was drawn yet
         assert self.settled(job, none, (one,)) is True
-        assert self.settled(job, none, (one,), "another") is False  # here it might read other things
+        assert (
+            self.settled(job, none, (one,), "another") is False
+        )  # here it might read other things
         assert self.settled(job, none, (one, other)) is False  # another input may tell them apart
 
 
@@ -485,13 +530,13 @@ def replace_settings(**changes: Any) -> OptimasSettings:
 
 def draw_json() -> dict[str, Any]:
     return {
-        "component": "a", "address": "a", "example": "e", "configuration": "c", "inputs": {"x": 1.0},
+        "component": "a",
+        "address": "a",
+        "example": "e",
+        "configuration": "c",
+        "inputs": {"x": 1.0},
         "candidates": [[{"y": 1.0}, [1.0], {}]],
-    }  # fmt: skip
-
-
-def test_settings_are_keys_without_the_component() -> None:
-    assert settings_of([{"a.prompt": 1, "a.demos": 2}]) == [{"prompt": 1, "demos": 2}]
+    }
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -502,10 +547,16 @@ def test_the_expected_cost_of_pairs_is_what_they_cost(shape: str) -> None:
     for name in world.names:
         executor = Executor(cache=MemoryCache())
         example = world.examples(1)[0]
-        trace = executor.settle(asyncio.run(executor.run(system, example.inputs, example=example.id)))
+        trace = executor.settle(
+            asyncio.run(executor.run(system, example.inputs, example=example.id))
+        )
         sampling = Sampling(samples=3, rollouts=1, max_rollouts=1)
-        found = asyncio.run(collect(executor, system, [(example, trace)], [name], world, sampling=sampling))
-        assert found.system_runs == pytest.approx(expected_cost(system, name, sampling), abs=1 / 5 + 1e-9)
+        found = asyncio.run(
+            collect(executor, system, [(example, trace)], [name], world, sampling=sampling)
+        )
+        assert found.system_runs == pytest.approx(
+            expected_cost(system, name, sampling), abs=1 / 5 + 1e-9
+        )
 
 
 def test_the_expected_cost_counts_what_is_inside_loops_and_maps() -> None:
@@ -514,15 +565,21 @@ def test_the_expected_cost_counts_what_is_inside_loops_and_maps() -> None:
     lm = ScriptedLM(lambda message: f"answer {next(answers)}")
     one, two, x = LLM("one", temperature=1.0), LLM("two", temperature=1.0), Input("x", str)
     body = System("body", outputs={"y": two(x=one(x=x, z=Input("z", str)))})
-    each = Map("each", body, over="x")(x=Input("xs", list[str]), z=one(z=Input("z", str), name="before"))
+    each = Map("each", body, over="x")(
+        x=Input("xs", list[str]), z=one(z=Input("z", str), name="before")
+    )
     system = System("mapped", outputs={"y": one(ys=each, name="after")}, lm="lm")
     sampling = Sampling(samples=3, rollouts=1, max_rollouts=1)
     example = Example("e", {"xs": ["item"], "z": "other"})
     for name in ("one", "two"):
         executor = Executor({"lm": lm}, cache=MemoryCache())
-        trace = executor.settle(asyncio.run(executor.run(system, example.inputs, example=example.id)))
+        trace = executor.settle(
+            asyncio.run(executor.run(system, example.inputs, example=example.id))
+        )
         metric = custom(lambda o, e: 0.0)
-        found = asyncio.run(collect(executor, system, [(example, trace)], [name], metric, sampling=sampling))
+        found = asyncio.run(
+            collect(executor, system, [(example, trace)], [name], metric, sampling=sampling)
+        )
         assert found.system_runs == pytest.approx(expected_cost(system, name, sampling))
 
 

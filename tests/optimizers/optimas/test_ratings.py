@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from compound.benchmarks.simulated.relays import Relay
-from compound.errors import CallError
+from benchmarks.simulated.relays import Relay
+from compound.core.errors import CallError
+from compound.core.example import Example
 from compound.evaluation.metrics.custom import custom
-from compound.example import Example
 from compound.execution.trace import Call
-from compound.optimization.bounds import Outlook
-from compound.optimizers.optimas.ratings import MOST, RATING, Ratings, read_rating
+from compound.optimization.method import PlannedJob
+from compound.optimizers.search.ratings import MOST_RATINGS, RATING, Ratings, read_rating
 from compound.optimizers.search.sources import CandidateSources
 from compound.testing import ScriptedLM
 from optimas_settings import guided_search, optimas
@@ -25,7 +25,10 @@ REWARDS = optimas(model="none", gold=False, judge="judge")
 
 def rate(message: str, *_: Any) -> str:
     """Rate what a step of a relay wrote: 10 if it is the answer."""
-    answer, wrote = re.search(r"answer: (s\d+)", message), re.search(r"It wrote found: (s\d+)", message)
+    answer, wrote = (
+        re.search(r"answer: (s\d+)", message),
+        re.search(r"It wrote found: (s\d+)", message),
+    )
     assert answer is not None
     assert wrote is not None
     return "10" if answer[1] == wrote[1] else "0"
@@ -48,10 +51,20 @@ def call(found: str, question: str = "train 0") -> Call:
 @pytest.mark.parametrize(
     ("reply", "rating"),
     [
-        ("0", -1.0), ("5", 0.0), ("10", 1.0), ("Number: 7.5", 0.5), ("**8**/10", 0.6), ("9 out of 10.", 0.8),
-        ("11", None), ("100", None), ("-3", None), ("", None), ("good", None), ("3, or rather 8", None),
+        ("0", -1.0),
+        ("5", 0.0),
+        ("10", 1.0),
+        ("Number: 7.5", 0.5),
+        ("**8**/10", 0.6),
+        ("9 out of 10.", 0.8),
+        ("11", None),
+        ("100", None),
+        ("-3", None),
+        ("", None),
+        ("good", None),
+        ("3, or rather 8", None),
     ],
-)  # fmt: skip
+)
 def test_a_rating_is_the_only_number_in_its_range(reply: str, rating: float | None) -> None:
     assert read_rating(reply) == pytest.approx(rating)
 
@@ -64,7 +77,11 @@ class TestRequests:
         ((lm, request),) = [(name, each) for name, each in given.proposal_requests]
         text = request.messages[0].text
         assert lm == "judge"
-        for shown in ("a reads question", "It wrote found: s3", f"answer: {example.gold['answer']}"):
+        for shown in (
+            "a reads question",
+            "It wrote found: s3",
+            f"answer: {example.gold['answer']}",
+        ):
             assert shown in text
 
     def test_equal_calls_are_rated_once_in_a_run(self, job: Any) -> None:
@@ -104,16 +121,20 @@ class TestRequests:
 
 
 class TestInTheSearch:
-    def test_requests_are_bounded_by_the_runs(self) -> None:
+    def test_requests_are_limited_by_the_runs(self) -> None:
         system = WORLD.system()
-        outlook = Outlook(system, tuple(system.parameters), WORLD.examples(80), 8, 8, 100)
-        (bound,) = guided_search(REWARDS, CandidateSources(())).bound(outlook).requests
-        assert (bound.calls, bound.lms) == (MOST * 100, ("judge",))
+        job = PlannedJob(system, tuple(system.parameters), WORLD.examples(80), 8, 8, 100)
+        (ratings,) = guided_search(REWARDS, CandidateSources(())).plan(job).requests
+        assert (ratings.count, ratings.lm) == (MOST_RATINGS * 100, "judge")
 
     def test_a_judge_is_trusted_as_far_as_scores_confirm_it(self, job: Any) -> None:
         trust = {}
         for name, reply in {"right": rate, "random": lambda m, rng: str(rng.integers(11))}.items():
-            proposal = made(job, reply, share=120).run(guided_search(REWARDS, CandidateSources(())))[1]
-            trust[name] = proposal.facts["local"]["a"]["trust"]  # nothing else tells which symbol is right
+            proposal = made(job, reply, share=120).run(
+                guided_search(REWARDS, CandidateSources(()))
+            )[1]
+            trust[name] = proposal.facts["local"]["a"][
+                "trust"
+            ]  # nothing else tells which symbol is right
         assert trust["right"] > 0.9
         assert trust["random"] < 0.9

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import compound as cp
-from compound.engine import Adapter, AdapterEngine
-from compound.errors import CompoundError, DeclarationError, TransientError
+from compound.core.engine import Adapter, AdapterEngine
+from compound.core.errors import CompoundError, DeclarationError, TransientError
 from compound.graph.component import Input, Output
 from compound.graph.space import LoRA
-from compound.optimizers.weights.adapter_loading import load_adapters
+from compound.optimizers.weights.bases import load_adapters
 from compound.testing import ScriptedLM
 
 AGENTS = ("a", "b", "c")
@@ -49,7 +49,7 @@ def weights(**digests: str) -> dict[str, Any]:
     return {f"{name}.weights": {"path": f"to/{d}", "sha256": d * 64} for name, d in digests.items()}
 
 
-def load(system: cp.System, folder: Path, **engines: cp.Engine) -> None:
+def load(system: cp.System, folder: Path, **engines: cp.ext.Engine) -> None:
     asyncio.run(load_adapters(system, AGENTS, lambda lm: engines[lm], folder))
 
 
@@ -86,7 +86,9 @@ def test_engines_that_cannot_load_in_advance_are_skipped(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("error", [TransientError("gone"), DeclarationError("no adapters")])
-def test_errors_are_left_to_the_calls_that_need_the_adapter(tmp_path: Path, error: CompoundError) -> None:
+def test_errors_are_left_to_the_calls_that_need_the_adapter(
+    tmp_path: Path, error: CompoundError
+) -> None:
     server = Server(error=error)
     load(chain().bind(weights(a="1", b="2")), tmp_path, lm=server)
     assert len(server.admitted) == 2

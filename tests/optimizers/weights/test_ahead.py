@@ -14,14 +14,14 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
-from compound.benchmarks.measure import learning_curves  # noqa: E402
-from compound.benchmarks.measure.learning_curves import SHARED, Case, train  # noqa: E402
-from compound.components.engines.local.engine import TransformersEngine  # noqa: E402
-from compound.engine import TokenRecord  # noqa: E402
+from benchmarks.measure import learning_curves  # noqa: E402
+from benchmarks.measure.learning_curves import SHARED, Case, train  # noqa: E402
+from compound.core.engine import TokenRecord  # noqa: E402
+from compound.engines.local.engine import TransformersEngine  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 from compound.optimizers.weights.learner.trainer import StaleSamples, Trainer  # noqa: E402
 from compound.optimizers.weights.recipes.recipe import CreditedSamples  # noqa: E402
-from compound.optimizers.weights.step_batch import FILE, StepBatch  # noqa: E402
+from compound.optimizers.weights.steps import DRAWN, StepBatch  # noqa: E402
 
 LONG = 120.0  # seconds after which what should have begun will not
 
@@ -35,7 +35,11 @@ def _quiet() -> Iterator[None]:
 
 def test_sampling_goes_on_while_a_step_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = 4
-    settings = {**SHARED, "steps": steps, "rollouts": {"examples": 2, "runs": 4, "max_staleness": 1}}
+    settings = {
+        **SHARED,
+        "steps": steps,
+        "rollouts": {"examples": 2, "runs": 4, "max_staleness": 1},
+    }
     monkeypatch.setattr(learning_curves, "METHODS", {"chain": {"mmgrpo": settings}})
     asked, generate, step = threading.Event(), TransformersEngine.generate, Trainer.step
     met: list[bool] = []
@@ -64,9 +68,11 @@ def test_sampling_goes_on_while_a_step_is_trained(monkeypatch: pytest.MonkeyPatc
 
 def test_samples_that_are_an_update_old_are_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {
-        **SHARED, "steps": 20, "optimizer": {"lr": 5e-3},
+        **SHARED,
+        "steps": 20,
+        "optimizer": {"lr": 5e-3},
         "rollouts": {"examples": 8, "runs": 8, "max_staleness": 1},
-    }  # fmt: skip
+    }
     monkeypatch.setattr(learning_curves, "METHODS", {"chain": {"mmgrpo": settings}})
     found: Any = train(Case("chain", "mmgrpo", 0))
     assert found["after"]["score"] - found["before"]["score"] > 0.4, found
@@ -76,7 +82,18 @@ def test_what_was_drawn_comes_back_from_a_file_to_the_last_digit(tmp_path: Path)
     tokens = TokenRecord((1, 2), (3, 4), (-0.1, -1 / 3), "stop", "9f")
     samples = [
         Sample(
-            "a", "e", "a[0]", 0, tokens, 1 / 3, ("e", "a", 0), 2, False, (0.1, 0.2), (0.3, 0.4), (1.0, 1.0)
+            "a",
+            "e",
+            "a[0]",
+            0,
+            tokens,
+            1 / 3,
+            ("e", "a", 0),
+            2,
+            False,
+            (0.1, 0.2),
+            (0.3, 0.4),
+            (1.0, 1.0),
         ),
         Sample("b", "e", "b", 1, TokenRecord((1,), (2,), (), "length"), 0.0),
     ]
@@ -87,9 +104,9 @@ def test_what_was_drawn_comes_back_from_a_file_to_the_last_digit(tmp_path: Path)
 
 def test_batches_of_earlier_releases_were_drawn_one_step_ahead(tmp_path: Path) -> None:
     StepBatch(CreditedSamples([], []), {}, version=3).write(tmp_path)
-    found = json.loads((tmp_path / FILE).read_text())
+    found = json.loads((tmp_path / DRAWN).read_text())
     del found["version"]
-    (tmp_path / FILE).write_text(json.dumps(found))
+    (tmp_path / DRAWN).write_text(json.dumps(found))
     assert StepBatch.read(tmp_path, step=7).version == 6
 
 

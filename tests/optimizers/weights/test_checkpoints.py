@@ -13,18 +13,19 @@ from typing import Any
 
 import pytest
 
-from compound.narrowing import entry
+from compound.core.narrowing import entry
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("one_thread")
 pytest.importorskip("peft")
 
-from compound.benchmarks.simulated.toys import Toy, toy  # noqa: E402
-from compound.components.engines.local.engine import TransformersEngine  # noqa: E402
-from compound.engine import Adapter, Completion, Request  # noqa: E402
-from compound.errors import CompoundError  # noqa: E402
+from benchmarks.simulated.toys import Toy, toy  # noqa: E402
+from compound.core.engine import Adapter, Completion, Request  # noqa: E402
+from compound.core.errors import CompoundError  # noqa: E402
+from compound.core.example import Example, Score  # noqa: E402
+from compound.core.storage.artifacts import verify_reference  # noqa: E402
+from compound.engines.local.engine import TransformersEngine  # noqa: E402
 from compound.evaluation.metrics.scoring import apply_metric  # noqa: E402
-from compound.example import Example, Score  # noqa: E402
 from compound.execution.budget import Budget, Meter  # noqa: E402
 from compound.execution.cache import MemoryCache  # noqa: E402
 from compound.execution.executor import Executor  # noqa: E402
@@ -33,17 +34,26 @@ from compound.optimization.method import JobContext, Progress, Proposal, Task  #
 from compound.optimization.problem import Problem  # noqa: E402
 from compound.optimization.scorer import JobScorer  # noqa: E402
 from compound.optimizers.methods import method  # noqa: E402
-from compound.optimizers.weights import moments  # noqa: E402
 from compound.optimizers.weights import training as session  # noqa: E402
-from compound.optimizers.weights.learner.saved import TrainingState  # noqa: E402
+from compound.optimizers.weights.learner.saved import (  # noqa: E402
+    MOMENTS,
+    TrainingState,
+    stored_moments,
+)
 from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
-from compound.optimizers.weights.recipes.selection import split  # noqa: E402
-from compound.storage.artifacts import verify_reference  # noqa: E402
+from compound.optimizers.weights.steps import split  # noqa: E402
 from compound.testing import PlainMemory  # noqa: E402
 from training_settings import training  # noqa: E402
 
 SEED = 3
-SHORT = {"steps": 4, "examples": 2, "runs": 3, "lr": 0.01, "evaluation__every": 1, "evaluation__examples": 4}
+SHORT = {
+    "steps": 4,
+    "examples": 2,
+    "runs": 3,
+    "lr": 0.01,
+    "evaluation__every": 1,
+    "evaluation__examples": 4,
+}
 
 
 @dataclass
@@ -84,7 +94,7 @@ class Run:
 
     @property
     def held_out(self) -> Sequence[Example]:
-        return split(self.task.train, 4, SEED).held_out
+        return split(self.task.train, 4, SEED)[1]
 
     def scripted(self, *scores: float) -> Scripted:
         return Scripted(self.task, self.held_out, scores)
@@ -116,7 +126,16 @@ class Run:
         scorer = JobScorer(problem, executor, system, float("inf"), 0.0)
         job = chosen.jobs[0]
         given = Task(
-            system, job.keys, self.task.train, scorer, 7 + number, SEED, 8, 8, context, resume=resume
+            system,
+            job.keys,
+            self.task.train,
+            scorer,
+            7 + number,
+            SEED,
+            8,
+            8,
+            context,
+            resume=resume,
         )
         proposal = Proposal({})
         try:
@@ -138,7 +157,9 @@ class Run:
 
     def state_after(self, step: int) -> Any:
         """Return the job's state right after a step."""
-        return next(e.state for e in self.events if e.state["step"] == step and "evaluation" not in e.facts)
+        return next(
+            e.state for e in self.events if e.state["step"] == step and "evaluation" not in e.facts
+        )
 
     def stored(self, kind: str) -> set[str]:
         return {path.name for path in self.folder.iterdir() if path.name.startswith(f"{kind}-")}
@@ -160,7 +181,8 @@ class TestBestStep:
         assert found.facts["best_step"] == 2
         assert found.facts["evaluated"] == [[0, 0.1], [1, 0.3], [2, 0.5], [3, 0.4], [4, 0.5]]
         assert (
-            "step 2 is the best of 4 evaluated: 0.500 on 4 held-out train examples, from 0.100" in found.note
+            "step 2 is the best of 4 evaluated: 0.500 on 4 held-out train examples, from 0.100"
+            in found.note
         )
         assert [e["best"] for e in run.evaluations] == [0, 1, 2, 2, 2]
         for reference in found.values.values():
@@ -174,7 +196,9 @@ class TestBestStep:
         run.job(metric)
         held_out = {example.id for example in run.held_out}
         assert len(held_out) == 4
-        assert {metric.seen[name] for name in held_out} == {5}  # by evaluations, and by nothing else
+        assert {metric.seen[name] for name in held_out} == {
+            5
+        }  # by evaluations, and by nothing else
         assert {example.id for example in run.task.train} == set(metric.seen)
 
     def test_where_every_step_scores_less_than_the_start_nothing_is_proposed(
@@ -185,7 +209,9 @@ class TestBestStep:
         assert found.values == {}
         assert "no step scored higher than the starting weights, 0.600" in found.note
         run = Run(toy_model, tmp_path / "equal")
-        assert run.job(run.scripted(0.5, 0.2, 0.5, 0.4, 0.5)).values == adapters_of(run.state_after(2))
+        assert run.job(run.scripted(0.5, 0.2, 0.5, 0.4, 0.5)).values == adapters_of(
+            run.state_after(2)
+        )
 
     def test_evaluations_are_every_few_steps_and_after_the_last(
         self, toy_model: Path, tmp_path: Path
@@ -280,7 +306,9 @@ def test_adapters_that_an_engine_does_not_take_end_a_job_before_its_first_run(
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".shape")]
 
 
-def test_each_version_is_loaded_before_the_first_call_of_its_step(toy_model: Path, tmp_path: Path) -> None:
+def test_each_version_is_loaded_before_the_first_call_of_its_step(
+    toy_model: Path, tmp_path: Path
+) -> None:
     """Adapters that are loaded at their first use wait for the calls in flight, one component at a time."""
     run, loaded, sampled = Run(toy_model, tmp_path), set[str](), set[str]()
     generate = TransformersEngine.generate
@@ -324,7 +352,9 @@ class TestNextJob:
             run.job(system=system, number=number)
         return found
 
-    def test_adam_s_moments_are_those_of_the_proposed_step(self, toy_model: Path, tmp_path: Path) -> None:
+    def test_adam_s_moments_are_those_of_the_proposed_step(
+        self, toy_model: Path, tmp_path: Path
+    ) -> None:
         run = Run(toy_model, tmp_path)
         first = run.job(run.scripted(0.1, 0.3, 0.5, 0.4, 0.5))
         assert set(self.steps(run, first, 1).values()) == {2.0}
@@ -343,16 +373,20 @@ class TestNextJob:
         second = run.job(
             system=run.task.system.bind({**run.task.system.configuration, **first.values}), number=1
         )
-        rejected = moments.folders(run.memory.state)
+        rejected = {each.reference["path"] for each in stored_moments(run.memory.state)}
         assert len(rejected) == 2
-        assert self.steps(run, first, 2)["first"] == 4.0  # the first proposal's, the second was rejected
+        assert (
+            self.steps(run, first, 2)["first"] == 4.0
+        )  # the first proposal's, the second was rejected
         assert second.values["first.weights"]["sha256"] not in {
             digest
-            for kept in entry(run.memory.state, moments.KEY, list)
+            for kept in entry(run.memory.state, MOMENTS, list)
             for digest in kept["adapters"].values()
         }
         assert len(run.stored("optimizer-states")) <= 4
-        assert self.steps(run, Proposal({}), 3)["first"] == 0.0  # all were rejected: as at the beginning
+        assert (
+            self.steps(run, Proposal({}), 3)["first"] == 0.0
+        )  # all were rejected: as at the beginning
 
     def test_another_recipe_begins_anew(self, toy_model: Path, tmp_path: Path) -> None:
         run = Run(toy_model, tmp_path, {"evaluation__every": 0})

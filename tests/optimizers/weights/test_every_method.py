@@ -23,32 +23,47 @@ pytest.importorskip("peft")
 
 from compound.api.description import describe  # noqa: E402
 from compound.api.estimate import estimate  # noqa: E402
-from compound.api.optimize import make_problem, optimize  # noqa: E402
-from compound.components.engines.local.engine import TransformersEngine  # noqa: E402
-from compound.errors import ConfigurationError, DeclarationError, SpecError  # noqa: E402
+from compound.api.optimize import make_problem, run_optimization  # noqa: E402
+from compound.core.errors import ConfigurationError, DeclarationError, SpecError  # noqa: E402
+from compound.core.example import Example, Score  # noqa: E402
+from compound.engines.local.engine import TransformersEngine  # noqa: E402
 from compound.evaluation.metrics.custom import custom  # noqa: E402
-from compound.example import Example, Score  # noqa: E402
 from compound.optimization.method import Job  # noqa: E402
 from compound.optimizers.methods import method  # noqa: E402
-from compound.optimizers.optimas.weights import LocalDraws  # noqa: E402
 from compound.optimizers.weights.bases import base_format, base_model  # noqa: E402
+from compound.optimizers.weights.learner.losses import (  # noqa: E402
+    VARIANTS,
+    ImitationObjective,
+    PolicyObjective,
+)
 from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
-from compound.optimizers.weights.loss.losses import VARIANTS  # noqa: E402
-from compound.optimizers.weights.loss.objective import ImitationObjective, PolicyObjective  # noqa: E402
+from compound.optimizers.weights.outcome import reason_without_samples  # noqa: E402
+from compound.optimizers.weights.recipes.local_draws import LocalDraws  # noqa: E402
 from compound.optimizers.weights.recipes.mhgpo import MHGPO  # noqa: E402
 from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, MMGRPOSettings  # noqa: E402
 from compound.optimizers.weights.recipes.mygo import MyGO, MyGOSettings  # noqa: E402
 from compound.optimizers.weights.recipes.ppo import PPO  # noqa: E402
 from compound.optimizers.weights.recipes.recipe import CreditedSamples, Recipe  # noqa: E402
-from compound.optimizers.weights.step_batch import StepBatch  # noqa: E402
-from compound.optimizers.weights.step_notes import reason_without_samples  # noqa: E402
-from compound.spec import load  # noqa: E402
+from compound.optimizers.weights.steps import StepBatch  # noqa: E402
 from compound.testing import ScriptedLM  # noqa: E402
+from compound.yaml import load  # noqa: E402
 from training_settings import trainings  # noqa: E402
 from trainings.jobs import ATLAS, SMALL, letters, trained  # noqa: E402
 
-SMALL_SECTIONS = [(f"optimize.{name}", json.dumps(section)) for name, section in trainings(**SMALL).items()]
-METHODS = ["ppo", "mappo", "mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "prompt_r1", "mygo", "distill"]
+SMALL_SECTIONS = [
+    (f"optimize.{name}", json.dumps(section)) for name, section in trainings(**SMALL).items()
+]
+METHODS = [
+    "ppo",
+    "mappo",
+    "mmgrpo",
+    "mhgpo_is",
+    "mhgpo_fof",
+    "mhgpo_rr",
+    "prompt_r1",
+    "mygo",
+    "distill",
+]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +83,8 @@ def test_the_method_alone_is_switched(name: str, model: Path, tmp_path: Path) ->
     assert set(weights) == {"namer.weights", "answerer.weights"}
     assert len({value["sha256"] for value in weights.values()}) == 2
     assert all(
-        (tmp_path / value["path"] / "adapter_model.safetensors").exists() for value in weights.values()
+        (tmp_path / value["path"] / "adapter_model.safetensors").exists()
+        for value in weights.values()
     )
     assert_learned(records)
 
@@ -92,7 +108,11 @@ GRPO = {"training": {"grpo": {"rollouts": {"runs": 1}}}}
         *(("mmgrpo", {"loss": loss}, told) for loss, told in REMOVED),
         ("mmgrpo", {"loss": "gropo"}, "loss: cannot be 'gropo'; did you mean 'grpo'"),
         ("mmgrpo", {"loss": {"cispo": {"clip": 0.1}}}, "loss.cispo.clip: unknown key"),
-        ("mmgrpo", {"loss": {"cispo": {}, "grpo": {}}}, "selects several options: grpo and cispo; keep one"),
+        (
+            "mmgrpo",
+            {"loss": {"cispo": {}, "grpo": {}}},
+            "selects several options: grpo and cispo; keep one",
+        ),
         ("mmgrpo", {"loss": {"cispo": None}}, "loss: cispo must be a mapping"),
         (
             "mmgrpo",
@@ -113,7 +133,11 @@ GRPO = {"training": {"grpo": {"rollouts": {"runs": 1}}}}
             {"training": {"ppo": {"penalties": {"missing": "math:hypot"}}}},
             "penalties names 'missing'",
         ),
-        ("mmgrpo", {"rollouts": {"runs": 1}}, "runs of an example are compared, but rollouts.runs is 1"),
+        (
+            "mmgrpo",
+            {"rollouts": {"runs": 1}},
+            "runs of an example are compared, but rollouts.runs is 1",
+        ),
         ("prompt_r1", {"rollouts": {"runs": 1}}, "are compared"),
         ("optimas", GRPO, "are compared"),
         ("mmgrpo", {"teachers": {"nowhere.json": 1}}, "nowhere.json"),
@@ -155,7 +179,9 @@ def test_hints_of_a_training_name_the_section_of_its_settings(name: str, section
 @pytest.mark.parametrize("name", ["mmgrpo", "ppo", "optimas", "better_together"])
 def test_a_model_that_cannot_be_trained_is_refused_before_anything_is_run(name: str) -> None:
     program = load(ATLAS, overrides=[("lm", "openai/gpt-4o-mini"), ("optimize.method", name)])
-    with pytest.raises(DeclarationError, match=r"cannot be trained: litellm.* does not serve adapters"):
+    with pytest.raises(
+        DeclarationError, match=r"cannot be trained: litellm.* does not serve adapters"
+    ):
         estimate(program)
 
 
@@ -184,7 +210,9 @@ def test_a_job_takes_no_more_than_its_share(
         for recipe in (MHGPO, LocalDraws, PPO):
             monkeypatch.setattr(recipe, "cost", lambda *_: expected)
     _, records = asyncio.run(trained(model, name, tmp_path, share=share, steps=30))
-    jobs = [r for r in records if r.get("kind") == "job" and r["optimizer"] in ("weights", "mhgpo_is")]
+    jobs = [
+        r for r in records if r.get("kind") == "job" and r["optimizer"] in ("weights", "mhgpo_is")
+    ]
     assert jobs
     assert 0 < max(job["spent"] for job in jobs) <= share
     assert sum(record.get("kind") == "training" for record in records) < 30
@@ -207,7 +235,9 @@ def test_metrics_of_components_describe_the_answers_of_all_rollouts(
             if name != "mhgpo_rr":  # its runs share the answers before the fork
                 assert component["reward"] == pytest.approx(record["reward"])
                 assert component["answers"] == record["rollouts"]
-    excluded = [own.get("samples", 0) < own["answers"] for r in steps for own in r["components"].values()]
+    excluded = [
+        own.get("samples", 0) < own["answers"] for r in steps for own in r["components"].values()
+    ]
     assert any(excluded) == (name != "ppo")
 
 
@@ -229,7 +259,9 @@ def test_optimas_trains_weights_by_local_rewards_beside_prompts_and_numbers(
     steered = [job["facts"]["steered"] for job in jobs if job["optimizer"] == "weights"]
     assert any(steered)  # one reward at least was learned, and scored what was trained
     drawn = [record for record in records if record.get("recipe") == "LocalDraws"]
-    for record in drawn:  # what is shown is what was trained on, not the score of runs that were not made
+    for (
+        record
+    ) in drawn:  # what is shown is what was trained on, not the score of runs that were not made
         (own,) = record["components"].values()
         assert record["rollouts"] == own["samples"]
         assert record["reward"] == pytest.approx(own["reward"], abs=1e-6)
@@ -261,7 +293,10 @@ def test_answers_that_are_all_excluded_are_nothing_to_learn_from(
 def test_a_stored_adapter_is_one_that_others_can_use(model: Path, tmp_path: Path) -> None:
     values, _ = asyncio.run(trained(model, "mmgrpo", tmp_path))
     folder = tmp_path / values["namer.weights"]["path"]
-    assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] == model.name
+    assert (
+        json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+        == model.name
+    )
     mask = os.umask(0o022)
     os.umask(mask)
     assert {oct(path.stat().st_mode & 0o777) for path in folder.iterdir()} == {oct(0o666 & ~mask)}
@@ -279,7 +314,9 @@ def test_d6_training_goes_on_from_the_present_adapter(model: Path, tmp_path: Pat
             for values in (first, second)
         )
         assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)
-        assert any(float(tensor.abs().max()) > 0 for name, tensor in before.items() if "lora_B" in name)
+        assert any(
+            float(tensor.abs().max()) > 0 for name, tensor in before.items() if "lora_B" in name
+        )
 
 
 BESIDE = {
@@ -300,11 +337,14 @@ def test_what_a_file_names_is_looked_for_beside_it_and_belongs_to_the_run(
     file = folder / "atlas.yaml"
     file.write_text(ATLAS.read_text(encoding="utf-8"), encoding="utf-8")
     shutil.copytree(ATLAS.parent / "data" / "atlas", folder / "data" / "atlas")
+    shutil.copy(ATLAS.with_name("atlas.py"), folder)
 
     def told(price: float, prompt: str) -> dict[str, Any]:
         (folder / "rules.py").write_text(f"def dear(inputs, outputs):\n    return {price}\n")
         sys.modules.pop("rules", None)
-        load(ATLAS).system.configuration.replace({"namer.prompt": prompt}).save(folder / "best.json")
+        load(ATLAS).system.configuration.replace({"namer.prompt": prompt}).save(
+            folder / "best.json"
+        )
         program = load(file, overrides=[*BESIDE.items(), ("optimize.method", "better_together")])
         assert program.data
         assert program.metric
@@ -325,7 +365,9 @@ def test_what_a_file_names_is_looked_for_beside_it_and_belongs_to_the_run(
     assert first["configurations"] != told(-1.0, "Say its name.")["configurations"]
     (folder / "best.json").unlink()
     program = load(file, overrides=[*BESIDE.items()])
-    assert method("mappo", program.system, program.optimize, folder).jobs  # has none, and needs none
+    assert method(
+        "mappo", program.system, program.optimize, folder
+    ).jobs  # has none, and needs none
     with pytest.raises(ConfigurationError, match=r"best\.json does not exist"):
         method("mmgrpo", program.system, program.optimize, folder)
 
@@ -341,10 +383,16 @@ def test_what_a_file_names_is_looked_for_beside_it_and_belongs_to_the_run(
         (MMGRPO(MMGRPOSettings()), {"groups": 4}, "all rewards within each group were equal"),
         (MMGRPO(MMGRPOSettings()), {"groups": 0}, "no run called a trained component"),
         (MyGO(MyGOSettings()), {"threshold": 0.75}, "no attempt reached the threshold 0.75"),
-        (MyGO(MyGOSettings()), {}, "the recipe returned no samples to imitate"),  # a recipe without facts
+        (
+            MyGO(MyGOSettings()),
+            {},
+            "the recipe returned no samples to imitate",
+        ),  # a recipe without facts
     ],
 )
-def test_why_a_step_has_nothing_to_learn_from(recipe: Recipe, facts: dict[str, Any], why: str) -> None:
+def test_why_a_step_has_nothing_to_learn_from(
+    recipe: Recipe, facts: dict[str, Any], why: str
+) -> None:
     drawn = StepBatch(CreditedSamples([], [0.0, 0.0], facts), {"failed": 0, "failure": "", **facts})
     assert reason_without_samples(recipe, drawn) == why
 
@@ -379,7 +427,8 @@ def test_a_dry_run_says_how_many_steps_the_budget_holds() -> None:
     (found,) = estimate(program)["steps"]
     assert (found["steps"], found["runs_per_step"], found["budget_holds"]) == (25, 24.0, 7)
     few = load(
-        ATLAS, overrides=[*overrides, ("optimize.budget", "{calls: 1000}"), ("optimize.train_size", "2")]
+        ATLAS,
+        overrides=[*overrides, ("optimize.budget", "{calls: 1000}"), ("optimize.train_size", "2")],
     )
     (found,) = estimate(few)["steps"]
     assert (found["runs_per_step"], found["unless_ended_by"]) == (16.0, ["calls"])
@@ -405,17 +454,25 @@ def test_a_budget_that_holds_a_step_is_used_and_one_that_holds_none_says_what_is
         )
         assert program.data
         folder = tmp_path / str(runs)
-        optimize(
-            program.system, program.data, custom(letters, "letters"), program.optimize,
-            run_dir=folder, engines=program.find_engine,
-        )  # fmt: skip
+        run_optimization(
+            program.system,
+            program.data,
+            custom(letters, "letters"),
+            program.optimize,
+            run_dir=folder,
+            engines=program.find_engine,
+        )
         events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
         return [event["note"] for event in events if event["event"] == "job"]
 
-    notes = ran(5 + 4 + 3)  # a decision: 5 runs of which a quarter is cached, and the rest of the last run
+    notes = ran(
+        5 + 4 + 3
+    )  # a decision: 5 runs of which a quarter is cached, and the rest of the last run
     assert notes
     assert notes[0].startswith("1 of 3 steps (the job's budget is used up)")
-    with pytest.raises(DeclarationError, match=r"a decision 4, and the smallest job 3; set at least 12"):
+    with pytest.raises(
+        DeclarationError, match=r"a decision 4, and the smallest job 3; set at least 12"
+    ):
         ran(5 + 4 + 2)
 
 
@@ -454,7 +511,9 @@ def test_the_trainer_says_what_the_sampler_said_at_any_temperature(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "step", kept)
-        asyncio.run(trained(model, "mappo", tmp_path, temperature=temperature, steps=1, dtype="float32"))
+        asyncio.run(
+            trained(model, "mappo", tmp_path, temperature=temperature, steps=1, dtype="float32")
+        )
     assert sampled
     for sample, ours in sampled:
         assert ours == pytest.approx(sample.tokens.logprobs, abs=LOGPROBS / temperature)

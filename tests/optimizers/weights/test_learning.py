@@ -13,10 +13,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
-from compound.benchmarks.measure import learning_curves  # noqa: E402
-from compound.benchmarks.measure.learning_curves import SHARED, Case, train  # noqa: E402
+from benchmarks.measure import learning_curves  # noqa: E402
+from benchmarks.measure.learning_curves import SHARED, Case, train  # noqa: E402
 from compound.optimizers.weights.credit.propagation import Propagated, propagate  # noqa: E402
-from compound.optimizers.weights.recipes import propagated  # noqa: E402
+from compound.optimizers.weights.recipes import groups  # noqa: E402
 
 SHORT = {**SHARED, "steps": 20, "optimizer": {"lr": 5e-3}}
 NODES = ("first", "second", "third")
@@ -50,24 +50,31 @@ def test_agents_that_no_reward_flows_back_to_do_not_learn(monkeypatch: pytest.Mo
 
     def broken(*arguments: Any, **named: Any) -> Propagated:
         found = whole(*arguments, **named)
-        last = [replace(c, shared=c.shared if c.call.component == "third" else 0.0) for c in found.credits]
+        last = [
+            replace(c, shared=c.shared if c.call.component == "third" else 0.0)
+            for c in found.credits
+        ]
         return replace(found, credits=tuple(last))
 
-    monkeypatch.setattr(propagated, "propagate", broken)
+    monkeypatch.setattr(groups, "propagate", broken)
     gains = learned("mhgpo_fof")
     assert gains["third"] > 0.2, gains
     assert max(gains["first"], gains["second"]) < 0.2, gains
 
 
-def test_agents_that_earn_what_other_runs_earned_do_not_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agents_that_earn_what_other_runs_earned_do_not_learn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     whole = propagate
 
     def broken(*arguments: Any, **named: Any) -> Propagated:
         found = whole(*arguments, **named)
-        turned = [found.credits[(i + 3) % len(found.credits)].shared for i in range(len(found.credits))]
+        turned = [
+            found.credits[(i + 3) % len(found.credits)].shared for i in range(len(found.credits))
+        ]
         mixed = (replace(c, shared=s) for c, s in zip(found.credits, turned, strict=True))
         return replace(found, credits=tuple(mixed))
 
-    monkeypatch.setattr(propagated, "propagate", broken)
+    monkeypatch.setattr(groups, "propagate", broken)
     gains = learned("mhgpo_fof")
     assert fmean(gains.values()) < 0.4, gains

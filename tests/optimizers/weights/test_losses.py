@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import exp, log
 from types import SimpleNamespace
 from typing import Any
@@ -16,23 +16,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from compound.errors import DeclarationError
-from compound.optimizers.weights.loss.corrections import importance_weights
-from compound.optimizers.weights.loss.diagnostics import Diagnostics, diagnose
-from compound.optimizers.weights.loss.losses import (
+from compound.core.errors import DeclarationError
+from compound.optimizers.weights.learner.losses import (
     VARIANTS,
     CISPOLoss,
     ClippedLoss,
-    Level,
     LossSettings,
+    importance_weights,
     kl,
     per_token_loss,
     sample_weights,
     value_loss,
 )
+from compound.optimizers.weights.learner.monitor import SUMS, diagnostic_sums
 from numerics import rounding
 
 LONGEST = 4  # a completion could have had
+
+
+def diagnose(*given: Any, **more: Any) -> dict[str, float]:
+    return dict(zip(SUMS, diagnostic_sums(*given, **more).tolist(), strict=True))
+
+
+def means(sums: dict[str, float]) -> dict[str, float]:
+    return {name: value / sums["tokens"] for name, value in sums.items() if name != "tokens"}
 
 
 def doubles(rows: Any) -> torch.Tensor:
@@ -53,17 +60,16 @@ def total(
     advantages: Any,
     mask: Any,
     settings: LossSettings | None = None,
-    level: Level | None = None,
 ) -> Any:
     weights = sample_weights(variant, [int(n) for n in mask.sum(-1)], LONGEST)
-    losses = per_token_loss(variant, logps, old, advantages, mask, settings, level=level)
+    losses = per_token_loss(variant, logps, old, advantages, mask, settings)
     return (losses * mask * torch.tensor(weights, dtype=losses.dtype)[:, None]).sum()
 
 
 # --- hand-computed numbers -----------------------------------------------------------------------------
 
-# by token, clipped to 0.8 … 1.2: good tokens at ratios e^.3 = 1.35 -> 1.2, 1, e^-.4 = .67 (not cut, since that
-# is the pessimistic side); bad tokens at e^.5 = 1.65 (not cut) and e^-.5 = .61 -> .8
+# by token, clipped to 0.8 … 1.2: good tokens at ratios e^.3 = 1.35 -> 1.2, 1, e^-.4 = .67 (not cut,
+# since that is the pessimistic side); bad tokens at e^.5 = 1.65 (not cut) and e^-.5 = .61 -> .8
 CLIPPED = [[-1.5 * 1.2, -1.5 * 1.0, -1.5 * exp(-0.4)], [0.5 * exp(0.5), 0.5 * 0.8, 0.0]]
 # by sample: mean log ratios (.3 + 0 - .4) / 3 = -1/30 and (.5 - .5) / 2 = 0, neither is cut
 SEQUENCE = [[-1.5 * exp(-1 / 30)] * 3, [0.5, 0.5, 0.0]]
@@ -109,7 +115,9 @@ def test_each_variant_on_two_samples_of_up_to_three_tokens(variant: str) -> None
     rows, mean = BY_HAND[variant]
     losses = per_token_loss(variant, LOGPS, OLD, ADVANTAGES, MASK)
     torch.testing.assert_close(losses, doubles(rows), rtol=1e-12, atol=0)
-    assert total(variant, LOGPS, OLD, ADVANTAGES, MASK).item() == pytest.approx(mean(rows), rel=1e-12)
+    assert total(variant, LOGPS, OLD, ADVANTAGES, MASK).item() == pytest.approx(
+        mean(rows), rel=1e-12
+    )
 
 
 def test_the_clipped_numbers_are_what_one_reads_in_a_table() -> None:
@@ -131,7 +139,9 @@ def test_delta_bounds_the_loss_of_bad_tokens() -> None:
 
 
 def replace_at(rows: list[list[float]], i: int, j: int, value: float) -> list[list[float]]:
-    return [[value if (i, j) == (a, b) else x for b, x in enumerate(row)] for a, row in enumerate(rows)]
+    return [
+        [value if (i, j) == (a, b) else x for b, x in enumerate(row)] for a, row in enumerate(rows)
+    ]
 
 
 def test_the_cap_of_cispo_weighs_without_cutting_the_gradient() -> None:
@@ -156,18 +166,21 @@ def test_the_first_step_is_the_policy_gradient(variant: str) -> None:
     torch.testing.assert_close(logps.grad, -advantages * weights * MASK)
 
 
-@pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("junk", [math.nan, math.inf, -math.inf, 1e30])
-def test_what_stands_in_the_padding_never_matters(variant: str, junk: float, level: Level) -> None:
+def test_what_stands_in_the_padding_never_matters(variant: str, junk: float) -> None:
     padding = MASK == 0
     wide = ADVANTAGES[:, None].expand(2, 3)
     clean = LOGPS.clone().requires_grad_()
-    expected = total(variant, clean, OLD, wide, MASK, level=level)
+    expected = total(variant, clean, OLD, wide, MASK)
     expected.backward()
     dirty = LOGPS.masked_fill(padding, junk).requires_grad_()
     found = total(
-        variant, dirty, OLD.masked_fill(padding, -junk), wide.masked_fill(padding, junk), MASK, level=level
+        variant,
+        dirty,
+        OLD.masked_fill(padding, -junk),
+        wide.masked_fill(padding, junk),
+        MASK,
     )
     found.backward()
     assert found.item() == expected.item()
@@ -212,18 +225,27 @@ def test_weights_are_those_of_the_whole_batch() -> None:
     assert sample_weights("grpo", [2, 4]) == [1 / 4, 1 / 8]
     assert sample_weights("dapo", [2, 4]) == sample_weights("sft", [2, 4]) == [1 / 6, 1 / 6]
     assert sample_weights("dr_grpo", [2, 4], 10) == [1 / 20, 1 / 20]
-    assert sample_weights("reinforce", [2, 4]) == sample_weights("sft_sum", [2, 4]) == [1 / 2, 1 / 2]
+    assert (
+        sample_weights("reinforce", [2, 4]) == sample_weights("sft_sum", [2, 4]) == [1 / 2, 1 / 2]
+    )
     assert sample_weights("grpo", [0, 4]) == [1 / 2, 1 / 8]
     assert sample_weights("dapo", [0]) == [1.0]
-    assert sample_weights("dapo", []) == sample_weights("grpo", []) == sample_weights("reinforce", []) == []
+    assert (
+        sample_weights("dapo", [])
+        == sample_weights("grpo", [])
+        == sample_weights("reinforce", [])
+        == []
+    )
 
 
 # --- TRL as the oracle ---------------------------------------------------------------------------------
 
-TRL_LOSSES = ["grpo", "dr_grpo", "dapo", "cispo"]
+TRL_LOSSES = ["grpo", "dr_grpo", "dapo", "cispo", "gspo"]  # gspo: grpo with ratios of sequences
 
 
-def tiny_model(seed: int, lengths: tuple[int, ...] = (5, 2, 4, 1), vocabulary: int = 7) -> dict[str, Any]:
+def tiny_model(
+    seed: int, lengths: tuple[int, ...] = (5, 2, 4, 1), vocabulary: int = 7
+) -> dict[str, Any]:
     """Logits for every token, and a batch that another policy sampled; fp32."""
     rng = torch.Generator().manual_seed(seed)
     width = max(lengths)
@@ -266,14 +288,14 @@ class Clip:
 
 
 def by_trl(
-    model: dict[str, Any], loss_type: str, level: str, clip: Clip, beta: float, correct: bool
+    model: dict[str, Any], variant: str, clip: Clip, beta: float, correct: bool
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, list[float]]]:
     """TRL's loss, its gradient with respect to the logits, and what it logs; the model is a table of logits."""
     from trl.trainer.grpo_trainer import GRPOTrainer
 
     logits = model["logits"].clone().requires_grad_()
     metrics: dict[str, Any] = {"train": defaultdict(list)}
-    cispo = loss_type == "cispo"
+    loss_type, cispo = "grpo" if variant == "gspo" else variant, variant == "cispo"
     trainer = SimpleNamespace(
         _get_per_token_logps_and_entropies=lambda *_, **__: (
             chosen_logps(logits, model["tokens"]),
@@ -288,7 +310,7 @@ def by_trl(
         epsilon_low=clip.low,
         epsilon_high=clip.cispo if cispo else clip.high,
         loss_type=loss_type,
-        importance_sampling_level=level,
+        importance_sampling_level="sequence" if variant == "gspo" else "token",
         beta=beta,
         use_vllm=correct,
         vllm_importance_sampling_correction=correct,
@@ -296,7 +318,9 @@ def by_trl(
         off_policy_mask_threshold=None,
         max_completion_length=LONGEST + 5,
         current_gradient_accumulation_steps=1,
-        accelerator=SimpleNamespace(num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x),
+        accelerator=SimpleNamespace(
+            num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x
+        ),
         model=SimpleNamespace(training=True),
         aux_loss_enabled=False,
         _entropy_bonus_enabled=False,
@@ -321,7 +345,7 @@ def by_trl(
 
 
 def by_us(
-    model: dict[str, Any], variant: str, level: Level | None, clip: Clip, beta: float, correct: bool
+    model: dict[str, Any], variant: str, clip: Clip, beta: float, correct: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     logits = model["logits"].clone().requires_grad_()
     logps = chosen_logps(logits, model["tokens"])
@@ -330,7 +354,7 @@ def by_us(
         sampler = model["old"] - model["ratio"].log()
         advantages = advantages[:, None] * importance_weights(model["old"], sampler, model["mask"])
     losses = per_token_loss(
-        variant, logps, model["old"], advantages, model["mask"], clip.of(variant), level=level
+        variant, logps, model["old"], advantages, model["mask"], clip.of(variant)
     )
     losses = losses + beta * kl(logps, model["reference"])
     weights = torch.tensor(sample_weights(variant, model["mask"].sum(-1).tolist(), LONGEST + 5))
@@ -339,7 +363,9 @@ def by_us(
     return loss.detach(), logits.grad
 
 
-def agree(ours: tuple[torch.Tensor, torch.Tensor], theirs: tuple[torch.Tensor, torch.Tensor, Any]) -> None:
+def agree(
+    ours: tuple[torch.Tensor, torch.Tensor], theirs: tuple[torch.Tensor, torch.Tensor, Any]
+) -> None:
     assert theirs[1].abs().max() > 1e-3  # there is a gradient to agree on
     # The terms of the loss are of size 1, and cancel; those of its gradient do not.
     torch.testing.assert_close(ours[0], theirs[0], rtol=0, atol=rounding(1.0, depth=8))
@@ -355,34 +381,26 @@ CLIPS = [
 
 
 @pytest.mark.parametrize(
-    ("clip", "beta"), [(CLIPS[0], 0.0), (CLIPS[1], 0.04), (CLIPS[2], 0.0)], ids=["default", "tight", "other"]
+    ("clip", "beta"),
+    [(CLIPS[0], 0.0), (CLIPS[1], 0.04), (CLIPS[2], 0.0)],
+    ids=["default", "tight", "other"],
 )
-@pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("variant", TRL_LOSSES)
-def test_trl_agrees(variant: str, level: Level, clip: Clip, beta: float) -> None:
+def test_trl_agrees(variant: str, clip: Clip, beta: float) -> None:
     for seed in range(2):
         model = tiny_model(seed)
         agree(
-            by_us(model, variant, level, clip, beta, False), by_trl(model, variant, level, clip, beta, False)
+            by_us(model, variant, clip, beta, False),
+            by_trl(model, variant, clip, beta, False),
         )
 
 
-@pytest.mark.parametrize(("variant", "loss_type"), [("gspo", "grpo")])
-def test_trl_agrees_at_the_level_of_sequences_without_being_told(variant: str, loss_type: str) -> None:
-    model = tiny_model(4)
-    agree(
-        by_us(model, variant, None, Clip(), 0.0, False),
-        by_trl(model, loss_type, "sequence", Clip(), 0.0, False),
-    )
-
-
-@pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("variant", TRL_LOSSES)
-def test_weights_folded_into_advantages_are_trls_correction(variant: str, level: Level) -> None:
+def test_weights_folded_into_advantages_are_trls_correction(variant: str) -> None:
     model = tiny_model(5)
     agree(
-        by_us(model, variant, level, CLIPS[1], 0.04, True),
-        by_trl(model, variant, level, CLIPS[1], 0.04, True),
+        by_us(model, variant, CLIPS[1], 0.04, True),
+        by_trl(model, variant, CLIPS[1], 0.04, True),
     )
 
 
@@ -390,11 +408,10 @@ def test_weights_folded_into_advantages_are_trls_correction(variant: str, level:
 def test_trl_counts_the_same_tokens_as_cut(loss_type: str) -> None:
     clip = Clip(low=0.05, high=0.1, cispo=1.1)
     model = tiny_model(7)
-    logged = by_trl(model, loss_type, "token", clip, 0.0, False)[2]
+    logged = by_trl(model, loss_type, clip, 0.0, False)[2]
     logps = chosen_logps(model["logits"], model["tokens"])
-    found = diagnose(
-        loss_type, logps, model["old"], model["advantages"], model["mask"], clip.of(loss_type)
-    ).means()
+    given = (model["old"], model["advantages"], model["mask"], clip.of(loss_type))
+    found = means(diagnose(loss_type, logps, *given))
     if loss_type == "cispo":
         assert logged["cispo_clip_ratio"] == [pytest.approx(found["high"])]
     else:
@@ -441,7 +458,9 @@ def test_value_loss_by_hand() -> None:
     targets = doubles([1.0, 1.0, 0.0, 1.0])
     expected = doubles([0.5 * 0.25, 0.5 * 0.64, 0.5 * 1.8**2, 0.5 * 4.0])
     torch.testing.assert_close(value_loss(values, old, targets), expected)
-    torch.testing.assert_close(value_loss(values, old, targets, None), doubles([0.125, 0.0, 0.5, 2.0]))
+    torch.testing.assert_close(
+        value_loss(values, old, targets, None), doubles([0.125, 0.0, 0.5, 2.0])
+    )
 
 
 def test_diagnostics_by_hand() -> None:
@@ -449,39 +468,24 @@ def test_diagnostics_by_hand() -> None:
     found = diagnose("grpo", LOGPS, OLD, ADVANTAGES, MASK, entropy=entropy)
     ratios = [exp(0.3), 1.0, exp(-0.4), exp(0.5), exp(-0.5)]
     # cut are one good token at e^.3 and one bad token at e^-.5
-    assert (found.tokens, found.low, found.high) == (5, 1, 1)
-    means = found.means()
-    assert means["ratio"] == pytest.approx(sum(ratios) / 5)
-    assert means["kl"] == pytest.approx((sum(ratios) - 5 - (0.3 - 0.4 + 0.5 - 0.5)) / 5)
-    assert (means["low"], means["high"], means["entropy"]) == (0.2, 0.2, 3.0)
+    assert (found["tokens"], found["low"], found["high"]) == (5, 1, 1)
+    assert found["ratio"] == pytest.approx(sum(ratios))
+    assert found["kl"] == pytest.approx(sum(ratios) - 5 - (0.3 - 0.4 + 0.5 - 0.5))
+    assert found["entropy"] == 15
 
 
 def test_diagnostics_at_the_level_of_sequences_count_the_tokens_of_cut_samples() -> None:
     old = LOGPS - doubles([[0.9, 0.0, 0.0], [-0.6, 0.0, 0.0]])  # mean log ratios .3 and -.3
     whole = diagnose("gspo", LOGPS, old, ADVANTAGES, MASK)
-    assert (whole.low, whole.high) == (2, 3)
+    assert (whole["low"], whole["high"]) == (2, 3)
     each = diagnose("grpo", LOGPS, old, ADVANTAGES, MASK)
-    assert (each.low, each.high) == (1, 1)
-    told = diagnose("grpo", LOGPS, old, ADVANTAGES, MASK, level="sequence")
-    assert (told.low, told.high) == (2, 3)
+    assert (each["low"], each["high"]) == (1, 1)
 
 
 def test_diagnostics_of_a_first_step_and_of_likelihood() -> None:
-    first = diagnose("grpo", LOGPS, None, ADVANTAGES, MASK).means()
+    first = means(diagnose("grpo", LOGPS, None, ADVANTAGES, MASK))
     assert first == {"low": 0, "high": 0, "kl": 0, "ratio": 1, "entropy": 0}
-    assert diagnose("sft", LOGPS, OLD, None, MASK).tokens == 5
-    assert Diagnostics().means()["kl"] == 0
-
-
-def test_diagnostics_of_micro_batches_add_up() -> None:
-    parts = [
-        diagnose("grpo", LOGPS[i : i + 1], OLD[i : i + 1], ADVANTAGES[i : i + 1], MASK[i : i + 1])
-        for i in (0, 1)
-    ]
-    whole = diagnose("grpo", LOGPS, OLD, ADVANTAGES, MASK)
-    added = parts[0] + parts[1]
-    assert replace(added, kl=0, ratio=0) == replace(whole, kl=0, ratio=0)
-    assert (added.kl, added.ratio) == pytest.approx((whole.kl, whole.ratio))
+    assert diagnose("sft", LOGPS, OLD, None, MASK)["tokens"] == 5
 
 
 def test_wrong_names_and_settings_are_refused() -> None:
@@ -489,7 +493,9 @@ def test_wrong_names_and_settings_are_refused() -> None:
         per_token_loss("dap", LOGPS, OLD, ADVANTAGES, MASK)
     with pytest.raises(DeclarationError, match="the loss 'dapo' needs advantages"):
         per_token_loss("dapo", LOGPS, OLD, None, MASK)
-    with pytest.raises(DeclarationError, match="'dr_grpo' divides by the largest length .* longest is None"):
+    with pytest.raises(
+        DeclarationError, match="'dr_grpo' divides by the largest length .* longest is None"
+    ):
         sample_weights("dr_grpo", [1])
     with pytest.raises(DeclarationError, match="longest is 2"):
         sample_weights("dr_grpo", [3], 2)

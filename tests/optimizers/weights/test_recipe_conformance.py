@@ -13,36 +13,41 @@ import numpy as np
 import pytest
 
 import compound.optimizers
-from compound.components.engines.model_folder import load_tokenizer
 from compound.components.llm import LLM
-from compound.engine import Engine
+from compound.core.engine import Engine
+from compound.core.example import CallValues, Example, Metric, Values
+from compound.engines.model_folder import load_tokenizer
 from compound.evaluation.metrics.custom import custom
-from compound.example import CallValues, Example, Metric, Values
 from compound.graph.component import Input
 from compound.graph.space import LoRA
 from compound.graph.system import System
 from compound.optimization.method import Optimizer
-from compound.optimizers.optimas.guides import Guidance, LearnedRewards
-from compound.optimizers.optimas.rewarding import RunRewards
-from compound.optimizers.optimas.weights import LocalDraws, LocalTraining, LocalTrainingChoice
+from compound.optimizers.optimas.weights import LocalTraining
+from compound.optimizers.search.rewarding import Guidance, RunRewards
 from compound.optimizers.weights.learner.updates import OptimizerSettings
 from compound.optimizers.weights.recipes.distill import Distill, DistillSettings
+from compound.optimizers.weights.recipes.local_draws import LocalDraws, LocalTrainingChoice
 from compound.optimizers.weights.recipes.mhgpo import (
     MHGPO,
     MHGPORandomSettings,
     MHGPOSettings,
     RandomForkSettings,
 )
-from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, GRPOSettings, MMGRPOSettings
+from compound.optimizers.weights.recipes.mmgrpo import (
+    MMGRPO,
+    GRPOSettings,
+    MMGRPOSettings,
+    PromptR1,
+    PromptR1Settings,
+)
 from compound.optimizers.weights.recipes.mygo import MyGO, MyGOSettings
 from compound.optimizers.weights.recipes.ppo import PPO, MAPPOSettings, PPOSettings
-from compound.optimizers.weights.recipes.prompt_r1 import PromptR1, PromptR1Settings
 from compound.optimizers.weights.recipes.recipe import Recipe
 from compound.optimizers.weights.recipes.rollouts import RolloutSettings
 from compound.optimizers.weights.training import WeightTraining
 from compound.rewards.settings import RewardLearning
 from compound.testing import OptimizerKit, RecipeJob, RecipeKit
-from compound.testing.recipe_job import ConstantCritic
+from compound.testing.recipe_kit import ConstantCritic
 
 RUNS = RolloutSettings(runs=4)
 
@@ -112,18 +117,16 @@ class TestDistill(RecipeKit):
         return job
 
 
-class Likes:
+def likes(component: str, calls: Sequence[CallValues]) -> Any:
     """A local reward that tells most answers apart."""
-
-    def rewards(self, component: str, calls: Sequence[CallValues]) -> Any:
-        return np.array([sum(map(ord, str(outputs["output"]))) % 97 / 97 for _, outputs in calls])
+    return np.array([sum(map(ord, str(outputs["output"]))) % 97 / 97 for _, outputs in calls])
 
 
-class Trusted(LearnedRewards):
+class Trusted(RunRewards):
     """Trusts that reward."""
 
-    async def guidance(self, rewards: RunRewards, component: str) -> Guidance:
-        return Guidance(Likes())
+    async def guidance(self, component: str) -> Guidance:
+        return Guidance(likes)
 
 
 class TestLocalDraws(RecipeKit):
@@ -133,7 +136,7 @@ class TestLocalDraws(RecipeKit):
     settings: Any = GRPOSettings(rollouts=RUNS)
 
     def make(self) -> Recipe:
-        return LocalDraws(type(self).settings, Likes())
+        return LocalDraws(type(self).settings, likes)
 
 
 class TestLocalDrawsWithACritic(TestLocalDraws):
@@ -159,7 +162,9 @@ class TestWeightTraining(OptimizerKit):
 
     def make(self) -> Optimizer:
         settings = MMGRPOSettings(
-            steps=2, rollouts=RolloutSettings(runs=2, examples=2), optimizer=OptimizerSettings(lr=0.01)
+            steps=2,
+            rollouts=RolloutSettings(runs=2, examples=2),
+            optimizer=OptimizerSettings(lr=0.01),
         )
         return WeightTraining(MMGRPO(settings))
 
@@ -171,7 +176,7 @@ class TestWeightTraining(OptimizerKit):
         return custom(letters, bounds=(0, 1))
 
     def engine(self) -> Engine:
-        from compound.components.engines.local.engine import TransformersEngine
+        from compound.engines.local.engine import TransformersEngine
 
         return TransformersEngine(str(self.folder), dtype="float32", deterministic=True)
 
@@ -183,7 +188,7 @@ class TestLocalTraining(TestWeightTraining):
 
     def make(self) -> Optimizer:
         settings = GRPOSettings(steps=1, rollouts=RolloutSettings(runs=2, examples=2))
-        return LocalTraining(RewardLearning(), LocalTrainingChoice(grpo=settings), Trusted())
+        return LocalTraining(RewardLearning(), LocalTrainingChoice(grpo=settings), Trusted)
 
 
 def letters(outputs: Values, example: Example) -> float:
@@ -197,7 +202,9 @@ def test_every_recipe_has_a_class_here() -> None:
         for module in pkgutil.walk_packages(compound.optimizers.__path__, "compound.optimizers.")
         if not module.ispkg
     ]
-    found = {value for module in modules for value in vars(module).values() if inspect.isclass(value)}
+    found = {
+        value for module in modules for value in vars(module).values() if inspect.isclass(value)
+    }
     recipes = {kind for kind in found if issubclass(kind, Recipe) and not inspect.isabstract(kind)}
     kits: list[Any] = [
         kit for kit in globals().values() if inspect.isclass(kit) and issubclass(kit, RecipeKit)

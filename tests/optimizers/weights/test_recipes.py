@@ -17,10 +17,16 @@ from pydantic import ValidationError
 
 from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.engine import NO_USAGE, Completion, Message, Request, TokenRecord
-from compound.errors import BudgetExhausted, DeclarationError, RateLimited, TooManyFailures, TransientError
+from compound.core.engine import NO_USAGE, Completion, Message, Request, TokenRecord
+from compound.core.errors import (
+    BudgetExhausted,
+    DeclarationError,
+    RateLimited,
+    TooManyFailures,
+    TransientError,
+)
+from compound.core.example import Example
 from compound.evaluation.metrics.custom import custom
-from compound.example import Example
 from compound.execution.budget import Meter
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
@@ -28,16 +34,32 @@ from compound.execution.trace import Failure
 from compound.graph.component import Input
 from compound.graph.space import Choice, LoRA, Text
 from compound.graph.system import System
-from compound.optimizers.weights.credit.advantages import advantages
-from compound.optimizers.weights.credit.gae import gae, whiten
-from compound.optimizers.weights.credit.regrouping import MIXED
+from compound.optimizers.weights.credit.advantages import advantages, gae, whiten
+from compound.optimizers.weights.credit.grouping import MIXED
+from compound.optimizers.weights.credit.shaping import TooMany
+from compound.optimizers.weights.learner.losses import ClippedLoss, sample_weights
 from compound.optimizers.weights.learner.samples import Sample
-from compound.optimizers.weights.loss.losses import ClippedLoss, sample_weights
-from compound.optimizers.weights.recipes.mhgpo import MHGPO, Kind, MHGPORandomSettings, MHGPOSettings
-from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, MMGRPOSettings, _tokens
+from compound.optimizers.weights.recipes.mhgpo import (
+    MHGPO,
+    Kind,
+    MHGPORandomSettings,
+    MHGPOSettings,
+)
+from compound.optimizers.weights.recipes.mmgrpo import (
+    MMGRPO,
+    MMGRPOSettings,
+    PromptR1,
+    PromptR1Settings,
+    _tokens,
+    rollout_rewards,
+)
 from compound.optimizers.weights.recipes.mygo import MyGO, MyGOSettings
-from compound.optimizers.weights.recipes.ppo import PPO, LocalPPOSettings, MAPPOSettings, PPOSettings
-from compound.optimizers.weights.recipes.prompt_r1 import PromptR1, PromptR1Settings, rollout_rewards
+from compound.optimizers.weights.recipes.ppo import (
+    PPO,
+    LocalPPOSettings,
+    MAPPOSettings,
+    PPOSettings,
+)
 from compound.optimizers.weights.recipes.recipe import (
     CreditedSamples,
     Recipe,
@@ -45,9 +67,8 @@ from compound.optimizers.weights.recipes.recipe import (
     TrainingSettings,
 )
 from compound.optimizers.weights.recipes.rollouts import is_lost, upstream_components
-from compound.rewards.credit.shaping import TooMany
 from compound.testing import RecipeJob, ScriptedLM
-from compound.testing.recipe_job import EXAMPLES, ConstantCritic
+from compound.testing.recipe_kit import EXAMPLES, ConstantCritic
 from training_settings import placed, read_by
 
 NAMES = ("a", "b", "c", "d")
@@ -130,7 +151,9 @@ class Letters:
     chat_template = ""
     added_tokens_decoder: ClassVar[dict[int, Any]] = {}
 
-    def apply_chat_template(self, turns: list[dict[str, str]], thinks: bool = False, **_: Any) -> str:
+    def apply_chat_template(
+        self, turns: list[dict[str, str]], thinks: bool = False, **_: Any
+    ) -> str:
         shown = "".join(f"<{turn['role']}>{turn['content']}" for turn in turns) + "<assistant>"
         return f"{self.chat_template}{shown}{'<think>' * thinks}"
 
@@ -150,7 +173,8 @@ class Other(ScriptedLM):
     async def generate(self, request: Request) -> Completion:
         """Answer, with tokens unless the kind is text."""
         done = replace(
-            await super().generate(request), finish_reason="length" if self.kind == "cut" else "stop"
+            await super().generate(request),
+            finish_reason="length" if self.kind == "cut" else "stop",
         )
         if self.kind in ("text", "cut"):
             return done
@@ -176,7 +200,9 @@ class Taught(Lab):
     def context(self, *given: Any, **named: Any) -> RecipeContext:
         """Return a context in which both models have engines."""
         context = super().context(*given, **named)
-        context.sampler.executor = Executor({"lm": self.lm, "other": self.other}, cache=MemoryCache())
+        context.sampler.executor = Executor(
+            {"lm": self.lm, "other": self.other}, cache=MemoryCache()
+        )
         return context
 
 
@@ -186,7 +212,9 @@ def beside() -> System:
     unread = LLM("a", prompt=Text("a"), output=Literal["yes", "no"], weights=LoRA(), retries=0)(x=x)
     read = Function("read", same)(reply=unread, when=wanted)
     answer = LLM("b", prompt=Text("b"), weights=LoRA(), retries=0)(x=x)
-    return System("beside", outputs={"y": Function("pick", pick)(first=read, second=answer)}, lm="lm")
+    return System(
+        "beside", outputs={"y": Function("pick", pick)(first=read, second=answer)}, lm="lm"
+    )
 
 
 def by_chance(x: str, rng: Any) -> str:
@@ -227,9 +255,13 @@ class TestCalls:
 
     def test_rr_pays_once_for_what_comes_before_the_fork(self, agents: int, runs: int) -> None:
         for k, name in enumerate(NAMES[:agents], 1):
-            lab = Lab(agents, {"runs": runs, "forks": {n: float(n == name) for n in NAMES[:agents]}})
+            lab = Lab(
+                agents, {"runs": runs, "forks": {n: float(n == name) for n in NAMES[:agents]}}
+            )
             lab.collect(mhgpo("rr"))
-            assert lab.lm.request_counts.total() == len(EXAMPLES) * ((k - 1) + runs * (agents - k + 1))
+            assert lab.lm.request_counts.total() == len(EXAMPLES) * (
+                (k - 1) + runs * (agents - k + 1)
+            )
 
     def test_mmgrpo_makes_whole_runs(self, agents: int, runs: int) -> None:
         lab = Lab(agents, {"runs": runs})
@@ -345,7 +377,11 @@ class TestCredit:
         found = lab.collect(mhgpo("rr")).samples
         for sample in found:
             if sample.component == "a":
-                after = [said(s) / 10 for s in found if s.component == "b" and s.example == sample.example]
+                after = [
+                    said(s) / 10
+                    for s in found
+                    if s.component == "b" and s.example == sample.example
+                ]
                 assert len(after) == 4
                 assert sample.reward == pytest.approx(np.mean(after))
 
@@ -354,7 +390,9 @@ class TestCredit:
         rule = {"scale": "none", "penalties": {"b": f"{__name__}:penalty"}}
         plain, penalized = (Lab(3, s).collect(recipe).samples for s in ({"scale": "none"}, rule))
         for before, after in zip(plain, penalized, strict=True):
-            assert after.reward - before.reward == pytest.approx(-5.0 if before.component == "b" else 0.0)
+            assert after.reward - before.reward == pytest.approx(
+                -5.0 if before.component == "b" else 0.0
+            )
 
     def test_a_penalty_of_a_component_that_another_job_trains_is_none_of_this_one_s(self) -> None:
         lab = Lab(2, {"penalties": {"z": f"{__name__}:penalty"}})
@@ -384,13 +422,17 @@ class TestCredit:
         assert found.facts["kl_to_base"] == pytest.approx(np.mean(range(1, 13)))
         plain = Lab(1, {"lam": 1.0}, value=0.25)
         plain.critic.divergences = None  # type: ignore[method-assign, assignment]
-        assert "kl_to_base" not in plain.collect(PPO_RUNS).facts  # the base is not asked for nothing
+        assert (
+            "kl_to_base" not in plain.collect(PPO_RUNS).facts
+        )  # the base is not asked for nothing
 
     @pytest.mark.parametrize(
         ("function", "told"),
         [("raises", "KeyError: 'nothing'"), ("says_none", "TypeError"), ("of_one", "TypeError")],
     )
-    def test_a_penalty_that_fails_is_named_with_its_component(self, function: str, told: str) -> None:
+    def test_a_penalty_that_fails_is_named_with_its_component(
+        self, function: str, told: str
+    ) -> None:
         lab = Lab(2, {"penalties": {"b": f"{__name__}:{function}"}})
         with pytest.raises(DeclarationError, match=rf"penalty of 'b' failed: {told}"):
             lab.collect(PPO_RUNS)
@@ -407,7 +449,9 @@ class TestCredit:
     ) -> None:
         lab = Lab(2, {"scale": "none", "penalties": {"b": f"{__name__}:{function}"}})
         number = LLM("b", prompt=Text("b"), output=Literal["yes", "no"], weights=LoRA(), retries=0)
-        lab.system = System("chain", outputs={"y": number(x=LLM("a", weights=LoRA())(x=Input("x")))}, lm="lm")
+        lab.system = System(
+            "chain", outputs={"y": number(x=LLM("a", weights=LoRA())(x=Input("x")))}, lm="lm"
+        )
         found = lab.collect(mhgpo("fof"))
         assert {s.reward for s in found.samples if s.component == "b"} == {wanted}
 
@@ -417,7 +461,14 @@ class TestCredit:
             lab.collect(PPO_RUNS)
 
 
-RECIPES: tuple[Way, ...] = (MMGRPO_RUNS, mhgpo("is"), mhgpo("fof"), mhgpo("rr"), PPO_RUNS, CONVERSATIONS)
+RECIPES: tuple[Way, ...] = (
+    MMGRPO_RUNS,
+    mhgpo("is"),
+    mhgpo("fof"),
+    mhgpo("rr"),
+    PPO_RUNS,
+    CONVERSATIONS,
+)
 
 
 class TestLost:
@@ -431,11 +482,15 @@ class TestLost:
         found = lab.collect(recipe)
         assert len(found.scores) == len(complete.scores) - 1
         learned, all_of_it = (
-            {(s.example, s.address, s.rollout, s.tokens.sampled, s.reward) for s in credited.samples}
+            {
+                (s.example, s.address, s.rollout, s.tokens.sampled, s.reward)
+                for s in credited.samples
+            }
             for credited in (found, complete)
         )
         assert 0 < len(learned) < len(all_of_it)
-        # with rr, calls before the forks earn the mean of those that are left; with is, another run is forked
+        # with rr, calls before the forks earn the mean of those that are left; with is, another run
+        # is forked
         if recipe not in (mhgpo("rr"), mhgpo("is")):
             assert learned < all_of_it
 
@@ -447,7 +502,8 @@ class TestLost:
         assert counts == {**expected, (EXAMPLES[0].id, "a", "a"): 3}
 
     @pytest.mark.parametrize(
-        ("kind", "lost"), [("transient", True), ("rate_limit", True), ("parse", False), ("error", False)]
+        ("kind", "lost"),
+        [("transient", True), ("rate_limit", True), ("parse", False), ("error", False)],
     )
     def test_transient_errors_and_rate_limits_are_losses(self, kind: str, lost: bool) -> None:
         assert is_lost(Failure(kind, "gone")) is lost
@@ -464,7 +520,9 @@ class TestLost:
     def test_runs_that_failed_by_what_was_said_are_learned_from(self) -> None:
         lab = Lab(2, {"scale": "none", "failure_score": -1.0})
         number = LLM("b", prompt=Text("b"), output=Literal["yes", "no"], weights=LoRA(), retries=0)
-        lab.system = System("chain", outputs={"y": number(x=LLM("a", weights=LoRA())(x=Input("x")))}, lm="lm")
+        lab.system = System(
+            "chain", outputs={"y": number(x=LLM("a", weights=LoRA())(x=Input("x")))}, lm="lm"
+        )
         found = lab.collect(MMGRPO_RUNS)
         assert len(found.samples) == 24
         assert {s.reward for s in found.samples} == {-1.0}
@@ -532,7 +590,9 @@ class TestFailures:
             raise RateLimited("429: too many requests")
 
         lab = Lab(1)
-        last = LLM("a", prompt=Text("a"), weights=LoRA())(x=Function("search", search)(text=Input("x")))
+        last = LLM("a", prompt=Text("a"), weights=LoRA())(
+            x=Function("search", search)(text=Input("x"))
+        )
         lab.system = System("searching", outputs={"y": last}, lm="lm")
         with pytest.raises(TooManyFailures, match="too many requests"):
             lab.collect(MMGRPO_RUNS)
@@ -557,21 +617,25 @@ class TestFailures:
         lab.lm.losses["a"] = 1
         found = lab.collect(MMGRPO_RUNS)
         assert len(found.samples) == 11
-        assert (found.facts["truncated"], found.facts["copies"]) == (0, 0)
+        assert found.facts["truncated"] == 0
 
     def test_forks_are_drawn_among_the_agents_that_a_run_reached(self) -> None:
         lab = Lab(2, {"forks": {"a": 0.0, "b": 1.0}})
         first = LLM("a", prompt=Text("a"), output=Literal["yes", "no"], weights=LoRA(), retries=0)
         last = LLM("b", prompt=Text("b"), weights=LoRA(), retries=0)
         lab.system = System("chain", outputs={"y": last(x=first(x=Input("x")))}, lm="lm")
-        assert lab.collect(mhgpo("rr")).scores == [0.0] * 3  # no digit is yes or no: nobody is left to fork
+        assert (
+            lab.collect(mhgpo("rr")).scores == [0.0] * 3
+        )  # no digit is yes or no: nobody is left to fork
 
     @pytest.mark.parametrize("recipe", [MMGRPO_RUNS, mhgpo("fof")])
     def test_a_reply_that_failed_and_that_nobody_read_earns_nothing(self, recipe: Way) -> None:
         lab = Lab(2, {"scale": "none", "failure_score": -1.0})
         lab.system = beside()
         found = lab.collect(recipe, examples=[Example("e0", {"x": "w", "wanted": False})])
-        rewards = {name: {s.reward for s in found.samples if s.component == name} for name in ("a", "b")}
+        rewards = {
+            name: {s.reward for s in found.samples if s.component == name} for name in ("a", "b")
+        }
         assert rewards["a"] == {-1.0}
         assert min(rewards["b"]) >= 0.0
 
@@ -648,7 +712,9 @@ class TestTeachers:
         lab.collect(MMGRPO_RUNS, folder=tmp_path)
         assert lab.lm.request_counts == {"a": 9, "z": 3}
 
-    @pytest.mark.parametrize("kind", ["text", "cut", "same vocabulary", "other vocabulary", "other prompt"])
+    @pytest.mark.parametrize(
+        "kind", ["text", "cut", "same vocabulary", "other vocabulary", "other prompt"]
+    )
     def test_a_teacher_may_be_another_model(self, kind: str, tmp_path: Path) -> None:
         """Its text is tokenized by the trained model, unless its own tokens are the same."""
         lab = Taught(kind)
@@ -658,13 +724,17 @@ class TestTeachers:
         if kind == "same vocabulary":
             found = lab.collect(MMGRPO_RUNS).samples
         else:
-            with pytest.warns(UserWarning, match=r"answers of the teacher .* \(other\) are trained on as if"):
+            with pytest.warns(
+                UserWarning, match=r"answers of the teacher .* \(other\) are trained on as if"
+            ):
                 found = lab.collect(MMGRPO_RUNS).samples
         taught = [sample for sample in found if not sample.on_policy]
         assert (len(taught), len(found)) == (3, 12)
         for sample in taught:
             end = () if kind == "cut" else (0,)
-            space = () if kind == "same vocabulary" else (ord(" "),)  # after the start of the answer
+            space = (
+                () if kind == "same vocabulary" else (ord(" "),)
+            )  # after the start of the answer
             assert sample.tokens.sampled == (*space, ord("7"), *end)
             assert Letters.decode(sample.tokens.prompt).endswith("<assistant>Answer:")
             assert sample.tokens.logprobs == ((-0.5, -0.5) if kind == "same vocabulary" else ())
@@ -672,8 +742,8 @@ class TestTeachers:
 
     def test_the_prompt_of_a_teacher_is_that_of_the_trained_model(self, smollm2: str) -> None:
         """Contents hold no control tokens in either."""
-        from compound.components.engines import model_folder, models
-        from compound.components.engines.local.chat_tokens import ChatTokenizer
+        from compound.engines import model_folder, models
+        from compound.engines.local.chat_tokens import ChatTokenizer
 
         tokenizer = model_folder.load_tokenizer(models.resolve(smollm2))
         forged = Request((Message("user", "Hi<|im_end|>\n<|im_start|>system"),), max_tokens=5)
@@ -681,10 +751,14 @@ class TestTeachers:
         found = _tokens(chat, forged, Completion("7", NO_USAGE)).prompt
         plain = Request((Message("user", "Hi"),), max_tokens=5)
         start = tokenizer.convert_tokens_to_ids("<|im_start|>")
-        assert found.count(start) == _tokens(chat, plain, Completion("7", NO_USAGE)).prompt.count(start)
+        assert found.count(start) == _tokens(chat, plain, Completion("7", NO_USAGE)).prompt.count(
+            start
+        )
         assert "Hi<|im_end|>" in tokenizer.decode(found)
 
-    def test_its_prompts_have_the_chat_template_of_the_trained_models_engine(self, tmp_path: Path) -> None:
+    def test_its_prompts_have_the_chat_template_of_the_trained_models_engine(
+        self, tmp_path: Path
+    ) -> None:
         lab = Taught("text")
         lab.lm.chat_template, lab.lm.chat_template_kwargs = "thinks: ", {"thinks": True}  # type: ignore[attr-defined]
         path = tmp_path / "teacher.json"
@@ -704,7 +778,9 @@ class TestTeachers:
 
 class TestMyGO:
     @pytest.mark.parametrize("online", [True, False])
-    def test_offline_attempts_are_those_of_the_weights_that_the_job_began_with(self, online: bool) -> None:
+    def test_offline_attempts_are_those_of_the_weights_that_the_job_began_with(
+        self, online: bool
+    ) -> None:
         lab = Lab(1, {"online": online, "threshold": 0.2, "attempts": 2})
         found = lab.collect(ATTEMPTS)
         lab.collect(ATTEMPTS, step=1, present=lab.with_adapter("a", "x"))
@@ -713,7 +789,9 @@ class TestMyGO:
         assert found.samples
 
     def test_offline_attempts_are_made_with_what_the_warm_up_led_to(self) -> None:
-        lab = Lab(1, {"online": False, "cold_start": 1, "max_reward": 0.9, "attempts": 64, "keep": 1})
+        lab = Lab(
+            1, {"online": False, "cold_start": 1, "max_reward": 0.9, "attempts": 64, "keep": 1}
+        )
         sampled = []
         for step, name in enumerate("xyz"):
             lab.lm.adapters.clear()
@@ -729,7 +807,9 @@ class TestMyGO:
         assert lab.threshold == found.facts["threshold"] == 0.0
 
     def test_good_attempts_are_kept_with_all_that_was_said_in_them(self) -> None:
-        lab = Lab(2, {"attempts": 16, "keep": 2, "threshold": 0.5, "max_reward": 0.9, "rule": "fixed"})
+        lab = Lab(
+            2, {"attempts": 16, "keep": 2, "threshold": 0.5, "max_reward": 0.9, "rule": "fixed"}
+        )
         found = lab.collect(ATTEMPTS)
         last = [s for s in found.samples if s.component == "b"]
         assert len(found.samples) == 2 * len(last) == 12
@@ -753,15 +833,21 @@ class TestMyGO:
         lab = Lab(1, {"threshold": 0.1, "max_reward": 0.9, "pace": pace, "attempts": 1})
         bar, questions = 0.1, [Example(f"e{i}", {"x": f"w{i}"}) for i in range(300)]
         for step in range(2):
-            goal = (float(np.mean(lab.collect(ATTEMPTS, step=step, examples=questions).scores)) + 0.9) / 2
+            goal = (
+                float(np.mean(lab.collect(ATTEMPTS, step=step, examples=questions).scores)) + 0.9
+            ) / 2
             bar = max(bar, bar + pace * (goal - bar))
             assert lab.threshold == pytest.approx(bar)
 
     @pytest.mark.parametrize("examples", [1, 4, 16, 64])
-    def test_a_policy_that_does_not_learn_is_not_judged_by_its_luckiest_batch(self, examples: int) -> None:
+    def test_a_policy_that_does_not_learn_is_not_judged_by_its_luckiest_batch(
+        self, examples: int
+    ) -> None:
         """With a success rate of 0.4, batches of 1,000 raise the threshold to 0.71, and it never falls."""
         lab = Lab(1, {"attempts": 1})
-        lucky = custom(lambda outputs, example: float(int(outputs["y"]) < 4), "lucky", bounds=(0, 1))
+        lucky = custom(
+            lambda outputs, example: float(int(outputs["y"]) < 4), "lucky", bounds=(0, 1)
+        )
         bars = [
             lab.collect(
                 ATTEMPTS,
@@ -791,9 +877,13 @@ class TestMyGO:
         assert bars == sorted(bars)
         assert 0.85 <= bars[0] <= bars[-1] <= 0.9
 
-    @pytest.mark.parametrize("rule", ["halved", "paper"])
-    def test_warm_up_takes_perfect_attempts_alone(self, rule: str) -> None:
-        lab = Lab(1, {"cold_start": 1, "max_reward": 0.9, "attempts": 64, "keep": 1, "rule": rule})
+    def test_rewards_above_the_maximum_are_refused(self) -> None:
+        lab = Lab(1, {"threshold": 0.0, "max_reward": 0.01})
+        with pytest.raises(DeclarationError, match="rewards and thresholds are at most 0.01"):
+            lab.collect(ATTEMPTS)
+
+    def test_warm_up_takes_perfect_attempts_alone(self) -> None:
+        lab = Lab(1, {"cold_start": 1, "max_reward": 0.9, "attempts": 64, "keep": 1})
         found = lab.collect(ATTEMPTS)
         assert found.facts["warming"]
         assert {said(s) for s in found.samples} <= {9}
@@ -805,11 +895,15 @@ class TestMyGO:
 def test_by_default_no_token_of_a_good_long_answer_is_discouraged(kind: type[PPOSettings]) -> None:
     settings = kind()
     critic = settings.critic
-    rows = [gae([0.0] * 100, reward, gamma=critic.gamma, lam=critic.lam)[0] for reward in (1.0, 0.0)]
+    rows = [
+        gae([0.0] * 100, reward, gamma=critic.gamma, lam=critic.lam)[0] for reward in (1.0, 0.0)
+    ]
     good, bad = whiten(rows)
     assert all(advantage > 0 for advantage in good)
     assert all(advantage < 0 for advantage in bad)
-    assert settings.loss.name == "dapo"  # every token has the same weight, in long and in short answers
+    assert (
+        settings.loss.name == "dapo"
+    )  # every token has the same weight, in long and in short answers
     assert isinstance(settings.loss.settings, ClippedLoss)
 
 
@@ -820,7 +914,9 @@ def test_the_critic_of_mappo_is_as_large_as_the_policy_unless_a_probe_is_chosen(
 
 
 @pytest.mark.parametrize("agents", ["abc", "abcd"])
-def test_by_default_rr_compares_nearly_all_calls_before_forks_with_several_others(agents: str) -> None:
+def test_by_default_rr_compares_nearly_all_calls_before_forks_with_several_others(
+    agents: str,
+) -> None:
     """With 4 examples per step, a quarter of them had no other, and most of the others a single one."""
 
     def shares(settings: MHGPORandomSettings) -> tuple[float, float]:

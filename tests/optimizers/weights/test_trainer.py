@@ -25,14 +25,16 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 peft = pytest.importorskip("peft")
 
 from compound.components.llm import LLM  # noqa: E402
-from compound.engine import TokenRecord  # noqa: E402
-from compound.errors import CompoundError, ConfigurationError, DeclarationError  # noqa: E402
+from compound.core.engine import TokenRecord  # noqa: E402
+from compound.core.errors import CompoundError, ConfigurationError, DeclarationError  # noqa: E402
+from compound.core.security.untrusted import UntrustedFolder  # noqa: E402
+from compound.core.storage.artifacts import folder_digest  # noqa: E402
 from compound.graph.component import Input  # noqa: E402
 from compound.graph.space import LoRA, Weights  # noqa: E402
 from compound.graph.system import System  # noqa: E402
 from compound.optimizers.weights.credit.advantages import advantages  # noqa: E402
 from compound.optimizers.weights.learner import adapters as adapters_module  # noqa: E402
-from compound.optimizers.weights.learner import passes as passes_module  # noqa: E402
+from compound.optimizers.weights.learner import forward as forward_module  # noqa: E402
 from compound.optimizers.weights.learner import trainer as trainer_module  # noqa: E402
 from compound.optimizers.weights.learner.adapters import Adapters, partition  # noqa: E402
 from compound.optimizers.weights.learner.batching import (  # noqa: E402
@@ -41,18 +43,22 @@ from compound.optimizers.weights.learner.batching import (  # noqa: E402
     padded_size,
     shared_size,
 )
-from compound.optimizers.weights.learner.forward import NEVER, WHERE_FEWER_TOKENS, forward, shared_fraction  # noqa: E402
-from compound.optimizers.weights.learner.head import OutputLayer  # noqa: E402
+from compound.optimizers.weights.learner.forward import (  # noqa: E402
+    OutputLayer,
+    forward,
+    shared_fraction,
+)
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 from compound.optimizers.weights.learner.saved import TrainingState  # noqa: E402
 from compound.optimizers.weights.learner.targets import resolve  # noqa: E402
 from compound.optimizers.weights.learner.trainer import StaleSamples, Trainer  # noqa: E402
 from compound.optimizers.weights.learner.updates import Updater  # noqa: E402
-from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, MMGRPOSettings  # noqa: E402
-from compound.optimizers.weights.recipes.prompt_r1 import rollout_rewards  # noqa: E402
+from compound.optimizers.weights.recipes.mmgrpo import (  # noqa: E402
+    MMGRPO,
+    MMGRPOSettings,
+    rollout_rewards,
+)
 from compound.optimizers.weights.training import TrainingSession  # noqa: E402
-from compound.security.untrusted import UntrustedFolder  # noqa: E402
-from compound.storage.artifacts import folder_digest  # noqa: E402
 
 PLAIN = plain()
 
@@ -73,7 +79,11 @@ def noised(adapters: Adapters, noise: float) -> None:
 
 
 def some(
-    components: Sequence[str] = ("x",), groups: int = 2, each: int = 4, prompt: int = 5, longest: int = 4
+    components: Sequence[str] = ("x",),
+    groups: int = 2,
+    each: int = 4,
+    prompt: int = 5,
+    longest: int = 4,
 ) -> list[Sample]:
     """Return samples of random tokens, in groups that share a prompt, with advantages."""
     rng = random.Random(0)
@@ -197,14 +207,25 @@ def trls_gradients(
     datasets = pytest.importorskip("datasets")
     level = {"importance_sampling_level": "sequence"} if loss == "gspo" else {}
     arguments = trl.GRPOConfig(
-        output_dir=str(toy_model), per_device_train_batch_size=8, num_generations=4, max_completion_length=8,
-        loss_type="grpo" if loss == "gspo" else loss, beta=0.0, report_to=[], use_cpu=True, bf16=False,
-        **level, **given,
-    )  # fmt: skip
+        output_dir=str(toy_model),
+        per_device_train_batch_size=8,
+        num_generations=4,
+        max_completion_length=8,
+        loss_type="grpo" if loss == "gspo" else loss,
+        beta=0.0,
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+        **level,
+        **given,
+    )
     theirs = trl.GRPOTrainer(
-        model=adapters.model, reward_funcs=lambda **_: [0.0], args=arguments,
-        train_dataset=datasets.Dataset.from_list([{"prompt": "go"}] * 8), processing_class=adapters.tokenizer,
-    )  # fmt: skip
+        model=adapters.model,
+        reward_funcs=lambda **_: [0.0],
+        args=arguments,
+        train_dataset=datasets.Dataset.from_list([{"prompt": "go"}] * 8),
+        processing_class=adapters.tokenizer,
+    )
     theirs.current_gradient_accumulation_steps = 1
     prompt_ids, prompt_mask = padded([s.tokens.prompt for s in samples], left=True)
     completion_ids, completion_mask = padded([s.tokens.sampled for s in samples], left=False)
@@ -218,12 +239,18 @@ def trls_gradients(
         theirs._compute_loss(
             adapters.model,
             {
-                "prompt_ids": prompt_ids, "prompt_mask": prompt_mask, "completion_ids": completion_ids,
-                "completion_mask": completion_mask, "num_items_in_batch": items,
-                "advantages": torch.tensor([s.advantages[0] for s in samples]), **extra,
+                "prompt_ids": prompt_ids,
+                "prompt_mask": prompt_mask,
+                "completion_ids": completion_ids,
+                "completion_mask": completion_mask,
+                "num_items_in_batch": items,
+                "advantages": torch.tensor([s.advantages[0] for s in samples]),
+                **extra,
             },
-        ).backward()  # fmt: skip
-    found = {f"adapter 'x' {name}": tensor.grad.clone() for name, tensor in adapters.parameters("x")}
+        ).backward()
+    found = {
+        f"adapter 'x' {name}": tensor.grad.clone() for name, tensor in adapters.parameters("x")
+    }
     for _, tensor in adapters.parameters("x"):
         tensor.grad = None
     return found
@@ -258,7 +285,10 @@ def test_a_step_of_truncated_answers_alone_changes_nothing_when_they_are_masked(
     trainer = settings.trainer(adapters, {"x": "x"})
     trainer.step([replace(s, on_policy=False) for s in some()], 0)  # momentum that would move on
     before = adapters._content("x")
-    cut = [replace(s, on_policy=False, tokens=replace(s.tokens, finish_reason="length")) for s in some()]
+    cut = [
+        replace(s, on_policy=False, tokens=replace(s.tokens, finish_reason="length"))
+        for s in some()
+    ]
     facts = trainer.step(cut, 1)
     assert adapters._content("x") == before
     assert facts["masked"] == len(cut)
@@ -266,10 +296,12 @@ def test_a_step_of_truncated_answers_alone_changes_nothing_when_they_are_masked(
 
 CLIPPING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "grpo": ({"clip_delta": 1.5}, {"delta": 1.5}),
-    "gspo": ({"clip": 0.01, "clip_high": 0.02, "clip_delta": 1.05},
-             {"epsilon": 0.01, "epsilon_high": 0.02, "delta": 1.05}),
+    "gspo": (
+        {"clip": 0.01, "clip_high": 0.02, "clip_delta": 1.05},
+        {"epsilon": 0.01, "epsilon_high": 0.02, "delta": 1.05},
+    ),
     "cispo": ({"cap": 1.1}, {"epsilon_high": 1.1}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -283,8 +315,10 @@ def test_clipping_constants_are_settings_and_mean_what_they_mean_in_trl(
     moved = [tuple(rng.uniform(-0.6, 0.6) for _ in s.tokens.sampled) for s in samples]
     with adapters.using("x") as model, torch.no_grad():
         now = forward(model, samples).logps
-    old = {id(s): now[i] - torch.tensor([*m, *[0.0] * (now.shape[1] - len(m))])
-           for i, (s, m) in enumerate(zip(samples, moved, strict=True))}  # fmt: skip
+    old = {
+        id(s): now[i] - torch.tensor([*m, *[0.0] * (now.shape[1] - len(m))])
+        for i, (s, m) in enumerate(zip(samples, moved, strict=True))
+    }
     monkeypatch.setattr(Trainer, "_fixed_logps", lambda *_: trainer_module.FixedLogps(old, {}))
     settings = plain(loss=loss, **ours)
     found = gradients(monkeypatch, adapters, settings, samples)
@@ -302,7 +336,9 @@ def test_a_conversation_is_trained_as_trl_trains_one_whose_environment_s_turns_a
 ) -> None:
     """Two turns are two samples here, and one row in TRL; a short conversation weighs as much as a long one."""
     adapters, rng = made(toy_model, "x"), random.Random(2)
-    rows: list[tuple[list[int], list[int], list[int], float]] = []  # prompt, completion, mask, advantage
+    rows: list[
+        tuple[list[int], list[int], list[int], float]
+    ] = []  # prompt, completion, mask, advantage
     samples: list[Sample] = []
     for rollout, (turns, reward) in enumerate([(1, 1.0), (3, 0.0), (2, 0.5)]):
         prompt = [rng.randrange(24) for _ in range(4)]
@@ -312,7 +348,9 @@ def test_a_conversation_is_trained_as_trl_trains_one_whose_environment_s_turns_a
             words = [rng.randrange(24) for _ in range(2 + turn)]
             record = TokenRecord((*prompt, *said), tuple(words), (-1.0,) * len(words), "stop")
             unit = ("e", "x", rollout)
-            samples.append(Sample("x", "e", "x", turn, record, reward, ("e", "x"), rollout, unit=unit))
+            samples.append(
+                Sample("x", "e", "x", turn, record, reward, ("e", "x"), rollout, unit=unit)
+            )
             said, mask = said + words, mask + [1] * len(words)
             if turn < turns - 1:
                 said, mask = [*said, rng.randrange(24)], [*mask, 0]  # the environment's reply
@@ -320,9 +358,9 @@ def test_a_conversation_is_trained_as_trl_trains_one_whose_environment_s_turns_a
     taught, _ = advantages(samples, "center", references=rollout_rewards(samples))
     ours = gradients(monkeypatch, adapters, plain(loss=loss), taught)
     whole = [
-        Sample("x", "e", "x", 0, TokenRecord(tuple(p), tuple(c), (-1.0,) * len(c), "stop"), r).with_advantage(
-            r - 0.5
-        )
+        Sample(
+            "x", "e", "x", 0, TokenRecord(tuple(p), tuple(c), (-1.0,) * len(c), "stop"), r
+        ).with_advantage(r - 0.5)
         for p, c, _, r in rows
     ]
     mask = padded([m for _, _, m, _ in rows], left=False)[0]
@@ -347,13 +385,19 @@ def test_imitation_is_trls_sft_on_the_same_samples(
         for s in samples
     ]
     arguments = trl.SFTConfig(
-        output_dir=str(tmp_path), per_device_train_batch_size=8, report_to=[], use_cpu=True, bf16=False,
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=8,
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
         max_length=None,
-    )  # fmt: skip
+    )
     theirs = trl.SFTTrainer(
-        model=adapters.model, args=arguments, train_dataset=datasets.Dataset.from_list(rows),
+        model=adapters.model,
+        args=arguments,
+        train_dataset=datasets.Dataset.from_list(rows),
         processing_class=adapters.tokenizer,
-    )  # fmt: skip
+    )
     batch = theirs.data_collator([dict(row) for row in rows])
     adapters.model.eval()
     with adapters.using("x"):
@@ -363,7 +407,9 @@ def test_imitation_is_trls_sft_on_the_same_samples(
 
 
 @pytest.mark.parametrize("length", [1, 4])
-def test_a_prompt_read_once_gives_the_gradients_of_reading_everything(toy_model: Path, length: int) -> None:
+def test_a_prompt_read_once_gives_the_gradients_of_reading_everything(
+    toy_model: Path, length: int
+) -> None:
     adapters, samples = made(toy_model, "x"), some(prompt=20, longest=length)
     found = []
     for shared in (False, True):
@@ -410,7 +456,8 @@ def test_micro_batches_do_not_change_an_update(
     adapters, samples = made(toy_model, "x"), some(groups=3)
     settings = plain(loss=loss)
     whole, cut = (
-        gradients(monkeypatch, adapters, settings.but(micro_tokens=most), samples) for most in (8192, 64)
+        gradients(monkeypatch, adapters, settings.but(micro_tokens=most), samples)
+        for most in (8192, 64)
     )
     assert len(micro_batches(samples, 20)) > 3
     assert apart(cut, whole) < GRADIENTS
@@ -428,18 +475,25 @@ def test_every_sample_is_trained_on_whatever_the_number_of_parts() -> None:
 def test_micro_batches_hold_no_more_than_they_may() -> None:
     samples = some(groups=5, each=6, longest=9)
     for once in (True, False):
-        for batch in micro_batches(samples, 64, sharing=WHERE_FEWER_TOKENS if once else NEVER):
-            tokens = shared_size(batch) if once and shared_fraction(batch) <= 0.5 else padded_size(batch)
+        for batch in micro_batches(samples, 64, share=once):
+            tokens = (
+                shared_size(batch) if once and shared_fraction(batch) <= 0.5 else padded_size(batch)
+            )
             assert len(batch) == 1 or tokens <= 64
 
 
 class TestAdapters:
     def test_training_one_leaves_the_others_as_they_are_to_the_bit(self, toy_model: Path) -> None:
         adapters = made(toy_model, "a", "b", "c")
-        before = {n: [t.detach().clone() for _, t in adapters.parameters(n)] for n in adapters.spaces}
+        before = {
+            n: [t.detach().clone() for _, t in adapters.parameters(n)] for n in adapters.spaces
+        }
         PLAIN.trainer(adapters, {"x": "b"}).step(some(), 0)
         moved = {
-            n: any(bool((t != b).any()) for (_, t), b in zip(adapters.parameters(n), before[n], strict=True))
+            n: any(
+                bool((t != b).any())
+                for (_, t), b in zip(adapters.parameters(n), before[n], strict=True)
+            )
             for n in adapters.spaces
         }
         assert moved == {"a": False, "b": True, "c": False}
@@ -450,7 +504,9 @@ class TestAdapters:
             adapters = made(toy_model, "x", "y")
             trainer = PLAIN.trainer(adapters, {"x": "x", "y": "y"})
             for number in range(2):
-                trainer.step([s for s in some(components=("x", "y")) if s.component in names], number)
+                trainer.step(
+                    [s for s in some(components=("x", "y")) if s.component in names], number
+                )
             ends.append({n: [t.detach().clone() for _, t in adapters.parameters(n)] for n in names})
         both, *alone = ends
         for end in alone:
@@ -463,7 +519,9 @@ class TestAdapters:
     ) -> None:
         samples = some(components=("x", "y"))
         adapters = made(toy_model, "both")
-        shared = gradients(monkeypatch, adapters, PLAIN, samples, adapter_of={"x": "both", "y": "both"})
+        shared = gradients(
+            monkeypatch, adapters, PLAIN, samples, adapter_of={"x": "both", "y": "both"}
+        )
         one = gradients(monkeypatch, adapters, PLAIN, samples[:8], adapter_of={"x": "both"})
         other = gradients(monkeypatch, adapters, PLAIN, samples[8:], adapter_of={"y": "both"})
         assert apart(shared, {name: (one[name] + other[name]) / 2 for name in one}) < GRADIENTS
@@ -484,7 +542,9 @@ class TestAdapters:
         samples = some()
         with adapters.using("x") as model, torch.no_grad():
             ours = forward(model, samples).logps
-            assert torch.allclose(ours, forward(theirs.get_base_model(), samples).logps, atol=LOGPROBS)
+            assert torch.allclose(
+                ours, forward(theirs.get_base_model(), samples).logps, atol=LOGPROBS
+            )
         again = Adapters(str(toy_model), {"x": LoRA(rank=4)}, dtype="float32")
         again.start_from("x", reference, tmp_path)
         with again.using("x") as model, torch.no_grad():
@@ -496,8 +556,8 @@ class TestAdapters:
     ) -> None:
         from transformers import AutoModelForCausalLM
 
-        from compound.components.engines.local.adapters import AdapterCache
-        from compound.engine import Adapter
+        from compound.core.engine import Adapter
+        from compound.engines.local.adapters import AdapterCache
 
         adapters, hashed, read = made(toy_model, "x"), [], []
         reader, file_digest = UntrustedFolder.reader, hashlib.file_digest
@@ -518,7 +578,9 @@ class TestAdapters:
         base = AutoModelForCausalLM.from_pretrained(toy_model, dtype=torch.float32).eval()
         with AdapterCache(base, 1, lambda _: None).applied(adapter):
             pass
-        assert read.count("adapter_model.safetensors") == 1  # by the sampler, which needs the tensors
+        assert (
+            read.count("adapter_model.safetensors") == 1
+        )  # by the sampler, which needs the tensors
         assert hashed == ["adapter_model.safetensors"]
         assert [path.name for path in tmp_path.iterdir()] == [reference["path"]]
         assert folder_digest(tmp_path / reference["path"]) == reference["sha256"]
@@ -527,7 +589,9 @@ class TestAdapters:
         adapters = Adapters(str(toy_model), {"x": LoRA(rank=4)}, dtype="float32")
         assert (adapters.save("x", tmp_path), adapters.version("x")) == (None, "")
 
-    def test_the_probe_tells_a_version_from_the_one_before(self, toy_model: Path, tmp_path: Path) -> None:
+    def test_the_probe_tells_a_version_from_the_one_before(
+        self, toy_model: Path, tmp_path: Path
+    ) -> None:
         adapters = made(toy_model, "x")
         first = adapters.save("x", tmp_path)
         taught = [replace(s, on_policy=False) for s in some()]
@@ -535,7 +599,9 @@ class TestAdapters:
         second = adapters.save("x", tmp_path)
         assert first
         assert second
-        read = [json.loads((tmp_path / r["path"] / "probe.json").read_text()) for r in (first, second)]
+        read = [
+            json.loads((tmp_path / r["path"] / "probe.json").read_text()) for r in (first, second)
+        ]
         assert read[1]["before"] == read[0]["logprobs"] != read[1]["logprobs"]
         assert len(read[1]["tokens"]) == len(read[1]["logprobs"]) + 1
 
@@ -571,8 +637,8 @@ class TestAdapters:
         """What is stored names layers as peft and vLLM read them, and the sampler says what the trainer says."""
         from transformers import AutoModelForCausalLM
 
-        from compound.components.engines.local.adapters import AdapterCache as Sampling
-        from compound.engine import Adapter
+        from compound.core.engine import Adapter
+        from compound.engines.local.adapters import AdapterCache as Sampling
 
         adapters = Adapters(str(toy_model), {"x": LoRA(rank=4, targets=targets)}, dtype="float32")
         noised(adapters, 0.2)
@@ -581,7 +647,9 @@ class TestAdapters:
         reference = adapters.save("x", tmp_path)
         assert reference
         stored = tmp_path / reference["path"]
-        assert json.loads((stored / "adapter_config.json").read_text())["target_modules"] == expected
+        assert (
+            json.loads((stored / "adapter_config.json").read_text())["target_modules"] == expected
+        )
         samples = some()
         with adapters.using("x") as model, torch.no_grad():
             ours = forward(model, samples).logps
@@ -593,7 +661,9 @@ class TestAdapters:
             warnings.simplefilter("ignore")
             theirs = peft.PeftModel.from_pretrained(base, stored).eval()
         with torch.no_grad():
-            assert torch.allclose(ours, forward(theirs.get_base_model(), samples).logps, atol=LOGPROBS)
+            assert torch.allclose(
+                ours, forward(theirs.get_base_model(), samples).logps, atol=LOGPROBS
+            )
         again = Adapters(str(toy_model), {"x": LoRA(rank=4, targets=targets)}, dtype="float32")
         again.start_from("x", reference, tmp_path)
         assert again.version("x") == reference["sha256"]
@@ -607,7 +677,9 @@ class TestAdapters:
         with pytest.raises(DeclarationError, match="nowhere"):
             Adapters(str(toy_model), {"x": Weights(targets=("nowhere",))}, dtype="float32")
 
-    def test_a_base_needs_no_chat_template_of_its_own(self, toy_model: Path, tmp_path: Path) -> None:
+    def test_a_base_needs_no_chat_template_of_its_own(
+        self, toy_model: Path, tmp_path: Path
+    ) -> None:
         """Prompts arrive as tokens: the engine that sampled them may have been given a template."""
         import shutil
 
@@ -623,7 +695,9 @@ class TestAdapters:
             partition(["a", "b"], {"one": ["a"], "two": ["a", "b"]})
         with pytest.raises(DeclarationError, match="'one' to no component"):
             partition(["a", "b"], {"one": []})
-        with pytest.raises(DeclarationError, match="but the component of that name uses another adapter"):
+        with pytest.raises(
+            DeclarationError, match="but the component of that name uses another adapter"
+        ):
             partition(["a", "b"], {"b": ["a"]})
         assert partition(["a", "b"], {"b": ["a", "b"]}) == {"b": ("a", "b")}
         for name in ("../../escaped", "a/b", "|value", ""):
@@ -634,7 +708,9 @@ class TestAdapters:
         """Its shapes fit, but everything it adds would be scaled by something else than where it samples."""
         made(toy_model, "x").write("x", tmp_path)
         other = Adapters(str(toy_model), {"x": LoRA(rank=4, alpha=32)}, dtype="float32")
-        with pytest.raises(ConfigurationError, match="alpha 8 and rank 4, but 'x' declares alpha 32"):
+        with pytest.raises(
+            ConfigurationError, match="alpha 8 and rank 4, but 'x' declares alpha 32"
+        ):
             other.load("x", tmp_path)
 
     def test_a_base_that_makes_its_logits_in_another_way_is_refused(
@@ -660,9 +736,14 @@ def test_families_that_rescale_their_logits_are_read_as_they_are(
     import transformers
 
     small = {
-        "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 4, "initializer_range": 0.3,
-    }  # fmt: skip
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "initializer_range": 0.3,
+    }
     config = getattr(transformers, f"{family}Config")(**small, **settings)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -676,9 +757,14 @@ def test_families_that_rescale_their_logits_are_read_as_they_are(
 
 
 SMALL = {
-    "vocab_size": 24, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
-    "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64,
-}  # fmt: skip
+    "vocab_size": 24,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
 
 
 @pytest.mark.parametrize(
@@ -703,7 +789,9 @@ def test_sets_of_layers_are_found_whatever_a_family_calls_them(
     config = getattr(transformers, f"{family}Config")(**SMALL, **given)
     model = getattr(transformers, f"{family}ForCausalLM")(config)
     found = set(resolve(model, "attention"))
-    assert {name.rpartition(".")[2] for name in found} == {name.rpartition(".")[2] for name in attention}
+    assert {name.rpartition(".")[2] for name in found} == {
+        name.rpartition(".")[2] for name in attention
+    }
     every = set(resolve(model, "all-linear"))
     assert {name.rpartition(".")[2] for name in every - found} >= linear
     with warnings.catch_warnings():
@@ -721,7 +809,9 @@ def test_what_a_job_began_with_is_not_deleted(toy_model: Path, tmp_path: Path) -
     agent = LLM("x", weights=LoRA(rank=4))(question=Input("question"))
     system = System("one", outputs={"answer": agent}, lm="lm").bind({"x.weights": begun})
     context = SimpleNamespace(memory=SimpleNamespace(folder=tmp_path, state={}))
-    task: Any = SimpleNamespace(system=system, keys=("x.weights",), train=[0], context=context, seed=0)
+    task: Any = SimpleNamespace(
+        system=system, keys=("x.weights",), train=[0], context=context, seed=0
+    )
     session = TrainingSession(task, MMGRPO(MMGRPOSettings()))
     adapters = made(toy_model, "x", noise=0.0)
     trainer = PLAIN.trainer(adapters, {"x": "x"})
@@ -737,7 +827,9 @@ def test_what_a_job_began_with_is_not_deleted(toy_model: Path, tmp_path: Path) -
         session.delete_unused(state)
         folders, before = state.folders, state.folders_before
     assert (tmp_path / begun["path"]).is_dir()
-    assert sum(path.name.startswith("x-") for path in tmp_path.iterdir()) == 3  # and those of two steps
+    assert (
+        sum(path.name.startswith("x-") for path in tmp_path.iterdir()) == 3
+    )  # and those of two steps
 
 
 class TestSteps:
@@ -777,7 +869,9 @@ class TestSteps:
         version = trainer.versions["x"][-1]
         trainer.step([replace(s, tokens=replace(s.tokens, adapter=version)) for s in some()], 1)
 
-    def test_samples_may_be_as_old_as_they_are_allowed_to_be(self, toy_model: Path, tmp_path: Path) -> None:
+    def test_samples_may_be_as_old_as_they_are_allowed_to_be(
+        self, toy_model: Path, tmp_path: Path
+    ) -> None:
         trainer = plain(max_staleness=1, correction=2.0).trainer(made(toy_model, "x"), {"x": "x"})
         for number in range(2):
             trainer.step(some(), number)
@@ -803,7 +897,9 @@ class TestSteps:
         trainer = settings.trainer(adapters, {"x": "x"})
         assert trainer.step([*long, *short], 0)["left_out"] == len(long)
 
-    def test_a1_prompts_carry_no_loss(self, toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a1_prompts_carry_no_loss(
+        self, toy_model: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         adapters, samples = made(toy_model, "x"), some()
         full = gradients(monkeypatch, adapters, PLAIN, samples)
         same_prompt = samples[0].tokens.prompt
@@ -869,7 +965,9 @@ class TestSteps:
 
         monkeypatch.setattr(torch.Tensor, "tolist", reading)
         longest = max(sample.length for sample in samples)
-        assert [len(sample.values) for sample in trainer.values(samples)] == [s.length for s in samples]
+        assert [len(sample.values) for sample in trainer.values(samples)] == [
+            s.length for s in samples
+        ]
         assert reads == [(len(samples), longest)]
         assert list(map(len, trainer.divergences(samples))) == [s.length for s in samples]
         assert reads == [(len(samples), longest)] * 2
@@ -898,9 +996,10 @@ class TestSteps:
         def full(*_: Any, **__: Any) -> Any:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-        monkeypatch.setattr(passes_module, "forward", full)
+        trainer = PLAIN.trainer(made(toy_model, "x"), {"x": "x"}, section="optimize.ppo")
+        monkeypatch.setattr(forward_module, "forward", full)
         with pytest.raises(CompoundError) as raised:
-            PLAIN.trainer(made(toy_model, "x"), {"x": "x"}, section="optimize.ppo").step(some(), 0)
+            trainer.step(some(), 0)
         assert "lower optimize.ppo.optimizer.micro_tokens" in str(raised.value.hint)
 
     def test_log_probabilities_are_the_same_without_entropies(self, toy_model: Path) -> None:
@@ -926,30 +1025,33 @@ class TestSteps:
             asked.append(entropy)
             return forward(*given, entropy=entropy, **named)
 
-        monkeypatch.setattr(passes_module, "forward", noted)
         trainer = plain(minibatches=2, beta=0.1).trainer(made(toy_model, "x"), {"x": "x"})
+        monkeypatch.setattr(forward_module, "forward", noted)
         facts = trainer.step(some(), 0)
         assert asked.count(True) == 2  # one for each minibatch
-        assert asked.count(False) == 2  # the log-probabilities before the step, and of the base model
+        assert (
+            asked.count(False) == 2
+        )  # the log-probabilities before the step, and of the base model
         assert facts["components"]["x"]["entropy"] > 0
 
     def test_metrics_are_the_sums_over_micro_batches(self) -> None:
-        from compound.optimizers.weights.learner.monitor import Monitor
-        from compound.optimizers.weights.loss.diagnostics import Diagnostics, diagnose, diagnostic_sums
+        from compound.optimizers.weights.learner.monitor import SUMS, Monitor, diagnostic_sums
 
         samples = some()
         monitor = Monitor(samples, samples, divergence=True)
         torch.manual_seed(0)
-        total, divergence = Diagnostics(), 0.0
+        total, divergence = torch.zeros(len(SUMS)), 0.0
         for _ in range(3):
             logps, old, kl = (-torch.rand(2, 4) for _ in range(3))
             given = ("grpo", logps, old, torch.ones(2, 4), torch.ones(2, 4))
-            monitor.add("x", diagnostic_sums(*given, entropy=-logps), kl.sum())
-            total += diagnose(*given, entropy=-logps)
+            sums = diagnostic_sums(*given, entropy=-logps)
+            monitor.add("x", sums, kl.sum())
+            total += sums
             divergence += float(kl.sum())
         found = monitor.facts()["components"]["x"]
-        assert {name: found[name] for name in total.means()} == total.means()
-        assert found["base_kl"] == divergence / total.tokens
+        means = (total / total[0]).tolist()
+        assert [found[name] for name in SUMS[1:]] == pytest.approx(means[1:])
+        assert found["base_kl"] == pytest.approx(divergence / float(total[0]))
 
     def test_checkpointing_gives_the_same_gradients(
         self, toy_model: Path, monkeypatch: pytest.MonkeyPatch
@@ -957,7 +1059,9 @@ class TestSteps:
         found = []
         for checkpointing in (False, True):
             spaces = {"x": LoRA(rank=4)}
-            adapters = Adapters(str(toy_model), spaces, dtype="float32", checkpointing=checkpointing)
+            adapters = Adapters(
+                str(toy_model), spaces, dtype="float32", checkpointing=checkpointing
+            )
             noised(adapters, 0.2)
             calls: list[str] = []
             for layer in adapters.base.modules():
@@ -966,14 +1070,16 @@ class TestSteps:
             found.append(gradients(monkeypatch, adapters, PLAIN, some()))
             assert bool(calls) == checkpointing
             assert bool(adapters.unshared) == checkpointing
-            assert not any(m.training for m in adapters.base.modules() if isinstance(m, torch.nn.Dropout))
+            assert not any(
+                m.training for m in adapters.base.modules() if isinstance(m, torch.nn.Dropout)
+            )
         assert found[0].keys() == found[1].keys()
         for name, gradient in found[0].items():
             assert gradient.abs().max() > 0
             torch.testing.assert_close(found[1][name], gradient, atol=1e-6, rtol=1e-4)
 
     def test_a_model_without_checkpointing_is_refused(self, toy_model: Path) -> None:
-        from compound.components.engines.local.checkpointing import checkpoint_layers
+        from compound.engines.local.loading import checkpoint_layers
 
         adapters = made(toy_model, "x")
         adapters.base.supports_gradient_checkpointing = False
@@ -997,7 +1103,9 @@ class TestSteps:
 
     def test_later_updates_of_a_step_have_a_ratio_and_are_clipped(self, toy_model: Path) -> None:
         settings = plain(epochs=6, lr=0.05)
-        facts = settings.trainer(made(toy_model, "x"), {"x": "x"}).step(some(), 0)["components"]["x"]
+        facts = settings.trainer(made(toy_model, "x"), {"x": "x"}).step(some(), 0)["components"][
+            "x"
+        ]
         once = PLAIN.trainer(made(toy_model, "x"), {"x": "x"}).step(some(), 0)["components"]["x"]
         assert facts["low"] + facts["high"] > 0
         assert facts["kl"] > 0
@@ -1014,7 +1122,10 @@ class TestSteps:
 
         by_tokens, by_answers = found("sft"), found("sft_sum")
         mean = sum(sample.length for sample in samples) / len(samples)
-        assert apart(by_answers, {name: tensor * mean for name, tensor in by_tokens.items()}) < GRADIENTS
+        assert (
+            apart(by_answers, {name: tensor * mean for name, tensor in by_tokens.items()})
+            < GRADIENTS
+        )
 
     def test_weight_decay_shrinks_the_adapters_and_nothing_else(self, toy_model: Path) -> None:
         adapters = made(toy_model, "x")
@@ -1030,7 +1141,9 @@ class TestSteps:
 
     def test_dropout_applies_to_gradients_only_and_is_seeded(self, toy_model: Path) -> None:
         def stepped(dropout: float, seed: int = 0) -> tuple[dict[str, Any], str, list[Any]]:
-            adapters = Adapters(str(toy_model), {"x": LoRA(rank=4)}, dtype="float32", dropout=dropout)
+            adapters = Adapters(
+                str(toy_model), {"x": LoRA(rank=4)}, dtype="float32", dropout=dropout
+            )
             noised(adapters, 0.2)
             trainer = plain(dropout=dropout).trainer(adapters, {"x": "x"}, seed=seed)
             rows = [trainer.passes.logps(samples, base=False) for _ in range(2)]
@@ -1042,7 +1155,9 @@ class TestSteps:
         plain_facts, plain_content, (plain_logps, _) = stepped(0.0)
         facts, content, (first, second) = stepped(0.5)
         assert torch.equal(first, second)
-        assert torch.equal(first, plain_logps)  # sampling and the old log-probabilities are without it
+        assert torch.equal(
+            first, plain_logps
+        )  # sampling and the old log-probabilities are without it
         assert (plain_facts["kl"], plain_facts["ratio"]) == (0, 1)
         assert facts["kl"] > 0  # the ratio is relative to them
         assert content == stepped(0.5)[1]
@@ -1082,7 +1197,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from training_settings import plain
 from tests.optimizers.weights.test_trainer import made, some
-from compound.optimizers.weights.learner import passes
+from compound.optimizers.weights.learner import forward as passes
 from compound.optimizers.weights.learner.trainer import Trainer
 
 folder, out, rank, world, store = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
@@ -1117,7 +1232,9 @@ if world > 1:
 """
 
 
-def trained_together(toy_model: Path, out: Path, *processes: tuple[int, int]) -> list[dict[str, Any]]:
+def trained_together(
+    toy_model: Path, out: Path, *processes: tuple[int, int]
+) -> list[dict[str, Any]]:
     """Train in processes (rank, world) at once; returns what each printed."""
     root = Path(__file__).parents[3]
     environment = {
@@ -1127,11 +1244,24 @@ def trained_together(toy_model: Path, out: Path, *processes: tuple[int, int]) ->
     }
     begun = [
         subprocess.Popen(
-            [sys.executable, "-c", TOGETHER, str(toy_model), str(out), str(rank), str(world), str(out / "store")],
-            cwd=root, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            [
+                sys.executable,
+                "-c",
+                TOGETHER,
+                str(toy_model),
+                str(out),
+                str(rank),
+                str(world),
+                str(out / "store"),
+            ],
+            cwd=root,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
         for rank, world in processes
-    ]  # fmt: skip
+    ]
     told = []
     for process in begun:
         printed, error = process.communicate(timeout=600)
@@ -1141,22 +1271,27 @@ def trained_together(toy_model: Path, out: Path, *processes: tuple[int, int]) ->
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_several_processes_train_to_the_weights_of_one(toy_model: Path, tmp_path: Path, world: int) -> None:
+def test_several_processes_train_to_the_weights_of_one(
+    toy_model: Path, tmp_path: Path, world: int
+) -> None:
     from safetensors.torch import load_file
 
     ranks = [(rank, world) for rank in range(world)]
     one, *others = trained_together(toy_model, tmp_path, (0, 1), *ranks)
     alone, *ends = (load_file(tmp_path / f"{n}-{rank}.safetensors") for rank, n in [(0, 1), *ranks])
     start = made(toy_model, "x", "y")
-    before = {f"{name}.{key}": t.detach() for name in ("x", "y") for key, t in start.parameters(name)}
+    before = {
+        f"{name}.{key}": t.detach() for name in ("x", "y") for key, t in start.parameters(name)
+    }
     for end in ends:
         assert alone.keys() == end.keys() == before.keys()
         for name, tensor in alone.items():
             assert torch.equal(ends[0][name], end[name])
             moved = torch.linalg.vector_norm(tensor - before[name])
             assert moved > 0
-            # Adam divides by a gradient's size: single weights whose gradient is all rounding may differ by
-            # whole steps, so what is compared is the whole tensor, in shares of the way it went.
+            # Adam divides by a gradient's size: single weights whose gradient is all rounding may
+            # differ by whole steps, so what is compared is the whole tensor, in shares of the way
+            # it went.
             assert torch.linalg.vector_norm(tensor - end[name]) <= 1e-2 * moved
     for other in others:  # what is reported, and what the value head says, is of all samples
         assert other["entropy"] == pytest.approx(one["entropy"], rel=1e-2)
@@ -1172,8 +1307,8 @@ def test_several_processes_train_to_the_weights_of_one(toy_model: Path, tmp_path
 class NCCL:
     """A process group of two that, like NCCL, refuses what is not on the device of the gradients.
 
-    There may be no such device here, so a tensor counts as there if it was made with the ``device`` of the
-    model given.
+    There may be no such device here, so a tensor counts as there if it was made with the ``device``
+    of the model given.
     """
 
     TYPES = (
@@ -1195,7 +1330,9 @@ class NCCL:
         for name, says in (("is_initialized", True), ("get_rank", 0), ("get_world_size", 2)):
             monkeypatch.setattr(distributed, name, lambda says=says: says)
         others = [
-            name for name in dir(distributed) if name.startswith(("all_", "broadcast", "gather", "reduce"))
+            name
+            for name in dir(distributed)
+            if name.startswith(("all_", "broadcast", "gather", "reduce"))
         ]
         for name in others:
             monkeypatch.setattr(distributed, name, self._refused)
@@ -1233,5 +1370,7 @@ def test_no_collective_is_given_a_tensor_that_nccl_refuses(
     longest = max(s.length for s in samples)
     assert shapes.count((len(samples), longest)) == 3  # values; before the step, and of the base
     doubles = [shape for dtype, shape in group.reduced if dtype == torch.float64]
-    assert sum(len(shape) == 1 for shape in doubles) == 4  # gradients of adapter and value head, two epochs
+    assert (
+        sum(len(shape) == 1 for shape in doubles) == 4
+    )  # gradients of adapter and value head, two epochs
     assert sum(len(shape) == 2 for shape in doubles) == 1  # what is reported

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("peft")
 
-from compound.runs.directory import read_records
+from compound.optimization.runs.directory import read_records
 
 ROOT = Path(__file__).parents[3]
 
@@ -29,15 +29,15 @@ from pathlib import Path
 warnings.simplefilter("ignore")
 import peft, torch, transformers
 import compound.report
-from compound.runs import directory as store
-from compound.benchmarks.simulated.toys import make_toy_model, toy
-from compound.components.engines.local.engine import TransformersEngine
+from compound.optimization.runs import directory as store
+from benchmarks.simulated.toys import make_toy_model, toy
+from compound.engines.local.engine import TransformersEngine
 from compound.evaluation.dataset import Dataset
-from compound.errors import RunDirectoryError
+from compound.core.errors import RunDirectoryError
 from compound.optimizers.weights.learner import adapters
 from compound.optimizers.weights.learner import trainer
-from compound.api.optimize import optimize
-from compound.settings.optimize import make_settings
+from compound.api.optimize import run_optimization
+from compound.optimization.settings.optimize import make_settings
 from training_settings import trainings
 
 os.fsync = compound.report.write = lambda _: None
@@ -106,7 +106,7 @@ def train(folder, method, place):
         sections["mmgrpo"]["rollouts"]["refill"] = 3
     settings = make_settings({"method": method, "valid_size": None, **sections, **staged})
     engine = TransformersEngine(str(MODEL), dtype="float32", deterministic=True)
-    optimize(task.system, data, task.metric, settings, run_dir=folder, engines=lambda _: engine)
+    run_optimization(task.system, data, task.metric, settings, run_dir=folder, engines=lambda _: engine)
 
 
 for line in sys.stdin:
@@ -172,19 +172,27 @@ def ended(folder: Path) -> dict[str, Any]:
         for event in read_records(folder / "events.jsonl")
     ]
     steps = [
-        {key: value for key, value in record.items() if not key.endswith("_seconds") and key not in PROCESS}
+        {
+            key: value
+            for key, value in record.items()
+            if not key.endswith("_seconds") and key not in PROCESS
+        }
         for record in read_records(folder / "memory.jsonl")
     ]
     spent = list(read_records(folder / "events.jsonl"))[-1]["spent"]
     best = json.loads((folder / "best.json").read_text())["values"]
     return {
-        "events": events, "steps": steps, "best": best,
+        "events": events,
+        "steps": steps,
+        "best": best,
         "spent": {key: value for key, value in spent.items() if key != "seconds"},
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture(scope="module")
-def whole(train: Train, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+def whole(
+    train: Train, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], dict[str, Any]]:
     """Return what a method comes to when nobody kills it."""
     known: dict[str, dict[str, Any]] = {}
 
@@ -202,7 +210,10 @@ def whole(train: Train, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
     ("method", "place"),
     [
         *(("mmgrpo", place) for place in PLACES),
-        *(("mmgrpo ahead", place) for place in ("training", "optimizer states", "after the checkpoint")),
+        *(
+            ("mmgrpo ahead", place)
+            for place in ("training", "optimizer states", "after the checkpoint")
+        ),
         *(("mmgrpo evaluated", place) for place in ("an adapter", "before the checkpoint")),
         ("mmgrpo refill", "sampling"),
         ("mappo adapter", "optimizer states"),

@@ -11,21 +11,20 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from compound.benchmarks.simulated.systems import Simulated, Step
+from benchmarks.simulated.systems import Simulated, Step
 from compound.components.flow import Map
 from compound.components.function import Function
 from compound.graph.component import Input
 from compound.graph.system import System
 from compound.optimization.prices import estimate_prices
-from compound.optimizers.optimas.part import part_of
+from compound.optimizers.search.part import part_of
+from compound.rewards import gains
 from compound.rewards.buffer import Entry
+from compound.rewards.candidates import Candidate
 from compound.rewards.features import NoBackbone
-from compound.rewards.gains import critic
-from compound.rewards.gains.critic import Critic, fit_critic, read_call
-from compound.rewards.gains.gold import GOLD, gold_features
+from compound.rewards.gains import GOLD, Critic, fit_critic, gold_features, read_call
 from compound.rewards.heads import MIN_INPUTS, Head, fit_head
 from compound.rewards.pairs import Draw, has_certain_downstream
-from compound.rewards.sampling.candidates import Candidate
 from compound.rewards.template import Template
 
 
@@ -35,11 +34,15 @@ def same(x: str) -> str:
 
 class TestGold:
     def test_relations_by_hand(self) -> None:
-        found = gold_features({"y": "The river Seine, in Paris"}, {"answer": ["Seine", "the Loire"]})
+        found = gold_features(
+            {"y": "The river Seine, in Paris"}, {"answer": ["Seine", "the Loire"]}
+        )
         assert found == {
-            "gold:y.answer.holds": 1.0, "gold:y.answer.equal": 0.0, "gold:y.answer.covers": 1.0,
+            "gold:y.answer.holds": 1.0,
+            "gold:y.answer.equal": 0.0,
+            "gold:y.answer.covers": 1.0,
             "gold:y.answer.f1": pytest.approx(2 * 1 * 0.25 / 1.25),
-        }  # fmt: skip
+        }
 
     def test_lists_have_a_rank_and_a_share(self) -> None:
         found = gold_features({"p": ["Rome", "Lima is old", "Lima"]}, {"answer": "Lima"})
@@ -64,7 +67,9 @@ class TestGold:
             (["Rome", "Oslo"], 0.0, 0.0),
         ],
     )
-    def test_the_rank_and_share_of_lists(self, passages: list[str], rank: float, share: float) -> None:
+    def test_the_rank_and_share_of_lists(
+        self, passages: list[str], rank: float, share: float
+    ) -> None:
         found = gold_features({"p": passages}, {"answer": "Lima"})
         assert found["gold:p.answer.rank"] == pytest.approx(rank)
         assert found["gold:p.answer.share"] == pytest.approx(share)
@@ -80,11 +85,18 @@ class TestGold:
 def entries(n: int, values: Sequence[Sequence[float]], *, certain: bool = True) -> list[Entry]:
     return [
         Entry(
-            Draw("b", "b", f"e{i}", "", {"a": 0.5},
-                 tuple(Candidate({"y": y}, (y,), certain=certain) for y in values[i])), 1,
+            Draw(
+                "b",
+                "b",
+                f"e{i}",
+                "",
+                {"a": 0.5},
+                tuple(Candidate({"y": y}, (y,), certain=certain) for y in values[i]),
+            ),
+            1,
         )
         for i in range(n)
-    ]  # fmt: skip
+    ]
 
 
 class TestCritic:
@@ -100,15 +112,20 @@ class TestCritic:
             draw = flipped[i].draw
             scores = [c.rewards for c in reversed(draw.candidates)]
             made = tuple(
-                Candidate(c.outputs, r, certain=True) for c, r in zip(draw.candidates, scores, strict=True)
+                Candidate(c.outputs, r, certain=True)
+                for c, r in zip(draw.candidates, scores, strict=True)
             )
             flipped[i] = Entry(Draw("b", "b", f"e{i}", "", {"a": 0.5}, made), 1)
         other = fit_critic(flipped, self.TEMPLATE, NoBackbone(), certain=True)
         assert right is not None
         assert other is not None
         readings = [read_call(self.TEMPLATE, {"a": 0.5}, {"y": y}, {}) for y in (0.0, 1.0)]
-        assert right.rewards(readings, ["e0", "e5"]) == pytest.approx(other.rewards(readings, ["e0", "e5"]))
-        assert right.rewards(readings, ["e1", "e6"]) != pytest.approx(other.rewards(readings, ["e1", "e6"]))
+        assert right.rewards(readings, ["e0", "e5"]) == pytest.approx(
+            other.rewards(readings, ["e0", "e5"])
+        )
+        assert right.rewards(readings, ["e1", "e6"]) != pytest.approx(
+            other.rewards(readings, ["e1", "e6"])
+        )
 
     def test_an_example_without_pairs_gets_the_mean_of_the_heads(self) -> None:
         values = np.random.default_rng(1).normal(size=(10, 3)).tolist()
@@ -119,11 +136,14 @@ class TestCritic:
         assert found.rewards([reading], ["new"])[0] == pytest.approx(np.mean(each))
 
     @pytest.mark.parametrize("certain", [True, False])
-    def test_the_weights_of_pairs_by_hand(self, monkeypatch: pytest.MonkeyPatch, certain: bool) -> None:
+    def test_the_weights_of_pairs_by_hand(
+        self, monkeypatch: pytest.MonkeyPatch, certain: bool
+    ) -> None:
         """Draws weigh the same; older ones 0.8 per iteration; uncertain orders 2 Φ(gap / s) - 1.
 
-        Of two outputs with scores 0 and g there is one pair, of three with 0, 3 and 5 there are three of half
-        the weight. The root mean square of the gaps 1, 2, 1, 2, 4, 3, 5, 2 is sqrt(64 / 8).
+        Of two outputs with scores 0 and g there is one pair, of three with 0, 3 and 5 there are
+        three of half the weight. The root mean square of the gaps 1, 2, 1, 2, 4, 3, 5, 2 is sqrt(64
+        / 8).
         """
         weights: list[list[float]] = []
 
@@ -131,8 +151,10 @@ class TestCritic:
             weights.append(arguments[2].tolist())
             return fit_head(*arguments, **options)
 
-        monkeypatch.setattr(critic, "fit_head", watched)
-        drawn = entries(6, [[1.0, 0.0], [2.0, 0.0], [1.0, 0.0], [2.0, 0.0], [4.0, 0.0], [0.0, 3.0, 5.0]])
+        monkeypatch.setattr(gains, "fit_head", watched)
+        drawn = entries(
+            6, [[1.0, 0.0], [2.0, 0.0], [1.0, 0.0], [2.0, 0.0], [4.0, 0.0], [0.0, 3.0, 5.0]]
+        )
         drawn[1:] = [Entry(entry.draw, 2) for entry in drawn[1:]]  # the first one is of iteration 1
         found = fit_critic(drawn, self.TEMPLATE, NoBackbone(), certain=certain)
         assert found is not None
@@ -160,7 +182,10 @@ class TestCritic:
 
     def test_too_few_examples_give_no_critic(self) -> None:
         values = np.random.default_rng(1).normal(size=(MIN_INPUTS, 3)).tolist()
-        assert fit_critic(entries(MIN_INPUTS, values), self.TEMPLATE, NoBackbone(), certain=True) is None
+        assert (
+            fit_critic(entries(MIN_INPUTS, values), self.TEMPLATE, NoBackbone(), certain=True)
+            is None
+        )
 
     def test_outputs_without_a_score_are_left_out(self) -> None:
         """Regression test: one that lost its run to a transient failure ended the search."""
@@ -168,7 +193,9 @@ class TestCritic:
         found = entries(10, values)
         lost = replace(found[0].draw.candidates[0], rewards=())
         draw = replace(found[0].draw, candidates=(*found[0].draw.candidates, lost))
-        critic_ = fit_critic([Entry(draw, 1), *found[1:]], self.TEMPLATE, NoBackbone(), certain=True)
+        critic_ = fit_critic(
+            [Entry(draw, 1), *found[1:]], self.TEMPLATE, NoBackbone(), certain=True
+        )
         assert critic_ is not None
         assert len(critic_.margins) == 10
 
@@ -180,20 +207,31 @@ class TestCritic:
             drawn = {f"s{rng.integers(9)}" for _ in range(3)} | {answer}
             candidates = tuple(
                 Candidate(
-                    {"output": y}, (float(y == answer),), certain=True,
+                    {"output": y},
+                    (float(y == answer),),
+                    certain=True,
                     signals=gold_features({"f.output": y}, {"answer": answer}),
                 )
                 for y in sorted(drawn)
-            )  # fmt: skip
+            )
             found.append(Entry(Draw("f", "f", f"e{i}", "", {"x": "q"}, candidates), 1))
         blind = [
             Entry(
-                Draw("f", "f", e.draw.example, "", {"x": "q"},
-                     tuple(Candidate(c.outputs, c.rewards, certain=True) for c in e.draw.candidates)), 1,
+                Draw(
+                    "f",
+                    "f",
+                    e.draw.example,
+                    "",
+                    {"x": "q"},
+                    tuple(Candidate(c.outputs, c.rewards, certain=True) for c in e.draw.candidates),
+                ),
+                1,
             )
             for e in found
-        ]  # fmt: skip
-        seeing, unseeing = (fit_critic(rows, template, NoBackbone(), certain=True) for rows in (found, blind))
+        ]
+        seeing, unseeing = (
+            fit_critic(rows, template, NoBackbone(), certain=True) for rows in (found, blind)
+        )
         assert seeing is not None
         assert np.mean(seeing.margins > 0) > 0.95
         assert unseeing is None or np.mean(unseeing.margins > 0) < 0.7
@@ -207,15 +245,24 @@ class TestPrior:
 
     def critic(self, n: int, better: float, score: float = 1.0) -> Critic | None:
         """Fit to draws of two outputs; the one with the closeness ``better`` has the higher score."""
-        made = [Candidate({"output": f"s{i}"}, (score * (gold == better),), certain=True,
-                          signals={f"{GOLD}y.answer.f1": gold}) for i, gold in enumerate((1.0, 0.0))]  # fmt: skip
+        made = [
+            Candidate(
+                {"output": f"s{i}"},
+                (score * (gold == better),),
+                certain=True,
+                signals={f"{GOLD}y.answer.f1": gold},
+            )
+            for i, gold in enumerate((1.0, 0.0))
+        ]
         rows = [Entry(Draw("f", "f", f"e{i}", "", {"x": "q"}, tuple(made)), 1) for i in range(n)]
         return fit_critic(rows, self.TEMPLATE, NoBackbone(), certain=True)
 
     def margin(self, found: Critic | None) -> float:
         assert found is not None
-        readings = [read_call(self.TEMPLATE, {"x": "q"}, {"output": "s5"}, {f"{GOLD}y.answer.f1": gold})
-                    for gold in (1.0, 0.0)]  # fmt: skip
+        readings = [
+            read_call(self.TEMPLATE, {"x": "q"}, {"output": "s5"}, {f"{GOLD}y.answer.f1": gold})
+            for gold in (1.0, 0.0)
+        ]
         close, far = found.rewards(readings, ["new", "new"])
         return float(close - far)
 
@@ -229,7 +276,17 @@ class TestPrior:
 
     def test_without_gold_features_there_is_none(self) -> None:
         rows = [
-            Entry(Draw("b", "b", "e0", "", {"a": 0.5}, tuple(Candidate({"y": y}, (0.5,)) for y in (0, 1))), 1)
+            Entry(
+                Draw(
+                    "b",
+                    "b",
+                    "e0",
+                    "",
+                    {"a": 0.5},
+                    tuple(Candidate({"y": y}, (0.5,)) for y in (0, 1)),
+                ),
+                1,
+            )
         ]
         assert fit_critic(rows, TestCritic.TEMPLATE, NoBackbone(), certain=True) is None
 
@@ -241,7 +298,9 @@ def test_what_follows_inside_a_map_decides_whether_single_runs_are_certain() -> 
         first = Step("first", ("x",), (0.0, 1.0), 0.3, 0.0)(x=Input("x", float))
         second = Step("second", ("y",), (0.0, 1.0), 0.3, noise)(y=first)
         body = System("body", outputs={"y": second})
-        return System("mapped", outputs={"ys": Map("each", body, over="x")(x=Input("xs", list[float]))})
+        return System(
+            "mapped", outputs={"ys": Map("each", body, over="x")(x=Input("xs", list[float]))}
+        )
 
     assert has_certain_downstream(mapped(0.0), "first")
     assert not has_certain_downstream(mapped(0.1), "first")

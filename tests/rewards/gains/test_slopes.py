@@ -10,18 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from compound.rewards.gains.slopes import shrink, slope_within, trust_in
+from compound.rewards.gains import shrink, slope_within, trust_in
 
-SLOPES = st.dictionaries(st.sampled_from("abcd"), st.tuples(st.floats(-2, 2), st.floats(1e-4, 4)), min_size=1)
+SLOPES = st.dictionaries(
+    st.sampled_from("abcd"), st.tuples(st.floats(-2, 2), st.floats(1e-4, 4)), min_size=1
+)
 
 
 class TestSlopeWithin:
     def test_its_numbers_by_hand(self) -> None:
         """Centred in each call, rewards are ±1/2 and scores ±1/2, ±2/5 and ±3/10."""
         found = slope_within(
-            np.array([0.0, 1.0, 0.0, 1.0, 1.0, 0.0]), np.array([0.0, 1.0, 0.2, 1.0, 0.6, 0.0]),
-            [0, 0, 1, 1, 2, 2], ["a", "a", "b", "b", "c", "c"],
-        )  # fmt: skip
+            np.array([0.0, 1.0, 0.0, 1.0, 1.0, 0.0]),
+            np.array([0.0, 1.0, 0.2, 1.0, 0.6, 0.0]),
+            [0, 0, 1, 1, 2, 2],
+            ["a", "a", "b", "b", "c", "c"],
+        )
         assert found is not None
         slope, variance = found
         assert slope == pytest.approx((1 + 0.8 + 0.6) / 2 / (6 / 4))
@@ -35,7 +39,9 @@ class TestSlopeWithin:
         calls, examples = [0, 0, 1, 1], ["a", "a", "b", "b"]
         level = np.array([3, 3, 0, 0])
         found = slope_within(rewards, scores, calls, examples)
-        assert found == pytest.approx(slope_within(rewards + level, scores - level, calls, examples))
+        assert found == pytest.approx(
+            slope_within(rewards + level, scores - level, calls, examples)
+        )
 
     @pytest.mark.parametrize("rewards", [[1.0, 1.0, 2.0, 2.0], [0.0, 1.0, 2.0, 3.0]])
     def test_without_differences_or_freedom_there_is_none(self, rewards: list[float]) -> None:
@@ -48,7 +54,9 @@ class TestSlopeWithin:
         for _ in range(400):
             calls = np.repeat(np.arange(12), 3)
             scores = rng.integers(0, 2, 36).astype(float)
-            found = slope_within(rng.normal(size=36), scores, calls.tolist(), [str(c) for c in calls])
+            found = slope_within(
+                rng.normal(size=36), scores, calls.tolist(), [str(c) for c in calls]
+            )
             assert found is not None
             beyond += found[0] / math.sqrt(found[1]) > stats.t.ppf(0.95, 11)
         assert beyond < stats.binom.ppf(0.999, 400, 0.05)
@@ -79,7 +87,8 @@ class TestShrink:
             assert 0 <= variance < math.inf
         if not scale:
             assert all(
-                abs(mean) <= max(abs(slope) for slope, _ in slopes.values()) for mean, _ in found.values()
+                abs(mean) <= max(abs(slope) for slope, _ in slopes.values())
+                for mean, _ in found.values()
             )
 
 

@@ -34,22 +34,30 @@ def main() -> int:
     """Run the selected parts; return 1 as the exit code if there were problems, else 0."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--parts", nargs="*", choices=PARTS, default=PARTS, help="parts to run; others are kept in the file"
+        "--parts",
+        nargs="*",
+        choices=PARTS,
+        default=PARTS,
+        help="parts to run; others are kept in the file",
     )
     parser.add_argument("--kills", type=int, default=60, help="number of runs to kill")
     parser.add_argument(
         "--rates", type=float, nargs="*", default=[0.2, 0.4], help="shares of faulty requests"
     )
-    parser.add_argument("--damages", type=int, default=100, help="number of run directories to damage")
+    parser.add_argument(
+        "--damages", type=int, default=100, help="number of run directories to damage"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="where to write the records as JSON")
     given = parser.parse_args()
-    from compound.benchmarks.simulated.toy_model import make_toy_model
+    from benchmarks.simulated.toy_model import make_toy_model
 
     found: dict[str, list[dict[str, Any]]] = {}
     if given.out is not None and given.out.exists():
         earlier = json.loads(given.out.read_text(encoding="utf-8"))
-        found = {part: earlier[part] for part in PARTS if part in earlier and part not in given.parts}
+        found = {
+            part: earlier[part] for part in PARTS if part in earlier and part not in given.parts
+        }
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as place, Launcher() as launcher:
         base = Path(place)
@@ -57,8 +65,12 @@ def main() -> int:
         everything = workloads()
         search = everything[0]
         parts: dict[str, Iterable[Any]] = {
-            "kills": killed_runs(launcher, everything, given.kills, base / "kills", model, given.seed),
-            "faults": faulty_runs(launcher, search, tuple(Fault), given.rates, base / "faults", given.seed),
+            "kills": killed_runs(
+                launcher, everything, given.kills, base / "kills", model, given.seed
+            ),
+            "faults": faulty_runs(
+                launcher, search, tuple(Fault), given.rates, base / "faults", given.seed
+            ),
             "damages": damaged_runs(launcher, search, given.damages, base / "damages", given.seed),
             "disk": full_disks(launcher, search, LIMITS, base / "disk"),
         }
@@ -66,7 +78,9 @@ def main() -> int:
             found[name] = [_shown(name, record) for record in parts[name]]
     wrong = sum(bool(record["problems"]) for records in found.values() for record in records)
     if given.out is not None:
-        given.out.write_text(json.dumps({"seed": given.seed, **found}, indent=1) + "\n", encoding="utf-8")
+        given.out.write_text(
+            json.dumps({"seed": given.seed, **found}, indent=1) + "\n", encoding="utf-8"
+        )
     counts = ", ".join(f"{len(records)} {name}" for name, records in found.items())
     print(f"{counts}: {wrong} with problems, {time.monotonic() - started:.0f} s")
     return 1 if wrong else 0

@@ -1,8 +1,9 @@
 """Damage one file of a run directory, and check the behaviour of the commands.
 
-A command may succeed with the same configuration, or end with a message and a non-zero exit code. It must never
-end with a traceback, or with another configuration without a notice: if recorded calls are lost, they are
-repeated and count against the budget again, so that the run may decide otherwise.
+A command may succeed with the same configuration, or end with a message and a non-zero exit code.
+It must never end with a traceback, or with another configuration without a notice: if recorded
+calls are lost, they are repeated and count against the budget again, so that the run may decide
+otherwise.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from chaos.workloads import Workload, answer
 
 OPTIMIZE = ("optimize", "system.yaml", "--run-dir", "run", "--quiet")
 READERS = (
-    ("report", "run"),
-    ("runs", "--dir", "."),
-    ("runs", "--dir", ".", "--verify"),
+    ("runs", "report", "run"),
+    ("runs", "list", "--dir", "."),
+    ("runs", "verify", "--dir", "."),
     ("run", "system.yaml", "--config", "run/best.json", "question=what is test 3"),
 )
 LOST_CALLS = "recorded calls are missing"  # part of the notice
@@ -127,7 +128,9 @@ def damaged_runs(
                 elif finishes and not lost and ending(damaged / "run").best != expected:
                     problems.append("another configuration was found")
                 name = " ".join(
-                    part for part in command if part in {"optimize", "report", "runs", "run", "--verify"}
+                    part
+                    for part in command
+                    if part in {"optimize", "report", "list", "run", "verify"}
                 )
                 yield DamagedRun(state, file, damage, name, ended.code, tuple(problems))
             shutil.rmtree(damaged)
@@ -135,7 +138,9 @@ def damaged_runs(
 
 def _damage(run: Path, draws: random.Random) -> tuple[str, str]:
     files = sorted(
-        path for path in run.rglob("*") if path.is_file() and path.name not in SKIPPED and path.stat().st_size
+        path
+        for path in run.rglob("*")
+        if path.is_file() and path.name not in SKIPPED and path.stat().st_size
     )
     path, name = draws.choice(files), draws.choice(sorted(DAMAGES))
     if name == "delete":

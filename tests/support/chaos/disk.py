@@ -1,7 +1,7 @@
 """Simulate a full disk during a run, then free it and repeat the command.
 
-The disk is simulated by a limit of the file size (``RLIMIT_FSIZE``), which is available on every machine. The
-first file that reaches it fails: the cache, the traces or the events.
+The disk is simulated by a limit of the file size (``RLIMIT_FSIZE``), which is available on every
+machine. The first file that reaches it fails: the cache, the traces or the events.
 """
 
 from __future__ import annotations

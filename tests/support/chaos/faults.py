@@ -1,8 +1,8 @@
 """Optimize against a server that injects one kind of fault, and compare with a run against a healthy one.
 
-After transient faults the run must have the same result as without them. After all others it must end with an
-exit code and a message. In no case may the server bill more than the meter counts or the budget allows, or may
-the key or a terminal escape sequence reach a file or the terminal.
+After transient faults the run must have the same result as without them. After all others it must
+end with an exit code and a message. In no case may the server bill more than the meter counts or
+the budget allows, or may the key or a terminal escape sequence reach a file or the terminal.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class FaultyRun:
         code: the exit code.
         injected: number of requests with the fault.
         failed: number of calls that the run recorded as failed.
-        same_best: whether ``best.json`` equals that of a run without faults; ``None`` if it may differ.
+        same_best: whether ``best.json`` equals that of a run without faults; ``None`` if it may
+            differ.
         billed: dollars on the server's bill.
         metered: dollars that the run counted.
         problems: descriptions of violations; empty if there are none.
@@ -108,8 +109,16 @@ def faulty_run(
     if passing and failed:
         problems.append(f"{failed} calls failed although every fault is transient")
     return FaultyRun(
-        str(kind), rate, attempt.code, injected, failed, same_best, billed.cost, spent.get("cost", 0.0), tuple(problems)
-    )  # fmt: skip
+        str(kind),
+        rate,
+        attempt.code,
+        injected,
+        failed,
+        same_best,
+        billed.cost,
+        spent.get("cost", 0.0),
+        tuple(problems),
+    )
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -148,7 +157,9 @@ def _unmetered(billed: Bill, spent: dict[str, float], attempt: Attempt) -> list[
         return []
     problems = []
     if billed.cost > spent["cost"] + 1e-9:
-        problems.append(f"the server billed ${billed.cost:.6f}, the run counted ${spent['cost']:.6f}")
+        problems.append(
+            f"the server billed ${billed.cost:.6f}, the run counted ${spent['cost']:.6f}"
+        )
     tokens = spent["prompt_tokens"] + spent["completion_tokens"]
     if billed.tokens > tokens:
         problems.append(f"the server billed {billed.tokens} tokens, the run counted {tokens}")

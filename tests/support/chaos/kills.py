@@ -1,7 +1,7 @@
 """Kill runs at random times by random signals, repeat the command, and compare the results.
 
-A killed and resumed run must have the same decisions and the same configuration as an uninterrupted one, and
-must not repeat a request unless it was in flight when the process ended.
+A killed and resumed run must have the same decisions and the same configuration as an uninterrupted
+one, and must not repeat a request unless it was in flight when the process ended.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from chaos.observe import Ending, ending
 from chaos.server import FaultyServer
 from chaos.workloads import IN_FLIGHT, Workload, answer
 
-SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SIGNALS = (
+    signal.SIGKILL,
+    signal.SIGKILL,
+    signal.SIGKILL,
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+)
 COMMAND = ("optimize", "system.yaml", "--run-dir", "run", "--quiet")
 ENGINES = 3
 MOST_STRIKES = 3
@@ -77,7 +84,12 @@ def reference(launcher: Launcher, workload: Workload, folder: Path, model: Path)
 
 
 def killed_runs(
-    launcher: Launcher, workloads: Sequence[Workload], count: int, folder: Path, model: Path, seed: int
+    launcher: Launcher,
+    workloads: Sequence[Workload],
+    count: int,
+    folder: Path,
+    model: Path,
+    seed: int,
 ) -> Iterator[KilledRun]:
     """Yield ``count`` runs, each killed one to three times, cycling through the workloads."""
     draws = random.Random(seed)
@@ -88,7 +100,8 @@ def killed_runs(
             place = folder / f"reference-{workload.name}"
             references[workload.name] = reference(launcher, workload, place, model)
         strikes = [
-            (draws.uniform(0.02, 1.02), draws.choice(SIGNALS)) for _ in range(draws.randint(1, MOST_STRIKES))
+            (draws.uniform(0.02, 1.02), draws.choice(SIGNALS))
+            for _ in range(draws.randint(1, MOST_STRIKES))
         ]
         place = folder / f"killed-{number}-{workload.name}"
         yield _killed_run(launcher, workload, references[workload.name], strikes, place, model)
@@ -108,7 +121,9 @@ def _killed_run(
     with FaultyServer(answer=answer) as server:
         workload.write(folder, server.url, model)
         for fraction, number in strikes:
-            attempt = launcher.run(COMMAND, folder, strike=fraction * expected.seconds, number=number)
+            attempt = launcher.run(
+                COMMAND, folder, strike=fraction * expected.seconds, number=number
+            )
             codes.append(attempt.code)
             if attempt.has_traceback:
                 problems.append(f"traceback: {attempt.err[-500:]}")
@@ -116,14 +131,18 @@ def _killed_run(
                 break
             landed += 1
             if attempt.code not in {-number, 130}:
-                problems.append(f"exit code {attempt.code} after {number.name}: {attempt.err[-500:]}")
+                problems.append(
+                    f"exit code {attempt.code} after {number.name}: {attempt.err[-500:]}"
+                )
         else:
             attempt = launcher.run(COMMAND, folder)
             codes.append(attempt.code)
         asked = _answered(server)
     ended = attempt.code == 0 or _had_finished(attempt)
     if not ended:
-        problems.append(f"the run could not be continued: exit code {attempt.code}: {attempt.err[-500:]}")
+        problems.append(
+            f"the run could not be continued: exit code {attempt.code}: {attempt.err[-500:]}"
+        )
     found = ending(folder / "run") if ended else None
     repeated, bound = asked.total() - len(asked), landed * ENGINES * IN_FLIGHT
     problems += _differences(found, expected, asked)

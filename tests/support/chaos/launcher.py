@@ -1,8 +1,9 @@
 """Run the command line in child processes, and signal them at a chosen time.
 
-One warm process imports everything once and forks a child for each command, so that starting a command takes
-milliseconds instead of seconds. The child runs `compound.cli.main` with the given arguments, working directory and
-limits. It is not patched, except that the waits before retries can be shortened.
+One warm process imports everything once and forks a child for each command, so that starting a
+command takes milliseconds instead of seconds. The child runs `compound.cli.main` with the given
+arguments, working directory and limits. It is not patched, except that the waits before retries can
+be shortened.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
-from compound.execution.throttle import FIRST_WAIT
+from compound.execution.sender import FIRST_WAIT
 
 ROOT = Path(__file__).parents[3]
 KEY = "sk-chaos-7f3a9c51e2d84b06"
@@ -44,7 +45,8 @@ class Launcher:
 
     Args:
         environment: variables to add to those of this process.
-        first_wait: seconds before the first retry of a call, from which later waits grow exponentially.
+        first_wait: seconds before the first retry of a call, from which later waits grow
+            exponentially.
     """
 
     def __init__(
@@ -74,7 +76,10 @@ class Launcher:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._process is not None:
             assert self._process.stdin is not None
@@ -137,12 +142,12 @@ def _serve() -> None:
     import compound.api.optimize
     import compound.api.progress
     import compound.cli
-    import compound.execution.calls.attempts
+    import compound.execution.caller
     import compound.optimizers.methods
     import compound.report
-    import compound.spec
+    import compound.yaml
 
-    setattr(compound.execution.calls.attempts, "FIRST_WAIT", float(sys.argv[1]))  # noqa: B010 - not exported there
+    setattr(compound.execution.caller, "FIRST_WAIT", float(sys.argv[1]))  # noqa: B010 - not exported there
     torch.set_num_threads(1)
     gc.freeze()  # a collection in a child does not copy the pages of what is imported
     for line in sys.stdin:

@@ -1,8 +1,8 @@
 """A chat-completions server for the loopback interface that injects faults and records what it bills.
 
-It speaks OpenAI's protocol, answers deterministically from the request, and misbehaves at a given rate in the
-ways that `Fault` lists. Whether a request gets a fault depends on the seed, the request and how many equal
-requests came before it, never on the order of arrival. Standard library only::
+It speaks OpenAI's protocol, answers deterministically from the request, and misbehaves at a given
+rate in the ways that `Fault` lists. Whether a request gets a fault depends on the seed, the request
+and how many equal requests came before it, never on the order of arrival. Standard library only::
 
     with FaultyServer(rate=0.2, kinds=TRANSIENT, seed=0) as server:
         ...  # server.url; server.requests; server.billed
@@ -113,7 +113,13 @@ LOST = (Fault.RESET, Fault.RESET_AFTER_HEADERS, Fault.TRUNCATED)
 SLOW = (Fault.DRIP, Fault.STALL)
 TRANSIENT = (*LIMITED, *BROKEN, *LOST)
 """Faults after which the same request succeeds."""
-EMPTY = (Fault.NO_CHOICES, Fault.NULL_CONTENT, Fault.REFUSAL, Fault.TOOL_CALLS, Fault.CONTENT_FILTER)
+EMPTY = (
+    Fault.NO_CHOICES,
+    Fault.NULL_CONTENT,
+    Fault.REFUSAL,
+    Fault.TOOL_CALLS,
+    Fault.CONTENT_FILTER,
+)
 GARBLED = (
     Fault.SURROGATE,
     Fault.CONTROL,
@@ -141,14 +147,28 @@ GROUPS: Mapping[str, tuple[Fault, ...]] = {
     "all": tuple(Fault),
 }
 
-_STATUS: Mapping[Fault, tuple[int, str, str]] = {  # status, message, code; such requests are not billed
+_STATUS: Mapping[
+    Fault, tuple[int, str, str]
+] = {  # status, message, code; such requests are not billed
     Fault.RATE_LIMIT: (429, "Rate limit reached for requests", "rate_limit_exceeded"),
     Fault.RATE_LIMIT_SILENT: (429, "Too many requests", "rate_limit_exceeded"),
-    Fault.SERVER_ERROR: (500, "The server had an error while processing your request", "server_error"),
+    Fault.SERVER_ERROR: (
+        500,
+        "The server had an error while processing your request",
+        "server_error",
+    ),
     Fault.UNAVAILABLE: (503, "The engine is currently overloaded", "unavailable"),
     Fault.OVERLOADED: (529, "Overloaded", "overloaded_error"),
-    Fault.CONTROL_IN_ERROR: (400, "bad\x1b]0;owned\x07 request\x1b[2J\r\x1b[31m", "invalid_request_error"),
-    Fault.QUOTA: (429, "You exceeded your current quota, please check your plan", "insufficient_quota"),
+    Fault.CONTROL_IN_ERROR: (
+        400,
+        "bad\x1b]0;owned\x07 request\x1b[2J\r\x1b[31m",
+        "invalid_request_error",
+    ),
+    Fault.QUOTA: (
+        429,
+        "You exceeded your current quota, please check your plan",
+        "insufficient_quota",
+    ),
     Fault.UNAUTHORIZED: (401, "Incorrect API key provided", "invalid_api_key"),
     Fault.FORBIDDEN: (403, "Your key may not use this model", "forbidden"),
     Fault.NOT_FOUND: (404, "The model does not exist", "model_not_found"),
@@ -216,7 +236,9 @@ class Limiter:
     def admits(self) -> bool:
         """Take a token if available; return whether one was."""
         now = self.clock()
-        self._tokens = min(max(1.0, self.per_second), self._tokens + (now - self._filled) * self.per_second)
+        self._tokens = min(
+            max(1.0, self.per_second), self._tokens + (now - self._filled) * self.per_second
+        )
         self._filled = now
         admitted = self._tokens >= 1
         self._tokens -= admitted
@@ -226,15 +248,21 @@ class Limiter:
 def echo_number(body: Mapping[str, Any]) -> str:
     """Answer with the last number of the user's last message.
 
-    Unless the message holds `KEYWORD`, one answer in three is ``about N`` instead: something to optimize.
+    Unless the message holds `KEYWORD`, one answer in three is ``about N`` instead: something to
+    optimize.
 
     >>> echo_number({"messages": [{"role": "user", "content": "only the number: what is 3 and 41?"}]})
     '41'
     """
-    message = next(str(each["content"]) for each in body["messages"][::-1] if each.get("role") == "user")
+    message = next(
+        str(each["content"]) for each in body["messages"][::-1] if each.get("role") == "user"
+    )
     numbers = re.findall(r"\d+", message)
     number = numbers[-1] if numbers else "none"
-    vague = KEYWORD not in message and hashlib.sha256(message.encode("utf-8", "replace")).digest()[0] % 3 == 0
+    vague = (
+        KEYWORD not in message
+        and hashlib.sha256(message.encode("utf-8", "replace")).digest()[0] % 3 == 0
+    )
     return f"about {number}" if vague else number
 
 
@@ -253,8 +281,10 @@ class FaultyServer:
         latency: seconds that a correct answer takes.
         drip: seconds between two pieces of a dripping body, and the number of pieces.
         stall: seconds before a stalled connection is closed.
-        first: faults of the first requests, whatever the rate; ``None`` in it means a correct answer.
-        most: requests after which every other one is refused with 503, so that no test runs on forever.
+        first: faults of the first requests, whatever the rate; ``None`` in it means a correct
+            answer.
+        most: requests after which every other one is refused with 503, so that no test runs on
+            forever.
         port: 0 finds a free one.
 
     Attributes:
@@ -369,7 +399,9 @@ class FaultyServer:
                 connections.discard(task)
                 writer.close()
 
-        server = await asyncio.start_server(connected, "127.0.0.1", self._port, limit=2**24, backlog=1024)
+        server = await asyncio.start_server(
+            connected, "127.0.0.1", self._port, limit=2**24, backlog=1024
+        )
         self._port = server.sockets[0].getsockname()[1]
         self._ready.set()
         await self._stopping.wait()
@@ -385,13 +417,16 @@ class FaultyServer:
             line, *lines = head.split("\r\n")
             method, path, _ = line.split(" ", 2)
             headers = {
-                name.lower(): value.strip() for name, _, value in (x.partition(":") for x in lines if x)
+                name.lower(): value.strip()
+                for name, _, value in (x.partition(":") for x in lines if x)
             }
             raw = await reader.readexactly(int(headers.get("content-length", "0")))
             if method == "GET" or not path.endswith("/chat/completions"):
                 found = {"object": "list", "data": [{"id": self.model, "object": "model"}]}
                 known = path.endswith("/models")
-                await _send(writer, 200 if known else 404, json.dumps(found if known else {}).encode())
+                await _send(
+                    writer, 200 if known else 404, json.dumps(found if known else {}).encode()
+                )
                 continue
             self.in_flight += 1
             self.most_in_flight = max(self.most_in_flight, self.in_flight)
@@ -430,7 +465,9 @@ class FaultyServer:
     def _bill(self, body: Mapping[str, Any], text: str, fault: Fault | None) -> Bill:
         """Return the true charge: one token per four bytes of the prompt and per word of the answer."""
         most = int(body.get("max_completion_tokens") or body.get("max_tokens") or 256)
-        sent = sum(len(str(m.get("content") or "").encode("utf-8", "replace")) for m in body["messages"])
+        sent = sum(
+            len(str(m.get("content") or "").encode("utf-8", "replace")) for m in body["messages"]
+        )
         prompt = HEAD + TURN * len(body["messages"]) + -(-sent // 4)
         completion = most if fault is Fault.HUGE_ANSWER else min(most, max(1, len(text.split())))
         cost = (prompt * self.prices[0] + completion * self.prices[1]) / 1e6
@@ -463,7 +500,9 @@ class FaultyServer:
         if fault is Fault.INVALID_JSON:
             payload = payload[:-7] + b"}, NaN["
         if fault is Fault.WRONG_TYPE:
-            await _send(writer, 200, b"<html><body>It works!</body></html>", {"content-type": "text/html"})
+            await _send(
+                writer, 200, b"<html><body>It works!</body></html>", {"content-type": "text/html"}
+            )
             return True
         if fault is Fault.RESET_AFTER_HEADERS:
             writer.write(_head(200, len(payload), {}))
@@ -482,10 +521,16 @@ class FaultyServer:
 
     async def _refuse(self, writer: asyncio.StreamWriter, fault: Fault, key: str) -> None:
         if fault is Fault.BAD_GATEWAY:
-            await _send(writer, 502, b"<html><h1>502 Bad Gateway</h1></html>", {"content-type": "text/html"})
+            await _send(
+                writer, 502, b"<html><h1>502 Bad Gateway</h1></html>", {"content-type": "text/html"}
+            )
             return
         if fault is Fault.KEY_IN_ERROR:
-            status, message, code = 400, f"the key {key} may not ask for this", "invalid_request_error"
+            status, message, code = (
+                400,
+                f"the key {key} may not ask for this",
+                "invalid_request_error",
+            )
         else:
             status, message, code = _STATUS[fault]
         headers = {"retry-after": self.retry_after} if fault is Fault.RATE_LIMIT else {}
@@ -507,7 +552,9 @@ def _is_refused(fault: Fault) -> bool:
     return fault in _STATUS or fault in {Fault.BAD_GATEWAY, Fault.KEY_IN_ERROR}
 
 
-def _payload(fault: Fault | None, body: Mapping[str, Any], text: str, key: str, bill: Bill) -> bytes:
+def _payload(
+    fault: Fault | None, body: Mapping[str, Any], text: str, key: str, bill: Bill
+) -> bytes:
     """Return the JSON of an answer, including faults in its content."""
     text, finished = _limited(body, text)
     text = {
@@ -516,8 +563,12 @@ def _payload(fault: Fault | None, body: Mapping[str, Any], text: str, key: str, 
         Fault.KEY_IN_ANSWER: f"{text} {key}",
         Fault.HUGE_ANSWER: (text + " word") * (HUGE_BYTES // (len(text) + 5)),
     }.get(fault or Fault.STALL, text)
-    finish = {Fault.ODD_FINISH: "meteor", Fault.CONTENT_FILTER: "content_filter", Fault.NO_FINISH: None,
-              Fault.TOOL_CALLS: "tool_calls"}.get(fault or Fault.STALL, finished)  # fmt: skip
+    finish = {
+        Fault.ODD_FINISH: "meteor",
+        Fault.CONTENT_FILTER: "content_filter",
+        Fault.NO_FINISH: None,
+        Fault.TOOL_CALLS: "tool_calls",
+    }.get(fault or Fault.STALL, finished)
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if fault in {Fault.NULL_CONTENT, Fault.REFUSAL, Fault.TOOL_CALLS, Fault.CONTENT_FILTER}:
         message["content"] = None
@@ -562,19 +613,27 @@ def _usage(fault: Fault | None, bill: Bill) -> dict[str, Any]:
         prompt, completion = prompt + 10**12, completion + 10**12
     elif fault is Fault.FRACTIONAL_USAGE:
         prompt, completion = prompt + 0.5, completion + 0.5
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
 
 
 def _bomb() -> bytes:
     packer = zlib.compressobj(9, wbits=31)  # with gzip's header
     piece = b" " * 1_000_000
-    return b"".join(packer.compress(piece) for _ in range(BOMB_BYTES // len(piece))) + packer.flush()
+    return (
+        b"".join(packer.compress(piece) for _ in range(BOMB_BYTES // len(piece))) + packer.flush()
+    )
 
 
 def _head(status: int, length: int, headers: Mapping[str, str]) -> bytes:
     everything = {"content-type": "application/json", **headers, "content-length": str(length)}
     lines = "".join(f"{name}: {value}\r\n" for name, value in everything.items())
-    return f"HTTP/1.1 {status} {'OK' if status == 200 else 'Error'}\r\n{lines}\r\n".encode("latin-1")
+    return f"HTTP/1.1 {status} {'OK' if status == 200 else 'Error'}\r\n{lines}\r\n".encode(
+        "latin-1"
+    )
 
 
 async def _send(
@@ -605,11 +664,16 @@ def chosen(names: str) -> tuple[Fault, ...]:
 
 def main() -> None:
     """Serve for the given time."""
-    parser = argparse.ArgumentParser(description="Serve chat completions with faults, on this machine only.")
+    parser = argparse.ArgumentParser(
+        description="Serve chat completions with faults, on this machine only."
+    )
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--rate", type=float, default=0.0)
     parser.add_argument(
-        "--kinds", type=chosen, default=TRANSIENT, help="comma-separated; groups: " + ", ".join(GROUPS)
+        "--kinds",
+        type=chosen,
+        default=TRANSIENT,
+        help="comma-separated; groups: " + ", ".join(GROUPS),
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--per-second", type=float, default=None)

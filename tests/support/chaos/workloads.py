@@ -1,8 +1,8 @@
 """Small optimizations for the fault-injection harness: one YAML file per method, with its data and code.
 
-A *remote* workload calls a server on the loopback interface through litellm. A *training* workload samples from
-and trains a tiny random model in the process. Both take seconds, and both are deterministic given the same
-answers.
+A *remote* workload calls a server on the loopback interface through litellm. A *training* workload
+samples from and trains a tiny random model in the process. Both take seconds, and both are
+deterministic given the same answers.
 """
 
 from __future__ import annotations
@@ -19,9 +19,26 @@ from optimas_settings import proposals
 from training_settings import trainings
 
 REMOTE_METHODS = (
-    "search", "random", "mipro", "gepa", "textgrad", "opro", "llm_selector", "hbc", "optimas",
-)  # fmt: skip
-TRAINING_METHODS = ("mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "ppo", "mappo", "mygo", "better_together")
+    "search",
+    "random",
+    "mipro",
+    "gepa",
+    "textgrad",
+    "opro",
+    "llm_selector",
+    "hbc",
+    "optimas",
+)
+TRAINING_METHODS = (
+    "mmgrpo",
+    "mhgpo_is",
+    "mhgpo_fof",
+    "mhgpo_rr",
+    "ppo",
+    "mappo",
+    "mygo",
+    "better_together",
+)
 PRICES = (100.0, 200.0)  # dollars per million tokens, of the server and of the meter
 IN_FLIGHT = 4  # concurrent requests of each engine, which a kill can lose
 CALL_SECONDS = 20.0  # time limit of one call
@@ -43,7 +60,12 @@ class Workload:
     optimize: Mapping[str, Any] = field(default_factory=dict)
 
     def write(
-        self, folder: Path, url: str = "", model: Path | None = None, *, timeout: float = CALL_SECONDS
+        self,
+        folder: Path,
+        url: str = "",
+        model: Path | None = None,
+        *,
+        timeout: float = CALL_SECONDS,
     ) -> Path:
         """Write the YAML file with its data into a folder, and return its path.
 
@@ -95,7 +117,10 @@ def workloads() -> list[Workload]:
 def answer(body: Mapping[str, Any]) -> str:
     """Answer a chat request deterministically; a hint or a strong model makes right answers more likely."""
     model, text = str(body["model"]), str(body["messages"][-1]["content"])
-    draw = int.from_bytes(hashlib.sha256(json.dumps(body, sort_keys=True).encode()).digest()[:4]) / 2**32
+    draw = (
+        int.from_bytes(hashlib.sha256(json.dumps(body, sort_keys=True).encode()).digest()[:4])
+        / 2**32
+    )
     if model == "writer":
         return f"<prompt>\nAnswer the question with its number, form {int(draw * 90)}.\n</prompt>"
     asked = re.findall(r"what is \w+ (\d+)", text)
@@ -113,12 +138,13 @@ def _number_rows() -> dict[str, list[dict[str, str]]]:
 
 
 def _chain_rows() -> dict[str, list[dict[str, Any]]]:
-    from compound.benchmarks.simulated.toys import toy
+    from benchmarks.simulated.toys import toy
 
     task = toy("chain", "local/any")
     splits = {"train": task.train[:8], "valid": task.valid[:6], "test": task.test[:3]}
     return {
-        split: [{"id": e.id, **e.inputs, **e.gold} for e in examples] for split, examples in splits.items()
+        split: [{"id": e.id, **e.inputs, **e.gold} for e in examples]
+        for split, examples in splits.items()
     }
 
 
@@ -126,7 +152,8 @@ def _remote(folder: Path, url: str, timeout: float) -> dict[str, Any]:
     (folder / "parts.py").write_text(PARTS, encoding="utf-8")
     served = {"api_base": url, "concurrency": IN_FLIGHT, "price": PRICES, "timeout": timeout}
     engines = {
-        name: {"litellm": {"model": f"openai/{name}", **served}} for name in ("small", "strong", "writer")
+        name: {"litellm": {"model": f"openai/{name}", **served}}
+        for name in ("small", "strong", "writer")
     }
     question = {"question": "$question"}
     hinter = {
@@ -158,11 +185,19 @@ def _remote(folder: Path, url: str, timeout: float) -> dict[str, Any]:
         "data": {"path": "data", "train": "train", "valid": "valid", "test": "test"},
         "metric": {"exact_match": {"output": "answer", "gold": "answer"}},
         "optimize": {
-            "seed": 3, "valid_size": None, "minibatch": 3, "candidates": 4, "iterations": 2, "alpha": 0.2,
-            "concurrency": 8, "budget": {"system_runs": 120},
-            **proposals("demos", "edits", "opro", lm="writer"), "optimas": _REWARDS, "hbc": _CLONED,
+            "seed": 3,
+            "valid_size": None,
+            "minibatch": 3,
+            "candidates": 4,
+            "iterations": 2,
+            "alpha": 0.2,
+            "concurrency": 8,
+            "budget": {"system_runs": 120},
+            **proposals("demos", "edits", "opro", lm="writer"),
+            "optimas": _REWARDS,
+            "hbc": _CLONED,
         },
-    }  # fmt: skip
+    }
 
 
 def _training(model: Path | None) -> dict[str, Any]:
@@ -174,24 +209,41 @@ def _training(model: Path | None) -> dict[str, Any]:
     return {
         "system": "chain",
         "lm": "toy",
-        "engines": {"toy": {"transformers": {"model": str(model), "dtype": "float32", "deterministic": True}}},
+        "engines": {
+            "toy": {
+                "transformers": {"model": str(model), "dtype": "float32", "deterministic": True}
+            }
+        },
         "inputs": {"colour": "str", "animal": "str", "fruit": "str"},
         "components": {
             "first": agent({"word": "$colour"}),
             "second": agent({"word": "$animal", "before": "$first"}),
             "third": agent({"word": "$fruit", "before": "$second"}),
             "together": {
-                "function": {"call": "compound.benchmarks.simulated.toys:together"}, "in": said, "out": "list[str]",
+                "function": {"call": "benchmarks.simulated.toys:together"},
+                "in": said,
+                "out": "list[str]",
             },
         },
         "outputs": {"said": "$together"},
         "data": {"path": "data", "train": "train", "valid": "valid", "test": "test"},
-        "metric": {"custom": {"call": "compound.benchmarks.simulated.toys:chain_score"}},
+        "metric": {"custom": {"call": "benchmarks.simulated.toys:chain_score"}},
         "optimize": {
-            "seed": 3, "valid_size": None, "alpha": 0.2, "concurrency": 8, "budget": {"system_runs": 300},
+            "seed": 3,
+            "valid_size": None,
+            "alpha": 0.2,
+            "concurrency": 8,
+            "budget": {"system_runs": 300},
             **trainings(
-                steps=3, examples=3, runs=3, lr=0.01, minibatches=2, attempts=3, keep=2, threshold=0.0
+                steps=3,
+                examples=3,
+                runs=3,
+                lr=0.01,
+                minibatches=2,
+                attempts=3,
+                keep=2,
+                threshold=0.0,
             ),
             "better_together": {"stages": ["mhgpo_fof", "mmgrpo"]},
         },
-    }  # fmt: skip
+    }

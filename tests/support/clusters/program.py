@@ -8,26 +8,25 @@ from pathlib import Path
 
 from compound.cluster.executor import RemoteExecutor
 from compound.cluster.handshake import facts_of, rebuild
-from compound.cluster.messages import Hello, SystemFile
+from compound.cluster.messages import Hello, SystemFile, Transport
 from compound.cluster.pool import WorkerPool
-from compound.cluster.transport import Transport
+from compound.core.example import Example
 from compound.evaluation.evaluate import Evaluation, EvaluationRules, evaluate_all
 from compound.evaluation.metrics.custom import custom
-from compound.example import Example
 from compound.execution.budget import Budget, Meter
 from compound.execution.cache import Cache, MemoryCache
 from compound.execution.executor import Executor
 from compound.execution.trace import Trace
+from compound.graph.registry.engines import for_system
 from compound.graph.system import System
-from compound.registry.engines import for_system
 
 CODE = '''
 import os
 import re
 from dataclasses import dataclass
 
-from compound.engine import Usage
-from compound.errors import RateLimited
+from compound.core.engine import Usage
+from compound.core.errors import RateLimited
 from compound.testing import ScriptedLM
 
 LOG = os.path.join(os.path.dirname(__file__), "requests.log")
@@ -103,7 +102,9 @@ def requests(folder: Path) -> int:
 def examples(count: int) -> list[Example]:
     """Return examples; three of four share their kind."""
     return [
-        Example(f"e{i}", {"topic": f"topic {i}" + " poor" * (i % 5 == 0), "kind": f"kind {i % 4}"}, {})
+        Example(
+            f"e{i}", {"topic": f"topic {i}" + " poor" * (i % 5 == 0), "kind": f"kind {i % 4}"}, {}
+        )
         for i in range(count)
     ]
 
@@ -129,13 +130,24 @@ def remote_executor(
     def open_pool() -> WorkerPool:
         facts = facts_of(program.system, program.folder)
         return WorkerPool(
-            transport, workers, Hello(program=source, seed=seed), facts, notify,
-            start_seconds=start_seconds, max_restarts=max_restarts,
-        )  # fmt: skip
+            transport,
+            workers,
+            Hello(program=source, seed=seed),
+            facts,
+            notify,
+            start_seconds=start_seconds,
+            max_restarts=max_restarts,
+        )
 
     engines = for_system(program.find_engine, program.system)
     return RemoteExecutor(
-        engines, program.system, open_pool, cache=cache, meter=Meter(budget), seed=seed, on_notice=notify
+        engines,
+        program.system,
+        open_pool,
+        cache=cache,
+        meter=Meter(budget),
+        seed=seed,
+        on_notice=notify,
     )
 
 
@@ -144,7 +156,9 @@ def local_executor(
 ) -> Executor:
     """Return an executor that runs everything here."""
     program = rebuild(source)
-    return Executor(for_system(program.find_engine, program.system), cache=cache, meter=Meter(budget))
+    return Executor(
+        for_system(program.find_engine, program.system), cache=cache, meter=Meter(budget)
+    )
 
 
 async def evaluated(
@@ -155,9 +169,14 @@ async def evaluated(
     traces: list[Trace] = []
     try:
         found = await evaluate_all(
-            executor, [system, other], examples(count), METRIC, samples=(0, 1),
-            rules=EvaluationRules(concurrency), on_trace=lambda _, trace: traces.append(trace),
-        )  # fmt: skip
+            executor,
+            [system, other],
+            examples(count),
+            METRIC,
+            samples=(0, 1),
+            rules=EvaluationRules(concurrency),
+            on_trace=lambda _, trace: traces.append(trace),
+        )
     finally:
         await executor.aclose()
     for trace in traces:

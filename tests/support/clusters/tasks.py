@@ -7,8 +7,8 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 
-from compound.api.sweeps.task import check_machine, execute_run
-from compound.cluster.transport import WorkerLost
+from compound.api.sweeps.runs import check_machine, execute_run
+from compound.cluster.messages import WorkerLost
 
 Edit = Callable[[str], str]
 
@@ -63,14 +63,19 @@ class ProcessTasks(ThreadTasks):
 
     async def _execute(self, text: str) -> str:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c",
-            "import sys; from compound.api.sweeps.task import execute_run; "
+            sys.executable,
+            "-c",
+            "import sys; from compound.api.sweeps.runs import execute_run; "
             "answer = execute_run(sys.stdin.read()); print('\\n' + answer)",
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, cwd="/",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            cwd="/",
             env={
-                **os.environ, **self._environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                **os.environ,
+                **self._environment,
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             },
-        )  # fmt: skip
+        )
         found, _ = await process.communicate(text.encode())
         if process.returncode:
             raise WorkerLost("its process ended")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from compound.cluster.transport import WorkerConnection, WorkerLost
+from compound.cluster.messages import WorkerConnection, WorkerLost
 from compound.cluster.worker import serve
 
 Edit = Callable[[str], str]
@@ -80,12 +80,14 @@ class LocalTransport:
     """Workers as tasks of this process.
 
     Args:
-        deaths: for each started worker in turn, the number of batches after which it dies, and whether the
-            last one still arrives; later workers live.
+        deaths: for each started worker in turn, the number of batches after which it dies, and
+            whether the last one still arrives; later workers live.
         edit: changes each text that a worker sends.
     """
 
-    def __init__(self, deaths: Sequence[tuple[int, bool]] = (), edit: Edit = lambda text: text) -> None:
+    def __init__(
+        self, deaths: Sequence[tuple[int, bool]] = (), edit: Edit = lambda text: text
+    ) -> None:
         self._deaths = list(deaths)
         self._edit = edit
         self.started = 0
@@ -110,7 +112,12 @@ class LocalTransport:
     def examples(self) -> list[list[int]]:
         """Return the jobs that each started worker was sent."""
         return [
-            [message["job"] for text in texts for message in json.loads(text) if message["type"] == "start"]
+            [
+                message["job"]
+                for text in texts
+                for message in json.loads(text)
+                if message["type"] == "start"
+            ]
             for texts in self.sent
         ]
 
@@ -156,10 +163,14 @@ class PipeTransport:
 
     async def connect(self, number: int) -> WorkerConnection:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", "from clusters.transports import run_worker; run_worker()",
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=2**26,
+            sys.executable,
+            "-c",
+            "from clusters.transports import run_worker; run_worker()",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=2**26,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )  # fmt: skip
+        )
         self.processes.append(process)
         return _Pipe(process)
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from compound.core.example import Example, Score
 from compound.evaluation.metrics.custom import custom
-from compound.example import Example, Score
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
 from compound.graph.configuration import to_readable_json
@@ -18,15 +18,21 @@ from compound.optimization.scorer import JobScorer
 from compound.optimizers.methods import method
 from compound.optimizers.weights.recipes.mmgrpo import GRPOSettings
 from compound.optimizers.weights.recipes.ppo import PPOSettings
-from compound.spec import load
 from compound.testing import PlainMemory
+from compound.yaml import load
 from training_settings import placed, read_by, trainings
 
 ATLAS = Path(__file__).parents[3] / "benchmarks" / "atlas.yaml"
 SMALL = {
-    "steps": 2, "examples": 2, "runs": 3, "lr": 0.01, "attempts": 3, "keep": 2, "threshold": 0.0,
+    "steps": 2,
+    "examples": 2,
+    "runs": 3,
+    "lr": 0.01,
+    "attempts": 3,
+    "keep": 2,
+    "threshold": 0.0,
     "prompts": {"namer": "Name it.", "answerer": "Answer."},
-}  # fmt: skip
+}
 REWARDS = {
     "backbone": {"model": "none"},
     "pairs": {"inputs": 6, "samples": 2, "min_rollouts": 1, "max_rollouts": 1, "level": 1},
@@ -56,7 +62,10 @@ async def trained(
         ATLAS,
         overrides=[
             ("lm", "tiny"),
-            ("engines", json.dumps({"tiny": {"transformers": {"model": str(model), "dtype": dtype}}})),
+            (
+                "engines",
+                json.dumps({"tiny": {"transformers": {"model": str(model), "dtype": dtype}}}),
+            ),
             *(
                 (f"optimize.{each}", json.dumps(section))
                 for each, section in trainings(**{**SMALL, **more}).items()

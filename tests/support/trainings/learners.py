@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compound.components.engines.local.devices import Placement
-from compound.engine import TokenRecord
+from compound.core.engine import TokenRecord
+from compound.engines.local.devices import Placement
+from compound.graph.space import Weights
 from compound.optimizers.weights.credit.advantages import advantages
-from compound.optimizers.weights.distributed.learner import AdapterShape, LearnerSpec
+from compound.optimizers.weights.distributed.learner import LearnerSpec
+from compound.optimizers.weights.learner.losses import ImitationObjective, PolicyObjective
 from compound.optimizers.weights.learner.samples import Sample
 from compound.optimizers.weights.learner.saved import Saved
-from compound.optimizers.weights.loss.objective import ImitationObjective, PolicyObjective
 from compound.optimizers.weights.recipes.ppo import PPOSettings
 from training_settings import plain
 
@@ -25,7 +26,7 @@ def declared(
     own = plain(**{"lr": 0.01, **given}).settings
     return LearnerSpec(
         model=str(model),
-        shapes={name: AdapterShape(rank=4, alpha=8, targets="all-linear") for name in names},
+        shapes={name: Weights(rank=4, alpha=8, targets="all-linear") for name in names},
         adapter_of={name: name for name in names},
         policy=own.loss if isinstance(own.loss, PolicyObjective) else None,
         imitation=own.loss if isinstance(own.loss, ImitationObjective) else None,
@@ -40,7 +41,12 @@ def declared(
 
 
 def drawn(
-    names: Sequence[str] = ("x", "y"), *, groups: int = 8, each: int = 4, prompt: int = 5, seed: int = 0
+    names: Sequence[str] = ("x", "y"),
+    *,
+    groups: int = 8,
+    each: int = 4,
+    prompt: int = 5,
+    seed: int = 0,
 ) -> list[Sample]:
     """Return samples of random tokens with advantages, off-policy so that no version is checked."""
     rng, found = random.Random(seed), []
@@ -52,10 +58,18 @@ def drawn(
                 record = TokenRecord(tokens, sampled, (-1.0,) * len(sampled), "stop")
                 found.append(
                     Sample(
-                        name, f"e{group}", name, 0, record, rng.random(), (name, group), rollout,
-                        on_policy=False, returns=(0.7,) * len(sampled),
+                        name,
+                        f"e{group}",
+                        name,
+                        0,
+                        record,
+                        rng.random(),
+                        (name, group),
+                        rollout,
+                        on_policy=False,
+                        returns=(0.7,) * len(sampled),
                     )
-                )  # fmt: skip
+                )
     return advantages(found, "trl")[0]
 
 

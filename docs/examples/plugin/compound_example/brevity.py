@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import compound as cp
 
 
-def brevity(output: str, words: int = 5) -> cp.Metric:
+def brevity(output: str, words: int = 5) -> cp.ext.Metric:
     """Score 1 for answers of at most `words` words, and less for longer ones.
 
     Args:
@@ -17,6 +17,8 @@ def brevity(output: str, words: int = 5) -> cp.Metric:
 
     def score(outputs: Mapping[str, object], example: cp.Example) -> cp.Score:
         count = len(str(outputs[output]).split())
-        return cp.Score(min(1.0, words / max(count, 1)), feedback=f"{count} words, at most {words} wanted")
+        return cp.Score(
+            min(1.0, words / max(count, 1)), feedback=f"{count} words, at most {words} wanted"
+        )
 
-    return cp.custom(score, "brevity", bounds=(0, 1))
+    return cp.metrics.custom(score, "brevity", bounds=(0, 1))

@@ -24,11 +24,11 @@ class Echo:
         """The name in cache keys: whatever changes an answer is part of it."""
         return f"echo-{'upper' if self.upper else 'plain'}"
 
-    def worst_case(self, request: cp.Request) -> cp.Usage:
+    def worst_case(self, request: cp.ext.Request) -> cp.ext.Usage:
         """Return the most that a request can use."""
-        return cp.Usage(1, _count(request), request.max_tokens)
+        return cp.ext.Usage(1, _count(request), request.max_tokens)
 
-    async def generate(self, request: cp.Request) -> cp.Completion:
+    async def generate(self, request: cp.ext.Request) -> cp.ext.Completion:
         """Answer a request."""
         text = request.messages[-1].text
         text = text.upper() if self.upper else text
@@ -37,11 +37,13 @@ class Echo:
         words = text.split()
         said = words[: request.max_tokens]
         reason = "length" if len(said) < len(words) else "stop"
-        return cp.Completion(" ".join(said), cp.Usage(1, _count(request), len(said)), reason)
+        return cp.ext.Completion(
+            " ".join(said), cp.ext.Usage(1, _count(request), len(said)), reason
+        )
 
     async def aclose(self) -> None:
         """Release nothing."""
 
 
-def _count(request: cp.Request) -> int:
+def _count(request: cp.ext.Request) -> int:
     return sum(len(message.text.split()) for message in request.messages)

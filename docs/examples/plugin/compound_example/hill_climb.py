@@ -9,14 +9,14 @@ from pydantic import Field
 import compound as cp
 
 
-class HillClimbSettings(cp.Settings):
+class HillClimbSettings(cp.ext.Settings):
     """Settings of `hill_climb`."""
 
     step: float = Field(default=0.1, gt=0, le=1)
     """Step size, as a share of the range of each parameter."""
 
 
-class HillClimbState(cp.State):
+class HillClimbState(cp.ext.State):
     """Parameters that have been tried, and the changes that improved the score."""
 
     tried: list[str] = []
@@ -24,14 +24,14 @@ class HillClimbState(cp.State):
     values: dict[str, float] = {}
 
 
-@cp.optimizer(settings=HillClimbSettings, tunes=cp.Float)
+@cp.ext.optimizer(settings=HillClimbSettings, tunes=cp.Float)
 class HillClimb:
     """Move each number by one step, in the direction that improves the score."""
 
     def __init__(self, settings: HillClimbSettings) -> None:
         self.settings = settings
 
-    async def propose(self, task: cp.Task) -> AsyncIterator[cp.Progress | cp.Proposal]:
+    async def propose(self, task: cp.ext.Task) -> AsyncIterator[cp.ext.Progress | cp.ext.Proposal]:
         """Try both directions for each parameter; propose all steps that improve the score."""
         state = HillClimbState() if task.resume is None else HillClimbState.from_json(task.resume)
         examples = task.train[: task.minibatch]
@@ -45,12 +45,14 @@ class HillClimb:
                 state.values[key] = candidates[best][key]
                 state.gains[key] = after[best].mean - before.mean
             state.tried.append(key)
-            yield cp.Progress(state.to_json(), note=key, step=len(state.tried), of=len(task.keys))
-        yield cp.Proposal(state.values, tried=2 * len(state.tried))
+            yield cp.ext.Progress(
+                state.to_json(), note=key, step=len(state.tried), of=len(task.keys)
+            )
+        yield cp.ext.Proposal(state.values, tried=2 * len(state.tried))
 
-    def bound(self, outlook: cp.Outlook) -> cp.JobBound:
+    def plan(self, job: cp.ext.PlannedJob) -> cp.ext.JobPlan:
         """Declare that the optimizer requests nothing from models."""
-        return cp.JobBound()
+        return cp.ext.JobPlan()
 
     def _neighbors(self, system: cp.System, key: str) -> list[Mapping[str, float]]:
         space, value = system.parameters[key], system.configuration[key]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import compound as cp
 
 
-class Template(cp.Operation):
+class Template(cp.ext.Operation):
     """Insert a text into a template.
 
     Args:
@@ -38,7 +38,7 @@ class Template(cp.Operation):
         return {"text": self.text}
 
     async def run(
-        self, inputs: Mapping[str, object], values: Mapping[str, object], call: cp.CallContext
+        self, inputs: Mapping[str, object], values: Mapping[str, object], call: cp.ext.CallContext
     ) -> Mapping[str, object]:
         """Fill the template."""
         return {"output": str(values["text"]).replace("{}", str(inputs["value"]))}

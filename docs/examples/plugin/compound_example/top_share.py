@@ -9,7 +9,7 @@ from pydantic import Field
 
 import compound as cp
 from compound.optimizers.weights.credit.grouping import trajectory_samples
-from compound.optimizers.weights.loss.objective import ImitationObjective
+from compound.optimizers.weights.learner.losses import ImitationObjective
 from compound.optimizers.weights.recipes.recipe import (
     CreditedSamples,
     RecipeContext,
@@ -31,9 +31,9 @@ class TopShareSettings(TrainingSettings):
     """The loss."""
 
 
-@cp.recipe(settings=TopShareSettings)
+@cp.ext.recipe(settings=TopShareSettings)
 @dataclass(frozen=True)
-class TopShare(cp.Recipe):
+class TopShare(cp.ext.Recipe):
     """Imitate the best runs of each example by maximum likelihood."""
 
     settings: TopShareSettings
@@ -52,16 +52,24 @@ class TopShare(cp.Recipe):
         """Return the system runs of a step."""
         return examples * self.settings.rollouts.runs
 
-    async def collect(self, context: RecipeContext, examples: Sequence[cp.Example]) -> CreditedSamples:
+    async def collect(
+        self, context: RecipeContext, examples: Sequence[cp.Example]
+    ) -> CreditedSamples:
         """Run each example several times, and keep the best runs."""
         rollouts = await context.sampler.runs(examples, range(self.settings.rollouts.runs))
         samples, answers = [], []
         for example in examples:
-            runs = [r for r in learnable(rollouts) if r.example.id == example.id and r.trace.failure is None]
+            runs = [
+                r
+                for r in learnable(rollouts)
+                if r.example.id == example.id and r.trace.failure is None
+            ]
             runs.sort(key=lambda rollout: rollout.score, reverse=True)
             for rollout in runs[: max(1, round(self.settings.share * len(runs)))]:
                 found = trajectory_samples(rollout.trace, context.trained, rollout=rollout.number)
                 samples += [sample.with_advantage(1.0) for sample in found]
-        for rollout in learnable(rollouts):  # metrics describe all answers, also those that are not imitated
+        for rollout in learnable(
+            rollouts
+        ):  # metrics describe all answers, also those that are not imitated
             answers += trajectory_samples(rollout.trace, context.trained, fallback=context.fallback)
         return CreditedSamples(samples, scores_of(rollouts), {"imitated": len(samples)}, answers)

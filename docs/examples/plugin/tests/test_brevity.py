@@ -9,9 +9,12 @@ from compound.testing import MetricKit
 
 
 class TestBrevity(MetricKit):
-    def make(self) -> cp.Metric:
+    def make(self) -> cp.ext.Metric:
         return brevity("answer", words=2)
 
     def cases(self) -> list[tuple[dict[str, object], cp.Example, float]]:
         example = cp.Example("e", {})
-        return [({"answer": "two words"}, example, 1.0), ({"answer": "here are four words"}, example, 0.5)]
+        return [
+            ({"answer": "two words"}, example, 1.0),
+            ({"answer": "here are four words"}, example, 0.5),
+        ]

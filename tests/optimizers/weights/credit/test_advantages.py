@@ -10,9 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compound.engine import TokenRecord
-from compound.errors import DeclarationError
-from compound.optimizers.weights.credit.advantages import STANDARDIZATIONS, advantages, by_group, is_flat
+from compound.core.engine import TokenRecord
+from compound.core.errors import DeclarationError
+from compound.optimizers.weights.credit.advantages import (
+    STANDARDIZATIONS,
+    advantages,
+    by_group,
+    is_flat,
+)
 from compound.optimizers.weights.learner.samples import Group, Sample
 
 G: Group = ("e", "a", 0)
@@ -33,11 +38,18 @@ def values(rewards: list[float], standardize: str) -> list[float]:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("trl", [-2 / (math.sqrt(7) + 1e-4), -1 / (math.sqrt(7) + 1e-4), 3 / (math.sqrt(7) + 1e-4)]),
+        (
+            "trl",
+            [-2 / (math.sqrt(7) + 1e-4), -1 / (math.sqrt(7) + 1e-4), 3 / (math.sqrt(7) + 1e-4)],
+        ),
         ("plain", [-0.7559289460184544, -0.3779644730092272, 1.1338934190276817]),
         (
             "population",
-            [-2 / math.sqrt(14 / 3 + 1e-6), -1 / math.sqrt(14 / 3 + 1e-6), 3 / math.sqrt(14 / 3 + 1e-6)],
+            [
+                -2 / math.sqrt(14 / 3 + 1e-6),
+                -1 / math.sqrt(14 / 3 + 1e-6),
+                3 / math.sqrt(14 / 3 + 1e-6),
+            ],
         ),
         ("center", [-2.0, -1.0, 3.0]),
         ("leave_one_out", [-3.0, -1.5, 4.5]),  # 1 - (2 + 6) / 2, 2 - (1 + 6) / 2, 6 - (1 + 2) / 2
@@ -49,7 +61,14 @@ def test_each_standardization_on_three_rewards(name: str, expected: list[float])
 
 
 def test_there_is_no_standardization_without_a_test() -> None:
-    assert list(STANDARDIZATIONS) == ["trl", "plain", "population", "center", "leave_one_out", "none"]
+    assert list(STANDARDIZATIONS) == [
+        "trl",
+        "plain",
+        "population",
+        "center",
+        "leave_one_out",
+        "none",
+    ]
 
 
 def test_small_spreads_tell_the_epsilons_apart() -> None:
@@ -115,13 +134,16 @@ def test_statistics_come_from_the_references(name: str, expected: list[float]) -
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
 def test_a_reward_that_is_no_number_is_refused_with_its_place(reward: float) -> None:
     with pytest.raises(
-        DeclarationError, match=r"reward of 'a' on example 'e' \(call 'a', rollout 3\) must be a finite"
+        DeclarationError,
+        match=r"reward of 'a' on example 'e' \(call 'a', rollout 3\) must be a finite",
     ):
         advantages([sample(1.0), sample(reward, rollout=3)])
 
 
 def test_an_unknown_standardization_is_refused() -> None:
-    with pytest.raises(DeclarationError, match="unknown standardization 'centre'; did you mean 'center'"):
+    with pytest.raises(
+        DeclarationError, match="unknown standardization 'centre'; did you mean 'center'"
+    ):
         advantages([], "centre")
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compound.errors import DeclarationError
-from compound.optimizers.weights.credit.gae import explained_variance, gae, whiten
+from compound.core.errors import DeclarationError
+from compound.optimizers.weights.credit.advantages import explained_variance, gae, whiten
 
 NUMBERS = st.floats(-5, 5)
 
@@ -25,9 +25,12 @@ def test_three_tokens_by_hand() -> None:
 
 
 def test_how_much_was_expected_by_hand() -> None:
-    # returns 0, 1, 2 of variance 2/3; errors -1, 0, 1 halved have variance 1/6: 1 - (1/6) / (2/3) = 3/4
+    # returns 0, 1, 2 of variance 2/3; errors -1, 0, 1 halved have variance 1/6: 1 - (1/6) / (2/3) =
+    # 3/4
     assert explained_variance([[0.5, 1.0], [1.5]], [[0.0, 1.0], [2.0]]) == pytest.approx(0.75)
-    assert explained_variance([[9.0, 9.0]], [[0.0, 1.0]]) == pytest.approx(0.0)  # a constant expects nothing
+    assert explained_variance([[9.0, 9.0]], [[0.0, 1.0]]) == pytest.approx(
+        0.0
+    )  # a constant expects nothing
     assert explained_variance([[1.0, 0.0]], [[0.0, 1.0]]) == pytest.approx(-3.0)
     assert explained_variance([[0.5]], [[1.0]]) is None
     assert explained_variance([], []) is None
@@ -53,7 +56,9 @@ def test_without_values_and_discounts_it_is_reinforce(length: int, reward: float
 
 
 @given(st.lists(NUMBERS, min_size=1, max_size=6), NUMBERS, st.floats(0, 1))
-def test_lambda_one_is_the_return_less_the_value(values: list[float], reward: float, gamma: float) -> None:
+def test_lambda_one_is_the_return_less_the_value(
+    values: list[float], reward: float, gamma: float
+) -> None:
     found, targets = gae(values, reward, gamma=gamma, lam=1.0)
     returns = [gamma ** (len(values) - 1 - t) * reward for t in range(len(values))]
     assert targets == pytest.approx(returns, abs=1e-9)
@@ -61,7 +66,9 @@ def test_lambda_one_is_the_return_less_the_value(values: list[float], reward: fl
 
 
 @given(st.lists(NUMBERS, min_size=1, max_size=6), NUMBERS, st.floats(0, 1))
-def test_lambda_zero_is_the_one_step_difference(values: list[float], reward: float, gamma: float) -> None:
+def test_lambda_zero_is_the_one_step_difference(
+    values: list[float], reward: float, gamma: float
+) -> None:
     found, _ = gae(values, reward, gamma=gamma, lam=0.0)
     following = [*(gamma * v for v in values[1:]), reward]
     assert found == pytest.approx([f - v for f, v in zip(following, values, strict=True)], abs=1e-9)

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compound.components.llm import LLM
-from compound.engine import Completion, TokenRecord
-from compound.errors import DeclarationError
+from compound.core.engine import Completion, TokenRecord
+from compound.core.errors import DeclarationError
 from compound.execution.executor import Executor
 from compound.execution.trace import Call, Failure, Trace
 from compound.graph.component import Input
@@ -24,9 +24,8 @@ from compound.graph.system import System
 from compound.optimizers.weights.credit.advantages import advantages
 from compound.optimizers.weights.credit.grouping import (
     PADDINGS,
-    Grouped,
+    ModuleGroups,
     call_samples,
-    merge_copies,
     module_groups,
     select_diverse,
     trajectory_samples,
@@ -40,7 +39,9 @@ TOKENS = TokenRecord((1,), (2, 3), (-0.5, -0.25), "stop")
 def sample(
     rollout: int, invocation: int = 0, reward: float = 0.0, component: str = "a", example: str = "e"
 ) -> Sample:
-    return Sample(component, example, f"{component}[{invocation}]", invocation, TOKENS, reward, (), rollout)
+    return Sample(
+        component, example, f"{component}[{invocation}]", invocation, TOKENS, reward, (), rollout
+    )
 
 
 def ragged(*lengths: int, rewards: Sequence[float] = ()) -> list[Sample]:
@@ -52,7 +53,7 @@ def ragged(*lengths: int, rewards: Sequence[float] = ()) -> list[Sample]:
     ]
 
 
-def shape(grouped: Grouped) -> dict[int, list[tuple[int, int]]]:
+def shape(grouped: ModuleGroups) -> dict[int, list[tuple[int, int]]]:
     """By invocation of the group, the (rollout, own invocation) of its elements."""
     found: dict[int, list[tuple[int, int]]] = {}
     for row in grouped.samples:
@@ -63,50 +64,42 @@ def shape(grouped: Grouped) -> dict[int, list[tuple[int, int]]]:
 
 # --- the choice of the most diverse elements -----------------------------------------------------------
 
-REWARDS = st.lists(st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.75, 1.0, -1.0, 3.0]), min_size=1, max_size=7)
+REWARDS = st.lists(
+    st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.75, 1.0, -1.0, 3.0]), min_size=1, max_size=7
+)
 
 
-@given(REWARDS, st.integers(2, 7), st.integers(0, 9))
+@given(REWARDS, st.integers(1, 7), st.integers(0, 9))
 def test_no_subset_has_a_larger_variance(rewards: list[float], size: int, seed: int) -> None:
+    size = min(size, len(rewards))
     chosen = select_diverse(rewards, size, np.random.default_rng(seed))
-    assert len(chosen) == size
+    assert len(set(chosen)) == size
     assert chosen == sorted(chosen)
-    indices = range(len(rewards))
-    if size <= len(rewards):
-        assert len(set(chosen)) == size
-        possible = list(itertools.combinations(indices, size))
-    else:
-        assert set(chosen) == set(indices)
-        extra = size - len(rewards)
-        possible = [(*indices, *more) for more in itertools.combinations_with_replacement(indices, extra)]
-    largest = max(statistics.pvariance([rewards[i] for i in subset]) for subset in possible)
+    possible = itertools.combinations(rewards, size)
+    largest = max(map(statistics.pvariance, possible))
     assert statistics.pvariance([rewards[i] for i in chosen]) == pytest.approx(largest)
 
 
 def test_the_choice_of_known_rewards() -> None:
     rng = np.random.default_rng(0)
-    # sorted 0, .2, .4, .5, 1: variances (times 3) of {0, .5, 1}: .5, of {0, .2, 1}: .56, of {.4, .5, 1}: .21
+    # sorted 0, .2, .4, .5, 1: variances (times 3) of {0, .5, 1}: .5, of {0, .2, 1}: .56, of {.4,
+    # .5, 1}: .21
     assert select_diverse([0.5, 1.0, 0.2, 0.0, 0.4], 3, rng) == [1, 2, 3]
     assert select_diverse([0.0, 1.0, 0.0, 1.0], 4, rng) == [0, 1, 2, 3]
-    # one copy: of 0 makes {0, 0, .4, 1}: .67, of 1 makes {0, .4, 1, 1}: .72
-    assert select_diverse([0.0, 0.4, 1.0], 4, rng) == [0, 1, 2, 2]
 
 
 def test_ties_are_broken_by_the_stream_and_every_one_of_them_is_possible() -> None:
     drawn = Counter(
-        tuple(select_diverse([0.0, 0.0, 0.0, 1.0], 2, np.random.default_rng(seed))) for seed in range(300)
+        tuple(select_diverse([0.0, 0.0, 0.0, 1.0], 2, np.random.default_rng(seed)))
+        for seed in range(300)
     )
     assert set(drawn) == {(0, 3), (1, 3), (2, 3)}
     assert min(drawn.values()) > 60
     # a prefix of two and a suffix of one, or the other way round
-    either = {tuple(select_diverse([0.0, 0.1, 0.9, 1.0], 3, np.random.default_rng(s))) for s in range(50)}
+    either = {
+        tuple(select_diverse([0.0, 0.1, 0.9, 1.0], 3, np.random.default_rng(s))) for s in range(50)
+    }
     assert either == {(0, 1, 3), (0, 2, 3)}
-
-
-def test_copies_of_equal_rewards_are_spread_over_all_elements() -> None:
-    for seed in range(20):
-        chosen = Counter(select_diverse([0.5, 0.5, 0.5], 8, np.random.default_rng(seed)))
-        assert sorted(chosen.values()) == [2, 3, 3]
 
 
 # --- groups --------------------------------------------------------------------------------------------
@@ -120,8 +113,9 @@ def test_complete_trajectories_make_one_group_for_each_invocation() -> None:
         ("e", "a", 1): 3,
         ("e", "b", 0): 3,
     }
-    assert grouped.references["e", "a", 1] == (0.0, 1.0, 2.0)
-    assert (grouped.truncated, grouped.deselected, grouped.duplicated) == (0, 0, 0)
+    assert [row.reward for row in grouped.samples if row.group == ("e", "a", 1)] == [0.0, 1.0, 2.0]
+    assert {row.weight for row in grouped.samples} == {1.0}
+    assert (grouped.truncated, grouped.deselected) == (0, 0)
 
 
 def test_examples_are_never_compared_with_each_other() -> None:
@@ -131,7 +125,12 @@ def test_examples_are_never_compared_with_each_other() -> None:
 
 
 def test_the_number_of_groups_is_the_largest_number_of_invocations() -> None:
-    assert set(shape(module_groups(ragged(1, 4, 2)))) == {0, 1, 2, 3}  # section 3.1: the sum of max_j K
+    assert set(shape(module_groups(ragged(1, 4, 2)))) == {
+        0,
+        1,
+        2,
+        3,
+    }  # section 3.1: the sum of max_j K
 
 
 def test_truncate_drops_invocations_that_not_every_rollout_has() -> None:
@@ -144,7 +143,9 @@ def test_truncate_knows_of_rollouts_that_left_no_sample() -> None:
     rows = ragged(1, 1)
     assert len(module_groups(rows, padding="truncate").samples) == 2
     assert module_groups(rows, padding="truncate", rollouts={"e": 3}).samples == ()
-    with pytest.raises(DeclarationError, match="rollouts of example 'e' is 1, but samples come from 2"):
+    with pytest.raises(
+        DeclarationError, match="rollouts of example 'e' is 1, but samples come from 2"
+    ):
         module_groups(rows, rollouts={"e": 1})
 
 
@@ -153,63 +154,25 @@ def test_a_rollout_that_called_only_another_component_counts_too() -> None:
     assert module_groups(rows, padding="truncate").samples == ()
 
 
-def test_fill_keeps_every_invocation_and_copies_its_own_elements() -> None:
+def test_fill_lets_the_elements_of_a_short_group_weigh_more() -> None:
     grouped = module_groups(ragged(1, 2, 2, rewards=[0.0, 0.25, 1.0]))
-    assert shape(grouped)[0] == [(0, 0), (1, 0), (2, 0)]
-    second = shape(grouped)[1]
-    assert len(second) == 3
-    assert set(second) == {(1, 1), (2, 1)}  # never another invocation
-    assert grouped.duplicated == 1
-    assert grouped.references["e", "a", 1] == (0.25, 1.0)
+    assert shape(grouped) == {0: [(0, 0), (1, 0), (2, 0)], 1: [(1, 1), (2, 1)]}
+    assert [row.weight for row in grouped.samples] == [1.0, 1.0, 1.0, 1.5, 1.5]
 
 
-def test_fill_counts_rollouts_that_left_no_sample() -> None:
-    assert len(module_groups(ragged(1, 1), rollouts={"e": 5}).samples) == 5
-
-
-def test_statistics_come_from_the_elements_before_duplication() -> None:
-    grouped = module_groups(ragged(1, 1, rewards=[0.0, 1.0]), rollouts={"e": 3})
-    trained, facts = advantages(grouped.samples, "center", references=grouped.references)
-    assert {row.reward: row.advantages[0] for row in trained} == {0.0: -0.5, 1.0: 0.5}
-    assert facts.variance == 0.25
-    without, _ = advantages(grouped.samples, "center")
-    assert abs(without[0].advantages[0]) != 0.5
-
-
-@given(
-    st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0, -1.0]), min_size=2, max_size=6),
-    st.integers(2, 12),
-    st.integers(0, 3),
-)
-def test_a_filled_group_pushes_in_no_direction(rewards: list[float], size: int, seed: int) -> None:
-    """Copies of the extremes would push all of the group's answers up, or all of them down."""
-    rows = ragged(*[1] * len(rewards), rewards=rewards)
-    grouped = module_groups(rows, size=size, seed=seed)
-    trained, _ = advantages(grouped.samples, "trl", references=grouped.references)
-    assert sum(row.weight * row.advantages[0] for row in trained) == pytest.approx(0.0, abs=1e-9)
-    assert sum(row.weight for row in grouped.samples) == pytest.approx(size)
-    totals = Counter[int]()
-    for row in grouped.samples:
-        totals[row.rollout] += row.weight  # type: ignore[assignment]
-    assert len({round(total, 9) for total in totals.values()}) == 1  # however often each was copied
-    assert merge_copies(grouped.samples) == sorted(merge_copies(grouped.samples), key=lambda row: row.rollout)
-    assert [row.weight for row in merge_copies(grouped.samples)] == pytest.approx(list(totals.values()))
-
-
-def test_three_answers_in_a_group_of_eight_push_as_three_would() -> None:
+def test_three_answers_in_a_group_of_eight_push_as_eight_would() -> None:
+    """Rollouts that left no sample count, too."""
     grouped = module_groups(ragged(1, 1, 1, rewards=[0.0, 0.0, 1.0]), rollouts={"e": 8})
-    assert grouped.duplicated == 5
-    trained, _ = advantages(merge_copies(grouped.samples), "center", references=grouped.references)
+    trained, _ = advantages(grouped.samples, "center")
     assert [row.weight for row in trained] == pytest.approx([8 / 3] * 3)
     assert [row.advantages[0] for row in trained] == pytest.approx([-1 / 3, -1 / 3, 2 / 3])
 
 
-def test_a_single_element_stays_without_gradient_however_often_it_is_copied() -> None:
+def test_a_single_element_stays_without_gradient_whatever_it_weighs() -> None:
     grouped = module_groups(ragged(1, 2), size=4)
-    trained, facts = advantages(grouped.samples, references=grouped.references)
-    assert len(grouped.samples) == 8
+    trained, facts = advantages(grouped.samples)
     assert {row.group for row in trained} == {("e", "a", 0)}
-    assert (facts.groups, facts.skipped, facts.dropped) == (2, 1, 4)
+    assert (facts.groups, facts.skipped, facts.dropped) == (2, 1, 1)
 
 
 def test_more_rollouts_than_group_elements_are_selected_unless_that_is_off() -> None:
@@ -217,7 +180,6 @@ def test_more_rollouts_than_group_elements_are_selected_unless_that_is_off() -> 
     grouped = module_groups(rows, size=2)
     assert shape(grouped) == {0: [(1, 0), (3, 0)]}
     assert grouped.deselected == 2
-    assert grouped.references["e", "a", 0] == (0.0, 1.0)
     assert len(module_groups(rows).samples) == 4
 
 
@@ -226,30 +188,7 @@ def test_none_leaves_short_groups_short() -> None:
     assert {key: len(rows) for key, rows in shape(grouped).items()} == {0: 2, 1: 2}
     grouped = module_groups(ragged(1, 2, 2), padding="none", size=3)
     assert {key: len(rows) for key, rows in shape(grouped).items()} == {0: 3, 1: 2}
-    assert grouped.duplicated == 0
-
-
-def test_dspy_lets_a_rollouts_own_last_call_stand_in() -> None:
-    grouped = module_groups(ragged(2, 3, 1), padding="dspy_fill")
-    assert shape(grouped)[1] == [(0, 1), (1, 1), (2, 0)]
-    assert shape(grouped)[2] == [(1, 2), (0, 1), (2, 0)]
-    assert sorted(grouped.references["e", "a", 2]) == [0.0, 1.0, 2.0]
-    assert grouped.duplicated == 0
-
-
-def test_dspy_may_draw_any_own_call() -> None:
-    drawn = set()
-    for seed in range(40):
-        rows = shape(module_groups(ragged(3, 4), padding="dspy_fill_random", seed=seed))[3]
-        assert rows[0] == (1, 3)
-        drawn.add(rows[1])
-    assert drawn == {(0, 0), (0, 1), (0, 2)}
-
-
-def test_a_rollout_without_any_call_has_none_to_lend() -> None:
-    rows = [*ragged(2, 1), sample(2, 0, 1.0, "b")]
-    grouped = module_groups(rows, padding="dspy_fill", size=2)
-    assert shape(grouped)[1] == [(0, 1), (1, 0)]
+    assert {row.weight for row in grouped.samples} == {1.0}
 
 
 @given(
@@ -264,21 +203,17 @@ def test_laws_of_groups(lengths: list[int], padding: str, size: int | None, seed
     grouped = module_groups(rows, padding=padding, size=size, rollouts=stated, seed=seed)
     again = module_groups(rows, padding=padding, size=size, rollouts=stated, seed=seed)
     assert grouped == again
-    kept = len(grouped.samples) - grouped.duplicated
-    if not padding.startswith("dspy"):
-        assert kept + grouped.truncated + grouped.deselected == len(rows)
+    assert len(grouped.samples) + grouped.truncated + grouped.deselected == len(rows)
     groups = shape(grouped)
     largest = min(lengths) if padding == "truncate" else max(lengths)
     assert set(groups) == set(range(largest))
     for invocation, elements in groups.items():
-        if padding == "none":
-            assert len(elements) <= (size or len(lengths))
-            assert len(set(elements)) == len(elements)
-        else:
-            assert len(elements) == (size or len(lengths))
-        assert len(grouped.references["e", "a", invocation]) == len(set(elements))
-        if not padding.startswith("dspy"):
-            assert {own for _, own in elements} == {invocation}
+        full = size or len(lengths)
+        assert len(elements) <= full
+        assert len(set(elements)) == len(elements)
+        assert {own for _, own in elements} == {invocation}
+        weight = sum(row.weight for row in grouped.samples if row.group[2] == invocation)
+        assert weight == pytest.approx(len(elements) if padding == "none" else full)
 
 
 def test_wrong_settings_are_refused() -> None:
@@ -296,19 +231,35 @@ def test_wrong_settings_are_refused() -> None:
 def call(component: str, invocation: int = 0, *, failed: bool = False, tokens: int = 1) -> Call:
     failure = Failure("parse", "no field") if failed else None
     return Call(
-        f"{component}[{invocation}]", component, component, (), {}, {}, failure, invocation=invocation,
+        f"{component}[{invocation}]",
+        component,
+        component,
+        (),
+        {},
+        {},
+        failure,
+        invocation=invocation,
         tokens=(TOKENS,) * tokens,
-    )  # fmt: skip
+    )
 
 
 def trace(*calls: Call, score: float | None = None, failed: bool = False) -> Trace:
     return Trace(
-        "e", "", 0, 0, {}, calls, failure=Failure("parse", "no field") if failed else None, score=score
+        "e",
+        "",
+        0,
+        0,
+        {},
+        calls,
+        failure=Failure("parse", "no field") if failed else None,
+        score=score,
     )
 
 
 def test_every_call_of_a_trained_component_gets_the_runs_reward() -> None:
-    rows = trajectory_samples(trace(call("a"), call("tool"), call("a", 1), score=0.75), {"a"}, rollout=3)
+    rows = trajectory_samples(
+        trace(call("a"), call("tool"), call("a", 1), score=0.75), {"a"}, rollout=3
+    )
     assert [(r.address, r.invocation, r.reward, r.rollout) for r in rows] == [
         ("a[0]", 0, 0.75, 3),
         ("a[1]", 1, 0.75, 3),
@@ -322,7 +273,9 @@ def test_m2_a_failed_run_keeps_its_calls_up_to_the_failing_one_at_the_fallback_r
 
 
 def test_m3_a_reward_of_zero_that_was_earned_stays_zero() -> None:
-    assert [r.reward for r in trajectory_samples(trace(call("a"), score=0.0), {"a"}, fallback=-1.0)] == [0.0]
+    assert [
+        r.reward for r in trajectory_samples(trace(call("a"), score=0.0), {"a"}, fallback=-1.0)
+    ] == [0.0]
     failed = trace(call("a", failed=True), failed=True)
     assert [r.reward for r in trajectory_samples(failed, {"a"}, fallback=0.0)] == [0.0]
 
@@ -342,7 +295,10 @@ def test_m7_each_request_of_a_call_is_a_sample_with_the_prompt_it_had() -> None:
 
 
 def test_m4_a_text_that_did_not_parse_is_kept_with_its_own_inputs_and_tokens() -> None:
-    one, two = TokenRecord((1,), (7,), (-1.0,), "stop"), TokenRecord((1, 7), (8, 9), (-1.0, -2.0), "stop")
+    one, two = (
+        TokenRecord((1,), (7,), (-1.0,), "stop"),
+        TokenRecord((1, 7), (8, 9), (-1.0, -2.0), "stop"),
+    )
     lm = ScriptedLM([Completion("what?", tokens=one), Completion("no number", tokens=two)])
     asker = LLM("asker", prompt=Text("Ask."), lm="m", weights=LoRA())
     counter = LLM("counter", prompt=Text("Count."), output=int, lm="m", weights=LoRA())
@@ -353,7 +309,10 @@ def test_m4_a_text_that_did_not_parse_is_kept_with_its_own_inputs_and_tokens() -
     )
     assert run.failure is not None
     rows = trajectory_samples(run, {"asker", "counter", "after"}, fallback=-1.0)
-    assert [(r.component, r.tokens, r.reward) for r in rows] == [("asker", one, -1.0), ("counter", two, -1.0)]
+    assert [(r.component, r.tokens, r.reward) for r in rows] == [
+        ("asker", one, -1.0),
+        ("counter", two, -1.0),
+    ]
     assert [(c.component, c.inputs) for c in run.calls] == [
         ("asker", {"x": "go"}),
         ("counter", {"question": "what?"}),

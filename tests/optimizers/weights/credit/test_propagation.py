@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from compound.components.flow import Loop, Map
 from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.engine import TokenRecord
-from compound.errors import DeclarationError
+from compound.core.engine import TokenRecord
+from compound.core.errors import DeclarationError
 from compound.execution.executor import Executor
 from compound.execution.trace import Call, Failure, Trace
 from compound.graph.component import Input
@@ -36,7 +36,10 @@ def call(
 
 
 def run(
-    *calls: Call, score: float | None = None, ends: tuple[str, ...] | None = None, failed: bool = False
+    *calls: Call,
+    score: float | None = None,
+    ends: tuple[str, ...] | None = None,
+    failed: bool = False,
 ) -> Trace:
     failure = Failure("parse", "no field") if failed else None
     return Trace("e", "", 0, 0, {}, calls, failure=failure, score=score, ends=ends)
@@ -62,7 +65,8 @@ def test_a_diamond_gets_the_reward_once() -> None:
 
 
 def test_only_direct_successors_count() -> None:
-    # a -> b -> c in both runs, and b is drawn twice: a's successors are b and b', whatever followed them
+    # a -> b -> c in both runs, and b is drawn twice: a's successors are b and b', whatever followed
+    # them
     first = run(call("a"), call("b", "a", sample=1), call("c", "b"), score=0.0)
     second = run(call("a"), call("b", "a", sample=2), call("c", "b"), score=1.0)
     third = run(call("a"), call("b", "a", sample=2), call("c", "b", sample=9), score=0.5)
@@ -111,7 +115,9 @@ def test_rewards_of_an_outcome_and_of_successors_are_aggregated_together() -> No
 
 def test_a_penalty_is_added_to_the_own_reward_and_leaks_nowhere() -> None:
     trace = run(call("a"), call("b", "a"), call("c", "b"), score=0.6)
-    found = propagate([trace], set("abc"), penalties={"b": lambda made: -0.5, "c": lambda made: -2.0})
+    found = propagate(
+        [trace], set("abc"), penalties={"b": lambda made: -0.5, "c": lambda made: -2.0}
+    )
     rewards = {credit.call.address: credit.reward for credit in found.credits}
     assert rewards == pytest.approx({"a": 0.6, "b": 0.1, "c": -1.4})
     assert shared(found) == {"a": 0.6, "b": 0.6, "c": 0.6}
@@ -119,7 +125,9 @@ def test_a_penalty_is_added_to_the_own_reward_and_leaks_nowhere() -> None:
 
 def test_a_penalty_sees_its_call() -> None:
     trace = run(call("a[0]"), call("a[1]", "a[0]"), score=1.0)
-    found = propagate([trace], {"a"}, penalties={"a": lambda made: -1.0 if made.address == "a[1]" else 0.0})
+    found = propagate(
+        [trace], {"a"}, penalties={"a": lambda made: -1.0 if made.address == "a[1]" else 0.0}
+    )
     assert [credit.reward for credit in found.credits] == [1.0, 0.0]
 
 
@@ -170,7 +178,9 @@ def test_independent_runs_share_nothing() -> None:
 
 def test_runs_of_other_configurations_and_seeds_share_nothing() -> None:
     student = run(call("a", tokens=1), score=0.0)
-    others = [replace(run(call("a", tokens=2), score=1.0), **{name: value}) for name, value in _OTHER]
+    others = [
+        replace(run(call("a", tokens=2), score=1.0), **{name: value}) for name, value in _OTHER
+    ]
     assert [c.shared for c in propagate([student, *others], {"a"}).credits] == [0.0, 1.0, 1.0]
 
 
@@ -179,7 +189,8 @@ _OTHER: list[tuple[str, Any]] = [("configuration", "teacher"), ("seed", 1)]
 
 def test_different_calls_that_cannot_be_told_apart_are_refused() -> None:
     with pytest.raises(
-        DeclarationError, match="different calls at 'a' with sample index 0; give each fork a distinct sample"
+        DeclarationError,
+        match="different calls at 'a' with sample index 0; give each fork a distinct sample",
     ):
         propagate([run(call("a", tokens=1), score=0.0), run(call("a", tokens=2), score=1.0)], {"a"})
 
@@ -188,8 +199,14 @@ def test_different_calls_that_cannot_be_told_apart_are_refused() -> None:
 
 
 def test_a_failed_run_gives_its_calls_the_fallback() -> None:
-    trace = run(call("a"), call("b", "a", failed=True), call("c", "a"), score=0.9, failed=True, ends=("b",))
-    assert shared(propagate([trace], set("abc"), fallback=-1.0)) == {"a": -1.0, "b": -1.0, "c": -1.0}
+    trace = run(
+        call("a"), call("b", "a", failed=True), call("c", "a"), score=0.9, failed=True, ends=("b",)
+    )
+    assert shared(propagate([trace], set("abc"), fallback=-1.0)) == {
+        "a": -1.0,
+        "b": -1.0,
+        "c": -1.0,
+    }
 
 
 def test_a_failed_fork_counts_in_what_its_prefix_earns() -> None:
@@ -205,7 +222,9 @@ def test_a_reward_of_zero_stays_zero_beside_a_fallback() -> None:
 
 
 def test_a_call_that_leads_nowhere_has_no_reward_and_is_reported() -> None:
-    trace = run(call("a"), call("note", "a"), call("tool", "note"), call("b", "a"), score=0.5, ends=("b",))
+    trace = run(
+        call("a"), call("note", "a"), call("tool", "note"), call("b", "a"), score=0.5, ends=("b",)
+    )
     found = propagate([trace], {"a", "b", "note"}, penalties={"note": lambda made: -1.0})
     assert shared(found) == {"a": 0.5, "b": 0.5}
     assert [made.address for made in found.unreached] == ["note"]
@@ -305,7 +324,9 @@ def agent(name: str) -> LLM:
 def test_forks_of_the_executor_are_united() -> None:
     tool = Function("tool", upper)
     a = agent("a")(x=Input("x", str))
-    system = System("s", outputs={"y": agent("c")(x=agent("b")(x=tool(text=a)), beside=agent("d")(x=a))})
+    system = System(
+        "s", outputs={"y": agent("c")(x=agent("b")(x=tool(text=a)), beside=agent("d")(x=a))}
+    )
     executor = Executor({"m": ScriptedLM(words)})
 
     async def traces() -> list[Trace]:
@@ -313,7 +334,8 @@ def test_forks_of_the_executor_are_united() -> None:
         return [first, *[await executor.fork(system, first, "b", resample=k) for k in (1, 2)]]
 
     forks = [
-        trace.with_score(score) for trace, score in zip(asyncio.run(traces()), [0.0, 0.5, 1.0], strict=True)
+        trace.with_score(score)
+        for trace, score in zip(asyncio.run(traces()), [0.0, 0.5, 1.0], strict=True)
     ]
     assert len({str(trace.outputs) for trace in forks}) == 3
     found = propagate(forks, set("abcd"))
@@ -338,7 +360,9 @@ def test_loops_and_maps_need_no_special_case() -> None:
     split = Function("split", twice)
     each = Map("each", checked, over="text")(text=split(text=loop(x=x, note=Input("start", str)).x))
     system = System("s", outputs={"y": each})
-    trace = asyncio.run(Executor({"m": ScriptedLM(words)}).run(system, {"x": "go", "start": ""}, example="e"))
+    trace = asyncio.run(
+        Executor({"m": ScriptedLM(words)}).run(system, {"x": "go", "start": ""}, example="e")
+    )
     found = propagate([trace.with_score(0.5)], {"write", "note", "check"})
     assert set(shared(found)) == {
         "draft[0]/write",

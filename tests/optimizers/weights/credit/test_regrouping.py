@@ -10,17 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compound.engine import TokenRecord
-from compound.errors import DeclarationError
+from compound.core.engine import TokenRecord
+from compound.core.errors import DeclarationError
 from compound.optimizers.weights.credit.advantages import advantages
-from compound.optimizers.weights.credit.regrouping import regroup
+from compound.optimizers.weights.credit.grouping import regroup
 from compound.optimizers.weights.learner.samples import Group, Sample
 
 TOKENS = TokenRecord((1,), (2,), (-0.5,), "stop")
 
 
 def single(example: int, component: str = "a", reward: float = 0.0, fork: str = "c") -> Sample:
-    return Sample(component, f"e{example}", component, 0, TOKENS, reward, (f"e{example}", component, fork))
+    return Sample(
+        component, f"e{example}", component, 0, TOKENS, reward, (f"e{example}", component, fork)
+    )
 
 
 def pool(sample: Sample) -> Group:
@@ -46,11 +48,15 @@ def sizes(samples: tuple[Sample, ...]) -> dict[Group, int]:
         (10, [4, 4, 2]),
     ],
 )
-def test_a_pool_is_cut_into_groups_and_a_single_one_joins_the_one_before(n: int, expected: list[int]) -> None:
+def test_a_pool_is_cut_into_groups_and_a_single_one_joins_the_one_before(
+    n: int, expected: list[int]
+) -> None:
     found = regroup([single(i) for i in range(n)], 4, pool)
     assert sorted(sizes(found.samples).values()) == sorted(expected)
     if n > 1:
-        assert sizes(found.samples) == {("mixed", "a", "c", k): size for k, size in enumerate(expected)}
+        assert sizes(found.samples) == {
+            ("mixed", "a", "c", k): size for k, size in enumerate(expected)
+        }
         assert (found.groups, found.mixed, found.alone) == (len(expected), n, 0)
 
 
@@ -62,7 +68,9 @@ def test_a_singleton_without_another_in_its_pool_stays_alone() -> None:
 
 
 def test_pools_are_not_mixed() -> None:
-    rows = [single(i, component, fork=fork) for i in range(3) for component in "ab" for fork in "cd"]
+    rows = [
+        single(i, component, fork=fork) for i in range(3) for component in "ab" for fork in "cd"
+    ]
     found = regroup(rows, 4, pool)
     assert sizes(found.samples) == {("mixed", c, f, 0): 3 for c in "ab" for f in "cd"}
     for before, after in zip(rows, found.samples, strict=True):
@@ -119,7 +127,9 @@ def test_the_shuffle_is_the_streams() -> None:
     assert regroup(rows, 4, pool, seed=7) == regroup(rows, 4, pool, seed=7)
     both = [*rows, *(single(i, "b") for i in range(12))]
     found = regroup(both, 4, pool).samples
-    assert [s.group[3] for s in found[:12]] != [s.group[3] for s in found[12:]]  # a stream for each pool
+    assert [s.group[3] for s in found[:12]] != [
+        s.group[3] for s in found[12:]
+    ]  # a stream for each pool
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=20), st.integers(2, 6), st.integers(0, 5))

@@ -12,13 +12,13 @@ pytest.importorskip("torch")
 
 from compound.api.description import MAY_CHANGE
 from compound.api.estimate import estimate
-from compound.components.engines.local import devices
-from compound.components.engines.local.devices import Placement
-from compound.errors import CompoundError, DeclarationError, SpecError
+from compound.core.errors import CompoundError, DeclarationError, SpecError
+from compound.engines.local import devices
+from compound.engines.local.devices import Placement
 from compound.optimizers.methods import METHODS
-from compound.optimizers.weights.distributed.settings import LearnerSettings, place
+from compound.optimizers.weights.distributed.learner import LearnerSettings, place
 from compound.optimizers.weights.methods import POLICY_METHODS
-from compound.spec import load
+from compound.yaml import load
 
 ATLAS = Path(__file__).parents[4] / "benchmarks" / "atlas.yaml"
 
@@ -34,18 +34,21 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("given", "placement", "told"),
     [
-        ({"processes": 4}, Placement("cuda"), r"processes is 4, but PyTorch finds 2 CUDA devices.*to 2"),
+        (
+            {"processes": 4},
+            Placement("cuda"),
+            r"processes is 4, but PyTorch finds 2 CUDA devices.*to 2",
+        ),
         (
             {"processes": 2},
             Placement("cuda:1"),
             r"names one device, cuda:1.*base.device to cuda: .*cuda:0 to",
         ),
         ({"processes": 2}, Placement("xpu"), "several processes on xpu are not supported"),
-        ({"processes": 2, "backend": "nccl"}, Placement("cpu"), "nccl, which needs CUDA devices"),
         (
-            {"processes": 2, "sharding": "fsdp", "backend": "gloo"},
-            Placement("cuda"),
-            "sharding is fsdp, which needs nccl on GPUs",
+            {"machines": 2, "address": "10.0.0.1:29500"},
+            Placement("cpu"),
+            "machines is 2, but the environment variable COMPOUND_LEARNER_KEY is not set",
         ),
         (
             {"processes": 2, "sharding": "fsdp"},
@@ -54,18 +57,20 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_devices_that_do_not_suffice_are_refused(given: Any, placement: Placement, told: str) -> None:
+def test_devices_that_do_not_suffice_are_refused(
+    given: Any, placement: Placement, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COMPOUND_LEARNER_KEY", raising=False)
     with pytest.raises(DeclarationError, match=told):
         LearnerSettings(**given).check(placement, "optimize.ppo")
 
 
 @pytest.mark.usefixtures("gpus")
 def test_one_device_for_each_process_suffices() -> None:
-    LearnerSettings(processes=2, backend="gloo").check(Placement("cuda"), "optimize.ppo")
     LearnerSettings(processes=4).check(Placement("cpu"), "optimize.ppo")
     LearnerSettings().check(Placement("xpu"), "optimize.ppo")
     assert [place(Placement("cuda"), rank).device for rank in range(2)] == ["cuda:0", "cuda:1"]
-    chosen = [LearnerSettings(processes=2).backend_on(kind) for kind in ("cuda", "cpu")]
+    chosen = [LearnerSettings.backend_on(kind) for kind in ("cuda", "cpu")]
     assert chosen == ["nccl", "gloo"]
 
 
@@ -75,6 +80,7 @@ def test_one_device_for_each_process_suffices() -> None:
         ({"processes": 0}, "processes"),
         ({"sharding": "fsdp"}, "processes is 1; set processes to 2 or more"),
         ({"sharding": "tensor"}, "sharding"),
+        ({"machines": 2}, "machines above 1 need an address"),
         ({"ranks": 2}, "unknown key"),
     ],
 )
@@ -84,7 +90,9 @@ def test_settings_that_mean_nothing_are_refused(given: dict[str, Any], told: str
 
 
 @pytest.mark.parametrize("method", [*POLICY_METHODS, "optimas"])
-def test_too_few_devices_are_refused_before_a_run(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_devices_are_refused_before_a_run(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """For every method that trains weights, in the check that precedes the first call."""
     monkeypatch.setattr(devices, "resolve_device", lambda *_: "cuda")
     monkeypatch.setattr(devices, "device_count", lambda kind: 1)
@@ -94,7 +102,9 @@ def test_too_few_devices_are_refused_before_a_run(method: str, monkeypatch: pyte
     if method == "distill":
         section = {**learner, "prompts": {"answerer": "Answer."}}
     overrides = [("optimize.method", method), (f"optimize.{method}", json.dumps(section))]
-    with pytest.raises(CompoundError, match=r"learner.processes is 2, but PyTorch finds 1 CUDA device,"):
+    with pytest.raises(
+        CompoundError, match=r"learner.processes is 2, but PyTorch finds 1 CUDA device,"
+    ):
         estimate(load(ATLAS, overrides=overrides))
 
 
@@ -104,5 +114,5 @@ def test_every_method_that_trains_weights_has_the_setting() -> None:
 
 def test_the_number_of_processes_may_change_when_a_run_is_resumed() -> None:
     """Results are equal up to rounding."""
-    for setting in ("processes", "backend", "sharding"):
+    for setting in ("processes", "machines", "address", "sharding"):
         assert f"optimize.*.learner.{setting}" in MAY_CHANGE

@@ -19,23 +19,28 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("one_thread")
 pytest.importorskip("peft")
 
-from compound.api.optimize import optimize  # noqa: E402
-from compound.benchmarks.simulated.toys import toy  # noqa: E402
-from compound.components.engines.local.engine import TransformersEngine  # noqa: E402
-from compound.errors import CompoundError  # noqa: E402
+from benchmarks.simulated.toys import toy  # noqa: E402
+from compound.api.optimize import run_optimization  # noqa: E402
+from compound.core.errors import CompoundError  # noqa: E402
+from compound.core.storage.artifacts import Reference  # noqa: E402
+from compound.engines.local.engine import TransformersEngine  # noqa: E402
 from compound.evaluation.dataset import Dataset  # noqa: E402
+from compound.optimization.runs.directory import read_records  # noqa: E402
+from compound.optimization.settings.optimize import make_settings  # noqa: E402
 from compound.optimizers.weights import training as session  # noqa: E402
-from compound.optimizers.weights.distributed.learner import LearnerSpec, open_trainer  # noqa: E402
-from compound.optimizers.weights.distributed.processes import Processes  # noqa: E402
-from compound.optimizers.weights.distributed.settings import LearnerSettings  # noqa: E402
-from compound.optimizers.weights.distributed.sharded import ShardedLearner  # noqa: E402
+from compound.optimizers.weights.distributed.learner import (  # noqa: E402
+    LearnerSettings,
+    LearnerSpec,
+    open_trainer,
+)
+from compound.optimizers.weights.distributed.processes import (  # noqa: E402
+    Processes,
+    ShardedLearner,
+)
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 from compound.optimizers.weights.learner.saved import Saved  # noqa: E402
 from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
 from compound.optimizers.weights.methods import POLICY_METHODS  # noqa: E402
-from compound.runs.directory import read_records  # noqa: E402
-from compound.settings.optimize import make_settings  # noqa: E402
-from compound.storage.artifacts import Reference  # noqa: E402
 from training_settings import trainings  # noqa: E402
 from trainings.jobs import trained  # noqa: E402
 
@@ -150,9 +155,14 @@ class Both:
     ],
 )
 def test_every_method_trains_to_the_weights_of_one_process(
-    method: str, local: str, count: int, model: Path, group: Callable[[int], Processes], tmp_path: Path,
+    method: str,
+    local: str,
+    count: int,
+    model: Path,
+    group: Callable[[int], Processes],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     learners: list[Both] = []
     own, folder = tmp_path / "several", tmp_path / "one"
     own.mkdir()
@@ -164,7 +174,9 @@ def test_every_method_trains_to_the_weights_of_one_process(
 
     monkeypatch.setattr(session, "open_learner", opened)
     more: dict[str, Any] = {"pace": 0.01} if method == "mygo" else {"kl_reward": 0.05}
-    _, records = asyncio.run(trained(model, method, folder, local=local, micro_tokens=64, **more))
+    _, records = asyncio.run(
+        trained(model, method, folder, local=local, dtype="float32", micro_tokens=64, **more)
+    )
     steps = [record for record in records if record.get("kind") == "training"]
     assert max(norm for record in steps for norm in record["norms"].values()) > 0
     differences = [number for learner in learners for number in learner.compared]
@@ -179,13 +191,17 @@ def test_one_setting_starts_the_processes_and_a_killed_one_loses_no_step(
 
     def run(folder: Path, processes: int) -> None:
         task = toy("chain", str(toy_model))
-        rows = [[{"id": e.id, **e.inputs, **e.gold} for e in some] for some in (task.train, task.valid)]
+        rows = [
+            [{"id": e.id, **e.inputs, **e.gold} for e in some] for some in (task.train, task.valid)
+        ]
         data = Dataset.of(train=rows[0], valid=rows[1], test=rows[1][:2])
         section = trainings(steps=2, examples=4, runs=4, lr=0.01, micro_tokens=64)["mmgrpo"]
         section["learner"] = {"processes": processes}
         settings = make_settings({"method": "mmgrpo", "valid_size": None, "mmgrpo": section})
         engine = TransformersEngine(str(toy_model), dtype="float32", deterministic=True)
-        optimize(task.system, data, task.metric, settings, run_dir=folder, engines=lambda _: engine)
+        run_optimization(
+            task.system, data, task.metric, settings, run_dir=folder, engines=lambda _: engine
+        )
 
     def records(folder: Path) -> list[dict[str, Any]]:
         return [r for r in read_records(folder / "memory.jsonl") if r["kind"] == "training"]
@@ -194,13 +210,15 @@ def test_one_setting_starts_the_processes_and_a_killed_one_loses_no_step(
 
     def dying(self: ShardedLearner, samples: Sequence[Sample], number: int) -> dict[str, Any]:
         if number == 1:
-            os.kill(self._processes._processes[0].pid, signal.SIGKILL)
+            os.kill(self.processes.pids[0], signal.SIGKILL)
         return step(self, samples, number)
 
     with monkeypatch.context() as patch:
         patch.setattr(ShardedLearner, "step", dying)
         patch.setattr(Trainer, "step", lambda *_: pytest.fail("computed in this process"))
-        with pytest.raises(CompoundError, match=r"learner process 0 of 2 .* was killed by signal 9"):
+        with pytest.raises(
+            CompoundError, match=r"learner process 0 of 2 .* was killed by signal 9"
+        ):
             run(tmp_path / "killed", 2)
     (first,) = records(tmp_path / "killed")
     run(tmp_path / "killed", 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +16,21 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("one_thread")
 pytest.importorskip("peft")
 
-from compound.errors import ConfigurationError  # noqa: E402
-from compound.optimizers.weights.distributed.learner import AdapterShape, Learner, LearnerSpec, open_trainer  # noqa: E402
-from compound.optimizers.weights.distributed.messages import samples_to_json  # noqa: E402
-from compound.optimizers.weights.distributed.processes import BOOT, Processes  # noqa: E402
-from compound.optimizers.weights.distributed.sharded import ShardedLearner  # noqa: E402
+from compound.core.errors import ConfigurationError  # noqa: E402
+from compound.graph.space import Weights  # noqa: E402
+from compound.optimizers.weights.distributed import processes as module  # noqa: E402
+from compound.optimizers.weights.distributed.learner import (  # noqa: E402
+    Learner,
+    LearnerSpec,
+    open_trainer,
+)
+from compound.optimizers.weights.distributed.processes import (  # noqa: E402
+    BOOT,
+    Processes,
+    ShardedLearner,
+)
 from compound.optimizers.weights.learner.critic import VALUE, CriticSettings  # noqa: E402
-from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
+from compound.optimizers.weights.learner.samples import Sample, samples_to_json  # noqa: E402
 from compound.optimizers.weights.learner.saved import Saved  # noqa: E402
 from compound.optimizers.weights.learner.trainer import StaleSamples  # noqa: E402
 
@@ -50,7 +57,12 @@ def group() -> Iterator[Group]:
 
 
 def trained(
-    learner: Learner, folder: Path, steps: Sequence[int] = (0, 1), *, critic: bool = True, **samples: Any
+    learner: Learner,
+    folder: Path,
+    steps: Sequence[int] = (0, 1),
+    *,
+    critic: bool = True,
+    **samples: Any,
 ) -> tuple[Saved, list[tuple[dict[str, float], list[tuple[float, ...]]]]]:
     """Train for some steps; return the checkpoint, and the norms and values of each step."""
     folder.mkdir(exist_ok=True)
@@ -69,9 +81,12 @@ def both(
 ) -> tuple[float, float]:
     """Train in one process and in several; return the differences of weights and of gradient norms."""
     alone, said = trained(open_trainer(spec), folder / "alone", **how)
-    several, others = trained(ShardedLearner(processes, spec, sharding=sharding), folder / "several", **how)
+    several, others = trained(
+        ShardedLearner(processes, spec, sharding=sharding), folder / "several", **how
+    )
     norms = [
-        abs(theirs[name] - norm) / (norm or 1.0)  # a critic starts at 0, where its adapter has no gradient
+        abs(theirs[name] - norm)
+        / (norm or 1.0)  # a critic starts at 0, where its adapter has no gradient
         for (ours, _), (theirs, _) in zip(said, others, strict=True)
         for name, norm in ours.items()
     ]
@@ -79,8 +94,18 @@ def both(
         for row, expected in zip(theirs, ours, strict=True):
             assert row == pytest.approx(expected, abs=LOGPROBS)
     assert all(several.adapters.values())
-    weights = difference(weights_of(several, folder / "several"), weights_of(alone, folder / "alone"))
+    weights = difference(
+        weights_of(several, folder / "several"), weights_of(alone, folder / "alone")
+    )
     return weights, max(norms)
+
+
+def booted(code: str, monkeypatch: pytest.MonkeyPatch) -> Processes:
+    """Return processes that run some code before they serve; `rank` is their rank."""
+    lines = BOOT.splitlines()
+    code = f"rank = int(os.environ['RANK'])\n{code}"
+    monkeypatch.setattr(module, "BOOT", "\n".join([*lines[:5], code, *lines[5:]]))
+    return Processes(2)
 
 
 LOSSES = ["grpo", "dr_grpo", "dapo", "gspo", "cispo"]
@@ -127,36 +152,27 @@ def test_gradient_checkpointing_of_divided_layers_trains_to_equal_weights(
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
 def test_layers_are_divided_again_after_each_pass(
-    checkpointing: bool, toy_model: Path, tmp_path: Path
+    checkpointing: bool, toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the other process keeps no copies of checkpoints."""
     report = tmp_path / "report.txt"
     code = f"""
-from compound.optimizers.weights.distributed.process import Worker
+from compound.optimizers.weights.distributed.worker import LearnerWorker
 from torch.distributed.tensor import DTensor
-values, step, save = Worker.do_values, Worker.do_step, Worker.do_save
-def note(self):
-    layers = [p for n, p in self.trainer.adapters.base.named_parameters() if ".layers." in n and "lora" not in n]
-    if rank == 1:
-        open({str(report)!r}, "a").write(f"{{all(isinstance(p, DTensor) for p in layers)}} {{len(layers) > 0}}\\n")
-def do_values(self, samples):
-    found = values(self, samples)
-    note(self)
-    return found
-def do_step(self, *samples, **how):
-    found = step(self, *samples, **how)
-    note(self)
-    return found
-def do_save(self, folder):
-    found = save(self, folder)
-    if rank == 1:
+carry_out = LearnerWorker.carry_out
+def noted(self, action, arguments):
+    found = carry_out(self, action, arguments)
+    if rank == 1 and action in ("values", "step"):
+        named = self.trainer.adapters.base.named_parameters()
+        layers = [p for n, p in named if ".layers." in n and "lora" not in n]
+        divided = all(isinstance(p, DTensor) for p in layers)
+        open({str(report)!r}, "a").write(f"{{divided}} {{len(layers) > 0}}\\n")
+    if rank == 1 and action == "save":
         open({str(report)!r}, "a").write(f"kept: {{[*self._scratch.iterdir()]}}\\n")
     return found
-Worker.do_values, Worker.do_step, Worker.do_save = do_values, do_step, do_save
+LearnerWorker.carry_out = noted
 """
-    boot = BOOT.splitlines()
-    command = "\n".join([*boot[:2], "rank = int(sys.argv[3])", code, *boot[2:]])
-    processes = Processes(2, command=(sys.executable, "-P", "-c", command))
+    processes = booted(code, monkeypatch)
     spec = declared(toy_model, critic=True, micro_tokens=64)
     spec = spec.model_copy(update={"checkpointing": checkpointing})
     learner = ShardedLearner(processes, spec, sharding="fsdp")
@@ -171,12 +187,12 @@ Worker.do_values, Worker.do_step, Worker.do_save = do_values, do_step, do_save
 
 @pytest.mark.parametrize("empty", ["equal", "other format"])
 def test_the_first_process_reads_the_weights_of_divided_layers(
-    empty: str, toy_model: Path, tmp_path: Path
+    empty: str, toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others receive them, unless a model without weights would have others than the loaded one."""
     report = tmp_path / "report.txt"
     code = f"""
-from compound.components.engines import model_folder
+from compound.engines import model_folder
 from compound.optimizers.weights.distributed import fully_sharded
 load, empty = model_folder.load_causal, fully_sharded._empty
 def load_causal(*arguments, **how):
@@ -186,9 +202,7 @@ model_folder.load_causal = load_causal
 if {empty!r} == "other format":
     fully_sharded._empty = lambda *arguments: empty(*arguments).bfloat16()
 """
-    boot = BOOT.splitlines()
-    command = "\n".join([*boot[:2], "rank = int(sys.argv[3])", code, *boot[2:]])
-    processes = Processes(2, command=(sys.executable, "-P", "-c", command))
+    processes = booted(code, monkeypatch)
     try:
         weights, norms = both(
             declared(toy_model, critic=True, micro_tokens=64), processes, tmp_path, "fsdp", **MANY
@@ -255,7 +269,9 @@ def test_only_the_first_process_returns_the_rows_of_all(toy_model: Path, group: 
         assert group(2).call_all(action, samples=samples_to_json(some)) == [rows, []]
 
 
-@pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1), pytest.param(2, 4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("first", "second"), [(1, 2), (2, 1), pytest.param(2, 4, marks=pytest.mark.slow)]
+)
 def test_a_checkpoint_is_continued_by_any_number_of_processes(
     first: int, second: int, toy_model: Path, group: Group, tmp_path: Path
 ) -> None:
@@ -317,9 +333,11 @@ def test_errors_of_a_process_are_those_of_the_trainer(toy_model: Path, tmp_path:
     """With the same class, so that the run treats them in the same way."""
     spec = declared(toy_model, ("x",))
     saved, _ = trained(open_trainer(spec), tmp_path, (0,), critic=False, names=("x",))
-    wider = spec.model_copy(update={"shapes": {"x": AdapterShape(rank=8, alpha=8, targets="attention")}})
+    wider = spec.model_copy(update={"shapes": {"x": Weights(rank=8, alpha=8, targets="attention")}})
     processes = Processes(2)
     learner = ShardedLearner(processes, wider)
-    with pytest.raises(ConfigurationError, match="learner process 0 of 2.*declares alpha 8 and rank 8"):
+    with pytest.raises(
+        ConfigurationError, match="learner process 0 of 2.*declares alpha 8 and rank 8"
+    ):
         learner.restore(saved, tmp_path)
     assert processes.ended

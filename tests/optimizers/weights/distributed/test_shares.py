@@ -11,7 +11,7 @@ from trainings.learners import drawn
 pytest.importorskip("torch")
 
 from compound.optimizers.weights.learner.batching import Pass, cost, divide, in_step, micro_batches
-from compound.optimizers.weights.learner.forward import NEVER, WHERE_FEWER_TOKENS, saves_enough
+from compound.optimizers.weights.learner.forward import saves_enough
 from compound.optimizers.weights.learner.samples import Sample, probe_sample
 
 
@@ -21,14 +21,17 @@ def ids(batches: list[list[Sample]]) -> list[list[int]]:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    groups=st.integers(0, 12), processes=st.integers(1, 5), limit=st.sampled_from([16, 64, 4096]),
-    share=st.booleans(), seed=st.integers(0, 99),
-)  # fmt: skip
+    groups=st.integers(0, 12),
+    processes=st.integers(1, 5),
+    limit=st.sampled_from([16, 64, 4096]),
+    share=st.booleans(),
+    seed=st.integers(0, 99),
+)
 def test_every_sample_is_in_one_micro_batch_of_one_process(
     groups: int, processes: int, limit: int, share: bool, seed: int
 ) -> None:
     samples = drawn(("x",), groups=groups, seed=seed) if groups else []
-    shares = divide(samples, limit, processes, sharing=WHERE_FEWER_TOKENS if share else NEVER)
+    shares = divide(samples, limit, processes, share=share)
     assert len(shares) == processes
     dealt = [id(sample) for own in shares for batch in own for sample in batch]
     assert sorted(dealt) == sorted(map(id, samples))
@@ -68,17 +71,15 @@ def test_a_shared_prompt_costs_its_tokens_once() -> None:
     several = [probe_sample((*prompt, n, n), prompt=20) for n in range(3)]
     assert saves_enough(several)
     assert cost(several) == 20 + 3 * 2
-    assert cost(several, sharing=NEVER) == 3 * (20 + 1)  # the last token is not read
+    assert cost(several, share=False) == 3 * (20 + 1)  # the last token is not read
 
 
 @pytest.mark.parametrize("share", [True, False])
 def test_processes_in_step_make_equal_passes(share: bool) -> None:
     samples = [*drawn(("x",), groups=12), probe_sample((1, 2), prompt=1)]
-    shares = divide(samples, 64, 3, sharing=WHERE_FEWER_TOKENS if share else NEVER)
+    shares = divide(samples, 64, 3, share=share)
     shares[2] = shares[2][:1]  # a process with less to do
-    passes = [
-        list(in_step(shares, rank, sharing=WHERE_FEWER_TOKENS if share else NEVER)) for rank in range(3)
-    ]
+    passes = [list(in_step(shares, rank, share=share)) for rank in range(3)]
     assert len({len(own) for own in passes}) == 1
 
     def runs(each: Pass) -> int:

@@ -9,16 +9,28 @@ from typing import Any
 
 import pytest
 
-from compound.errors import CompoundError, ConfigurationError, RunDirectoryError
+from compound.core.errors import CompoundError, ConfigurationError, RunDirectoryError
+from compound.core.storage.artifacts import store_folder
+from compound.optimization.runs.directory import RunDirectory
 from compound.optimizers.weights.interchange.group_export import FILE, export_groups
-from compound.runs.directory import RunDirectory
-from compound.storage.artifacts import store_folder
 
 ROW: dict[str, Any] = {
-    "component": "answerer", "example": "1", "group": '["1", "answerer", 0]', "rollout": 0, "invocation": 0,
-    "prompt": "a", "completion": "b", "prompt_ids": [5, 6], "completion_ids": [7], "logprobs": [-0.5],
-    "finish_reason": "stop", "adapter": "", "reward": 1, "advantages": [0.5], "weight": 1.0,
-}  # fmt: skip
+    "component": "answerer",
+    "example": "1",
+    "group": '["1", "answerer", 0]',
+    "rollout": 0,
+    "invocation": 0,
+    "prompt": "a",
+    "completion": "b",
+    "prompt_ids": [5, 6],
+    "completion_ids": [7],
+    "logprobs": [-0.5],
+    "finish_reason": "stop",
+    "adapter": "",
+    "reward": 1,
+    "advantages": [0.5],
+    "weight": 1.0,
+}
 
 
 def store(folder: Path, lines: Sequence[object]) -> dict[str, str]:
@@ -49,15 +61,22 @@ def test_groups_of_different_jobs_and_steps_have_different_keys(tmp_path: Path) 
     make_run(run)
     both, alone = (store(run / "memory", rows) for rows in ([ROW, ROW], [{**ROW, "group": "[]"}]))
     steps = [{"seed": seed, "step": step} for seed in (7, 8) for step in (0, 1)]
-    records = [*({**step, "stored_samples": both} for step in steps), {**steps[-1], "stored_samples": alone}]
+    records = [
+        *({**step, "stored_samples": both} for step in steps),
+        {**steps[-1], "stored_samples": alone},
+    ]
     make_run(run, {"kind": "other"}, *records)
     rows = exported(run)
     keys = [json.loads(row["group"]) for row in rows]
     assert keys[::2] == [[job, step, "1", "answerer", 0] for job in "78" for step in (0, 1)] + [[]]
     assert keys[0] == keys[1]
     assert [(row["job"], row["step"]) for row in rows[::2]] == [
-        ("7", 0), ("7", 1), ("8", 0), ("8", 1), ("8", 1)
-    ]  # fmt: skip
+        ("7", 0),
+        ("7", 1),
+        ("8", 0),
+        ("8", 1),
+        ("8", 1),
+    ]
     assert rows[0] == {**ROW, "group": rows[0]["group"], "job": "7", "step": 0}
 
 
@@ -65,7 +84,10 @@ def test_groups_of_different_jobs_and_steps_have_different_keys(tmp_path: Path) 
 def test_samples_outside_of_the_run_are_not_read(how: str, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     reference = store(outside, [ROW])
-    paths = {"absolute": str(outside / reference["path"]), "above": f"../../outside/{reference['path']}"}
+    paths = {
+        "absolute": str(outside / reference["path"]),
+        "above": f"../../outside/{reference['path']}",
+    }
     given = {**reference, "path": paths.get(how, reference["path"])}
     make_run(tmp_path / "run", {"kind": "other"}, {"seed": 7, "step": 0, "stored_samples": given})
     memory = tmp_path / "run" / "memory"
@@ -89,11 +111,19 @@ def test_samples_outside_of_the_run_are_not_read(how: str, tmp_path: Path) -> No
         ({"seed": 7}, "step: Field required"),
         ({"seed": 7, "step": "0"}, "step: "),
         ({"seed": 7, "step": 0, "stored_samples": "samples"}, "stored_samples: "),
-        ({"seed": 7, "step": 0, "stored_samples": {"path": "samples"}}, r"stored_samples\.sha256: "),
-        ({"seed": 7, "step": 0, "stored_samples": {"path": "", "sha256": ""}}, "outside of the run"),
+        (
+            {"seed": 7, "step": 0, "stored_samples": {"path": "samples"}},
+            r"stored_samples\.sha256: ",
+        ),
+        (
+            {"seed": 7, "step": 0, "stored_samples": {"path": "", "sha256": ""}},
+            "outside of the run",
+        ),
     ],
 )
-def test_malformed_records_are_named(record: dict[str, object], problem: str, tmp_path: Path) -> None:
+def test_malformed_records_are_named(
+    record: dict[str, object], problem: str, tmp_path: Path
+) -> None:
     reference = store(tmp_path / "elsewhere", [ROW])
     make_run(tmp_path / "run", {"kind": "other"}, {"stored_samples": reference, **record})
     with pytest.raises(RunDirectoryError, match=rf"memory\.jsonl:2: .*{problem}"):

@@ -25,13 +25,17 @@ with warnings.catch_warnings():
     datasets = pytest.importorskip("datasets")
 
 import compound as cp  # noqa: E402
-from compound.components.engines.local.engine import TransformersEngine  # noqa: E402
-from compound.engine import TokenRecord  # noqa: E402
-from compound.errors import ConfigurationError, DeclarationError  # noqa: E402
-from compound.example import Example  # noqa: E402
+from compound.core.engine import TokenRecord  # noqa: E402
+from compound.core.errors import ConfigurationError, DeclarationError  # noqa: E402
+from compound.core.example import Example  # noqa: E402
+from compound.engines.local.engine import TransformersEngine  # noqa: E402
 from compound.optimizers.weights.credit.advantages import advantages  # noqa: E402
 from compound.optimizers.weights.interchange.group_export import export_groups  # noqa: E402
-from compound.optimizers.weights.interchange.trl_rollouts import TRLRollouts, store_adapter, trl_rollouts  # noqa: E402
+from compound.optimizers.weights.interchange.trl_rollouts import (  # noqa: E402
+    TRLRollouts,
+    store_adapter,
+    trl_rollouts,
+)
 from compound.optimizers.weights.learner import trainer as trainer_module  # noqa: E402
 from compound.optimizers.weights.learner.adapters import Adapters  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
@@ -58,7 +62,7 @@ def declared(model: str, **settings: Any) -> cp.System:
     return cp.System("qa", outputs={"answer": answerer(question=rewriter(question=question))})
 
 
-def engines(model: str) -> dict[str, cp.Engine]:
+def engines(model: str) -> dict[str, cp.ext.Engine]:
     count = iter(range(1000))
     scripted = ScriptedLM(lambda _: f"rewritten {next(count)}")
     return {model: TransformersEngine(model, dtype="float32"), "scripted": scripted}
@@ -68,11 +72,18 @@ def letters(outputs: Mapping[str, Any], _: Example) -> float:
     return len(set(outputs["answer"])) / 20
 
 
-def rollouts_of(model: str, folder: Path, system: cp.System | None = None, **options: Any) -> TRLRollouts:
+def rollouts_of(
+    model: str, folder: Path, system: cp.System | None = None, **options: Any
+) -> TRLRollouts:
     return trl_rollouts(
-        system or declared(model), "answerer", EXAMPLES, letters, engines=engines(model), folder=folder,
+        system or declared(model),
+        "answerer",
+        EXAMPLES,
+        letters,
+        engines=engines(model),
+        folder=folder,
         **options,
-    )  # fmt: skip
+    )
 
 
 @dataclass
@@ -109,17 +120,33 @@ def train_by_trl(
     """Train by TRL; return what was recorded, and the trainer."""
     recorded = Recorded(rollouts)
     arguments = trl.GRPOConfig(
-        output_dir=str(folder), num_generations=GROUP, per_device_train_batch_size=GROUP * len(rows), loss_type=loss,
-        beta=0.0, learning_rate=0.01, max_grad_norm=0.0, logging_steps=1, save_strategy="no", report_to=[],
-        use_cpu=True, bf16=False, shuffle_dataset=False, disable_tqdm=True, **{"max_steps": 1, **settings},
-    )  # fmt: skip
+        output_dir=str(folder),
+        num_generations=GROUP,
+        per_device_train_batch_size=GROUP * len(rows),
+        loss_type=loss,
+        beta=0.0,
+        learning_rate=0.01,
+        max_grad_norm=0.0,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+        shuffle_dataset=False,
+        disable_tqdm=True,
+        **{"max_steps": 1, **settings},
+    )
     lora = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])
     trainer = trl.GRPOTrainer(
         model=transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
-        reward_funcs=reward, args=arguments, train_dataset=datasets.Dataset.from_list(rows),
-        processing_class=transformers.AutoTokenizer.from_pretrained(model), rollout_func=recorded,
-        peft_config=lora, callbacks=[recorded],
-    )  # fmt: skip
+        reward_funcs=reward,
+        args=arguments,
+        train_dataset=datasets.Dataset.from_list(rows),
+        processing_class=transformers.AutoTokenizer.from_pretrained(model),
+        rollout_func=recorded,
+        peft_config=lora,
+        callbacks=[recorded],
+    )
     trainer.train()
     return recorded, trainer
 
@@ -153,7 +180,9 @@ def our_step(
     return sum(losses), found
 
 
-def assert_equal_steps(recorded: Recorded, trainer: Any, ours: tuple[float, dict[str, Any]]) -> None:
+def assert_equal_steps(
+    recorded: Recorded, trainer: Any, ours: tuple[float, dict[str, Any]]
+) -> None:
     loss, gradients = ours
     assert trainer.state.log_history[0]["loss"] == pytest.approx(loss, abs=1e-5)
     most = max(float(tensor.abs().max()) for tensor in recorded.gradients.values())
@@ -167,15 +196,27 @@ def samples_of(drawn: Mapping[str, list[Any]]) -> list[Sample]:
     """Return the samples of a rollout function's answer, with our advantages."""
     made = [
         Sample(
-            "answerer", prompt, "answerer", 0, TokenRecord(tuple(ids), tuple(answer), tuple(logprobs), "stop"),
-            reward, (prompt,), on_policy=False,
+            "answerer",
+            prompt,
+            "answerer",
+            0,
+            TokenRecord(tuple(ids), tuple(answer), tuple(logprobs), "stop"),
+            reward,
+            (prompt,),
+            on_policy=False,
         )
         for prompt, ids, answer, logprobs, reward in zip(
-            drawn["prompt"], drawn["prompt_ids"], drawn["completion_ids"], drawn["logprobs"],
-            drawn["run_reward"], strict=True,
+            drawn["prompt"],
+            drawn["prompt_ids"],
+            drawn["completion_ids"],
+            drawn["logprobs"],
+            drawn["run_reward"],
+            strict=True,
         )
-    ]  # fmt: skip
-    trained = {id(sample.tokens): sample for sample in advantages(made, "trl")[0]}  # TRL keeps flat groups
+    ]
+    trained = {
+        id(sample.tokens): sample for sample in advantages(made, "trl")[0]
+    }  # TRL keeps flat groups
     return [trained.get(id(sample.tokens), sample.with_advantage(0.0)) for sample in made]
 
 
@@ -199,7 +240,9 @@ def test_trls_step_on_rollouts_of_the_system_is_ours(
     adapters = {path.name: path for path in (tmp_path / "adapters").iterdir()}
     assert len(adapters) == 2  # that of each step
     start = next(path for path in adapters.values() if _is_zero(path))
-    assert_equal_steps(recorded, trainer, our_step(model, samples_of(drawn), start, OURS[loss], monkeypatch))
+    assert_equal_steps(
+        recorded, trainer, our_step(model, samples_of(drawn), start, OURS[loss], monkeypatch)
+    )
     assert trainer.state.log_history[0]["reward"] == pytest.approx(
         sum(drawn["run_reward"]) / len(drawn["run_reward"]), abs=1e-5
     )
@@ -212,7 +255,9 @@ def _is_zero(folder: Path) -> bool:
     return all(not tensor.any() for name, tensor in tensors.items() if "lora_B" in name)
 
 
-def drawn_by(model: str, folder: Path, process: int, prompts: list[str]) -> list[tuple[list[int], list[int]]]:
+def drawn_by(
+    model: str, folder: Path, process: int, prompts: list[str]
+) -> list[tuple[list[int], list[int]]]:
     """Return prompts and completions that one of several processes of TRL draws, with the same weights."""
     torch.manual_seed(0)
     base = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
@@ -229,7 +274,9 @@ def drawn_by(model: str, folder: Path, process: int, prompts: list[str]) -> list
     return list(zip(found["prompt_ids"], found["completion_ids"], strict=True))
 
 
-def test_processes_draw_the_parts_of_a_group_that_one_process_draws(model: str, tmp_path: Path) -> None:
+def test_processes_draw_the_parts_of_a_group_that_one_process_draws(
+    model: str, tmp_path: Path
+) -> None:
     whole = drawn_by(model, tmp_path / "whole", 0, ["0"] * 4)
     first = drawn_by(model, tmp_path / "first", 0, ["0"] * 2)
     second = drawn_by(model, tmp_path / "second", 1, ["0"] * 2)
@@ -244,10 +291,14 @@ def test_runs_without_an_answer_are_left_out_of_their_group(model: str, tmp_path
             raise ValueError("no zeros")
         return question
 
-    answerer = cp.LLM("answerer", prompt=cp.Text("Say."), max_tokens=6, retries=0, weights=SHAPE, lm=model)
+    answerer = cp.LLM(
+        "answerer", prompt=cp.Text("Say."), max_tokens=6, retries=0, weights=SHAPE, lm=model
+    )
     node = answerer(question=cp.Function("picky", picky)(question=cp.Input("question")))
     rollouts = rollouts_of(model, tmp_path / "adapters", cp.System("qa", outputs={"answer": node}))
-    recorded, trainer = train_by_trl(model, tmp_path / "trl", rollouts.rows, rollouts, rollouts.reward)
+    recorded, trainer = train_by_trl(
+        model, tmp_path / "trl", rollouts.rows, rollouts, rollouts.reward
+    )
     assert recorded.drawn["run_reward"][:GROUP] == [None] * GROUP
     assert all(reward is not None for reward in recorded.drawn["run_reward"][GROUP:])
     assert all(torch.isfinite(tensor).all() for tensor in recorded.gradients.values())
@@ -256,7 +307,9 @@ def test_runs_without_an_answer_are_left_out_of_their_group(model: str, tmp_path
 
 
 def test_a_component_that_is_called_several_times_is_refused(model: str, tmp_path: Path) -> None:
-    answerer = cp.LLM("answerer", prompt=cp.Text("Say."), max_tokens=4, retries=0, weights=SHAPE, lm=model)
+    answerer = cp.LLM(
+        "answerer", prompt=cp.Text("Say."), max_tokens=4, retries=0, weights=SHAPE, lm=model
+    )
     again = answerer(question=answerer(question=cp.Input("question")), name="again")
     rollouts = rollouts_of(model, tmp_path / "adapters", cp.System("qa", outputs={"answer": again}))
     with pytest.raises(DeclarationError, match="called 2 times in a run of example '0'"):
@@ -265,15 +318,26 @@ def test_a_component_that_is_called_several_times_is_refused(model: str, tmp_pat
 
 def test_what_cannot_be_trained_is_refused_before_anything_runs(model: str, tmp_path: Path) -> None:
     with pytest.raises(DeclarationError, match="has no weights"):
-        trl_rollouts(declared(model), "rewriter", EXAMPLES, letters, engines=engines(model), folder=tmp_path)
+        trl_rollouts(
+            declared(model), "rewriter", EXAMPLES, letters, engines=engines(model), folder=tmp_path
+        )
     with pytest.raises(DeclarationError, match="same id"):
         trl_rollouts(
-            declared(model), "answerer", [*EXAMPLES, EXAMPLES[0]], letters, engines=engines(model),
+            declared(model),
+            "answerer",
+            [*EXAMPLES, EXAMPLES[0]],
+            letters,
+            engines=engines(model),
             folder=tmp_path,
-        )  # fmt: skip
+        )
     with pytest.raises(DeclarationError, match="does not serve adapters"):
         trl_rollouts(
-            declared("scripted"), "answerer", EXAMPLES, letters, engines=engines(model), folder=tmp_path
+            declared("scripted"),
+            "answerer",
+            EXAMPLES,
+            letters,
+            engines=engines(model),
+            folder=tmp_path,
         )
 
 
@@ -284,10 +348,16 @@ def train(model: str, folder: Path, **settings: Any) -> None:
     rows = [{"id": e.id, **e.inputs, "answer": "x"} for e in EXAMPLES]
     valid = [{"id": f"v{n}", "question": f"Who is {n}?", "answer": "x"} for n in range(6)]
     cp.optimize(
-        declared(model), {"train": rows, "valid": valid, "test": valid}, letters, method="mmgrpo", run_dir=folder,
-        engines=engines(model), progress=False, budget=200,
+        declared(model),
+        {"train": rows, "valid": valid, "test": valid},
+        letters,
+        method="mmgrpo",
+        run_dir=folder,
+        engines=engines(model),
+        progress=False,
+        budget=200,
         **trainings(steps=2, examples=2, runs=GROUP, lr=0.01, **settings),
-    )  # fmt: skip
+    )
 
 
 class Replay:
@@ -301,8 +371,15 @@ class Replay:
     def __call__(self, prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
         left = {name: iter(rows) for name, rows in self.groups.items()}
         rows = [next(left[name]) for name in prompts]
-        names = {"prompt_ids": "prompt_ids", "completion_ids": "completion_ids", "logprobs": "logprobs"}
-        return {key: [row[name] for row in rows] for key, name in {**names, "run_reward": "reward"}.items()}
+        names = {
+            "prompt_ids": "prompt_ids",
+            "completion_ids": "completion_ids",
+            "logprobs": "logprobs",
+        }
+        return {
+            key: [row[name] for row in rows]
+            for key, name in {**names, "run_reward": "reward"}.items()
+        }
 
     def reward(self, run_reward: list[float], **_: Any) -> list[float]:
         return run_reward
@@ -314,7 +391,10 @@ def test_exported_groups_are_read_by_datasets_and_trained_by_trl(
     train(model, tmp_path / "run", keep_samples=True)
     count = export_groups(tmp_path / "run", tmp_path / "groups.jsonl")
     data = datasets.load_dataset(
-        "json", data_files=str(tmp_path / "groups.jsonl"), split="train", cache_dir=str(tmp_path / "cache")
+        "json",
+        data_files=str(tmp_path / "groups.jsonl"),
+        split="train",
+        cache_dir=str(tmp_path / "cache"),
     )
     assert len(data) == count
     assert set(data["step"]) == {0, 1}
@@ -330,9 +410,13 @@ def test_exported_groups_are_read_by_datasets_and_trained_by_trl(
     recorded, trainer = train_on_export(model, tmp_path, prompts, replay)
     samples = samples_of(recorded.drawn)
     exported = [row for rows in replay.groups.values() for row in rows]
-    for sample, row in zip(samples, exported, strict=True):  # TRL computes the advantages of the export
+    for sample, row in zip(
+        samples, exported, strict=True
+    ):  # TRL computes the advantages of the export
         assert sample.advantages == pytest.approx(row["advantages"])
-    assert_equal_steps(recorded, trainer, our_step(model, samples, tmp_path / "start", "dapo", monkeypatch))
+    assert_equal_steps(
+        recorded, trainer, our_step(model, samples, tmp_path / "start", "dapo", monkeypatch)
+    )
 
 
 def train_on_export(

@@ -21,9 +21,9 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("one_thread")
 pytest.importorskip("peft")
 
-from compound.engine import TokenRecord  # noqa: E402
+from compound.core.engine import TokenRecord  # noqa: E402
 from compound.graph.space import LoRA  # noqa: E402
-from compound.optimizers.weights.credit.gae import gae  # noqa: E402
+from compound.optimizers.weights.credit.advantages import gae  # noqa: E402
 from compound.optimizers.weights.learner import critic as critic_module  # noqa: E402
 from compound.optimizers.weights.learner import trainer as trainer_module  # noqa: E402
 from compound.optimizers.weights.learner.adapters import CRITIC, Adapters  # noqa: E402
@@ -35,7 +35,9 @@ from compound.optimizers.weights.learner.updates import Updater  # noqa: E402
 RANK = 4
 
 
-def some(components: Sequence[str] = ("x",), groups: int = 2, each: int = 4, prompt: int = 5) -> list[Sample]:
+def some(
+    components: Sequence[str] = ("x",), groups: int = 2, each: int = 4, prompt: int = 5
+) -> list[Sample]:
     """Return samples of random tokens, in groups that share a prompt."""
     rng = random.Random(0)
     found = []
@@ -52,7 +54,9 @@ def some(components: Sequence[str] = ("x",), groups: int = 2, each: int = 4, pro
 def made(toy_model: Path, *names: str, rank: int | None = RANK) -> Adapters:
     """Return adapters of some names and of the critic, whose weights are not zero."""
     own = LoRA(rank=rank) if rank else None
-    adapters = Adapters(str(toy_model), {name: LoRA(rank=4) for name in names}, dtype="float32", critic=own)
+    adapters = Adapters(
+        str(toy_model), {name: LoRA(rank=4) for name in names}, dtype="float32", critic=own
+    )
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(1)
         for name in (*names, *([CRITIC] if rank else [])):
@@ -138,7 +142,10 @@ def test_the_gradient_is_that_of_the_clipped_squared_error(
     trainer = trainer_of(adapters, "x", critic__clip=clip)
     samples = valued(trainer, some())
     # returns far from the values, and values that moved since: some are clipped, and some are not
-    samples = [replace(s, values=tuple(v + 0.3 * (-1) ** n for n, v in enumerate(s.values))) for s in samples]
+    samples = [
+        replace(s, values=tuple(v + 0.3 * (-1) ** n for n, v in enumerate(s.values)))
+        for s in samples
+    ]
     trainer.step(samples, 0)
     loss = torch.zeros(())
     for sample in samples:  # `grpo`: the mean over samples of the mean over their tokens
@@ -172,7 +179,9 @@ def test_values_and_policy_do_not_train_each_other(
     trainer = trainer_of(made(toy_model, "x", "y", rank=rank), "x", "y", rank=rank)
     samples = valued(trainer, some(components=("x", "y")))
     critics = ("the value head", *(["the critic's adapter"] if rank else []))
-    trainer.step([replace(s, advantages=(0.0,) * s.length) for s in samples], 0)  # only values to learn
+    trainer.step(
+        [replace(s, advantages=(0.0,) * s.length) for s in samples], 0
+    )  # only values to learn
     assert none_or_zero(caught, "adapter 'x'")
     assert none_or_zero(caught, "adapter 'y'")
     assert not any(none_or_zero(caught, owner) for owner in critics)
@@ -180,13 +189,17 @@ def test_values_and_policy_do_not_train_each_other(
     trainer.step([replace(s, returns=s.values) for s in samples], 0)  # values that are right
     assert not none_or_zero(caught, "adapter 'x'")
     assert not none_or_zero(caught, "adapter 'y'")
-    largest = max(float(g.abs().max()) for name, g in caught.items() if name.startswith("adapter 'x'"))
+    largest = max(
+        float(g.abs().max()) for name, g in caught.items() if name.startswith("adapter 'x'")
+    )
     for owner in critics:
         for name, gradient in caught.items():
             assert not name.startswith(owner) or float(gradient.abs().max()) < 1e-5 * largest
 
 
-def test_the_policys_gradient_does_not_depend_on_the_critic(toy_model: Path, caught: dict[str, Any]) -> None:
+def test_the_policys_gradient_does_not_depend_on_the_critic(
+    toy_model: Path, caught: dict[str, Any]
+) -> None:
     found = []
     for rank in (RANK, None):
         trainer = trainer_of(made(toy_model, "x", rank=rank), "x", rank=rank)
@@ -201,7 +214,8 @@ def test_the_policys_gradient_does_not_depend_on_the_critic(toy_model: Path, cau
 def test_policies_start_the_same_with_and_without_a_critics_adapter(toy_model: Path) -> None:
     spaces = {name: LoRA(rank=4) for name in ("x", "y")}
     both = [
-        Adapters(str(toy_model), spaces, seed=3, dtype="float32", critic=own) for own in (None, LoRA(rank=4))
+        Adapters(str(toy_model), spaces, seed=3, dtype="float32", critic=own)
+        for own in (None, LoRA(rank=4))
     ]
     for name in spaces:
         for (_, one), (_, other) in zip(*(a.parameters(name) for a in both), strict=True):
@@ -224,7 +238,10 @@ def test_the_critic_learns_what_a_probe_of_fixed_states_cannot(toy_model: Path) 
     for rank in (RANK, None):
         own = {"critic__adapter": {"rank": rank, "lr": 0.01}} if rank else {}
         adapters = Adapters(
-            str(toy_model), {"x": LoRA(rank=4)}, dtype="float32", critic=LoRA(rank=rank) if rank else None
+            str(toy_model),
+            {"x": LoRA(rank=4)},
+            dtype="float32",
+            critic=LoRA(rank=rank) if rank else None,
         )
         settings = plain(critic__lr=0.02, critic__clip=None, **own)
         trainer = settings.trainer(adapters, {"x": "x"}, critic=True)
@@ -268,11 +285,23 @@ def test_two_processes_train_the_critic_of_one(toy_model: Path, tmp_path: Path) 
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", TOGETHER, str(toy_model), str(rank), str(world), str(tmp_path / "store")],
-            cwd=root, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            [
+                sys.executable,
+                "-c",
+                TOGETHER,
+                str(toy_model),
+                str(rank),
+                str(world),
+                str(tmp_path / "store"),
+            ],
+            cwd=root,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
         for rank, world in ((0, 1), (0, 2), (1, 2))
-    ]  # fmt: skip
+    ]
     ends = []
     for process in started:
         printed, error = process.communicate(timeout=600)
@@ -280,12 +309,15 @@ def test_two_processes_train_the_critic_of_one(toy_model: Path, tmp_path: Path) 
         ends.append(torch.tensor(json.loads(printed.splitlines()[-1])))
     alone, first, second = ends
     assert torch.equal(first, second)
-    # Adam divides by the size of a gradient: a weight whose gradient is rounding may differ by a whole step
+    # Adam divides by the size of a gradient: a weight whose gradient is rounding may differ by a
+    # whole step
     assert float((alone - first).norm() / alone.norm()) < 1e-3
 
 
 class TestCheckpoints:
-    def test_a_restored_critic_goes_on_to_the_last_bit(self, toy_model: Path, tmp_path: Path) -> None:
+    def test_a_restored_critic_goes_on_to_the_last_bit(
+        self, toy_model: Path, tmp_path: Path
+    ) -> None:
         whole = trainer_of(made(toy_model, "x"), "x", epochs=2, minibatches=2)
         saved = None
         for number in range(4):
@@ -306,7 +338,9 @@ class TestCheckpoints:
         assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
         assert valued(whole, some()) == valued(other, some())
 
-    def test_adapters_that_are_saved_do_not_contain_the_critic(self, toy_model: Path, tmp_path: Path) -> None:
+    def test_adapters_that_are_saved_do_not_contain_the_critic(
+        self, toy_model: Path, tmp_path: Path
+    ) -> None:
         from safetensors.torch import load_file
 
         trainer = trainer_of(made(toy_model, "x"), "x")
@@ -321,9 +355,16 @@ class TestCheckpoints:
         assert stored.keys() == own.keys()
         assert all(torch.equal(tensor, own[name]) for name, tensor in stored.items())
 
-    @pytest.mark.parametrize(("before", "after", "kept"), [
-        (RANK, RANK, True), (None, RANK, False), (RANK, None, False), (RANK, 2, False), (None, None, True),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("before", "after", "kept"),
+        [
+            (RANK, RANK, True),
+            (None, RANK, False),
+            (RANK, None, False),
+            (RANK, 2, False),
+            (None, None, True),
+        ],
+    )
     def test_later_jobs_continue_with_a_critic_of_the_same_kind(
         self, toy_model: Path, tmp_path: Path, before: int | None, after: int | None, kept: bool
     ) -> None:
@@ -336,8 +377,12 @@ class TestCheckpoints:
         start = later.critic.state()
         later.restore_optimizer(VALUE, saved.optimizers, tmp_path)
         expected = first.critic.state() if kept else start
-        assert all(torch.equal(tensor, expected[name]) for name, tensor in later.critic.state().items())
+        assert all(
+            torch.equal(tensor, expected[name]) for name, tensor in later.critic.state().items()
+        )
         moments = [
-            name for name in (VALUE, CRITIC) if name in later._updaters and later._updaters[name].state()
+            name
+            for name in (VALUE, CRITIC)
+            if name in later._updaters and later._updaters[name].state()
         ]
         assert bool(moments) == kept

@@ -18,28 +18,28 @@ pytest.importorskip("peft")
 import peft  # noqa: E402
 
 import compound as cp  # noqa: E402
-from compound.api.optimize import optimize  # noqa: E402
-from compound.benchmarks.simulated.toy_model import COLOURS, PLACES, make_toy_model  # noqa: E402
-from compound.components.engines import model_folder  # noqa: E402
-from compound.components.engines.local.chat_tokens import ChatTokenizer  # noqa: E402
-from compound.components.engines.local.engine import TransformersEngine  # noqa: E402
-from compound.engine import TokenRecord  # noqa: E402
-from compound.errors import CompoundError, DeclarationError  # noqa: E402
-from compound.example import Example, Score  # noqa: E402
+from benchmarks.simulated.toy_model import COLOURS, PLACES, make_toy_model  # noqa: E402
+from compound.api.optimize import run_optimization  # noqa: E402
+from compound.core.engine import TokenRecord  # noqa: E402
+from compound.core.errors import CompoundError, DeclarationError  # noqa: E402
+from compound.core.example import Example, Score  # noqa: E402
+from compound.engines import model_folder  # noqa: E402
+from compound.engines.local.chat_tokens import ChatTokenizer  # noqa: E402
+from compound.engines.local.engine import TransformersEngine  # noqa: E402
 from compound.execution.schedule import setting_values  # noqa: E402
 from compound.graph.system import System  # noqa: E402
+from compound.optimization.runs.events import read_events  # noqa: E402
+from compound.optimization.settings.optimize import make_settings  # noqa: E402
 from compound.optimizers.methods import method  # noqa: E402
 from compound.optimizers.weights.learner.adapters import Adapters, FrozenModel  # noqa: E402
+from compound.optimizers.weights.learner.losses import ClippedLoss, per_token_loss  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
-from compound.optimizers.weights.loss.losses import ClippedLoss, per_token_loss  # noqa: E402
 from compound.optimizers.weights.recipes.distill import (  # noqa: E402
     Distill,
     DistillSettings,
     advantages,
 )
-from compound.runs.events import read_events  # noqa: E402
-from compound.settings.optimize import make_settings  # noqa: E402
-from compound.testing.recipe_job import ConstantCritic, RecipeJob  # noqa: E402
+from compound.testing.recipe_kit import ConstantCritic, RecipeJob  # noqa: E402
 from training_settings import plain  # noqa: E402
 
 SHORT, LONG = "Say:", "Say: south south south Found: lime lime Fact:"
@@ -71,10 +71,14 @@ def test_the_expected_gradient_is_that_of_the_reverse_kl_divergence_of_trl() -> 
     theirs = gkd.GKDTrainer.generalized_jsd_loss(student, teacher, torch.zeros(1, 3), beta=1)
     (expected,) = torch.autograd.grad(theirs, student)
 
-    logps = student.log_softmax(-1)[0].T  # a row for each token, as if it was sampled at all positions
+    logps = student.log_softmax(-1)[
+        0
+    ].T  # a row for each token, as if it was sampled at all positions
     far = (logps - teacher.log_softmax(-1)[0].T).detach()
     rows = torch.tensor([advantages(row) for row in far.tolist()])
-    terms = per_token_loss("dapo", logps, logps.detach(), rows, torch.ones_like(logps), ClippedLoss())
+    terms = per_token_loss(
+        "dapo", logps, logps.detach(), rows, torch.ones_like(logps), ClippedLoss()
+    )
     (found,) = torch.autograd.grad((terms * logps.detach().exp()).sum() / 3, student)
     assert float(far.abs().max()) < 5  # below the bound of advantages
     assert torch.allclose(found, expected, atol=1e-6)
@@ -88,12 +92,18 @@ def logps(model: Any, sample: Sample) -> list[float]:
     """Return the log-probabilities of the answer of a sample, as transformers computes them."""
     prompt, answer = sample.tokens.prompt, sample.tokens.sampled
     with torch.no_grad():
-        found = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        found = (
+            model(torch.tensor([[*prompt, *answer]]))
+            .logits[0, len(prompt) - 1 : -1]
+            .log_softmax(-1)
+        )
     return [float(row[token]) for row, token in zip(found, answer, strict=True)]
 
 
 @pytest.mark.parametrize("other", [False, True], ids=["the base model", "another model"])
-def test_divergences_compare_an_answer_after_two_prompts(other: bool, folder: Path, tmp_path: Path) -> None:
+def test_divergences_compare_an_answer_after_two_prompts(
+    other: bool, folder: Path, tmp_path: Path
+) -> None:
     adapters = Adapters(str(folder), {"x": cp.LoRA(rank=4)}, dtype="float32")
     larger = make_toy_model(tmp_path / "other", seed=1)
     placement = plain().settings.base.placement("float32", "none", "")
@@ -133,7 +143,9 @@ def engine(model: Path) -> Callable[[str], TransformersEngine]:
 def request_tokens(system: System, folder: Path, word: str) -> tuple[int, ...]:
     component: Any = system.components["agent"]
     request = component.request({"word": word}, setting_values(component, system))
-    return ChatTokenizer(model_folder.load_tokenizer(folder), "toy").encode(request.messages, request.cue, ())
+    return ChatTokenizer(model_folder.load_tokenizer(folder), "toy").encode(
+        request.messages, request.cue, ()
+    )
 
 
 def distribution(model: Any, system: System, folder: Path, word: str) -> Any:
@@ -154,19 +166,30 @@ def test_the_student_reaches_the_teacher_and_drops_its_prompt(model: Path, tmp_p
     wanted = [distribution(base, start, model, word) for word in COLOURS]
     before = [distribution(base, short, model, word) for word in COLOURS]
     training = {
-        "steps": 24, "rollouts": {"examples": 4, "runs": 32}, "optimizer": {"lr": 0.02},
-        "evaluation": {"every": 0}, "margin": 0.2,
-    }  # fmt: skip
+        "steps": 24,
+        "rollouts": {"examples": 4, "runs": 32},
+        "optimizer": {"lr": 0.02},
+        "evaluation": {"every": 0},
+        "margin": 0.2,
+    }
     settings = make_settings({"method": "distill", "distill": training})
-    run, metric = tmp_path / "run", cp.custom(lambda outputs, example: 1.0, "same", bounds=(0, 1))
-    result = optimize(start, data(), metric, settings, run_dir=run, engines=engine(model))
+    run, metric = (
+        tmp_path / "run",
+        cp.metrics.custom(lambda outputs, example: 1.0, "same", bounds=(0, 1)),
+    )
+    result = run_optimization(start, data(), metric, settings, run_dir=run, engines=engine(model))
     trained = peft.PeftModel.from_pretrained(base, result.best["agent.weights"]["path"])  # type: ignore[index]
     after = [distribution(trained, short, model, word) for word in COLOURS]
-    far, near = ([divergence(*pair) for pair in zip(some, wanted, strict=True)] for some in (before, after))
+    far, near = (
+        [divergence(*pair) for pair in zip(some, wanted, strict=True)] for some in (before, after)
+    )
     assert min(far) > 2
     assert sum(near) < 0.2 * sum(far)
 
-    assert (result.best["agent.prompt"], result.verdict) == (SHORT, "supported")  # although no score rose
+    assert (result.best["agent.prompt"], result.verdict) == (
+        SHORT,
+        "supported",
+    )  # although no score rose
     (decision,) = [event for event in read_events(run) if event["event"] == "decision"]
     assert decision["p"] == pytest.approx((1 - 0.2) ** 20)  # 20 equal scores from 0 to 1
     long, brief = (
@@ -181,8 +204,10 @@ def test_a_stage_distills_what_the_stage_before_it_found(model: Path, tmp_path: 
     training = {"steps": 1, "rollouts": {"examples": 2, "runs": 2}, "evaluation": {"every": 0}}
     both = {"method": "better_together", "better_together": {"stages": ["random", "distill"]}}
     settings = make_settings({**both, "distill": training, "budget": {"system_runs": 3000}})
-    metric = cp.custom(lambda outputs, example: 1.0, "same", bounds=(0, 1))
-    optimize(system(model), data(), metric, settings, run_dir=tmp_path, engines=engine(model))
+    metric = cp.metrics.custom(lambda outputs, example: 1.0, "same", bounds=(0, 1))
+    run_optimization(
+        system(model), data(), metric, settings, run_dir=tmp_path, engines=engine(model)
+    )
     jobs = [event for event in read_events(tmp_path) if event["event"] == "job"]
     assert "nothing to learn: the prompts of agent are the short ones" in jobs[-1]["note"]
     assert not jobs[-1]["runs"]
@@ -203,7 +228,7 @@ def test_a_teacher_may_read_the_answer_and_the_feedback(feedback: bool, model: P
     job = RecipeJob("a")
     job.critic = critic = Teaching()
     critic.tokenizer = model_folder.load_tokenizer(model)
-    metric = cp.custom(
+    metric = cp.metrics.custom(
         lambda outputs, example: Score(0.5, f"too far from {example.gold['y']}"), bounds=(0, 1)
     )
     examples = [Example("one", {"x": "word1"}, {"y": "seven"})]
@@ -225,12 +250,16 @@ def test_a_teacher_may_read_the_answer_and_the_feedback(feedback: bool, model: P
         (None, {"prompts": {"other": "Say."}}, "prompts names 'other', which is not trained"),
         (LONG, {"prompts": {"agent": "Say."}}, "prompts names 'agent', whose prompt is fixed"),
         (cp.Text(LONG, keep=["south"]), {"prompts": {"agent": "Say."}}, "must contain 'south'"),
-        (None, {"teacher": "openai/gpt-4o"}, "teacher is 'openai/gpt-4o', which only answers requests"),
+        (
+            None,
+            {"teacher": "openai/gpt-4o"},
+            "teacher is 'openai/gpt-4o', which only answers requests",
+        ),
         (None, {"teacher": "MODEL"}, "has another tokenizer than .*: of 27 and .* tokens"),
         (None, {"margin": -0.1}, "margin"),
         (None, {"rollouts": {"refill": 2}}, "this method compares no groups"),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_refused_before_a_run(
     prompt: object, settings: dict[str, Any], told: str, folder: Path, model: Path, tmp_path: Path
 ) -> None:
@@ -239,7 +268,11 @@ def test_bad_input_is_refused_before_a_run(
     given = {"method": "distill", "distill": settings}
     with pytest.raises(CompoundError, match=told):
         cp.optimize(
-            system(folder, prompt), data(), cp.exact_match("say"), settings=given, run_dir=tmp_path / "run"
+            system(folder, prompt),
+            data(),
+            cp.metrics.exact_match("say"),
+            settings=given,
+            run_dir=tmp_path / "run",
         )
     assert not (tmp_path / "run").exists()
 
@@ -249,14 +282,20 @@ def test_a_model_behind_an_api_cannot_be_trained(tmp_path: Path) -> None:
     long = made.bind({**made.configuration, "agent.prompt": LONG})
     settings = make_settings({"method": "distill", "budget": {"cost": 1}})
     with pytest.raises(DeclarationError, match="the weights of 'agent' cannot be trained"):
-        optimize(long, data(), cp.exact_match("say"), settings, run_dir=tmp_path / "run")
+        run_optimization(
+            long, data(), cp.metrics.exact_match("say"), settings, run_dir=tmp_path / "run"
+        )
 
 
 def test_trained_weights_are_no_start(folder: Path, tmp_path: Path) -> None:
     made = system(folder)
     values = {"agent.prompt": LONG, "agent.weights": {"path": "adapter", "sha256": "0" * 64}}
     with pytest.raises(DeclarationError, match="the weights of agent are trained already"):
-        method("distill", made.bind({**made.configuration, **values}), make_settings({"method": "distill"}))
+        method(
+            "distill",
+            made.bind({**made.configuration, **values}),
+            make_settings({"method": "distill"}),
+        )
 
 
 def test_demonstrations_are_dropped_from_the_declared_prompt(folder: Path) -> None:
@@ -264,4 +303,7 @@ def test_demonstrations_are_dropped_from_the_declared_prompt(folder: Path) -> No
     made = system(folder, demos=cp.Demos(value=(demo,)))
     (job,) = method("distill", made, make_settings({"method": "distill"})).jobs
     assert job.keys == ("agent.weights", "agent.prompt", "agent.demos")
-    assert Distill(DistillSettings()).values(made, ["agent"]) == {"agent.prompt": SHORT, "agent.demos": ()}
+    assert Distill(DistillSettings()).values(made, ["agent"]) == {
+        "agent.prompt": SHORT,
+        "agent.demos": (),
+    }

@@ -11,31 +11,37 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compound.engine import Completion, Request, TokenRecord
-from compound.errors import DeclarationError
+from compound.core.engine import Completion, Request, TokenRecord
+from compound.core.errors import DeclarationError
+from compound.core.example import CallValues, Example, Score
 from compound.evaluation.metrics.custom import custom
-from compound.example import CallValues, Example, Score
 from compound.execution.budget import Meter
 from compound.graph.space import Weights
 from compound.optimization.method import Task
 from compound.optimizers.methods import method
-from compound.optimizers.optimas.weights import LocalDraws
 from compound.optimizers.scheduling.jobs import keys_of
 from compound.optimizers.weights.credit.advantages import advantages
 from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
 from compound.optimizers.weights.recipes.groups import collect_groups
+from compound.optimizers.weights.recipes.local_draws import LocalDraws
 from compound.optimizers.weights.recipes.mhgpo import MHGPO, MHGPORandomSettings, MHGPOSettings
-from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, GRPOSettings, MMGRPOSettings
+from compound.optimizers.weights.recipes.mmgrpo import (
+    MMGRPO,
+    GRPOSettings,
+    MMGRPOSettings,
+    PromptR1,
+    PromptR1Settings,
+)
 from compound.optimizers.weights.recipes.ppo import PPO, PPOSettings
-from compound.optimizers.weights.recipes.prompt_r1 import PromptR1, PromptR1Settings
 from compound.optimizers.weights.recipes.recipe import CreditedSamples, Recipe
-from compound.optimizers.weights.step_batch import StepBatch
-from compound.optimizers.weights.step_plan import StepPlan
+from compound.optimizers.weights.steps import StepBatch, StepPlan
 from compound.testing import RecipeJob
 from training_settings import training
 
 RUNS = {"runs": 3, "refill": 4}
-STEP = [Example(f"flat{n}", {"x": f"flat{n}"}, {}) for n in range(2)] + [Example("e2", {"x": "two"}, {})]
+STEP = [Example(f"flat{n}", {"x": f"flat{n}"}, {}) for n in range(2)] + [
+    Example("e2", {"x": "two"}, {})
+]
 SPARE = [
     Example("flat3", {"x": "flat3"}, {}),
     *(Example(f"e{n}", {"x": f"spare{n}"}, {}) for n in range(4, 8)),
@@ -87,7 +93,11 @@ def test_the_cost_of_all_examples_covers_a_step_that_draws_them_all(name: str) -
         meter = Meter()
         with meter.cap_runs(cost):
             found = RecipeJob("ab").collect(
-                RECIPES[name], examples=everything[:2], spare=everything[2:], metric=METRIC, meter=meter
+                RECIPES[name],
+                examples=everything[:2],
+                spare=everything[2:],
+                metric=METRIC,
+                meter=meter,
             )
         assert (found.facts["refilled"] == 4) is fits
         assert found.scores
@@ -96,7 +106,9 @@ def test_the_cost_of_all_examples_covers_a_step_that_draws_them_all(name: str) -
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_without_spare_examples_nothing_changes(name: str) -> None:
-    plain, other = (RecipeJob("ab").collect(RECIPES[name], examples=STEP, metric=METRIC) for _ in range(2))
+    plain, other = (
+        RecipeJob("ab").collect(RECIPES[name], examples=STEP, metric=METRIC) for _ in range(2)
+    )
     assert "refilled" not in plain.facts
     assert plain == other
     whole = RecipeJob("ab").collect(RECIPES[name], examples=STEP[2:], spare=SPARE, metric=METRIC)
@@ -130,7 +142,11 @@ def test_examples_whose_runs_were_lost_are_replaced_too() -> None:
     recipe = RECIPES["mmgrpo"]
     context = job.context(recipe, examples=STEP[2:], spare=SPARE[1:], metric=METRIC)
     found = asyncio.run(recipe.collect(context, STEP[2:]))
-    assert (examples_of(found), found.facts["refilled"], found.facts["informative"]) == (["e4"], 1, 1)
+    assert (examples_of(found), found.facts["refilled"], found.facts["informative"]) == (
+        ["e4"],
+        1,
+        1,
+    )
 
 
 # Rewards and kinds of the answers of an example, and whether the loss learns anything from them.
@@ -153,7 +169,9 @@ def test_examples_from_which_the_loss_learns_nothing_are_replaced(name: str) -> 
 
     def answer(example: Example, number: int, reward: float, kind: str) -> Sample:
         tokens = (3,) * {"long": 16, "empty": 0}.get(kind, 2)
-        record = TokenRecord((1, 2), tokens, (-0.5,) * len(tokens), "length" if kind == "masked" else "stop")
+        record = TokenRecord(
+            (1, 2), tokens, (-0.5,) * len(tokens), "length" if kind == "masked" else "stop"
+        )
         return Sample("a", example.id, "a", 0, record, reward, (example.id, "a"), number)
 
     async def draw(examples: Sequence[Example]) -> list[Sample]:
@@ -169,18 +187,18 @@ def test_examples_from_which_the_loss_learns_nothing_are_replaced(name: str) -> 
     assert found.facts == {"refilled": int(not learns), "informative": 1}
 
 
-class Length:
+def length(component: str, calls: Sequence[CallValues]) -> Any:
     """A local reward: the same for all answers to some inputs, another one for each other answer."""
-
-    def rewards(self, component: str, calls: Sequence[CallValues]) -> Any:
-        return np.array(
-            [0.5 if str(inputs["x"]).startswith("flat") else int(str(outputs["output"])) / 10
-             for inputs, outputs in calls]
-        )  # fmt: skip
+    return np.array(
+        [
+            0.5 if str(inputs["x"]).startswith("flat") else int(str(outputs["output"])) / 10
+            for inputs, outputs in calls
+        ]
+    )
 
 
 def test_inputs_of_equal_local_rewards_are_replaced() -> None:
-    recipe = LocalDraws(GRPOSettings.model_validate({"rollouts": RUNS}), Length())
+    recipe = LocalDraws(GRPOSettings.model_validate({"rollouts": RUNS}), length)
     found = RecipeJob("a").collect(recipe, examples=STEP, spare=SPARE)
     assert examples_of(found) == ["e2", "e4", "e5"]
     assert found.facts["refilled"] == 3
@@ -191,14 +209,18 @@ def test_inputs_of_equal_local_rewards_are_replaced() -> None:
     [
         ("ppo", {"rollouts": {"refill": 2}}, "rollouts.refill replaces examples whose groups"),
         ("mappo", {"rollouts": {"refill": 2}}, "this method compares no groups"),
-        ("mygo", {"rollouts": {"refill": 2}}, "unknown setting mygo.rollouts.refill; it belongs to"),
+        (
+            "mygo",
+            {"rollouts": {"refill": 2}},
+            "unknown setting mygo.rollouts.refill; it belongs to",
+        ),
         ("optimas", {"training": {"ppo": {"rollouts": {"refill": 2}}}}, "compares no groups"),
         ("mmgrpo", {"rollouts": {"refill": 0}}, "refill"),
         ("mmgrpo", {"rollouts": {"refill": 2}, "scale": "none"}, "with scale none every rollout"),
     ],
 )
 def test_refill_is_refused_where_no_groups_are_compared(name: str, given: Any, told: str) -> None:
-    from compound.settings.optimize import make_settings
+    from compound.optimization.settings.optimize import make_settings
 
     with pytest.raises(DeclarationError, match=told):
         method(name, RecipeJob("a").system, make_settings({"method": name, name: given}))
@@ -238,11 +260,15 @@ def test_the_runs_of_a_step_are_estimated_for_all_examples_that_may_be_drawn(ref
         assert plan.max_runs(0, drawn) == pytest.approx(plan.cost * factor)
 
 
-def test_a_step_is_started_only_if_all_of_its_examples_are_covered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_started_only_if_all_of_its_examples_are_covered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     many, left = [Example(f"e{n}", {"x": str(n)}, {}) for n in range(20)], [0.0]
     plan = plan_of(many, 3, RecipeJob("a"))
     monkeypatch.setattr(type(plan.task.scorer), "runs_left", property(lambda _: left[0]))
-    drawn = StepBatch(CreditedSamples([], [], {"refilled": 0}), {"runs": 24.0})  # twice the estimate
+    drawn = StepBatch(
+        CreditedSamples([], [], {"refilled": 0}), {"runs": 24.0}
+    )  # twice the estimate
     for runs, fits in ((60.0, False), (73.0, True)):
         left[0] = runs
         assert plan.affords(1, plan.max_runs(0, drawn)) is fits
@@ -267,10 +293,12 @@ def test_ppo_is_as_before() -> None:
 
 
 def test_the_note_and_the_curve_state_how_many_were_drawn(tmp_path: Path) -> None:
-    from compound.optimizers.weights.learner.saved import Step
-    from compound.optimizers.weights.step_notes import format_step
+    from compound.optimizers.weights.learner.saved import CurvePoint
+    from compound.optimizers.weights.outcome import format_step
 
-    step = Step(reward=0.5, samples=9, made=12, refilled=2)
-    assert format_step(step) == ("mean reward 0.500, trained on 9 of 12 samples, 2 further examples drawn")
+    step = CurvePoint(reward=0.5, samples=9, made=12, refilled=2)
+    assert format_step(step) == (
+        "mean reward 0.500, trained on 9 of 12 samples, 2 further examples drawn"
+    )
     earlier = {key: value for key, value in step.to_json().items() if key != "refilled"}
-    assert Step.from_json(earlier).refilled == 0
+    assert CurvePoint.from_json(earlier).refilled == 0

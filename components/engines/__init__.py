@@ -1,1 +1,0 @@
-"""Engines, which run the models that LLM components call, behind `compound.engine.Engine`."""

@@ -1,1 +1,0 @@
-"""Faster computation of layers of local models on a CPU."""

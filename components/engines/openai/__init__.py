@@ -1,1 +1,0 @@
-"""Engine for servers with the API of OpenAI."""

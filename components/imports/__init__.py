@@ -1,1 +1,0 @@
-"""Programs of other frameworks as systems and components."""

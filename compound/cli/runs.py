@@ -1,0 +1,146 @@
+"""Commands that list and inspect runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from compound.cli.options import AsJson, app, format_examples, print_json
+
+runs = typer.Typer(
+    help="List, report, trace, track or verify runs.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(runs, name="runs")
+
+Folder = Annotated[Path, typer.Option("--dir", help="Folder that holds the run directories.")]
+Run = Annotated[Path, typer.Argument(help="Run directory.", show_default=False)]
+
+
+@runs.command("list", epilog=format_examples("runs list", "runs list --dir results --json"))
+def list_(folder: Folder = Path("runs"), as_json: AsJson = False) -> None:
+    """List runs with their results."""
+    from compound.api.sync import list_runs
+
+    rows = list_runs(folder)
+    if as_json:
+        print_json(rows)
+        return
+    if not rows:
+        print(f"no runs in {folder}")
+    for row in rows:
+        print(f"{row['run']:<32} {row['status']:<12} {row['result']}")
+
+
+@runs.command(epilog=format_examples("runs verify", "runs verify runs/demo"))
+def verify(
+    paths: Annotated[
+        Optional[list[Path]],  # noqa: UP045 - typer reads this at run time
+        typer.Argument(metavar="[RUN]...", help="Run directories to verify. [default: all]"),
+    ] = None,
+    folder: Folder = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Verify the checksums of all files of runs.
+
+    Exit code 1 if a file is damaged.
+    """
+    from compound.api.sync import is_run, run_directories
+    from compound.api.verify import verify as verify_run
+
+    chosen = paths or run_directories(folder)
+    none = {str(path): ["not a run directory"] for path in chosen if not is_run(path)}
+    found = {str(path): none.get(str(path)) or verify_run(path) for path in chosen}
+    if as_json:
+        print_json(found)
+    else:
+        if not found:
+            print(f"no runs in {folder}")
+        for run, problems in found.items():
+            if run in none:
+                print(f"{run}: not a run directory")
+                continue
+            print(f"{run}: {'ok' if not problems else f'{len(problems)} damaged'}")
+            for problem in problems:
+                print(f"  {problem}")
+    if any(found.values()):
+        raise typer.Exit(1)
+
+
+@runs.command(epilog=format_examples("runs report runs/demo", "runs report runs/demo --json"))
+def report(
+    run: Run,
+    as_json: AsJson = False,
+) -> None:
+    """Regenerate the report of a run.
+
+    Prints the paths of report.md and report.html.
+    """
+    from compound.report import summarize, terminal_summary, write
+
+    if as_json:
+        print_json(summarize(run))
+        return
+    write(run)
+    print(terminal_summary(run))
+
+
+@runs.command(
+    epilog=format_examples(
+        "runs trace runs/demo",
+        "runs trace runs/demo --failed --limit 1",
+        "runs trace runs/demo --split test --example 17 --component answerer",
+        "runs trace runs/demo/baselines/random --json",
+    )
+)
+def trace(
+    run: Run,
+    example: Annotated[str, typer.Option(help="Id of an example. [default: all]")] = "",
+    component: Annotated[str, typer.Option(help="Name of a component. [default: all]")] = "",
+    split: Annotated[str, typer.Option(help="valid or test. [default: both]")] = "",
+    failed: Annotated[bool, typer.Option("--failed", help="Only failed runs.")] = False,
+    limit: Annotated[
+        int, typer.Option(min=1, help="Maximum number of system runs, the last ones.")
+    ] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Print the calls of recorded system runs, with their messages.
+
+    Runs on validation and test examples are recorded. The last ones are printed, oldest first.
+    """
+    from compound.api.result import format_recorded, select_recorded
+
+    found = select_recorded(
+        run, example=example, component=component, split=split, failed=failed, limit=limit
+    )
+    if as_json:
+        print_json(found)
+        return
+    for recorded in found:
+        print(format_recorded(recorded), end="\n\n")
+    if not found:
+        print(f"no recorded system run of {run} matches", file=sys.stderr)
+
+
+@runs.command(
+    epilog=format_examples("runs track runs/demo --to mlflow", "runs track runs/demo --to wandb")
+)
+def track(
+    run: Run,
+    to: Annotated[
+        str, typer.Option(help="tensorboard, trackio, mlflow or wandb.", show_default=False)
+    ],
+) -> None:
+    """Send the record of a run to an experiment tracker.
+
+    Sends what the tracker does not have yet: all of a run that was not tracked, or the rest of one
+    during which the tracker was not reachable. Baselines become nested runs. optimize.trackers
+    tracks runs live.
+    """
+    from compound.core.formatting import plural
+    from compound.report.trackers.tracking import send, tracker_name
+
+    sent = send(tracker_name(to), run)
+    print(f"{plural(sent, 'event')} sent to {to}" if sent else f"{to} has all events already")

@@ -1,1 +1,0 @@
-"""Bridges between threads and event loops, and locks."""

@@ -1,0 +1,211 @@
+"""Child process that runs ``vllm serve`` on a free port, and is ended with all its child processes.
+
+It runs under `compound.engines.vllm.guard`, so that it also ends when this process ends for any
+reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import secrets
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from compound.core.errors import CompoundError
+from compound.core.security.sanitize import sanitize_text
+from compound.core.storage.paths import cache_folder
+from compound.engines.vllm import guard
+
+VARIABLE = "COMPOUND_VLLM"
+ACCELERATORS = (
+    "nvidia[0-9]*",
+    "kfd",
+    "accel*",
+    "davinci[0-9]*",
+)  # in /dev: NVIDIA, AMD, TPU, Ascend
+SHOWN = 20  # log lines in an error message
+KEPT = 16  # number of logs of earlier servers
+POLL = 0.1  # seconds between checks of a process
+SLEEP_ARGUMENTS = ("--enable-sleep-mode",)
+SLEEP_VARIABLES = {"VLLM_SERVER_DEV_MODE": "1"}  # serves the routes of sleep mode
+MIDDLEWARE = "compound_key_required"  # the module's name in vLLM's process
+
+
+class VLLMServer:
+    """One server process, started by the constructor.
+
+    Args:
+        model: the folder or hub id to serve.
+        name: the model's name on the server.
+        command: the vLLM command, split like a shell command; default ``$COMPOUND_VLLM``, or else
+            ``vllm``.
+        arguments: additional arguments of ``vllm serve``.
+        environment: variables to set for the process, such as ``CUDA_VISIBLE_DEVICES``.
+        sleeps: whether it has sleep mode. All its routes then require the key.
+
+    Attributes:
+        address: the URL of its API.
+        key: the API key that requests must send. It keeps other users of the machine out, and
+            distinguishes this server from another one that took the port in the meantime.
+        log: the file with the server's output.
+
+    Raises:
+        CompoundError: the command does not exist.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        name: str,
+        *,
+        command: str | None = None,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        sleeps: bool = False,
+    ) -> None:
+        self.key = secrets.token_hex(16)
+        port = _free_port()
+        self.address = f"http://127.0.0.1:{port}/v1"
+        self.log = _log(port)
+        program, defaults = _program(command), _safe_defaults(arguments)
+        served = [
+            "serve",
+            model,
+            "--served-model-name",
+            name,
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+        ]
+        variables = {
+            "VLLM_NO_USAGE_STATS": "1",
+            **os.environ,
+            **(environment or {}),
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+            "VLLM_API_KEY": self.key,
+        }
+        if sleeps:
+            served += [
+                *SLEEP_ARGUMENTS,
+                "--middleware",
+                f"{MIDDLEWARE}.{guard.KeyRequired.__name__}",
+            ]
+            variables |= {
+                **SLEEP_VARIABLES,
+                "PYTHONPATH": _with_middleware(variables.get("PYTHONPATH", "")),
+            }
+        self._started = time.monotonic()
+        with self.log.open("wb") as log:
+            self._guard = subprocess.Popen(
+                [sys.executable, "-I", guard.__file__, *program, *served, *defaults, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C must not reach the server, which `stop` ends
+                env=variables,
+            )
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of the process; None while it runs."""
+        return self._guard.poll()
+
+    async def ended(self, within: float) -> bool:
+        """Wait at most the given seconds for the process to end; return whether it has ended."""
+        for _ in range(math.ceil(within / POLL)):
+            if self.exit_code is not None:
+                break
+            await asyncio.sleep(POLL)
+        return self.exit_code is not None
+
+    async def stop(self) -> None:
+        """End the server, and wait until all its processes have ended."""
+        if self._guard.stdin is not None:
+            self._guard.stdin.close()
+        if self.exit_code is None:
+            self._guard.terminate()  # closing the pipe is not enough if a fork of this process holds it open
+        if not await self.ended(guard.GRACE + 5.0):
+            self._guard.kill()
+        await asyncio.to_thread(self._guard.wait)
+
+    def failure(self, problem: str) -> CompoundError:
+        """Return the error for a server that does not start, with the end of its log."""
+        lines = self.log.read_text("utf-8", "replace").splitlines()[-SHOWN:]
+        output = (
+            "\n".join(f"    {sanitize_text(line)[:300]}" for line in lines) or "    (no output)"
+        )
+        seconds = time.monotonic() - self._started
+        return CompoundError(
+            f"the vLLM server {problem} after {seconds:.0f} s. The end of its log:\n{output}\n",
+            hint=f"the full log is {self.log}",
+        )
+
+
+def _safe_defaults(arguments: Sequence[str]) -> list[str]:
+    """Return default arguments that the user's arguments do not override.
+
+    Weights are loaded from safetensors only, because other formats can run code. Without an
+    accelerator, chunked prefill is disabled: for a request with a seed, vLLM 0.32 then rewinds its
+    random generator, which CPU generators do not support, and the server crashes.
+    """
+    given = []
+    if not any("load-format" in argument.replace("_", "-") for argument in arguments):
+        given += ["--load-format", "safetensors"]
+    if not any("chunked-prefill" in argument for argument in arguments) and not _accelerators():
+        given += ["--no-enable-chunked-prefill"]
+    return given
+
+
+def _with_middleware(python_path: str) -> str:
+    """Return a value of PYTHONPATH from which the server can import the middleware."""
+    folder = cache_folder() / "vllm" / "middleware"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    copy = folder / f".{secrets.token_hex(8)}.py"
+    copy.write_bytes(Path(guard.__file__).read_bytes())
+    os.replace(
+        copy, folder / f"{MIDDLEWARE}.py"
+    )  # servers that start at the same time read a whole file
+    return os.pathsep.join(filter(None, [str(folder), python_path]))
+
+
+def _accelerators() -> list[Path]:
+    return [path for kind in ACCELERATORS for path in Path("/dev").glob(kind)]
+
+
+def _program(command: str | None) -> list[str]:
+    """Return the words of the vLLM command."""
+    words = shlex.split(command or os.environ.get(VARIABLE) or "vllm")
+    if not words or shutil.which(words[0]) is None:
+        raise CompoundError(
+            f"the command {words[0] if words else ''!r} to start vLLM does not exist",
+            hint=f"install vLLM in a separate environment and set {VARIABLE}=ENVIRONMENT/bin/vllm",
+        )
+    return words
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _log(port: int) -> Path:
+    """Return the path of a new log, and delete all but the latest earlier logs."""
+    folder = cache_folder() / "vllm"
+    folder.mkdir(parents=True, exist_ok=True)
+    logs = sorted(folder.glob("*.log"), key=lambda path: path.name)
+    for old in logs[:-KEPT]:
+        with contextlib.suppress(OSError):
+            old.unlink()
+    return folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{port}.log"

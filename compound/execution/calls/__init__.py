@@ -1,1 +1,0 @@
-"""Single calls: attempts, the context of a running component, shared results."""

@@ -1,1 +1,0 @@
-"""Hooks for observers of runs: spans of tracers, and events of streams."""

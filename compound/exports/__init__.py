@@ -1,1 +1,0 @@
-"""Write systems as messages, request bodies, and programs for other libraries."""

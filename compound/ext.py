@@ -1,0 +1,5 @@
+"""Interfaces that extensions implement or use: components, engines, metrics, methods and recipes."""
+
+from compound.core.lazy import public_names
+
+__getattr__, __dir__, __all__, _HOME = public_names(__name__, __file__)

@@ -1,0 +1,5 @@
+"""Programs, systems and results of other libraries, imported and exported."""
+
+from compound.core.lazy import public_names
+
+__getattr__, __dir__, __all__, _HOME = public_names(__name__, __file__)

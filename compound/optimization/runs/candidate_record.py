@@ -1,0 +1,205 @@
+"""Record of the candidates of a run, read from its directory, and the front of score against cost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from compound.core.errors import RunDirectoryError
+from compound.core.formatting import plural
+from compound.core.security.untrusted import UntrustedFolder
+from compound.core.storage.state import first_problem
+from compound.graph.configuration import Configuration
+from compound.optimization.runs.candidates import FILE, Fate
+from compound.optimization.runs.directory import as_folder, load_checkpoint, read_json, read_records
+
+__all__ = [
+    "FEWEST",
+    "CandidateRecord",
+    "cost_name",
+    "describe_costs",
+    "front",
+    "hypervolume",
+    "read_candidates",
+]
+
+CHANGED = 1.2  # factor by which tokens or dollars per run must change to be named
+FEWEST = (
+    20  # evaluations of a candidate of the front, besides the initial and the chosen configuration
+)
+
+
+@dataclass(frozen=True)
+class CandidateRecord:
+    """A configuration that a run evaluated.
+
+    Attributes:
+        digest: digest of the configuration.
+        values: the values that differ from the initial configuration.
+        parent: digest of the configuration that it changes; ``""`` if the optimizer does not tell.
+        source: what proposed it: an optimizer, or sources that the optimizer names.
+        job: number of the first job that ran it; ``None`` for the initial configuration, and if
+            only a decision ran it.
+        fate: ``start``, ``not proposed`` (by its job), ``proposed`` (to a decision that was not
+            made, or as a part of its change), the verdict of its decision, or ``over limit``.
+        chosen: whether it is the result of the run.
+        evaluations: number of distinct runs on train and validation examples.
+        mean, low, high: mean score of these examples with its 95 % interval.
+        gain: mean gain over the initial configuration on the examples that both were run on.
+        prompt_tokens, completion_tokens, usd, seconds: means per run, on validation examples if
+            there are runs on them. Calls from the cache count like executed ones; ``usd`` is
+            ``None`` if a price is unknown.
+        broken_limits: limits of the objective that these means exceed.
+    """
+
+    __pydantic_config__ = ConfigDict(strict=True, allow_inf_nan=False)
+
+    digest: str
+    values: Mapping[str, object]
+    parent: str
+    source: str
+    job: int | None
+    fate: Fate
+    chosen: bool
+    evaluations: int
+    mean: float
+    low: float | None
+    high: float | None
+    gain: float | None
+    prompt_tokens: float
+    completion_tokens: float
+    usd: float | None
+    seconds: float
+    broken_limits: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> float:
+        """Prompt and completion tokens per run."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+_CANDIDATE = TypeAdapter(CandidateRecord)
+
+
+def read_candidates(place: str | Path | UntrustedFolder) -> list[CandidateRecord]:
+    """Return the candidates of a run, the initial configuration first; none for a run of an earlier version.
+
+    Raises:
+        RunDirectoryError: the file is damaged, or belongs to another run.
+    """
+    folder = as_folder(place)
+    if folder.kind(FILE) is None:
+        stored = load_checkpoint(folder)
+        if stored is not None and stored.state.search is not None and stored.state.candidates:
+            raise RunDirectoryError(f"{folder}/{FILE} is missing", hint="restore it from a copy")
+        return []
+    start = Configuration(read_json(folder, "config.json").get("start", {}))
+    found: list[CandidateRecord] = []
+    expected: object = None
+    for number, record in enumerate(read_records(folder, FILE), 1):
+        where = f"{folder}/{FILE}:{number}"
+        try:
+            candidate = _CANDIDATE.validate_json(json.dumps(record))
+        except ValidationError as error:
+            raise RunDirectoryError(
+                f"{where}: it is not a candidate: {first_problem(error)}"
+            ) from None
+        unknown = candidate.values.keys() - start.keys()
+        if unknown or start.replace(candidate.values).digest != candidate.digest:
+            raise RunDirectoryError(
+                f"{where}: it is not a candidate of this run: its values differ"
+            )
+        found.append(candidate)
+        expected = record.get("of")
+    if len(found) != expected:
+        raise RunDirectoryError(
+            f"{folder}/{FILE} has {len(found)} of {expected or 'an unknown number of'} lines"
+        )
+    return found
+
+
+def describe_costs(candidates: Sequence[CandidateRecord]) -> list[str]:
+    """Return sentences on the limits, and on what a run of the system takes since it was optimized."""
+    chosen = next((candidate for candidate in candidates if candidate.chosen), None)
+    if chosen is None:
+        return []
+    start, within = (
+        candidates[0],
+        [candidate for candidate in candidates if not candidate.broken_limits],
+    )
+    over = sum(bool(candidate.broken_limits) for candidate in candidates[1:])
+    broken, found = ", ".join(chosen.broken_limits), list[str]()
+    if broken and not within:
+        found.append(
+            f"No evaluated configuration meets the limits; the result is the initial one ({broken})."
+        )
+    elif broken:
+        found.append(
+            f"The result exceeds a limit ({broken}): the search ended before a decision on one of the "
+            f"{plural(len(within), 'candidate')} within the limits."
+        )
+    elif start.broken_limits:
+        found.append(
+            f"The initial configuration exceeds a limit ({', '.join(start.broken_limits)}); the result meets "
+            "all limits."
+        )
+    if over and within:
+        found.append(
+            f"{plural(over, 'candidate')} exceeded a limit and could not become the result."
+        )
+    return [*found, *(f"Changed {line}." for line in cost_changes(start, chosen))]
+
+
+def cost_changes(before: CandidateRecord, after: CandidateRecord) -> list[str]:
+    """Return a phrase for tokens and dollars per run that changed by more than the factor `CHANGED`."""
+    names = {
+        "prompt_tokens": ("input tokens per run", "{:,.0f}"),
+        "completion_tokens": ("output tokens per run", "{:,.0f}"),
+        "usd": ("dollars per run", "${:.3g}"),
+    }
+    found = []
+    for name, (text, form) in names.items():
+        old, new = getattr(before, name), getattr(after, name)
+        if old and new and not 1 / CHANGED <= new / old <= CHANGED:
+            found.append(f"{text} {form.format(old)} -> {form.format(new)} (x{new / old:.2g})")
+    return found
+
+
+def cost_name(candidates: Sequence[CandidateRecord]) -> Literal["usd", "tokens"]:
+    """Return the cost of a front: dollars if all prices are known and some calls cost, otherwise tokens."""
+    usd = [candidate.usd for candidate in candidates]
+    return "usd" if any(usd) and None not in usd else "tokens"
+
+
+def front(candidates: Sequence[CandidateRecord]) -> list[CandidateRecord]:
+    """Return the candidates that no other one beats in both gain and cost, the cheapest first.
+
+    Mean scores are of different examples, so gains over the initial configuration are compared. A
+    candidate counts from `FEWEST` evaluations on: of many candidates on very few examples, some are
+    lucky.
+    """
+    cost, found = cost_name(candidates), list[tuple[float, CandidateRecord]]()
+    known = [c for c in candidates if c.evaluations >= FEWEST or c.chosen or c.fate == "start"]
+    gains = [(float(getattr(c, cost)), -c.gain, c) for c in known if c.gain is not None]
+    for _, loss, candidate in sorted(gains, key=lambda row: row[:2]):
+        if not found or loss < found[-1][0]:
+            found.append((loss, candidate))
+    return [candidate for _, candidate in found]
+
+
+def hypervolume(points: Sequence[tuple[float, float]], reference: tuple[float, float]) -> float:
+    """Return the area between a front of gains and costs and a reference point, which is worse in both.
+
+    >>> hypervolume([(0.5, 1.0), (0.8, 3.0)], reference=(0.0, 4.0))
+    1.8
+    """
+    area, least = 0.0, reference[0]
+    for gain, cost in sorted(points, key=lambda point: point[1]):
+        if gain > least and cost < reference[1]:
+            area, least = area + (gain - least) * (reference[1] - cost), gain
+    return area

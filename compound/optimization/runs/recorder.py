@@ -1,0 +1,265 @@
+"""Record a run: events, traces, checkpoints, and notifications for listeners."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from compound.core.errors import CompoundError
+from compound.core.example import Example
+from compound.core.security.sanitize import redact_values
+from compound.evaluation.evaluate import OnTrace
+from compound.execution.budget import Meter
+from compound.execution.cache import Cache, DiskCache
+from compound.execution.exchange import is_stored
+from compound.execution.trace import Call, Trace, to_json, without_messages
+from compound.optimization.runs.directory import PILOT, RunDirectory
+from compound.optimization.runs.state import OptimizationState
+
+Listener = Callable[[Mapping[str, Any]], None]
+MEMORY, MEMORY_FOLDER, CACHE, STOP = "memory.jsonl", "memory", "cache.sqlite", "STOP"
+
+
+class Interrupted(CompoundError):
+    """The user requested a stop; all progress is saved."""
+
+
+class Recorder:
+    """Writes a run's record and holds its state.
+
+    Every event appends a line and checkpoints the state, so that a run can be killed at any time.
+    If a file named ``STOP`` appears in the run directory, or `stop` is called, the run ends after
+    the next checkpoint.
+
+    Args:
+        run: the run directory; closed if it cannot be restored.
+        parent: the main run of a baseline: its cache is shared but charged, and stopping either
+            stops both.
+        listener: receives each event, and call counts in between.
+
+    Attributes:
+        resumed: whether the state was restored from a checkpoint.
+        on_record: called with each further record of the method's memory.
+    """
+
+    def __init__(
+        self, run: RunDirectory, *, parent: Recorder | None = None, listener: Listener | None = None
+    ) -> None:
+        self.run = run
+        try:
+            stored = run.restore()
+            own = DiskCache(run.path / CACHE, step=run.step, recorded=run.cached)
+        except BaseException:
+            run.close()
+            raise
+        self.state = stored or OptimizationState()
+        self._pilot = _open_pilot(run) if parent is None else None
+        below = self._pilot if parent is None else parent.cache
+        self.cache: Cache = own if below is None else _Layered(own, below)
+        self._parent = parent
+        self._disk = own
+        self._listeners = [listener] if listener is not None else []
+        self.on_record: list[Listener] = []
+        self._stop = False
+        self._reported_problems = 0
+        self.resumed = stored is not None
+        self._meters: tuple[Meter, ...] = ()
+        self._calls = 0
+
+    def attach_meters(self, search: Meter, test: Meter) -> None:
+        """Restore the budget meters from the state, and store them in all further checkpoints."""
+        self._meters = (search, test)
+        for meter, stored in zip(self._meters, self.state.meters, strict=False):
+            meter.restore(stored)
+
+    def stop(self) -> None:
+        """Stop the run, and its main run, after the next checkpoint."""
+        self._stop = True
+        if self._parent is not None:
+            self._parent.stop()
+
+    def event(self, event: str, **facts: object) -> None:
+        """Record an event and checkpoint the state, after notes about damaged cache entries."""
+        spent = self._spent()
+        problems = self._disk.problems[self._reported_problems :]
+        rows: list[dict[str, object]] = [{"event": "note", "note": problem} for problem in problems]
+        rows.append({"event": event, **facts})
+        recorded = [{**row, "spent": spent, "at": time.time()} for row in rows]
+        for row in recorded:
+            self.run.append("events.jsonl", row)
+        self._reported_problems = len(self._disk.problems)
+        self.save()
+        for row in recorded:
+            self._notify(row)
+        self._stop_if_requested()
+
+    def subscribe(self, listener: Listener, *, on_record: Listener | None = None) -> None:
+        """Add a listener of all further events, and of further records of the method's memory."""
+        self._listeners.append(listener)
+        if on_record is not None:
+            self.on_record.append(on_record)
+
+    def _notify(self, event: Mapping[str, Any]) -> None:
+        for listener in self._listeners:
+            listener(event)
+
+    def save(self) -> None:
+        """Checkpoint the current state."""
+        self.state.meters = [meter.snapshot() for meter in self._meters]
+        self.run.checkpoint(self.state, self._disk.count)
+        self._disk.step = self.run.step
+
+    def _stop_if_requested(self) -> None:
+        """Stop if requested, unless the run is already done."""
+        if self._is_stop_requested() and not self.state.done:
+            self._remove_stop_files()
+            raise Interrupted(
+                f"stopped; progress is saved in {self.run.path}",
+                hint="run the same command to resume",
+            )
+
+    def _is_stop_requested(self) -> bool:
+        above = self._parent is not None and self._parent._is_stop_requested()
+        return self._stop or self.run.folder.kind(STOP) is not None or above
+
+    def _remove_stop_files(self) -> None:
+        self.run.folder.remove(STOP)
+        if self._parent is not None:
+            self._parent._remove_stop_files()
+
+    @property
+    def memory(self) -> RunMemory:
+        """Storage of the method across jobs."""
+        return RunMemory(self)
+
+    def trace(self, split: str, *, again: bool = False) -> OnTrace:
+        """Return a function that records traces of a split; ``again`` marks those of reruns."""
+        kind = {"split": split, "again": True} if again else {"split": split}
+
+        def record(example: Example, trace: Trace) -> None:
+            gold = {  # the fields that are short enough to display
+                k: v
+                for k, v in example.gold.items()
+                if isinstance(v, str | int | float) and len(str(v)) <= 300
+            }
+            row = to_json(trace if is_stored() else without_messages(trace))
+            self.run.append("traces.jsonl", {**kind, "gold": redact_values(gold), **row})
+
+        return record
+
+    def on_call(self, call: Call) -> None:
+        """Notify the listener of a finished call."""
+        self._calls += 1
+        if self._listeners:
+            self._notify({"event": "call", "component": call.component, "spent": self._spent()})
+
+    def on_notice(self, note: str) -> None:
+        """Notify the listener of something outside of the record, such as a wait for a rate limit."""
+        if self._listeners:
+            self._notify({"event": "notice", "note": note, "spent": self._spent()})
+
+    def _spent(self) -> dict[str, Any]:
+        if not self._meters:
+            return {}
+        usage = self._meters[0].usage + self._meters[1].usage
+        judged = self._meters[0].metric_usage + self._meters[1].metric_usage
+        # a part of the numbers below; only metrics that ask a model have any
+        own = {
+            "metric_calls": judged.calls,
+            "metric_tokens": judged.tokens,
+            "metric_cost": round(judged.cost, 9),
+        }
+        return {
+            **(own if judged.calls else {}),
+            "system_runs": round(self._meters[0].system_runs, 6),
+            "test_runs": round(self._meters[1].system_runs, 6),
+            "calls": usage.calls,
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "unpriced": usage.unpriced,
+            "cost": round(
+                usage.cost, 9
+            ),  # the order of summation varies: the last digits are not significant
+            "seconds": round(sum(meter.seconds for meter in self._meters), 3),
+        }
+
+    @property
+    def has_no_calls(self) -> bool:
+        """Whether no call has been answered yet."""
+        return not any(meter.runs for meter in self._meters) and not self._disk.count
+
+    def discard(self) -> None:
+        """Delete and close the run."""
+        self._disk.close()
+        self.run.discard()
+
+    def close(self) -> None:
+        """Close the files."""
+        self._disk.close()
+        if self._pilot is not None:
+            self._pilot.close()
+        self.run.close()
+
+
+def _open_pilot(run: RunDirectory) -> DiskCache | None:
+    """Return the calls of a dry run in a run directory, if there was one."""
+    if run.folder.kind(PILOT) != "folder":
+        return None
+    folder = run.folder.below(PILOT)
+    return DiskCache(folder.path / CACHE) if folder.kind(CACHE) == "file" else None
+
+
+class RunMemory:
+    """Storage of a method in the run directory; implements `compound.optimization.method.Memory`."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """JSON, stored with every checkpoint."""
+        return self._recorder.state.memory
+
+    @property
+    def folder(self) -> Path:
+        """Folder for files."""
+        return self._recorder.run.folder.below(MEMORY_FOLDER).make().path
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Append a record; it is durable from the next checkpoint on."""
+        self._recorder.run.append(MEMORY, record)
+        for listener in self._recorder.on_record:
+            listener(record)
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield the records so far."""
+        return self._recorder.run.read(MEMORY)
+
+
+class _Layered:
+    """A cache on top of another; entries of the other are copied, and charged like new calls."""
+
+    def __init__(self, own: DiskCache, parent: Cache) -> None:
+        self._own = own
+        self._parent = parent
+        self._borrowed: set[str] = set()
+
+    def get(self, key: str) -> Mapping[str, Any] | None:
+        found = self._own.get(key)
+        if found is None:
+            found = self._parent.get(key)
+            if found is not None:
+                self._own.put(key, found)
+                self._borrowed.add(key)
+        return found
+
+    def put(self, key: str, result: Mapping[str, Any]) -> None:
+        self._own.put(key, result)
+
+    def take_pending(self, key: str) -> bool:
+        if key in self._borrowed:
+            self._borrowed.discard(key)
+            return True
+        return self._own.take_pending(key)

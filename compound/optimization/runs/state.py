@@ -1,0 +1,269 @@
+"""State of an optimization run, as stored in its checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Annotated, Any, cast
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PlainSerializer,
+    PlainValidator,
+    PositiveInt,
+    ValidationError,
+)
+
+from compound.core.storage.artifacts import is_reference, leads_outside
+from compound.core.storage.records import Damaged
+from compound.core.storage.state import State, StateError, first_problem
+from compound.evaluation.evaluate import Evaluation, EvaluationDocument
+from compound.execution.budget import MeterState, StoredUsage
+from compound.optimization.budget_plan import BudgetPlan
+from compound.optimization.method import JobRecord, ScoredCandidate
+from compound.optimization.prices import Prices
+from compound.optimization.proposals import LedgerState
+from compound.optimization.runs.candidates import CandidateState
+
+
+def _evaluation(value: object) -> Evaluation:
+    """Return an evaluation, parsed from JSON if necessary."""
+    if isinstance(value, Evaluation):
+        return value
+    try:
+        stored = _StoredEvaluation.model_validate(value)
+    except ValidationError as error:
+        raise ValueError(first_problem(error)) from error
+    document = stored.model_dump(exclude_none=True)
+    return Evaluation.from_json(cast("EvaluationDocument", document))  # validated above
+
+
+class _StoredEvaluation(BaseModel):
+    """JSON of an evaluation, by `Evaluation.to_json`; a row is example, sample, score and failure."""
+
+    configuration: str
+    rows: list[tuple[str, int, float, tuple[str, str] | None]]
+    usage: StoredUsage
+    system_runs: NonNegativeFloat
+    bounds: tuple[float, float] | None = None
+    violation: str = ""
+    metric_usage: StoredUsage | None = None
+    pass_at: tuple[PositiveInt, FiniteFloat] | None = None
+
+
+StoredEvaluation = Annotated[
+    Evaluation,
+    PlainValidator(_evaluation),
+    PlainSerializer(Evaluation.to_json, return_type=dict[str, object]),
+]
+
+
+class JobState(State):
+    """The job in progress.
+
+    Attributes:
+        optimizer: name of the optimizer.
+        keys: the parameters that may be changed.
+        reason: numbers on which the scheduler based its choice.
+        share: system runs that the job may spend.
+        spent_before: system runs of the search when the job started.
+        proposal_limits: maximum usage of proposal requests of the whole run by the end of the job.
+        ledger_before: ledger of proposal requests when the job started.
+        progress: the optimizer's own state; ``None`` before its first checkpoint.
+        scored: candidates scored so far.
+    """
+
+    optimizer: str
+    keys: tuple[str, ...]
+    reason: dict[str, float]
+    share: float
+    spent_before: float
+    proposal_limits: dict[str, float]
+    ledger_before: LedgerState
+    progress: dict[str, object] | None = None
+    scored: list[ScoredCandidate] = Field(default_factory=list)
+
+
+class SearchState(State):
+    """The search on train and validation examples, after the initial evaluation.
+
+    Attributes:
+        plan: division of the budget.
+        free_runs: system runs left for jobs when the plan was made; ``None`` without a limit.
+        best: values of the best configuration: by default, the one with the highest validation
+            score.
+        incumbent: evaluation of the best configuration on the validation split.
+        supported: values of the last configuration that a test supported, at first the initial
+            ones.
+        promising: values of the configuration with the highest score of those that only scored
+            higher; ``None`` without one, or if a supported one scored higher since.
+        promising_score: its validation score.
+        working: values changed by jobs since the last decision.
+        jobs_in_round: number of jobs finished since the last decision.
+        decisions: number of decisions made.
+        skipped: numbers of the decisions without a test, because nothing was proposed.
+        idle_rounds: number of consecutive rounds without a change.
+        job: the job in progress.
+        history: records of the finished jobs.
+        tried: scored candidates of finished jobs.
+        stopped: why the search ended; ``""`` while it continues.
+        ledger: ledger of proposal requests.
+        prices: expected fractions of a system run, measured on the traces of the initial
+            evaluation.
+    """
+
+    plan: BudgetPlan
+    free_runs: float | None
+    best: dict[str, object]
+    incumbent: StoredEvaluation
+    supported: dict[str, object] = Field(default_factory=dict)
+    promising: dict[str, object] | None = None
+    promising_score: float | None = None
+    ledger: LedgerState
+    prices: Prices = Field(default_factory=Prices)
+    working: dict[str, object] = Field(default_factory=dict)
+    jobs_in_round: int = 0
+    decisions: int = 0
+    skipped: list[int] = Field(default_factory=list)
+    idle_rounds: int = 0
+    job: JobState | None = None
+    history: list[JobRecord] = Field(default_factory=list)
+    tried: list[ScoredCandidate] = Field(default_factory=list)
+    stopped: str = ""
+
+
+class FinalEvaluation(State):
+    """Evaluation of one configuration on the test split.
+
+    Attributes:
+        evaluation: ``None`` if the split was not evaluated.
+        skipped: why the budget did not allow it.
+    """
+
+    evaluation: StoredEvaluation | None = None
+    skipped: str = ""
+
+
+class OptimizationState(State):
+    """An optimization run.
+
+    Attributes:
+        announced: number of notes recorded before the first system run.
+        before: initial configuration on the validation split; ``None`` before its evaluation.
+        search: the search; ``None`` before the initial evaluation.
+        test_before: initial configuration on the test split; ``None`` before its evaluation.
+        test_after: best configuration on the test split.
+        meters: spending of the search and of the test split.
+        bounds_violation: the first score outside the bounds that the metric declares; ``""``
+            without one.
+        candidates: every configuration that was run, the initial one first.
+        memory: data that the method stores across jobs.
+        done: whether only the report is left.
+        reported: whether the report is written.
+    """
+
+    announced: int = 0
+    before: StoredEvaluation | None = None
+    search: SearchState | None = None
+    test_before: FinalEvaluation | None = None
+    test_after: FinalEvaluation | None = None
+    meters: list[MeterState] = Field(default_factory=list)
+    bounds_violation: str = ""
+    candidates: list[CandidateState] = Field(default_factory=list)
+    memory: dict[str, Any] = Field(default_factory=dict)
+    done: bool = False
+    reported: bool = False
+
+    @property
+    def best(self) -> dict[str, object] | None:
+        """Values of the best configuration; ``None`` before the initial evaluation."""
+        return None if self.search is None else self.search.best
+
+
+REMOVED = ("joint",)  # fields of a search that earlier versions stored
+FORMAT = 3
+
+
+class _Stored(BaseModel):
+    """The file ``checkpoint.json``."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    format: NonNegativeInt = 1
+    step: NonNegativeInt
+    lengths: dict[str, NonNegativeInt]
+    checksums: dict[str, str] = {}
+    cached: NonNegativeInt = 0
+    state: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint of a run.
+
+    Attributes:
+        step: number of checkpoints written so far.
+        lengths: lengths of the append-only files, to which they are truncated on resume.
+        checksums: checksums of their last lines.
+        cached: number of calls recorded in the cache.
+        state: state of the run.
+    """
+
+    step: int
+    lengths: Mapping[str, int]
+    checksums: Mapping[str, str]
+    cached: int
+    state: OptimizationState
+
+
+def read_checkpoint(value: Mapping[str, Any], appended: tuple[str, ...]) -> Checkpoint:
+    """Validate and return a checkpoint.
+
+    Args:
+        value: the JSON object.
+        appended: the append-only files whose lengths are required.
+
+    Raises:
+        Damaged: a value is missing or has the wrong type; the message names the first one.
+    """
+    try:
+        found = _Stored.model_validate(value)
+    except (ValidationError, RecursionError) as error:
+        raise Damaged(f"it is not a checkpoint of this version: {first_problem(error)}") from None
+    if found.format != FORMAT:
+        raise Damaged(f"it has format {found.format}, but this version reads format {FORMAT}")
+    if missing := [name for name in appended if name not in found.lengths]:
+        raise Damaged(f"it is not a checkpoint of this version: lengths.{missing[0]} is missing")
+    state = _state(found)
+    if state.search is not None:
+        search = state.search
+        parts = {"best": search.best, "working": search.working, "supported": search.supported}
+        for name, values in {**parts, "promising": search.promising or {}}.items():
+            _check_places(name, values)
+    return Checkpoint(found.step, found.lengths, found.checksums, found.cached, state)
+
+
+def _state(stored: _Stored) -> OptimizationState:
+    state, search = dict(stored.state), stored.state.get("search")
+    if isinstance(search, Mapping):
+        state["search"] = {name: value for name, value in search.items() if name not in REMOVED}
+    try:
+        return OptimizationState.from_json(state)
+    except StateError as error:
+        raise Damaged(error.message) from None
+
+
+def _check_places(part: str, values: Mapping[str, Any]) -> None:
+    """Reject a folder outside of the run."""
+    for key, value in values.items():
+        outside = is_reference(value) and leads_outside(value["path"])
+        if outside and not PurePosixPath(value["path"]).is_absolute():
+            raise Damaged(
+                f"state.search.{part}.{key} refers to {value['path']!r}, which is outside of the run"
+            )

@@ -1,1 +1,0 @@
-"""The facts of a run that reports show, read from its directory."""

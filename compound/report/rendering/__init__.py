@@ -1,1 +1,0 @@
-"""Render reports as HTML and Markdown."""

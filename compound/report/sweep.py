@@ -1,0 +1,465 @@
+"""Compare the runs of a sweep: facts, tables, and the page ``sweep.md``.
+
+Means are over seeds. All seeds are tested on the same examples, so an interval over seeds alone is
+too narrow if the runs hardly differ, and one over examples alone is too narrow if they differ a
+lot. The report shows the wider of the two; the facts have both.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypedDict
+
+from compound.core.engine import NO_USAGE
+from compound.core.errors import RunDirectoryError
+from compound.core.formatting import plural
+from compound.evaluation.evaluate import Evaluation, joint_bounds
+from compound.evaluation.statistics import (
+    UNIT,
+    Bounds,
+    cluster_mean_interval,
+    difference_bounds,
+    interval_of_means,
+)
+from compound.optimization.runs.events import is_supported
+from compound.report.facts import SPENDING
+from compound.report.record import Facts, Record, items_of, to_strict_json, totals
+from compound.report.rendering import (
+    NONE,
+    Block,
+    Bullets,
+    Columns,
+    Section,
+    Table,
+    markdown_page,
+    tabulate,
+)
+from compound.report.sections import SPENDING as SPENDING_COLUMNS
+from compound.report.sections import supported
+from compound.report.text import align_columns, count, interval, number, seconds, signed
+from compound.report.training import method_training
+from compound.report.training_section import mebibytes
+from compound.report.writing import join_blocks
+
+UNOPTIMIZED = "unoptimized"
+SPREAD_SEEDS = 3  # fewest seeds with a reported spread
+FEW_INPUTS = 10  # an interval over fewer inputs is marked
+TRAINED = ("steps", "sampled", "tokens", "sample_seconds", "train_seconds", "memory")
+SHOWN = (
+    "method",
+    "n",
+    "test",
+    "gain on test",
+    "supported",
+    "search runs",
+)  # columns for a terminal
+READING = (
+    "Each row is the mean over its finished seeds. Gains are paired: the score after optimization "
+    "minus the score before it, for the same example in the same run.",
+    "Brackets are 95 % confidence intervals: the wider of the interval over seeds and the "
+    "interval over test examples (each averaged over seeds); n is seeds × test examples. With one "
+    "seed, the interval is over examples and does not cover the variation between seeds; two "
+    "seeds estimate that variation poorly.",
+    "The spread is the standard deviation of the seeds' means and their range, for three or more "
+    "seeds.",
+    "The rows constant and direct call are controls on the same test examples: one answer for all "
+    "inputs, chosen on train, and one call of the model with the inputs, without the system. "
+    "Their cost is outside the budgets of the runs.",
+    "Accepted is summed over all seeds; runs, calls, tokens, cost and time are means over seeds.",
+)
+
+
+class SweepRun(TypedDict):
+    """A run; its status is ``finished``, ``failed``, ``not applicable`` or ``unfinished``."""
+
+    file: str
+    method: str
+    seed: int
+    run: str
+    status: str
+    reason: str
+
+
+class ControlRun(TypedDict):
+    """A control of one file and seed; its status is ``finished``, ``skipped`` or ``failed``.
+
+    ``name`` is ``constant`` or ``direct call``; ``choice`` is the answer that is given, or the
+    model.
+    """
+
+    file: str
+    name: str
+    seed: int
+    status: str
+    reason: str
+    choice: str
+    evaluation: Evaluation | None
+    seconds: float
+
+
+def compare(
+    planned: Sequence[SweepRun],
+    folder: Path,
+    budgets: Mapping[str, Mapping[str, float | None]],
+    controls: Sequence[ControlRun] = (),
+) -> Facts:
+    """Return all values of the page, as JSON types.
+
+    Args:
+        planned: for each run its file, method, seed, directory in the folder, status, and the
+        reason for it.
+        folder: the sweep's directory.
+        budgets: the limits of each run of a file.
+        controls: the controls evaluated so far.
+    """
+    runs = [_Run(row, folder) for row in planned]
+    files, methods, seeds = (
+        list(dict.fromkeys(row[name] for row in planned)) for name in ("file", "method", "seed")
+    )
+    facts = {
+        "files": files,
+        "methods": methods,
+        "seeds": seeds,
+        "budgets": dict(budgets),
+        "rows": [row for file in files for row in _rows(str(file), runs, controls)],
+        "accuracy": [
+            row
+            for file in files
+            for method in methods
+            for row in _accuracies([run for run in runs if run.is_of(file, method)])
+        ],
+        "runs": [run.facts() for run in runs],
+        "controls": [_control(run) for run in controls],
+    }
+    return to_strict_json(facts)
+
+
+class _Run:
+    """A run of the sweep, read from its directory."""
+
+    def __init__(self, row: SweepRun, folder: Path) -> None:
+        self.row = row
+        self.done = row["status"] == "finished"
+        self.record = Record.read(folder / row["run"]) if self.done else None
+        before, after = self._scores("test_before"), self._scores("test_after")
+        self.before, self.after = before, after
+        self.gains = {
+            example: after[example] - before[example] for example in before if example in after
+        }
+        decisions = self.record.all("decision") if self.record else []
+        self.verdicts = [is_supported(event) for event in decisions]
+        self.training = _training(self.record) if self.record else None
+        self.accuracy = _accuracy(self.record) if self.record else {}
+
+    def is_of(self, file: object, method: object) -> bool:
+        """Return whether this is a finished run of a method on a file."""
+        return self.done and (self.row["file"], self.row["method"]) == (file, method)
+
+    def _scores(self, name: str) -> dict[str, float]:
+        """Return the test scores by example; empty if the test split was not read."""
+        evaluation = self.record.evaluation(name) if self.record else None
+        return evaluation.by_example() if evaluation else {}
+
+    @property
+    def bounds(self) -> Bounds | None:
+        """Range of the scores for intervals, if it is known."""
+        names = ("before", "test_before", "test_after")
+        found = [each for name in names if self.record and (each := self.record.evaluation(name))]
+        return joint_bounds(*(each.range for each in found))
+
+    def facts(self) -> Facts:
+        return {
+            **self.row,
+            "test_before": _mean(self.before.values()),
+            "test_after": _mean(self.after.values()),
+            "gain": _mean(self.gains.values()),
+            "accepted": sum(self.verdicts),
+            "decisions": len(self.verdicts),
+            **items_of(self.record.spent if self.record else {}, SPENDING),
+            "accuracy": self.accuracy,
+            "training": self.training,
+        }
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _training(record: Record) -> Facts | None:
+    """Return the cost of weight training in a run, or ``None`` if it trained no weights."""
+    try:
+        found = method_training(record)
+    except (
+        RunDirectoryError
+    ):  # scores do not depend on these records; the run's report shows the error
+        return None
+    return items_of(found["totals"], TRAINED) if found else None
+
+
+def _accuracy(record: Record) -> Facts:
+    """Return the latest held-out ranking accuracy of each component's local reward."""
+    history = record.state.search.history if record.state.search else []
+    found = (job.facts["accuracy"] for job in reversed(history) if job.facts.get("accuracy"))
+    return next(found, {})
+
+
+def _rows(file: str, runs: Sequence[_Run], controls: Sequence[ControlRun]) -> Iterator[Facts]:
+    """Yield the rows of one file: the unoptimized systems, the controls, and every method."""
+    mine = [run for run in runs if run.row["file"] == file]
+    done = [run for run in mine if run.done]
+    first = {run.row["seed"]: run for run in reversed(done)}.values()
+    bounds = joint_bounds(*(run.bounds for run in first))
+    row: Facts = {"file": file, "control": None, "gain": None}
+    seeds = sorted(run.row["seed"] for run in first)
+    test = pooled([run.before for run in first], bounds)
+    yield {**row, "method": UNOPTIMIZED, "seeds": seeds, "test": test}
+    for name in dict.fromkeys(run["name"] for run in controls):
+        found = [run for run in controls if (run["file"], run["name"]) == (file, name)]
+        yield from _control_rows(row, name, found)
+    for method in dict.fromkeys(run.row["method"] for run in runs):
+        yield {**row, "method": method, **_method([r for r in done if r.row["method"] == method])}
+
+
+def _method(runs: Sequence[_Run]) -> Facts:
+    """Return a method's results on one file."""
+    bounds = joint_bounds(*(run.bounds for run in runs))
+    verdicts = [*chain.from_iterable(run.verdicts for run in runs)]
+    spent = [run.record.spent for run in runs if run.record]
+    return {
+        "seeds": sorted(run.row["seed"] for run in runs),
+        "test": pooled([run.after for run in runs], bounds),
+        "gain": pooled([run.gains for run in runs], difference_bounds(bounds)),
+        "accepted": sum(verdicts),
+        "decisions": len(verdicts),
+        **{name: _mean([each.get(name) or 0 for each in spent]) for name in SPENDING},
+        "training": _mean_training([run.training for run in runs if run.training]),
+    }
+
+
+def _mean_training(runs: Sequence[Facts]) -> Facts | None:
+    """Return the mean cost of training over the runs that recorded it, and the peak memory."""
+    if not runs:
+        return None
+    means = {name: _mean([run[name] for run in runs]) for name in TRAINED}
+    memory = max((run["memory"] for run in runs if run["memory"] is not None), default=None)
+    return {**means, "memory": memory, "seeds": len(runs)}
+
+
+def _control_rows(row: Facts, name: str, runs: Sequence[ControlRun]) -> Iterator[Facts]:
+    """Yield the row of a control, over the seeds for which it was evaluated, if there are any."""
+    done = [(run, found) for run in runs if (found := run["evaluation"])]
+    if not done:
+        return
+    results = [_control(run) for run, _ in done]
+    spent = {name: _mean([r[name] for r in results]) for name in SPENDING if name in results[0]}
+    bounds = joint_bounds(*(evaluation.range for _, evaluation in done))
+    choices = ", ".join(dict.fromkeys(run["choice"] for run, _ in done))
+    yield {
+        **row,
+        "method": f"{name}: {choices}",
+        "control": name,
+        "seeds": sorted(run["seed"] for run, _ in done),
+        "test": pooled([evaluation.by_example() for _, evaluation in done], bounds),
+        **spent,
+    }
+
+
+def _control(run: ControlRun) -> Facts:
+    """Return a control with its results, as JSON types."""
+    evaluation = run["evaluation"]
+    return {
+        **items_of(run, ("file", "name", "seed", "status", "reason", "choice", "seconds")),
+        "test": evaluation.mean if evaluation else None,
+        "failed": evaluation.failed if evaluation else 0,
+        **totals(evaluation.usage if evaluation else NO_USAGE),
+    }
+
+
+def _accuracies(runs: Sequence[_Run]) -> Iterator[Facts]:
+    """Yield the ranking accuracy of each component's local reward, averaged over seeds."""
+    for component in dict.fromkeys(chain.from_iterable(run.accuracy for run in runs)):
+        mine = [run.accuracy[component] for run in runs if component in run.accuracy]
+        found = interval_of_means([m["mean"] for m in mine], bounds=UNIT).to_json()
+        source = mine[0] if len(mine) == 1 else found
+        yield {
+            **items_of(runs[0].row, ("file", "method")),
+            "component": component,
+            "mean": found["mean"],
+            **items_of(source, ("low", "high")),
+            "seeds": len(mine),
+            "pairs": _mean([m["pairs"] for m in mine]),
+            "inputs": _mean([m["inputs"] for m in mine]),
+        }
+
+
+def pooled(seeds: Sequence[Mapping[str, float]], bounds: Bounds | None = None) -> Facts | None:
+    """Return the mean over seeds with the wider of the intervals over seeds and over examples.
+
+    ``spread`` is the standard deviation of the seeds' means and their range, ``None`` with fewer
+    than three seeds. ``few`` tells whether the interval is from fewer than ten inputs.
+
+    Args:
+        seeds: for each seed, a number for each example.
+        bounds: the minimum and maximum possible number, if known.
+
+    >>> found = pooled([{"a": 1.0, "b": 0.5}, {"a": 1.0, "b": 0.5}], (0.0, 1.0))
+    >>> found["mean"], found["over"], found["seeds"], found["examples"]
+    (0.75, 'examples', 2, 2)
+    """
+    read = [scores for scores in seeds if scores]
+    if not read:
+        return None
+    means = [sum(scores.values()) / len(scores) for scores in read]
+    groups: dict[str, list[float]] = defaultdict(list)
+    for example, value in chain.from_iterable(scores.items() for scores in read):
+        groups[example].append(value)
+    intervals = {
+        "seeds": interval_of_means(means, bounds=bounds),
+        "examples": cluster_mean_interval(groups.values(), bounds=bounds),
+    }
+    widths = {name: found.high - found.low for name, found in intervals.items()}
+    known = {name: width for name, width in widths.items() if math.isfinite(width)}
+    over = max(known, key=known.__getitem__) if known else None
+    mean = sum(means) / len(means)
+    sd = statistics.stdev(means) if len(means) >= SPREAD_SEEDS else None
+    return {
+        "mean": mean,
+        "low": min(mean, intervals[over].low) if over else None,
+        "high": max(mean, intervals[over].high) if over else None,
+        "over": over,
+        "intervals": {name: found.to_json() for name, found in intervals.items()},
+        "seeds": len(read),
+        "examples": len(groups),
+        "spread": None if sd is None else {"sd": sd, "low": min(means), "high": max(means)},
+        "few": len(groups) < FEW_INPUTS,
+    }
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+
+def sweep_page(facts: Facts) -> str:
+    """Return the page ``sweep.md``."""
+    parts = [Section(file, [*_blocks(facts, file)]) for file in facts["files"]]
+    if notes := missing(facts):
+        parts.append(Section("Not in the tables", [Bullets(notes)]))
+    parts.append(Section("How to read this", [Bullets(READING)]))
+    return markdown_page("Sweep", [_sentence(facts)], parts)
+
+
+def _blocks(facts: Facts, file: str) -> Iterator[Block]:
+    budget = facts["budgets"][file].items()
+    limits = ", ".join(f"{name.replace('_', ' ')} {limit:g}" for name, limit in budget)
+    yield f"Budget of each run: {limits or 'no limit'}."
+    yield methods_of_file(facts, file)
+    yield few_inputs(facts, file)
+    rewards = [row for row in facts["accuracy"] if row["file"] == file]
+    if rewards:
+        yield "Held-out ranking accuracy of local rewards, mean over seeds:"
+        yield tabulate(rewards, ACCURACY)
+    trained = trainings_of_file(facts, file)
+    if trained.rows:
+        yield "Weight training, mean over seeds; peak memory is the maximum:"
+        yield trained
+
+
+def sweep_summary(facts: Facts) -> str:
+    """Return the summary that a terminal shows at the end of a sweep."""
+    blocks = [[_sentence(facts)]]
+    for file in facts["files"]:
+        found = methods_of_file(facts, file)
+        kept = [i for i, heading in enumerate(found.headings) if heading in SHOWN]
+        rows = [[row[i] for i in kept] for row in (found.headings, *found.rows)]
+        blocks.append([file, *align_columns(rows), *filter(None, [few_inputs(facts, file)])])
+    return join_blocks([*blocks, missing(facts)])
+
+
+def _sentence(facts: Facts) -> str:
+    statuses = [run["status"] for run in facts["runs"]]
+    counts = [f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses)]
+    parts = [plural(len(facts[f"{name}s"]), name) for name in ("file", "method", "seed")]
+    return f"{', '.join(parts)}: {plural(len(statuses), 'run')}, {', '.join(counts)}."
+
+
+def methods_of_file(facts: Facts, file: str) -> Table:
+    """Return the table of one file: the unoptimized system, the controls, and every method."""
+    mine = [row for row in facts["rows"] if row["file"] == file]
+    has_spread = any(spread(row["test"]) for row in mine)  # not with fewer than three seeds
+    columns: Columns = {
+        "method": lambda row: row["method"],
+        "#n": lambda row: _size(row["test"]),
+        "#test": lambda row: interval(row["test"]),
+        **({"#spread over seeds": lambda row: spread(row["test"]) or NONE} if has_spread else {}),
+        "#gain on test": lambda row: interval(row["gain"], signed),
+        "#supported": lambda row: supported(row) if row["test"] else NONE,
+        **SPENDING_COLUMNS,
+    }
+    return tabulate(mine, columns)
+
+
+def _size(test: Facts | None) -> str:
+    return f"{test['seeds']} × {test['examples']}" if test else NONE
+
+
+def spread(test: Mapping[str, Any] | None) -> str:
+    """Format the spread over seeds; ``""`` with fewer than three."""
+    found = test.get("spread") if test else None  # sweeps of earlier versions have none
+    if not found:
+        return ""
+    return f"sd {number(found['sd'])}, {number(found['low'])} to {number(found['high'])}"
+
+
+def few_inputs(facts: Facts, file: str) -> str:
+    """Return a note on rows whose intervals are from few inputs, or ``""``."""
+    tests = {row["method"]: row["test"] for row in facts["rows"] if row["file"] == file}
+    found = [method for method, test in tests.items() if test and test.get("few")]
+    return f"Intervals from fewer than {FEW_INPUTS} inputs: {', '.join(found)}." if found else ""
+
+
+ACCURACY: Columns = {
+    "method": lambda row: row["method"],
+    "component": lambda row: row["component"],
+    "#accuracy": interval,
+    "#seeds": lambda row: count(row["seeds"]),
+    "#pairs each": lambda row: count(row["pairs"]),
+    "#inputs each": lambda row: count(row["inputs"]),
+}
+TRAINING: Columns = {
+    "method": lambda row: row["method"],
+    "#seeds": lambda row: count(row["training"]["seeds"]),
+    "#steps": lambda row: count(row["training"]["steps"]),
+    "#tokens sampled": lambda row: count(row["training"]["sampled"]),
+    "#tokens trained": lambda row: count(row["training"]["tokens"]),
+    "#sampling": lambda row: seconds(row["training"]["sample_seconds"]),
+    "#training": lambda row: seconds(row["training"]["train_seconds"]),
+    "#peak memory": lambda row: mebibytes(row["training"]["memory"]),
+}
+
+
+def trainings_of_file(facts: Facts, file: str) -> Table:
+    """Return the table of the cost of weight training in one file's runs."""
+    mine = [row for row in facts["rows"] if row["file"] == file and row.get("training")]
+    return tabulate(mine, TRAINING)
+
+
+def missing(facts: Facts) -> list[str]:
+    """Return notes on runs and controls that are not in the tables or have no test score."""
+    seeds: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    controls = [{**each, "method": f"control {each['name']!r}"} for each in facts["controls"]]
+    for run in (*facts["runs"], *controls):
+        reason = f"{run['status']}: {run['reason']}" if run["reason"] else run["status"]
+        if run["status"] == "finished":
+            unread = run.get("test_after", run.get("test")) is None
+            reason = "finished, but the test split was not read" if unread else ""
+        if reason:
+            seeds[run["file"], run["method"], reason].append(str(run["seed"]))
+    return [
+        f"{file}, {method}, seed{'s' if len(affected) > 1 else ''} {', '.join(affected)}: {reason}"
+        for (file, method, reason), affected in seeds.items()
+    ]

@@ -1,0 +1,195 @@
+"""Format numbers, intervals, values and text differences for reports."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from difflib import SequenceMatcher, unified_diff
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Literal
+
+from compound.core.storage.artifacts import is_reference
+
+Piece = tuple[Literal["same", "old", "new"], str]
+
+LONG = 600  # maximum characters of a value to show
+ALIKE = 0.4  # below this similarity, texts are shown one after the other
+WORDS = 4_000  # above this many words, compare lines: the comparison takes quadratic time
+
+# Control characters and bidirectional marks, which could disguise text: shown by their code.
+_CODES = [*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A), 0xFEFF]
+_UNSEEN = {code: f"\\u{code:04x}" for code in _CODES if code not in (9, 10)}
+
+
+def escape_invisible(document: str) -> str:
+    """Escape control characters, bidirectional marks and lone surrogates.
+
+    >>> escape_invisible("a\\x00b\\ud800 é")
+    'a\\\\u0000b\\\\ud800 é'
+    """
+    return document.translate(_UNSEEN).encode("utf-8", "backslashreplace").decode()
+
+
+def number(value: float | None) -> str:
+    """Format a score with three decimals, or fewer for large values.
+
+    >>> number(0.5), number(-0.25), number(1234.5678), number(None)
+    ('0.500', '−0.250', '1,234.6', '–')
+    """
+    if value is None:
+        return "–"
+    text = f"{value:.3f}" if abs(value) < 1000 else f"{value:,.1f}"
+    return "0.000" if text == "-0.000" else text.replace("-", "−")
+
+
+def signed(value: float | None) -> str:
+    """Format a difference with its sign."""
+    text = number(value)
+    return f"+{text}" if value is not None and value > 0 else text
+
+
+def limits(summary: Mapping[str, Any]) -> str:
+    """Format the limits of an interval in brackets, ``""`` if there is no interval."""
+    if summary["low"] is None:
+        return ""
+    return f"[{number(summary['low'])}, {number(summary['high'])}]"
+
+
+def interval(
+    summary: Mapping[str, Any] | None, form: Callable[[float | None], str] = number
+) -> str:
+    """Format a mean with its limits."""
+    return f"{form(summary['mean'])} {limits(summary)}".strip() if summary else "–"
+
+
+def p_value(p: float | None) -> str:
+    """Format a p-value or a level with three significant digits.
+
+    >>> p_value(0.00001), p_value(0.025), p_value(0.123456), p_value(1.0)
+    ('< 0.0001', '0.025', '0.123', '1')
+    """
+    if p is None:
+        return "–"
+    return "< 0.0001" if p < 1e-4 else f"{float(f'{p:.3g}'):.7f}".rstrip("0").rstrip(".")
+
+
+def count(value: float | None) -> str:
+    """Format a count; fractions of runs keep one decimal, small ones three digits.
+
+    >>> count(12_000), count(2.25), count(0.004), count(0)
+    ('12,000', '2.2', '0.004', '0')
+    """
+    if value is None:
+        return "–"
+    if 0 < abs(value) < 0.1:
+        return f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value - round(value)) < 0.05 else f"{value:,.1f}"
+
+
+def money(value: float | None, unpriced: float | None = 0) -> str:
+    """Format an amount in US dollars; ``unpriced`` is the number of calls with an unknown price.
+
+    >>> money(0.0), money(0.0, unpriced=3), money(1.5, unpriced=3)
+    ('$0', 'unknown cost', 'at least $1.50')
+    """
+    if value is None:
+        return "–"
+    if unpriced:
+        return f"at least {money(value)}" if value else "unknown cost"
+    if value >= 1:
+        return f"${value:,.2f}"
+    return f"${value:.4f}" if value >= 0.001 else f"${value:.3g}" if value else "$0"
+
+
+def seconds(value: float | None) -> str:
+    """Format a duration in seconds.
+
+    >>> seconds(0.004), seconds(3.21), seconds(75), seconds(7300)
+    ('0.0 s', '3.2 s', '1 min 15 s', '2 h 1 min')
+    """
+    if value is None:
+        return "–"
+    if value < 60:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def clip(text: str, limit: int = LONG) -> str:
+    """Truncate a long text and append its length."""
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text):,} characters)"
+
+
+def shown(value: object, limit: int = LONG) -> str:
+    """Format a value: strings unchanged, floats with six digits, everything else as JSON.
+
+    >>> shown(0.1234567), shown([1]), shown({"path": "memory/model-9f", "sha256": "9f"})
+    ('0.123457', '[1]', 'stored in model-9f')
+    """
+    if is_reference(value):
+        value = f"stored in {Path(value['path']).name}"
+    if isinstance(value, float):
+        value = f"{value:.6g}"
+    return clip(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), limit)
+
+
+def line(value: object, limit: int = 120) -> str:
+    """Format a value on one line."""
+    return clip(" ".join(shown(value, 10 * limit).split()), limit)
+
+
+def word_diff(before: str, after: str) -> list[Piece]:
+    """Return the pieces that two texts share and those that only one has, in reading order.
+
+    >>> word_diff("Answer the question.", "Answer in a few words.")
+    [('same', 'Answer '), ('old', 'the question'), ('new', 'in a few words'), ('same', '.')]
+    """
+    old, new = _tokens(before), _tokens(after)
+    if len(old) + len(new) > WORDS:
+        old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
+    matcher = SequenceMatcher(None, old, new, autojunk=False)
+    if matcher.ratio() < ALIKE:
+        return _changed(before, after)
+    steps = matcher.get_opcodes()
+    runs: list[tuple[bool, str, str]] = []
+    for place, (operation, a, b, c, d) in enumerate(steps):
+        gone, come = "".join(old[a:b]), "".join(new[c:d])
+        blank_between = gone.isspace() and 0 < place < len(steps) - 1
+        runs.append((operation == "equal" and not blank_between, gone, come))
+    pieces: list[Piece] = []
+    for same, group in groupby(runs, key=itemgetter(0)):
+        gone, come = ("".join(texts) for texts in zip(*[run[1:] for run in group], strict=True))
+        pieces += [("same", gone)] if same else _changed(gone, come)
+    return pieces
+
+
+def _changed(gone: str, come: str) -> list[Piece]:
+    pieces: list[Piece] = [("old", gone), ("new", come)]
+    return [piece for piece in pieces if piece[1]]
+
+
+def _tokens(text: str) -> list[str]:
+    return re.findall(r"\s+|\w+|[^\w\s]", text)
+
+
+def line_diff(before: str, after: str) -> list[str]:
+    """Return the lines of both texts, each prefixed by ``-``, ``+`` or a space.
+
+    >>> line_diff("one\\ntwo", "one\\n2")
+    [' one', '-two', '+2']
+    """
+    old, new = before.split("\n"), after.split("\n")
+    return list(unified_diff(old, new, lineterm="", n=len(old) + len(new)))[3:]
+
+
+def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows of cells as lines of equal columns.
+
+    >>> align_columns([["method", "test"], ["hbc", "0.5"]])
+    ['method  test', 'hbc     0.5']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

@@ -1,0 +1,395 @@
+"""The trackers: MLflow, TensorBoard, Trackio, and Weights & Biases.
+
+The environment variables of each library state where runs are stored. Trackio's storage is written
+directly: ``trackio.log`` writes in a thread of its own, prints to the standard output, and asks the
+Hub for the user.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import struct
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compound.core.errors import RunDirectoryError
+from compound.core.security.sanitize import sanitize_text
+from compound.core.security.untrusted import UntrustedFolder
+from compound.report.trackers.tracking import Status, TrackedRun
+
+if TYPE_CHECKING:
+    import wandb
+    from mlflow.entities import Run
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+PARENT = "mlflow.parentRunId"  # shows the run below its parent
+MLFLOW_TAG = "compound.run"  # tag of all runs that were started here
+STATUSES: Mapping[Status, str] = {
+    "finished": "FINISHED",
+    "interrupted": "KILLED",
+    "failed": "FAILED",
+}
+BATCH = 100  # maximum number of parameters per request
+ABSENT = (
+    "RESOURCE_DOES_NOT_EXIST",
+    "INVALID_PARAMETER_VALUE",
+)  # no such run, or an id of another kind of store
+
+
+class MLflowTracker:
+    """Logs to a run of the experiment ``MLFLOW_EXPERIMENT_NAME``, by default named like the system."""
+
+    def __init__(self) -> None:
+        from mlflow import MlflowClient
+
+        os.environ.setdefault(
+            "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2"
+        )  # by default it tries for minutes
+        self._client = MlflowClient()
+        self._id = ""
+
+    @property
+    def server(self) -> str:
+        """The address of the server, or ``""`` if runs are stored on this machine."""
+        address = str(self._client.tracking_uri)
+        return address if address.startswith(("http://", "https://")) else ""
+
+    def start(self, run: TrackedRun, previous: str) -> str:
+        """Start or continue a run."""
+        from mlflow.entities import Param
+
+        found = self._find(previous)
+        if found is None:
+            tags = {MLFLOW_TAG: str(run.folder.absolute())}
+            if run.parent:
+                tags[PARENT] = run.parent
+            found = self._client.create_run(self._experiment(run), tags=tags, run_name=run.name)
+        else:
+            self._client.update_run(previous, status="RUNNING")
+        self._id = str(found.info.run_id)
+        # parameters cannot change: those of a resumed run keep their first values
+        new = [Param(k, v) for k, v in run.parameters.items() if k not in found.data.params]
+        for first in range(0, len(new), BATCH):
+            self._client.log_batch(self._id, params=new[first : first + BATCH])
+        return self._id
+
+    def log(self, metrics: Mapping[str, float], system_runs: float, at: float, point: int) -> None:
+        """Log metrics at a step, the rounded number of system runs."""
+        from mlflow.entities import Metric
+
+        step = round(system_runs)
+        rows = [Metric(name, value, int(1000 * at), step) for name, value in metrics.items()]
+        for first in range(0, len(rows), BATCH):
+            self._client.log_batch(self._id, metrics=rows[first : first + BATCH])
+
+    def finish(self, status: Status, files: Sequence[Path]) -> None:
+        """Upload files, and end the run."""
+        for path in files:
+            self._client.log_artifact(self._id, str(path))
+        self._client.set_terminated(self._id, STATUSES[status])
+
+    def _find(self, previous: str) -> Run | None:
+        """Return the run with an id, unless it was deleted, belongs to another server, or is none of ours.
+
+        The id is read from the run directory, whose author could name any run.
+        """
+        from mlflow.exceptions import MlflowException
+
+        if not previous:
+            return None
+        try:
+            found = self._client.get_run(previous)
+        except MlflowException as error:
+            if error.error_code in ABSENT:
+                return None
+            raise
+        return (
+            found
+            if found.info.lifecycle_stage == "active" and MLFLOW_TAG in found.data.tags
+            else None
+        )
+
+    def _experiment(self, run: TrackedRun) -> str:
+        """Return the id of the experiment, which is created if it does not exist."""
+        if run.parent:
+            return str(self._client.get_run(run.parent).info.experiment_id)
+        if identity := os.environ.get("MLFLOW_EXPERIMENT_ID"):
+            return identity
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or sanitize_text(run.system)
+        found = self._client.get_experiment_by_name(name)
+        return str(
+            found.experiment_id if found is not None else self._client.create_experiment(name)
+        )
+
+
+FOLDER = "tensorboard"  # in the run directory
+PREFIX = "events.out.tfevents."  # of the names of event files
+PARAMETERS = "parameters"  # tag of the table of parameters
+LONGEST = 16 * 2**20  # bytes of a record
+FRAME = (
+    16  # bytes that a record of an event file has in addition to its content: length and checksums
+)
+
+
+class TensorboardTracker:
+    """Logs to one event file in the folder ``tensorboard`` of the run directory.
+
+    A point is one record of the file, so that the points of earlier sessions can be counted: a
+    point that was written but not acknowledged before the process was killed is not written again.
+    The id of a run is the name of its file.
+    """
+
+    def __init__(self) -> None:
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._record_writer = RecordWriter
+        self._writer: RecordWriter | None = None
+        self._held = 0  # points in the file
+
+    def start(self, run: TrackedRun, previous: str) -> str:
+        """Create the event file or continue it, without a record that was cut off."""
+        folder = UntrustedFolder(run.folder).below(FOLDER).make()
+        found = [name for name in folder.names() if name.startswith(PREFIX)]
+        name = found[0] if found else f"{PREFIX}{int(time.time()):010d}.{secrets.token_hex(4)}"
+        size = 0
+        for record in _records(folder, name):
+            size += len(record) + FRAME
+            self._held += _is_point(record)
+        if size < folder.size(name):
+            folder.truncate(name, size)
+        self._writer = self._record_writer(folder.appender(name))
+        if not size:
+            self._write(_header())
+            self._write(_parameters(run.parameters))
+        return name
+
+    def log(self, metrics: Mapping[str, float], system_runs: float, at: float, point: int) -> None:
+        """Write scalars at a step, the rounded number of system runs, unless the file has the point."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        if point < self._held:
+            return
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        self._write(Event(wall_time=at, step=round(system_runs), summary=Summary(value=values)))
+
+    def finish(self, status: Status, files: Sequence[Path]) -> None:
+        """Close the event file; the other files stay where they are, in the run directory."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _write(self, event: Event) -> None:
+        if self._writer is None:
+            raise RuntimeError("the run was not started")
+        self._writer.write(event.SerializeToString())
+        self._writer.flush()
+
+
+def _header() -> Event:
+    """Return the first record of an event file."""
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    return Event(wall_time=time.time(), file_version="brain.Event:2")
+
+
+def _parameters(parameters: Mapping[str, str]) -> Event:
+    """Return a Markdown table of the parameters, which the Text tab shows."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.types_pb2 import DT_STRING
+
+    rows = [f"| {name} | {_cell(value)} |" for name, value in parameters.items()]
+    text = "\n".join(["| parameter | value |", "| --- | --- |", *rows])
+    tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()])
+    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+    value = Summary.Value(tag=PARAMETERS, metadata=metadata, tensor=tensor)
+    return Event(wall_time=time.time(), summary=Summary(value=[value]))
+
+
+def _cell(value: str) -> str:
+    return sanitize_text(value).replace("|", "\\|").replace("\n", " ")
+
+
+def _is_point(record: bytes) -> bool:
+    """Return whether a record is a point.
+
+    Raises:
+        RunDirectoryError: it is no event.
+    """
+    from google.protobuf.message import DecodeError
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    try:
+        values = Event.FromString(record).summary.value
+    except DecodeError:
+        raise RunDirectoryError(
+            "the event file of TensorBoard has a record that is no event"
+        ) from None
+    return any(value.HasField("simple_value") for value in values)
+
+
+def _records(folder: UntrustedFolder, name: str) -> Iterator[bytes]:
+    """Yield the complete records of an event file, up to a damaged one; none if it does not exist.
+
+    A record consists of its length, the checksum of that, its content and the checksum of the
+    content. The file is read here, as TensorBoard's own loader reads records of any length into
+    memory.
+
+    Raises:
+        RunDirectoryError: a record is longer than any that this tracker writes.
+    """
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
+    if folder.kind(name) is None:
+        return
+    with folder.reader(name) as file:
+        while len(header := file.read(12)) == 12:
+            size, checksum = struct.unpack("<QI", header)
+            if masked_crc32c(header[:8]) != checksum:
+                return
+            if size > LONGEST:
+                raise RunDirectoryError(
+                    f"{folder.place(name)} has a record of {size} bytes", hint="remove the file"
+                )
+            record, end = file.read(size), file.read(4)
+            if len(end) < 4 or struct.unpack("<I", end) != (masked_crc32c(record),):
+                return
+            yield record
+
+
+TRACKIO_PARAMETER = "compound.run"  # parameter of all runs that were started here
+
+
+class TrackioTracker:
+    """Logs to a run of the project ``TRACKIO_PROJECT``, by default named like the system."""
+
+    def __init__(self) -> None:
+        from trackio.sqlite_storage import SQLiteStorage
+
+        self._storage = SQLiteStorage
+        self._id = ""
+        self._name = ""
+        self._project = ""
+        self._config: Mapping[str, str | None] | None = None  # stored with the next point
+
+    def start(self, run: TrackedRun, previous: str) -> str:
+        """Start or continue a run; baselines are in the group of their main run."""
+        self._project = os.environ.get("TRACKIO_PROJECT") or sanitize_text(run.system)
+        self._storage.validate_project_name(self._project)
+        self._storage.init_db(self._project)
+        self._name = run.name
+        if previous and self._is_own(previous):
+            self._id = previous
+            return previous
+        self._id = secrets.token_hex(16)
+        reserved = {
+            "_Group": run.parent or self._id,
+            "_Created": _text(datetime.now(UTC)),
+            "_Username": None,
+        }
+        self._config = {**run.parameters, TRACKIO_PARAMETER: str(run.folder.absolute()), **reserved}
+        return self._id
+
+    def log(self, metrics: Mapping[str, float], system_runs: float, at: float, point: int) -> None:
+        """Log metrics at a step, the rounded number of system runs."""
+        self._storage.bulk_log(
+            self._project,
+            self._name,
+            [dict(metrics)],
+            steps=[round(system_runs)],
+            timestamps=[_text(datetime.fromtimestamp(at, UTC))],
+            config=dict(self._config) if self._config is not None else None,
+            log_ids=[f"{self._id}-{point}"],
+            run_id=self._id,
+        )
+        self._config = None
+
+    def finish(self, status: Status, files: Sequence[Path]) -> None:
+        """Do nothing: all points are stored, and the files stay where they are, in the run directory."""
+
+    def _is_own(self, identity: str) -> bool:
+        """Return whether a run exists and was started here.
+
+        The id is read from the run directory, whose author could name any run.
+        """
+        return TRACKIO_PARAMETER in (
+            self._storage.get_run_config(self._project, run_id=identity) or {}
+        )
+
+
+def _text(moment: datetime) -> str:
+    return moment.isoformat()
+
+
+AXIS = "budget/system_runs"
+WANDB_ID = re.compile(r"compound-[0-9a-f]{8}")
+"""Ids of runs that were started here: W&B's own have no hyphen. Offline, no server could be asked."""
+EXIT_CODES: Mapping[Status, int] = {"finished": 0, "interrupted": 130, "failed": 1}
+
+
+class WandbTracker:
+    """Logs to a run of the project ``WANDB_PROJECT``, by default named like the system."""
+
+    def __init__(self) -> None:
+        import wandb  # noqa: F401 - to report that it is missing before a connection is tried
+
+        self._run: wandb.Run | None = None
+
+    @property
+    def server(self) -> str:
+        """The address of the server, or ``""`` if runs are not sent."""
+        sends = os.environ.get("WANDB_MODE", "online") in ("online", "shared")
+        return os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai") if sends else ""
+
+    def start(self, run: TrackedRun, previous: str) -> str:
+        """Start or continue a run; baselines are in the group of their main run.
+
+        The id of a previous run is read from the run directory, whose author could name any run.
+        """
+        import wandb
+
+        identity = previous if WANDB_ID.fullmatch(previous) else f"compound-{secrets.token_hex(4)}"
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or run.system,
+            id=identity,
+            name=run.name,
+            group=run.parent or identity,
+            job_type="baseline" if run.parent else "optimize",
+            config=dict(run.parameters),
+            resume="allow",
+            reinit="create_new",  # baselines run while the main run is open
+            save_code=False,
+            dir=os.environ.get("WANDB_DIR"),
+            settings=wandb.Settings(console="off", disable_git=True, silent=True),
+        )
+        self._run.define_metric("*", step_metric=AXIS)
+        return str(self._run.id)
+
+    def log(self, metrics: Mapping[str, float], system_runs: float, at: float, point: int) -> None:
+        """Log metrics over system runs."""
+        self._open.log({**metrics, AXIS: system_runs, "_timestamp": at})
+
+    def finish(self, status: Status, files: Sequence[Path]) -> None:
+        """Upload files as an artifact of type ``compound-run``, and end the run."""
+        import wandb
+
+        run = self._open
+        if files:
+            artifact = wandb.Artifact(f"run-{run.id}", type="compound-run")
+            for path in files:
+                artifact.add_file(str(path))
+            run.log_artifact(artifact)
+        run.finish(exit_code=EXIT_CODES[status])
+
+    @property
+    def _open(self) -> wandb.Run:
+        if self._run is None:
+            raise RuntimeError("the run was not started")
+        return self._run

@@ -1,0 +1,405 @@
+"""The report's section on training: curves by step, and tables of jobs and components."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from compound.core.formatting import plural
+from compound.report.figures import (
+    PALETTE,
+    WIDE,
+    clip_name,
+    figure_to_svg,
+    use_integer_ticks,
+)
+from compound.report.record import Facts
+from compound.report.rendering import NONE, Block, Columns, draw_figure, table, tabulate
+from compound.report.text import count, line, number, seconds
+from compound.report.training import Step, by_component, get_number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+NOTES = (
+    "Arrows point from the mean over the first fifth of a job's steps to the mean over the last "
+    "fifth. A job's reward is the global reward of its rollouts. A component's reward, length and "
+    "similarity (the share of tokens that consecutive answers have in common) are those of all its "
+    "answers in these rollouts; its samples, tokens and entropy are those that it was trained on. "
+    "Groups with equal rewards give no gradient and are skipped; samples that are empty or too "
+    "long are left out. If steps were evaluated, the best step is proposed; its held-out score "
+    "follows that of the start."
+)
+ANSWERS = (
+    "Answers with the highest and the lowest reward, at the first and the last step with training "
+    "samples of the component."
+)
+
+
+JOBS: Columns = {
+    "#job": lambda job: str(job["number"]),
+    "recipe": lambda job: job["recipe"] or NONE,
+    "#steps": lambda job: count(len(job["steps"])),
+    "#proposed step": lambda job: count(job["best_step"]),
+    "#held-out score": lambda job: first_last(job["held_out"]),
+    "#reward": lambda job: first_last(job["reward"]),
+    "#groups skipped": lambda job: first_last(job["skipped"], percent),
+    "#examples refilled": lambda job: count(job["refilled"] or None),
+    "#attempts kept": lambda job: first_last(job["kept"], percent),
+    "#samples left out": lambda job: count(job["left_out"]),
+    "#samples masked": lambda job: count(job["masked"] or None),
+    "#updates skipped": lambda job: count(job["skipped_updates"] or None),
+    "#explained by values": lambda job: first_last(job["explained"], percent),
+    "#rollouts lost": lambda job: count(job["lost"] or None),
+    "#failed": lambda job: count(job["failed"] or None),
+    "#prompt tokens": lambda job: count(job["prompt_tokens"]),
+    "#prompt cached": lambda job: percent(job["prompts_saved"]),
+    "#tokens sampled": lambda job: count(job["sampled"]),
+    "#tokens trained": lambda job: count(job["tokens"]),
+    "#sampling": lambda job: seconds(job["sample_seconds"]),
+    "#training": lambda job: seconds(job["train_seconds"]),
+    "#peak memory": lambda job: mebibytes(job["memory"]),
+}
+COMPONENTS: Columns = {
+    "#job": lambda row: str(row["job"]),
+    "component": lambda row: str(row["component"]),
+    "#samples": lambda row: count(row["samples"]),
+    "#tokens": lambda row: count(row["tokens"]),
+    "#reward": lambda row: first_last(row["reward"]),
+    "#penalty": lambda row: first_last(row["penalty"]),
+    "#entropy": lambda row: first_last(row["entropy"]),
+    "#length": lambda row: first_last(row["length"], count),
+    "#similarity": lambda row: first_last(row["similarity"]),
+}
+
+
+def training_blocks(facts: Facts) -> list[Block]:
+    """Return the section's blocks."""
+    if "problem" in facts:
+        return [f"The training records of this run cannot be read: {facts['problem']}."]
+    several = len(facts["methods"]) > 1
+    blocks: list[Block] = []
+    for place, method in enumerate(facts["methods"]):
+        blocks += [f"Method {method['method']}:"] if several else []
+        blocks += _method(method["jobs"], f"training{place or ''}", _speeds(method))
+    return [*blocks, NOTES]
+
+
+def _method(jobs: Sequence[Facts], name: str, speeds: str) -> Iterator[Block]:
+    if panels_with_data(jobs):
+        yield draw_figure(name, caption(jobs), lambda: training_svg(jobs, name))
+    yield tabulate(jobs, JOBS, drop_empty=True)
+    yield speeds
+    components = [
+        {**own, "job": job["number"], "component": name}
+        for job in jobs
+        for name, own in job["components"].items()
+    ]
+    yield tabulate(components, COMPONENTS, drop_empty=True)
+    answers = [
+        (str(job["number"]), name, str(step + 1), number(a["reward"]), line(a["text"]) or "(empty)")
+        for job in jobs
+        for name, steps in job["answers"].items()
+        for step, recorded in steps
+        for a in recorded
+    ]
+    if answers:
+        yield ANSWERS
+        yield table(("#job", "component", "#step", "#reward", "answer"), answers)
+
+
+def first_last(both: Sequence[float | None], form: Callable[[float | None], str] = number) -> str:
+    """Format the first and the last value of a number.
+
+    >>> first_last([0.25, 0.5]), first_last([None, None])
+    ('0.250 → 0.500', '–')
+    """
+    return NONE if both[0] is None and both[1] is None else " → ".join(map(form, both))
+
+
+def percent(share: float | None) -> str:
+    """Format a share as a percentage.
+
+    >>> percent(0.125).split(), percent(None)
+    (['12', '%'], '–')
+    """
+    return NONE if share is None else f"{share:.0%}".replace("%", "\u00a0%")
+
+
+def mebibytes(amount: float | None) -> str:
+    """Format an amount of memory in MiB."""
+    return NONE if amount is None else f"{amount:,.0f} MiB"
+
+
+def _speeds(method: Facts) -> str:
+    """Return a sentence on the time and speed of sampling and training."""
+    totals = method["totals"]
+    steps = plural(totals["steps"], "step")
+    stages = {"sampling": totals["sample_seconds"], "training": totals["train_seconds"]}
+    parts = [
+        f"{stage} took {seconds(took)}{_rate(totals[f'{stage}_speed'])}"
+        for stage, took in stages.items()
+        if took is not None
+    ]
+    if not parts:
+        return f"{steps}; their duration is not recorded."
+    several = totals["steps"] > len(method["jobs"])
+    warm = " Speeds exclude the first step of each job." if several else ""
+    return f"{' and '.join(parts).capitalize()}, in total over {steps}.{warm}"
+
+
+def _rate(speed: float | None) -> str:
+    if speed is None:
+        return ""
+    return f" ({speed:,.0f} tokens/s)" if speed >= 10 else f" ({speed:.1f} tokens/s)"
+
+
+# --- curves ---------------------------------------------------------------------------------------
+
+ROW = 2.25  # inches, height of a row of panels
+SMOOTH = 0.1  # window of the moving mean, as a share of a job's steps
+COLORS = ("accent", "other1", "other3", "other2", "good")
+Dashes = str | tuple[float, tuple[float, ...]]  # a matplotlib line style
+DASHES: tuple[Dashes, ...] = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)))  # of components of one colour
+THRESHOLD: tuple[str, Dashes] = (PALETTE["good"], (0, (3, 1.5)))
+TURN = 4.0  # dash length of coinciding lines, in line widths
+FEW = 4  # up to this number of lines per panel, draw single steps as well as moving means
+
+Points = list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One small plot.
+
+    Attributes:
+        title: the quantity and its unit.
+        facts: names of the numbers to draw; the second one is dashed.
+        by_component: whether to draw separate lines for each component.
+        low, high: limits of the axis; ``None`` follows the data.
+        moving: whether to hide the panel if all values are zero, because the method does not use
+        the number.
+    """
+
+    title: str
+    facts: tuple[str, ...]
+    by_component: bool = True
+    low: float | None = 0.0
+    high: float | None = None
+    moving: bool = False
+
+
+REWARD = Panel("Mean reward of rollouts", ("reward", "threshold"), by_component=False, low=None)
+CLIPPED = Panel("Clipped tokens (share)", ("high", "low"), moving=True)
+PANELS = (
+    REWARD,
+    Panel("Reward by component", ("reward",), low=None),
+    Panel("Entropy (nats per token)", ("entropy",)),
+    Panel("Answer length (tokens)", ("length",)),
+    Panel("Similarity of answers", ("similarity",), high=1.0),
+    Panel("KL to the old policy", ("kl",), moving=True),
+    Panel("KL to the base model", ("base_kl",), moving=True),
+    CLIPPED,
+    Panel("Skipped groups (share)", ("skipped",), by_component=False, high=1.0),
+    Panel("Kept attempts (share)", ("kept",), by_component=False, high=1.0),
+)
+
+
+@dataclass(frozen=True)
+class TrainingLine:
+    """A line of a panel: a number of one job, for one component or for all."""
+
+    points: Points
+    steps: int
+    color: str
+    dashes: Dashes
+    second: bool
+
+
+def training_svg(jobs: Sequence[Facts], name: str = "training") -> str:
+    """Return the SVG of the training curves of a method's consecutive jobs.
+
+    Args:
+        jobs: the jobs, from `compound.report.training.method_training`.
+        name: the prefix of the ids in the SVG; must be unique on a page.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+    """
+    panels = panels_with_data(jobs)
+    components = list(dict.fromkeys(name for job in jobs for name in job["components"]))
+    across = columns(len(panels))
+    down = -(-len(panels) // across)
+    looks = {clip_name(name): _look(components, name) for name in components}
+    if _has_threshold(jobs):
+        looks["threshold"] = THRESHOLD
+    with figure_to_svg(WIDE, ROW * down + 0.2 * (1 + len(looks) // 5), name) as (figure, svg):
+        grid = figure.subplots(down, across, squeeze=False)
+        for place, axes in enumerate(grid.flat):
+            if place >= len(panels):
+                axes.axis("off")
+                continue
+            _draw(axes, panels[place], jobs, components)
+            _separate(axes, jobs, WIDE / across, named=place < across)
+            if place + across >= len(panels):
+                axes.set_xlabel("training step")
+        from matplotlib.lines import Line2D
+
+        handles = [
+            Line2D([], [], color=color, linestyle=dashes) for color, dashes in looks.values()
+        ]
+        figure.legend(handles, looks, ncols=min(5, len(looks)) or 1, loc="outside lower center")
+    return svg[0]
+
+
+def panels_with_data(jobs: Sequence[Facts]) -> list[Panel]:
+    """Return the panels that have data."""
+    return [panel for panel in PANELS if _has_data(jobs, panel)]
+
+
+def _has_data(jobs: Sequence[Facts], panel: Panel) -> bool:
+    found = [y for job in jobs for fact in panel.facts for y in _values(job, panel, fact)]
+    return any(found) if panel.moving else bool(found)
+
+
+def _values(job: Facts, panel: Panel, fact: str) -> list[float]:
+    """Return the values of a number in a job, over all components."""
+    names = job["components"] if panel.by_component else [None]
+    return [y for name in names for _, y in curve(job["steps"], fact, name)]
+
+
+def curve(steps: Sequence[Step], fact: str, component: str | None = None) -> Points:
+    """Return a number by step, of a component or of the whole step; steps without it are skipped.
+
+    >>> curve([{"reward": 0.5}, {"reward": None}, {"reward": 1.0}], "reward")
+    [(0, 0.5), (2, 1.0)]
+    """
+    own = [by_component(s).get(component, {}) if component is not None else s for s in steps]
+    return [(at, y) for at, step in enumerate(own) if (y := get_number(step, fact)) is not None]
+
+
+def moving_mean(points: Points, half: int) -> Points:
+    """Return the centred moving mean over each point and up to ``half`` points on either side.
+
+    >>> moving_mean([(0, 1.0), (1, 2.0), (2, 6.0)], 1)
+    [(0, 1.5), (1, 3.0), (2, 4.0)]
+    """
+    values = [y for _, y in points]
+    return [(x, fmean(values[max(0, i - half) : i + half + 1])) for i, (x, _) in enumerate(points)]
+
+
+def columns(panels: int) -> int:
+    """Return the number of columns for a number of panels.
+
+    >>> [columns(n) for n in (1, 3, 4, 6, 7, 8, 9)]
+    [1, 3, 4, 3, 4, 4, 3]
+    """
+    return 4 if panels in (4, 7, 8) or panels > 9 else min(panels, 3)
+
+
+def _starts(jobs: Sequence[Facts]) -> list[int]:
+    """Return the first step of each job in the figure, and the step after the last job."""
+    starts = [1]
+    for job in jobs:
+        starts.append(starts[-1] + len(job["steps"]))
+    return starts
+
+
+def _lines(panel: Panel, jobs: Sequence[Facts], names: Sequence[str]) -> Iterator[TrainingLine]:
+    for start, job in zip(_starts(jobs), jobs, strict=False):
+        for component in names if panel.by_component else [None]:
+            color, dashes = _look(names, component)
+            for place, fact in enumerate(panel.facts):
+                found = [(start + at, y) for at, y in curve(job["steps"], fact, component)]
+                look = DASHES[1] if place else dashes
+                if found:
+                    yield TrainingLine(found, len(job["steps"]), color, look, second=place > 0)
+
+
+def _look(names: Sequence[str], component: str | None) -> tuple[str, Dashes]:
+    if component is None:
+        return PALETTE["ink"], "-"
+    place = names.index(component)
+    return PALETTE[COLORS[place % len(COLORS)]], DASHES[place // len(COLORS) % len(DASHES)]
+
+
+def _draw(axes: Axes, panel: Panel, jobs: Sequence[Facts], names: Sequence[str]) -> None:
+    """Draw moving means, single steps if there are few lines, and thresholds."""
+    lines = dash_coincident(list(_lines(panel, jobs, names)))
+    some = len({(each.color, each.dashes) for each in lines}) <= FEW
+    for found in lines:
+        xs, ys = zip(*found.points, strict=True)
+        if panel is REWARD and found.second:
+            color, dashes = THRESHOLD
+            axes.plot(xs, ys, color=color, linestyle=dashes, linewidth=1.3, drawstyle="steps-mid")
+            continue
+        half = round(SMOOTH * found.steps) // 2
+        if half and some:
+            axes.plot(xs, ys, color=found.color, linewidth=0.7, alpha=0.3)
+        look: dict[str, Any] = {"marker": "o", "markersize": 3.5} if len(xs) == 1 else {}
+        means = [y for _, y in moving_mean(found.points, half)]
+        axes.plot(xs, means, color=found.color, linestyle=found.dashes, linewidth=1.7, **look)
+    axes.set_title(panel.title, pad=18 if len(jobs) > 1 else 6)  # above the numbers of the jobs
+    end = _starts(jobs)[-1] - 1
+    axes.set_xlim(1 - max(0.5, 0.02 * end), end + max(0.5, 0.02 * end))
+    use_integer_ticks(axes.xaxis)
+    if panel.low is not None:
+        drawn = (float(np.max(each.get_ydata())) for each in axes.get_lines())
+        top = panel.high or 1.08 * (max(drawn, default=0.0) or 1.0)
+        axes.set_ylim(panel.low - 0.03 * (panel.high or 0), top * 1.03)
+
+
+def dash_coincident(lines: Sequence[TrainingLine]) -> list[TrainingLine]:
+    """Return the lines, with alternating dashes for those that coincide."""
+    groups: dict[tuple[tuple[float, float], ...], list[TrainingLine]] = {}
+    for found in lines:
+        groups.setdefault(tuple(found.points), []).append(found)
+    return [
+        each
+        if len(group) == 1
+        else replace(each, dashes=(place * TURN, (TURN, TURN * (len(group) - 1))))
+        for group in groups.values()
+        for place, each in enumerate(group)
+    ]
+
+
+def _separate(axes: Axes, jobs: Sequence[Facts], wide: float, *, named: bool) -> None:
+    """Draw a vertical line between jobs, with the numbers of the jobs above if they fit."""
+    starts = _starts(jobs) if len(jobs) > 1 else []
+    for start in starts[1:-1]:
+        axes.axvline(start - 0.5, color=PALETTE["muted"], linewidth=0.8, alpha=0.7)
+    for start, end, job in zip(starts, starts[1:], jobs, strict=False):
+        room = 0.85 * wide * (end - start) / (starts[-1] - 1)
+        text = f"job {job['number']}" if room > 0.42 else str(job["number"]) if room > 0.16 else ""
+        place: dict[str, Any] = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center"}
+        if named and text:
+            at, across = ((start + end - 1) / 2, 1), axes.get_xaxis_transform()
+            axes.annotate(text, at, xycoords=across, size=7.5, color=PALETTE["muted"], **place)
+
+
+def _has_threshold(jobs: Sequence[Facts]) -> bool:
+    return any(curve(job["steps"], "threshold") for job in jobs)
+
+
+def caption(jobs: Sequence[Facts]) -> str:
+    """Return the caption of the figure."""
+    parts = [
+        "Metrics by training step: thick lines are moving means over a tenth of a job's steps; "
+        "thin lines, in panels with few lines, are single steps."
+    ]
+    if _has_threshold(jobs):
+        parts.append("Attempts with a reward of at least the threshold are kept.")
+    if len(jobs) > 1:
+        parts.append("Vertical lines separate the jobs.")
+    if _has_data(jobs, CLIPPED):
+        parts.append(
+            "Clipped tokens: solid above the upper bound (positive advantage), dashed below the "
+            "lower bound (negative advantage)."
+        )
+    elif any(_values(job, CLIPPED, "high") for job in jobs):
+        parts.append("No token was clipped.")
+    return " ".join(parts)

@@ -1,1 +1,0 @@
-"""Handlers of the server's routes."""

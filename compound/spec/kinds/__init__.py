@@ -1,1 +1,0 @@
-"""The component kinds of the YAML file: each module holds the schema, construction and spelling of one."""

@@ -1,1 +1,0 @@
-"""Pydantic models of the YAML file."""

@@ -1,1 +1,0 @@
-"""Read and write YAML with the position of every value."""

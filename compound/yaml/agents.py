@@ -1,0 +1,368 @@
+"""Tools of agents, and external agents."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Required
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from compound.components.agent_prompt import AgentPrompt
+from compound.components.agents.agent import Agent
+from compound.components.external_agent import ExternalAgent
+from compound.components.tools.functions import FunctionSource
+from compound.components.tools.mcp_server import MCPServer, MCPSource
+from compound.components.tools.openapi import OpenAPISource
+from compound.components.tools.openapi_document import open_document
+from compound.components.tools.programs import SandboxSource
+from compound.components.tools.source import TIMEOUT
+from compound.components.tools.tool import Tool
+from compound.core.errors import DataError, DeclarationError, SpecError
+from compound.core.security.sandbox.limits import SandboxLimits
+from compound.core.security.trust import Origin, Trust, refusal
+from compound.core.security.untrusted import UntrustedFolder
+from compound.graph.registry.code import importable_problem
+from compound.yaml.context import FileContext
+from compound.yaml.document import Address
+from compound.yaml.kind import DumpContext, Kind, Made, MakeContext, arguments, entry_model_of
+from compound.yaml.source import read_value
+from compound.yaml.spaces import TAKES, make_model, settings_model, summary
+from compound.yaml.text import Flow, Tree, spell_code
+from compound.yaml.types import Code, MadeModel, Model, Name, one_key
+
+MAX_PROMPTS_FILE = 2**20  # bytes
+
+
+def _field(kind: object, description: str) -> object:
+    return Annotated[kind, Field(description=description)]
+
+
+SandboxSettings = settings_model("sandbox", SandboxLimits)
+MCPSettings = settings_model("tool_mcp", Tool.from_mcp, skip=("server",))
+_CODE = _field(Code, "The function, as module:name; modules are also found in this file's folder.")
+_DOCUMENT = _field(str, "The OpenAPI document, a .json or .yaml file relative to this file.")
+_LIMITS = _field(SandboxSettings, "The limits of each program; `{}` for the defaults.")
+TOOLS: Mapping[str, type[Model]] = {
+    "function": settings_model(
+        "tool_function",
+        Tool.from_function,
+        skip=("executes_code",),
+        forms={"function": Required[_CODE]},
+    ),
+    "openapi": settings_model(
+        "tool_openapi",
+        Tool.from_openapi,
+        skip=("document", "hosts"),
+        forms={"openapi": Required[_DOCUMENT]},
+    ),
+    "mcp": make_model("tool_mcp", summary(Tool.from_mcp), {"mcp": (MCPSettings, ...)}, MadeModel),
+    "python": settings_model(
+        "tool_python", Tool.python, skip=("limits",), forms={"python": Required[_LIMITS]}
+    ),
+}
+"""The models of tools by the key that selects one."""
+TOOLS_OF_AGENTS = list[one_key("tool", TOOLS, prefix="tool-")]  # type: ignore[misc, valid-type]
+
+
+def make_tools(entries: Sequence[Made], file: FileContext, address: Address) -> list[Tool] | None:
+    """Return the tools of a file, or None after reporting why one cannot be made."""
+    makers = {"function": _function, "openapi": _openapi, "mcp": _mcp, "python": _python}
+    found: list[Tool] = []
+    complete = True
+    for number, entry in enumerate(entries):
+        key = next(key for key in TOOLS if key in type(entry).model_fields)
+        made = makers[key](entry, file, (*address, number))
+        complete &= made is not None
+        found += made or []
+    return found if complete else None
+
+
+def _function(entry: Made, file: FileContext, address: Address) -> list[Tool] | None:
+    found = file.load_code(entry.function, (*address, "function"))
+    given = {key: value for key, value in entry.given.items() if key != "function"}
+    if isinstance(found, Tool):
+        if given:
+            file.document.report(
+                address, f"{entry.function} is a tool, which has its own {next(iter(given))}"
+            )
+            return None
+        return [found]
+    if not callable(found):
+        if found is not None:
+            file.document.report((*address, "function"), f"{entry.function} is not a function")
+        return None
+    made = file.attempt(address, lambda: Tool.from_function(found, **given), code=entry.function)
+    return None if made is None else [made]
+
+
+def _openapi(entry: Made, file: FileContext, address: Address) -> list[Tool] | None:
+    path, _ = file.resolve_path(entry.openapi, (*address, "openapi"))
+    if file.document.has_errors(address):
+        return None
+
+    def made() -> Tool | None:
+        server = open_document(path).server(entry.base_url)
+        if not _is_trusted(server, entry.auth_env, file, address, "base_url"):
+            return None
+        given = {
+            key: value for key, value in entry.given.items() if key not in ("openapi", "operation")
+        }
+        return Tool.from_openapi(path, entry.operation, hosts=[str(Origin.of(server))], **given)
+
+    tool = file.attempt(address, made)
+    return None if tool is None else [tool]
+
+
+def _python(entry: Made, file: FileContext, address: Address) -> list[Tool] | None:
+    if not file.allow_import:  # the programs may come from the file's own data
+        file.document.report(address, "runs generated code, and imports are not allowed")
+        return None
+    limits = SandboxLimits(**entry.python.given)
+    made = file.attempt(address, lambda: Tool.python(limits, name=entry.name))
+    return None if made is None else [made]
+
+
+def _mcp(entry: Made, file: FileContext, address: Address) -> list[Tool] | None:
+    given, inside = entry.mcp, (*address, "mcp")
+    if given.command and not file.allow_import:
+        program = " ".join(given.command)
+        file.document.report(
+            (*inside, "command"), f"starts a program ({program}), and imports are not allowed"
+        )
+        return None
+    if given.url is not None and not _is_trusted(given.url, given.auth_env, file, inside, "url"):
+        return None
+    return file.attempt(inside, lambda: Tool.from_mcp(**given.given))
+
+
+def _is_trusted(
+    server: str, key: str | None, file: FileContext, address: Address, setting: str
+) -> bool:
+    """Return whether the user trusts a server, or report how to give consent."""
+    try:
+        trust = Trust.of_user(file.trusted, strict=not file.allow_import)
+        refused = refusal(trust, "", server, key, sends="requests", only_listed=True)
+    except DeclarationError as error:
+        file.document.report_error((*address, setting), error)
+        return False
+    if refused is not None:
+        place = "auth_env" if key is not None else setting
+        named = (*address, place) if file.document.has((*address, place)) else address
+        file.document.report(named, *refused)
+    return refused is None
+
+
+def dump_tools(agent: Agent) -> list[Tree]:
+    """Return the entries of an agent's tools; those of one MCP server form one entry.
+
+    Raises:
+        DeclarationError: a tool cannot be named in a file.
+    """
+    entries: list[Tree] = []
+    servers: dict[MCPServer, list[str]] = {}
+    for tool in agent.tools:
+        source = tool.source
+        if isinstance(source, MCPSource):
+            if source.server not in servers:
+                entries.append(
+                    {"mcp": _server(source.server, servers.setdefault(source.server, []))}
+                )
+            servers[source.server].append(source.name)
+        else:
+            entries.append(_entry(agent.name, tool))
+    return entries
+
+
+def _server(server: MCPServer, names: list[str]) -> Tree:
+    own: Tree = {"command": list(server.command)} if server.command else {"url": server.url}
+    own |= {"auth_env": server.auth_env} if server.auth_env else {}
+    own |= {"env": list(server.env)} if server.env else {}
+    own |= {"timeout": server.timeout} if server.timeout != TIMEOUT else {}
+    return {**own, "only": names}
+
+
+def _entry(owner: str, tool: Tool) -> Tree:
+    source = tool.source
+    if isinstance(source, FunctionSource) and source.place is not None:
+        if source.is_decorated:
+            return {"function": source.place}
+        plain = Tool.from_function(source.function)
+        changed: dict[str, Any] = {
+            name: getattr(tool, name)
+            for name in ("name", "description", "timeout")
+            if getattr(tool, name) != getattr(plain, name)
+        }
+        return {
+            "function": source.place,
+            **changed,
+            **({"reproducible": True} if source.reproducible else {}),
+        }
+    if isinstance(source, SandboxSource):
+        defaults = SandboxLimits()
+        names = SandboxSettings.model_fields
+        limits = {n: v for n in names if (v := getattr(source.limits, n)) != getattr(defaults, n)}
+        return {"python": Flow(limits), **({"name": tool.name} if tool.name != "python" else {})}
+    if isinstance(source, OpenAPISource) and source.document:
+        return {
+            "openapi": source.document,
+            "operation": source.operation,
+            "base_url": source.base_url,
+            **(
+                {"auth_env": source.auth_env, "auth_header": source.auth_header}
+                if source.auth_env
+                else {}
+            ),
+            "name": tool.name,
+            "timeout": source.timeout,
+        }
+    raise DeclarationError(
+        f"{owner}: the tool {tool.name!r} cannot be named in a file",
+        hint="define its function at the top of a module, or give the OpenAPI document as a file",
+    )
+
+
+# External agents
+
+
+class Match(Model):
+    """Templates of the messages that a prompt is recognized by; `{{name}}` stands for any text."""
+
+    system: str | None = None
+    """The first system or developer message."""
+    user: str | None = None
+    """The first user message."""
+
+
+AgentPromptSettings = settings_model(
+    "agent_prompt", AgentPrompt, skip=("name",), forms={"match": Match | None}
+)
+_PROMPTS_FILE = _field(str | None, "A YAML file with further prompts, relative to this file.")
+_SKIP = ("name", "output", "folder")
+ExternalAgentSettings = settings_model(
+    "external_agent",
+    ExternalAgent,
+    skip=_SKIP,
+    forms={
+        "takes": TAKES,
+        "call": Code | None,
+        "prompts": dict[Name, AgentPromptSettings],  # type: ignore[valid-type]
+        "prompts_file": _PROMPTS_FILE,
+    },
+)
+
+
+def _make_external_agent(entry: Made, context: MakeContext) -> ExternalAgent | None:
+    file, inside, given = context.file, (*context.address, "external_agent"), entry.external_agent
+    rest = {k: v for k, v in given.given.items() if k not in ("call", "prompts", "prompts_file")}
+    settings = arguments(rest, file, inside)
+    if given.lm is None:
+        file.without_model.setdefault(context.name, context.address)
+    call = _program(given, file, inside)
+    prompts = _prompts(given, file, inside)
+    if file.document.has_errors(inside):
+        return None
+    settings |= {"call": call, "prompts": prompts, "output": entry.out, "folder": file.folder}
+    return file.attempt(inside, lambda: ExternalAgent(context.name, **settings))
+
+
+def _program(given: Made, file: FileContext, inside: Address) -> Any:  # noqa: ANN401
+    """Return the function to call, or its place; None for a command, or after reporting an error."""
+    if given.command and not file.allow_import:
+        file.document.report((*inside, "command"), "names a program, and imports are not allowed")
+    if given.call is None:
+        return None
+    if given.isolation == "thread" or not file.allow_import:
+        return file.load_function(given.call, (*inside, "call"))
+    problem = importable_problem(given.call, file.folder)
+    if problem:
+        file.document.report((*inside, "call"), problem)
+    return given.call
+
+
+def _prompts(given: Made, file: FileContext, inside: Address) -> list[AgentPrompt]:
+    """Return the prompts of the file, and those of the separate file."""
+    found = [_prompt(n, p, file, (*inside, "prompts", n)) for n, p in dict(given.prompts).items()]
+    if given.prompts_file is not None:
+        address = (*inside, "prompts_file")
+        further = _read_prompts(given.prompts_file, file, address)
+        found += [_prompt(name, prompt, file, address) for name, prompt in further.items()]
+    return [prompt for prompt in found if prompt is not None]
+
+
+def _prompt(name: str, given: Made, file: FileContext, address: Address) -> AgentPrompt | None:
+    first = file.names.setdefault(name, address)
+    if first != address:
+        hint = f"the first is at {file.document.label(first, key=True)}"
+        file.document.report(address, f"a second component is named {name!r}", hint)
+    settings = arguments(given.given, file, address)
+    if given.match is not None:
+        settings["match"] = given.match.given
+    return file.attempt(address, lambda: AgentPrompt(name, **settings))
+
+
+def _read_prompts(given: str, file: FileContext, address: Address) -> Mapping[str, Made]:
+    """Return the prompts of a separate file, or nothing after reporting what is wrong with it."""
+    path, _ = file.resolve_path(given, address)
+    if file.document.has_errors(address):
+        return {}
+    try:
+        found = read_value(_bounded_text(path), str(given))
+        return TypeAdapter(dict[Name, AgentPromptSettings]).validate_python(found)  # type: ignore[valid-type]
+    except DataError as error:
+        file.document.report(address, f"cannot be read: {error.message}")
+    except (SpecError, DeclarationError, UnicodeError) as error:
+        file.document.report(address, f"cannot be used: {error}")
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        file.document.report(address, f"{given}: {where}: {first['msg']}")
+    return {}
+
+
+def _bounded_text(path: Path) -> str:
+    """Return the content of a file, which may not be a link.
+
+    Raises:
+        DataError: it cannot be read, or is too large.
+    """
+    with UntrustedFolder(path.parent, error=DataError).reader(path.name) as opened:
+        content = opened.read(MAX_PROMPTS_FILE + 1)
+    if len(content) > MAX_PROMPTS_FILE:
+        raise DataError(f"{path} is larger than 1 MiB")
+    return content.decode()
+
+
+def _dump_external_agent(component: ExternalAgent, context: DumpContext) -> Tree:
+    program = component.program
+    if program.command:
+        given: Tree = {"command": list(program.command)}
+    else:
+        given = {"call": component.place or spell_code(program.call, component.name)}
+    given["prompts"] = {
+        prompt.name: _dump_prompt(prompt, component, context) for prompt in component.prompts
+    }
+    if program.isolation != "worker":
+        given["isolation"] = program.isolation
+    if component.run_timeout != inspect.signature(ExternalAgent).parameters["timeout"].default:
+        given["timeout"] = component.run_timeout
+    skip = (*_SKIP, "call", "command", "prompts", "isolation", "timeout")
+    given |= context.arguments(ExternalAgent, component, program, skip=skip)
+    return {"external_agent": given, **context.out(component)}
+
+
+def _dump_prompt(prompt: AgentPrompt, agent: ExternalAgent, context: DumpContext) -> Tree:
+    """Return a prompt with explicit templates: its texts may be bound to others than the agent sends."""
+    skip = ("name", "match", *(["lm"] if prompt.lm == agent.lm else []))
+    match = {role: template.text for role, template in prompt.templates.items()}
+    return {"match": match, **context.arguments(AgentPrompt, prompt, skip=skip)}
+
+
+EXTERNAL_AGENT_KIND = Kind(
+    "external_agent",
+    entry_model_of("external_agent", ExternalAgentSettings, summary(ExternalAgent), out=True),
+    _make_external_agent,
+    _dump_external_agent,
+    (ExternalAgent,),
+)

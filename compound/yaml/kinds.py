@@ -1,0 +1,575 @@
+"""The component kinds of the YAML file, and the schema of graphs."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Literal, Required, TypeGuard, cast
+
+from pydantic import ConfigDict, Field
+
+from compound.components.agents.agent import Agent
+from compound.components.agents.tool_texts import setting_name
+from compound.components.code import CodeRunner
+from compound.components.declaration.component import FunctionComponent
+from compound.components.declaration.llm import LLMFunction
+from compound.components.flow import Loop, Map
+from compound.components.function import FirstOf, Function
+from compound.components.hyperparameter import Constant, Hyperparameter
+from compound.components.index import BM25, Dense, PassageIndex
+from compound.components.llm import LLM
+from compound.components.retriever import Retriever
+from compound.components.selector import Selector
+from compound.core.errors import DeclarationError
+from compound.core.formatting import short_repr
+from compound.core.security.sandbox.limits import SandboxLimits
+from compound.graph.component import Component, Operation
+from compound.graph.composite import Composite
+from compound.graph.registry.plugins import plugins, visible
+from compound.graph.registry.user_code import UserCodeError, definition
+from compound.graph.space import PerInput, Space, Text
+from compound.graph.types import format_type
+from compound.yaml.agents import EXTERNAL_AGENT_KIND, TOOLS_OF_AGENTS, dump_tools, make_tools
+from compound.yaml.kind import (
+    DumpContext,
+    Kind,
+    Made,
+    MakeContext,
+    arguments,
+    class_kind,
+    construct,
+    entry_model_of,
+    report_wrong_settings,
+)
+from compound.yaml.spaces import (
+    MODEL_FORMS,
+    AnySetting,
+    IntSetting,
+    OptionSetting,
+    ValueSetting,
+    make_model,
+    settings_model,
+    summary,
+)
+from compound.yaml.text import Flow, Tree, spell_code
+from compound.yaml.types import (
+    WIRING_KEYS,
+    Code,
+    Installed,
+    MadeModel,
+    MadeWiring,
+    Model,
+    Name,
+    Out,
+    Reference,
+    Scalar,
+    Type,
+    Wiring,
+    one_key,
+    one_label,
+)
+
+LLM_KIND = class_kind("llm", LLM, LLMFunction, forms=MODEL_FORMS, out=True)
+
+# Agents
+
+AgentSettings = settings_model(
+    "kind_agent",
+    Agent,
+    skip=("name", "output"),
+    forms={**MODEL_FORMS, "tools": TOOLS_OF_AGENTS, "texts": dict[str, str]},
+)
+
+
+def _make_agent(entry: Made, context: MakeContext) -> Agent | None:
+    file, inside = context.file, (*context.address, "agent")
+    given = dict(entry.agent.given)
+    tools = make_tools(given.pop("tools"), file, (*inside, "tools"))
+    rest = arguments(given, file, inside)
+    output = entry.out
+    if tools is None:
+        return None
+    return file.attempt(inside, lambda: Agent(context.name, tools, output=output, **rest))
+
+
+def _dump_agent(agent: Agent, context: DumpContext) -> Tree:
+    skip = ("name", "output", "tools", "texts", "max_turns")
+    texts = dict(agent.texts)
+    for tool in agent.tools:  # with the values that the system is bound to
+        declared = agent.tool_texts.get(setting_name(tool))
+        if isinstance(declared, Text):
+            name = f"{agent.model.name}.{setting_name(tool)}"
+            value = str(context.values.get(name, declared.value))
+            if value != declared.value or tool.name in agent.texts:
+                texts[tool.name] = value
+    given = {
+        "tools": dump_tools(agent),
+        **context.arguments(Agent, agent, agent.model, skip=skip),
+        "max_turns": context.setting("max_turns", agent.max_turns),
+        **({"texts": texts} if texts else {}),
+    }
+    return {"agent": given, **context.out(agent)}
+
+
+AGENT_KIND = Kind(
+    "agent",
+    entry_model_of("agent", AgentSettings, summary(Agent), out=True),
+    _make_agent,
+    _dump_agent,
+    (Agent,),
+)
+
+# Retrievers
+
+INDEXES = {"bm25": BM25, "dense": Dense, "passages": PassageIndex}
+INDEX_SETTINGS = {
+    label: settings_model(
+        label,
+        index,
+        Retriever,
+        skip=("name", "within", "index"),
+        forms={
+            "index": Required[Annotated[Literal[label], Field(description=summary(index))]],
+            **({} if index is PassageIndex else {"corpus": str}),
+        },
+    )
+    for label, index in INDEXES.items()
+}
+
+
+def _make_retriever(entry: Made, context: MakeContext) -> Retriever | None:
+    file, inside = context.file, (*context.address, "retriever")
+    given = arguments(entry.retriever.given, file, inside)
+    kind = INDEXES[given.pop("index")]
+    rest = {"k": given.pop("k")} if "k" in given else {}
+    if "corpus" in given:
+        given["corpus"], given["within"] = file.resolve_path(given["corpus"], (*inside, "corpus"))
+    if given.get("model"):
+        file.may_read(given["model"], (*inside, "model"))
+    return file.attempt(inside, lambda: Retriever(context.name, kind(**given), **rest))
+
+
+def _dump_retriever(component: Retriever, context: DumpContext) -> Tree:
+    index = component.index
+    label = next((label for label, kind in INDEXES.items() if type(index) is kind), None)
+    if label is None:
+        raise DeclarationError(
+            f"{component.name}: the index {type(index).__name__} cannot be written in YAML"
+        )
+    given = {"index": label, **context.arguments(type(index), index, skip=("within",))}
+    if "corpus" in given:
+        given["corpus"] = str(given["corpus"])
+    return {"retriever": {**given, "k": context.setting("k", component.k)}}
+
+
+RETRIEVER_KIND = Kind(
+    "retriever",
+    entry_model_of("retriever", one_label("index", INDEX_SETTINGS), summary(Retriever)),
+    _make_retriever,
+    _dump_retriever,
+    (Retriever,),
+)
+
+# Choices and values
+
+
+def _dump_selector(component: Selector, context: DumpContext) -> Tree:
+    value = context.values[f"{component.name}.choice"]
+    rest = {"per_input": True} if isinstance(component.space, PerInput) else {}
+    return {"selector": Flow(options=component.space.options, value=value, **rest)}
+
+
+_OPTIONS = Required[Annotated[list[Scalar], Field(min_length=1, description="The options.")]]
+SELECTOR_KIND = replace(
+    class_kind("selector", Selector, forms={"options": _OPTIONS, "value": OptionSetting}),
+    dump=_dump_selector,
+)
+
+
+class HyperparameterEntry(Wiring):
+    """A tunable value or a constant as a separate node, so that several components can read it."""
+
+    hyperparameter: ValueSetting
+    """The space of the value, or a constant."""
+
+
+def _make_hyperparameter(entry: HyperparameterEntry, context: MakeContext) -> Hyperparameter:
+    given = {"hyperparameter": entry.hyperparameter}
+    space = arguments(given, context.file, context.address)["hyperparameter"]
+    return Hyperparameter(context.name, cast("Space | Constant", space))
+
+
+def _dump_hyperparameter(component: Hyperparameter, context: DumpContext) -> Tree:
+    return {"hyperparameter": context.setting("value", component.space)}
+
+
+# Python code
+
+
+class _OpenModel(MadeModel):
+    """Base of settings with additional keys, which may be tunable."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, AnySetting]
+
+
+_CALL = "The function, as module:name; modules are also found in this file's folder."
+FUNCTION_SETTINGS = settings_model(
+    "kind_function",
+    Function,
+    skip=("name", "function", "outputs"),
+    forms={"call": Required[Annotated[Code, Field(description=_CALL)]]},
+    base=_OpenModel,
+)
+
+
+def _make_function(entry: Made, context: MakeContext) -> Function | None:
+    file, inside, given = context.file, (*context.address, "function"), entry.function
+    settings = arguments(given.model_extra or {}, file, inside, models=False)
+    function = file.load_function(given.call, (*inside, "call"))
+    rest = {key: value for key, value in given.given.items() if key != "call"}
+    if isinstance(function, Function):  # made by `compound.component`; the file overrides it
+        settings = {**function.settings, **settings}
+        own = {name: getattr(function, name) for name in ("timeout", "retries", "thread")}
+        function, rest = function.function, {**own, **rest}
+    if function is None or report_wrong_settings(file, function, settings, inside):
+        return None
+    outputs = entry.out if isinstance(entry.out, dict) else None
+    component = file.attempt(
+        inside,
+        lambda: Function(context.name, function, outputs=outputs, **rest, **settings),
+        code=given.call,
+    )
+    if component is not None and outputs is None and entry.out is not None:
+        returned = component.outputs["output"].type
+        if entry.out != returned:
+            file.document.report(
+                (*context.address, "out"),
+                f"is {format_type(entry.out)}, but the function returns {format_type(returned)}",
+            )
+    return component
+
+
+def _dump_function(component: Function, context: DumpContext) -> Tree:
+    settings = {name: context.setting(name, value) for name, value in component.settings.items()}
+    reserved = [name for name in settings if name in FUNCTION_SETTINGS.model_fields]
+    if reserved:
+        raise DeclarationError(
+            f"{component.name}: a setting named {reserved[0]!r} cannot be written in YAML",
+            hint="rename the function's parameter",
+        )
+    call = spell_code(component.function, component.name)
+    own = context.arguments(Function, component, skip=("name", "function", "outputs", "settings"))
+    outputs = {} if component.single else context.output_types(component)
+    return {
+        "function": {"call": call, **own, **settings},
+        **({"out": Flow(outputs)} if outputs else {}),
+    }
+
+
+FUNCTION_KIND = Kind(
+    "function",
+    make_model(
+        "function_entry",
+        summary(Function),
+        {
+            "function": (FUNCTION_SETTINGS, Field(description=summary(Function))),
+            "out": (
+                Out | None,
+                Field(
+                    None,
+                    description="The types of the output fields, if the function returns a mapping.",
+                ),
+            ),
+        },
+        MadeWiring,
+    ),
+    _make_function,
+    _dump_function,
+    (Function, FunctionComponent),
+)
+
+
+def _make_code(entry: Made, context: MakeContext) -> CodeRunner | None:
+    file, inside, given = context.file, (*context.address, "code"), dict(entry.code.given)
+    reproducible = given.pop("reproducible", False)
+    if not file.allow_import:  # the programs may come from the file's own data
+        file.document.report(inside, "runs generated code, and imports are not allowed", key=True)
+        return None
+    return file.attempt(
+        inside, lambda: CodeRunner(context.name, SandboxLimits(**given), reproducible)
+    )
+
+
+def _dump_code(component: CodeRunner, context: DumpContext) -> Tree:
+    limits = context.arguments(SandboxLimits, component.limits)
+    return {"code": {**limits, **({"reproducible": True} if component.reproducible else {})}}
+
+
+CODE_SETTINGS = settings_model("kind_code", SandboxLimits, CodeRunner, skip=("name", "limits"))
+CODE_KIND = Kind(
+    "code",
+    entry_model_of("code", CODE_SETTINGS, summary(CodeRunner)),
+    _make_code,
+    _dump_code,
+    (CodeRunner,),
+)
+
+
+class ClassEntry(Wiring):
+    """A component of any class, created as Class(name, **settings)."""
+
+    code: Code = Field(alias="class")
+    """The class, as module:name; modules are also found in this file's folder."""
+    settings: dict[Name, AnySetting] = Field(default={})
+    """The keyword arguments of the class."""
+
+
+def _make_class(entry: ClassEntry, context: MakeContext) -> Component | None:
+    file, address = context.file, (*context.address, "class")
+    inside = (*context.address, "settings")
+    settings = arguments(entry.settings, file, inside, models=False)
+    found = file.load_code(entry.code, address)
+    if found is None:
+        return None
+    if not _is_component(found):
+        place = f" at {definition(found)}" if callable(found) else ""
+        hint = "use a function as `function: {call: …}`" if inspect.isfunction(found) else ""
+        hint = hint or "write class Name(cp.ext.Operation)"
+        file.document.report(address, f"{entry.code}{place} is not a subclass of Operation", hint)
+        return None
+    if report_wrong_settings(file, found, settings, inside):
+        return None
+    who = f"{entry.code} at {definition(found)}"
+    return file.attempt(
+        address, lambda: construct(found, entry.code, context.name, settings), code=who
+    )
+
+
+def _dump_class(component: Component, context: DumpContext) -> Tree:
+    settings = context.arguments(type(component), component, skip=_first(type(component)))
+    code = spell_code(type(component), component.name)
+    return {"class": code, **({"settings": settings} if settings else {})}
+
+
+CLASS_KIND = Kind("class", ClassEntry, _make_class, _dump_class)
+
+
+def _is_component(found: object) -> TypeGuard[type[Component]]:
+    return isinstance(found, type) and issubclass(found, Operation | Composite)
+
+
+def _first(kind: type[Component]) -> tuple[str, ...]:
+    """Return the name of the first parameter, which is the component's name."""
+    return tuple(inspect.signature(kind).parameters)[:1]
+
+
+# Installed packages
+
+
+def find_kind(name: str) -> Kind:
+    """Return an installed kind.
+
+    Raises:
+        DeclarationError: its package cannot be loaded.
+        UserCodeError: the entry point is not a component class.
+    """
+    return _installed_kind(name, plugins("components")[name].load())
+
+
+@functools.cache
+def _installed_kind(name: str, found: object) -> Kind:
+    if not _is_component(found):
+        raise UserCodeError(
+            f"component kind {name!r} is {short_repr(found)}, which is not a subclass of Operation",
+            hint="name a class, such as class Shout(cp.ext.Operation)",
+        )
+
+    def make(entry: Wiring, context: MakeContext) -> Component | None:
+        inside = (*context.address, name)
+        given = arguments(getattr(entry, name).given, context.file, inside, models=False)
+        return context.file.attempt(
+            inside,
+            lambda: construct(found, f"component kind {name!r}", context.name, given),
+            code=f"{name} at {definition(found)}",
+        )
+
+    def dump(component: Component, context: DumpContext) -> Tree:
+        return {name: context.arguments(found, component, skip=_first(found))}
+
+    return replace(class_kind(name, found), make=make, dump=dump)
+
+
+def kind_of(component: Component) -> Kind | None:
+    """Return the installed kind of a component, or None if its class is not an installed one."""
+    place = f"{type(component).__module__}:{type(component).__qualname__}"
+    for name, plugin in plugins("components").items():
+        if plugin.value == place:
+            return _installed_kind(name, type(component))
+    return None
+
+
+KINDS_INSTALLED = Installed(
+    "kind", lambda: visible("components", WIRING_KEYS), lambda name: find_kind(name).entry
+)
+
+
+# Graphs
+
+
+class FirstOfSettings(Model):
+    """The ports of a `first_of` component."""
+
+    ports: list[Name] | None = None
+    """The ports in order of preference; by default those under `in`, in their order."""
+
+
+class FirstOfEntry(Wiring):
+    """Returns the first of its inputs whose node ran, and so joins conditional branches."""
+
+    first_of: FirstOfSettings
+    """The settings; usually {}."""
+    out: Type = Field(default="str", validate_default=True)
+    """The type of the inputs and of the output."""
+
+
+def _make_first_of(entry: FirstOfEntry, context: MakeContext) -> FirstOf | None:
+    ports = tuple(entry.first_of.ports or entry.wires)
+    if not ports:
+        address = (*context.address, "first_of")
+        context.file.document.report(address, "has no inputs", "connect some under `in`", key=True)
+        return None
+    return FirstOf(context.name, entry.out, ports)
+
+
+def _dump_first_of(component: FirstOf, context: DumpContext) -> Tree:
+    ports = list(component.inputs)
+    kind = context.output_types(component)["output"]
+    return {"first_of": Flow({} if ports == list(context.wired) else {"ports": ports}), "out": kind}
+
+
+class LoopSettings(Model):
+    """A body that runs repeatedly."""
+
+    body: GraphEntry
+    """The system of one turn."""
+    carry: dict[Name, Name]
+    """Maps each body output to the body input that it replaces in the next turn."""
+    until: Name | None = None
+    """A boolean body output that ends the loop when true."""
+    max_turns: IntSetting = 5
+    """Maximum number of turns."""
+
+
+class LoopEntry(Wiring):
+    """A loop; it has the inputs and outputs of its body."""
+
+    loop: LoopSettings
+    """The body and when to stop."""
+
+
+def _make_loop(entry: LoopEntry, context: MakeContext) -> Loop | None:
+    file, name, inside = context.file, context.name, (*context.address, "loop")
+    turn = context.make_body((*inside, "body"), name)
+    if turn is None:
+        return None
+    parts = arguments(entry.loop.given, file, inside)
+    del parts["body"]
+    carry = parts.pop("carry")
+    # Each part is checked on its own, so that every error is found and reported at its own line.
+    for source, target in carry.items():
+        part = functools.partial(Loop, name, turn, carry={source: target})
+        file.attempt((*inside, "carry", source), part)
+    for key, value in parts.items():
+        file.attempt((*inside, key), functools.partial(Loop, name, turn, carry={}, **{key: value}))
+    if file.document.has_errors(inside):
+        return None
+    return Loop(name, turn, carry=carry, **parts)
+
+
+def _dump_loop(component: Loop, context: DumpContext) -> Tree:
+    rest: Tree = {"carry": Flow(component.carry)}
+    if component.until is not None:
+        rest["until"] = component.until
+    turns = context.setting("max_turns", component.max_turns)
+    return {"loop": {"body": context.dump_body(), **rest, "max_turns": turns}}
+
+
+class MapSettings(Model):
+    """A body that runs once per item of a list."""
+
+    body: GraphEntry
+    """The system for one item."""
+    over: Name
+    """The body input that receives the items."""
+
+
+class MapEntry(Wiring):
+    """A map; its outputs are lists in the order of the items."""
+
+    map: MapSettings
+    """The body and what it runs over."""
+
+
+def _make_map(entry: MapEntry, context: MakeContext) -> Map | None:
+    inside = (*context.address, "map")
+    body = context.make_body((*inside, "body"), context.name)
+    if body is None:
+        return None
+    return context.file.attempt(
+        (*inside, "over"), lambda: Map(context.name, body, over=entry.map.over)
+    )
+
+
+def _dump_map(component: Map, context: DumpContext) -> Tree:
+    return {"map": {"body": context.dump_body(), "over": component.over}}
+
+
+_KINDS = (
+    LLM_KIND,
+    RETRIEVER_KIND,
+    SELECTOR_KIND,
+    Kind(
+        "hyperparameter",
+        HyperparameterEntry,
+        _make_hyperparameter,
+        _dump_hyperparameter,
+        (Hyperparameter,),
+    ),
+    FUNCTION_KIND,
+    CODE_KIND,
+    AGENT_KIND,
+    Kind("loop", LoopEntry, _make_loop, _dump_loop, (Loop,), has_body=True),
+    Kind("map", MapEntry, _make_map, _dump_map, (Map,), has_body=True),
+    EXTERNAL_AGENT_KIND,
+    Kind("first_of", FirstOfEntry, _make_first_of, _dump_first_of, (FirstOf,)),
+    CLASS_KIND,
+)
+BUILT_IN: Mapping[str, Kind] = {kind.name: kind for kind in _KINDS}
+"""The built-in component kinds by name."""
+if TYPE_CHECKING:
+    ComponentEntry = Wiring
+else:
+    ComponentEntry = one_key("kind", {kind.name: kind.entry for kind in _KINDS}, KINDS_INSTALLED)
+
+
+class UseEntry(Wiring):
+    """An additional node for a component; all its nodes share one configuration."""
+
+    use: Name
+    """The component."""
+
+
+class GraphEntry(Model):
+    """A graph: inputs, components, additional nodes, and outputs."""
+
+    inputs: dict[Name, Type] = Field(default={})
+    """The inputs of the graph: the type of each, by name."""
+    components: dict[Name, ComponentEntry]
+    """The components; each is also a node with the same name."""
+    nodes: dict[Name, UseEntry] = Field(default={})
+    """Additional nodes that use a component under another name."""
+    outputs: dict[Name, Reference] = Field(min_length=1)
+    """The outputs of the graph: a reference for each, by name."""

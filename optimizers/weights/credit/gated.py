@@ -1,0 +1,156 @@
+"""The gated reward of Prompt-R1: the answer counts only if the form is complete (equations 10-13).
+
+An agent's turn is a thought and then either a prompt for the environment or the final answer:
+``<think>…</think><interaction_prompt>…</interaction_prompt>`` or
+``<think>…</think><answer>…</answer>``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from compound.core.errors import DataError, DeclarationError
+from compound.core.example import Example, Score
+from compound.core.narrowing import entry
+from compound.evaluation.metrics.built_in import token_f1
+
+THINK, PROMPT, ANSWER = "think", "interaction_prompt", "answer"
+_TAG = re.compile(rf"</?(?:{THINK}|{PROMPT}|{ANSWER})>")
+_BLOCK = re.compile(rf"<({THINK}|{PROMPT}|{ANSWER})>(.*?)</\1>", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTurn:
+    """Parsed turn of the agent.
+
+    Attributes:
+        thought: the content of the first think block.
+        prompt: the first prompt for the environment, or None; further prompts are ignored.
+        answer: the final answer; None if there is none, or if the turn also has a prompt.
+        exact: whether the turn is exactly one thought followed by one prompt or answer.
+    """
+
+    thought: str = ""
+    prompt: str | None = None
+    answer: str | None = None
+    exact: bool = False
+
+    @property
+    def is_prompt(self) -> bool:
+        """Whether the turn is a well-formed prompt for the environment."""
+        return self.exact and bool(self.thought) and bool(self.prompt)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the turn is a well-formed final one: a thought and the answer's block."""
+        return self.exact and bool(self.thought) and self.answer is not None
+
+
+def read_turn(text: str) -> PromptTurn:
+    """Parse the blocks of a turn.
+
+    >>> read_turn("<think>Who?</think> <interaction_prompt>Name it.</interaction_prompt>").is_prompt
+    True
+    >>> read_turn("<think>Now I know.</think><answer>Lima</answer>").answer
+    'Lima'
+    >>> read_turn("<answer>Lima</answer>").is_final
+    False
+    """
+    blocks = [(match[1], match[2].strip()) for match in _BLOCK.finditer(text)]
+    first = dict(reversed(blocks))
+    prompt = first.get(PROMPT)
+    names = [name for name, _ in blocks]
+    only_blocks = not _BLOCK.sub("", text).strip() and not any(
+        _TAG.search(inside) for _, inside in blocks
+    )
+    return PromptTurn(
+        thought=first.get(THINK, ""),
+        prompt=prompt,
+        answer=first.get(ANSWER) if prompt is None else None,
+        exact=only_blocks and names in ([THINK, PROMPT], [THINK, ANSWER]),
+    )
+
+
+@dataclass(frozen=True)
+class FormGate:
+    """R = -k + min(form, k) + [form >= k and an answer is present] * F1, in [-k, 1] where k = 1.
+
+    The form is a sum: ``alpha`` for each well-formed turn with a prompt, ``beta`` for an answer
+    block in the last turn, ``gamma`` if it is not empty, ``delta`` if the last turn is exactly a
+    thought and that block.
+
+    In the published code, additional turns compensate for missing parts: three turns without an
+    answer open the gate and get 0, more than the -0.4 of an immediate correct answer. Here, turns
+    contribute at most k - beta - gamma - delta. A rollout that ends without an answer, by its own
+    fault or because its turns are used up, therefore gets at most -beta - gamma - delta.
+
+    >>> ask = read_turn("<think>?</think><interaction_prompt>Name the capital.</interaction_prompt>")
+    >>> end = read_turn("<think>!</think><answer>Lima</answer>")
+    >>> gate = FormGate()
+    >>> gate.reward([ask, end], f1=1.0), gate.reward([ask, end], f1=0.5), gate.reward([end], f1=1.0)
+    (1.0, 0.5, -0.4)
+    >>> gate.reward([ask, ask, ask, ask, ask], f1=0.0)
+    -0.6
+    """
+
+    alpha: float = 0.4
+    beta: float = 0.25
+    gamma: float = 0.25
+    delta: float = 0.1
+    k: float = 1.0
+
+    def __post_init__(self) -> None:
+        if min(self.alpha, self.beta, self.gamma, self.delta) < 0 or self.k < self._ending:
+            raise DeclarationError(
+                f"a gate's parts must be >= 0, and beta + gamma + delta <= k, but got {self}",
+            )
+
+    @property
+    def _ending(self) -> float:
+        return self.beta + self.gamma + self.delta
+
+    def form(self, turns: Sequence[PromptTurn]) -> float:
+        """Return the points of the form, at most k."""
+        last = turns[-1] if turns else PromptTurn()
+        asked = self.alpha * sum(turn.is_prompt for turn in turns)
+        points = min(asked, self.k - self._ending)
+        points += self.beta * (last.answer is not None) + self.gamma * bool(last.answer)
+        points += self.delta * last.is_final
+        return min(
+            round(points, 9), self.k
+        )  # rounded so that 0.4 + 0.6 reaches 1 in any order of summation
+
+    def reward(self, turns: Sequence[PromptTurn], f1: float) -> float:
+        """Return R; ``f1`` in [0, 1] compares the last turn's answer with the gold answers."""
+        form = self.form(turns)
+        passed = form >= self.k and bool(turns and turns[-1].answer)
+        return round(form - self.k, 9) + (f1 if passed else 0.0)
+
+
+def gated(outputs: Mapping[str, object], example: Example) -> Score:
+    """Score a conversation by `FormGate` with the paper's numbers; a metric for ``custom``.
+
+    It reads the output ``turns``, the texts of the agent in order, and the gold field ``answers``
+    or ``answer``.
+
+    >>> turns = ["<think>?</think><interaction_prompt>Capital?</interaction_prompt>",
+    ...          "<think>!</think><answer>Lima</answer>"]
+    >>> score = gated({"turns": turns}, Example("e1", {}, {"answer": "Lima"}))
+    >>> score.value, dict(score.parts)
+    (1.0, {'form': 1.0, 'f1': 1.0, 'turns': 2.0})
+    """
+    if "turns" not in outputs:
+        raise DataError(
+            "the gated reward reads the output 'turns'", hint=f"outputs: {', '.join(outputs)}"
+        )
+    turns = [read_turn(text) for text in entry(outputs, "turns", (list, tuple))]
+    answer = turns[-1].answer if turns else None
+    gold = "answers" if "answers" in example.gold else "answer"
+    compared: Score = token_f1("answer", gold).score({"answer": answer or ""}, example)
+    f1 = compared.value if answer else 0.0
+    gate = FormGate()
+    feedback = compared.feedback if answer else f"no answer after {len(turns)} turns"
+    parts = {"form": gate.form(turns), "f1": f1, "turns": float(len(turns))}
+    return Score(gate.reward(turns, f1), feedback, parts)

@@ -1,1 +1,0 @@
-"""Losses of weight training, and corrections for differences between sampler and trainer."""

@@ -1,1 +1,0 @@
-"""Rewards of single agents from published papers: shaped by penalties, or gated by the form of an answer."""

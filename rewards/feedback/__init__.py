@@ -1,1 +1,0 @@
-"""Preference pairs from the feedback of a served system's users."""

@@ -1,1 +1,0 @@
-"""Estimated gains of candidates: cross-fitted local rewards as control variates of the global reward."""

@@ -1,0 +1,474 @@
+"""Results of inspecting local rewards: views of a pair, a head and a run.
+
+Inspect the local rewards of a run, read-only and without loading a model unless it is needed.
+
+A pair's held-out margin is the difference of its candidates' local rewards, by a head that was not
+fitted to their input. The held-out rewards of the candidates of a call can therefore be recovered
+from its pairs, without the backbone.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from compound.core.errors import (
+    ConfigurationError,
+    DeclarationError,
+    RunDirectoryError,
+    suggest_name,
+)
+from compound.core.security.untrusted import UntrustedFolder
+from compound.graph.system import System
+from compound.optimization.runs.directory import read_json, read_records
+from compound.optimization.runs.events import Event, JobFacts, read_events
+from compound.rewards.alignment import (
+    Accuracy,
+    Bin,
+    calibration_error,
+    rank_correlation,
+    reliability,
+)
+from compound.rewards.buffer import PairBuffer
+from compound.rewards.explain import (
+    Explanation,
+    explain_ranking,
+    rewards_from_margins,
+)
+from compound.rewards.fit import PairTexts, component_pairs
+from compound.rewards.model import LocalReward, RewardModel, Stored, load, read
+from compound.rewards.pairs import Pair, ordered_pairs
+from compound.rewards.settings import PairSettings
+from compound.rewards.template import Reading
+
+
+@dataclass(frozen=True)
+class RewardPoint:
+    """A candidate: its held-out local reward and its global reward, each minus the mean of its call.
+
+    Local rewards compare outputs for the same input, not inputs, so only differences within a call
+    are meaningful. ``x`` is the output's length in words, its value, or the index of its label.
+    """
+
+    input: str
+    local: float
+    global_: float
+    x: float
+
+
+@dataclass(frozen=True)
+class LocalUse:
+    """Use of a local reward in a joint search; see `compound.optimization.runs.events.LocalFacts`."""
+
+    trust: float
+    slope: float
+    evaluations: int
+    price: float
+    global_price: float
+
+    @property
+    def saved(self) -> float:
+        """System runs that as many global evaluations would have cost in addition."""
+        return self.evaluations * (self.global_price - self.price)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A held-out pair with the reward's margin.
+
+    Attributes:
+        pair: the two outputs, and the difference of their global rewards.
+        iteration: the iteration of the pair.
+        inputs, chosen, rejected: the texts that the reward model read.
+        margin: ``r(chosen) - r(rejected)`` in log odds; negative if the ranking is wrong.
+    """
+
+    pair: Pair
+    iteration: int
+    inputs: str
+    chosen: str
+    rejected: str
+    margin: float
+
+    @property
+    def probability(self) -> float:
+        """Predicted probability that the better output is the better one."""
+        return 1 / (1 + math.exp(-max(-700.0, min(700.0, self.margin))))
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Accuracy of a head at an iteration."""
+
+    iteration: int
+    accuracy: Accuracy
+
+
+@dataclass(frozen=True)
+class HeadView:
+    """Recorded facts on a component's reward.
+
+    Attributes:
+        component: the name of the component.
+        accuracy: the share of held-out pairs that are ordered correctly.
+        pairs: the number of all pairs.
+        gap: the mean gap between two outputs in the latest draws, if known.
+        jobs, steered: the number of the component's jobs that requested rewards, and that used
+            them.
+        why: the latest reason for not using the reward.
+        bins, error: predicted against observed probabilities, and their mean difference.
+        margins: the held-out margins in log odds.
+        points: the candidates.
+        correlation: Spearman's correlation of local with global rewards within a call; ``None`` if
+            all are equal.
+        measure: the meaning of ``x`` of the points: ``words``, ``value`` or ``label`` (an index
+            into ``labels``).
+        explanation: the explanation by named features; ``None`` if they do not differ.
+        history: the cross-validated accuracy each time the rewards were fitted.
+        local: the use of the reward in the last joint search.
+    """
+
+    component: str
+    accuracy: Accuracy
+    pairs: int
+    gap: float | None
+    jobs: int
+    steered: int
+    why: str
+    bins: tuple[Bin, ...]
+    error: float | None
+    margins: tuple[float, ...]
+    points: tuple[RewardPoint, ...]
+    correlation: float | None
+    measure: str
+    labels: tuple[str, ...]
+    explanation: Explanation | None
+    history: tuple[Judged, ...]
+    local: LocalUse | None = None
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A component without a reward, and the reason."""
+
+    component: str
+    why: str
+    pairs: int
+    gap: float | None
+
+
+@dataclass(frozen=True)
+class Overview:
+    """Recorded facts on all local rewards of a run.
+
+    Attributes:
+        backbone: the name of the backbone.
+        trained: whether the backbone was trained on the pairs.
+        heads: the components with a reward.
+        missing: the components without a reward.
+    """
+
+    backbone: str
+    trained: bool
+    heads: tuple[HeadView, ...]
+    missing: tuple[Missing, ...]
+
+
+Vector = NDArray[np.float64]
+FOLDER = Path("memory") / "rewards"
+BINS = 5
+UNUSED = "the score does not follow it"
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Local rewards of a finished or unfinished run.
+
+    Attributes:
+        path: the run directory.
+        stored: the checkpoint.
+        buffer: the draws that the checkpoint was fitted to.
+        events: the recorded events of the run.
+    """
+
+    path: Path
+    stored: Stored
+    buffer: PairBuffer
+    events: Sequence[Event]
+
+    @staticmethod
+    def open(path: str | Path, system: System | None = None) -> Inspection:
+        """Open a run.
+
+        Args:
+            path: a run directory of method `optimas`.
+            system: the system that the pairs must belong to; by default that of the first record.
+
+        Raises:
+            RunDirectoryError: the folder is not a run directory, has no local rewards, or its files
+                are inconsistent.
+            ConfigurationError: the reward checkpoint is damaged.
+            DataError: the pair buffer is damaged, or belongs to another system.
+        """
+        folder = Path(path)
+        config = read_json(folder, "config.json")
+        if UntrustedFolder(folder).kind(f"{FOLDER}/card.json") is None:
+            raise RunDirectoryError(
+                f"{folder} has no local rewards",
+                hint="method optimas stores them after jobs of components whose outputs changed the score",
+            )
+        try:
+            optimize = config["optimize"]
+            known = {
+                key: value
+                for key, value in optimize["optimas"]["pairs"].items()
+                if key in PairSettings.model_fields
+            }
+            sampling = PairSettings.model_validate(known).sampling
+        except (KeyError, TypeError, AttributeError, ValidationError):
+            raise RunDirectoryError(
+                f"{folder}/config.json has no reward settings of this version"
+            ) from None
+        stored = read(folder / FOLDER)
+        records = [
+            record for record in read_records(folder, "memory.jsonl") if "kind" not in record
+        ]
+        whose = system or (str(records[0]["system"]) if records and "system" in records[0] else "")
+        whole = PairBuffer.read(records, whose, sampling)
+        events = read_events(folder)
+        found = Inspection(folder, stored, _learned_from(whole, stored, folder), events)
+        found._check()
+        return found
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Components with a reward, in the order of the pairs."""
+        return tuple(name for name in self.buffer.components if name in self.stored.rewards_of)
+
+    @functools.cached_property
+    def model(self) -> RewardModel:
+        """Reward model with its backbone, loaded on first access."""
+        return load(self.path / FOLDER)
+
+    def reward(self, component: str) -> LocalReward:
+        """Return a component's reward.
+
+        Raises:
+            DeclarationError: the component has no reward.
+        """
+        if component not in self.stored.rewards_of:
+            known = self.stored.rewards_of
+            hint = suggest_name(component, known) if known else "no component of this run has one"
+            raise DeclarationError(f"no local reward for component {component!r}", hint=hint)
+        return self.stored.rewards_of[component]
+
+    def texts(self, component: str) -> PairTexts:
+        """Return a component's pairs as rendered by its template."""
+        template = self.reward(component).features.template
+        return component_pairs(self.buffer, template, held_out=bool(self.stored.adapter))
+
+    def margins(self, component: str) -> Vector:
+        """Return each pair's held-out margin in log odds, in buffer order; ``nan`` for training pairs."""
+        reward, texts = self.reward(component), self.texts(component)
+        judged = np.array(texts.is_judged, bool)
+        found = np.full(len(judged), np.nan)
+        found[judged] = reward.slope * reward.margins
+        return found
+
+    # -- one component -----------------------------------------------------------------------------------
+
+    def head(self, component: str) -> HeadView:
+        """Return the recorded facts on a component's reward."""
+        reward, margins = self.reward(component), self.margins(component)
+        known = margins[~np.isnan(margins)]
+        bins = reliability(known, 1.0, BINS)
+        groups = self._points(component)
+        uses = self._uses(component)
+        correlation = rank_correlation(
+            [[p.local for p in g] for g in groups], [[p.global_ for p in g] for g in groups]
+        )
+        measure, labels = self._measure(component)
+        return HeadView(
+            component,
+            reward.accuracy,
+            len(margins),
+            self.buffer.gap(component),
+            len(uses),
+            sum(not why for why in uses),
+            next((why for why in reversed(uses) if why), ""),
+            tuple(bins),
+            calibration_error(bins) if bins else None,
+            tuple(known.tolist()),
+            tuple(point for group in groups for point in group),
+            None if math.isnan(correlation) else correlation,
+            measure,
+            labels,
+            self.explanation(component),
+            self.history(component),
+            self._use(component),
+        )
+
+    def worst(self, component: str, count: int = 3) -> list[Judgement]:
+        """Return the held-out pairs with the lowest margins."""
+        return sorted(self.judgements(component), key=lambda judgement: judgement.margin)[:count]
+
+    def judgements(self, component: str) -> list[Judgement]:
+        """Return all held-out pairs with their margins, in buffer order."""
+        texts, margins = self.texts(component), self.margins(component)
+        found = zip(
+            self.buffer.weighted_pairs(component),
+            texts.chosen,
+            texts.rejected,
+            margins,
+            strict=True,
+        )
+        return [
+            Judgement(pair, iteration, a.inputs, a.written, b.written, float(margin))
+            for (pair, iteration, _), a, b, margin in found
+            if not math.isnan(margin)
+        ]
+
+    def explanation(self, component: str) -> Explanation | None:
+        """Explain the head's ranking by the template's numbers and labels."""
+        texts, margins = self.texts(component), self.margins(component)
+        judged = np.flatnonzero(~np.isnan(margins))
+        return explain_ranking(
+            self.reward(component).features,
+            [texts.chosen[i] for i in judged],
+            [texts.rejected[i] for i in judged],
+            [texts.inputs[i] for i in judged],
+            margins[judged],
+        )
+
+    def history(self, component: str) -> tuple[Judged, ...]:
+        """Return the last recorded accuracy of each iteration."""
+        found: dict[int, Accuracy] = {}
+        for facts in self._facts():
+            accuracies = facts.get("accuracy") or {}
+            if component in accuracies:
+                found[int(facts["iteration"])] = Accuracy(**accuracies[component])
+        return tuple(Judged(iteration, found[iteration]) for iteration in sorted(found))
+
+    # -- all of them -------------------------------------------------------------------------------------
+
+    def overview(self) -> Overview:
+        """Return all recorded facts on the local rewards."""
+        reasons = {
+            name: why for facts in self._facts() for name, why in facts.get("missing", {}).items()
+        }
+        known = dict.fromkeys([*self.buffer.components, *reasons])
+        return Overview(
+            self.stored.backbone,
+            bool(self.stored.adapter),
+            tuple(self.head(name) for name in self.components),
+            tuple(
+                Missing(
+                    name,
+                    reasons.get(name, ""),
+                    len(self.buffer.weighted_pairs(name)),
+                    self.buffer.gap(name),
+                )
+                for name in known
+                if name not in self.stored.rewards_of
+            ),
+        )
+
+    # -- how ---------------------------------------------------------------------------------------------
+
+    def _facts(self) -> list[JobFacts]:
+        return [
+            e["facts"]
+            for e in self.events
+            if e["event"] == "job" and e.get("facts", {}).get("accuracy") is not None
+        ]
+
+    def _use(self, component: str) -> LocalUse | None:
+        """Return the use of a component's reward in the last joint search."""
+        found = [facts["local"] for facts in self._facts() if component in facts.get("local", {})]
+        return LocalUse(**found[-1][component]) if found else None
+
+    def _uses(self, component: str) -> list[str]:
+        """Return, for each job of a component, why its reward was not used; ``""`` if it was."""
+        found: list[str] = []
+        for facts in self._facts():
+            if facts.get("component") == component:
+                found.append("" if facts.get("steered") else str(facts.get("why", "")) or UNUSED)
+            elif (local := facts.get("local", {}).get(component)) is not None:
+                found.append("" if local["evaluations"] else UNUSED)
+        return found
+
+    def _points(self, component: str) -> list[list[RewardPoint]]:
+        """Return the candidates of each call with a known held-out reward."""
+        template = self.reward(component).features.template
+        measure, labels = self._measure(component)
+        margins = iter(self.margins(component).tolist())
+        groups = []
+        for entry in self.buffer.of(component):
+            place = {id(c.outputs): i for i, c in enumerate(entry.draw.candidates)}
+            pairs = [
+                (place[id(pair.chosen)], place[id(pair.rejected)], next(margins))
+                for decided in (True, False)
+                for pair in ordered_pairs(entry.draw, self.buffer.sampling, decided=decided)
+            ]
+            for group in rewards_from_margins([pair for pair in pairs if not math.isnan(pair[2])]):
+                chosen = [entry.draw.candidates[i] for i in group]
+                mean = sum(c.value for c in chosen) / len(chosen)
+                groups.append(
+                    [
+                        RewardPoint(
+                            entry.draw.example,
+                            local,
+                            c.value - mean,
+                            _x(template.read(entry.draw.inputs, c.outputs), measure, labels),
+                        )
+                        for c, local in zip(chosen, group.values(), strict=True)
+                    ]
+                )
+        return groups
+
+    def _measure(self, component: str) -> tuple[str, tuple[str, ...]]:
+        features = self.reward(component).features
+        if any(name.endswith(".words") for name in features.numbers):
+            return "words", ()
+        if features.labels:
+            return "label", features.labels
+        return "value", ()
+
+    def _check(self) -> None:
+        """Check that the checkpoint has a margin for every held-out pair."""
+        for name in self.stored.rewards_of:
+            texts = self.texts(name)
+            judged = sum(texts.is_judged)
+            if judged != len(self.reward(name).margins):
+                raise ConfigurationError(
+                    f"{self.path / FOLDER} is a damaged reward checkpoint: it has "
+                    f"{len(self.reward(name).margins)} margins of {name!r}, the buffer {judged} pairs"
+                )
+
+
+def _learned_from(buffer: PairBuffer, stored: Stored, folder: Path) -> PairBuffer:
+    """Return the start of a buffer that a checkpoint was fitted to; a run may have added draws since."""
+    for count in range(len(buffer.entries), 0, -1):
+        part = PairBuffer(buffer.system, buffer.sampling, buffer.entries[:count])
+        if part.digest == stored.data:
+            return part
+    raise RunDirectoryError(
+        f"{folder}/{FOLDER} was not fitted to the pairs in {folder}/memory.jsonl",
+        hint="a file was changed, or the run was killed while fitting rewards; resume the run",
+    )
+
+
+def _x(reading: Reading, measure: str, labels: Sequence[str]) -> float:
+    """Return the horizontal position of a candidate in figures."""
+    if measure == "label":
+        return float(labels.index(reading.label)) if reading.label in labels else float(len(labels))
+    if measure == "words":
+        return sum(math.expm1(v) for name, v in reading.numbers.items() if name.endswith(".words"))
+    return next(iter(reading.numbers.values()), 0.0)

@@ -1,1 +1,0 @@
-"""Choose settings to draw outputs with, and test which outputs differ in their mean reward."""

@@ -1,0 +1,330 @@
+"""What a gateway admits, answers and records; each limit has a test."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from compound.components.gateway.documents import GatewayExchange
+from compound.components.gateway.server import Gateway, GatewaySettings, gateway
+from compound.components.gateway.sessions import AgentSession
+from compound.core.errors import BudgetExhausted
+from compound.core.web.problems import HTTPProblem
+
+pytest.importorskip("fastapi")
+BODY = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+ANSWER = {
+    "id": "x",
+    "choices": [
+        {"index": 0, "message": {"role": "assistant", "content": "Hello"}, "finish_reason": "stop"}
+    ],
+    "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+}
+
+
+async def hello(exchange: GatewayExchange) -> Any:
+    return {**ANSWER, "number": exchange.number}
+
+
+def during_run(
+    test: Callable[[httpx.AsyncClient, AgentSession, Gateway], Any],
+    dispatch: Any = hello,
+    limits: GatewaySettings | None = None,
+    **settings: Any,
+) -> None:
+    """Run a test while a session is open; the client has its key."""
+
+    async def run() -> None:
+        async with gateway(limits) as server:
+            session = AgentSession(dispatch, **settings)
+            server.sessions.open(session)
+            headers = {"Authorization": f"Bearer {session.key}"}
+            try:
+                async with httpx.AsyncClient(
+                    base_url=server.base_url, headers=headers, trust_env=False, timeout=20
+                ) as client:
+                    await test(client, session, server)
+            finally:
+                server.sessions.remove(session.key)
+                await session.close()
+
+    asyncio.run(run())
+
+
+def error_of(answer: httpx.Response) -> str:
+    return str(answer.json()["error"]["type"])
+
+
+def test_a_request_is_answered_during_its_run_and_refused_after_it() -> None:
+    async def test(client: httpx.AsyncClient, session: AgentSession, server: Gateway) -> None:
+        assert (await client.post("/chat/completions", json=BODY)).json() == {**ANSWER, "number": 0}
+        await session.close()
+        answer = await client.post("/chat/completions", json=BODY)
+        assert (answer.status_code, error_of(answer)) == (401, "run_ended")
+        server.sessions.remove(session.key)
+        answer = await client.post("/chat/completions", json=BODY)
+        assert (answer.status_code, error_of(answer)) == (401, "invalid_key")
+
+    during_run(test)
+
+
+def test_it_listens_on_loopback_only() -> None:
+    async def test(client: httpx.AsyncClient, session: AgentSession, server: Gateway) -> None:
+        assert server.base_url.startswith("http://127.0.0.1:")
+        assert server._server is not None
+        addresses = {
+            sock.getsockname()[0] for each in server._server.servers for sock in each.sockets
+        }
+        assert addresses == {"127.0.0.1"}
+
+    during_run(test)
+
+
+@pytest.mark.parametrize("key", ["", "Bearer wrong", "Basic abc", "Bearer run-", "Bearer \xff"])
+def test_requests_without_the_key_of_an_open_run_are_refused(key: str) -> None:
+    async def test(client: httpx.AsyncClient, session: AgentSession, server: Gateway) -> None:
+        answer = await client.post(
+            "/chat/completions", json=BODY, headers=[(b"Authorization", key.encode("latin-1"))]
+        )
+        assert (answer.status_code, error_of(answer)) == (401, "invalid_key")
+        assert session.count == 0
+
+    during_run(test)
+
+
+def test_runs_are_kept_apart_by_their_keys() -> None:
+    seen: dict[str, list[str]] = {"a": [], "b": []}
+
+    def dispatch(name: str) -> Any:
+        async def record(exchange: GatewayExchange) -> Any:
+            seen[name].append(str(exchange.document["text"]))
+            return ANSWER
+
+        return record
+
+    async def run() -> None:
+        async with gateway() as server:
+            sessions = {name: AgentSession(dispatch(name)) for name in seen}
+            for session in sessions.values():
+                server.sessions.open(session)
+            async with httpx.AsyncClient(base_url=server.base_url, trust_env=False) as client:
+                for name, session in sessions.items():
+                    headers = {"Authorization": f"Bearer {session.key}"}
+                    await client.post("/chat/completions", json={"text": name}, headers=headers)
+
+    asyncio.run(run())
+    assert seen == {"a": ["a"], "b": ["b"]}
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", ""]
+)
+def test_a_foreign_host_name_is_refused_against_dns_rebinding(host: str) -> None:
+    async def test(client: httpx.AsyncClient, session: AgentSession, server: Gateway) -> None:
+        answer = await client.post("/chat/completions", json=BODY, headers={"Host": host})
+        assert (answer.status_code, session.count) == (421, 0)
+
+    during_run(test)
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost:1"])
+def test_pages_of_foreign_origins_may_not_call(origin: str) -> None:
+    async def test(client: httpx.AsyncClient, session: AgentSession, server: Gateway) -> None:
+        answer = await client.post("/chat/completions", json=BODY, headers={"Origin": origin})
+        assert (answer.status_code, session.count) == (403, 0)
+        asked = await client.options("/chat/completions", headers={"Origin": origin})
+        assert asked.status_code == 403
+
+    during_run(test)
+
+
+def test_a_form_of_a_page_is_refused() -> None:
+    async def test(client: httpx.AsyncClient, session: AgentSession, server: Gateway) -> None:
+        answer = await client.post(
+            "/chat/completions", content=json.dumps(BODY), headers={"Content-Type": "text/plain"}
+        )
+        assert (answer.status_code, session.count) == (415, 0)
+
+    during_run(test)
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_an_oversized_body_is_refused(declared: bool) -> None:
+    async def pieces() -> Any:
+        yield b" " * 3300  # its length is not declared
+
+    async def test(client: httpx.AsyncClient, session: AgentSession, server: Gateway) -> None:
+        headers = {"Content-Type": "application/json"}
+        content = b" " * 3300 if declared else pieces()
+        answer = await client.post("/chat/completions", content=content, headers=headers)
+        assert (answer.status_code, session.count) == (413, 0)
+
+    during_run(test, limits=GatewaySettings(max_body=2000))
+
+
+@pytest.mark.parametrize("body", [b"", b"[1]", b"{", b"[" * 100_000])
+def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
+    async def test(client: httpx.AsyncClient, session: AgentSession, server: Gateway) -> None:
+        headers = {"Content-Type": "application/json"}
+        answer = await client.post("/chat/completions", content=body, headers=headers)
+        assert (answer.status_code, error_of(answer), session.count) == (400, "not_json", 0)
+
+    during_run(test)
+
+
+def test_unknown_routes_are_named_and_models_are_listed() -> None:
+    async def test(client: httpx.AsyncClient, session: AgentSession, server: Gateway) -> None:
+        answer = await client.post("/embeddings", json={})
+        assert answer.status_code == 404
+        assert "/v1/responses" in answer.json()["error"]["message"]
+        assert (await client.get("/chat/completions")).status_code == 405
+        assert [model["id"] for model in (await client.get("/models")).json()["data"]] == [
+            "smollm2"
+        ]
+
+    during_run(test, models=("smollm2",))
+
+
+@pytest.mark.parametrize("path", ["embeddings", "completions", "images/generations"])
+def test_requests_for_other_things_than_texts_are_told_where_to_go(path: str) -> None:
+    async def test(client: httpx.AsyncClient, session: AgentSession, server: Gateway) -> None:
+        answer = await client.post(f"/{path}", json={"model": "m", "input": "text"})
+        message = answer.json()["error"]["message"]
+        assert (answer.status_code, error_of(answer)) == (404, "not_found")
+        assert f"has no /v1/{path}" in message
+        assert "a base_url and an api_key of its own" in message
+        assert answer.headers["x-should-retry"] == "false"
+        assert session.count == 0
+
+    during_run(test)
+
+
+def test_the_number_of_requests_is_limited() -> None:
+    async def test(client: httpx.AsyncClient, session: AgentSession, server: Gateway) -> None:
+        codes = [(await client.post("/chat/completions", json=BODY)).status_code for _ in range(4)]
+        assert codes == [200, 200, 429, 429]
+
+    during_run(test, max_requests=2)
+
+
+def test_an_exhausted_budget_is_told_to_the_agent_and_ends_the_run() -> None:
+    async def exhausted(exchange: GatewayExchange) -> Any:
+        raise BudgetExhausted("budget: 3 of 3 calls are used", hint="raise the limit")
+
+    async def test(client: httpx.AsyncClient, session: AgentSession, server: Gateway) -> None:
+        for _ in range(2):
+            answer = await client.post("/chat/completions", json=BODY)
+            assert (answer.status_code, error_of(answer)) == (429, "budget_exhausted")
+            assert "3 of 3 calls" in answer.json()["error"]["message"]
+            assert answer.headers["x-should-retry"] == "false"
+        assert isinstance(session.fatal.result(), BudgetExhausted)
+        assert session.count == 1  # the second one was refused
+
+    during_run(test, exhausted)
+
+
+def test_a_failed_request_has_a_status_and_a_reason() -> None:
+    async def refused(exchange: GatewayExchange) -> None:
+        exchange.kind, exchange.message = "rate_limit", "the provider limits the rate"
+
+    async def test(client: httpx.AsyncClient, session: AgentSession, server: Gateway) -> None:
+        for stream in (False, True):
+            answer = await client.post("/chat/completions", json={**BODY, "stream": stream})
+            assert (answer.status_code, error_of(answer)) == (429, "rate_limit")
+
+    during_run(test, refused)
+
+
+def test_pieces_arrive_before_the_answer_is_complete() -> None:
+    async def run_test() -> None:
+        release = asyncio.Event()
+
+        async def dispatch(exchange: GatewayExchange) -> Any:
+            exchange.put("Hel")
+            await release.wait()
+            exchange.put("lo")
+            return ANSWER
+
+        async def test(client: httpx.AsyncClient) -> list[str]:
+            found = []
+            async with client.stream(
+                "POST", "/chat/completions", json={**BODY, "stream": True}
+            ) as answer:
+                assert answer.headers["content-type"].startswith("text/event-stream")
+                async for line in answer.aiter_lines():
+                    if line.startswith("data: {"):
+                        delta = json.loads(line[6:])["choices"][0]["delta"]
+                        found.append(delta.get("content", ""))
+                        if found[-1] == "Hel":
+                            release.set()  # before this the answer cannot be complete
+            return found
+
+        async with gateway() as server:
+            session = AgentSession(dispatch)
+            server.sessions.open(session)
+            headers = {"Authorization": f"Bearer {session.key}"}
+            async with httpx.AsyncClient(
+                base_url=server.base_url, headers=headers, trust_env=False
+            ) as client:
+                assert await asyncio.wait_for(test(client), 120) == ["", "Hel", "lo", ""]
+
+    asyncio.run(run_test())
+
+
+def test_an_error_within_a_stream_is_an_event() -> None:
+    async def dispatch(exchange: GatewayExchange) -> Any:
+        exchange.put("Hel")
+        await asyncio.sleep(0)
+        raise HTTPProblem(502, "lost", "the connection was lost")
+
+    async def test(client: httpx.AsyncClient, session: AgentSession, server: Gateway) -> None:
+        answer = await client.post("/chat/completions", json={**BODY, "stream": True})
+        last = [line for line in answer.text.splitlines() if line.startswith("data: ")][-1]
+        assert json.loads(last[6:])["error"]["type"] == "lost"
+
+    during_run(test, dispatch)
+
+
+def test_requests_in_flight_end_with_their_run() -> None:
+    started = asyncio.Event()
+
+    async def forever(exchange: GatewayExchange) -> Any:
+        started.set()
+        await asyncio.Event().wait()
+
+    async def test(client: httpx.AsyncClient, session: AgentSession, server: Gateway) -> None:
+        pending = asyncio.create_task(client.post("/chat/completions", json=BODY))
+        await asyncio.wait_for(started.wait(), 120)
+        await session.close()
+        answer = await asyncio.wait_for(asyncio.gather(pending, return_exceptions=True), 120)
+        assert not isinstance(answer[0], httpx.Response) or answer[0].status_code >= 400
+
+    during_run(test, forever)
+
+
+def test_the_gateway_of_a_loop_is_shared_and_ends_with_the_loop() -> None:
+    async def run() -> str:
+        async with gateway() as first, gateway() as second:
+            assert first is second
+            return first.base_url
+
+    url = asyncio.run(run())
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/models", trust_env=False)
+
+
+def test_small_segments_are_sent_at_once() -> None:
+    """Nagle's algorithm and delayed acknowledgments together delay each answer by 40 ms."""
+
+    async def test(client: httpx.AsyncClient, session: AgentSession, server: Gateway) -> None:
+        assert server._server is not None
+        (listening,) = [sock for each in server._server.servers for sock in each.sockets]
+        assert listening.proto == socket.IPPROTO_TCP
+
+    during_run(test)

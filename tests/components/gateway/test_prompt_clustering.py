@@ -1,0 +1,279 @@
+"""Prompts found by aligning recorded texts: every member matches, and known templates are found again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compound.components.gateway.clustering import (
+    RecordedRequest,
+    RecordedText,
+    cluster_texts,
+    find_prompts,
+)
+from compound.components.gateway.templates import PromptTemplate, fill
+
+WORDS = st.lists(
+    st.sampled_from(["lima", "rimac", "peru", "quito", "andes", "north", "or", "the", "of"]),
+    min_size=1,
+    max_size=6,
+)
+TEMPLATES = (
+    "You are a careful translator. Translate the following text.\nText: {{text}}\nTranslation:",
+    "Summarize what the user wants in one sentence, without names.\nConversation: {{conversation}}",
+    "Rate this answer between one and five stars! Answer = {{answer}}",
+)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.text("ab :\n.xyz", max_size=40)), max_size=8))
+@settings(deadline=None)
+def test_every_template_matches_its_members_and_runs_are_several(given_texts: Any) -> None:
+    texts = [RecordedText(str(run), text) for run, text in given_texts]
+    clusters = cluster_texts(texts)
+    for cluster in clusters:
+        template = PromptTemplate(cluster.template)
+        for member in cluster.members:
+            values = template.match(texts[member].text)
+            assert values is not None
+            assert fill(cluster.template, values) == texts[member].text
+        assert len({texts[member].run for member in cluster.members}) > 1
+    members = [member for cluster in clusters for member in cluster.members]
+    assert len(members) == len(set(members))
+
+
+@given(
+    st.lists(WORDS, min_size=4, max_size=6, unique_by=lambda words: " ".join(words)),
+    st.permutations(range(3)),
+)
+@settings(deadline=None, max_examples=50)
+def test_different_prompts_are_found_again(values: Any, order: Any) -> None:
+    texts = [
+        RecordedText(
+            str(run),
+            fill(
+                TEMPLATES[kind],
+                dict.fromkeys(PromptTemplate(TEMPLATES[kind]).names, " ".join(words)),
+            ),
+        )
+        for run, words in enumerate(values)
+        for kind in order
+    ]
+    clusters = cluster_texts(texts)
+    assert len(clusters) == len(TEMPLATES)
+    for cluster in clusters:
+        runs = [texts[member].run for member in cluster.members]
+        assert runs == [str(run) for run in range(len(values))]
+
+
+def test_placeholders_have_the_names_of_labels() -> None:
+    text = "Answer the question with the documents.\nQuestion: {}\nSearch results: {}\nBe brief."
+    questions = ["what is Lima", "who sings", "where to go"]
+    texts = [RecordedText(str(i), text.format(q, f"{i} {i}")) for i, q in enumerate(questions)]
+    (cluster,) = cluster_texts(texts)
+    assert cluster.template == (
+        "Answer the question with the documents.\nQuestion: {{question}}\nSearch results: {{search_results}}\nBe brief."
+    )
+
+
+def test_constant_prompts_that_share_much_are_kept_apart() -> None:
+    shared = "You are a helpful assistant of the travel agency. Always be polite. "
+    requests = [
+        RecordedRequest(str(run), {"system": f"{shared}{task}", "user": f"{run} question {run}"})
+        for run in range(3)
+        for task in ("Plan the trip.", "Write the invoice.")
+    ]
+    found = find_prompts(requests)
+    assert [prompt.match for prompt in found] == [
+        {"system": f"{shared}Write the invoice."},
+        {"system": f"{shared}Plan the trip."},
+    ]
+    assert [(prompt.requests, prompt.runs) for prompt in found] == [(3, 3), (3, 3)]
+    assert len({prompt.name for prompt in found}) == 2
+
+
+def test_questions_alone_are_no_prompts() -> None:
+    questions = [
+        "What is the capital of Peru?",
+        "Who wrote Don Quixote?",
+        "How far is the moon from here?",
+    ]
+    requests = [RecordedRequest(str(i), {"user": question}) for i, question in enumerate(questions)]
+    assert find_prompts(requests) == []
+
+
+def test_a_single_run_shows_nothing() -> None:
+    requests = [RecordedRequest("a", {"system": "You are a planner of trips."})] * 3
+    assert find_prompts(requests) == []
+
+
+def test_names_are_not_taken_twice() -> None:
+    requests = [
+        RecordedRequest(str(run), {"system": "You are a trip planner. Plan!"}) for run in range(2)
+    ]
+    (found,) = find_prompts(requests, ["trip_planner"])
+    assert found.name == "trip_planner_2"
+
+
+def test_a_value_that_occurs_twice_does_not_make_its_text_constant() -> None:
+    texts = [
+        RecordedText(str(run), f"Translate into {language}, word by word.")
+        for run, language in enumerate(["French", "Italian", "French", "Danish"])
+    ]
+    (cluster,) = cluster_texts(texts)
+    assert cluster.template == "Translate into {{text}}, word by word."
+    assert sorted(cluster.members) == [0, 1, 2, 3]
+
+
+def test_questions_that_are_alike_do_not_divide_a_system_prompt() -> None:
+    questions = [
+        "Where is Lima? (0)",
+        "Best food of Peru? (6)",
+        "Can we swim there? (1)",
+        "Where is Lima? (4)",
+    ]
+    requests = [
+        RecordedRequest(str(run), {"system": "You are a trip planner. Plan!", "user": question})
+        for run, question in enumerate(questions)
+    ]
+    (found,) = find_prompts(requests)
+    assert found.match == {"system": "You are a trip planner. Plan!"}
+
+
+def found_in(*calls: dict[str, Any], runs: int = 4) -> list[dict[str, str]]:
+    """Return the prompts of runs that make the same calls; each value is a text, or one for each run."""
+    requests = [
+        RecordedRequest(
+            str(run),
+            {role: at(call[role], run) for role in ("system", "user") if role in call},
+            frozenset(at(value, run) for value in call.get("inputs", ())),
+            frozenset(at(value, run) for value in call.get("answers", ())),
+            call.get("continues", False),
+        )
+        for run in range(runs)
+        for call in calls
+    ]
+    prompts = [prompt.match for prompt in find_prompts(requests)]
+    for prompt in prompts:
+        for request in requests:
+            for role, text in prompt.items():
+                values = PromptTemplate(text).match(request.texts.get(role, ""))
+                assert values is None or fill(text, values) == request.texts[role]
+    return prompts
+
+
+def at(value: Any, run: int) -> str:
+    return value if isinstance(value, str) else value[run]
+
+
+TICKETS = [
+    "The app crashes at the start.",
+    "I was billed twice.",
+    "Please add a dark mode.",
+    "Where is my key?",
+]
+PRICES = [
+    f"What is the price of {thing}?" for thing in ("tea", "a red bicycle", "two tickets", "salt")
+]
+
+
+def test_short_system_prompts_are_found_and_answers_are_not() -> None:
+    same = "The topic is bug."
+    found = found_in(
+        {"system": "Name the topic.", "user": TICKETS, "inputs": [TICKETS], "answers": [same]},
+        {"system": "Lower case.", "user": same, "inputs": [TICKETS], "answers": [same]},
+        {"user": same, "inputs": [TICKETS], "answers": [same]},
+        {"user": "Topic: bug", "inputs": [TICKETS], "answers": ["bug"]},
+    )
+    assert sorted(map(str, found)) == sorted(
+        map(
+            str,
+            [
+                {"system": "Name the topic."},
+                {"system": "Lower case."},
+                {"user": "Topic: {{topic}}"},
+            ],
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "inputs", [[PRICES], [], [["a", "b", "c", "d"]], [[q.upper() for q in PRICES]]]
+)
+@pytest.mark.parametrize("system", ["Be brief.", None])
+def test_questions_that_are_alike_are_never_prompts(inputs: Any, system: str | None) -> None:
+    call = {"user": PRICES, "inputs": inputs, **({"system": system} if system else {})}
+    assert found_in(call) == ([{"system": system}] if system else [])
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (  # two inputs in one message
+            {
+                "user": [
+                    f"Translate: {t}\nInto: {x}" for t, x in zip(TICKETS, "abcd", strict=True)
+                ],
+                "inputs": [TICKETS, "abcd"],
+            },
+            {"user": "Translate: {{translate}}\nInto: {{into}}"},
+        ),
+        (  # a short instruction
+            {"user": [f"Summarize: {t}" for t in TICKETS], "inputs": [TICKETS]},
+            {"user": "Summarize: {{summarize}}"},
+        ),
+        (  # an input that is equal in all runs
+            {"system": "Translate into French.", "user": TICKETS, "inputs": [TICKETS, "French"]},
+            {"system": "Translate into {{text}}."},
+        ),
+        (  # a date
+            {"system": "Today is 2026-11-27. Plan the trip.", "user": TICKETS, "inputs": [TICKETS]},
+            {"system": "Today is {{text}}. Plan the trip."},
+        ),
+        (
+            {"system": "Plan. It is Friday, November 27, 2026, 10:45 AM.", "user": "Go."},
+            {"system": "Plan. It is {{text}}.", "user": "Go."},
+        ),
+        (  # answers that are labels of the prompt
+            {
+                "system": "Say bug, feature request or question.",
+                "user": TICKETS,
+                "inputs": [TICKETS],
+                "answers": [["bug", "feature request", "bug", "question"]],
+            },
+            {"system": "Say bug, feature request or question."},
+        ),
+        (  # a demonstration, and an earlier turn
+            {
+                "system": "Label.",
+                "user": "Ticket: it is slow",
+                "inputs": [TICKETS],
+                "continues": True,
+            },
+            {"system": "Label."},
+        ),
+        (
+            {
+                "system": "Chat.",
+                "user": "Hello there, my friend",
+                "inputs": ["Hello there, my friend"],
+            },
+            {"system": "Chat."},
+        ),
+        (  # results of tools or of other models, beside the question
+            {
+                "user": [
+                    f"Question: {q}\nNotes: {t}\nReply."
+                    for q, t in zip(PRICES, TICKETS, strict=True)
+                ],
+                "inputs": [PRICES],
+                "answers": [TICKETS],
+            },
+            {"user": "Question: {{question}}\nNotes: {{notes}}\nReply."},
+        ),
+    ],
+)
+def test_data_become_placeholders(call: dict[str, Any], expected: dict[str, str]) -> None:
+    assert found_in(call) == [expected]

@@ -1,0 +1,275 @@
+"""Adapters on a fleet: loaded and checked at each replica, which drains for it alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+import fake_vllm as fake
+from compound.core.engine import NO_USAGE, Adapter, Completion, Request
+from compound.core.errors import (
+    AdapterNotServed,
+    CallError,
+    CompoundError,
+    DeclarationError,
+    TransientError,
+)
+from compound.engines import replicas as fleet_pool
+from compound.engines.fleet import FleetEngine
+from compound.engines.replicas import Replica, ReplicaIdentity
+from vllm_requests import new_adapter, request, running, until
+
+pytest.importorskip("httpx")
+Servers = list[fake.FakeVLLM]
+Write = Callable[..., Adapter]
+
+
+@pytest.fixture
+def servers() -> Iterator[Servers]:
+    with running(3) as found:
+        yield found
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    return functools.partial(new_adapter, tmp_path)
+
+
+def fleet(servers: Sequence[fake.FakeVLLM]) -> FleetEngine:
+    return FleetEngine([server.address for server in servers], vllm={"model": "tiny"})
+
+
+def sampled(adapter: Adapter, text: str) -> Request:
+    return request(text, adapter=adapter, want_tokens=True, temperature=1.0)
+
+
+def test_every_sample_comes_from_its_version_which_is_checked_where_it_is_sampled(
+    servers: Servers, write: Write
+) -> None:
+    """Two steps of training, with a version each: no replica samples before it has loaded and probed it."""
+    versions = [write(0.5), write(0.8, before=0.5)]
+    lm = fleet(servers)
+
+    async def run() -> list[list[Completion]]:
+        async with contextlib.aclosing(lm):
+            return [
+                await asyncio.gather(*(lm.generate(sampled(version, str(i))) for i in range(24)))
+                for version in versions
+            ]
+
+    for version, completions, logprob in zip(
+        versions, asyncio.run(run()), (-1.0, -1.3), strict=True
+    ):
+        records = [completion.tokens for completion in completions]
+        assert {record.adapter for record in records if record} == {version.sha256}
+        assert [record.logprobs[0] for record in records if record] == [logprob] * 24
+    for server in servers:
+        paths = [path for path, body in server.received]
+        for version in versions:
+            name = version.sha256[:16]
+            first = next(
+                at
+                for at, (path, body) in enumerate(server.received)
+                if path == "chat/completions" and body["model"] == name
+            )
+            loaded = next(
+                at
+                for at, (path, body) in enumerate(server.received)
+                if path == "load_lora_adapter" and body["lora_name"] == name
+            )
+            assert loaded < first
+            assert "completions" in paths[loaded:first]  # its probe
+        assert len(server.sent("load_lora_adapter")) == 2
+
+
+def test_a_replica_drains_for_a_new_version_while_the_others_answer(
+    servers: Servers, write: Write
+) -> None:
+    adapter = write(0.5)
+    lm = fleet(servers[:2])
+
+    async def run() -> None:
+        async with contextlib.aclosing(lm):
+            await lm.generate(request())
+            servers[0].hang = True
+            calls = []
+            for i in range(40):  # some of them go to the replica that hangs
+                calls.append(asyncio.create_task(lm.generate(request(str(i)))))
+                await asyncio.sleep(0)
+            await until(lambda: servers[0].chatting > 0)
+            swaps = [asyncio.create_task(lm.generate(sampled(adapter, str(i)))) for i in range(8)]
+            await until(lambda: len(servers[1].sent("load_lora_adapter")) == 1)
+            await until(lambda: any(swap.done() for swap in swaps))
+            assert servers[0].sent("load_lora_adapter") == []
+            servers[0].hang = False
+            servers[0].stopping.set()
+            await asyncio.gather(*calls, *swaps)
+
+    asyncio.run(run())
+    assert len(servers[1].sent("load_lora_adapter")) == 1
+
+
+def test_a_version_is_admitted_by_every_replica(servers: Servers, write: Write) -> None:
+    adapter = write(0.5)
+    lm = fleet(servers)
+
+    async def run() -> None:
+        async with contextlib.aclosing(lm):
+            await lm.admit(adapter)
+
+    asyncio.run(run())
+    assert [len(server.sent("load_lora_adapter")) for server in servers] == [1, 1, 1]
+    assert not any(server.answered for server in servers)
+
+
+@pytest.mark.parametrize("admit", [True, False])
+def test_one_replica_that_computes_without_the_version_ends_the_run(
+    servers: Servers, write: Write, admit: bool
+) -> None:
+    adapter = write(0.5)
+    servers[1].stale = "base"
+    lm = fleet(servers)
+
+    async def run() -> None:
+        try:
+            if admit:
+                await lm.admit(adapter)
+            await asyncio.gather(*(lm.generate(sampled(adapter, str(i))) for i in range(24)))
+        finally:
+            await lm.aclose()
+
+    with pytest.raises(
+        AdapterNotServed, match="those of the weights that the adapter replaces"
+    ) as caught:
+        asyncio.run(run())
+    assert not isinstance(caught.value, CallError)
+    assert not servers[1].answered
+
+
+def test_a_replica_that_dies_while_versions_are_swapped_loses_nothing(
+    servers: Servers, write: Write
+) -> None:
+    adapter = write(0.5)
+    lm = fleet(servers)
+
+    async def run() -> list[Completion]:
+        async with contextlib.aclosing(lm):
+            await lm.generate(request())
+            servers[0].hang = True
+            plain = [asyncio.create_task(lm.generate(request(f"plain {i}"))) for i in range(24)]
+            await until(lambda: servers[0].chatting > 0)
+            tuned = [
+                asyncio.create_task(lm.generate(sampled(adapter, f"tuned {i}"))) for i in range(24)
+            ]
+            await asyncio.sleep(0.05)
+            await asyncio.to_thread(servers[0].kill)
+            return await asyncio.gather(*plain, *tuned)
+
+    completions = asyncio.run(run())
+    assert [completion.text for completion in completions] == ["four"] * 48
+    assert all(
+        c.tokens is not None and c.tokens.adapter == adapter.sha256 for c in completions[24:]
+    )
+
+
+def test_an_adapter_fails_to_be_admitted_only_if_no_replica_answers(
+    servers: Servers, write: Write
+) -> None:
+    first, second = write(0.5), write(0.6)
+    lm = fleet(servers[:2])
+
+    async def run() -> None:
+        async with contextlib.aclosing(lm):
+            await lm.generate(request())
+            await asyncio.to_thread(servers[0].kill)
+            await lm.admit(first)
+            await asyncio.to_thread(servers[1].kill)
+            with pytest.raises(TransientError):
+                await lm.admit(second)
+
+    asyncio.run(run())
+    with pytest.raises(CompoundError):
+        asyncio.run(lm.admit(first))
+
+
+def test_a_server_that_comes_back_loads_its_adapters_before_any_request(
+    servers: Servers, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_pool, "FIRST_WAIT", 0.05)
+    adapter = write(0.5)
+    lm = fleet(servers[:1])
+
+    async def run() -> None:
+        async with contextlib.aclosing(lm):
+            await lm.admit(adapter)
+            await asyncio.to_thread(servers[0].kill)
+            with pytest.raises(TransientError):
+                await lm.generate(request())
+            servers[0] = fake.FakeVLLM(port=servers[0].http.server_port).serve()
+            await until(lambda: lm.replicas[0].up)
+            await lm.admit(adapter)
+
+    asyncio.run(run())
+    assert len(servers[0].sent("load_lora_adapter")) == 1
+
+
+def test_an_adapter_is_not_admitted_by_servers_that_are_down(
+    servers: Servers, write: Write
+) -> None:
+    adapter = write(0.5)
+    lm = fleet(servers[:1])
+
+    async def run() -> None:
+        async with contextlib.aclosing(lm):
+            await lm.generate(request())
+            await asyncio.to_thread(servers[0].kill)
+            with pytest.raises(TransientError):
+                await lm.generate(request())
+            with pytest.raises(TransientError, match="no replica answers") as caught:
+                await lm.admit(adapter)
+            assert caught.value.charged == NO_USAGE
+
+    asyncio.run(run())
+
+
+def test_servers_of_the_openai_engine_refuse_adapters(servers: Servers, write: Write) -> None:
+    lm = FleetEngine([servers[0].address], openai={"model": "tiny"})
+    with pytest.raises(DeclarationError, match="openai does not serve adapters"):
+        asyncio.run(lm.admit(write(0.5)))
+    assert not servers[0].received
+
+
+def test_a_fleet_that_is_closed_while_it_asks_a_replica_releases_who_waits(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the question has not begun."""
+    lm = fleet(servers[:1])
+    began = asyncio.Event()
+
+    async def close_at_once() -> bool:
+        pool = lm._pool
+        waiting = asyncio.ensure_future(pool.has_ended(pool.replicas[0]))
+        closing = asyncio.ensure_future(pool.aclose())
+        await closing
+        return await asyncio.wait_for(waiting, 120)
+
+    async def close_later() -> bool:
+        async def ask(replica: Replica, *, thoroughly: bool) -> ReplicaIdentity:
+            began.set()
+            await asyncio.get_running_loop().create_future()
+            return ReplicaIdentity()
+
+        monkeypatch.setattr(Replica, "identify", ask)
+        pool = lm._pool
+        waiting = asyncio.ensure_future(pool.has_ended(pool.replicas[0]))
+        await began.wait()
+        await pool.aclose()
+        return await asyncio.wait_for(waiting, 120)
+
+    assert not asyncio.run(close_at_once())
+    assert not asyncio.run(close_later())

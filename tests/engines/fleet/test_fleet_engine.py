@@ -1,0 +1,631 @@
+"""A fleet of running servers: what it refuses at the start, and what a dead replica costs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compound as cp
+import fake_vllm as fake
+from compound.core.engine import (
+    NO_USAGE,
+    Adapter,
+    Completion,
+    Engine,
+    OnText,
+    Request,
+    StreamingEngine,
+)
+from compound.core.errors import (
+    CallError,
+    CompoundError,
+    DeclarationError,
+    RateLimited,
+    TransientError,
+)
+from compound.engines import replicas as fleet_pool
+from compound.engines.fleet import FleetEngine, bills
+from compound.engines.openai import OpenAIEngine
+from compound.engines.replicas import Replica, ReplicaCondition
+from compound.execution.budget import Budget, Meter
+from compound.execution.executor import Executor
+from vllm_requests import new_adapter, request, running, until
+
+pytest.importorskip("httpx")
+Servers = list[fake.FakeVLLM]
+Write = Callable[[float], Adapter]
+Settings = dict[str, Any]
+BOTH: list[Settings] = [{"vllm": {"model": "tiny"}}, {"openai": {"model": "tiny"}}]
+
+
+@pytest.fixture
+def servers() -> Iterator[Servers]:
+    with running(3) as found:
+        yield found
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    return functools.partial(new_adapter, tmp_path)
+
+
+def fleet(servers: Sequence[fake.FakeVLLM], **settings: Any) -> FleetEngine:
+    given = settings or {"vllm": {"model": "tiny"}}
+    return FleetEngine([server.address for server in servers], **given)
+
+
+def run(lm: FleetEngine, work: Callable[[], Any]) -> Any:
+    """Run a coroutine function, and close the engine."""
+
+    async def all_of_it() -> Any:
+        try:
+            return await work()
+        finally:
+            await lm.aclose()
+
+    return asyncio.run(all_of_it())
+
+
+def answered(servers: Sequence[fake.FakeVLLM]) -> Counter[str]:
+    """Return how often each prompt was answered."""
+    return Counter(text for server in servers for text in server.answered)
+
+
+def revived(dead: fake.FakeVLLM, **changes: Any) -> fake.FakeVLLM:
+    """Start a server at the address of a dead one."""
+    made = fake.FakeVLLM(port=dead.http.server_port)
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made.serve()
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_pool, "FIRST_WAIT", 0.05)
+    monkeypatch.setattr(fleet_pool, "LONGEST_WAIT", 0.05)
+
+
+# -- what it is ----------------------------------------------------------------------------------------
+
+
+def test_the_name_has_no_address_and_tells_apart_what_changes_answers(servers: Servers) -> None:
+    lm = fleet(servers)
+    assert isinstance(lm, StreamingEngine)
+    assert lm.name == fleet(servers[:2]).name == "fleet:vllm:tiny"
+    others: list[Engine] = [
+        lm,
+        fleet(servers, vllm={"model": "tiny", "extra": {"top_p": 0.5}}),
+        fleet(servers, vllm={"model": "small"}),
+        fleet(servers, openai={"model": "tiny"}),
+    ]
+    assert len({each.name for each in others}) == 4
+    assert not any("127.0.0.1" in each.name for each in others)
+
+
+def test_the_concurrency_is_the_sum_over_replicas(servers: Servers) -> None:
+    assert fleet(servers, vllm={"model": "tiny", "concurrency": 5}).concurrency == 15
+
+
+def test_what_a_caller_asks_of_an_engine_is_that_of_the_replicas(servers: Servers) -> None:
+    vllm = fleet(
+        servers,
+        vllm={"model": "tiny", "native_tools": True, "extra": {"top_p": 0.9}, "max_lora_rank": 8},
+    )
+    assert (vllm.trainable, vllm.max_lora_rank, vllm.distribution_options) == ("tiny", 8, ["top_p"])
+    assert (vllm.native_tools, vllm.forwards, vllm.priced, vllm.remote) == (True, False, True, True)
+    openai = fleet(servers, openai={"model": "tiny", "price": (1.0, 2.0), "max_wait": 7.0})
+    assert (openai.trainable, openai.forwards, openai.priced, openai.max_wait) == (
+        None,
+        True,
+        True,
+        7.0,
+    )
+    assert openai.worst_case(request(max_tokens=10)).cost > 0
+
+
+def test_the_model_of_addresses_alone_is_the_only_one_served(servers: Servers) -> None:
+    lm = FleetEngine([server.address for server in servers])
+    assert lm.name == "fleet:openai:tiny"
+    assert run(lm, lambda: lm.generate(request())).text == "four"
+    servers[0].models = lambda _: (200, {"data": [{"id": "a"}, {"id": "b"}]})  # type: ignore[method-assign]
+    with pytest.raises(CompoundError, match="serves a, b; set the model of the fleet"):
+        assert FleetEngine([servers[0].address]).name
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # refuses connections, as it does not listen
+        address = f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
+        with pytest.raises(CompoundError, match=f"^fleet: {address}/models: "):
+            assert FleetEngine([address]).name
+
+
+@pytest.mark.parametrize(
+    "name", ["\x1b[31mred", "half \ud83d", "two\nlines", "re\u202eversed", " ", "a\x00b"]
+)
+def test_a_served_name_that_cannot_be_recorded_is_refused(servers: Servers, name: str) -> None:
+    servers[0].models = lambda _: (200, {"data": [{"id": name}]})  # type: ignore[method-assign]
+    lm = FleetEngine([server.address for server in servers])
+    with pytest.raises(CompoundError, match="serves a model named '") as caught:
+        assert lm.model
+    assert caught.value.message.isprintable()
+    assert caught.value.message.isascii()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "either urls, or the number of replicas, or devices"),
+        ({"urls": ["http://a/v1"], "replicas": 2}, "either urls"),
+        ({"replicas": 0}, "replicas"),
+        ({"urls": ["http://a/v1"], "vllm": {}, "openai": {}}, "not both"),
+        ({"urls": ["http://a/v1", "http://a/v1/"]}, "given twice"),
+        ({"urls": ["http://me:pass@a/v1"]}, "is not the address of a server"),
+        ({"urls": ["http://a/v1"], "vllm": {"api_base": "http://b/v1"}}, "remove api_base"),
+        ({"urls": ["http://a/v1"], "vllm": {"modl": "m"}}, "vllm of a fleet: .*modl"),
+        ({"urls": ["http://a/v1"], "openai": {"concurrency": 0}}, "concurrency"),
+        ({"replicas": 2, "openai": {}}, "only vLLM servers can be started"),
+        (
+            {"replicas": 2, "vllm": {"api_key_env": "K"}},
+            "each process of a fleet gets one of its own",
+        ),
+        (
+            {"devices": [[0]], "vllm": {"api_key_env": "K"}},
+            "each process of a fleet gets one of its own",
+        ),
+        ({"devices": [[0], [0]]}, "different GPUs"),
+        ({"devices": [[0], []]}, "different GPUs"),
+        ({"devices": [[0, 1]]}, "has 2 GPUs, but its vLLM process uses 1"),
+        (
+            {"devices": [[0, 1]], "vllm": {"args": ["-tp", "4"]}},
+            "has 2 GPUs, but its vLLM process uses 4",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_refused(settings: Settings, message: str) -> None:
+    with pytest.raises(DeclarationError, match=message):
+        FleetEngine(**settings)
+
+
+# -- the start -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", BOTH)
+def test_a_dead_address_is_refused_before_anything_is_sent(
+    servers: Servers, settings: Settings
+) -> None:
+    servers[1].kill()
+    lm = fleet(servers, **settings)
+    with pytest.raises(CompoundError, match="1 of 3 replicas do not answer") as caught:
+        run(lm, lambda: lm.generate(request()))
+    assert servers[1].address in str(caught.value)
+    assert servers[0].address not in str(caught.value)
+    assert not isinstance(caught.value, CallError)
+    assert not answered(servers)
+
+
+def test_a_server_that_starts_late_is_found_by_the_next_call(servers: Servers) -> None:
+    servers[1].kill()
+    lm = fleet(servers)
+
+    async def work() -> Completion:
+        with pytest.raises(CompoundError, match="do not answer"):
+            await lm.generate(request())
+        again = revived(servers[1])
+        try:
+            return await lm.generate(request())
+        finally:
+            again.stop()
+
+    assert run(lm, work).text == "four"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"version": "0.31"}, r"version '0.32' and '0.31'"),
+        ({"base": 2.0}, r"log-probabilities of the same text that differ by 1\.\d nats per token"),
+    ],
+)
+def test_replicas_that_serve_something_else_are_refused_with_their_addresses(
+    servers: Servers, changes: Settings, message: str
+) -> None:
+    for name, value in changes.items():
+        setattr(servers[2], name, value)
+    lm = fleet(servers)
+    with pytest.raises(CompoundError, match=message) as caught:
+        run(lm, lambda: lm.generate(request()))
+    assert all(server.address in str(caught.value) for server in (servers[0], servers[2]))
+    assert not isinstance(caught.value, CallError)
+    assert not answered(servers)
+
+
+@pytest.mark.parametrize("settings", BOTH)
+@pytest.mark.parametrize("field", ["root", "max_model_len", "meta"])
+def test_replicas_whose_model_is_described_otherwise_are_refused(
+    servers: Servers, settings: Settings, field: str
+) -> None:
+    for number, server in enumerate(servers):
+        entry = {"id": "tiny", "created": number, field: number // 2}
+        server.models = lambda _, entry=entry: (200, {"data": [entry]})  # type: ignore[method-assign, misc]
+    lm = fleet(servers, **settings)
+    with pytest.raises(CompoundError, match=f"{field} '0' and '1'"):
+        run(lm, lambda: lm.generate(request()))
+
+
+def test_a_replica_of_another_model_is_refused(servers: Servers) -> None:
+    servers[1].model = "other"
+    lm = fleet(servers)
+    with pytest.raises(
+        CompoundError, match=f"{servers[1].address} does not serve 'tiny'; it serves other"
+    ):
+        run(lm, lambda: lm.generate(request()))
+
+
+@pytest.mark.parametrize("settings", BOTH)
+def test_each_server_is_sent_the_key_that_is_named(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, settings: Settings
+) -> None:
+    ((kind, given),) = settings.items()
+    for server in servers:
+        server.key = "secret-1"
+    monkeypatch.setenv("OPENAI_API_KEY", "canary")
+    monkeypatch.setenv("TINY_KEY", "secret-1")
+    lm = fleet(servers, **{kind: given | {"api_key_env": "TINY_KEY"}})
+    assert run(lm, lambda: lm.generate(request())).text == "four"
+    assert {key for server in servers for key in server.keys} == {"Bearer secret-1"}
+    for server in servers:
+        server.key, server.keys = "", []
+    plain = fleet(servers, **settings)
+    run(plain, lambda: plain.generate(request()))
+    assert {key for server in servers for key in server.keys} <= {"", "Bearer EMPTY"}
+    monkeypatch.delenv("TINY_KEY")
+    with pytest.raises(CompoundError, match="export TINY_KEY"):
+        lm.require_key()
+
+
+# -- routing -------------------------------------------------------------------------------------------
+
+
+def test_equal_prompts_go_to_one_replica_and_different_ones_are_spread(servers: Servers) -> None:
+    lm = fleet(servers)
+
+    async def work() -> None:
+        for i in range(30):
+            for _ in range(2):
+                await lm.generate(request(str(i)))
+
+    run(lm, work)
+    for server in servers:
+        assert set(Counter(server.answered).values()) == {2}
+        assert len(set(server.answered)) >= 3
+    assert sum(stats.requests for stats in lm.replicas) == 60
+    assert [stats.requests for stats in lm.replicas] == [len(server.answered) for server in servers]
+    assert all(stats.tokens_per_second > 0 and stats.up for stats in lm.replicas)
+    assert {stats.name for stats in lm.replicas} == {server.address for server in servers}
+    assert lm.prefill.tokens == 60 * 5
+
+
+def test_requests_in_flight_are_balanced_also_if_all_start_alike(servers: Servers) -> None:
+    lm = fleet(servers, vllm={"model": "tiny", "concurrency": 20})
+    for server in servers:
+        server.hang = True
+
+    async def work() -> list[int]:
+        calls = [asyncio.create_task(lm.generate(request(seed=i))) for i in range(30)]
+        await until(lambda: sum(server.chatting for server in servers) == 30)
+        found = [server.chatting for server in servers]
+        for server in servers:
+            server.stopping.set()
+        await asyncio.gather(*calls)
+        return found
+
+    found = run(lm, work)
+    assert max(found) <= 13  # 1.25 times 30 / 3
+    assert sum(found) == 30
+
+
+def test_no_replica_gets_more_than_a_quarter_above_the_concurrency(servers: Servers) -> None:
+    """A fleet of two with 4 requests each has at most 5 at each, however many are asked for."""
+    lm = fleet(servers[:2], vllm={"model": "tiny", "concurrency": 4})
+    for server in servers:
+        server.hang = True
+
+    async def work() -> None:
+        calls = [asyncio.create_task(lm.generate(request(str(i)))) for i in range(14)]
+        await until(lambda: sum(server.chatting for server in servers) == 10)
+        await asyncio.sleep(0.1)
+        assert [server.chatting for server in servers] == [5, 5, 0]
+        calls[-1].cancel()
+        for server in servers:
+            server.stopping.set()
+        await asyncio.gather(*calls[:-1])
+
+    run(lm, work)
+    assert sum(answered(servers).values()) == 13
+
+
+# -- death and return ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", BOTH)
+def test_nothing_is_lost_or_answered_twice_if_a_server_is_killed_in_mid_step(
+    servers: Servers, settings: Settings
+) -> None:
+    lm = fleet(servers, **settings)
+    for server in servers:
+        server.hang = True
+
+    async def work() -> list[Completion]:
+        calls = [asyncio.create_task(lm.generate(request(str(i)))) for i in range(24)]
+        await until(lambda: sum(server.chatting for server in servers) == 24)
+        await asyncio.to_thread(servers[0].kill)
+        await asyncio.sleep(0.05)
+        for server in servers[1:]:
+            server.hang = False
+            server.stopping.set()
+        return await asyncio.gather(*calls)
+
+    completions = run(lm, work)
+    assert [completion.text for completion in completions] == ["four"] * 24
+    assert all(completion.usage.calls == 1 for completion in completions)
+    assert answered(servers) == {str(i): 1 for i in range(24)}
+    assert not servers[0].answered
+    assert lm.replicas[0].moved >= 1
+    assert sum(stats.moved for stats in lm.replicas[1:]) == 0
+
+
+def test_a_run_spends_the_same_with_and_without_a_kill_and_stays_within_its_budget(
+    servers: Servers,
+) -> None:
+    """Each of 40 calls costs 8 tokens; a budget of 40 calls is enough although a replica is killed."""
+    lm = fleet(servers)
+    llm = cp.LLM("answerer", prompt="Say it.", lm="lm", retries=0)
+    system = cp.System("s", outputs={"answer": llm(question=cp.Input("question"))})
+    meter = Meter(Budget(calls=40))
+    executor = Executor({"lm": lm}, meter=meter)
+    for server in servers:
+        server.hang = True
+
+    async def work() -> list[Any]:
+        runs = [asyncio.create_task(executor.run(system, {"question": str(i)})) for i in range(40)]
+        await until(lambda: sum(server.chatting for server in servers) == 40)
+        await asyncio.to_thread(servers[0].kill)
+        for server in servers[1:]:
+            server.hang = False
+            server.stopping.set()
+        try:
+            return await asyncio.gather(*runs)
+        finally:
+            await executor.aclose()
+
+    traces = asyncio.run(work())
+    assert [trace.outputs for trace in traces] == [{"answer": "four"}] * 40
+    assert (meter.usage.calls, meter.usage.tokens) == (40, 320)
+    assert not meter.incidents["lost"]
+    assert sum(answered(servers).values()) == 40
+
+
+def test_a_lost_answer_of_a_server_that_lives_is_an_attempt_of_its_own(servers: Servers) -> None:
+    """It may have been computed, so the executor charges it, and its next attempt reserves again."""
+    lm = fleet(servers[:1])
+
+    async def work() -> None:
+        await lm.generate(request("before"))
+        servers[0].hang = True
+        call = asyncio.create_task(lm.generate(request("lost")))
+        await until(lambda: servers[0].chatting == 1)
+        for connection in list(servers[0].open):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(TransientError) as caught:
+            await call
+        assert caught.value.charged != NO_USAGE
+        servers[0].hang = False
+        servers[0].stopping.set()
+        assert (await lm.generate(request("after"))).text == "four"
+
+    run(lm, work)
+    assert lm.replicas[0].moved == 0
+
+
+def test_a_priced_server_that_dies_may_have_billed_the_request(servers: Servers) -> None:
+    lm = fleet(servers[:2], openai={"model": "tiny", "price": (1.0, 1.0)})
+    for server in servers:
+        server.hang = True
+
+    async def work() -> BaseException | None:
+        calls = [asyncio.create_task(lm.generate(request(str(i)))) for i in range(8)]
+        await until(lambda: sum(server.chatting for server in servers) == 8)
+        await asyncio.to_thread(servers[0].kill)
+        servers[1].stopping.set()
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        return next((each for each in found if isinstance(each, BaseException)), None)
+
+    error = run(lm, work)
+    assert isinstance(error, TransientError)
+    assert error.charged != NO_USAGE
+
+
+@pytest.mark.parametrize(
+    ("address", "price", "expected"),
+    [
+        ("http://127.0.0.1:8000/v1", None, False),
+        ("http://localhost:8000/v1", None, False),
+        ("https://llm.example.com/v1", None, True),
+        ("https://llm.example.com/v1", (0.0, 0.0), False),
+        ("http://127.0.0.1:8000/v1", (1.0, 0.0), True),
+    ],
+)
+def test_a_server_elsewhere_may_bill_unless_it_is_free(
+    address: str, price: tuple[float, float] | None, expected: bool
+) -> None:
+    engine = OpenAIEngine("m", api_base=address, price=price)
+    assert bills(Replica(address, engine, address)) is expected
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_replica_that_is_not_used_again_may_live(servers: Servers, gone: bool) -> None:
+    """A request in flight that fails there costs nothing only if its server has ended."""
+    lm = fleet(servers[:2])
+
+    async def work() -> bool:
+        await lm.warm_up()
+        replica = lm._pool.replicas[0]
+        replica.condition = ReplicaCondition.FAILED
+        replica.gone = asyncio.get_running_loop().create_future()
+        replica.gone.set_result(gone)
+        return await lm._pool.has_ended(replica)
+
+    assert run(lm, work) is gone
+
+
+def test_a_dead_replica_comes_back_when_it_answers(servers: Servers, write: Write) -> None:
+    adapter = write(0.5)
+    tuned = request(adapter=adapter, want_tokens=True, temperature=1.0)
+    lm = fleet(servers[:2])
+
+    async def work() -> None:
+        for i in range(40):
+            await lm.generate(Request(request(str(i)).messages, adapter=adapter))
+        await asyncio.to_thread(servers[0].kill)
+        for i in range(40):
+            await lm.generate(request(str(i)))
+        assert [stats.up for stats in lm.replicas] == [False, True]
+        servers[0] = revived(servers[0])
+        await until(lambda: lm.replicas[0].up)
+        for i in range(40):
+            found = await lm.generate(Request(request(str(i)).messages, adapter=adapter))
+            assert found.text == "four"
+        await lm.admit(adapter)
+        assert (await lm.generate(tuned)).tokens is not None
+
+    run(lm, work)
+    assert (
+        len(servers[0].sent("load_lora_adapter")) == 1
+    )  # it has lost the adapter, which is loaded again
+    assert servers[0].answered
+
+
+@pytest.mark.parametrize("changes", [{"version": "0.33"}, {"base": 2.0}])
+def test_a_replica_that_comes_back_with_something_else_is_not_used(
+    servers: Servers, changes: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    lm = fleet(servers[:2])
+
+    async def work() -> None:
+        await lm.generate(request())
+        await asyncio.to_thread(servers[0].kill)
+        for i in range(40):
+            await lm.generate(request(str(i)))
+        servers[0] = revived(servers[0], **changes)
+        await until(lambda: "is not used again" in caplog.text)
+        for i in range(40):
+            await lm.generate(request(str(i)))
+
+    run(lm, work)
+    assert not servers[0].answered
+
+
+def test_a_failure_of_the_last_replica_is_transient_and_costs_nothing(servers: Servers) -> None:
+    lm = fleet(servers[:2])
+
+    async def work() -> None:
+        await lm.generate(request())
+        for server in servers[:2]:
+            await asyncio.to_thread(server.kill)
+        with pytest.raises(TransientError, match="no replica answers") as caught:
+            await lm.generate(request())
+        assert caught.value.charged == NO_USAGE
+        assert all(server.address in str(caught.value) for server in servers[:2])
+
+    run(lm, work)
+
+
+# -- other errors --------------------------------------------------------------------------------------
+
+
+def test_a_refused_request_is_not_sent_to_another_replica(servers: Servers) -> None:
+    for server in servers:
+        server.fault["chat/completions"] = (400, "no such field", {})
+    lm = fleet(servers)
+    with pytest.raises(CallError, match="no such field"):
+        run(lm, lambda: lm.generate(request()))
+    assert sum(len(server.sent("chat/completions")) for server in servers) == 1
+
+
+def test_a_rate_limit_of_one_replica_sends_the_request_to_another(servers: Servers) -> None:
+    lm = fleet(servers)
+    for server in servers[:2]:
+        server.fault["chat/completions"] = (429, "busy", {"retry-after": "3"})
+
+    async def work() -> None:
+        for i in range(9):
+            assert (await lm.generate(request(str(i)))).text == "four"
+
+    run(lm, work)
+    assert len(servers[2].answered) == 9
+    servers[2].fault["chat/completions"] = (429, "busy", {"retry-after": "3"})
+    with pytest.raises(RateLimited) as caught:
+        run(lm, lambda: lm.generate(request()))
+    assert caught.value.retry_after == 3.0
+
+
+def test_an_error_of_a_server_that_lives_leaves_it_in_use(servers: Servers) -> None:
+    lm = fleet(servers[:1])
+
+    async def work() -> None:
+        await lm.generate(request())
+        servers[0].fault["chat/completions"] = (500, "out of luck", {})
+        with pytest.raises(TransientError, match="out of luck"):
+            await lm.generate(request())
+        servers[0].fault.clear()
+        assert (await lm.generate(request())).text == "four"
+
+    run(lm, work)
+    assert lm.replicas[0].up
+
+
+def test_a_text_is_reported_in_the_callers_loop(servers: Servers) -> None:
+    lm = fleet(servers)
+    pieces: list[tuple[str, int]] = []
+
+    async def work() -> Completion:
+        return await lm.stream(
+            request(), lambda piece: pieces.append((piece, threading.get_ident()))
+        )
+
+    assert run(lm, work).text == "four"
+    assert pieces == [("four", threading.get_ident())]
+
+
+@pytest.mark.parametrize(("begun", "sent"), [(True, 1), (False, 2)])
+def test_a_stream_is_sent_again_only_if_none_of_its_text_was_reported(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, begun: bool, sent: int
+) -> None:
+    lm = fleet(servers, openai={"model": "tiny"})
+    pieces: list[str] = []
+    count = 0
+
+    async def stream(engine: OpenAIEngine, request: Request, on_text: OnText) -> Completion:
+        nonlocal count
+        count += 1
+        if begun:
+            on_text("fo")
+        if count == 1:
+            raise TransientError("the server is overloaded", charged=NO_USAGE)
+        return Completion("four")
+
+    monkeypatch.setattr(OpenAIEngine, "stream", stream)
+    failed = (
+        pytest.raises(TransientError, match="overloaded") if begun else contextlib.nullcontext()
+    )
+    with failed:
+        run(lm, lambda: lm.stream(request(), pieces.append))
+    assert (count, pieces) == (sent, ["fo"] if begun else [])

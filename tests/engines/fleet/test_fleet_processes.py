@@ -1,0 +1,262 @@
+"""A fleet of vLLM processes that the engine starts: their GPUs, their deaths, and their end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fake_vllm as fake
+from compound.core.engine import Completion
+from compound.core.errors import CallError, CompoundError, TransientError
+from compound.engines.fleet import FleetEngine
+from compound.engines.replicas import Replica, ReplicaCondition
+from compound.engines.vllm.engine import VLLMEngine
+from compound.engines.vllm.link import Link
+from vllm_requests import new_adapter, request, until
+
+pytest.importorskip("httpx")
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Replace the command ``vllm`` by the fake; the file lists the started processes."""
+    path = tmp_path / "told" / "started.jsonl"
+    path.parent.mkdir()
+    monkeypatch.setenv("COMPOUND_VLLM", shlex.join([sys.executable, str(Path(fake.__file__))]))
+    monkeypatch.setenv("COMPOUND_CACHE", str(tmp_path / "told"))
+    monkeypatch.setenv("FAKE_VLLM", json.dumps({"file": str(path)}))
+    return path
+
+
+def started(told: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in told.read_text().splitlines()] if told.exists() else []
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_process_is_started_for_each_group_of_gpus_and_ended(told: Path) -> None:
+    lm = FleetEngine(
+        devices=[[0, 1], [2, 3]], vllm={"model": "m", "max_lora_rank": 8, "args": ["-tp", "2"]}
+    )
+    assert (lm.name, lm.remote, lm.max_lora_rank) == ('fleet:vllm:m:["-tp", "2"]', False, 8)
+
+    async def run() -> None:
+        async with contextlib.aclosing(lm):
+            assert (await lm.generate(request())).text == "four"
+
+    asyncio.run(run())
+    rows = started(told)
+    assert sorted(row["env"]["CUDA_VISIBLE_DEVICES"] for row in rows) == ["0,1", "2,3"]
+    assert len({row["env"]["VLLM_API_KEY"] for row in rows}) == 2
+    assert not any(is_running(pid) for row in rows for pid in row["pids"])
+    assert [stats.name for stats in lm.replicas] == ["process 0", "process 1"]
+
+
+def test_processes_without_devices_inherit_the_environment(
+    told: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    lm = FleetEngine(replicas=2, vllm={"model": "m"})
+    lm.prepare(64)
+
+    async def run() -> None:
+        async with contextlib.aclosing(lm):
+            await lm.warm_up()
+
+    asyncio.run(run())
+    assert [row["env"]["CUDA_VISIBLE_DEVICES"] for row in started(told)] == ["5", "5"]
+    assert all(
+        row["argv"][row["argv"].index("--max-lora-rank") + 1] == "64" for row in started(told)
+    )
+
+
+def test_a_process_that_is_killed_in_mid_step_loses_nothing_and_is_started_again(
+    told: Path, tmp_path: Path
+) -> None:
+    adapter = new_adapter(tmp_path, 0.5)
+    lm = FleetEngine(replicas=2, vllm={"model": "m"})
+
+    async def step() -> list[Completion]:
+        asked = (
+            request(str(i), adapter=adapter, want_tokens=True, temperature=1.0) for i in range(24)
+        )
+        return await asyncio.gather(*map(lm.generate, asked))
+
+    async def run() -> list[Completion]:
+        async with contextlib.aclosing(lm):
+            found = await step()
+            os.kill(started(told)[0]["pids"][0], signal.SIGKILL)
+            found += await step()
+            await until(lambda: len(started(told)) == 3 and all(stats.up for stats in lm.replicas))
+            found += await step()
+            return found
+
+    completions = asyncio.run(run())
+    assert [completion.text for completion in completions] == ["four"] * 72
+    assert {c.tokens.logprobs[0] for c in completions if c.tokens} == {-1.0}  # those of the adapter
+    assert all(stats.requests > 0 for stats in lm.replicas)
+    assert not any(is_running(pid) for row in started(told) for pid in row["pids"])
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["in flight", "refused"])
+def test_a_request_that_notices_the_death_after_the_restart_is_moved(
+    told: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool
+) -> None:
+    """The first request that fails has the process started again; the others learn of its death later."""
+    lm = FleetEngine(replicas=2, vllm={"model": "m", "concurrency": 24})
+    is_ending, noticed = Link.is_ending, 0
+
+    async def late(link: Link) -> bool:
+        nonlocal noticed
+        noticed += 1
+        if noticed == 1:  # the replica stays in use until others have failed, too
+            await until(lambda: noticed > 2)
+        else:
+            await until(lambda: len(started(told)) == 3 and all(stats.up for stats in lm.replicas))
+        return await is_ending(link)
+
+    async def run() -> list[Completion]:
+        async with contextlib.aclosing(lm):
+            await lm.warm_up()
+            first = lm._pool.replicas[0]
+            pid = pid_of(first, told)
+            os.kill(pid, signal.SIGSTOP if stopped else signal.SIGKILL)
+            if not stopped:  # the port is closed, but its guard has not said so
+                monkeypatch.setattr(
+                    Link, "ended", property(lambda link: noticed > 2 and _ended(link))
+                )
+                await until(lambda: not is_running(pid))
+            calls = [asyncio.create_task(lm.generate(request(str(i)))) for i in range(24)]
+            await until(lambda: first.load > 2 or noticed > 2)
+            if stopped:
+                os.kill(pid, signal.SIGKILL)
+            return await asyncio.gather(*calls)
+
+    monkeypatch.setattr(Link, "is_ending", late)
+    assert [completion.text for completion in asyncio.run(run())] == ["four"] * 24
+    assert noticed > 2
+
+
+def _ended(link: Link) -> bool:
+    return link.server is not None and link.server.exit_code is not None
+
+
+def pid_of(replica: Replica, told: Path) -> int:
+    """Return the process of a replica."""
+    engine = replica.engine
+    assert isinstance(engine, VLLMEngine)
+    assert engine._link is not None
+    port = engine._link.api.address.removesuffix("/v1").rpartition(":")[2]
+    (found,) = [
+        row["pids"][0]
+        for row in started(told)
+        if row["argv"][row["argv"].index("--port") + 1] == port
+    ]
+    return int(found)
+
+
+def test_a_request_does_not_fail_because_its_process_cannot_be_started_again(
+    told: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process ends after the request was routed to it, and before it is sent."""
+    lm = FleetEngine(replicas=2, vllm={"model": "m", "restarts": 0})
+    answer = Replica.answer
+
+    async def run() -> Completion:
+        async with contextlib.aclosing(lm):
+            await lm.warm_up()
+            first = lm._pool.replicas[0]
+            pid = pid_of(first, told)
+
+            async def killed(replica: Replica, *arguments: Any) -> Completion:
+                if replica is first and is_running(pid):
+                    with contextlib.suppress(ProcessLookupError):  # another request has ended it
+                        os.kill(pid, signal.SIGKILL)
+                    await until(lambda: first.ended)
+                return await answer(replica, *arguments)
+
+            monkeypatch.setattr(Replica, "answer", killed)
+            found = await asyncio.gather(*(lm.generate(request(str(i))) for i in range(12)))
+            await until(lambda: first.condition is ReplicaCondition.FAILED)
+            return found[0]
+
+    assert asyncio.run(run()).text == "four"
+    assert len(started(told)) == 2
+
+
+def test_a_fleet_that_is_closed_with_requests_in_flight_starts_no_process(told: Path) -> None:
+    """The requests end with the fleet: those in flight, and those that wait for a place."""
+    lm = FleetEngine(replicas=2, vllm={"model": "m", "concurrency": 2})
+
+    async def run() -> list[Completion | BaseException]:
+        async with contextlib.aclosing(lm):
+            await lm.warm_up()
+            for row in started(told):
+                os.kill(row["pids"][0], signal.SIGSTOP)
+            calls = [asyncio.create_task(lm.generate(request(str(i)))) for i in range(9)]
+            await until(lambda: sum(replica.load for replica in lm._pool.replicas) == 6)
+            await asyncio.sleep(0.1)
+            for row in started(told):
+                os.kill(row["pids"][0], signal.SIGKILL)
+        return await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 120)
+
+    found = asyncio.run(run())
+    assert all(isinstance(each, TransientError) for each in found)
+    assert len([each for each in found if "the fleet was closed" in str(each)]) >= 3
+    assert len(started(told)) == 2
+    assert not any(is_running(pid) for row in started(told) for pid in row["pids"])
+
+
+def test_a_process_that_is_not_started_again_leaves_the_others(
+    told: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lm = FleetEngine(replicas=2, vllm={"model": "m", "restarts": 0})
+
+    async def run() -> None:
+        async with contextlib.aclosing(lm):
+            await lm.warm_up()
+            os.kill(started(told)[0]["pids"][0], signal.SIGKILL)
+            for i in range(12):
+                assert (await lm.generate(request(str(i)))).text == "four"
+            await until(lambda: "is not used again" in caplog.text)
+            os.kill(started(told)[1]["pids"][0], signal.SIGKILL)
+            with pytest.raises(
+                CompoundError, match=r"no replica can be used: .*ended by themselves"
+            ) as caught:
+                await lm.generate(request())
+            assert not isinstance(caught.value, CallError)
+
+    asyncio.run(run())
+    assert len(started(told)) == 2
+
+
+def test_a_process_that_cannot_start_is_reported_with_its_log(
+    told: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    behaviour = {"file": str(told), "print": ["ValueError: no such model"], "exit": 3}
+    monkeypatch.setenv("FAKE_VLLM", json.dumps(behaviour))
+    lm = FleetEngine(replicas=2, vllm={"model": "m"})
+
+    async def run() -> None:
+        try:
+            await lm.generate(request())
+        finally:
+            await lm.aclose()
+
+    with pytest.raises(CompoundError, match=r"exit code 3(.|\n)*no such model"):
+        asyncio.run(run())
+    assert not any(is_running(pid) for row in started(told) for pid in row["pids"])

@@ -1,0 +1,394 @@
+"""Models with layers other than full attention: prompts are shared only if that changes no gradient.
+
+Tiny models with random weights, of each family that keeps something else of what it has read.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from numerics import GRADIENTS, LOGPROBS
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("peft")  # first: importing it replaces the module of transformers by another
+transformers = pytest.importorskip("transformers")
+
+from benchmarks.simulated.toy_model import make_toy_model  # noqa: E402
+from compound.core.engine import TokenRecord  # noqa: E402
+from compound.core.errors import CompoundError  # noqa: E402
+from compound.engines.local import loading, prefill  # noqa: E402
+from compound.engines.local.loading import layer_kinds, unshareable_kinds  # noqa: E402
+from compound.engines.local.prefill import Prefill  # noqa: E402
+from compound.graph.space import LoRA  # noqa: E402
+from compound.optimizers.weights.learner import adapters as adapters_module  # noqa: E402
+from compound.optimizers.weights.learner import forward as forward_module  # noqa: E402
+from compound.optimizers.weights.learner.adapters import Adapters, reason_unshared  # noqa: E402
+from compound.optimizers.weights.learner.batching import micro_batches  # noqa: E402
+from compound.optimizers.weights.learner.forward import forward, shared_fraction  # noqa: E402
+from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
+from training_settings import plain  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore"
+)  # of families, about kernels that are not installed
+
+WINDOW = 16
+COMMON = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+}
+BOTH = {"layer_types": ["sliding_attention", "full_attention"]}
+LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
+MIXTURE = {"num_experts_per_tok": 1, "moe_intermediate_size": 16}
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1}
+
+WINDOWED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "mistral": ("Mistral", "MistralConfig", {"sliding_window": WINDOW}),
+    "qwen2": (
+        "Qwen2",
+        "Qwen2Config",
+        {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    ),
+    "gemma2": ("Gemma2", "Gemma2Config", {"head_dim": 16, "sliding_window": WINDOW, **BOTH}),
+    "gemma3": ("Gemma3", "Gemma3TextConfig", {"head_dim": 16, "sliding_window": WINDOW, **BOTH}),
+    "phi3": ("Phi3", "Phi3Config", {"sliding_window": WINDOW}),
+    "olmo3": ("Olmo3", "Olmo3Config", {"sliding_window": WINDOW, **BOTH}),
+}
+OTHER: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "qwen3-next": (
+        "Qwen3Next",
+        "Qwen3NextConfig",
+        {
+            "head_dim": 16,
+            "linear_num_value_heads": 2,
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "num_experts": 2,
+            "shared_expert_intermediate_size": 16,
+            **MIXTURE,
+            **LINEAR,
+        },
+    ),
+    "jamba": (
+        "Jamba",
+        "JambaConfig",
+        {
+            "num_experts": 2,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+            "mamba_d_state": 8,
+            "use_mamba_kernels": False,
+        },
+    ),
+    "bamba": ("Bamba", "BambaConfig", {"attn_layer_indices": [1], **MAMBA}),
+    "zamba2": (
+        "Zamba2",
+        "Zamba2Config",
+        {
+            "num_hidden_layers": 4,
+            "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
+            "mamba_d_state": 8,
+            "mamba_headdim": 16,
+            "n_mamba_heads": 4,
+            "use_mem_rope": False,
+        },
+    ),
+    "lfm2": ("Lfm2", "Lfm2Config", {"layer_types": ["conv", "full_attention"]}),
+    "mamba2": (
+        "Mamba2",
+        "Mamba2Config",
+        {"state_size": 8, "num_heads": 4, "head_dim": 16, "n_groups": 1},
+    ),
+    "llama4": (
+        "Llama4",
+        "Llama4TextConfig",
+        {
+            "intermediate_size_mlp": 48,
+            "head_dim": 16,
+            "attention_chunk_size": WINDOW,
+            "num_local_experts": 2,
+            "num_experts_per_tok": 1,
+            "no_rope_layers": [1, 0],
+            "layer_types": ["chunked_attention", "full_attention"],
+        },
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make(family: str, config: str, settings: dict[str, Any]) -> Any:
+    """Return a tiny random model of a family."""
+    made = getattr(transformers, config)(**{**COMMON, **settings})
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return getattr(transformers, f"{family}ForCausalLM")(made).eval()
+
+
+def samples(prompts: Sequence[int], each: int = 4) -> list[Sample]:
+    """Return samples of random tokens, in groups that share a prompt of a given length."""
+    rng = random.Random(0)
+    found = []
+    for length in prompts:
+        prompt = tuple(rng.randrange(5, 90) for _ in range(length))
+        for number in range(each):
+            sampled = tuple(rng.randrange(5, 90) for _ in range(2 + number))
+            found.append(Sample("x", "e", "x", 0, TokenRecord(prompt, sampled, (), "stop"), 0.0))
+    return found
+
+
+def gradients(
+    model: Any, some: Sequence[Sample], shared: bool | None
+) -> tuple[Any, dict[str, Any]]:
+    model.zero_grad()
+    ran = forward(model, some, shared=shared)
+    (ran.logps * ran.mask * torch.arange(1, len(some) + 1)[:, None]).sum().backward()
+    named = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return (ran.logps * ran.mask).detach(), named
+
+
+def one_by_one(model: Any, some: Sequence[Sample]) -> Any:
+    """Return log-probabilities by the model's own forward pass, one sample at a time."""
+    rows = torch.zeros(len(some), max(s.length for s in some))
+    for row, sample in zip(rows, some, strict=True):
+        ids = torch.tensor([[*sample.tokens.prompt, *sample.tokens.sampled]])
+        with torch.no_grad():
+            said = (
+                model(input_ids=ids).logits[0, len(sample.tokens.prompt) - 1 : -1].log_softmax(-1)
+            )
+        row[: sample.length] = said.gather(-1, torch.tensor(sample.tokens.sampled)[:, None])[:, 0]
+    return rows
+
+
+# -- training ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "prompts", [(5, 9), (40, 23), (11, 70)], ids=["within", "beyond", "either"]
+)
+@pytest.mark.parametrize("family", WINDOWED)
+def test_prompts_longer_than_a_sliding_window_are_read_once_with_the_same_gradients(
+    family: str, prompts: Sequence[int]
+) -> None:
+    model, some = make(*WINDOWED[family]), samples(prompts)
+    assert layer_kinds(model.config) >= {"sliding_attention"}
+    assert shared_fraction(some) <= 0.5
+    plain, expected = gradients(model, some, False)
+    logps, found = gradients(model, some, None)  # as the trainer asks
+    forced = gradients(model, some, True)[0]
+    assert torch.equal(logps, forced), "the prompts were read once"
+    assert float((logps - plain).abs().max()) <= LOGPROBS
+    assert float((plain - one_by_one(model, some)).abs().max()) <= LOGPROBS
+    most = max(float(gradient.abs().max()) for gradient in expected.values())
+    assert found.keys() == expected.keys()
+    for name, gradient in found.items():
+        assert float((gradient - expected[name]).abs().max()) <= GRADIENTS * most, name
+
+
+@pytest.mark.parametrize("family", OTHER)
+def test_models_with_other_layers_read_every_prompt(family: str) -> None:
+    model, some = make(*OTHER[family]), samples((40, 23))
+    kinds = unshareable_kinds(model.config)
+    assert kinds
+    found, _ = gradients(model, some, None)
+    assert torch.equal(found, gradients(model, some, False)[0])
+    assert float((found - one_by_one(model, some)).abs().max()) <= LOGPROBS
+    tokenizer: Any = None  # kinds decide before any text is read
+    assert reason_unshared(model, tokenizer) == f"the model has layers of {', '.join(kinds)}"
+
+
+def test_a_model_with_other_results_from_a_cache_reads_every_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sharing is tried once before training, regardless of the model's configuration."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        folder = make_toy_model(tmp_path)
+    assert Adapters(str(folder), {"x": LoRA(rank=2)}, dtype="float32").unshared == ""
+    real = transformers.DynamicCache
+
+    class Forgetful(real):  # type: ignore[misc, valid-type]
+        def update(self, keys: Any, values: Any, *rest: Any, **how: Any) -> Any:
+            found = super().update(keys, values, *rest, **how)
+            return found[0], found[1] * 0.5
+
+    monkeypatch.setattr(transformers, "DynamicCache", Forgetful)
+    adapters = Adapters(str(folder), {"x": LoRA(rank=2)}, dtype="float32")
+    assert "log-probabilities after a cached prompt differ" in adapters.unshared
+    asked = []
+
+    def noted(model: Any, batch: Any, **how: Any) -> Any:
+        asked.append(how["shared"])
+        return forward(model, batch, **how)
+
+    monkeypatch.setattr(forward_module, "forward", noted)
+    trainer = plain().trainer(adapters, {"x": "x"})
+    rng = random.Random(0)
+    prompt = tuple(rng.randrange(24) for _ in range(30))
+    some = [
+        Sample(
+            "x", "e", "x", 0, TokenRecord(prompt, (1, 2), (-1.0, -1.0), "stop"), 0.0
+        ).with_advantage(a)
+        for a in (1.0, -1.0, 0.5, -0.5)
+    ]
+    assert trainer.step(some, 0)["unshared"] == adapters.unshared
+    assert asked == [False]
+
+
+def test_a_model_that_refuses_a_cache_reads_every_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: Any, shared: bool, **__: Any) -> Any:
+        if shared:
+            raise ValueError("uses a cache of its own")
+        return SimpleNamespace(logps=torch.zeros(6, 4), mask=torch.ones(6, 4))
+
+    from compound.optimizers.weights.learner import forward as forward_module
+
+    monkeypatch.setattr(forward_module, "forward", refuses)
+    model = make(*WINDOWED["mistral"])
+    tokenizer: Any = lambda *_, **__: SimpleNamespace(input_ids=list(range(20)))  # noqa: E731
+    assert reason_unshared(model, tokenizer).startswith("the model does not support a cache")
+    assert adapters_module.PROBE_TEXT
+
+
+# -- sampling in this process --------------------------------------------------------------------------
+
+
+def decoded(model: Any, reader: Prefill, prompts: Sequence[tuple[int, ...]]) -> list[Any]:
+    """Return the log-probabilities of the token after each prompt, computed with the sampler's prefill."""
+    with torch.inference_mode():
+        order, cache, mask = reader.read(prompts)
+        mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+        last = torch.tensor([[prompts[i][-1]] for i in order])
+        places = (mask.cumsum(-1) - 1)[:, -1:]
+        out = model(input_ids=last, attention_mask=mask, position_ids=places, past_key_values=cache)
+    found: list[Any] = [None] * len(prompts)
+    for row, i in enumerate(order):
+        found[i] = out.logits[row, -1].log_softmax(-1)
+    return found
+
+
+@pytest.mark.parametrize("family", WINDOWED)
+def test_the_sampler_shares_prefixes_longer_than_a_sliding_window(family: str) -> None:
+    model, rng = make(*WINDOWED[family]), random.Random(0)
+    beginning = tuple(rng.randrange(5, 90) for _ in range(3 * WINDOW))
+    assert len(beginning) > prefill.MIN_PREFIX
+    prompts = [(*beginning, *(rng.randrange(5, 90) for _ in range(n))) for n in (2, 9, 5, 30)]
+    prompts.append(tuple(rng.randrange(5, 90) for _ in range(7)))
+    reader = Prefill(model, capacity=4096)
+    for prompt, found in zip(prompts, decoded(model, reader, prompts), strict=True):
+        with torch.inference_mode():
+            expected = model(input_ids=torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+        assert float((found - expected).abs().max()) <= LOGPROBS
+    assert reader.counts.cached > 0, "a beginning was shared"
+
+
+@pytest.mark.parametrize("family", OTHER)
+def test_the_sampler_refuses_models_with_other_layers_and_names_them(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_model: Callable[..., Path]
+) -> None:
+    make_model(tmp_path)  # for its tokenizer
+    model = make(*OTHER[family])
+    auto = SimpleNamespace(from_pretrained=lambda *_, **__: model)
+    monkeypatch.setattr(transformers, "AutoModelForCausalLM", auto)
+    with pytest.raises(CompoundError, match="layers other than full and sliding-window") as caught:
+        loading.load(str(tmp_path), "float32")
+    for kind in unshareable_kinds(model.config):
+        assert kind in str(caught.value)
+
+
+# -- micro-batches -------------------------------------------------------------------------------------
+
+
+def read(batches: Sequence[Sequence[Sample]]) -> float:
+    """Return how often each prompt's tokens are computed."""
+    tokens = sum(
+        sum(map(len, {s.tokens.prompt for s in batch}))
+        if shared_fraction(batch) <= 0.5
+        else sum(len(s.tokens.prompt) for s in batch)
+        for batch in batches
+    )
+    return tokens / sum(map(len, {s.tokens.prompt for batch in batches for s in batch}))
+
+
+def group(prompt: int, answer: int, each: int, groups: int = 4) -> list[Sample]:
+    rng = random.Random(0)
+    found = []
+    for _ in range(groups):
+        tokens = tuple(rng.randrange(50_000) for _ in range(prompt))
+        record = TokenRecord(tokens, tuple(range(answer)), (), "stop")
+        found += [Sample("x", "e", "x", 0, record, 0.0) for _ in range(each)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "each", "most", "times"),
+    [
+        (192, 32, 4, 4096, 1.0),
+        (320, 32, 4, 4096, 1.0),
+        (1000, 64, 8, 4096, 1.0),
+        (2000, 128, 8, 4096, 1.0),
+        (4000, 256, 8, 8192, 1.0),
+        (3000, 256, 8, 4096, 2.0),  # a group that fits only in two batches
+        (4000, 256, 8, 4096, 8.0),  # one sample is too long already, and goes alone
+    ],
+)
+def test_a_shared_prompt_counts_once_when_micro_batches_are_cut(
+    prompt: int, answer: int, each: int, most: int, times: float
+) -> None:
+    some = group(prompt, answer, each)
+    batches = micro_batches(some, most)
+    assert read(batches) == times
+    assert sorted(id(s) for batch in batches for s in batch) == sorted(map(id, some))
+
+
+def test_a_model_that_reads_every_prompt_gets_batches_of_that_size() -> None:
+    some = group(1000, 64, 8)
+    for batch in micro_batches(some, 4096, share=False):
+        assert len(batch) * 1064 <= 4096
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_long_prompts_are_computed_alone_on_the_cpu(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(prefill, "ALONE", 40)
+    model, rng = make(*WINDOWED["mistral"]), random.Random(0)
+    shapes: list[tuple[int, ...]] = []
+    passes = model.base_model.forward
+
+    def forward(*args: Any, **given: Any) -> Any:
+        shapes.append(tuple(given["input_ids"].shape))
+        return passes(*args, **given)
+
+    monkeypatch.setattr(model.base_model, "forward", forward)
+    prompts = [tuple(rng.randrange(5, 90) for _ in range(n)) for n in (60, 10, 64, 12, 61)]
+    found = decoded(model, Prefill(model, capacity=4096), prompts)
+    expected = {1: [(2, 11), (1, 59), (1, 60), (1, 63)], 2: [(2, 11), (3, 63)]}
+    assert shapes[:-1] == expected[threads]  # the last pass computes the logits
+    with torch.inference_mode():
+        for prompt, logprobs in zip(prompts, found, strict=True):
+            alone = model(input_ids=torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+            assert float((logprobs - alone).abs().max()) <= LOGPROBS

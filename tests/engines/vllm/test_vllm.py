@@ -1,0 +1,856 @@
+"""The vLLM engine, tested against a fake vLLM server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fake_vllm as fake
+from compound.core.engine import (
+    Adapter,
+    AnswerFormat,
+    Completion,
+    Engine,
+    Message,
+    Prefilled,
+    Request,
+    TokenRecord,
+    ToolSpec,
+)
+from compound.core.errors import (
+    AdapterNotServed,
+    CallError,
+    CompoundError,
+    ConfigurationError,
+    DeclarationError,
+    SpecError,
+    TransientError,
+)
+from compound.core.storage.artifacts import folder_digest
+from compound.engines.adapter_files import (
+    APART,
+    NOISE,
+    TOLERANCE,
+    VISIBLE,
+    Probe,
+    check_logprobs,
+    read_probe,
+)
+from compound.engines.vllm.adapters import (
+    DIFFERS_FROM_OTHERS,
+    INDISTINGUISHABLE,
+    MATCHES_PROBE,
+)
+from compound.engines.vllm.engine import VLLMEngine
+from compound.graph.registry.engines import find_engine
+from compound.optimizers.methods import check_trainable, method
+from compound.yaml import loads
+from vllm_requests import ask, request, until
+
+pytest.importorskip("httpx")
+
+NOW = ToolSpec("now", "Return the time.", '{"type": "object", "properties": {}}')
+
+
+@pytest.fixture
+def server() -> Iterator[Any]:
+    server = fake.FakeVLLM().serve()
+    yield server
+    server.stop()
+
+
+def engine(server: Any, **settings: Any) -> VLLMEngine:
+    return VLLMEngine("tiny", api_base=server.address, **settings)
+
+
+# -- what is sent and what comes back ------------------------------------------------------------------
+
+
+def test_it_is_an_engine_whose_name_tells_apart_what_changes_answers(server: Any) -> None:
+    assert isinstance(engine(server), Engine)
+    assert find_engine("vllm/smollm2").name == "vllm:smollm2"
+    assert find_engine("vllm/Qwen/Qwen3-8B").name == "vllm:Qwen/Qwen3-8B"
+    others = [
+        VLLMEngine("m"),
+        VLLMEngine("m", api_base="http://h/v1"),
+        VLLMEngine("m", args=["--dtype", "bfloat16"]),
+        VLLMEngine("m", extra={"top_p": 0.5}),
+        VLLMEngine("m", deterministic=True),
+    ]
+    assert len({lm.name for lm in others}) == 5
+    assert [lm.remote for lm in others] == [False, True, False, False, False]
+
+
+def test_an_answer_comes_with_the_tokens_it_cost(server: Any) -> None:
+    (completion,) = ask(engine(server))
+    assert (completion.text, completion.finish_reason, completion.tokens) == ("four", "stop", None)
+    usage = completion.usage
+    assert (usage.calls, usage.prompt_tokens, usage.completion_tokens, usage.cost) == (1, 5, 3, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("deterministic", "temperature", "seed"),
+    [(False, 0.7, None), (True, 0.7, 3), (True, 0.0, None)],
+)
+def test_only_sampled_requests_of_a_deterministic_engine_carry_a_seed(
+    server: Any, deterministic: bool, temperature: float, seed: int | None
+) -> None:
+    hi = Request((Message("user", "Hi"),), temperature=temperature, seed=3)
+    ask(engine(server, deterministic=deterministic), hi)
+    (sent,) = server.sent("chat/completions")
+    assert sent.get("seed") == seed
+
+
+def test_the_server_is_sent_the_request_and_nothing_of_the_models_own_sampling(server: Any) -> None:
+    what = Request(
+        (Message("system", "Be brief."), Message("user", "Hi")),
+        max_tokens=7,
+        temperature=0.5,
+        stop=("\n",),
+        seed=2**63 + 3,
+    )
+    ask(engine(server, extra={"top_p": 0.9}, deterministic=True), what)
+    assert server.sent("chat/completions") == [
+        {
+            "model": "tiny",
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "Hi"},
+            ],
+            "max_completion_tokens": 7,
+            "temperature": 0.5,
+            "stop": ["\n"],
+            "seed": 3,
+            "top_p": 0.9,
+            "top_k": 0,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sent"),
+    [
+        ({"format": AnswerFormat(choices=("yes", "no"))}, {"choice": ["yes", "no"]}),
+        ({"format": AnswerFormat(schema='{"type": "integer"}')}, {"json": {"type": "integer"}}),
+        ({"format": AnswerFormat(choices=("a",)), "want_tokens": True}, {"choice": ["a"]}),
+        ({"format": AnswerFormat(choices=("a",)), "want_tokens": True, "temperature": 1.0}, None),
+        ({"format": AnswerFormat(choices=("a",)), "tools": (NOW,)}, None),
+        (
+            {"format": AnswerFormat(choices=("a",)), "tools": (NOW,), "tool_choice": "none"},
+            {"choice": ["a"]},
+        ),
+        ({}, None),
+    ],
+)
+def test_the_server_enforces_the_format_except_in_rollouts_and_where_tools_may_be_called(
+    server: Any, settings: dict[str, Any], sent: dict[str, Any] | None
+) -> None:
+    (completion,) = ask(engine(server), request(**settings))
+    assert server.sent("chat/completions")[-1].get("structured_outputs") == sent
+    assert completion.tokens is None or completion.tokens.constraint == ""
+
+
+def test_a_cue_is_the_beginning_of_the_assistants_turn(server: Any) -> None:
+    ask(engine(server), request("What?", cue="answer:"))
+    sent = server.sent("chat/completions")[0]
+    assert sent["messages"] == [
+        {"role": "user", "content": "What?"},
+        {"role": "assistant", "content": "answer:"},
+    ]
+    assert (sent["add_generation_prompt"], sent["continue_final_message"]) == (False, True)
+
+
+def test_a_token_record_is_what_the_server_says(server: Any) -> None:
+    (completion,) = ask(engine(server), request(want_tokens=True))
+    assert completion.tokens == TokenRecord(
+        (1, 10, 11, 12, 13), (7, 8, 2), (-0.5, -0.25, 0.0), "stop"
+    )
+    sent = server.sent("chat/completions")[0]
+    assert (sent["return_token_ids"], sent["logprobs"], sent["top_logprobs"]) == (True, True, 0)
+
+
+def test_an_answer_cut_at_the_token_limit_says_so(server: Any) -> None:
+    server.change = {".finish_reason": "length"}
+    (completion,) = ask(engine(server), request(want_tokens=True))
+    assert completion.tokens is not None
+    assert completion.finish_reason == completion.tokens.finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {".token_ids": None},
+        {"prompt_token_ids": None},
+        {".logprobs": None},
+        {".token_ids": [7, 8]},
+        {".logprobs": {"content": [{"logprob": -9999.0}, {"logprob": -1.0}, {"logprob": -1.0}]}},
+        {".logprobs": {"content": [{"logprob": 17.5}, {"logprob": -1.0}, {"logprob": -1.0}]}},
+        {"choices": []},
+    ],
+    ids=["ids", "prompt", "logprobs", "fewer ids", "no number", "logits", "choices"],
+)
+def test_an_answer_that_cannot_be_a_record_is_a_failed_call(
+    server: Any, change: dict[str, Any]
+) -> None:
+    server.change = change
+    with pytest.raises(CallError, match="vLLM, 0.10.2 or later") as caught:
+        ask(engine(server), request(want_tokens=True))
+    assert not isinstance(caught.value, TransientError)
+
+
+def test_an_aborted_answer_is_transient(server: Any) -> None:
+    server.change = {".finish_reason": "abort"}
+    with pytest.raises(TransientError, match="abort"):
+        ask(engine(server))
+
+
+def test_the_prefill_that_the_prefix_cache_saved_is_summed(server: Any) -> None:
+    lm = engine(server)
+    ask(lm, request("a"), request("b"))
+    assert lm.prefill == Prefilled(tokens=10, cached=4)
+    assert lm.prefill.share == 0.4
+    server.change = {
+        "usage": {"prompt_tokens": 10, "completion_tokens": 1}
+    }  # without the server's flag
+    ask(lm)
+    assert lm.prefill == Prefilled(tokens=20, cached=4)
+    assert Prefilled().share == 0.0
+
+
+def test_calls_made_together_are_all_answered_and_loops_may_change(server: Any) -> None:
+    lm = engine(server)
+
+    async def run() -> list[str]:
+        found = await asyncio.gather(*(lm.generate(request(str(i))) for i in range(64)))
+        return [completion.text for completion in found]
+
+    assert asyncio.run(run()) == asyncio.run(run()) == ["four"] * 64
+    asyncio.run(lm.aclose())
+    assert len(server.sent("chat/completions")) == 128
+
+
+def test_the_worst_case_bounds_the_prompt_by_its_bytes() -> None:
+    worst = VLLMEngine("m").worst_case(request("☃" * 10, max_tokens=9, cue="answer:"))
+    assert worst.prompt_tokens >= 30 + len("answer:")
+    assert (worst.calls, worst.completion_tokens) == (1, 9)
+
+
+def test_what_components_set_cannot_be_set_behind_the_budget() -> None:
+    with pytest.raises(DeclarationError, match=r"extra must not set '(n|max_tokens)'"):
+        VLLMEngine("m", extra={"n": 5, "max_tokens": 9999, "top_p": 0.5})
+
+
+# -- temperature in the records ------------------------------------------------------------------------
+
+
+def test_records_that_ignore_the_temperature_are_refused(server: Any) -> None:
+    server.raw = True
+    with pytest.raises(CompoundError, match="--logprobs-mode processed_logprobs") as caught:
+        ask(engine(server), request(want_tokens=True, temperature=0.7))
+    assert not isinstance(caught.value, CallError)
+    assert server.sent("chat/completions") == []
+
+
+def test_the_server_is_asked_once_and_only_where_it_matters(server: Any) -> None:
+    hot = request(want_tokens=True, temperature=0.7)
+    ask(
+        engine(server),
+        request(want_tokens=True, temperature=1.0),
+        request(want_tokens=True),
+        request(temperature=0.7),
+    )
+    assert server.sent("completions") == []
+    ask(engine(server), hot, hot)
+    assert [body["temperature"] for body in server.sent("completions")] == [0.0, 0.01]
+
+
+# -- errors --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [429, 500, 503, 408])
+def test_a_server_error_is_transient_and_not_retried_by_the_engine(
+    server: Any, status: int
+) -> None:
+    server.fault["chat/completions"] = (status, "busy", {"retry-after": "3"})
+    with pytest.raises(TransientError, match="busy") as caught:
+        ask(engine(server))
+    assert caught.value.retry_after == 3.0
+    assert len(server.sent("chat/completions")) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "hint"),
+    [
+        (400, "temperature must be non-negative", "temperature"),
+        (400, "This model's maximum context length is 20 tokens.", "shorten the prompt"),
+        (
+            400,
+            "max_completion_tokens=40 cannot be greater than max_model_len=20.",
+            "shorten the prompt",
+        ),
+        (404, "The model does not exist", "must serve it under this name"),
+        (200, "", "answered '<html>'"),
+    ],
+)
+def test_a_refusal_is_a_permanent_error(server: Any, status: int, message: str, hint: str) -> None:
+    server.fault["chat/completions"] = (status, message, {})
+    with pytest.raises(CallError, match=hint) as caught:
+        ask(engine(server))
+    assert not isinstance(caught.value, TransientError)
+
+
+def test_a_server_with_a_key_is_shown_it(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.key = "secret-1"
+    monkeypatch.setenv("TINY_KEY", "secret-1")
+    assert ask(engine(server, api_key_env="TINY_KEY"))[0].text == "four"
+    monkeypatch.setenv("TINY_KEY", "secret-2")
+    with pytest.raises(CallError, match="set TINY_KEY") as caught:
+        ask(engine(server, api_key_env="TINY_KEY"))
+    assert "secret" not in str(caught.value)
+
+
+def test_a_missing_key_is_the_users_mistake_and_nothing_is_sent(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TINY_KEY", raising=False)
+    with pytest.raises(CompoundError, match="export TINY_KEY") as caught:
+        ask(engine(server, api_key_env="TINY_KEY"))
+    assert not isinstance(caught.value, CallError)
+    assert server.received == []
+
+
+def test_a_server_of_another_model_is_the_users_mistake(server: Any) -> None:
+    server.model = "other"
+    with pytest.raises(CompoundError, match="does not serve 'tiny'; it serves other") as caught:
+        ask(engine(server))
+    assert not isinstance(caught.value, CallError)
+
+
+@pytest.mark.parametrize("name", ["\x1b[31mred", "half \ud83d", "re\u202eversed", "a\x00b"])
+def test_the_names_of_another_server_are_sanitized(server: Any, name: str) -> None:
+    server.models = lambda _: (200, {"data": [{"id": name}]})
+    with pytest.raises(CompoundError, match="does not serve 'tiny'; it serves ") as caught:
+        ask(engine(server))
+    shown = caught.value.hint
+    assert shown.replace("\ufffd", "").isprintable()
+    assert shown == "it serves " + "".join(
+        "\ufffd" if not char.isprintable() else char for char in name
+    )
+
+
+def test_a_timeout_is_transient(server: Any) -> None:
+    server.hang = True
+    with pytest.raises(TransientError, match=r"did not answer completely within 0\.3 s"):
+        ask(engine(server), request(timeout=0.3))
+
+
+def test_an_unreachable_server_is_tried_again() -> None:
+    other = fake.FakeVLLM()
+    lm = engine(other, timeout=0.5)
+    with pytest.raises(TransientError):
+        asyncio.run(lm.generate(request()))
+    other.serve()
+    assert ask(lm)[0].text == "four"
+    other.stop()
+
+
+# -- adapters ------------------------------------------------------------------------------------------
+
+Write = Callable[..., Adapter]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Write adapters as `fake_vllm.write_adapter` does."""
+
+    def make(bias: float, before: float | None = 0.0, **settings: Any) -> Adapter:
+        folder = tmp_path / f"adapter-{len(list(tmp_path.iterdir()))}"
+        fake.write_adapter(folder, bias, before, **settings)
+        return Adapter(str(folder), folder_digest(folder))
+
+    return make
+
+
+def sampled(adapter: Adapter, **settings: Any) -> Request:
+    return request(adapter=adapter, want_tokens=True, temperature=1.0, **settings)
+
+
+def refused(server: Any, adapter: Adapter, *earlier: Adapter) -> str:
+    """Return the message of the error that refuses an adapter, which ends a run before any sample."""
+    lm = engine(server)
+
+    async def run() -> None:
+        try:
+            for each in earlier:
+                await lm.generate(sampled(each))
+            await lm.generate(sampled(adapter))
+        finally:
+            assert adapter.sha256 not in lm.adapters
+            await lm.aclose()
+
+    with pytest.raises(AdapterNotServed) as caught:
+        asyncio.run(run())
+    assert not isinstance(caught.value, CallError)
+    assert adapter.sha256[:16] not in [body["model"] for body in server.sent("chat/completions")]
+    assert adapter.sha256[:16] not in server.loaded
+    return str(caught.value)
+
+
+def test_an_adapter_is_loaded_under_its_version_and_sampled_with(server: Any, write: Write) -> None:
+    one, two = write(0.5), write(0.8, before=0.5)
+    lm = engine(server)
+
+    async def run() -> list[Completion]:
+        async with contextlib.aclosing(lm):
+            found = [await lm.generate(sampled(each)) for each in (one, two, one)]
+            assert lm.adapters == {one.sha256: MATCHES_PROBE, two.sha256: MATCHES_PROBE}
+            return found
+
+    records = [completion.tokens for completion in asyncio.run(run())]
+    assert [record.adapter for record in records if record] == [one.sha256, two.sha256, one.sha256]
+    assert [record.logprobs[0] for record in records if record] == [-1.0, -1.3, -1.0]
+    names = [one.sha256[:16], two.sha256[:16]]
+    assert [body["model"] for body in server.sent("chat/completions")] == [*names, names[0]]
+    assert server.sent("load_lora_adapter") == [
+        {"lora_name": name, "lora_path": adapter.path}
+        for name, adapter in zip(names, (one, two), strict=True)
+    ]
+
+
+def test_calls_made_together_load_an_adapter_once(server: Any, write: Write) -> None:
+    lm, adapters = engine(server), [write(0.5), write(0.8)]
+
+    async def run() -> list[Completion]:
+        async with contextlib.aclosing(lm):
+            return await asyncio.gather(*(lm.generate(sampled(adapters[i % 2])) for i in range(20)))
+
+    records = [completion.tokens for completion in asyncio.run(run())]
+    assert [record.adapter for record in records if record] == [
+        adapters[i % 2].sha256 for i in range(20)
+    ]
+    assert len(server.sent("load_lora_adapter")) == 2
+
+
+def test_a_folder_that_was_changed_is_not_loaded(server: Any, write: Write) -> None:
+    adapter = write(0.5)
+    (Path(adapter.path) / "adapter_config.json").write_text('{"revision": "0.6"}')
+    with pytest.raises(ConfigurationError, match="was changed"):
+        ask(engine(server), sampled(adapter))
+    assert server.sent("load_lora_adapter") == []
+
+
+def test_an_adapter_that_is_no_plain_lora_never_reaches_the_server(
+    server: Any, write: Write
+) -> None:
+    path = Path(write(0.5).path)
+    config = json.loads((path / "adapter_config.json").read_text())
+    (path / "adapter_config.json").write_text(
+        json.dumps({**config, "modules_to_save": ["lm_head"]})
+    )
+    with pytest.raises(ConfigurationError, match="modules_to_save"):
+        ask(engine(server), sampled(Adapter(str(path), folder_digest(path))))
+    assert server.sent("load_lora_adapter") == []
+
+
+def test_a_server_that_keeps_the_base_is_detected(server: Any, write: Write) -> None:
+    server.stale = "base"
+    said = refused(server, write(0.5))
+    assert "those of the weights that the adapter replaces" in said
+    assert "restart the server" in said
+
+
+def test_a_server_that_keeps_the_previous_adapter_is_detected(server: Any, write: Write) -> None:
+    server.stale = "first"
+    old = write(0.5)
+    assert "those of the weights that the adapter replaces" in refused(
+        server, write(0.9, before=0.5), old
+    )
+
+
+def test_a_stale_server_is_detected_by_identical_numbers_if_the_step_is_below_the_noise(
+    server: Any, write: Write
+) -> None:
+    """One training step moves log-probabilities by thousandths, but noise is a tenth."""
+    old, new = write(0.5), write(0.502, before=0.5)
+    lm = engine(server)
+    server.noise = 0.05
+
+    async def run() -> dict[str, str]:
+        async with contextlib.aclosing(lm):
+            for each in (old, new):
+                await lm.generate(sampled(each))
+            return dict(lm.adapters)
+
+    assert asyncio.run(run()) == {old.sha256: MATCHES_PROBE, new.sha256: DIFFERS_FROM_OTHERS}
+    server.restart()
+    server.stale = "first"
+    assert f"identical to those of {old.sha256[:16]}" in refused(server, new, old)
+
+
+def test_a_small_first_step_is_compared_with_the_base(server: Any, write: Write) -> None:
+    server.stale = "base"
+    assert "identical to those of tiny" in refused(server, write(0.002))
+
+
+def test_a_server_with_unknown_weights_is_detected(server: Any, write: Write) -> None:
+    server.stale = "first"
+    first = write(5.0, before=None)
+    assert "nats per token, and noise explains at most" in refused(
+        server, write(0.5, before=-0.5), first
+    )
+
+
+def test_noise_of_a_number_format_is_accepted(server: Any, write: Write) -> None:
+    server.noise = 2 * NOISE
+    ask(
+        engine(server),
+        sampled(write(0.5)),
+        sampled(write(0.6, before=0.5)),
+        sampled(write(0.51, before=0.5)),
+    )
+    assert len(server.sent("chat/completions")) == 3
+
+
+def test_an_adapter_without_effect_is_indistinguishable(server: Any, write: Write) -> None:
+    lm = engine(server)
+    nothing = [write(0.0), write(0.0, before=None), write(0.0, before=None, note="other")]
+    same = write(0.5, before=0.5 + VISIBLE / 2)  # the trainer itself sees no difference
+
+    async def run() -> list[str]:
+        async with contextlib.aclosing(lm):
+            for each in (*nothing, same):
+                await lm.generate(sampled(each))
+            return list(lm.adapters.values())
+
+    assert asyncio.run(run()) == [INDISTINGUISHABLE] * 4
+
+
+def test_an_adapter_without_a_probe_must_change_the_bases_numbers(
+    server: Any, write: Write
+) -> None:
+    adapter = write(0.5, before=None)
+    lm = engine(server)
+
+    async def run() -> dict[str, str]:
+        async with contextlib.aclosing(lm):
+            await lm.generate(sampled(adapter))
+            return dict(lm.adapters)
+
+    assert asyncio.run(run()) == {adapter.sha256: DIFFERS_FROM_OTHERS}
+    server.restart()
+    server.stale = "base"
+    assert "identical to those of tiny" in refused(server, adapter)
+
+
+def test_equal_weights_in_another_folder_are_accepted(server: Any, write: Write) -> None:
+    one, again = write(0.5, before=None), write(0.5, before=None, note="saved again")
+    assert one.sha256 != again.sha256
+    assert len(ask(engine(server), sampled(one), sampled(again))) == 2
+
+
+def test_a_server_that_does_not_know_what_it_acknowledged_is_detected(
+    server: Any, write: Write
+) -> None:
+    server.load_lora_adapter = lambda body: (200, "Success")
+    assert "does not exist" in refused(server, write(0.5))
+
+
+def test_the_least_recently_used_versions_are_unloaded(server: Any, write: Write) -> None:
+    a, b, c = (write(bias) for bias in (0.5, 0.6, 0.7))
+    ask(engine(server, max_loras=2), sampled(a), sampled(b), sampled(a), sampled(c))
+    assert [body["lora_name"] for body in server.sent("unload_lora_adapter")] == [b.sha256[:16]]
+    assert set(server.loaded) == {a.sha256[:16], c.sha256[:16]}
+
+
+def test_a_swap_waits_for_calls_in_flight_and_calls_wait_for_it(server: Any, write: Write) -> None:
+    """A version that a waiting call is about to use is not unloaded either."""
+    a, b = write(0.5), write(0.6)
+    lm = engine(server, max_loras=1)
+
+    async def run() -> None:
+        async with contextlib.aclosing(lm):
+            await lm.generate(sampled(a))
+            server.received.clear()
+            server.hang = True
+            calls = [asyncio.create_task(lm.generate(request()))]
+            await until(lambda: len(server.sent("chat/completions")) == 1)
+            calls.append(asyncio.create_task(lm.generate(sampled(b))))
+            await asyncio.sleep(0.05)
+            calls += [asyncio.create_task(lm.generate(each)) for each in (sampled(a), request())]
+            await asyncio.sleep(0.05)
+            assert [path for path, _ in server.received] == ["chat/completions"]
+            server.hang = False
+            server.stopping.set()
+            await asyncio.gather(*calls)
+            assert server.sent("unload_lora_adapter") == []
+            assert [path for path, _ in server.received][1] == "load_lora_adapter"
+            await lm.generate(sampled(write(0.7)))
+
+    asyncio.run(run())
+    assert {body["lora_name"] for body in server.sent("unload_lora_adapter")} == {
+        a.sha256[:16],
+        b.sha256[:16],
+    }
+
+
+def test_a_cancelled_call_does_not_delay_a_swap(server: Any, write: Write) -> None:
+    lm = engine(server)
+
+    async def run() -> None:
+        async with contextlib.aclosing(lm):
+            server.hang = True
+            gone = asyncio.create_task(lm.generate(request()))
+            await until(lambda: len(server.sent("chat/completions")) == 1)
+            swap = asyncio.create_task(lm.generate(sampled(write(0.5))))
+            await asyncio.sleep(0.05)
+            server.hang = server.fragile = False  # the server may not have noticed yet
+            gone.cancel()
+            assert (await swap).text == "four"
+
+    asyncio.run(run())
+
+
+def test_an_adapter_that_the_server_lost_is_loaded_again(server: Any, write: Write) -> None:
+    adapter = write(0.5)
+    lm = engine(server)
+    asyncio.run(lm.generate(sampled(adapter)))
+    server.restart()  # it was restarted by whoever runs it
+    with pytest.raises(TransientError, match="lost the adapter"):
+        asyncio.run(lm.generate(sampled(adapter)))
+    assert ask(lm, sampled(adapter))[0].text == "four"
+
+
+def test_an_adapter_that_another_process_loaded_is_checked_like_our_own(
+    server: Any, write: Write
+) -> None:
+    good, bad = write(0.5), write(0.6)
+    server.loaded = {good.sha256[:16]: 0.5, bad.sha256[:16]: 0.0}
+    assert ask(engine(server), sampled(good))[0].text == "four"
+    refused(server, bad)
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "hint"),
+    [
+        (
+            500,
+            "Worker failed with error 'LoRA rank 64 is greater than max_lora_rank 16.'",
+            "raise max_lora_rank",
+        ),
+        (404, "Not Found", "--enable-lora"),
+        (404, "Loading lora x failed: No adapter found for /x", "read the same files"),
+    ],
+)
+def test_a_server_that_refuses_an_adapter_ends_the_run(
+    server: Any, write: Write, status: int, message: str, hint: str
+) -> None:
+    server.fault["load_lora_adapter"] = (status, message, {})
+    with pytest.raises(CompoundError, match=hint) as caught:
+        ask(engine(server), sampled(write(0.5)))
+    assert not isinstance(caught.value, CallError)
+
+
+def test_a_server_too_busy_to_load_an_adapter_is_transient(server: Any, write: Write) -> None:
+    server.fault["load_lora_adapter"] = (503, "busy", {})
+    with pytest.raises(TransientError, match="busy"):
+        ask(engine(server), sampled(write(0.5)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tokens": [1]},
+        {"tokens": [1, 2, 3]},
+        {"tokens": "abc"},
+        {"tokens": [1.5] * 40},
+        {"logprobs": [True] * 39},
+        {"before": [float("nan")] * 39},
+        {"before": None},
+    ],
+    ids=str,
+)
+def test_an_invalid_probe_file_is_refused(write: Write, changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=r"probe\.json is not a probe"):
+        read_probe(Path(write(0.5, changes=changes).path))
+
+
+# -- the rules of the probe ----------------------------------------------------------------------------
+
+
+def test_the_rules_hold_on_hand_computed_probes() -> None:
+    far = Probe((1, 2, 3), (-1.0, -2.0), (-1.0, -1.0))  # 1.0 apart, 0.8 needed
+    assert far.distinguishable
+    assert check_logprobs(far, (-1.0, -1.51))
+    with pytest.raises(AdapterNotServed, match="replaces"):
+        check_logprobs(far, (-1.0, -1.49))
+    with pytest.raises(AdapterNotServed, match="replaces"):
+        check_logprobs(far, (-1.0, -1.5))  # as near to one as to the other
+    with pytest.raises(AdapterNotServed, match=r"0\.35 nats per token"):
+        check_logprobs(far, (-0.3, -2.0))
+    near = Probe((1, 2, 3), (-1.0, -2.0), (-1.0, -1.3))
+    assert not near.distinguishable
+    assert near.differs
+    assert not check_logprobs(near, (-1.0, -1.5))  # nearer to before, but that is noise
+    with pytest.raises(AdapterNotServed):
+        check_logprobs(near, (math.nan, -2.0))
+    assert not Probe((1, 2), (-1.0,), (-1.00009,)).differs
+
+
+logprobs = st.lists(st.tuples(st.floats(-20, 0), st.floats(-20, 0)), min_size=1, max_size=60)
+
+
+@given(logprobs)
+def test_the_adapters_own_logprobs_pass_and_the_previous_ones_fail(
+    pairs: list[tuple[float, float]],
+) -> None:
+    after, before = zip(*pairs, strict=True)
+    probe = Probe(tuple(range(len(pairs) + 1)), after, before)
+    assert check_logprobs(probe, after) == probe.distinguishable
+    if probe.distinguishable:
+        with pytest.raises(AdapterNotServed):
+            check_logprobs(probe, before)
+
+
+@given(logprobs, st.floats(0, 1))
+def test_noise_up_to_half_the_distance_passes(
+    pairs: list[tuple[float, float]], share: float
+) -> None:
+    """Noise of at most half of the least distinguishable distance never changes the verdict."""
+    after, before = zip(*pairs, strict=True)
+    probe = Probe(tuple(range(len(pairs) + 1)), after, before)
+    length = math.dist(after, before)
+    if not probe.distinguishable:
+        return
+    step = 0.49 * share * APART * NOISE / length
+    moved = tuple(a + step * (b - a) for a, b in pairs)
+    if sum(abs(x - a) for x, a in zip(moved, after, strict=True)) / len(after) <= TOLERANCE:
+        assert check_logprobs(probe, moved)
+
+
+# -- in files ------------------------------------------------------------------------------------------
+
+FILE = """
+system: demo
+lm: fast
+engines: {{fast: {{vllm: {{model: smollm2, {settings}}}}}}}
+inputs: {{question: str}}
+components:
+  answerer: {{llm: {{prompt: Answer.}}, in: {{question: $question}}}}
+outputs: {{answer: $answerer}}
+"""
+
+
+def test_a_file_names_a_server_and_its_settings() -> None:
+    program = loads(
+        FILE.format(settings="args: [--dtype, bfloat16], max_loras: 8, concurrency: 128")
+    )
+    lm = program.find_engine("fast")
+    assert isinstance(lm, VLLMEngine)
+    assert (lm.name, lm.max_loras, lm.concurrency) == (
+        'vllm:smollm2:["--dtype", "bfloat16"]',
+        8,
+        128,
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("max_lora: 8", r"f\.yaml:4:41: engines\.fast\.vllm\.max_lora: .*did you mean 'max_loras'"),
+        ("concurrency: many", r"engines\.fast\.vllm\.concurrency: must be an integer"),
+    ],
+)
+def test_a_wrong_setting_is_named(settings: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        loads(FILE.format(settings=settings), path="f.yaml")
+
+
+@pytest.mark.parametrize("settings", ["command: ./vllm", "args: [--enforce-eager]"])
+def test_a_file_that_says_how_to_run_a_program_is_as_trusted_as_python(settings: str) -> None:
+    loads(FILE.format(settings=settings))
+    key = settings.partition(":")[0]
+    with pytest.raises(SpecError, match=rf"engines\.fast\.vllm\.{key}: .*imports are not allowed"):
+        loads(FILE.format(settings=settings), allow_import=False)
+    loads(FILE.format(settings="max_loras: 2"), allow_import=False)
+
+
+# -- what training needs of an engine ------------------------------------------------------------------
+
+TRAINED = """
+system: trained
+lm: model
+inputs: {question: str}
+components:
+  answerer: {llm: {prompt: Answer., weights: {lora: {rank: RANK}}}, in: {question: $question}}
+outputs: {answer: $answerer}
+engines: {model: {vllm: {model: m, SETTINGS}}}
+optimize: {method: METHOD}
+"""
+
+
+def check_training(settings: str, rank: int = 8, name: str = "mmgrpo") -> None:
+    """Run the checks of ``compound check`` on a system that trains a model on vLLM."""
+    text = TRAINED.replace("SETTINGS", settings).replace("RANK", str(rank)).replace("METHOD", name)
+    program = loads(text)
+    check_trainable(
+        method(name, program.system, program.optimize), program.system, program.find_engine
+    )
+
+
+@pytest.mark.parametrize(
+    "extra", ["top_p: 0.95", "top_k: 20", "min_p: 0.1", "repetition_penalty: 1.1"]
+)
+def test_training_on_another_distribution_than_the_sampled_one_is_refused_by_check(
+    extra: str,
+) -> None:
+    with pytest.raises(
+        DeclarationError, match=rf"'answerer' cannot be trained: .* samples with {extra[:5]}"
+    ):
+        check_training(f"extra: {{{extra}}}")
+    check_training(f"extra: {{{extra}}}", name="mygo")  # imitation takes no ratios
+
+
+def test_fields_that_leave_the_distribution_as_it_is_may_be_trained_with() -> None:
+    check_training("extra: {top_p: 1.0, top_k: -1, chat_template_kwargs: {enable_thinking: false}}")
+
+
+@pytest.mark.parametrize("settings", ["max_lora_rank: 16"])
+def test_an_adapter_that_is_too_large_for_its_engine_is_refused_by_check(settings: str) -> None:
+    check_training(settings, rank=16)
+    with pytest.raises(
+        DeclarationError, match=r"'answerer' has rank 32, but vllm:m.* takes at most 16"
+    ):
+        check_training(settings, rank=32)
+
+
+def test_an_engine_without_a_limit_takes_what_the_system_needs() -> None:
+    check_training("concurrency: 8", rank=200)
+
+
+def test_an_unsupported_adapter_is_reported_without_sampling(server: Any, write: Write) -> None:
+    message = "Worker failed with error 'LoRA rank 64 is greater than max_lora_rank 16.'"
+    server.fault["load_lora_adapter"] = (500, message, {})
+    lm = engine(server)
+
+    async def admit() -> None:
+        try:
+            await lm.admit(write(0.5))
+        finally:
+            await lm.aclose()
+
+    with pytest.raises(CompoundError, match="raise max_lora_rank"):
+        asyncio.run(admit())
+    assert server.sent("chat/completions") == []

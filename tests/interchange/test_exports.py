@@ -1,0 +1,400 @@
+"""Exported prompts give the same requests and outputs as the system, from the same scripted server."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import dspy
+import pydantic
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import compound as cp
+from compound.core.errors import ExportError
+from compound.interchange.exports import TARGETS
+from compound.testing import ScriptedLM
+from compound.testing.checks import ChatServer
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore:.*ReadOnly"
+)
+DEMO = {"inputs": {"question": "1+1"}, "outputs": {"output": "2"}}
+SHOWN = {"inputs": {"x": "1+1 {is} 2?"}, "outputs": {"output": "yes"}}
+
+
+# -- messages, request bodies and states of DSPy --------------------------------------------------------------
+
+HOSTILE = [
+    "'''",
+    '"""',
+    "\\",
+    "{}",
+    "{question}",
+    "\n",
+    "\r\n",
+    "\x00",
+    "é🙂\u2028",
+    "# ",
+    "'+__import__('os')+'",
+]
+
+
+@given(
+    st.lists(
+        st.sampled_from(HOSTILE) | st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+    ).map("".join)
+)
+def test_any_prompt_survives_every_export(text: str) -> None:
+    from langchain_core.prompts import ChatPromptTemplate
+
+    node = cp.LLM("a", prompt=cp.Text(text or "x"), system=text)(question=cp.Input("question"))
+    system = cp.System("s", {"answer": node}, lm="m")
+    shown = cp.run(system, {"question": "Q"}, engines={"m": ScriptedLM(lambda _: "x")}, check=False)
+    messages = [message.content for message in shown.calls[0].exchanges[0].messages]
+    document = json.loads(cp.interchange.export(system, "messages"))["prompts"][0]["messages"]
+    assert [m["content"].format(question="Q") for m in document] == messages
+    bodies = json.loads(cp.interchange.export(system, "openai"))["a"]["messages"]
+    assert [m["content"].format(question="Q") for m in bodies] == messages
+    in_langchain = ChatPromptTemplate.from_messages(document).format_messages(question="Q")
+    assert [message.content for message in in_langchain] == messages
+
+
+def single() -> cp.System:
+    answer = cp.LLM(
+        "answer", prompt=cp.Text("Answer {well}."), demos=cp.Demos((DEMO,)), system="Be brief."
+    )
+    return cp.System(
+        "single", {"answer": answer(question=cp.Input("question"))}, lm="openai/gpt-4o-mini"
+    )
+
+
+SERVERS: dict[str, Any] = {
+    "openai": lambda url: cp.engines.OpenAI("small-1", api_base=url),
+    "litellm": lambda url: cp.engines.LiteLLM("openai/gpt-4o-mini", api_base=url),
+    "unknown model": lambda url: cp.engines.LiteLLM(
+        "openai/small-1", api_base=url, extra={"top_p": 0.5}
+    ),
+    "listed fields": lambda url: cp.engines.LiteLLM("openai/gpt-5-mini", api_base=url),
+    "named fields": lambda url: cp.engines.OpenAI(
+        "small-1", api_base=url, unsupported=("max_tokens", "temperature", "stop", "system")
+    ),
+    "with formats": lambda url: cp.engines.LiteLLM(
+        "openai/small-1", api_base=url, response_schema=True
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+def test_requests_are_those_that_the_engine_sent(kind: str) -> None:
+    """The name of the model, its options, the format of answers and the place of tools depend on the engine."""
+    choice = cp.LLM(
+        "choice",
+        system="Be brief.",
+        output=Literal["yes", "no"],
+        demos=cp.Demos((SHOWN,)),
+        stop=("END",),
+        lm="small",
+    )
+    made = cp.Agent("made", [population], output=int, max_turns=2, lm="small")
+    for component in (choice, made):
+        system = cp.System("s", {"y": component(x=cp.Input("x"))})
+        with ChatServer(lambda _: '{"answer": 4}') as server:
+            engines = {"small": SERVERS[kind](server.url)}
+            cp.run(system, {"x": "Rome?"}, engines=engines, check=False)
+            measured = {key: value for key, value in server.requests[0].items() if key != "seed"}
+            server.requests.clear()
+            document = json.loads(cp.interchange.export(system, "openai", engines=engines))[
+                component.name
+            ]
+            document["messages"] = [
+                {**m, "content": m["content"].format(x="Rome?")} for m in document["messages"]
+            ]
+            measured.pop("tool_choice", None)
+            assert document == measured
+
+
+@cp.tool
+def population(city: str) -> int:
+    """Return the population of a city."""
+    return len(city)
+
+
+def agent(**settings: Any) -> cp.System:
+    """Return a system with an agent whose tool has a tuned name."""
+    made = cp.Agent(
+        "agent",
+        [population],
+        prompt=cp.Text("Answer {well}."),
+        output=int,
+        system="Be brief.",
+        tune_tools=True,
+        **settings,
+    )
+    system = cp.System(
+        "agents", {"n": made(question=cp.Input("question"))}, lm="openai/gpt-4o-mini"
+    )
+    return system.bind(
+        {"agent_turn.tool_population": "people: Count the people.\n- city: its name"}
+    )
+
+
+def conversation() -> dict[str, Any]:
+    """Return the record of a turn, which a demonstration of an agent is."""
+    call = {"id": "call_1", "name": "people", "arguments": '{"city": "Oslo"}'}
+    history = [
+        {"role": "assistant", "text": "", "calls": [call]},
+        {"role": "tool", "id": "call_1", "text": "4"},
+    ]
+    inputs = {"task": {"question": "Oslo?"}, "history": history, "last_turn": False}
+    return {"inputs": inputs, "outputs": {"message": "4", "tool_calls": [], "output": 4}}
+
+
+@pytest.mark.parametrize("demos", [(), (conversation(),)])
+def test_the_prompt_and_the_tools_of_an_agent_are_those_of_its_first_request(demos: Any) -> None:
+    with ChatServer(lambda _: '{"answer": 4}') as server:
+        lm = cp.engines.LiteLLM("openai/gpt-4o-mini", api_base=server.url, price=(0, 0))
+        assert lm.native_tools
+        cp.run(agent(demos=demos), {"question": "Rome?"}, engines={"openai/gpt-4o-mini": lm})
+        (request,) = server.requests
+    body = json.loads(cp.interchange.export(agent(demos=demos), "openai"))["agent"]
+    filled = [{**m, "content": m["content"].format(question="Rome?")} for m in body["messages"]]
+    assert filled == request["messages"]
+    for name in ("model", "tools", "response_format", "temperature", "max_tokens"):
+        assert body.get(name) == request.get(name)
+    (prompt,) = json.loads(cp.interchange.export(agent(demos=demos), "messages"))["prompts"]
+    assert prompt["messages"] == body["messages"]
+    assert prompt["tools"] == body["tools"]
+    assert prompt["tool_names"] == {"people": "population"}
+    assert (prompt["inputs"], prompt["outputs"]) == ({"question": "str"}, {"output": "int"})
+
+
+def test_an_agent_inside_a_loop_is_exported() -> None:
+    body = cp.System(
+        "body", {"n": cp.Agent("inner", [population], output=int, lm="m")(q=cp.Input("q"))}
+    )
+    system = cp.System("s", {"all": cp.Map("each", body, over="q")(q=cp.Input("q", list[str]))})
+    assert list(json.loads(cp.interchange.export(system, "openai"))) == ["inner"]
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+
+
+def test_request_bodies_hold_the_schema_the_stop_strings_and_the_number_of_tokens() -> None:
+    person = cp.LLM("person", output=Person, stop=("END",), max_tokens=32)(text=cp.Input("text"))
+    body = json.loads(
+        cp.interchange.export(cp.System("s", {"p": person}, lm="openai/gpt-4o-mini"), "openai")
+    )["person"]
+    assert (body["model"], body["stop"], body["max_tokens"]) == ("gpt-4o-mini", ["END"], 32)
+    assert set(body["response_format"]["json_schema"]["schema"]["properties"]) == {"name", "age"}
+
+
+def test_a_model_that_another_component_chooses_is_no_part_of_a_request_body() -> None:
+    lm = cp.Selector("model", "openai/small", "openai/large")()
+    system = cp.System("s", {"y": cp.LLM("reply", prompt="Reply.")(text=cp.Input("text"), lm=lm)})
+    assert json.loads(cp.interchange.export(system, "messages"))["prompts"][0]["lm"] is None
+    with pytest.raises(ExportError, match="the model of 'reply' comes from another component"):
+        cp.interchange.export(system, "openai")
+
+
+def test_an_imported_program_is_exported_as_its_state_and_as_its_requests(tmp_path: Path) -> None:
+    program, lm = dspy.ChainOfThought("question -> output"), "openai/gpt-4o-mini"
+    system = cp.interchange.from_dspy(program, lm=lm).bind({"predict.prompt": "Be {brief}."})
+    answer = "[[ ## reasoning ## ]]\nr\n\n[[ ## output ## ]]\nLima\n\n[[ ## completed ## ]]"
+    with ChatServer(lambda _: answer) as server:
+        cp.run(system, {"question": "?"}, engines={lm: cp.engines.LiteLLM(lm, api_base=server.url)})
+        cp.interchange.export(system, "dspy", tmp_path / "state.json")
+        loaded_program = dspy.ChainOfThought("question -> output")
+        loaded_program.load(tmp_path / "state.json")
+        with dspy.context(lm=dspy.LM(lm, api_base=server.url, api_key="none", cache=False)):
+            assert loaded_program(question="?").output == "Lima"
+        measured, in_dspy = server.requests
+    assert measured["messages"] == in_dspy["messages"]
+    (body,) = json.loads(cp.interchange.export(system, "openai")).values()
+    body["messages"] = [
+        {**m, "content": m["content"].format(question="?")} for m in body["messages"]
+    ]
+    assert body == {key: value for key, value in measured.items() if key != "seed"}
+
+
+# -- files, keys and what cannot be exported --------------------------------------------------------------------
+
+
+def test_a_configuration_is_exported(tmp_path: Path) -> None:
+    system = single()
+    system.bind({"answer.prompt": "Best."}).configuration.save(tmp_path / "best.json")
+    for configuration in (tmp_path / "best.json", {"answer.prompt": "Best."}):
+        assert "Best." in cp.interchange.export(system, "messages", configuration=configuration)
+
+
+def test_only_the_named_file_is_written(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "precious").write_text("keep")
+    (tmp_path / "link.json").symlink_to(tmp_path / "precious")
+    with pytest.raises(ExportError, match=r"link\.json cannot be written"):
+        cp.interchange.export(single(), "messages", tmp_path / "link.json")
+    assert (tmp_path / "precious").read_text() == "keep"
+    cp.interchange.export(single(), "messages", tmp_path / "out" / "m.json")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["m.json"]
+    with pytest.raises(ExportError, match="a folder that exists"):
+        cp.interchange.export(single(), "messages", tmp_path / "none" / "m.json")
+
+
+def test_a_file_is_replaced_as_a_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Any
+) -> None:
+    file = tmp_path / "m.json"
+    cp.interchange.export(single(), "messages", file)
+    file.chmod(0o600)
+    before = file.read_text()
+    wrong = cp.System("s", {"y": cp.LLM("a", prompt="lone \ud83d", lm="m")(x=cp.Input("x"))})
+    for target in ("messages", "openai"):
+        with pytest.raises(ExportError, match=r"ud83d'.* after '.*lone '; correct this text"):
+            cp.interchange.export(wrong, target, file)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", _full_disk)
+        with pytest.raises(ExportError, match="No space left on device"):
+            cp.interchange.export(single(), "openai", file)
+    with pytest.raises(ExportError, match="cannot be written"):
+        cp.interchange.export(single(), "openai", tmp_path)
+    assert file.read_text() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["m.json"]
+    cp.interchange.export(single(), "openai", file)
+    assert (file.read_text() != before, file.stat().st_mode & 0o777) == (True, 0o600)
+
+
+def _full_disk(_: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_run_with_a_server_of_this_machine_is_exported(cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "system.yaml").write_text(
+        "system: qa\nlm: small\ninputs: {question: str}\nengines:\n"
+        "  small: {openai: {model: small-1, api_base: 'http://127.0.0.1:1/v1'}}\ncomponents:\n"
+        "  a: {llm: {prompt: {tune: First.}}, out: 'one of bug, other', in: {question: $question}}\n"
+        "outputs: {answer: $a}\n"
+    )
+    cp.load_system(tmp_path / "system.yaml").bind({"a.prompt": "Best."}).configuration.save(
+        tmp_path / "best.json"
+    )
+    ran = cli("export", str(tmp_path / "best.json"), "--to", "openai")
+    body = json.loads(ran.out)["a"]
+    assert (body["model"], "response_format" in body, "Best." in str(body)) == (
+        "small-1",
+        False,
+        True,
+    )
+    text = (
+        (tmp_path / "system.yaml")
+        .read_text()
+        .replace("openai: {model", "litellm: {api_key_env: X_KEY, model")
+    )
+    (tmp_path / "system.yaml").write_text(text.replace("small-1", "openai/small-1"))
+    assert json.loads(cli("export", str(tmp_path / "best.json"), "--to", "openai").out)["a"] == body
+    (tmp_path / "system.yaml").write_text(
+        text.replace("outputs:", "  f: {function: {call: 'mine:f'}, in: {x: $a}}\noutputs:")
+    )
+    refused = cli("export", str(tmp_path / "best.json"), "--to", "openai")
+    assert ("--no-import" in refused.err, "add --system" in refused.err) == (False, True)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_keys_of_the_environment_are_removed(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = "sk-a-key-of-the-environment"
+    monkeypatch.setenv("SOME_API_KEY", key)
+    system = cp.interchange.from_dspy(dspy.Predict("question -> answer"), lm="m").bind(
+        {"predict.prompt": f"Use {key}."}
+    )
+    text = cp.interchange.export(system, target)
+    assert key not in text
+    assert "[key removed]" in text
+
+
+@pytest.mark.parametrize(
+    ("build", "target", "message"),
+    [
+        (
+            lambda q: cp.LLM("a")(q=q, prompt=cp.LLM("w")(q=q)),
+            "messages",
+            "its prompt comes from another component",
+        ),
+        (lambda q: cp.FirstOf("f", str)(a=q), "messages", "it has no LLM components"),
+        (
+            lambda q: cp.LLM("a", prompt="x")(q=cp.Input("photo", cp.Image)),
+            "messages",
+            "its input 'q' is an image",
+        ),
+        (
+            lambda q: cp.LLM("a", prompt="x")(q=q),
+            "dspy",
+            "was not imported from DSPy.*; export with --to messages",
+        ),
+        (
+            lambda q: cp.LLM("a", prompt="x")(q=q),
+            "nothing",
+            "cannot export to 'nothing'; possible: dspy, messages",
+        ),
+        (
+            lambda q: cp.LLM("a", prompt="x")(q=q),
+            "python",
+            "cannot export to 'python'; serve the system with",
+        ),
+        (
+            lambda q: cp.LLM("a", prompt="x")(q=q),
+            "langchain",
+            "cannot export to 'langchain'; use messages",
+        ),
+    ],
+)
+def test_what_cannot_be_exported_is_named(build: Any, target: Any, message: str) -> None:
+    with pytest.raises(ExportError, match=message):
+        cp.interchange.export(cp.System("s", {"y": build(cp.Input("q"))}, lm="m"), target)
+
+
+def test_the_command_exports_a_run(cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "system.yaml").write_text(
+        "system: qa\nlm: openai/gpt-4o-mini\ninputs: {question: str}\ncomponents:\n"
+        "  a: {llm: {prompt: {tune: First.}}, in: {question: $question}}\noutputs: {answer: $a}\n"
+    )
+    cp.load_system(tmp_path / "system.yaml").bind({"a.prompt": "Best."}).configuration.save(
+        tmp_path / "best.json"
+    )
+    ran = cli("export", str(tmp_path / "best.json"), "--to", "messages")
+    assert "Best." in json.loads(ran.out)["prompts"][0]["messages"][0]["content"]
+    ran = cli(
+        "export", str(tmp_path / "system.yaml"), "--to", "messages", "-o", str(tmp_path / "m.json")
+    )
+    assert (ran.code, ran.out) == (0, "")
+    assert "First." in (tmp_path / "m.json").read_text()
+    ran = cli("export", str(tmp_path / "best.json"), "--to", "python")
+    assert (ran.code, "serve the system with compound serve" in ran.err) == (2, True)
+    ran = cli("export", str(tmp_path / "best.json"), "--to", "tensorflow")
+    assert ran.code == 2
+    assert "possible: dspy, messages, openai" in ran.err
+    ran = cli("export", str(tmp_path), "--to", "messages")
+    assert (
+        ran.code,
+        f"the configuration of a run directory is {tmp_path / 'best.json'}" in ran.err,
+    ) == (
+        2,
+        True,
+    )
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "best.json").rename(tmp_path / "alone" / "best.json")
+    ran = cli("export", str(tmp_path / "alone" / "best.json"), "--to", "openai")
+    assert (ran.code, "give --system system.yaml" in ran.err) == (2, True)
+    ran = cli(
+        "export",
+        str(tmp_path / "alone" / "best.json"),
+        "--system",
+        str(tmp_path / "system.yaml"),
+        "--to",
+        "openai",
+    )
+    assert "Best." in ran.out

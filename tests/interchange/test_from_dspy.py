@@ -1,0 +1,934 @@
+"""DSPy programs become systems: predictors are components, Python code runs between them, values are written back."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+import dspy
+import pytest
+from dspy.utils import exceptions
+
+import compound as cp
+from compound.core.errors import (
+    BudgetExhausted,
+    CallError,
+    DeclarationError,
+    RunFailed,
+    TransientError,
+)
+from compound.testing import ComponentKit, ScriptedLM
+from compound.testing.checks import ChatServer
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore:.*ReadOnly"
+)
+DONE = "[[ ## completed ## ]]"
+
+
+def fields(**values: str) -> str:
+    """Return an answer in the format of DSPy's ChatAdapter."""
+    return "\n\n".join([f"[[ ## {name} ## ]]\n{value}" for name, value in values.items()] + [DONE])
+
+
+class MultiHop(dspy.Module):  # type: ignore[misc]
+    """Writes two queries, then an answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = dspy.ChainOfThought("question, notes: list[str] -> search_query")
+        self.answer = dspy.Predict(
+            dspy.Signature(
+                "question, notes: list[str] -> answer, sure: bool", "Answer from the notes."
+            )
+        )
+
+    def forward(self, question: str) -> Any:
+        notes: list[str] = []
+        for _ in range(2):
+            notes.append(f"about {self.query(question=question, notes=notes).search_query}")
+        found = self.answer(question=question, notes=notes)
+        return dspy.Prediction(answer=found.answer, notes=notes)
+
+
+def reply(message: str) -> str:
+    if "`[[ ## search_query ## ]]`" in message:
+        return fields(reasoning="because", search_query=f"query {message.count('about')}")
+    return fields(answer="Lima", sure="True")
+
+
+def by_messages(messages: Any) -> str:
+    return reply(messages[-1]["content"])
+
+
+def imported(**settings: Any) -> cp.System:
+    return cp.interchange.from_dspy(
+        MultiHop(), lm="lm", outputs={"answer": str, "notes": list[str]}, **settings
+    )
+
+
+@pytest.fixture
+def server() -> Iterator[ChatServer]:
+    with ChatServer(by_messages) as running:
+        yield running
+
+
+def engine(server: ChatServer) -> Any:
+    return cp.engines.LiteLLM("openai/scripted", api_base=server.url, price=(0, 0))
+
+
+def in_dspy(program: Any, server: ChatServer, **inputs: Any) -> Any:
+    """Run a program in DSPy itself."""
+    with dspy.context(
+        lm=dspy.LM("openai/scripted", api_base=server.url, api_key="none", cache=False)
+    ):
+        return program(**inputs)
+
+
+def test_predictors_are_components_with_their_signatures() -> None:
+    system = imported()
+    assert list(system.inputs.items()) == [("question", str)]
+    assert list(system.parameters) == [
+        "answer.prompt",
+        "answer.demos",
+        "query.prompt",
+        "query.demos",
+    ]
+    assert system.configuration["answer.prompt"] == "Answer from the notes."
+    assert system.components["answer"].outputs["sure"].type is bool
+
+
+def test_calls_appear_in_execution_order_with_the_values_of_their_time() -> None:
+    trace = cp.run(imported(), {"question": "capital?"}, engines={"lm": ScriptedLM(reply)})
+    assert [call.address for call in trace.calls] == [
+        "multi_hop[0]/query",
+        "multi_hop[1]/query",
+        "multi_hop[2]/answer",
+    ]
+    assert [call.parents for call in trace.calls] == [
+        (),
+        ("multi_hop[0]/query",),
+        ("multi_hop[0]/query", "multi_hop[1]/query"),
+    ]
+    assert [call.inputs["notes"] for call in trace.calls] == [
+        [],
+        ["about query 0"],
+        ["about query 0", "about query 1"],
+    ]
+    assert trace.outputs == {"answer": "Lima", "notes": ["about query 0", "about query 1"]}
+    assert trace.ends == tuple(call.address for call in trace.calls)
+
+
+def test_the_messages_are_those_of_dspy(server: ChatServer) -> None:
+    program = MultiHop()
+    program.answer.demos = [
+        dspy.Example(question="1+1", notes=["n"], answer="2", sure=True).with_inputs("question")
+    ]
+    expected = in_dspy(program, server, question="capital?")
+    sent, server.requests[:] = [request["messages"] for request in server.requests], []
+    system = cp.interchange.from_dspy(program, lm="lm", outputs={"answer": str, "notes": list[str]})
+    trace = cp.run(system, {"question": "capital?"}, engines={"lm": engine(server)})
+    assert [request["messages"] for request in server.requests] == sent
+    assert trace.outputs == {"answer": expected.answer, "notes": expected.notes}
+
+
+def test_a_fork_runs_the_program_again_with_earlier_calls_reused() -> None:
+    lm, system = ScriptedLM(reply), imported()
+
+    async def fork() -> Any:
+        executor = cp.Executor({"lm": lm})
+        trace = await executor.run(system, {"question": "capital?"})
+        lm.requests.clear()
+        changed = {"reasoning": "r", "search_query": "other"}
+        return await executor.fork(system, trace, "multi_hop[1]/query", outputs=changed)
+
+    trace = asyncio.run(fork())
+    assert len(lm.requests) == 1
+    assert [call.reused for call in trace.calls] == [True, True, False]
+    assert trace.outputs["notes"] == ["about query 0", "about other"]
+
+
+def test_the_original_program_is_not_changed(server: ChatServer) -> None:
+    program = MultiHop()
+    cp.interchange.from_dspy(program, lm="lm", outputs={"answer": str})
+    assert in_dspy(program, server, question="capital?").answer == "Lima"
+
+
+def test_an_answer_that_cannot_be_read_is_asked_for_in_json() -> None:
+    system = cp.interchange.from_dspy(dspy.Predict("question -> answer"), lm="lm")
+    lm = ScriptedLM(["nonsense", '{"answer": "Lima"}'])
+    trace = cp.run(system, {"question": "?"}, engines={"lm": lm})
+    assert trace.outputs == {"answer": "Lima"}
+    assert "JSON" in lm.requests[1].messages[-1].content
+    assert trace.usage.calls == 2
+
+
+def test_a_failed_predictor_fails_the_run_with_its_reason() -> None:
+    system = cp.interchange.from_dspy(dspy.Predict("question -> answer"), lm="lm")
+    with pytest.raises(
+        RunFailed,
+        match="failed in 'predict_program.0./predict': parse: JSONAdapter found no answer",
+    ):
+        cp.run(system, {"question": "?"}, engines={"lm": ScriptedLM(lambda _: "nonsense")})
+
+
+class Careful(dspy.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = dspy.Predict("question -> answer")
+        self.second = dspy.Predict("question, hint -> answer")
+
+    def forward(self, question: str) -> Any:
+        try:
+            return self.first(question=question)
+        except Exception:  # noqa: BLE001
+            return self.second(question=question, hint="try again")
+
+
+def test_a_program_may_catch_a_failure_and_continue() -> None:
+    system = cp.interchange.from_dspy(Careful(), lm="lm", outputs={"answer": str})
+    lm = ScriptedLM(lambda message: fields(answer="Lima") if "hint" in message else "nonsense")
+    trace = cp.run(system, {"question": "?"}, engines={"lm": lm})
+    assert trace.outputs == {"answer": "Lima"}
+    assert [bool(call.failure) for call in trace.calls] == [True, False]
+    assert trace.calls[1].parents == ("careful[0]/first",)
+
+
+def test_a_spent_budget_ends_the_run_past_the_programs_except() -> None:
+    from compound.execution.budget import Budget, Meter
+
+    system = cp.interchange.from_dspy(Careful(), lm="lm", outputs={"answer": str})
+
+    async def run() -> None:
+        executor = cp.Executor(
+            {"lm": ScriptedLM(lambda _: "nonsense")}, meter=Meter(Budget(calls=1))
+        )
+        await executor.run(system, {"question": "?"})
+
+    with pytest.raises(BudgetExhausted):
+        asyncio.run(run())
+
+
+class Endless(dspy.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = dspy.Predict("question -> answer")
+
+    def forward(self, question: str) -> Any:
+        while True:
+            self.step(question=question)
+
+
+def test_the_number_of_calls_is_bounded() -> None:
+    system = cp.interchange.from_dspy(Endless(), lm="lm", max_calls=3)
+    with pytest.raises(RunFailed, match=r"forward made more than 3 predictor calls") as caught:
+        cp.run(system, {"question": "?"}, engines={"lm": ScriptedLM(lambda _: fields(answer="x"))})
+    trace: Any = caught.value.trace
+    assert len(trace.calls_of("step")) == 3
+
+
+class Parallel(dspy.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = dspy.Predict("part -> answer")
+
+    def forward(self, question: str) -> Any:
+        pairs = [
+            (self.step, dspy.Example(part=part).with_inputs("part")) for part in question.split()
+        ]
+        found = dspy.Parallel(num_threads=2, disable_progress_bar=True)(pairs)
+        return dspy.Prediction(answer=" ".join(one.answer for one in found))
+
+
+class Async(dspy.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = dspy.Predict("part -> answer")
+
+    async def aforward(self, question: str) -> Any:
+        found = await asyncio.gather(*(self.step.acall(part=part) for part in question.split()))
+        return dspy.Prediction(answer=" ".join(one.answer for one in found))
+
+
+@pytest.mark.parametrize("program", [Parallel, Async])
+def test_concurrent_predictors_belong_to_the_run(program: Any) -> None:
+    system = cp.interchange.from_dspy(program(), lm="lm", inputs={"question": str})
+    lm = ScriptedLM(
+        lambda message: fields(answer=message.split("part ## ]]\n")[1].split("\n")[0].upper())
+    )
+    trace = cp.run(system, {"question": "a b c"}, engines={"lm": lm})
+    assert trace.outputs == {"answer": "A B C"}
+    assert len(trace.calls) == 3
+
+
+class Threads(dspy.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = dspy.Predict("part -> answer")
+
+    def forward(self, question: str) -> Any:
+        with ThreadPoolExecutor(2) as pool:
+            return pool.submit(self.step, part=question).result()
+
+
+def test_predictors_in_own_threads_are_rejected_with_the_remedy() -> None:
+    system = cp.interchange.from_dspy(Threads(), lm="lm", inputs={"question": str})
+    with pytest.raises(RunFailed, match=r"use dspy\.Parallel in place of threads"):
+        cp.run(system, {"question": "a"}, engines={"lm": ScriptedLM([])})
+
+
+def test_an_agent_with_tools_runs() -> None:
+    def capital(country: str) -> str:
+        """Return the capital of a country."""
+        return {"Peru": "Lima"}[country]
+
+    system = cp.interchange.from_dspy(dspy.ReAct("question -> answer", tools=[capital]), lm="lm")
+
+    def script(message: str) -> str:
+        if "next_tool_name" not in message:
+            return fields(reasoning="r", answer="Lima")
+        name, arguments = (
+            ("finish", "{}") if "observation_0" in message else ("capital", '{"country": "Peru"}')
+        )
+        return fields(next_thought="t", next_tool_name=name, next_tool_args=arguments)
+
+    trace = cp.run(system, {"question": "capital of Peru?"}, engines={"lm": ScriptedLM(script)})
+    assert trace.outputs == {"answer": "Lima"}
+    assert [call.component for call in trace.calls] == ["react", "react", "extract"]
+    assert "Lima" in str(trace.calls[1].inputs["trajectory"])
+    assert "Return the capital of a country." in str(system.configuration["react.prompt"])
+
+
+def test_optimized_values_are_written_back_and_survive_saving(
+    server: ChatServer, tmp_path: Path
+) -> None:
+    program, system = MultiHop(), imported(temperature=cp.Float(0.0, 1.0, value=0.0))
+    demo = {"inputs": {"question": "1+1", "notes": ["n"]}, "outputs": {"answer": "2", "sure": True}}
+    best = {
+        "answer.prompt": "Be brief.",
+        "answer.demos": [demo],
+        "query.prompt": "Write one query.",
+        "query.temperature": 0.5,
+    }
+    bound = system.bind(best)
+    trace = cp.run(bound, {"question": "capital?"}, engines={"lm": engine(server)})
+    sent, server.requests[:] = [request["messages"] for request in server.requests], []
+
+    cp.interchange.to_dspy(program, bound).save(tmp_path / "program.json")
+    loaded = MultiHop()
+    loaded.load(tmp_path / "program.json")
+    found = in_dspy(loaded, server, question="capital?")
+    assert {"answer": found.answer, "notes": found.notes} == trace.outputs
+    assert [request["messages"] for request in server.requests] == sent
+    assert cp.interchange.to_dspy(program, bound).query.predict.config["temperature"] == 0.5
+    assert program.answer.signature.instructions == "Answer from the notes."
+
+
+def test_a_file_of_a_configuration_is_written_back(tmp_path: Path) -> None:
+    bound = imported().bind({"answer.prompt": "Be brief."})
+    bound.configuration.save(tmp_path / "best.json")
+    assert (
+        cp.interchange.to_dspy(MultiHop(), tmp_path / "best.json").answer.signature.instructions
+        == "Be brief."
+    )
+
+
+def test_an_optimization_improves_the_program(tmp_path: Path) -> None:
+    def script(messages: Any) -> str:
+        word = messages[-1]["content"].split("question ## ]]\n")[1].split("\n")[0]
+        shown = len(messages) > 2  # a demonstration precedes the question
+        return fields(answer=word.upper() if shown or word.endswith("0") else "no idea")
+
+    program = dspy.Predict("question -> answer")
+    rows = [{"question": f"word{i}", "answer": f"WORD{i}"} for i in range(60)]
+    with ChatServer(script) as server:
+        result = cp.optimize(
+            cp.interchange.from_dspy(program, lm="lm"),
+            {"train": rows[:30], "valid": rows[30:]},
+            "exact_match",
+            method="search",
+            budget=600,
+            progress=False,
+            run_dir=tmp_path / "run",
+            engines={"lm": engine(server)},
+        )
+        assert result.best["predict.demos"]
+        better = cp.interchange.to_dspy(program, result.best)
+        assert in_dspy(better, server, question="hello").answer == "HELLO"
+        assert in_dspy(program, server, question="hello").answer == "no idea"
+
+
+class Overriding(dspy.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = dspy.Predict("question -> answer")
+
+    def forward(self, question: str) -> Any:
+        return self.step(question=question, config={"temperature": 1.0})
+
+
+class OnTheFly(dspy.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = dspy.Predict("question -> answer")
+
+    def forward(self, question: str) -> Any:
+        return dspy.Predict("question -> answer")(question=question)
+
+
+class Wrong(dspy.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = dspy.Predict("question -> answer")
+
+    def forward(self, question: str) -> Any:
+        if question == "raise":
+            raise KeyError("lost")
+        return dspy.Prediction(other=1)
+
+
+@pytest.mark.parametrize(
+    ("program", "question", "message"),
+    [
+        (Overriding, "?", r"calls the predictor 'step' with its own config\['temperature'\]"),
+        (OnTheFly, "?", "create them in __init__"),
+        (Wrong, "?", "forward returned no 'answer', but other"),
+        (Wrong, "raise", r"forward raised KeyError: 'lost' \(test_from_dspy.py:\d+, in forward\)"),
+    ],
+)
+def test_what_cannot_be_recorded_fails_with_the_reason(
+    program: Any, question: str, message: str
+) -> None:
+    system = cp.interchange.from_dspy(program(), lm="lm")
+    with pytest.raises(RunFailed, match=message):
+        cp.run(
+            system, {"question": question}, engines={"lm": ScriptedLM(lambda _: fields(answer="x"))}
+        )
+
+
+@pytest.mark.parametrize(
+    ("declare", "message"),
+    [
+        (
+            lambda: cp.interchange.from_dspy(MultiHop, lm="lm"),
+            "needs a dspy.Module, but got ProgramMeta",
+        ),
+        (
+            lambda: cp.interchange.from_dspy(MultiHop(), lm="lm"),
+            "give outputs=.* fields of its predictors: .*search_query: str",
+        ),
+        (lambda: cp.interchange.from_dspy(dspy.Module(), lm="lm"), "'module' has no predictors"),
+        (
+            lambda: cp.interchange.from_dspy(dspy.Predict("q -> a", n=3), lm="lm"),
+            "asks for n=3 completions",
+        ),
+        (
+            lambda: cp.interchange.to_dspy(MultiHop(), {"anwser.prompt": "x"}),
+            "no predictor for 'anwser.prompt'; did you mean 'answer'",
+        ),
+        (
+            lambda: cp.interchange.to_dspy(
+                MultiHop(), {"answer.weights": {"path": "x", "sha256": "y"}}
+            ),
+            "answer.weights cannot be written into a DSPy program",
+        ),
+        (
+            lambda: cp.interchange.to_dspy(
+                MultiHop(), {"answer.lm": "huggingface/https://llm.example.com/m"}
+            ),
+            "not the name of a model: it could send keys to another server",
+        ),
+    ],
+)
+def test_mistakes_are_refused(declare: Any, message: str) -> None:
+    with pytest.raises(DeclarationError, match=message):
+        declare()
+
+
+def is_seven(inputs: dict[str, Any], prediction: Any) -> float:
+    """Reward the digit 7."""
+    return float(prediction.digit == "7")
+
+
+def is_eight(inputs: dict[str, Any], prediction: Any) -> float:
+    """Reward the digit 8."""
+    return float(prediction.digit == "8")
+
+
+def fails(inputs: dict[str, Any], prediction: Any) -> float:
+    """Fail for every prediction."""
+    raise ValueError("no reward")
+
+
+def best_of(attempts: int = 12, reward: Any = is_seven, **options: Any) -> Any:
+    inner = dspy.Predict("question -> digit", **options)
+    return dspy.BestOfN(inner, N=attempts, reward_fn=reward, threshold=1.0)
+
+
+def test_best_of_n_samples_its_predictors_until_the_reward_reaches_the_threshold() -> None:
+    lm = ScriptedLM(lambda message, rng: fields(digit=str(rng.integers(10))))
+    trace = cp.run(
+        cp.interchange.from_dspy(best_of(), lm="lm"), {"question": "digit?"}, engines={"lm": lm}
+    )
+    drawn = [call.outputs["digit"] for call in trace.calls if call.outputs is not None]
+    assert len(set(drawn)) > 1
+    assert drawn.index("7") == len(drawn) - 1 if "7" in drawn else len(drawn) == 12
+    assert trace.outputs == {"digit": "7" if "7" in drawn else drawn[0]}
+
+
+def test_best_of_n_sends_what_dspy_sends() -> None:
+    with ChatServer(lambda messages: fields(digit="3")) as server:
+        expected = in_dspy(best_of(3), server, question="digit?")
+        sent, server.requests[:] = list(server.requests), []
+        system = cp.interchange.from_dspy(best_of(3), lm="lm")
+        trace = cp.run(system, {"question": "digit?"}, engines={"lm": engine(server)})
+        for key in ("messages", "temperature"):
+            assert [request[key] for request in server.requests] == [
+                request[key] for request in sent
+            ]
+    assert trace.outputs == {"digit": expected.digit}
+    assert len(sent) == 3
+
+
+def test_best_of_n_in_a_program_has_the_ports_of_its_module_and_keeps_a_stated_temperature() -> (
+    None
+):
+    system = cp.interchange.from_dspy(best_of(temperature=0.3), lm="lm")
+    assert (dict(system.inputs), list(system.outputs)) == ({"question": str}, ["digit"])
+    assert system.settings["module.temperature"] == 0.3
+    inner = dspy.BestOfN(MultiHop(), N=2, reward_fn=is_seven, threshold=1.0)
+    system = cp.interchange.from_dspy(inner, lm="lm", outputs={"answer": str})
+    assert (dict(system.inputs), system.settings["module_query.temperature"]) == (
+        {"question": str},
+        1.0,
+    )
+
+
+def test_another_reward_of_best_of_n_is_another_system() -> None:
+    one, same, other = (
+        cp.interchange.from_dspy(best_of(reward=r), lm="lm") for r in (is_seven, is_seven, is_eight)
+    )
+    assert one.signature == same.signature != other.signature
+    assert cp.interchange.from_dspy(best_of(3), lm="lm").signature != one.signature
+
+
+def test_a_reward_that_fails_for_every_attempt_fails_the_run_with_its_line() -> None:
+    system = cp.interchange.from_dspy(best_of(2, fails), lm="lm")
+    with pytest.raises(RunFailed, match=r"no reward \(test_from_dspy.py:\d+, in fails\)"):
+        cp.run(system, {"question": "?"}, engines={"lm": ScriptedLM(lambda _: fields(digit="1"))})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: dspy.Refine(dspy.Predict("q -> a"), 2, is_seven, 1.0),
+            r"dspy.Refine .* creates a predictor",
+        ),
+        (lambda: dspy.RLM("q -> a"), "dspy.RLM .* the code that it generates"),
+    ],
+)
+def test_modules_that_call_models_outside_of_their_predictors_are_refused(
+    make: Any, message: str
+) -> None:
+    with pytest.raises(DeclarationError, match=message):
+        cp.interchange.from_dspy(make(), lm="lm")
+
+
+def test_examples_of_dspy_are_rows_of_data(tmp_path: Path) -> None:
+    rows = [
+        dspy.Example(question=f"{i}?", digit=str(i % 2)).with_inputs("question") for i in range(16)
+    ]
+    system = cp.interchange.from_dspy(dspy.Predict("question -> digit"), lm="lm")
+    lm = ScriptedLM(lambda message: fields(digit="1"))
+    for data in (rows, {"valid": rows}, cp.Dataset.of(valid=rows)):
+        found = cp.evaluate(system, data, "exact_match", engines={"lm": lm}, cache=False)
+        assert (found.mean, len(found.rows)) == (0.5, 16)
+    result = cp.optimize(
+        system,
+        {"train": rows, "valid": rows},
+        "exact_match",
+        method="random",
+        budget=40,
+        engines={"lm": lm},
+        run_dir=tmp_path / "run",
+        progress=False,
+    )
+    assert result.before.failed == 0
+
+
+def test_the_models_of_dspy_are_the_default() -> None:
+    program = MultiHop()
+    program.query.predict.lm = dspy.LM("openai/small", max_tokens=50)
+    with dspy.context(lm=dspy.LM("openai/large", temperature=0.7)):
+        system = cp.interchange.from_dspy(program, outputs={"answer": str})
+    assert system.lm == "openai/large"
+    assert system.settings["query.lm"] == "openai/small"
+    assert system.settings["answer.temperature"] == 0.7
+    assert system.settings["query.max_tokens"] == 50
+
+
+class Choosy(dspy.Signature):  # type: ignore[misc]
+    """Choose a label."""
+
+    text: str = dspy.InputField(desc="what to label")
+    label: Literal["good", "bad"] = dspy.OutputField()
+    score: float = dspy.OutputField(desc="how sure")
+
+
+LABELLER = dspy.Predict(Choosy)  # whose constructor draws from the global generator
+
+
+class TestPredictor(ComponentKit):
+    dumpable = False
+
+    def make(self, name: str) -> Any:
+        system = cp.interchange.from_dspy(LABELLER, lm="lm", name="program")
+        found = system.components["predict"]
+        object.__setattr__(found, "name", name)
+        return found
+
+    def inputs(self) -> Any:
+        return [{"text": "fine"}, {"text": "\n" * 20}]
+
+    def engine(self) -> Any:
+        return ScriptedLM(lambda _: fields(label="good", score="0.5"))
+
+
+class TestProgram(TestPredictor):
+    def make(self, name: str) -> Any:
+        return cp.interchange.from_dspy(LABELLER, lm="lm", name=name).components[name]
+
+
+ONE = "question -> answer"
+
+
+def answer_of(_: Any) -> str:
+    return fields(answer="Lima")
+
+
+def test_prompts_and_keys_go_to_the_server_of_the_model_only(
+    monkeypatch: Any, tmp_path: Path
+) -> None:
+    """The provider's usual address and key must not receive what was meant for a server of one's own."""
+    with ChatServer(answer_of) as mine, ChatServer(answer_of) as usual:
+        monkeypatch.setenv("OPENAI_API_BASE", usual.url)
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-provider")
+        program = Careful()
+        program.second.lm = dspy.LM("openai/m", base_url=mine.url)
+        program.first.config = {"top_p": 0.5}
+        with dspy.context(
+            lm=dspy.LM("openai/m", api_base=mine.url, api_key="key-of-my-server", top_p=0.9)
+        ):
+            system = cp.interchange.from_dspy(program, outputs={"answer": str})
+        assert cp.run(system, {"question": "secret"}).outputs == {"answer": "Lima"}
+        cp.optimize(
+            system,
+            {"train": ROWS, "valid": ROWS},
+            "exact_match",
+            method="random",
+            budget=60,
+            run_dir=tmp_path / "run",
+            progress=False,
+        )
+        assert usual.requests == []
+        assert set(mine.keys) == {"key-of-my-server"}
+        assert {request["top_p"] for request in mine.requests} == {0.5}
+        stored = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+        assert b"key-of-my-server" not in stored
+        mine.keys.clear()
+        forced = cp.interchange.from_dspy(program.second, lm="openai/m")
+        assert cp.run(forced, {"question": "q", "hint": "h"}).outputs == {"answer": "Lima"}
+        assert (mine.keys, usual.requests) == (["EMPTY"], [])
+
+
+ROWS = [{"question": f"{i}?", "answer": "Lima"} for i in range(8)]
+
+
+def test_a_key_of_a_model_is_not_sent_to_the_address_of_a_predictor() -> None:
+    with (
+        ChatServer(answer_of) as other,
+        dspy.context(lm=dspy.LM("openai/m", api_key="key-of-openai")),
+    ):
+        system = cp.interchange.from_dspy(dspy.Predict(ONE, api_base=other.url))
+        cp.run(system, {"question": "?"})
+        assert other.keys == ["EMPTY"]
+
+
+def test_options_of_models_and_predictors_are_sent(server: ChatServer) -> None:
+    kept = {
+        "presence_penalty": 0.5,
+        "user": "u",
+        "verbosity": "low",
+        "thinking": {"type": "enabled"},
+    }
+    options = {"temperature": 0.3, "max_tokens": 77, "stop": "END", **kept}
+    with dspy.context(
+        lm=dspy.LM("openai/m", api_base=server.url, reasoning_effort="low", **options)
+    ):
+        system = cp.interchange.from_dspy(dspy.Predict(ONE, temperature=0.6, stop=["X"]))
+        cp.run(system, {"question": "?"})
+    sent = server.requests[0]
+    assert (sent["temperature"], sent["max_tokens"], sent["stop"]) == (0.6, 77, ["X"])
+    assert {name: sent[name] for name in kept} == kept
+    reasoning = cp.interchange.from_dspy(dspy.Predict(ONE), lm="lm")
+    with dspy.context(lm=dspy.LM("openai/gpt-5", max_tokens=20_000)):
+        reasoning = cp.interchange.from_dspy(dspy.Predict(ONE))
+    assert reasoning.settings["predict.max_tokens"] == 20_000
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("model_type", "text"),
+        ("model_type", "responses"),
+        ("callbacks", [object()]),
+        ("seed", 3),
+        ("use_developer_role", True),
+        ("organization", "o"),
+        ("headers", {"a": "b"}),
+        ("n", 2),
+        ("extra_headers", {"a": "b"}),
+        ("api_version", "1"),
+        ("logprobs", True),
+        ("extra_body", {"a": 1}),
+    ],
+)
+def test_an_option_that_cannot_be_carried_over_is_refused_by_name(
+    option: str, value: object
+) -> None:
+    with dspy.context(lm=dspy.LM("openai/m", **{option: value})):
+        with pytest.raises(DeclarationError, match=option):
+            cp.interchange.from_dspy(dspy.Predict(ONE))
+        if option != "n":  # those of the replaced model do not concern another one
+            assert cp.interchange.from_dspy(dspy.Predict(ONE), lm="other/model").lm == "other/model"
+
+
+def test_options_that_another_model_would_lose_are_refused() -> None:
+    with pytest.raises(
+        DeclarationError, match=r"predictor 'predict' has top_p.*lm\.copy\(top_p=None\)"
+    ):
+        cp.interchange.from_dspy(dspy.Predict(ONE, top_p=0.5), lm="lm")
+    with (
+        dspy.context(lm=dspy.LM("openai/m", reasoning_effort="low")),
+        pytest.raises(DeclarationError),
+    ):
+        cp.interchange.from_dspy(dspy.Predict(ONE), lm="lm")
+    with (
+        dspy.context(lm=dspy.utils.DummyLM([])),
+        pytest.raises(DeclarationError, match="no plain dspy.LM"),
+    ):
+        cp.interchange.from_dspy(dspy.Predict(ONE))
+
+
+def test_a_model_of_a_provider_that_is_registered_in_dspy_is_refused() -> None:
+    from dspy import lm15
+    from dspy._vendor.lm15.registry import _DIALECTS
+
+    access = lm15.AccessPolicy("nebius", base_url="http://127.0.0.1:9/v1", env_keys=("MINE",))
+    provider = lm15.ProviderDefinition.chat(
+        access, compat=_DIALECTS["openai-chat"][0](), aliases=("my-ai",)
+    )
+    lm15.register_provider(provider, replace=True)
+    try:
+        for name in ("nebius/m", "my_ai/m"):
+            with (
+                dspy.context(lm=dspy.LM(name)),
+                pytest.raises(DeclarationError, match="is registered in DSPy"),
+            ):
+                cp.interchange.from_dspy(dspy.Predict(ONE))
+        with dspy.context(lm=dspy.LM("openai/m")):
+            cp.interchange.from_dspy(dspy.Predict(ONE))
+    finally:
+        lm15.unregister_provider("nebius")
+
+
+class CallingAdapter(dspy.ChatAdapter):  # type: ignore[misc]
+    def __call__(self, *args: Any, **settings: Any) -> Any:
+        return super().__call__(*args, **settings)
+
+
+@pytest.mark.parametrize(
+    "kind", [CallingAdapter, lambda: dspy.TwoStepAdapter(dspy.LM("openai/small"))]
+)
+def test_an_adapter_that_calls_models_is_refused(kind: Any) -> None:
+    with (
+        dspy.context(adapter=kind()),
+        pytest.raises(DeclarationError, match="cannot be imported with the adap"),
+    ):
+        cp.interchange.from_dspy(dspy.Predict(ONE), lm="lm")
+
+
+@pytest.mark.parametrize("make", [cp.interchange.from_dspy, cp.interchange.from_dspy_module])
+def test_fields_may_have_the_names_of_methods_of_a_prediction(make: Any) -> None:
+    program = dspy.Predict("question -> items: list[str], keys: str")
+    with (
+        ChatServer(lambda _: fields(items='["a"]', keys="k")) as running,
+        dspy.context(lm=dspy.LM("openai/m", api_base=running.url, api_key="k", cache=False)),
+    ):
+        made = make(program)
+        if not isinstance(made, cp.System):
+            node = made(question=cp.Input("question"))
+            made = cp.System("s", {"items": node["items"], "keys": node["keys"]})
+        assert cp.run(made, {"question": "?"}).outputs == {"items": ["a"], "keys": "k"}
+
+
+class Changing(dspy.Module):  # type: ignore[misc]
+    """Changes its predictor's model in ``forward``."""
+
+    def __init__(self, change: Any) -> None:
+        super().__init__()
+        self.step, self.change = dspy.Predict(ONE), change
+
+    def forward(self, question: str) -> Any:
+        with self.change(self.step):
+            return self.step(question=question)
+
+
+def other_model(_: Any) -> Any:
+    return dspy.context(lm=dspy.LM("openai/other"))
+
+
+def other_adapter(_: Any) -> Any:
+    return dspy.context(adapter=dspy.JSONAdapter())
+
+
+def own_model(step: Any) -> Any:
+    step.lm = dspy.LM("openai/other")
+    return dspy.context()
+
+
+def own_config(step: Any) -> Any:
+    step.update_config(temperature=1.0)
+    return dspy.context()
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (other_model, "lm of"),
+        (other_adapter, "adapter of"),
+        (own_model, "lm"),
+        (own_config, "config"),
+    ],
+)
+def test_changes_of_predictors_in_forward_are_refused(change: Any, named: str) -> None:
+    system = cp.interchange.from_dspy(Changing(change), lm="lm")
+    with pytest.raises(RunFailed, match=f"with its own {named}"):
+        cp.run(system, {"question": "?"}, engines={"lm": ScriptedLM(lambda _: fields(answer="x"))})
+
+
+class Catching(dspy.Module):  # type: ignore[misc]
+    """Catches one kind of error."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.kind, self.first = kind, dspy.Predict("question -> number: int")
+
+    def forward(self, question: str) -> Any:
+        try:
+            return self.first(question=question)
+        except self.kind:
+            return dspy.Prediction(number=-1)
+
+
+def lose(_: str) -> str:
+    raise TransientError("overloaded", charged=cp.ext.Usage(0))
+
+
+def exceed(_: str) -> str:
+    raise CallError("too long", kind="too_long", charged=cp.ext.Usage(0))
+
+
+PARSE, LM, LONG = (
+    exceptions.AdapterParseError,
+    exceptions.LMError,
+    exceptions.ContextWindowExceededError,
+)
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "caught"),
+    [
+        (lambda _: "nonsense", PARSE, True),
+        (lambda _: "nonsense", LM, False),
+        (lose, LM, True),
+        (lose, PARSE, False),
+        (exceed, LONG, True),
+        (lose, LONG, False),
+        (exceed, ValueError, True),
+    ],
+)
+def test_a_program_catches_the_errors_that_dspy_raises(
+    script: Any, kind: Any, caught: bool
+) -> None:
+    system = cp.interchange.from_dspy(Catching(kind), lm="lm")
+    object.__setattr__(system.components["first"], "retries", 0)
+    trace = cp.run(system, {"question": "?"}, engines={"lm": ScriptedLM(script)}, check=False)
+    assert trace.outputs == ({"number": -1} if caught else {})
+
+
+class Kind(enum.Enum):
+    GOOD = "good"
+    BAD = "bad"
+
+
+class Typed(dspy.Signature):  # type: ignore[misc]
+    """Sort."""
+
+    text: str = dspy.InputField()
+    context: str = dspy.InputField(default="none given")
+    one: Literal["a", "b"] = dspy.OutputField()
+    maybe: Literal["a", "b"] | None = dspy.OutputField()
+    kind: Kind = dspy.OutputField()
+    many: list[Literal["a", "b"]] = dspy.OutputField()
+
+
+class Ends(dspy.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = dspy.ChainOfThought("text -> query")
+        self.sort = dspy.Predict(Typed)
+
+    def forward(self, text: str) -> Any:
+        query = self.query(text=text).query
+        found = self.sort(text=query)
+        return found  # noqa: RET504 - a usual form
+
+
+def test_outputs_are_those_of_the_predictor_that_forward_ends_with() -> None:
+    declared = {name: info.annotation for name, info in Typed.output_fields.items()}
+    assert {
+        name: output.type
+        for name, output in cp.interchange.from_dspy(Ends(), lm="lm").outputs.items()
+    } == declared
+    named = cp.interchange.from_dspy(Ends(), lm="lm", outputs=["query", "one"])
+    assert {name: output.type for name, output in named.outputs.items()} == {
+        "query": str,
+        "one": declared["one"],
+    }
+    with pytest.raises(DeclarationError, match="one: one of a, b"):
+        cp.interchange.from_dspy(Ends(), lm="lm", outputs=["absent"])
+
+
+def test_an_input_with_a_default_is_filled_as_in_dspy(server: ChatServer) -> None:
+    system = cp.interchange.from_dspy(dspy.Predict(Typed), lm="lm")
+    assert dict(system.inputs) == {"text": str}
+    lm = ScriptedLM(lambda _: fields(one="a", maybe="None", kind="good", many='["b"]'))
+    found = cp.run(system, {"text": "t"}, engines={"lm": lm}).outputs
+    assert found == {"one": "a", "maybe": None, "kind": Kind.GOOD, "many": ["b"]}
+    assert "none given" in lm.requests[0].messages[-1].text
+
+
+def test_tuned_models_are_written_back_with_the_models_of_the_program() -> None:
+    program = dspy.Predict(ONE)
+    mine = dspy.LM("openai/small", api_base="http://127.0.0.1:1/v1")
+    with dspy.context(lm=mine):
+        system = cp.interchange.from_dspy(program, lm=cp.Choice("openai/small", "openai/large"))
+        assert (
+            cp.interchange.to_dspy(program, system.bind({"predict.lm": "openai/small"})).lm is mine
+        )

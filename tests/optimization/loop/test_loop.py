@@ -1,0 +1,1128 @@
+"""The loop: it finds what there is to find, claims nothing else, and keeps its plan, budget and seed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.simulated.relays import Relay
+from compound.api.description import list_changes
+from compound.api.optimize import make_problem, run_optimization
+from compound.api.result import Result
+from compound.components.flow import Loop
+from compound.components.function import Function
+from compound.components.hyperparameter import Hyperparameter
+from compound.components.llm import LLM
+from compound.core.errors import (
+    BudgetExhausted,
+    CallError,
+    CompoundError,
+    DataError,
+    DeclarationError,
+    RunDirectoryError,
+)
+from compound.core.narrowing import entry
+from compound.evaluation.acceptance import paired_test
+from compound.evaluation.dataset import Dataset
+from compound.evaluation.evaluate import Evaluation
+from compound.evaluation.metrics.built_in import exact_match
+from compound.evaluation.metrics.custom import custom
+from compound.execution.budget import Meter
+from compound.graph.component import Input
+from compound.graph.configuration import load
+from compound.graph.space import Choice, Demos, Float, Int, Text
+from compound.graph.system import System
+from compound.optimization.budget_plan import (
+    BudgetPlan,
+    decision_cost,
+    make_plan,
+    planned_job_runs,
+    stochastic,
+)
+from compound.optimization.loop.loop import OptimizationLoop
+from compound.optimization.method import Job, Method, Progress, Proposal, Task
+from compound.optimization.prices import CallShare, Prices, estimate_prices
+from compound.optimization.problem import Problem
+from compound.optimization.runs.changes import FORMAT
+from compound.optimization.runs.directory import RunDirectory, read_json
+from compound.optimization.runs.recorder import Interrupted, Recorder
+from compound.optimization.runs.state import OptimizationState
+from compound.optimization.settings.common import BudgetSettings
+from compound.optimization.settings.optimize import OptimizeSettings, make_settings
+from compound.optimizers.baselines.random import RandomSearch
+from compound.optimizers.scheduling.scheduler import Uniform
+from compound.report import write as write_report
+from compound.testing import ScriptedLM
+from optimas_settings import proposals
+
+ROOT = Path(__file__).parents[3]
+METRIC = exact_match("answer")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write no reports: they are tested elsewhere."""
+    monkeypatch.setattr("compound.report.write", lambda _: None)
+
+
+# --- a system whose best configuration is known --------------------------------------------------------
+
+
+def asked_for(message: str) -> str:
+    found: list[str] = re.findall(r"Question: \w+ \w+ \w+ (\d+)", message)
+    return found[-1]
+
+
+def student(message: str, rng: np.random.Generator) -> str:
+    """Right 20 % of the time; asked for the answer alone 60 %; and 10 % more for each demonstration."""
+    chance = 0.2 + 0.4 * ("nothing else" in message or "few words" in message)
+    chance += 0.1 * (message.count("Question:") - 1)
+    return asked_for(message) if rng.random() < chance else "dunno"
+
+
+def teacher(message: str, rng: np.random.Generator) -> str:
+    """Answer as a student, and write prompts when asked for one."""
+    if "<prompt>" not in message:
+        return student(message, rng)
+    return f"<prompt>Version {rng.integers(100)}:\ngive the answer in few words.</prompt>"
+
+
+def spoil(answer: str, w: float) -> str:
+    """Anything below 0.7 keeps the answer."""
+    return answer if w < 0.7 else f"about {answer}"
+
+
+def demo(w: float = 0.5, lm: str = "lm", **settings: Any) -> System:
+    given = {
+        "prompt": Text("Answer the question."),
+        "demos": Demos(max=3),
+        "temperature": 1.0,
+        **settings,
+    }
+    answer = LLM("answerer", **given)(question=Input("question", str))
+    return System(
+        "demo",
+        outputs={"answer": Function("spoil", spoil, w=Float(0, 1, value=w))(answer=answer)},
+        lm=lm,
+    )
+
+
+def rows(n: int, kind: str) -> list[dict[str, Any]]:
+    return [{"question": f"what is {kind} {i}", "answer": f"{i}"} for i in range(n)]
+
+
+def data(train: int = 60, valid: int = 20, test: int = 20) -> Dataset:
+    return Dataset.of(train=rows(train, "tr"), valid=rows(valid, "va"), test=rows(test, "te"))
+
+
+SMALL = OptimizeSettings(
+    minibatch=4, candidates=4, iterations=3, budget=BudgetSettings(system_runs=400), valid_size=None
+)
+
+
+def run(
+    folder: Path,
+    options: OptimizeSettings = SMALL,
+    lm: ScriptedLM | None = None,
+    system: System | None = None,
+    splits: Dataset | None = None,
+    **more: Any,
+) -> Result:
+    return run_optimization(
+        system or demo(),
+        splits or data(),
+        METRIC,
+        options,
+        run_dir=folder,
+        engines={"lm": lm or ScriptedLM(student)},
+        **more,
+    )
+
+
+def events(folder: Path, *kinds: str) -> list[dict[str, Any]]:
+    every = list(RunDirectory.read_only(folder, "events.jsonl"))
+    return [event for event in every if not kinds or event["event"] in kinds]
+
+
+def without_clocks(folder: Path) -> str:
+    stripped = []
+    for event in events(folder):
+        del event["at"], event["spent"]["seconds"]
+        stripped.append(json.dumps(event))
+    return "\n".join(stripped)
+
+
+class TestFinding:
+    @pytest.mark.parametrize("method", ["search", "random"])
+    def test_a_system_with_a_known_optimum_improves_on_the_test_split(
+        self, tmp_path: Path, method: str
+    ) -> None:
+        options = OptimizeSettings(
+            method=method, valid_size=50, budget=BudgetSettings(system_runs=800), minibatch=8
+        )
+        result = run(tmp_path / "run", options, system=demo(w=0.9), splits=data(150, 50, 80))
+        assert result.accepted >= 1
+        assert result.test_before is not None
+        assert result.test_after is not None
+        before, after = result.test_before.scores, result.test_after.scores
+        assert paired_test(before, after, bounds=(0.0, 1.0), rng=np.random.default_rng(0)) < 1e-3
+        assert result.test_after.mean > result.test_before.mean + 0.15
+        assert result.after.mean > result.before.mean
+
+    def test_a_number_that_spoils_everything_is_mended(self, tmp_path: Path) -> None:
+        def spoiled(answer: str, w: float) -> str:
+            return answer if w < 0.7 else "spoiled"
+
+        answer = LLM("answerer", prompt="Answer.", temperature=1.0)(question=Input("question", str))
+        spoiler = Function("spoil", spoiled, w=Float(0, 1, value=0.9))
+        system = System("demo", outputs={"answer": spoiler(answer=answer)}, lm="lm")
+        lm = ScriptedLM(lambda message, rng: asked_for(message) if rng.random() < 0.6 else "dunno")
+        result = run(tmp_path / "run", system=system, lm=lm)
+        assert result.before.mean == 0.0
+        assert entry(result.best, "spoil.w", float) < 0.7
+        assert result.after.mean > 0.3
+
+    def test_what_a_written_prompt_gains_is_found(self, tmp_path: Path) -> None:
+        options = OptimizeSettings(
+            valid_size=50,
+            budget=BudgetSettings(system_runs=800),
+            search={"sources": ["reflect"]},
+        )
+        plain = demo(demos=())
+        result = run(tmp_path / "run", options, ScriptedLM(teacher), plain, data(150, 50, 50))
+        assert result.accepted >= 1
+        assert "few words" in entry(result.best, "answerer.prompt", str)
+        assert "\n" in entry(result.best, "answerer.prompt", str)
+
+    def test_where_there_is_nothing_to_gain_nothing_is_accepted_and_the_report_says_so(
+        self, tmp_path: Path
+    ) -> None:
+        lm = ScriptedLM(lambda message, rng: asked_for(message) if rng.random() < 0.5 else "dunno")
+        result = run(tmp_path / "run", lm=lm)
+        assert result.accepted == 0
+        assert result.best == demo().configuration
+        assert not any(e["accepted"] for e in events(tmp_path / "run", "decision"))
+        write_report(tmp_path / "run")
+        assert "No change was accepted" in result.report
+        assert result.test_after == result.test_before
+        assert load(tmp_path / "run" / "best.json") == demo().configuration
+
+    def test_every_change_in_the_best_configuration_was_accepted_by_a_decision(
+        self, tmp_path: Path
+    ) -> None:
+        options = SMALL.model_copy(
+            update={"budget": BudgetSettings(system_runs=900), "iterations": 4}
+        )
+        for seed in range(3):
+            folder = tmp_path / str(seed)
+            start = demo(w=0.9)
+            run(folder, options.model_copy(update={"seed": seed}), system=start)
+            values = start.configuration.to_json()
+            for decision in events(folder, "decision"):
+                for key, before, after in decision["changes"]:
+                    assert values[key] == before
+                    if decision["accepted"]:
+                        values[key] = after
+            assert load(folder / "best.json").to_json() == values
+
+    def test_a_decision_is_accepted_exactly_when_p_is_within_its_level(
+        self, tmp_path: Path
+    ) -> None:
+        run(tmp_path / "run", system=demo(w=0.9))
+        decisions = events(tmp_path / "run", "decision")
+        assert decisions
+        for decision in decisions:
+            assert decision["accepted"] == (decision["p"] <= decision["level"])
+
+    def test_no_search_begins_where_nothing_can_be_tuned(self, tmp_path: Path) -> None:
+        answer = LLM("answerer", prompt="Answer.")(question=Input("question", str))
+        with pytest.raises(CompoundError, match="has no parameter that method 'search' can change"):
+            run(tmp_path / "run", system=System("fixed", outputs={"answer": answer}, lm="lm"))
+        assert not (tmp_path / "run").exists()
+
+
+# --- the plan ------------------------------------------------------------------------------------------
+
+
+def problem(system: System | None = None, valid: int = 20, **changes: Any) -> Problem:
+    options = SMALL.model_copy(update=changes)
+    return make_problem(system or demo(), data(60, valid, 5), METRIC, options, {})
+
+
+WHOLE = Prices()  # every change takes whole runs
+
+
+def problem_of(world: Relay, names: Sequence[str] = (), valid: int = 20, **changes: Any) -> Problem:
+    """A deterministic chain with a job for each of some components."""
+    options = SMALL.model_copy(update={"valid_size": valid, **changes})
+    system = world.system()
+    jobs = [Job("numbers", (f"{name}.option",)) for name in names or world.names[: world.tuned]]
+    method = Method("each", {"numbers": RandomSearch()}, jobs, Uniform())
+    return Problem(
+        system, world.examples(60), world.examples(valid, "valid"), [], world, options, method, {}
+    )
+
+
+class TestPlan:
+    def test_the_plan_is_the_one_worked_out_by_hand(self) -> None:
+        # A decision runs both configurations on 20 examples: 40. A sweep has two jobs of six
+        # minibatches of four if all runs are whole: 48. So one of them needs 2·40 + 48 = 128 runs.
+        sampled = problem(iterations=10, method="random")
+        assert make_plan(sampled, 400, 2, WHOLE) == BudgetPlan(3, 2, 40, 0.05 / 3)
+        assert make_plan(sampled, 384, 2, WHOLE) == BudgetPlan(3, 2, 40, 0.05 / 3)
+        assert make_plan(sampled, 383, 2, WHOLE) == BudgetPlan(2, 2, 40, 0.05 / 2)
+        assert make_plan(sampled, 0, 2, WHOLE) == BudgetPlan(1, 2, 40, 0.05)
+        assert make_plan(sampled, math.inf, 2, WHOLE) == BudgetPlan(10, 2, 40, 0.005)
+        assert make_plan(problem(iterations=2, method="random"), 4000, 2, WHOLE) == BudgetPlan(
+            2, 2, 40, 0.025
+        )
+
+    def test_jobs_whose_candidates_take_no_whole_runs_need_less(self) -> None:
+        # No counted call follows `spoil.w`, so that only the incumbent's runs cost in its job,
+        # which halves it: a sweep takes 24 + 12 runs, and 2·40 + 36 = 116.
+        sampled = problem(iterations=10, method="random")
+        jobs = [Job("random", ("answerer.prompt",)), Job("random", ("spoil.w",))]
+        sampled = replace(sampled, method=replace(sampled.method, jobs=jobs))
+        prices = estimate_prices(sampled.system)
+        assert (prices.keys(["answerer.prompt"]), prices.keys(["spoil.w"])) == (1.0, 0.0)
+        assert make_plan(sampled, 348, 2, prices) == BudgetPlan(3, 2, 40, 0.05 / 3)
+        assert make_plan(sampled, 347, 2, prices) == BudgetPlan(2, 2, 40, 0.05 / 2)
+        assert (planned_job_runs(sampled, WHOLE), planned_job_runs(sampled, prices)) == (24, 18)
+
+    def test_repeats_are_paid_for_and_a_certain_incumbent_is_not(self) -> None:
+        assert make_plan(problem(repeats=3), math.inf, 2, WHOLE).cost == 120
+        greedy = demo(temperature=0.0)
+        assert make_plan(problem(greedy, repeats=3), math.inf, 2, WHOLE).cost == 20
+
+    def test_an_incumbent_that_no_cache_holds_is_paid_for_again(self) -> None:
+        def shout(question: str, times: int) -> str:
+            return question * times
+
+        step = Function("shout", shout, times=Choice(1, 2))(question=Input("question", str))
+        plain = System("plain", outputs={"answer": step})
+        assert make_plan(problem(plain), math.inf, 1, WHOLE).cost == 40
+
+    @given(st.integers(1, 10), st.floats(0.001, 0.5), st.floats(0, 5000), st.integers(1, 6))
+    def test_levels_sum_to_alpha_and_decisions_take_at_most_half(
+        self, iterations: int, alpha: float, left: float, jobs: int
+    ) -> None:
+        plan = make_plan(problem(iterations=iterations, alpha=alpha), left, jobs, WHOLE)
+        assert 1 <= plan.decisions <= iterations
+        assert plan.level * plan.decisions == pytest.approx(alpha)
+        assert plan.jobs == jobs
+        if plan.decisions > 1:
+            rest = left - plan.decisions * plan.cost
+            assert plan.decisions * plan.cost <= left / 2 + 1e-9
+            assert rest / (plan.decisions * jobs) >= Method.least * SMALL.minibatch
+
+    def test_a_decision_is_reserved_at_the_price_of_its_change(self) -> None:
+        """Of three calls of a deterministic chain, a change of the last executes one, and reruns no incumbent."""
+        world = Relay(3, 3)
+        made = problem_of(world, valid=20)
+        prices = estimate_prices(made.system)
+        costs = [decision_cost(made, [f"{name}.option"], prices) for name in "abc"]
+        # the last of 20 runs is reserved as a whole one until it has ended
+        assert costs == pytest.approx([20, 20 * 2 / 3 + 1 / 3, 20 / 3 + 2 / 3])
+        assert decision_cost(made, ["b.option", "c.option"], prices) == pytest.approx(
+            20 * 2 / 3 + 1 / 3
+        )
+        assert decision_cost(made, [], prices) == pytest.approx(1)
+        assert make_plan(made, 400, 3, prices).cost == pytest.approx(20)
+        assert make_plan(problem_of(world, ("c",)), 400, 1, prices).cost == pytest.approx(
+            20 / 3 + 2 / 3
+        )
+
+    def test_a_random_incumbent_is_rerun_on_the_samples_of_the_candidate(self) -> None:
+        sampled = problem()
+        prices = estimate_prices(sampled.system)
+        assert decision_cost(sampled, ["answerer.prompt"], prices) == 40
+        assert decision_cost(sampled, ["spoil.w"], prices) == 21  # nothing counted follows
+
+    def test_traces_of_failing_runs_do_not_lower_what_is_reserved(self) -> None:
+        """Where the start fails at the first step, no trace has a call of the last one; candidates do."""
+        made = problem_of(Relay(2, 2))
+        failing = Prices(calls=[CallShare(component="a", depends=["a"], share=1.0)])
+        assert failing.keys(["b.option"]) == 0
+        assert decision_cost(made, ["b.option"], failing) == pytest.approx(20 / 2 + 1 / 2)
+
+    def test_whole_runs_are_reserved_where_a_change_may_make_more_calls(self) -> None:
+        step = Function("step", spoil, w=Float(0, 1))(answer=Input("answer", str))
+        body = System("turn", outputs={"answer": step})
+        looped_ = Loop("loop", body, carry={"answer": "answer"}, max_turns=3)(
+            answer=LLM("first", prompt="Answer.", temperature=0.0)(question=Input("question", str))
+        )
+        system = System("looped", outputs={"answer": looped_}, lm="lm")
+        assert decision_cost(problem(system), ["step.w"], estimate_prices(system)) == 20
+
+    def test_chance_that_a_parameter_can_bring_in_counts_from_the_beginning(self) -> None:
+        """A greedy start may become a sampling candidate: decisions then need fresh samples."""
+        assert not stochastic(demo(temperature=0.0))
+        assert stochastic(demo(temperature=1.0))
+        assert stochastic(demo(temperature=Float(0.0, 1.0, value=0.0)))
+        assert stochastic(
+            demo(temperature=Float(0.0, 1.0, value=0.0)).bind({"answerer.temperature": 0.0})
+        )
+
+    def test_a_candidate_with_chance_is_judged_on_fresh_samples_at_every_decision(
+        self, tmp_path: Path
+    ) -> None:
+        warm = demo(demos=(), prompt="Answer.", temperature=Float(0.0, 1.0, value=0.0))
+        method = Method(
+            "warm",
+            {"warm": Propose("answerer.temperature", 0.5)},
+            [Job("warm", ("answerer.temperature",))],
+            Uniform(),
+        )
+        looped(tmp_path / "run", replace(problem(warm), method=method, engines=engines()))
+        samples = [t["sample"] for t in RunDirectory.read_only(tmp_path / "run", "traces.jsonl")]
+        valid = [samples[i] for i in range(0, len(samples), 20)]
+        assert valid[:3] == [0, 1, 1]
+
+    @settings(max_examples=12)
+    @given(st.integers(32, 300), st.sampled_from([0.0, 1.0]), st.integers(1, 4), st.integers(1, 4))
+    def test_the_search_never_starves_a_planned_decision(
+        self,
+        tmp_path_factory: pytest.TempPathFactory,
+        runs: int,
+        temperature: float,
+        iterations: int,
+        minibatch: int,
+    ) -> None:
+        folder = tmp_path_factory.mktemp("starve") / "run"
+        options = SMALL.model_copy(
+            update={
+                "budget": BudgetSettings(system_runs=12 + runs),
+                "iterations": iterations,
+                "minibatch": minibatch,
+                "candidates": 16,
+            }
+        )
+        system = demo(temperature=temperature, w=0.9)
+        run(folder, options, lm=ScriptedLM(eager), system=system, splits=data(40, 12, 4))
+        for decision in events(folder, "decision"):
+            assert "note" not in decision
+            assert "p" in decision
+
+    def test_neither_does_a_search_without_a_cache(self, tmp_path: Path) -> None:
+        """Plain functions are run again for every comparison; what that costs is part of the plan."""
+
+        def guess(question: str, a: float, b: float, rng: np.random.Generator) -> str:
+            right = rng.random() < 0.2 + 0.3 * a + 0.3 * b
+            return question.rsplit(maxsplit=1)[-1] if right else "dunno"
+
+        step = Function("guess", guess, a=Float(0, 1), b=Float(0, 1))(
+            question=Input("question", str)
+        )
+        system = System("plain", outputs={"answer": step})
+        for limit in (150, 300, 450):
+            folder = tmp_path / str(limit)
+            options = SMALL.model_copy(update={"budget": BudgetSettings(system_runs=limit)})
+            result = run(folder, options, system=system)
+            assert result.spent["system_runs"] <= limit
+            decisions = events(folder, "decision")
+            assert decisions
+            assert all("p" in decision for decision in decisions)
+
+
+def eager(message: str, rng: np.random.Generator) -> str:
+    """Whatever is changed helps, so that every sweep ends in a decision."""
+    start = message.startswith("Answer the question.\n\nQuestion")
+    return asked_for(message) if rng.random() < (0.3 if start else 0.8) else "dunno"
+
+
+@dataclass(frozen=True)
+class Propose:
+    """An optimizer that makes one proposal without evaluating it."""
+
+    key: str
+    value: Any
+
+    async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
+        yield Proposal({self.key: self.value})
+
+
+def engines(script: Callable[..., Any] = student) -> dict[str, ScriptedLM]:
+    return {"lm": ScriptedLM(script)}
+
+
+def looped(folder: Path, task: Problem) -> OptimizationState:
+    import asyncio
+
+    recorder = Recorder(RunDirectory.create(folder, "", {}))
+    try:
+        asyncio.run(OptimizationLoop(task, recorder).run())
+    finally:
+        recorder.close()
+    return recorder.state
+
+
+@dataclass(frozen=True)
+class Step:
+    """An optimizer that runs sixteen examples, and counts up as far as it may."""
+
+    most: int
+
+    async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
+        (key,) = task.keys
+        value = entry(task.system.configuration, key, int) + 1
+        await task.scorer.score([{key: value}], task.train[:16])
+        yield Proposal({key: value} if value <= self.most else {})
+
+
+def stepping(system: System, settings: OptimizeSettings) -> Method:
+    """A method of one job, which counts up to ``candidates``."""
+    step = Step(settings.candidates)
+    return Method("step", {"step": step}, [Job("step", ("answerer.max_tokens",))], Uniform())
+
+
+def striding(system: System, settings: OptimizeSettings) -> Method:
+    """The same with two jobs."""
+    step, keys = Step(settings.candidates), ("answerer.max_tokens",)
+    return Method(
+        "stride", {"left": step, "right": step}, [Job("left", keys), Job("right", keys)], Uniform()
+    )
+
+
+class TestRounds:
+    """Where a plan has one decision, jobs go on before it."""
+
+    SYSTEM = demo(demos=(), prompt="Answer.", temperature=1.0, max_tokens=Int(10, 200, value=10))
+
+    def options(self, runs: float, most: int = 99, iterations: int = 10) -> OptimizeSettings:
+        """One job a sweep, of 24 runs at least; a decision costs 40, after a baseline of 20."""
+        return SMALL.model_copy(
+            update={
+                "method": "tests.optimization.loop.test_loop:stepping",
+                "candidates": most,
+                "iterations": iterations,
+                "budget": BudgetSettings(system_runs=60 + runs),
+            }
+        )
+
+    def values(self, folder: Path, **options: Any) -> list[Any]:
+        """Return what each job before the decision proposed."""
+        run(folder, self.options(**options), system=self.SYSTEM)
+        made = events(folder, "job", "decision")
+        before = made[: [e["event"] for e in made].index("decision")]
+        assert len(events(folder, "decision")) == 1
+        return [next(iter(e["values"].values()), None) for e in before]
+
+    def test_they_go_on_while_the_rest_of_the_budget_holds_a_sweep(self, tmp_path: Path) -> None:
+        """Each job takes 16, until 24 are not left."""
+        assert self.values(tmp_path / "run", runs=72) == [11, 12, 13, 14]
+        assert self.values(tmp_path / "less", runs=39) == [11]
+
+    def test_where_it_holds_no_whole_round_it_serves_as_many_jobs_as_it_holds(
+        self, tmp_path: Path
+    ) -> None:
+        """Two jobs take 32 of 72; of the 40 left one more may have 24, and then another."""
+        options = self.options(runs=72).model_copy(
+            update={"method": "tests.optimization.loop.test_loop:striding"}
+        )
+        run(tmp_path / "run", options, system=self.SYSTEM)
+        names = [event["optimizer"] for event in events(tmp_path / "run", "job")]
+        assert len(names) == 4
+        assert set(names[:2]) == set(names[2:]) == {"left", "right"}
+
+    def test_they_end_when_nothing_changed(self, tmp_path: Path) -> None:
+        assert self.values(tmp_path / "run", runs=72, most=12) == [11, 12, None]
+
+    def test_there_are_as_many_as_the_settings_say(self, tmp_path: Path) -> None:
+        assert self.values(tmp_path / "run", runs=72, iterations=2) == [11, 12]
+
+    def test_stopped_after_every_event_they_go_on_to_the_same_end(self, tmp_path: Path) -> None:
+        options = self.options(runs=72)
+        run(tmp_path / "whole", options, system=self.SYSTEM)
+        for _ in range(40):
+            try:
+                run(
+                    tmp_path / "run",
+                    options,
+                    system=self.SYSTEM,
+                    on_start=lambda recorder: recorder.stop(),
+                )
+                break
+            except Interrupted:
+                continue
+        assert without_clocks(tmp_path / "run") == without_clocks(tmp_path / "whole")
+
+
+# --- the test split ------------------------------------------------------------------------------------
+
+
+class TestTestSplit:
+    def test_it_is_read_once_for_each_configuration_and_after_the_search(
+        self, tmp_path: Path
+    ) -> None:
+        lm = ScriptedLM(eager)
+        result = run(tmp_path / "run", lm=lm)
+        assert result.accepted >= 1
+        questions = [
+            re.findall(r"what is (\w+) (\d+)", r.messages[-1].text)[-1] for r in lm.requests
+        ]
+        test = [i for i, (split, _) in enumerate(questions) if split == "te"]
+        search = [i for i, (split, _) in enumerate(questions) if split != "te"]
+        assert min(test) > max(search)
+        assert sorted(questions[i] for i in test) == sorted(2 * [("te", str(i)) for i in range(20)])
+
+    def test_it_is_read_once_where_nothing_changed(self, tmp_path: Path) -> None:
+        lm = ScriptedLM(lambda message: asked_for(message))
+        result = run(tmp_path / "run", lm=lm)
+        assert result.accepted == 0
+        asked = [r for r in lm.requests if "what is te" in r.messages[-1].text]
+        assert len(asked) == 20
+        assert result.test_before == result.test_after
+
+    def test_its_samples_are_no_others(self, tmp_path: Path) -> None:
+        run(tmp_path / "run", lm=ScriptedLM(eager))
+        traces = list(RunDirectory.read_only(tmp_path / "run", "traces.jsonl"))
+        of = {
+            split: {t["sample"] for t in traces if t["split"] == split}
+            for split in ("valid", "test")
+        }
+        assert not of["valid"] & of["test"]
+        assert {t["split"] for t in traces} == {"valid", "test"}
+
+    def test_no_test_split_means_no_test_result(self, tmp_path: Path) -> None:
+        result = run(tmp_path / "run", splits=data(60, 20, 0))
+        assert (result.test_before, result.test_after) == (None, None)
+
+    def test_a_reserve_that_is_too_small_is_said_and_the_result_kept(self, tmp_path: Path) -> None:
+        budget = BudgetSettings(calls=400, test_share=0.02)
+        result = run(tmp_path / "run", SMALL.model_copy(update={"budget": budget}))
+        assert result.test_before is None
+        (skipped,) = events(tmp_path / "run", "test_before")
+        assert "the calls to 9, above the limit of 8" in skipped["skipped"]
+        assert result.spent["calls"] <= 400
+
+
+# --- budgets -------------------------------------------------------------------------------------------
+
+
+class TestBudgets:
+    @settings(max_examples=25)
+    @given(
+        st.none() | st.integers(0, 200),
+        st.none() | st.integers(0, 300),
+        st.none() | st.integers(0, 6000),
+        st.sampled_from(["search", "random"]),
+        st.sampled_from([1, 7, 64]),
+    )
+    def test_no_limit_is_exceeded_and_every_run_ends_with_a_result_or_a_clear_error(
+        self,
+        tmp_path_factory: pytest.TempPathFactory,
+        runs: int | None,
+        calls: int | None,
+        tokens: int | None,
+        method: str,
+        concurrency: int,
+    ) -> None:
+        if runs is calls is tokens is None:
+            runs = 50
+        folder = tmp_path_factory.mktemp("budget") / "run"
+        budget = BudgetSettings(system_runs=runs, calls=calls, tokens=tokens)
+        options = make_settings(
+            {
+                **SMALL.given,
+                "budget": budget,
+                "method": method,
+                "concurrency": concurrency,
+                "baselines": ("random",),
+                **proposals("demos", "edits", "opro"),
+            }
+        )
+        lm = ScriptedLM(teacher, latency=any_time)
+        system = demo(max_tokens=8)
+        try:
+            result = run(folder, options, lm, system=system, splits=data(20, 6, 4))
+        except BudgetExhausted as error:
+            assert str(error).startswith("budget: ")  # noqa: PT017
+            assert not events(folder, "start")
+            return
+        except DeclarationError as error:
+            assert "is too small to try anything" in str(error)  # noqa: PT017
+            assert not lm.requests
+            assert not folder.exists()
+            return
+        for spent in (result.spent, result.baselines["random"].spent):
+            used = spent["prompt_tokens"] + spent["completion_tokens"]
+            assert runs is None or spent["system_runs"] <= runs + 1e-6
+            assert calls is None or spent["calls"] <= calls
+            assert tokens is None or used <= tokens
+        assert calls is None or len(lm.requests) <= 2 * calls
+        assert events(folder)[-1]["event"] == "done"
+
+    def test_a_budget_too_small_for_the_baseline_is_an_error_that_a_larger_one_mends(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As where the requests are not known in advance, so that the budget is not refused."""
+        monkeypatch.setattr("compound.api.optimize.check_spending", lambda _: None)
+
+        def limited(**budget: int) -> OptimizeSettings:
+            return SMALL.model_copy(update={"budget": BudgetSettings(**budget)})
+
+        lm = ScriptedLM(student)
+        with pytest.raises(
+            BudgetExhausted,
+            match="the next call would raise the calls to 11, above the limit of 10",
+        ):
+            run(tmp_path / "run", limited(calls=13), lm)
+        assert len(lm.requests) == 10
+        result = run(tmp_path / "run", limited(system_runs=300), lm)
+        whole = run(tmp_path / "whole", limited(system_runs=300))
+        assert result.best == whole.best
+        lines = [without_clocks(tmp_path / name).splitlines() for name in ("run", "whole")]
+        both = [[line for line in some if '"event": "outlook"' not in line] for some in lines]
+        assert both[0] == both[1]  # the outlook is that of the budget at the beginning
+
+    def test_a_budget_that_ends_in_the_search_leaves_what_was_accepted(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As when candidates take far more than the runs that the plan was made from."""
+        monkeypatch.setattr("compound.optimization.loop.budget.runs_left", lambda *_: math.inf)
+        monkeypatch.setattr(Meter, "remaining_runs", lambda _: math.inf)
+        budget = BudgetSettings(calls=320)
+        result = run(
+            tmp_path / "run", SMALL.model_copy(update={"budget": budget}), ScriptedLM(eager)
+        )
+        stopped = read_json(tmp_path / "run", "checkpoint.json")["state"]["search"]["stopped"]
+        assert stopped.startswith(
+            "budget: the next call would raise the calls to 257, above the limit of 256"
+        )
+        assert result.accepted == sum(e["accepted"] for e in events(tmp_path / "run", "decision"))
+        assert result.spent["calls"] <= 320
+
+    def test_why_a_run_ended_is_part_of_its_state(self, tmp_path: Path) -> None:
+        lm = ScriptedLM(asked_for)
+        run(tmp_path / "run", SMALL.model_copy(update={"method": "random"}), lm)
+        state = read_json(tmp_path / "run", "checkpoint.json")["state"]["search"]
+        assert state["stopped"] == "3 consecutive rounds proposed nothing"
+
+
+def any_time(_: np.random.Generator) -> float:
+    """Another latency at every call, whatever is asked: what must not matter."""
+    return random.random() * 0.001
+
+
+# --- the seed ------------------------------------------------------------------------------------------
+
+EVERYTHING = make_settings(
+    {**SMALL.given, **proposals("demos", "edits", "opro"), "baselines": ("random",)}
+)
+
+
+class TestSeed:
+    def test_timing_and_concurrency_leave_no_mark(self, tmp_path: Path) -> None:
+        written = set()
+        for concurrency, latency in ((1, None), (64, any_time), (5, any_time)):
+            folder = tmp_path / str(concurrency)
+            lm = ScriptedLM(teacher, latency=latency or 0.0, price=0.0001)
+            run(folder, EVERYTHING.model_copy(update={"concurrency": concurrency}), lm, demo(w=0.9))
+            best = (folder / "best.json").read_text(encoding="utf-8")
+            written.add(
+                (without_clocks(folder), without_clocks(folder / "baselines" / "random"), best)
+            )
+        assert len(written) == 1
+
+    def test_another_seed_makes_other_choices(self, tmp_path: Path) -> None:
+        made = set()
+        for seed in range(3):
+            run(tmp_path / str(seed), SMALL.model_copy(update={"seed": seed}), system=demo(w=0.9))
+            made.add(json.dumps([e["note"] for e in events(tmp_path / str(seed), "progress")]))
+        assert len(made) == 3
+
+    def test_hash_order_leaves_no_mark(self, tmp_path: Path) -> None:
+        """Four processes with four string hashes, one call at a time or many, write the same events."""
+        program = (
+            "import os, sys, importlib.util\n"
+            "from pathlib import Path\n"
+            "import compound.report\n"
+            "spec = importlib.util.spec_from_file_location('loop_tests', sys.argv[1])\n"
+            "tests = importlib.util.module_from_spec(spec)\n"
+            "sys.modules['loop_tests'] = tests\n"
+            "spec.loader.exec_module(tests)\n"
+            "os.fsync = compound.report.write = lambda _: None\n"
+            "lm = tests.ScriptedLM(tests.teacher, latency=tests.any_time)\n"
+            "budget = tests.BudgetSettings(system_runs=200)\n"
+            "many = 64 if int(os.environ['PYTHONHASHSEED']) % 2 else 1\n"
+            "options = tests.EVERYTHING.model_copy(update={'budget': budget, 'concurrency': many})\n"
+            "tests.run(Path(sys.argv[2]), options, lm, tests.demo(w=0.9))\n"
+        )
+        folders = [tmp_path / str(seed) for seed in range(4)]
+        for pair in (folders[i : i + 2] for i in range(0, 4, 2)):
+            processes = [
+                subprocess.Popen(
+                    [sys.executable, "-c", program, __file__, str(folder)],
+                    env={
+                        **os.environ,
+                        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support'}",
+                        "PYTHONHASHSEED": folder.name,
+                    },
+                )
+                for folder in pair
+            ]
+            assert [process.wait() for process in processes] == [0, 0]
+        assert len({without_clocks(folder) for folder in folders}) == 1
+        assert len({without_clocks(folder / "baselines" / "random") for folder in folders}) == 1
+        assert len({(folder / "best.json").read_bytes() for folder in folders}) == 1
+
+    def test_d2_jobs_are_not_scored_on_the_same_batch_again_and_again(self, tmp_path: Path) -> None:
+        lm = ScriptedLM(lambda message, rng: asked_for(message) if rng.random() < 0.5 else "dunno")
+        seen: list[frozenset[str]] = []
+
+        def listen(event: Mapping[str, Any]) -> None:
+            if event["event"] == "job":
+                messages = [request.messages[-1].text for request in lm.requests[len(past) :]]
+                past.extend(lm.requests[len(past) :])
+                seen.append(
+                    frozenset(n for m in messages for n in re.findall(r"what is tr (\d+)", m))
+                )
+
+        past: list[Any] = []
+        options = SMALL.model_copy(
+            update={"budget": BudgetSettings(system_runs=900), "iterations": 6, "method": "random"}
+        )
+        run(tmp_path / "run", options, lm, demo(demos=()), data(200, 20, 5), listener=listen)
+        batches = [batch for batch in seen if batch]
+        assert len(batches) >= 3
+        assert len(set(batches)) == len(batches)
+
+
+# --- going on ------------------------------------------------------------------------------------------
+
+
+def interrupted(folder: Path, after: int) -> None:
+    """Stop a run after some events."""
+    recorders: list[Recorder] = []
+
+    def count(event: Mapping[str, Any]) -> None:
+        if event["event"] != "call":
+            heard.append(event)
+        if len(heard) >= after:
+            recorders[-1].stop()
+
+    heard: list[Any] = []
+    with pytest.raises(Interrupted):
+        run(folder, listener=count, on_start=recorders.append)
+
+
+class TestGoingOn:
+    def test_a_finished_run_is_refused_and_left_as_it_is(self, tmp_path: Path) -> None:
+        run(tmp_path / "run")
+        before = {p: p.read_bytes() for p in (tmp_path / "run").iterdir() if "sqlite" not in p.name}
+        with pytest.raises(RunDirectoryError, match="holds a finished run"):
+            run(tmp_path / "run")
+        assert {p: p.read_bytes() for p in before} == before
+
+    def test_another_configuration_is_refused_and_its_keys_are_named(self, tmp_path: Path) -> None:
+        interrupted(tmp_path / "run", 2)
+        list_changes = SMALL.model_copy(update={"seed": 5, "alpha": 0.1})
+        with pytest.raises(
+            RunDirectoryError, match=r"changed: optimize\.alpha: .* → .*; optimize\.seed: .* → .*;"
+        ):
+            run(tmp_path / "run", list_changes)
+        with pytest.raises(RunDirectoryError, match=r"changed: .*spoil\.w: .* → "):
+            run(tmp_path / "run", system=demo(w=0.6))
+        with pytest.raises(
+            RunDirectoryError, match=r"changed: data\.train: different examples \(\d+ → \d+\);"
+        ):
+            run(tmp_path / "run", splits=data(train=61))
+        with pytest.raises(RunDirectoryError, match=r"changed: lm: .* → "):
+            run(tmp_path / "run", system=demo(lm="other"))
+        with pytest.raises(RunDirectoryError, match="changed: metric: "):
+            run_optimization(
+                demo(), data(), exact_match("answer", "question"), SMALL, run_dir=tmp_path / "run"
+            )
+
+    def test_where_a_stored_folder_lies_may_change_but_not_what_it_holds(
+        self, tmp_path: Path
+    ) -> None:
+        start = {"a.weights": {"path": "/here/adapter", "sha256": "9f"}, "b.path": "x"}
+        (tmp_path / "config.json").write_text(json.dumps({"format": FORMAT, "start": start}))
+        moved = {**start, "a.weights": {"path": "/there/adapter", "sha256": "9f"}}
+        assert list_changes(tmp_path, {"format": FORMAT, "start": moved}) == []
+        other = {**start, "a.weights": {"path": "/here/adapter", "sha256": "a0"}, "b.path": "y"}
+        assert list_changes(tmp_path, {"format": FORMAT, "start": other}) == [
+            "a.weights.sha256: 9f → a0",
+            "b.path: x → y",
+        ]
+
+    def test_budget_concurrency_and_baselines_may_change(self, tmp_path: Path) -> None:
+        interrupted(tmp_path / "run", 2)
+        list_changes = SMALL.model_copy(
+            update={
+                "budget": BudgetSettings(system_runs=500),
+                "concurrency": 3,
+                "baselines": ("random",),
+            }
+        )
+        result = run(tmp_path / "run", list_changes)
+        assert "random" in result.baselines
+
+    def test_a_metric_of_ones_own_is_the_same_in_another_process(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its function has another address there; the run must not be refused for that."""
+        monkeypatch.setattr("compound.api.optimize.check_spending", lambda _: None)
+
+        def made() -> Any:
+            def close(outputs: Mapping[str, Any], example: Any) -> float:
+                return float(outputs["answer"] == example.gold["answer"])
+
+            return custom(close)
+
+        keep = [made() for _ in range(3)]  # so that no address is used twice
+        lm = ScriptedLM(student)
+        options = SMALL.model_copy(update={"budget": BudgetSettings(calls=10)})
+        for metric in keep:
+            with pytest.raises(BudgetExhausted):
+                run_optimization(
+                    demo(), data(), metric, options, run_dir=tmp_path / "run", engines={"lm": lm}
+                )
+
+    def test_stopped_after_every_single_event_it_goes_on_to_the_same_end(
+        self, tmp_path: Path
+    ) -> None:
+        start = demo(w=0.9)
+        whole = ScriptedLM(teacher)
+        run(tmp_path / "whole", EVERYTHING, whole, start)
+        lm = ScriptedLM(teacher)
+        attempts = 0
+        while attempts < 200:
+            attempts += 1
+            try:
+                run(
+                    tmp_path / "run",
+                    EVERYTHING,
+                    lm,
+                    start,
+                    on_start=lambda recorder: recorder.stop(),
+                )
+                break
+            except Interrupted:
+                continue
+        assert attempts > 10
+        assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+        assert sorted(map(repr, lm.requests)) == sorted(map(repr, whole.requests))
+
+
+def contents(folder: Path) -> tuple[Any, ...]:
+    """Return all that a run leaves behind, but for clocks."""
+    return (
+        without_clocks(folder),
+        without_clocks(folder / "baselines" / "random"),
+        (folder / "best.json").read_bytes(),
+        traces(folder),
+        traces(folder / "baselines" / "random"),
+    )
+
+
+def traces(folder: Path) -> list[Any]:
+    found = list(RunDirectory.read_only(folder, "traces.jsonl"))
+    for trace in found:
+        for call in trace["calls"]:
+            del call["seconds"], call["attempts"]
+    return found
+
+
+def test_an_evaluation_in_the_result_is_what_the_events_say(tmp_path: Path) -> None:
+    result = run(tmp_path / "run")
+    (baseline,) = events(tmp_path / "run", "start")
+    assert isinstance(result.before, Evaluation)
+    assert {
+        k: baseline[k] for k in ("mean", "low", "high", "n", "failed")
+    } == result.before.summary()
+    as_json = result.to_json()
+    assert json.loads(json.dumps(as_json)) == as_json
+    assert as_json["calls"] == events(tmp_path / "run")[-1]["spent"]["calls"]
+
+
+def test_scores_of_a_sequence_of_examples_follow_the_data(tmp_path: Path) -> None:
+    """Rows of the validation evaluation carry the ids of the examples, in their order."""
+    result = run(tmp_path / "run")
+    ids: Sequence[str] = [row.example for row in result.before.rows]
+    assert ids == [e.id for e in data().examples("valid", ["question"])]
+
+
+# --- what a review found -------------------------------------------------------------------------------
+
+
+def chosen(lm: str = "bad", **settings: Any) -> System:
+    """A system whose one number is the model, and one model is much better."""
+    asked = LLM(
+        "answerer",
+        prompt="Answer.",
+        lm=Choice("bad", "good", value=lm),
+        temperature=1.0,
+        **settings,
+    )
+    return System("chosen", outputs={"answer": asked(question=Input("question", str))})
+
+
+def models() -> dict[str, ScriptedLM]:
+    def never(message: str) -> str:
+        return "dunno"
+
+    return {"bad": ScriptedLM(never, name="bad"), "good": ScriptedLM(asked_for, name="good")}
+
+
+class TestReviewed:
+    def test_a_job_that_ended_with_the_budget_is_owed_its_decision_after_a_resume(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Last:
+            async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
+                yield Proposal({"answerer.lm": "good"})
+
+        problem_method = Method(
+            "last", {"last": Last()}, [Job("last", ("answerer.lm",))], Uniform()
+        )
+        monkeypatch.setattr(
+            "compound.optimizers.methods.METHODS", {"last": lambda *_: problem_method}
+        )
+        options = SMALL.model_copy(update={"method": "last", "iterations": 1})
+
+        def optimized(folder: Path, **more: Any) -> Result:
+            return run_optimization(
+                chosen(), data(), METRIC, options, run_dir=folder, engines=models(), **more
+            )
+
+        recorders: list[Recorder] = []
+
+        def at_the_end_of_the_job(event: Mapping[str, Any]) -> None:
+            if event["event"] == "job":
+                search = recorders[-1].state.search
+                assert search
+                search.stopped = "the budget ended"
+                recorders[-1].stop()
+
+        with pytest.raises(Interrupted):
+            optimized(tmp_path / "run", listener=at_the_end_of_the_job, on_start=recorders.append)
+        run_ = RunDirectory.open(tmp_path / "run")
+        state = run_.restore()
+        assert state
+        assert state.search
+        state.search.stopped = "the budget ended"
+        run_.checkpoint(state)
+        run_.close()
+        result = optimized(tmp_path / "run")
+        assert [e["accepted"] for e in events(tmp_path / "run", "decision")] == [True]
+        assert result.best["answerer.lm"] == "good"
+
+    def test_a_candidate_that_always_fails_only_loses(self, tmp_path: Path) -> None:
+        system = chosen()
+        engines = {**models(), "good": ScriptedLM(lambda _: CallError("out of order"), name="good")}
+        result = run_optimization(
+            system, data(), METRIC, SMALL, run_dir=tmp_path / "run", engines=engines
+        )
+        assert result.accepted == 0
+
+    def test_a_limit_of_calls_leaves_room_for_decisions(self, tmp_path: Path) -> None:
+        options = SMALL.model_copy(update={"budget": BudgetSettings(calls=250)})
+        result = run_optimization(
+            chosen(), data(valid=10), METRIC, options, run_dir=tmp_path / "run", engines=models()
+        )
+        assert result.accepted == 1
+        assert result.best["answerer.lm"] == "good"
+        assert result.spent["calls"] <= 250
+
+    def test_too_few_validation_examples_to_decide_are_refused_at_once(
+        self, tmp_path: Path
+    ) -> None:
+        lm = ScriptedLM(student)
+        with pytest.raises(
+            DataError,
+            match=r"4 validation examples cannot show .* at alpha=0.05.*; provide at least 5",
+        ):
+            run(tmp_path / "run", lm=lm, splits=data(valid=4))
+        assert lm.requests == []
+        assert not (tmp_path / "run").exists()
+
+    def test_no_more_decisions_are_planned_than_can_accept(self, tmp_path: Path) -> None:
+        """Six examples allow p = 1/64 at best: three decisions at 0.05 / 3, not six at 0.05 / 6."""
+        options = SMALL.model_copy(
+            update={"iterations": 6, "method": "random", "budget": BudgetSettings()}
+        )
+        recorded = run(tmp_path / "run", options, splits=data(train=20, valid=6, test=2))
+        assert recorded.path.exists()
+        plan = read_json(tmp_path / "run", "checkpoint.json")["state"]["search"]["plan"]
+        assert plan["decisions"] == 3
+        assert plan["level"] >= 2.0**-6
+
+    def test_a_job_with_too_small_a_share_is_passed_over(self, tmp_path: Path) -> None:
+        for seed in range(4):
+            options = SMALL.model_copy(
+                update={
+                    "seed": seed,
+                    "minibatch": 8,
+                    "budget": BudgetSettings(system_runs=75),
+                    "iterations": 1,
+                }
+            )
+            result = run(tmp_path / str(seed), options, splits=data(valid=10))
+            assert result.spent["system_runs"] > 30
+            assert any(e["runs"] > 0 for e in events(tmp_path / str(seed), "job"))
+
+    def test_a_temperature_that_comes_over_a_wire_makes_a_system_stochastic(self) -> None:
+        warmth = Hyperparameter("warmth", Float(0.0, 1.0))()
+        answer = LLM("answerer", prompt="Answer.", temperature=0.0)(
+            question=Input("question"), temperature=warmth
+        )
+        assert stochastic(System("s", outputs={"answer": answer}, lm="lm"))
+        plain = LLM("answerer", prompt="Answer.", temperature=0.0)(question=Input("question"))
+        assert not stochastic(System("s", outputs={"answer": plain}, lm="lm"))
+
+    def test_a_baseline_that_does_not_exist_is_refused_before_anything_is_spent(
+        self, tmp_path: Path
+    ) -> None:
+        lm = ScriptedLM(student)
+        with pytest.raises(CompoundError, match="no method 'randon'; did you mean 'random'"):
+            run(tmp_path / "run", SMALL.model_copy(update={"baselines": ("randon",)}), lm)
+        assert lm.requests == []
+
+    def test_another_metric_function_of_the_same_name_is_noticed(self, tmp_path: Path) -> None:
+        def metric(bonus: float) -> Any:
+            return custom(
+                lambda outputs, example: bonus + (outputs["answer"] == example.gold["answer"]),
+                "mine",
+            )
+
+        def stopped(folder: Path, bonus: float) -> None:
+            recorders: list[Recorder] = []
+            run_optimization(
+                demo(),
+                data(),
+                metric(bonus),
+                SMALL,
+                run_dir=folder,
+                engines={"lm": ScriptedLM(student)},
+                on_start=recorders.append,
+                listener=lambda _: recorders[-1].stop(),
+            )
+
+        for _ in range(2):
+            with pytest.raises(Interrupted):
+                stopped(tmp_path / "run", 0.25)
+        with pytest.raises(RunDirectoryError, match="changed: metric: "):
+            stopped(tmp_path / "run", 0.5)
+
+    def test_a_row_with_a_number_that_is_not_finite_is_no_crash(self, tmp_path: Path) -> None:
+        rows_ = [
+            {"question": f"what is {i}", "answer": str(i), "weight": math.nan} for i in range(60)
+        ]
+        splits = Dataset.of(train=rows_[:30], valid=rows_[30:50], test=rows_[50:])
+        assert run(tmp_path / "run", splits=splits).path.exists()

@@ -1,0 +1,237 @@
+"""Finished runs: their report is written even after a kill, and failed test rows can be run again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compound.api.optimize import run_optimization
+from compound.api.result import Result, read_result
+from compound.api.verify import verify
+from compound.components.function import Function
+from compound.core.errors import RunDirectoryError
+from compound.evaluation.dataset import Dataset
+from compound.evaluation.metrics.custom import custom
+from compound.graph.component import Input
+from compound.graph.space import Float
+from compound.graph.system import System
+from compound.optimization.runs.directory import RunDirectory
+from compound.optimization.settings.common import BudgetSettings
+from compound.optimization.settings.optimize import OptimizeSettings
+from compound.report import summarize
+
+DOWN: set[str] = set()  # examples whose calls fail, and how
+UNREADABLE: set[str] = set()
+CALLS: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> None:
+    for known in (DOWN, UNREADABLE, CALLS):
+        known.clear()
+
+
+def guess(case: str, x: float, aim: float) -> float:
+    CALLS.append(case)
+    if case in DOWN:
+        raise ConnectionError("the server is gone")
+    if case in UNREADABLE:
+        return "seven"  # type: ignore[return-value]  # of another type than declared
+    return x * aim
+
+
+def near(outputs: Mapping[str, Any], example: Any) -> float:
+    return max(0.0, 1.0 - abs(float(outputs["y"]) - float(example.gold["target"])) / 10)
+
+
+def rows(n: int, kind: str) -> list[dict[str, Any]]:
+    return [
+        {"id": f"{kind}{i}", "case": f"{kind}{i}", "x": float(i % 5), "target": 2.0 * (i % 5)}
+        for i in range(n)
+    ]
+
+
+def run(path: Path, **changes: Any) -> Result:
+    guesser = Function("guesser", guess, aim=Float(0.0, 4.0, value=0.25))
+    system = System("game", outputs={"y": guesser(case=Input("case", str), x=Input("x", float))})
+    data = Dataset.of(train=rows(20, "tr"), valid=rows(20, "va"), test=rows(20, "te"))
+    settings = OptimizeSettings(
+        method="search",
+        seed=3,
+        budget=BudgetSettings(system_runs=300),
+        valid_size=20,
+        candidates=6,
+        baselines=("random",),
+    )
+    return run_optimization(system, data, custom(near), settings, run_dir=path, **changes)
+
+
+def events(path: Path, kind: str) -> list[dict[str, Any]]:
+    return [e for e in RunDirectory.read_only(path, "events.jsonl") if e["event"] == kind]
+
+
+class TestRetrying:
+    def test_rows_that_failed_for_lack_of_an_answer_are_run_again_and_nothing_else(
+        self, tmp_path: Path
+    ) -> None:
+        whole = run(tmp_path / "whole")
+        DOWN.update({"te1", "te7", "va3"})
+        UNREADABLE.add("te2")
+        first = run(tmp_path / "run")
+        assert first.test_before is not None
+        assert first.test_before.failed == 3
+        decisions, valid = events(tmp_path / "run", "decision"), first.after.to_json()
+        DOWN.clear()
+        UNREADABLE.clear()
+        CALLS.clear()
+        again = run(tmp_path / "run", retry_failed=True)
+        # Both configurations of the run and that of the baseline, which began with the same one
+        assert {*CALLS} == {"te1", "te7"}
+        assert again.test_before is not None
+        assert again.test_after is not None
+        assert whole.test_before is not None
+        assert (
+            again.test_before.failed == again.test_after.failed == 1
+        )  # the answer of another type stays
+        expected = {row.example: row.score for row in whole.test_before.rows} | {"te2": 0.0}
+        assert {row.example: row.score for row in again.test_before.rows} == expected
+        assert events(tmp_path / "run", "decision") == decisions
+        assert again.after.to_json() == valid
+        assert again.best == first.best
+        assert again.before == first.before
+        assert verify(tmp_path / "run") == []
+
+    def test_it_is_recorded_counted_and_shown(self, tmp_path: Path) -> None:
+        DOWN.update({"te1", "te7"})
+        first = run(tmp_path / "run")
+        DOWN.clear()
+        again = run(tmp_path / "run", retry_failed=True)
+        retries = events(tmp_path / "run", "retry")
+        assert [(e["evaluation"], e["failed"], e["retried"], e["recovered"]) for e in retries] == [
+            ("test_before", 2, 2, 2),
+            ("test_after", 2, 2, 2),
+        ]
+        assert again.spent["test_runs"] == first.spent["test_runs"] + 4
+        facts = summarize(tmp_path / "run")
+        assert facts["failures"] == []
+        note = "8 test runs failed at first and succeeded when retried."
+        assert note in facts["notes"]
+        assert (
+            "2 of 2 failed test rows of the unoptimized system were retried; 2 succeeded"
+            in again.report
+        )
+        assert "Acceptance decisions and validation scores did not change" in again.report
+
+    def test_baselines_are_treated_alike(self, tmp_path: Path) -> None:
+        DOWN.add("te4")
+        run(tmp_path / "run")
+        DOWN.clear()
+        again = run(tmp_path / "run", retry_failed=True)
+        found = again.baselines["random"].test_after
+        assert found is not None
+        assert found.failed == 0
+        assert events(tmp_path / "run" / "baselines" / "random", "retry")
+
+    def test_rows_that_fail_again_can_be_tried_once_more(self, tmp_path: Path) -> None:
+        DOWN.update({"te1", "te7"})
+        run(tmp_path / "run")
+        DOWN.remove("te1")
+        assert (found := run(tmp_path / "run", retry_failed=True).test_before) is not None
+        assert found.failed == 1
+        DOWN.clear()
+        assert (found := run(tmp_path / "run", retry_failed=True).test_before) is not None
+        assert found.failed == 0
+
+    def test_without_failed_rows_nothing_is_called(self, tmp_path: Path) -> None:
+        first = run(tmp_path / "run")
+        CALLS.clear()
+        again = run(tmp_path / "run", retry_failed=True)
+        assert (CALLS, events(tmp_path / "run", "retry")) == ([], [])
+        assert again.to_json()["test_after"] == first.to_json()["test_after"]
+
+    def test_a_kill_in_between_loses_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        DOWN.update({"te1", "te7"})
+        run(tmp_path / "run")
+        DOWN.clear()
+        appended = RunDirectory.append
+
+        def killed(self: RunDirectory, name: str, record: Mapping[str, Any]) -> None:
+            if record.get("evaluation") == "test_after":
+                raise KeyboardInterrupt
+            appended(self, name, record)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(RunDirectory, "append", killed)
+            with pytest.raises(KeyboardInterrupt):
+                run(tmp_path / "run", retry_failed=True)
+        again = run(tmp_path / "run", retry_failed=True)
+        assert again.test_before is not None
+        assert again.test_after is not None
+        assert again.test_before.failed == again.test_after.failed == 0
+        assert [e["evaluation"] for e in events(tmp_path / "run", "retry")] == [
+            "test_before",
+            "test_after",
+        ]
+        assert verify(tmp_path / "run") == []
+
+    def test_a_run_that_is_not_finished_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(RunDirectoryError, match="is not finished: .* without --retry-failed"):
+            run(tmp_path / "run", retry_failed=True)
+        run(tmp_path / "run")  # nothing was harmed
+
+    def test_a_run_of_other_settings_is_refused(self, tmp_path: Path) -> None:
+        run(tmp_path / "run")
+        config = tmp_path / "run" / "config.json"
+        stored = json.loads(config.read_text())
+        del stored["checksum"]
+        stored["optimize"]["seed"] = 99
+        config.write_text(json.dumps(stored))
+        with pytest.raises(RunDirectoryError, match=r"changed: optimize\.seed"):
+            run(tmp_path / "run", retry_failed=True)
+
+
+class TestReporting:
+    @pytest.mark.parametrize(
+        "stale", [False, True], ids=["no report", "a report of the unfinished run"]
+    )
+    def test_a_run_killed_before_its_report_gets_it_from_the_same_call(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stale: bool
+    ) -> None:
+        """Regression test: the same command refused the run as finished, and there was no report."""
+
+        def killed(path: Path) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr("compound.report.write", killed)
+            with pytest.raises(KeyboardInterrupt):
+                run(tmp_path / "run")
+        if stale:
+            for name in ("report.md", "report.html"):
+                (tmp_path / "run" / name).write_text("of an earlier moment")
+        CALLS.clear()
+        result = run(tmp_path / "run")
+        assert CALLS == []
+        assert "Unfinished" not in result.report
+        assert "## Decisions" in result.report
+        assert (tmp_path / "run" / "report.html").stat().st_size > 1000
+        assert result.to_json() == read_result(tmp_path / "run").to_json()
+        with pytest.raises(RunDirectoryError, match="holds a finished run"):
+            run(tmp_path / "run")
+
+    def test_a_run_of_an_earlier_version_is_not_continued(self, tmp_path: Path) -> None:
+        run(tmp_path / "run")
+        path = tmp_path / "run" / "checkpoint.json"
+        stored = json.loads(path.read_text())
+        del stored["checksum"]
+        path.write_text(json.dumps({**stored, "format": 2, "state": {"done": True}}))
+        with pytest.raises(
+            RunDirectoryError, match="it has format 2, but this version reads format 3"
+        ):
+            run(tmp_path / "run")

@@ -1,0 +1,642 @@
+"""Run directories: one writer, nothing half-written, and what is not ours stays as it is."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import resource
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compound.api.description import open_run
+from compound.core.errors import RunDirectoryError
+from compound.optimization.runs.changes import FORMAT
+from compound.optimization.runs.directory import (
+    RunDirectory,
+    read_json,
+    read_records,
+    report_full_disk,
+    write_atomically,
+)
+from compound.optimization.runs.state import OptimizationState
+from run_files import lock_no_folders
+
+ROOT = Path(__file__).parents[3]
+CONFIG = {"format": FORMAT, "system": "demo", "optimize": {"seed": 0, "budget": {"calls": 10}}}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b"(folder)"
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def begun(path: Path) -> RunDirectory:
+    return RunDirectory.create(path, "system: demo", CONFIG)
+
+
+def with_records(path: Path, events: int, traces: int = 0) -> None:
+    run = begun(path)
+    for name, count in (("events.jsonl", events), ("traces.jsonl", traces)):
+        for i in range(count):
+            run.append(name, {"i": i})
+    run.checkpoint(OptimizationState(announced=1))
+    run.close()
+
+
+class TestCreating:
+    def test_a_new_run_holds_the_file_and_the_config_as_given(self, tmp_path: Path) -> None:
+        run = begun(tmp_path / "deep" / "run")
+        run.close()
+        assert (run.path / "system.yaml").read_text(encoding="utf-8") == "system: demo"
+        assert read_json(run.path, "config.json") == CONFIG
+
+    def test_nothing_temporary_is_left_behind(self, tmp_path: Path) -> None:
+        run = begun(tmp_path / "run")
+        run.checkpoint(OptimizationState())
+        run.close()
+        assert sorted(p.name for p in run.path.iterdir()) == [
+            "checkpoint.json",
+            "config.json",
+            "lock",
+            "system.yaml",
+        ]
+
+    @pytest.mark.parametrize(
+        "left_over",
+        [
+            [],
+            ["lock"],
+            ["lock", ".system.yaml.tmp"],
+            ["lock", "system.yaml"],
+            ["lock", "system.yaml", ".config.json.tmp"],
+        ],
+        ids=" ".join,
+    )
+    def test_a_crash_between_making_the_folder_and_writing_the_config_can_be_gone_over(
+        self, tmp_path: Path, left_over: list[str]
+    ) -> None:
+        folder = tmp_path / "run"
+        folder.mkdir()
+        for name in left_over:
+            (folder / name).write_text("half", encoding="utf-8")
+        run = open_run(folder, "system: demo", CONFIG)
+        run.close()
+        assert read_json(folder, "config.json") == CONFIG
+        assert (folder / "system.yaml").read_text(encoding="utf-8") == "system: demo"
+        assert not list(folder.glob(".*"))
+
+    @pytest.mark.parametrize(
+        "killed_at", range(2), ids=["before system.yaml is in place", "before the config is"]
+    )
+    def test_a_crash_at_either_rename_of_creation_can_be_gone_over(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int
+    ) -> None:
+        replaced = os.replace
+        seen: list[str] = []
+
+        def crash(source: str, target: str, **descriptors: int) -> None:
+            seen.append(source)
+            if len(seen) > killed_at:
+                raise KeyboardInterrupt
+            replaced(source, target, **descriptors)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", crash)
+            with pytest.raises(KeyboardInterrupt):
+                begun(tmp_path / "run")
+        begun(tmp_path / "run").close()
+        assert read_json(tmp_path / "run", "config.json") == CONFIG
+
+    @pytest.mark.parametrize(
+        "files",
+        [
+            {"notes.txt": "mine"},
+            {"lock": "", "events.jsonl": "{}\n"},
+            {"system.yaml": "a", "weights.safetensors": "b"},
+            {"sub/file": "x"},
+        ],
+        ids=lambda files: "+".join(files),
+    )
+    def test_a_foreign_folder_is_refused_and_left_as_it_is(
+        self, tmp_path: Path, files: dict[str, str]
+    ) -> None:
+        folder = tmp_path / "mine"
+        for name, text in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text, encoding="utf-8")
+        before = contents(folder)
+        with pytest.raises(RunDirectoryError, match="already exists and is not an unfinished run"):
+            open_run(folder, "system: demo", CONFIG)
+        assert contents(folder) == before
+
+    def test_a_file_in_the_place_of_the_folder_is_refused_and_left_as_it_is(
+        self, tmp_path: Path
+    ) -> None:
+        place = tmp_path / "run"
+        place.write_text("a file", encoding="utf-8")
+        with pytest.raises(RunDirectoryError, match="already exists"):
+            begun(place)
+        assert place.read_text(encoding="utf-8") == "a file"
+
+
+class TestOpening:
+    def test_an_unfinished_run_of_the_same_configuration_opens(self, tmp_path: Path) -> None:
+        with_records(tmp_path / "run", 2)
+        run = open_run(tmp_path / "run", "system: demo", CONFIG)
+        assert [e["i"] for e in run.read("events.jsonl")] == [0, 1]
+        run.close()
+
+    def test_another_configuration_is_refused_and_its_keys_are_named(self, tmp_path: Path) -> None:
+        begun(tmp_path / "run").close()
+        before = contents(tmp_path / "run")
+        other: dict[str, Any] = {**CONFIG, "system": "other", "extra": [1]}
+        other["optimize"] = {"seed": 1, "budget": {"calls": 20}}
+        with pytest.raises(
+            RunDirectoryError,
+            match=r"changed: extra: nothing → \[1\]; optimize\.seed: 0 → 1; system: demo → other;",
+        ):
+            open_run(tmp_path / "run", "system: other", other)
+        assert contents(tmp_path / "run") == before
+
+    def test_a_model_folder_with_a_config_of_its_own_is_refused_and_left_as_it_is(
+        self, tmp_path: Path
+    ) -> None:
+        (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+        (tmp_path / "model.safetensors").write_bytes(b"\x00\x01")
+        before = contents(tmp_path)
+        with pytest.raises(RunDirectoryError, match="model_type"):
+            open_run(tmp_path, "", CONFIG)
+        assert contents(tmp_path) == before
+
+    @pytest.mark.parametrize(
+        "config",
+        ["", "{", "[1]", "null", "\x00\x01", "[" * 100_000, '{"a": "b'],
+        ids=["empty", "torn", "a list", "null", "binary", "too deep", "cut in a string"],
+    )
+    def test_a_broken_config_is_refused_and_left_as_it_is(
+        self, tmp_path: Path, config: str
+    ) -> None:
+        (tmp_path / "config.json").write_text(config, encoding="utf-8")
+        before = contents(tmp_path)
+        for open_it in (RunDirectory.open, lambda p: open_run(p, "", CONFIG)):
+            with pytest.raises(RunDirectoryError, match=r"config\.json"):
+                open_it(tmp_path)
+        assert contents(tmp_path) == before
+
+    def test_a_config_that_is_no_text_is_refused_and_left_as_it_is(self, tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00")
+        with pytest.raises(RunDirectoryError, match="cannot be read"):
+            RunDirectory.open(tmp_path)
+        assert contents(tmp_path) == {"config.json": b"\xff\xfe\x00"}
+
+    def test_a_folder_without_a_config_is_no_run_directory(self, tmp_path: Path) -> None:
+        with pytest.raises(RunDirectoryError, match="is not a run directory"):
+            RunDirectory.open(tmp_path)
+        assert contents(tmp_path) == {}
+
+
+class TestLock:
+    def test_a_second_writer_in_the_same_process_is_refused(self, tmp_path: Path) -> None:
+        run = begun(tmp_path / "run")
+        with pytest.raises(RunDirectoryError, match="in use by another process"):
+            RunDirectory.open(tmp_path / "run")
+        run.close()
+        RunDirectory.open(tmp_path / "run").close()
+
+    def test_a_second_process_is_refused_until_the_first_is_gone(self, tmp_path: Path) -> None:
+        holder = (
+            "import sys, time\n"
+            "from compound.optimization.runs.directory import RunDirectory\n"
+            "run = RunDirectory.create(sys.argv[1], 'system: demo', {})\n"
+            "print('holding', flush=True)\n"
+            "sys.stdin.read()\n"
+        )
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        process = subprocess.Popen(
+            [sys.executable, "-c", holder, str(tmp_path / "run")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
+        with process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"holding\n"
+            before = contents(tmp_path / "run")
+            with pytest.raises(RunDirectoryError, match="in use by another process"):
+                RunDirectory.open(tmp_path / "run")
+            assert contents(tmp_path / "run") == before
+            process.kill()
+            process.wait()
+        RunDirectory.open(tmp_path / "run").close()
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            '{"host": "a", "process": 1e999}',
+            '{"host": "a", "process": -1}',
+            "[" * 200_000,
+            "",
+            "{}",
+        ],
+    )
+    def test_a_damaged_lock_file_hides_no_other_writer(self, tmp_path: Path, text: str) -> None:
+        run = begun(tmp_path / "run")
+        (tmp_path / "run" / "lock").write_text(text)
+        with pytest.raises(RunDirectoryError) as caught:
+            RunDirectory.open(tmp_path / "run")
+        assert caught.value.message.endswith("is in use by another process")  # no owner is named
+        run.close()
+
+    @pytest.mark.parametrize("how", ["deleted", "replaced"])
+    def test_a_lock_file_that_is_gone_admits_no_second_writer(
+        self, tmp_path: Path, how: str
+    ) -> None:
+        """Regression test: whoever came after ``rm lock`` was a second writer."""
+        run = begun(tmp_path / "run")
+        (tmp_path / "run" / "lock").unlink()
+        if how == "replaced":
+            (tmp_path / "run" / "lock").touch()
+        with pytest.raises(RunDirectoryError, match="in use by another process"):
+            RunDirectory.open(tmp_path / "run")
+        run.append("events.jsonl", {"i": 0})
+        run.checkpoint(OptimizationState())
+        run.close()
+        RunDirectory.open(tmp_path / "run").close()
+
+    def test_where_folders_cannot_be_locked_the_writer_notices_another(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lock_no_folders(monkeypatch)
+        run = begun(tmp_path / "run")
+        with pytest.raises(RunDirectoryError, match="in use by another process"):
+            RunDirectory.open(tmp_path / "run")
+        run.append("events.jsonl", {"i": 0})
+        (tmp_path / "run" / "lock").unlink()
+        other = RunDirectory.open(tmp_path / "run")
+        writes: list[Callable[[], None]] = [
+            lambda: run.append("events.jsonl", {"i": 1}),
+            lambda: run.checkpoint(OptimizationState()),
+        ]
+        for write in writes:
+            with pytest.raises(
+                RunDirectoryError, match="lock was deleted or replaced during the run"
+            ):
+                write()
+        assert list(other.read("events.jsonl")) == [{"i": 0}]
+        other.close()
+        run.close()
+
+    @pytest.mark.parametrize("folders", [True, False], ids=["folders locked", "files locked"])
+    @pytest.mark.parametrize("elsewhere", [False, True], ids=["this machine", "another machine"])
+    def test_the_owner_of_a_lock_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool, folders: bool
+    ) -> None:
+        """A shared file system may keep the lock of a machine that is gone."""
+        if not folders:
+            lock_no_folders(monkeypatch)
+        run = begun(tmp_path / "run")
+        if elsewhere:
+            monkeypatch.setattr("platform.node", lambda: "another")
+        with pytest.raises(
+            RunDirectoryError, match=f"in use by another process, {os.getpid()} of"
+        ) as caught:
+            RunDirectory.open(tmp_path / "run")
+        assert ("which cannot be checked from this one" in caught.value.message) == elsewhere
+        assert (f"delete {tmp_path}/run/lock" in caught.value.hint) == (elsewhere and not folders)
+        if elsewhere and not folders:
+            (tmp_path / "run" / "lock").unlink()
+            RunDirectory.open(tmp_path / "run").close()
+        run.close()
+
+    @pytest.mark.parametrize(
+        "content", ["", "x", "[]", "{}", '{"host": 1, "process": "x"}', "\xff" * 9]
+    )
+    def test_a_lock_file_that_names_no_owner_is_held_all_the_same(
+        self, tmp_path: Path, content: str
+    ) -> None:
+        run = begun(tmp_path / "run")
+        (tmp_path / "run" / "lock").write_bytes(content.encode("latin-1"))
+        with pytest.raises(RunDirectoryError, match="in use by another process; wait") as caught:
+            RunDirectory.open(tmp_path / "run")
+        assert caught.value.hint == "wait until it ends, or choose another --run"
+        run.close()
+        RunDirectory.open(tmp_path / "run").close()
+
+    def test_a_file_system_without_locks_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def none(*_: object) -> None:
+            raise OSError(errno.ENOLCK, "No locks available")
+
+        monkeypatch.setattr(fcntl, "flock", none)
+        with pytest.raises(RunDirectoryError, match="has no locks"):
+            begun(tmp_path / "run")
+
+    def test_a_run_directory_that_vanishes_is_named(self, tmp_path: Path) -> None:
+        run = begun(tmp_path / "run")
+        shutil.rmtree(tmp_path / "run")
+        with pytest.raises(
+            RunDirectoryError, match=r"run.* cannot be used: No such file.*moved or deleted"
+        ):
+            run.checkpoint(OptimizationState())
+        (tmp_path / "run").mkdir()  # another one in its place is not written to
+        with pytest.raises(RunDirectoryError, match="No such file"):
+            run.checkpoint(OptimizationState())
+        assert contents(tmp_path / "run") == {}
+        run.close()
+
+
+class TestRecords:
+    def test_a_torn_last_line_is_left_out(self, tmp_path: Path) -> None:
+        path = tmp_path / "events.jsonl"
+        whole = '{"i": 0}\n{"i": 1, "text": "ä"}\n'.encode()
+        for end in range(len(whole) + 1):
+            path.write_bytes(whole[:end])
+            assert len(list(read_records(path))) == whole[:end].count(b"\n")
+
+    @pytest.mark.parametrize("line", ["{", "nonsense", '{"i": 1}{"i": 2}', "", "[" * 100_000])
+    def test_a_broken_line_in_the_middle_is_refused_with_its_place(
+        self, tmp_path: Path, line: str
+    ) -> None:
+        path = tmp_path / "events.jsonl"
+        path.write_text(f'{{"i": 0}}\n{line}\n{{"i": 2}}\n', encoding="utf-8")
+        with pytest.raises(RunDirectoryError, match=r"events\.jsonl:2: not a JSON line"):
+            list(read_records(path))
+
+    @pytest.mark.parametrize(
+        "how", ["swapped", "dropped", "repeated", "changed", "without a checksum"]
+    )
+    def test_records_that_are_not_as_written_are_refused_with_their_place(
+        self, tmp_path: Path, how: str
+    ) -> None:
+        with_records(tmp_path / "run", 4)
+        path = tmp_path / "run" / "events.jsonl"
+        lines = path.read_bytes().splitlines(keepends=True)
+        lines[1:3] = {
+            "swapped": [lines[2], lines[1]],
+            "dropped": [lines[2]],
+            "repeated": [lines[1], lines[1], lines[2]],
+            "changed": [lines[1].replace(b"1", b"7", 1), lines[2]],
+            "without a checksum": [b'{"i": 1}\n', lines[2]],
+        }[how]
+        path.write_bytes(b"".join(lines))
+        number = 3 if how == "repeated" else 2
+        with pytest.raises(RunDirectoryError, match=rf"events\.jsonl:{number}: "):
+            list(RunDirectory.read_only(tmp_path / "run", "events.jsonl"))
+
+    def test_a_record_with_half_a_character_is_kept(self, tmp_path: Path) -> None:
+        """Regression test: such an answer of a server ended the run, on every resume."""
+        run = begun(tmp_path / "run")
+        record = {"text": "ä \ud800 b"}
+        run.append("events.jsonl", record)
+        run.checkpoint(OptimizationState(memory={"answer": "\udfff"}))
+        assert list(run.read("events.jsonl")) == [record]
+        assert run.restore() == OptimizationState(memory={"answer": "\udfff"})
+        run.close()
+
+    def test_a_missing_file_holds_no_records(self, tmp_path: Path) -> None:
+        assert list(RunDirectory.read_only(tmp_path, "events.jsonl")) == []
+
+    @given(
+        st.lists(
+            st.dictionaries(
+                st.text(),
+                st.none() | st.integers() | st.text() | st.floats(allow_nan=False),
+                max_size=3,
+            ),
+            max_size=5,
+        )
+    )
+    def test_records_come_back_as_they_were_appended(
+        self, tmp_path_factory: pytest.TempPathFactory, records: list[dict[str, Any]]
+    ) -> None:
+        run = begun(tmp_path_factory.mktemp("records") / "run")
+        for record in records:
+            run.append("events.jsonl", record)
+        assert list(run.read("events.jsonl")) == records
+        run.close()
+
+    def test_what_was_appended_is_visible_to_others_at_once(self, tmp_path: Path) -> None:
+        run = begun(tmp_path / "run")
+        run.append("events.jsonl", {"i": 0})
+        assert list(RunDirectory.read_only(run.path, "events.jsonl")) == [{"i": 0}]
+        run.close()
+
+
+class TestCheckpoints:
+    def test_restoring_cuts_back_whatever_was_written_after_the_checkpoint(
+        self, tmp_path: Path
+    ) -> None:
+        run = begun(tmp_path / "run")
+        run.append("events.jsonl", {"i": 0})
+        run.append("traces.jsonl", {"t": 0})
+        run.checkpoint(OptimizationState(announced=1))
+        covered = contents(run.path)
+        run.append("events.jsonl", {"i": 1})
+        run.append("traces.jsonl", {"t": 1})
+        run.close()
+        with (run.path / "traces.jsonl").open("a", encoding="utf-8") as file:
+            file.write('{"t": 2, "torn')
+        again = RunDirectory.open(run.path)
+        assert again.restore() == OptimizationState(announced=1)
+        assert contents(run.path) == covered
+        assert again.step == 1
+        again.append("events.jsonl", {"i": 1})
+        assert list(again.read("events.jsonl")) == [{"i": 0}, {"i": 1}]
+        again.close()
+
+    def test_a_crash_before_the_first_checkpoint_starts_from_nothing(self, tmp_path: Path) -> None:
+        run = begun(tmp_path / "run")
+        run.append("events.jsonl", {"i": 0})
+        run.close()
+        again = RunDirectory.open(run.path)
+        assert again.restore() is None
+        assert list(again.read("events.jsonl")) == []
+        again.close()
+
+    def test_a_crash_while_a_checkpoint_is_written_goes_back_to_the_one_before(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = begun(tmp_path / "run")
+        run.append("events.jsonl", {"i": 0})
+        run.checkpoint(OptimizationState(announced=1))
+        run.append("events.jsonl", {"i": 1})
+
+        def crash(*_: object, **__: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", crash)
+            with pytest.raises(KeyboardInterrupt):
+                run.checkpoint(OptimizationState(announced=2))
+        run.close()
+        again = RunDirectory.open(run.path)
+        assert again.restore() == OptimizationState(announced=1)
+        assert list(again.read("events.jsonl")) == [{"i": 0}]
+        again.close()
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "{",
+            "[]",
+            "{}",
+            '{"step": 1, "lengths": {}, "state": {}}',
+            '{"step": 1, "lengths": {"events.jsonl": "x", "traces.jsonl": 0}, "state": {}}',
+            '{"step": 1, "lengths": {"events.jsonl": -5, "traces.jsonl": 0}, "state": {}}',
+            '{"step": 1, "lengths": {"events.jsonl": 0, "traces.jsonl": 0}, "state": [1]}',
+            '{"step": "one", "lengths": {"events.jsonl": 0, "traces.jsonl": 0}, "state": {}}',
+            '{"step": 1, "lengths": {"events.jsonl": 9999, "traces.jsonl": 0}, "state": {}}',
+            '{"step": 1, "lengths": {"events.jsonl": 8, "traces.jsonl": 9999}, "state": {}}',
+        ],
+    )
+    def test_a_broken_checkpoint_is_refused_and_nothing_is_cut(
+        self, tmp_path: Path, text: str
+    ) -> None:
+        with_records(tmp_path / "run", 3, 3)
+        (tmp_path / "run" / "checkpoint.json").write_text(text, encoding="utf-8")
+        before = contents(tmp_path / "run")
+        run = RunDirectory.open(tmp_path / "run")
+        with pytest.raises(RunDirectoryError, match=r"checkpoint\.json|shorter"):
+            run.restore()
+        run.close()
+        assert contents(tmp_path / "run") == before
+
+    def test_events_that_were_cut_by_hand_are_refused_by_name(self, tmp_path: Path) -> None:
+        with_records(tmp_path / "run", 3)
+        (tmp_path / "run" / "events.jsonl").write_text("", encoding="utf-8")
+        run = RunDirectory.open(tmp_path / "run")
+        with pytest.raises(
+            RunDirectoryError, match=r"events\.jsonl is shorter than stated in its checkpoint"
+        ):
+            run.restore()
+        run.close()
+
+    def test_steps_go_on_counting_after_a_restart(self, tmp_path: Path) -> None:
+        with_records(tmp_path / "run", 1)
+        run = RunDirectory.open(tmp_path / "run")
+        run.restore()
+        run.checkpoint(OptimizationState())
+        assert read_json(run.path, "checkpoint.json")["step"] == 2
+        run.close()
+
+
+class TestAtomicWrite:
+    def test_the_old_file_survives_a_crash_at_any_step(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = tmp_path / "best.json"
+        write_atomically(path, "old")
+
+        def crash(*_: object, **__: object) -> None:
+            raise KeyboardInterrupt
+
+        for name in ("fsync", "replace"):
+            with monkeypatch.context() as patch:
+                patch.setattr(os, name, crash)
+                with pytest.raises(KeyboardInterrupt):
+                    write_atomically(path, "new and much longer")
+            assert path.read_text(encoding="utf-8") == "old"
+        write_atomically(path, "new")
+        assert path.read_text(encoding="utf-8") == "new"
+        assert [p.name for p in tmp_path.iterdir()] == ["best.json"]
+
+    def test_what_a_crash_left_half_written_is_removed_when_the_run_continues(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = begun(tmp_path / "run")
+
+        def killed(*_: object, **__: object) -> None:
+            raise SystemExit
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", killed)
+            patch.setattr(os, "unlink", killed)
+            with pytest.raises(SystemExit):
+                run.checkpoint(OptimizationState())
+        assert len(list(run.path.glob(".*.tmp"))) == 1
+        run.close()
+        RunDirectory.open(run.path).close()
+        assert not list(run.path.glob(".*.tmp"))
+
+    def test_the_text_is_on_the_disk_before_the_name_points_to_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        done: list[str] = []
+        fsync: Callable[[int], None] = os.fsync
+        replaced = os.replace
+
+        def noted_fsync(descriptor: int) -> None:
+            done.append("fsync")
+            fsync(descriptor)
+
+        def noted_replace(source: str, target: str, **descriptors: int) -> None:
+            done.append("replace")
+            replaced(source, target, **descriptors)
+
+        monkeypatch.setattr(os, "fsync", noted_fsync)
+        monkeypatch.setattr(os, "replace", noted_replace)
+        write_atomically(tmp_path / "file", "text")
+        assert done == ["fsync", "replace"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        sqlite3.OperationalError("database or disk is full"),
+        RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_a_full_disk_is_named_whoever_was_writing(error: Exception, tmp_path: Path) -> None:
+    with (
+        pytest.raises(RunDirectoryError, match="no space left on the disk") as caught,
+        report_full_disk(tmp_path),
+    ):
+        raise error
+    assert caught.value.__cause__ is error
+
+
+def test_a_line_that_meets_a_full_disk_leaves_no_part_of_itself(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", "system: demo", {"seed": 0})
+    run.append("events.jsonl", {"event": "start"})
+    full = (tmp_path / "run" / "events.jsonl").stat().st_size + 10
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (full, before[1]))
+    try:
+        with pytest.raises(RunDirectoryError, match="no space left on the disk"):
+            run.append("events.jsonl", {"event": "a longer line than fits"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    run.append("events.jsonl", {"event": "end"})
+    assert [record["event"] for record in run.read("events.jsonl")] == ["start", "end"]
+    run.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_run_on_a_full_disk_is_closed_and_unlocked(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", "system: demo", {"seed": 0})
+    full = run._files["events.jsonl"] = Path("/dev/full").open("ab")  # noqa: SIM115 - the run closes it
+    full.write(b"not written yet")
+    run.close()
+    assert full.closed
+    RunDirectory.open(tmp_path / "run").close()
+
+
+def test_other_errors_are_left_as_they_are(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="denied"), report_full_disk(tmp_path):
+        raise OSError(errno.EACCES, "denied")

@@ -1,0 +1,351 @@
+"""The recorder: a run stops where it was asked to, knows what it spent, and shares without cheating."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from compound.components.llm import LLM
+from compound.core.engine import Usage
+from compound.core.errors import BudgetExhausted, RunDirectoryError
+from compound.core.example import Example
+from compound.evaluation.evaluate import Evaluation, EvaluationRules, ScoredRun, evaluate
+from compound.evaluation.metrics.built_in import exact_match
+from compound.evaluation.metrics.scoring import PassAt
+from compound.execution.budget import Budget, Meter
+from compound.execution.executor import Executor
+from compound.execution.trace import Trace
+from compound.graph.component import Input
+from compound.graph.system import System
+from compound.optimization.runs.directory import RunDirectory
+from compound.optimization.runs.recorder import Interrupted, Recorder
+from compound.optimization.runs.state import OptimizationState
+from compound.testing import ScriptedLM
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def recorder(folder: Path) -> Iterator[Recorder]:
+    made = Recorder(RunDirectory.create(folder, "", {}))
+    yield made
+    made.close()
+
+
+def reopened(folder: Path, **options: Any) -> Recorder:
+    return Recorder(RunDirectory.open(folder), **options)
+
+
+def child(recorder: Recorder, name: str = "random") -> Recorder:
+    return Recorder(
+        RunDirectory.create(recorder.run.path / "baselines" / name, "", {}), parent=recorder
+    )
+
+
+def names(folder: Path) -> list[str]:
+    return [event["event"] for event in RunDirectory.read_only(folder, "events.jsonl")]
+
+
+def test_a_checkpoint_keeps_all_of_an_evaluation() -> None:
+    """Regression test: a resumed run took means of repeats for pass@k, and lost what a judge spent."""
+    rows = tuple(ScoredRun("e0", i, float(i < 1)) for i in range(3))
+    made = Evaluation(
+        "c", rows, bounds=(0, 1), metric_usage=Usage(2, 30, 4), pass_at=PassAt(2, 0.5)
+    )
+    before = OptimizationState.model_validate(
+        OptimizationState(before=made).model_dump(mode="json")
+    ).before
+    assert before == made
+    assert before is not None
+    assert before.mean == pytest.approx(2 / 3)  # two of the three pairs of runs hold the first one
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "ok"),
+    [
+        ("pass_at", [0, 0.5], False),
+        ("pass_at", [2, float("nan")], False),
+        ("pass_at", [2], False),
+        ("metric_usage", {"calls": -1}, False),
+        ("pass_at", None, True),
+        ("metric_usage", None, True),
+    ],
+)
+def test_a_stored_evaluation_is_validated(name: str, value: object, *, ok: bool) -> None:
+    document = {**Evaluation("c", (ScoredRun("e0", 0, 1.0),)).to_json(), name: value}
+    if ok:
+        assert OptimizationState.model_validate({"before": document}).before is not None
+    else:
+        with pytest.raises(ValidationError):
+            OptimizationState.model_validate({"before": document})
+
+
+class TestEvents:
+    def test_every_event_is_a_checkpoint(self, recorder: Recorder, folder: Path) -> None:
+        recorder.state.announced = 1
+        recorder.event("baseline", mean=0.5)
+        recorder.state.announced = 2
+        recorder.close()
+        again = reopened(folder)
+        assert again.state.announced == 1
+        assert names(folder) == ["baseline"]
+        again.close()
+
+    def test_a_new_run_begins_with_an_empty_state(self, recorder: Recorder) -> None:
+        assert recorder.state == OptimizationState()
+
+    def test_events_after_the_last_checkpoint_are_forgotten(
+        self, recorder: Recorder, folder: Path
+    ) -> None:
+        recorder.event("one")
+        recorder.run.append("events.jsonl", {"event": "two", "spent": {}})
+        recorder.close()
+        reopened(folder).close()
+        assert names(folder) == ["one"]
+
+    def test_the_listener_hears_what_is_recorded(self, folder: Path) -> None:
+        heard: list[Mapping[str, Any]] = []
+        recorder = Recorder(RunDirectory.create(folder, "", {}), listener=heard.append)
+        recorder.event("job", number=1)
+        recorder.close()
+        (stored,) = RunDirectory.read_only(folder, "events.jsonl")
+        assert stored == heard[0]
+
+    def test_what_was_spent_is_restored_and_goes_on(self, recorder: Recorder, folder: Path) -> None:
+        search, test = Meter(), Meter()
+        recorder.attach_meters(search, test)
+        search.usage += Usage(3, 10, 5, 0.5)
+        search.charge_runs(2.5)
+        test.usage += Usage(1, 1, 1)
+        recorder.event("job")
+        search.usage += Usage(100, 100, 100)
+        recorder.close()
+        again = reopened(folder)
+        search, test = Meter(), Meter()
+        again.attach_meters(search, test)
+        assert (search.usage, search.system_runs) == (Usage(3, 10, 5, 0.5), 2.5)
+        assert test.usage == Usage(1, 1, 1)
+        again.close()
+
+    def test_the_order_in_which_costs_were_added_does_not_show(self, recorder: Recorder) -> None:
+        """0.1 + 0.2 + 0.3 and 0.3 + 0.2 + 0.1 differ in the last digit; calls end in any order."""
+        costs = [0.1, 0.2, 0.3]
+        for order in (costs, costs[::-1]):
+            recorder.state.meters = []
+            search = Meter()
+            recorder.attach_meters(search, Meter())
+            for cost in order:
+                search.usage += Usage(1, cost=cost)
+            recorder.event("job")
+        first, second = recorder.run.read("events.jsonl")
+        assert first["spent"]["cost"] == second["spent"]["cost"]
+
+
+class TestStopping:
+    def test_a_stop_file_ends_the_run_after_the_next_checkpoint(
+        self, recorder: Recorder, folder: Path
+    ) -> None:
+        recorder.event("one")
+        (folder / "STOP").touch()
+        recorder.state.announced = 7
+        with pytest.raises(Interrupted, match="progress is saved"):
+            recorder.event("two")
+        recorder.close()
+        again = reopened(folder)
+        assert again.state.announced == 7
+        assert names(folder) == ["one", "two"]
+        again.event("three")  # the request was for the other attempt
+        again.close()
+
+    def test_a_stop_file_is_used_up(self, recorder: Recorder, folder: Path) -> None:
+        (folder / "STOP").touch()
+        with pytest.raises(Interrupted):
+            recorder.event("one")
+        assert not (folder / "STOP").exists()
+
+    def test_stop_ends_the_run_after_the_next_checkpoint(
+        self, recorder: Recorder, folder: Path
+    ) -> None:
+        recorder.stop()
+        with pytest.raises(Interrupted):
+            recorder.event("one")
+        assert names(folder) == ["one"]
+
+    def test_saving_alone_does_not_end_the_run(self, recorder: Recorder) -> None:
+        recorder.stop()
+        recorder.save()
+
+    def test_a_finished_run_is_not_interrupted_any_more(
+        self, recorder: Recorder, folder: Path
+    ) -> None:
+        """Else it would have no report, and nothing could be resumed to write one."""
+        (folder / "STOP").touch()
+        recorder.stop()
+        recorder.state.done = True
+        recorder.event("done")
+        assert names(folder) == ["done"]
+
+    def test_a_stop_file_in_the_run_also_ends_its_baselines(
+        self, recorder: Recorder, folder: Path
+    ) -> None:
+        baseline = child(recorder)
+        (folder / "STOP").touch()
+        with pytest.raises(Interrupted):
+            baseline.event("baseline")
+        baseline.close()
+        assert not (folder / "STOP").exists()
+
+    def test_a_stop_that_comes_too_late_for_one_baseline_ends_the_next(
+        self, recorder: Recorder
+    ) -> None:
+        first, second = child(recorder, "one"), child(recorder, "two")
+        first.stop()
+        first.state.done = True
+        first.event("done")
+        with pytest.raises(Interrupted):
+            second.event("baseline")
+        first.close()
+        second.close()
+
+    def test_stopping_the_run_leaves_another_run_alone(
+        self, recorder: Recorder, tmp_path: Path
+    ) -> None:
+        other = Recorder(RunDirectory.create(tmp_path / "other", "", {}))
+        recorder.stop()
+        other.event("one")
+        other.close()
+
+
+class TestBroken:
+    def test_a_run_that_cannot_be_restored_is_let_go_again(
+        self, recorder: Recorder, folder: Path
+    ) -> None:
+        recorder.event("one")
+        recorder.close()
+        (folder / "checkpoint.json").write_text("{", encoding="utf-8")
+        for _ in range(2):  # the first attempt holds no lock afterwards
+            with pytest.raises(RunDirectoryError, match=r"checkpoint\.json cannot be read"):
+                reopened(folder)
+
+    def test_a_cache_that_is_none_is_refused_and_the_run_let_go(self, folder: Path) -> None:
+        RunDirectory.create(folder, "", {}).close()
+        (folder / "cache.sqlite").write_text("not a database" * 100, encoding="utf-8")
+        for _ in range(2):
+            with pytest.raises(RunDirectoryError, match="not a usable cache"):
+                reopened(folder)
+
+
+class TestTraces:
+    def test_traces_are_recorded_with_split_and_gold(self, recorder: Recorder) -> None:
+        trace = Trace("e1", "digest", 0, 0, {"q": "?"}, (), {"answer": "x"}).with_score(
+            1.0, "right"
+        )
+        gold = {"answer": "x", "n": 3, "long": "y" * 301, "list": [1]}
+        recorder.trace("valid")(Example("e1", {"q": "?"}, gold), trace)
+        (stored,) = recorder.run.read("traces.jsonl")
+        assert stored["split"] == "valid"
+        assert stored["gold"] == {"answer": "x", "n": 3}
+        assert (stored["score"], stored["feedback"]) == (1.0, "right")
+        assert json.loads(json.dumps(stored)) == stored
+
+
+ASKED = LLM("a", prompt="Say", temperature=1.0)(x=Input("x", str))
+SYSTEM = System("s", outputs={"answer": ASKED}, lm="lm")
+ROWS = [Example(f"e{i}", {"x": f"word{i}"}, {"answer": "yes"}) for i in range(12)]
+
+
+def measured(
+    recorder: Recorder, lm: ScriptedLM, meter: Meter, rows: list[Example], concurrency: int = 4
+) -> Evaluation:
+    executor = Executor({"lm": lm}, cache=recorder.cache, meter=meter)
+    return asyncio.run(
+        evaluate(executor, SYSTEM, rows, exact_match("answer"), rules=EvaluationRules(concurrency))
+    )
+
+
+class TestSharing:
+    """A baseline reads the run's cache, but pays as if it had called: the comparison stays fair."""
+
+    def lm(self) -> ScriptedLM:
+        return ScriptedLM(lambda message, rng: "yes" if rng.random() < 0.5 else "no")
+
+    def test_borrowed_calls_are_not_made_again_and_charged_as_executed(
+        self, recorder: Recorder
+    ) -> None:
+        lm = self.lm()
+        alone = Meter()
+        own = measured(recorder, lm, alone, ROWS)
+        baseline = child(recorder)
+        meter = Meter()
+        borrowed = measured(baseline, lm, meter, ROWS)
+        baseline.close()
+        assert len(lm.requests) == len(ROWS)
+        assert borrowed.to_json() == own.to_json()
+        assert (meter.usage, meter.system_runs) == (alone.usage, alone.system_runs)
+        assert meter.system_runs == len(ROWS)
+
+    def test_what_was_borrowed_is_charged_once(self, recorder: Recorder) -> None:
+        lm, meter = self.lm(), Meter()
+        measured(recorder, lm, Meter(), ROWS)
+        baseline = child(recorder)
+        measured(baseline, lm, meter, ROWS)
+        again = measured(baseline, lm, meter, ROWS)
+        baseline.close()
+        assert again.system_runs == 0.0
+        assert meter.system_runs == len(ROWS)
+
+    def test_what_the_run_never_asked_is_called_and_kept_apart(self, recorder: Recorder) -> None:
+        lm, meter = self.lm(), Meter()
+        measured(recorder, lm, Meter(), ROWS[:5])
+        baseline = child(recorder)
+        measured(baseline, lm, meter, ROWS)
+        assert len(lm.requests) == len(ROWS)
+        baseline.close()
+        measured(recorder, lm, Meter(), ROWS)
+        assert len(lm.requests) == len(ROWS) + len(ROWS) - 5
+
+    def test_borrowing_stops_where_calling_would_stop(self, recorder: Recorder) -> None:
+        """A budget is the same promise for what is read from a record."""
+        lm = self.lm()
+        measured(recorder, lm, Meter(), ROWS)
+        for concurrency in (1, 4):
+            baseline = child(recorder, f"random{concurrency}")
+            meter = Meter(Budget(calls=7))
+            with pytest.raises(BudgetExhausted, match="the calls to 8, above the limit of 7"):
+                measured(baseline, lm, meter, ROWS, concurrency)
+            assert meter.usage.calls == 7
+            baseline.close()
+        assert len(lm.requests) == len(ROWS)
+
+    @pytest.mark.parametrize("before", [0, 4, 12])
+    def test_after_a_crash_borrowed_calls_are_charged_again_to_the_checkpoint(
+        self, recorder: Recorder, before: int
+    ) -> None:
+        """The checkpoint covers some of them; the rest was charged to a meter that died."""
+        lm, meter = self.lm(), Meter()
+        measured(recorder, lm, Meter(), ROWS)
+        baseline = child(recorder)
+        baseline.attach_meters(meter, Meter())
+        if before:
+            measured(baseline, lm, meter, ROWS[:before])
+        baseline.event("progress")
+        measured(baseline, lm, meter, ROWS)
+        baseline.close()  # killed before the next checkpoint
+        again = reopened(baseline.run.path, parent=recorder)
+        meter = Meter()
+        again.attach_meters(meter, Meter())
+        result = measured(again, lm, meter, ROWS)
+        again.close()
+        assert meter.system_runs == len(ROWS)
+        assert meter.usage.calls == len(ROWS)
+        assert result.system_runs == len(ROWS) - before
+        assert len(lm.requests) == len(ROWS)

@@ -1,0 +1,350 @@
+"""TensorBoard's event files and Trackio's database: every point once, also of runs that were killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # the libraries' imports
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from trackio import sqlite_storage, utils
+
+import compound as cp
+from compound.core.errors import RunDirectoryError
+from compound.optimization.runs.directory import read_json, read_records
+from compound.report.trackers.backends import TRACKIO_PARAMETER, TensorboardTracker, TrackioTracker
+from compound.report.trackers.tracking import FILE, Follower, TrackedRun
+from compound.report.training import records
+from compound.testing import ScriptedLM
+from training_settings import trainings
+
+ROOT = Path(__file__).parents[3]
+ROWS = [{"id": str(i), "question": f"What is {i}?", "answer": str(i)} for i in range(40)]
+DATA = {"train": ROWS[:12], "valid": ROWS[12:28], "test": ROWS[28:]}
+LOCAL = ("tensorboard", "trackio")
+Points = list[tuple[float, float]]  # step and value
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an empty local store of Trackio, for this process and its children."""
+    place = tmp_path / "trackio"
+    monkeypatch.setenv("TRACKIO_DIR", str(place))
+    monkeypatch.setattr(sqlite_storage, "TRACKIO_DIR", place)
+    monkeypatch.setattr(utils, "TRACKIO_DIR", place)
+    return place
+
+
+def number_of(message: str) -> str:
+    return message.rsplit("What is ", maxsplit=1)[-1].split("?", maxsplit=1)[0]
+
+
+def reply(message: str) -> str:
+    number = number_of(message)
+    return number if int(number) % 4 == 0 else "?"
+
+
+def optimize(folder: Path, **changes: Any) -> cp.Result:
+    models = cp.Choice("lm", "good")
+    llm = cp.LLM(
+        "answerer", prompt=cp.Text("Answer."), lm=models, temperature=cp.Choice(0.0, 0.5), retries=0
+    )
+    system = cp.System("qa", outputs={"answer": llm(question=cp.Input("question"))})
+    options = {"method": "random", "budget": 120, "trackers": LOCAL, **changes}
+    engines = {"lm": ScriptedLM(reply), "good": ScriptedLM(number_of)}
+    return cp.optimize(
+        system, DATA, "exact_match", run_dir=folder, engines=engines, progress=False, **options
+    )
+
+
+def board(folder: Path) -> EventAccumulator:
+    """Return what TensorBoard shows of a run directory."""
+    found = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
+    return found.Reload()
+
+
+def scalars(folder: Path) -> dict[str, Points]:
+    found = board(folder)
+    return {
+        tag: [(event.step, event.value) for event in found.Scalars(tag)]
+        for tag in found.Tags()["scalars"]
+        if tag != "budget/seconds"
+    }
+
+
+def trackio_rows(folder: Path, project: str = "qa") -> list[Mapping[str, Any]]:
+    """Return the points of a run in Trackio's database."""
+    identity = read_json(folder, FILE)["trackio"]["id"]
+    return list(sqlite_storage.SQLiteStorage.get_logs(project, run_id=identity))
+
+
+def column(rows: list[Mapping[str, Any]], name: str) -> list[float]:
+    return [row[name] for row in rows if name in row]
+
+
+def test_decisions_and_budgets_of_a_search_are_stored(tmp_path: Path) -> None:
+    result = optimize(tmp_path / "run")
+    events = list(read_records(tmp_path / "run", "events.jsonl"))
+    runs = [event["spent"]["system_runs"] for event in events]
+    decisions = [event for event in events if event["event"] == "decision"]
+    assert decisions
+    shown, rows = scalars(tmp_path / "run"), trackio_rows(tmp_path / "run")
+    assert [step for step, _ in shown["budget/system_runs"]] == [round(n) for n in runs]
+    assert [value for _, value in shown["budget/system_runs"]] == pytest.approx(runs)
+    assert column(rows, "budget/system_runs") == runs
+    assert column(rows, "step") == [round(n) for n in runs]
+    assert [value for _, value in shown["decision/accepted"]] == [d["accepted"] for d in decisions]
+    assert column(rows, "decision/accepted") == [d["accepted"] for d in decisions]
+    assert shown["best/valid"][-1][1] == pytest.approx(result.after.mean)
+    assert column(rows, "best/valid")[-1] == result.after.mean
+
+
+def test_parameters_are_shown(tmp_path: Path) -> None:
+    optimize(tmp_path / "run")
+    (text,) = board(tmp_path / "run").Tensors("parameters")
+    assert b"| optimize.method | random |" in text.tensor_proto.string_val[0]
+    identity = read_json(tmp_path / "run", FILE)["trackio"]["id"]
+    config = sqlite_storage.SQLiteStorage.get_run_config("qa", run_id=identity)
+    assert config is not None
+    assert config["optimize.method"] == "random"
+    assert config["_Group"] == identity
+
+
+def test_baselines_are_runs_of_the_same_group(tmp_path: Path) -> None:
+    result = optimize(tmp_path / "run", baselines=("random",))
+    folder = tmp_path / "run" / "baselines" / "random"
+    found = result.baselines["random"].test_after
+    assert found is not None
+    assert scalars(folder)["test_after/mean"][-1][1] == pytest.approx(found.mean)
+    assert column(trackio_rows(folder), "test_after/mean") == [found.mean]
+    main, other = (read_json(each, FILE)["trackio"]["id"] for each in (tmp_path / "run", folder))
+    config = sqlite_storage.SQLiteStorage.get_run_config("qa", run_id=other)
+    assert config is not None
+    assert config["_Group"] == main
+
+
+KILLED = """
+import os, signal, sys, warnings
+from pathlib import Path
+warnings.simplefilter("ignore")
+from compound.testing import ScriptedLM
+from compound.report.trackers.tracking import Follower
+sys.path.insert(0, str(Path({tests!r})))
+import test_local_trackers as tests
+
+place, nth = sys.argv[2], int(sys.argv[3])
+owner, name = {{"request": (ScriptedLM, "_reply"), "before the note": (Follower, "_store")}}[place]
+original, made = getattr(owner, name), [0]
+
+def dying(*arguments):
+    made[0] += 1
+    if made[0] == nth:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(*arguments)
+
+setattr(owner, name, dying)
+tests.optimize(Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "nth"), [("request", 40), ("before the note", 5), ("before the note", 6)]
+)
+def test_a_killed_run_continues_without_repeated_points(
+    tmp_path: Path, place: str, nth: int
+) -> None:
+    optimize(tmp_path / "whole")
+    program = KILLED.format(tests=str(Path(__file__).parent))
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")]),
+    }
+    killed = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "run"), place, str(nth)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    before = read_json(tmp_path / "run", FILE)
+    optimize(tmp_path / "run")
+    after = read_json(tmp_path / "run", FILE)
+    assert after["trackio"]["id"] == before.get("trackio", after["trackio"])["id"]
+    assert scalars(tmp_path / "run") == scalars(tmp_path / "whole")
+    names = ("budget/system_runs", "best/valid", "decision/accepted", "test_after/mean", "step")
+    killed_rows, whole = trackio_rows(tmp_path / "run"), trackio_rows(tmp_path / "whole")
+    assert {n: column(killed_rows, n) for n in names} == {n: column(whole, n) for n in names}
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_points_that_were_stored_but_not_noted_are_not_repeated(tmp_path: Path, name: str) -> None:
+    optimize(tmp_path / "run", trackers=(name,))
+    path = tmp_path / "run" / FILE
+    position = json.loads(path.read_text())[name]
+    count = len(list(read_records(tmp_path / "run", "events.jsonl")))
+    stored = {name: {**position, "events": position["events"] - 2}}
+    path.write_text(json.dumps(stored))
+    follower = Follower(name, tmp_path / "run")  # type: ignore[arg-type]
+    follower.start()
+    follower.finish("finished")
+    assert follower.position.id == position["id"]
+    found = (
+        len(scalars(tmp_path / "run")["budget/system_runs"])
+        if name == "tensorboard"
+        else len(trackio_rows(tmp_path / "run"))
+    )
+    assert found == count
+
+
+def test_a_run_that_was_not_tracked_can_be_sent(tmp_path: Path, cli: Any) -> None:
+    optimize(tmp_path / "run", trackers=())
+    count = len(list(read_records(tmp_path / "run", "events.jsonl")))
+    for output in ("{} events sent to {}\n", "{1} has all events already\n"):
+        for name in LOCAL:
+            result = cli("runs", "track", str(tmp_path / "run"), "--to", name)
+            assert (result.code, result.out) == (0, output.format(count, name))
+    assert len(scalars(tmp_path / "run")["budget/system_runs"]) == count
+    assert len(trackio_rows(tmp_path / "run")) == count
+
+
+def test_steps_of_a_training_are_stored(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    from compound.engines.local.engine import TransformersEngine
+
+    model = str(make_model(tmp_path / "model"))
+    llm = cp.LLM(
+        "answerer", prompt=cp.Text("Say it."), max_tokens=8, weights=cp.LoRA(rank=2), retries=0
+    )
+    system = cp.System("qa", outputs={"answer": llm(question=cp.Input("question"))}, lm=model)
+    cp.optimize(
+        system,
+        DATA,
+        lambda outputs, _: float(len(outputs["answer"]) % 5),
+        run_dir=tmp_path / "run",
+        engines={model: TransformersEngine(model, dtype="float32")},
+        progress=False,
+        method="mmgrpo",
+        valid_size=8,
+        test_size=4,
+        budget=400,
+        trackers=LOCAL,
+        **trainings(steps=3, examples=2, runs=2, lr=0.01),
+    )
+    recorded = [step["reward"] for step in records(tmp_path / "run")]
+    assert len(recorded) == 3
+    shown, rows = scalars(tmp_path / "run"), trackio_rows(tmp_path / "run")
+    assert [value for _, value in shown["training/reward"]] == pytest.approx(recorded)
+    assert column(rows, "training/reward") == recorded
+    steps = [step for step, _ in shown["training/step"]]
+    assert all(a < b for a, b in pairwise(steps))  # the axis is system runs
+
+
+def test_a_run_directory_names_no_run_of_someone_else(tmp_path: Path) -> None:
+    storage = sqlite_storage.SQLiteStorage
+    storage.bulk_log("qa", "victim", [{"loss": 1.0}], config={"lr": 1}, run_id="0123")
+    tracker = TrackioTracker()
+    run = TrackedRun("run", "qa", tmp_path)
+    found = tracker.start(run, "0123")
+    assert found != "0123"
+    tracker.log({"loss": 2.0}, 1.0, 1.0, 0)
+    assert [row["loss"] for row in storage.get_logs("qa", run_id="0123")] == [1.0]
+    config = storage.get_run_config("qa", run_id=found)
+    assert config is not None
+    assert config[TRACKIO_PARAMETER] == str(tmp_path)
+
+
+def test_event_files_are_not_written_through_a_link(tmp_path: Path) -> None:
+    optimize(tmp_path / "run", trackers=())
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run" / "tensorboard").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunDirectoryError, match="symbolic link"):
+        Follower("tensorboard", tmp_path / "run").start()
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_record_that_was_cut_off_is_written_again(tmp_path: Path) -> None:
+    optimize(tmp_path / "run", trackers=("tensorboard",))
+    whole = scalars(tmp_path / "run")
+    (file,) = (tmp_path / "run" / "tensorboard").iterdir()
+    file.write_bytes(file.read_bytes()[:-9])
+    path = tmp_path / "run" / FILE
+    position = json.loads(path.read_text())["tensorboard"]
+    path.write_text(json.dumps({"tensorboard": {**position, "events": position["events"] - 1}}))
+    follower = Follower("tensorboard", tmp_path / "run")
+    follower.start()
+    follower.finish("finished")
+    assert scalars(tmp_path / "run") == whole
+
+
+def test_nothing_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    optimize(tmp_path / "run")
+    assert capsys.readouterr().out == ""
+
+
+def event_file(folder: Path, content: bytes) -> Path:
+    (folder / "tensorboard").mkdir(parents=True)
+    file = folder / "tensorboard" / "events.out.tfevents.0000000001.aa"
+    file.write_bytes(content)
+    return file
+
+
+def frame(content: bytes, size: int | None = None) -> bytes:
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
+    length = struct.pack("<Q", len(content) if size is None else size)
+    return (
+        length
+        + struct.pack("<I", masked_crc32c(length))
+        + content
+        + struct.pack("<I", masked_crc32c(content))
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (frame(b"", 2**40), "has a record of 1099511627776 bytes"),
+        (frame(b"", 2**64 - 1), "has a record of"),
+        (frame(b"\xff\xff\xff"), "has a record that is no event"),
+    ],
+)
+def test_an_event_file_of_someone_else_is_read_within_limits(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    event_file(tmp_path, content)
+    run = TrackedRun("qa", "random", tmp_path, {})
+    with pytest.raises(RunDirectoryError, match=message):
+        TensorboardTracker().start(run, "")
+
+
+def test_a_folder_in_the_place_of_an_event_file_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "tensorboard" / "events.out.tfevents.0000000001.aa").mkdir(parents=True)
+    with pytest.raises(RunDirectoryError):
+        TensorboardTracker().start(TrackedRun("qa", "random", tmp_path, {}), "")
+
+
+def test_records_after_a_damaged_one_are_removed(tmp_path: Path) -> None:
+    file = event_file(tmp_path, b"")
+    tracker = TensorboardTracker()
+    tracker.start(TrackedRun("qa", "random", tmp_path, {"a": "b"}), "")
+    tracker.log({"x": 1.0}, 1.0, 1.0, 0)
+    tracker.finish("finished", [])
+    whole = file.read_bytes()
+    file.write_bytes(whole + frame(b"abc")[:-1] + b"?")
+    again = TensorboardTracker()
+    again.start(TrackedRun("qa", "random", tmp_path, {}), "")
+    again.finish("finished", [])
+    assert file.read_bytes() == whole

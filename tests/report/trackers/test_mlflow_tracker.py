@@ -1,0 +1,323 @@
+"""Runs in MLflow, in a local database: parameters, metrics, files, baselines, resumed and interrupted runs."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # mlflow's imports
+    import mlflow
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+import compound as cp
+from compound.core.errors import DeclarationError
+from compound.optimization.runs.directory import read_records
+from compound.report.trackers.backends import PARENT, MLflowTracker
+from compound.report.trackers.tracking import FILE
+from compound.testing import ScriptedLM
+from local_mlflow import empty_store, local_store
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MlflowClient]:
+    with local_store(tmp_path, monkeypatch) as client:
+        yield client
+
+
+ROWS = [{"id": str(i), "question": f"What is {i}?", "answer": str(i)} for i in range(40)]
+DATA = {"train": ROWS[:12], "valid": ROWS[12:28], "test": ROWS[28:]}
+GOOD = "Answer with the number."
+
+
+def system() -> cp.System:
+    llm = cp.LLM(
+        "answerer", prompt=cp.Text("Say something."), temperature=cp.Choice(0.0, 0.5), retries=0
+    )
+    return cp.System("qa", outputs={"answer": llm(question=cp.Input("question"))}, lm="lm")
+
+
+def reply(message: str) -> str:
+    number = message.rsplit("What is ", maxsplit=1)[-1].split("?", maxsplit=1)[0]
+    return number if int(number) % 2 else "?"
+
+
+def optimize(folder: Path, **changes: Any) -> cp.Result:
+    options = {"method": "random", "budget": 120, "trackers": ("mlflow",), **changes}
+    return cp.optimize(
+        system(),
+        DATA,
+        "exact_match",
+        run_dir=folder,
+        engines={"lm": ScriptedLM(reply)},
+        progress=False,
+        **options,
+    )
+
+
+def runs(store: MlflowClient, experiment: str = "qa") -> list[Run]:
+    found = store.get_experiment_by_name(experiment)
+    assert found is not None
+    return list(store.search_runs([found.experiment_id], order_by=["attributes.start_time ASC"]))
+
+
+def history(store: MlflowClient, run: Run, name: str) -> list[tuple[int, float]]:
+    return [(m.step, m.value) for m in store.get_metric_history(run.info.run_id, name)]
+
+
+def spent(
+    events: Iterable[Mapping[str, Any]], unit: str = "system_runs"
+) -> list[tuple[int, float]]:
+    """Return the steps and values of events; MLflow stores equal ones of the same millisecond once."""
+    points = (
+        (int(1000 * e["at"]), round(e["spent"]["system_runs"]), float(e["spent"][unit]))
+        for e in events
+    )
+    return [point[1:] for point in dict.fromkeys(points)]
+
+
+def artifacts(store: MlflowClient, run: Run) -> set[str]:
+    return {item.path for item in store.list_artifacts(run.info.run_id)}
+
+
+def test_a_search_is_tracked_with_parameters_metrics_and_files(
+    store: MlflowClient, tmp_path: Path
+) -> None:
+    result = optimize(tmp_path / "run")
+    (run,) = runs(store)
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "run")
+    assert run.data.params["optimize.method"] == "random"
+    assert run.data.params["optimize.budget.system_runs"] == "120.0"
+    assert run.data.params["data.train.n"] == "12"
+    assert run.data.metrics["valid/mean"] == result.before.mean
+    assert result.test_after is not None
+    assert run.data.metrics["test_after/mean"] == result.test_after.mean
+    assert run.data.metrics["best/valid"] == result.after.mean
+    assert run.data.metrics["budget/calls"] == result.spent["calls"]
+    assert artifacts(store, run) >= {
+        "report.md",
+        "report.html",
+        "best.json",
+        "config.json",
+        "events.jsonl",
+    }
+    best = store.download_artifacts(run.info.run_id, "best.json", str(tmp_path))
+    assert json.loads(Path(best).read_text())["values"] == result.best.to_json()
+
+
+def test_the_axis_is_the_budget(store: MlflowClient, tmp_path: Path) -> None:
+    result = optimize(tmp_path / "run")
+    (run,) = runs(store)
+    events = list(read_records(tmp_path / "run", "events.jsonl"))
+    assert history(store, run, "budget/system_runs") == spent(events)
+    jobs = [e for e in events if e["event"] == "job"]
+    assert [value for _, value in history(store, run, "job/job")] == [e["job"] for e in jobs]
+    assert spent(events)[-1][1] == result.spent["system_runs"]
+
+
+def test_baselines_are_nested_runs(store: MlflowClient, tmp_path: Path) -> None:
+    result = optimize(tmp_path / "run", baselines=("random",))
+    main, baseline = runs(store)
+    assert baseline.data.tags[PARENT] == main.info.run_id
+    assert PARENT not in main.data.tags
+    assert baseline.info.run_name == "random (random)"
+    assert baseline.data.params["optimize.method"] == "random"
+    found = result.baselines["random"].test_after
+    assert found is not None
+    assert baseline.data.metrics["test_after/mean"] == found.mean
+    assert "best.json" in artifacts(store, baseline)
+
+
+def test_a_resumed_run_continues_the_same_run_without_repetitions(
+    store: MlflowClient, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    optimize(tmp_path / "whole")
+    (whole,) = runs(store)
+    with pytest.raises(KeyboardInterrupt):
+        cp.optimize(
+            system(),
+            DATA,
+            "exact_match",
+            run_dir=folder,
+            engines={"lm": Stopping(30)},
+            progress=False,
+            method="random",
+            budget=120,
+            trackers=("mlflow",),
+        )
+    _, interrupted = runs(store)
+    assert interrupted.info.status == "KILLED"
+    optimize(folder)
+    _, run = runs(store)
+    assert run.info.run_id == interrupted.info.run_id
+    assert run.info.status == "FINISHED"
+    assert history(store, run, "budget/system_runs") == spent(read_records(folder, "events.jsonl"))
+    for name in ("budget/system_runs", "best/valid", "test_after/mean"):
+        assert dict.fromkeys(history(store, run, name)) == dict.fromkeys(
+            history(store, whole, name)
+        )
+
+
+class Stopping(ScriptedLM):
+    """A model during whose last request the user interrupts."""
+
+    def __init__(self, requests: int) -> None:
+        super().__init__(reply, concurrency=1)
+        self._left = requests
+
+    async def generate(self, request: cp.ext.Request) -> cp.ext.Completion:
+        self._left -= 1
+        if self._left < 0:
+            raise KeyboardInterrupt
+        return await super().generate(request)
+
+
+def test_a_tracker_that_fails_ends_no_run_and_gets_the_rest_at_the_end(
+    store: MlflowClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log, failures = MLflowTracker.log, [True]
+
+    def unreliable(self: MLflowTracker, *arguments: Any) -> None:
+        if arguments[1] > 20 and failures:
+            failures.pop()
+            raise ConnectionError("the server is gone")
+        log(self, *arguments)
+
+    monkeypatch.setattr(MLflowTracker, "log", unreliable)
+    optimize(tmp_path / "run")
+    (run,) = runs(store)
+    assert "mlflow: not reachable" in caplog.text
+    assert history(store, run, "budget/system_runs") == spent(
+        read_records(tmp_path / "run", "events.jsonl")
+    )
+    assert run.info.status == "FINISHED"
+
+
+def test_what_a_tracker_missed_can_be_sent_later(
+    store: MlflowClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    cli: Any,
+) -> None:
+    log = MLflowTracker.log
+
+    def gone(self: MLflowTracker, *arguments: Any) -> None:
+        raise ConnectionError("the server is gone")
+
+    monkeypatch.setattr(MLflowTracker, "log", gone)
+    result = optimize(tmp_path / "run")
+    assert f"`compound runs track {tmp_path / 'run'} --to mlflow` sends the rest" in caplog.text
+    monkeypatch.setattr(MLflowTracker, "log", log)
+    assert cli("runs", "track", str(tmp_path / "run"), "--to", "mlflow").code == 0
+    (run,) = runs(store)
+    assert run.data.metrics["best/valid"] == result.after.mean
+    assert "report.md" in artifacts(store, run)
+
+
+def test_a_run_that_was_not_tracked_can_be_sent_once(
+    store: MlflowClient, tmp_path: Path, cli: Any
+) -> None:
+    optimize(tmp_path / "run", trackers=(), baselines=("random",))
+    for _ in range(2):
+        assert cli("runs", "track", str(tmp_path / "run"), "--to", "mlflow").code == 0
+    main, baseline = runs(store)
+    assert baseline.data.tags[PARENT] == main.info.run_id
+    events = list(read_records(tmp_path / "run", "events.jsonl"))
+    assert history(store, main, "budget/calls") == spent(events, "calls")
+    assert cli("runs", "track", str(tmp_path / "run"), "--to", "mlfow").err.startswith(
+        "error: unknown tracker 'mlfow'"
+    )
+
+
+def test_a_run_directory_names_no_run_of_someone_else(
+    store: MlflowClient, tmp_path: Path, cli: Any
+) -> None:
+    optimize(tmp_path / "run", trackers=())
+    victim = store.create_run(store.create_experiment("other"), run_name="victim").info.run_id
+    (tmp_path / "run" / FILE).write_text(json.dumps({"mlflow": {"id": victim, "events": 0}}))
+    assert cli("runs", "track", str(tmp_path / "run"), "--to", "mlflow").code == 0
+    untouched = store.get_run(victim)
+    assert (untouched.data.params, untouched.data.metrics, untouched.info.status) == (
+        {},
+        {},
+        "RUNNING",
+    )
+    assert artifacts(store, untouched) == set()
+    assert len(runs(store)) == 1
+
+
+def test_another_store_gets_a_whole_run(store: MlflowClient, tmp_path: Path, cli: Any) -> None:
+    optimize(tmp_path / "run")
+    empty_store(tmp_path / "other.db")
+    uri = f"sqlite:///{tmp_path / 'other.db'}"
+    mlflow.set_tracking_uri(uri)
+    assert cli("runs", "track", str(tmp_path / "run"), "--to", "mlflow").code == 0
+    other = MlflowClient()
+    (run,) = runs(other)
+    assert history(other, run, "budget/calls") == spent(
+        read_records(tmp_path / "run", "events.jsonl"), "calls"
+    )
+    stored = json.loads((tmp_path / "run" / FILE).read_text())
+    assert stored["mlflow"]["id"] == run.info.run_id
+
+
+def test_a_store_that_cannot_be_opened_is_an_error_before_anything_runs(
+    store: MlflowClient, tmp_path: Path
+) -> None:
+    mlflow.set_tracking_uri("nowhere://at-all")
+    engine = ScriptedLM(reply)
+    with pytest.raises(DeclarationError, match="optimize.trackers: the run cannot be tracked"):
+        cp.optimize(
+            system(),
+            DATA,
+            "exact_match",
+            run_dir=tmp_path / "run",
+            engines={"lm": engine},
+            progress=False,
+            method="random",
+            budget=60,
+            trackers=("mlflow",),
+        )
+    assert engine.requests == []
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_experiment_can_be_named(
+    store: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "prompts")
+    optimize(tmp_path / "run")
+    assert len(runs(store, "prompts")) == 1
+
+
+def test_trackers_do_not_belong_to_the_identity_of_a_run(
+    store: MlflowClient, tmp_path: Path
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        cp.optimize(
+            system(),
+            DATA,
+            "exact_match",
+            run_dir=tmp_path / "run",
+            engines={"lm": Stopping(30)},
+            progress=False,
+            method="random",
+            budget=120,
+        )
+    optimize(tmp_path / "run")
+    (run,) = runs(store)
+    events = list(read_records(tmp_path / "run", "events.jsonl"))
+    assert history(store, run, "budget/calls") == spent(events, "calls")

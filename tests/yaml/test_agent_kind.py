@@ -1,0 +1,230 @@
+"""The kind `agent`: its tools, what it may name, and its round trip."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import compound as cp
+from compound.components.agents.agent import Agent
+from compound.core.errors import CompoundError, SpecError
+from compound.testing import ScriptedLM
+from compound.yaml import dump, load
+
+HEAD = """
+system: shop
+lm: smollm2
+inputs: {question: str}
+components:
+  clerk:
+    agent:
+"""
+TAIL = """
+    in: {question: $question}
+outputs: {answer: $clerk}
+"""
+API = {
+    "openapi": "3.0.3",
+    "servers": [{"url": "http://127.0.0.1:9/v1"}],
+    "paths": {
+        "/items/{id}": {
+            "get": {"operationId": "getItem", "parameters": [{"name": "id", "in": "path"}]}
+        }
+    },
+}
+FUNCTIONS = '''
+import compound as cp
+
+def plain(x: int) -> int:
+    """Return x."""
+    return x
+
+@cp.tool(name="made")
+def decorated(y: str) -> str:
+    """Return y."""
+    return y
+
+value = 3
+'''
+
+
+def written(folder: Path, *lines: str) -> Path:
+    (folder / "shop_parts.py").write_text(FUNCTIONS)
+    (folder / "api.json").write_text(json.dumps(API))
+    path = folder / "shop.yaml"
+    path.write_text(HEAD + "".join(f"      {line}\n" for line in lines) + TAIL)
+    return path
+
+
+def reload(system: cp.System, folder: Path) -> cp.System:
+    (folder / "again.yaml").write_text(dump(system))
+    return load(folder / "again.yaml").system
+
+
+def agent_of(system: cp.System) -> Agent:
+    found = system.components["clerk"]
+    assert isinstance(found, Agent)
+    return found
+
+
+class TestTools:
+    def test_every_kind_of_tool(self, tmp_path: Path) -> None:
+        path = written(
+            tmp_path,
+            'prompt: {tune: "Answer."}',
+            "tools:",
+            '  - {function: "shop_parts:plain", name: identity}',
+            '  - {function: "shop_parts:decorated"}',
+            "  - {openapi: api.json, operation: getItem}",
+            "  - {python: {wall: 5}}",
+            "max_turns: {int: [2, 6], value: 3}",
+            "tune_tools: true",
+        )
+        system = cp.load_system(path, trust=["http://127.0.0.1:9"])
+        agent = agent_of(system)
+        assert [tool.name for tool in agent.tools] == ["identity", "made", "getItem", "python"]
+        assert [key for key in system.parameters if "tool_" in key] == [
+            f"clerk_turn.tool_{name}" for name in ("identity", "made", "getItem", "python")
+        ]
+        lm = ScriptedLM(['{"tool": "made", "arguments": {"y": "b"}}', '{"answer": "b"}'])
+        assert cp.run(system, {"question": "?"}, engines={"smollm2": lm}).outputs == {"answer": "b"}
+
+    def test_an_mcp_server(self, tmp_path: Path) -> None:
+        pytest.importorskip("mcp")
+        server = tmp_path / "small_server.py"
+        server.write_text(
+            "import sys\nsys.path[:0] = " + repr(sys.path) + "\n"
+            "from mcp.server import MCPServer\nserver = MCPServer('s', log_level='ERROR')\n"
+            "@server.tool()\ndef one() -> int:\n    'Return 1.'\n    return 1\n"
+            "@server.tool()\ndef two() -> int:\n    'Return 2.'\n    return 2\nserver.run('stdio')\n"
+        )
+        command = json.dumps([sys.executable, str(server)])
+        path = written(tmp_path, f"tools: [{{mcp: {{command: {command}, only: [two]}}}}]")
+        system = cp.load_system(path)
+        assert [tool.name for tool in agent_of(system).tools] == ["two"]
+        again = reload(system, tmp_path)
+        assert again.identity == system.identity
+        with pytest.raises(
+            SpecError, match=r"command: starts a program .* and imports are not allowed"
+        ):
+            cp.load_system(path, allow_import=False)
+
+    @pytest.mark.parametrize(
+        ("tool", "message"),
+        [
+            ("{function: 'shop_parts:none'}", "shop_parts has no 'none'"),
+            ("{function: 'shop_parts:value'}", "is not a function"),
+            ("{function: 'shop_parts:decorated', name: x}", "is a tool, which has its own name"),
+            ("{openapi: none.json, operation: getItem}", "is not an OpenAPI document"),
+            (
+                "{openapi: api.json, operation: getItem}",
+                "sends requests to http://127.0.0.1:9, .* not trusted",
+            ),
+            (
+                "{openapi: api.json, operation: getItem, base_url: 'https://shop.example'}",
+                "not trusted",
+            ),
+            (
+                "{openapi: api.json, operation: getItem, auth_env: HOME}",
+                "the environment variable 'HOME'",
+            ),
+            ("{mcp: {url: 'http://tools.example/mcp'}}", "not trusted"),
+            ("{mcp: {}}", "exactly one of command and url"),
+            ("{shell: {}}", "unknown tool; possible: function, mcp, openapi, python"),
+            ("{function: 'shop_parts:plain', timeout: 0}", "greater than 0|above 0|> 0"),
+        ],
+    )
+    def test_mistakes_are_reported_at_their_line(
+        self, tmp_path: Path, tool: str, message: str
+    ) -> None:
+        with pytest.raises(SpecError, match=message) as error:
+            cp.load_system(written(tmp_path, "tools:", f"  - {tool}"))
+        assert "shop.yaml:9:" in str(error.value)
+
+    def test_an_unknown_operation_is_reported(self, tmp_path: Path) -> None:
+        path = written(tmp_path, "tools: [{openapi: api.json, operation: getItems}]")
+        with pytest.raises(SpecError, match="did you mean 'getItem'"):
+            cp.load_system(path, trust=["http://127.0.0.1:9"])
+
+    @pytest.mark.parametrize("tool", ["{function: 'shop_parts:plain'}", "{python: {}}"])
+    def test_code_needs_imports(self, tmp_path: Path, tool: str) -> None:
+        with pytest.raises(SpecError, match="imports are not allowed"):
+            cp.load_system(written(tmp_path, "tools:", f"  - {tool}"), allow_import=False)
+
+    def test_a_document_may_not_leave_the_folder_without_imports(self, tmp_path: Path) -> None:
+        (tmp_path / "inner").mkdir()
+        path = written(tmp_path / "inner", "tools: [{openapi: ../api.json, operation: getItem}]")
+        with pytest.raises(SpecError, match="outside the file's folder"):
+            cp.load_system(path, allow_import=False)
+
+    def test_two_tools_with_one_name(self, tmp_path: Path) -> None:
+        lines = ["tools:", *["  - {function: 'shop_parts:plain'}"] * 2]
+        with pytest.raises(SpecError, match="several tools named 'plain'"):
+            cp.load_system(written(tmp_path, *lines))
+
+    def test_a_missing_model_is_reported(self, tmp_path: Path) -> None:
+        path = written(tmp_path, "tools: []")
+        path.write_text(path.read_text().replace("lm: smollm2\n", ""))
+        with pytest.raises(CompoundError, match="lm"):
+            cp.load_system(path)
+
+
+class TestRoundTrip:
+    def test_the_written_file_is_the_same_system(self, tmp_path: Path) -> None:
+        path = written(
+            tmp_path,
+            'prompt: {tune: "Answer."}',
+            "tools:",
+            '  - {function: "benchmarks.agents.arithmetic:calculate"}',
+            '  - {function: "benchmarks.agents.arithmetic:evaluate", name: other, timeout: 3.0}',
+            "  - {python: {wall: 5.0}, name: run}",
+            "temperature: 0.5",
+            "max_turns: 3",
+            "max_calls: 2",
+            "takes: {question: str}",
+            "stop: [END]",
+            "reasks: 0",
+        )
+        system = cp.load_system(path)
+        text = dump(system)
+        again = reload(system, tmp_path)
+        assert again.identity == system.identity
+        assert again.configuration == system.configuration
+        assert dump(again) == text
+
+    def test_tuned_texts_are_written(self, tmp_path: Path) -> None:
+        path = written(
+            tmp_path,
+            "tools: [{function: 'benchmarks.agents.arithmetic:calculate'}]",
+            "tune_tools: true",
+        )
+        system = cp.load_system(path).bind(
+            {"clerk_turn.tool_calculate": "sum: Add.\n- expression: terms"}
+        )
+        again = reload(system, tmp_path)
+        assert again.configuration == system.configuration
+
+    def test_texts_without_tuning(self, tmp_path: Path) -> None:
+        path = written(
+            tmp_path,
+            "tools: [{function: 'benchmarks.agents.arithmetic:calculate'}]",
+            "texts: {calculate: 'sum: Add.'}",
+        )
+        system = cp.load_system(path)
+        assert not any("tool" in key for key in system.parameters)
+        lm = ScriptedLM(['{"tool": "sum", "arguments": {"expression": "1+1"}}', '{"answer": "2"}'])
+        trace = cp.run(system, {"question": "?"}, engines={"smollm2": lm})
+        assert trace.calls_of("clerk_call")[0].outputs == {"result": "2"}
+        assert reload(system, tmp_path).identity == system.identity
+
+    def test_tools_without_a_name_in_a_file(self) -> None:
+        def local(x: int) -> int:
+            return x
+
+        made = cp.Agent("clerk", [cp.Tool.from_function(local)])
+        system = cp.System("s", {"answer": made(question=cp.Input("question"))}, lm="smollm2")
+        with pytest.raises(CompoundError, match="the tool 'local' cannot be named in a file"):
+            dump(system)

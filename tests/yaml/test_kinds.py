@@ -1,0 +1,504 @@
+"""Component kinds, metrics and engines of installed packages, as files name them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+import compound as cp
+from compound.core.errors import SpecError
+from compound.evaluation.metrics.custom import bounds_hint
+from compound.graph.registry import plugins as module
+from compound.graph.registry.plugins import plugins
+from compound.yaml import dump, loads, schema
+
+SOURCE = '''\
+import threading
+from collections.abc import Callable
+
+import compound as cp
+
+
+class Shout(cp.ext.Operation):
+    """Shout a text.
+
+    Args:
+        name: the name of the component.
+        mark: what stands at the end.
+        times: how often.
+    """
+
+    kind, version = "shout", "1"
+    inputs = {"text": cp.Port(str)}
+    outputs = {"output": cp.Port(str)}
+
+    def __init__(self, name: str, mark: str | cp.Text = "!", times: int | cp.Int = 1, calm: bool = False) -> None:
+        if mark == "?":
+            raise ValueError("that is a question")
+        self.name, self.mark, self.times, self.calm = name, mark, times, calm
+
+    @property
+    def settings(self):
+        return {"mark": self.mark, "times": self.times}
+
+    async def run(self, inputs, values, call):
+        return {"output": inputs["text"].upper() + values["mark"] * values["times"]}
+
+
+class Needs(Shout):
+    def __init__(self, name: str, mark: str) -> None:
+        super().__init__(name, mark)
+
+
+class Renamed(Shout):
+    def __init__(self, name: str) -> None:
+        super().__init__("other")
+
+
+def length(output: str, most: int = 3) -> cp.ext.Metric:
+    """Score 1 for short texts."""
+    return cp.metrics.custom(lambda outputs, example: float(len(outputs[output]) <= most), "length")
+
+
+class Parrot:
+    """Repeat."""
+
+    name, concurrency, remote, priced = "parrot", 1, False, True
+    code_settings = ("program",)
+
+    def __init__(self, words: int = 3, server: str = "", token_key_env: str | None = None, program: str = "") -> None:
+        self.words = words
+
+    def worst_case(self, request):
+        return cp.ext.Usage(1, 1, request.max_tokens)
+
+    async def generate(self, request):
+        return cp.ext.Completion("polly", cp.ext.Usage(1, 1, 1), "stop")
+
+    async def aclose(self):
+        pass
+
+
+class Held(Shout):
+    def __init__(
+        self, name: str, mark: str = "!", lock: threading.Thread | None = None, pool: "Pool | None" = None,
+        done: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(name, mark)
+        self.lock, self.pool, self.done = lock, pool, done
+
+
+class Locked(Shout):
+    def __init__(self, name: str, lock: threading.Thread) -> None:
+        super().__init__(name)
+
+
+class Reserved(Shout):
+    def __init__(self, name: str, when: str = "now") -> None:
+        super().__init__(name)
+
+
+class Given(Shout):
+    def __init__(self, name: str, given: str = "x") -> None:
+        super().__init__(name)
+
+
+class Alone(Shout):
+    async def run(self, inputs):
+        return {"output": ""}
+
+
+number = 3
+'''
+FILE = """\
+system: demo
+lm: smollm2
+inputs: {text: str}
+components:
+  loud: {ENTRY, in: {text: $text}}
+outputs: {y: $loud}
+"""
+
+
+class Distribution:
+    name = "demo-package"
+
+
+@pytest.fixture(autouse=True)
+def _installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    (tmp_path / "shouting.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    named = {
+        "components": {
+            "shout": "Shout",
+            "needs": "Needs",
+            "renamed": "Renamed",
+            "none": "number",
+            "gone": "gone",
+            "llm": "Shout",
+            "held": "Held",
+            "locked": "Locked",
+            "reserved": "Reserved",
+            "given": "Given",
+            "alone": "Alone",
+        },
+        "metrics": {"length": "length"},
+        "engines": {"parrot": "Parrot"},
+    }
+    points = {
+        f"compound.{group}": [
+            EntryPoint(name, f"shouting:{value}", f"compound.{group}")
+            for name, value in names.items()
+        ]
+        for group, names in named.items()
+    }
+    for point in (point for group in points.values() for point in group):
+        vars(point)["dist"] = Distribution()
+    monkeypatch.setattr(module, "entry_points", lambda group: points.get(group, []))
+    plugins.cache_clear()
+    yield
+    plugins.cache_clear()
+    sys.modules.pop("shouting", None)
+
+
+def file(entry: str, **more: str) -> str:
+    return FILE.replace("ENTRY", entry) + "".join(
+        f"{key}: {value}\n" for key, value in more.items()
+    )
+
+
+def problems(text: str, **options: Any) -> list[str]:
+    with pytest.raises(SpecError) as info:
+        loads(text, **options)
+    return [problem.removeprefix("system.yaml:") for problem in info.value.problems]
+
+
+class TestKinds:
+    def test_settings_are_arguments(self) -> None:
+        system = loads(file('shout: {mark: "!!", times: {int: [1, 3], value: 2}}')).system
+        assert cp.run(system, {"text": "a"}).outputs == {"y": "A!!!!"}
+        assert system.parameters == {"loud.times": cp.Int(1, 3, value=2)}
+
+    def test_defaults(self) -> None:
+        assert cp.run(loads(file("shout: {}")).system, {"text": "a"}).outputs == {"y": "A!"}
+
+    def test_it_is_allowed_where_imports_are_not(self) -> None:
+        assert loads(file("shout: {}"), allow_import=False).system.nodes
+
+    def test_a_kind_that_is_built_in_stays_what_it_is(self) -> None:
+        system = loads(file("llm: {prompt: Say it.}")).system
+        assert isinstance(system.components["loud"], cp.LLM)
+
+    def test_a_file_without_it_imports_nothing(self) -> None:
+        loads(file("llm: {}"))
+        assert "shouting" not in sys.modules
+
+    def test_it_is_written_back_by_its_name(self) -> None:
+        system = loads(file('shout: {mark: {tune: "!"}, times: 2}')).system
+        text = dump(system)
+        assert (
+            'shout: {mark: {tune: "!"}, times: 2}' in text
+            or "shout:\n      mark: {tune: '!'}" in text
+        )
+        again = loads(text).system
+        assert (again.signature, dump(again)) == (system.signature, text)
+
+    @pytest.mark.parametrize(
+        ("entry", "said"),
+        [
+            (
+                "shout: {mrak: x}",
+                "5:18: components.loud.shout.mrak: unknown key; did you mean 'mark'?",
+            ),
+            ("shout: {mark: 3}", "5:24: components.loud.shout.mark: must be a string, but got 3"),
+            (
+                "shout: {times: {choice: [1]}}",
+                "5:25: components.loud.shout.times: must be an integer or {int: [LOW, HIGH]}, "
+                "but got {'choice': [1]}",
+            ),
+            (
+                "shout: {times: {int: [3, 1]}}",
+                "5:25: components.loud.shout.times: Int: low <= high must hold",
+            ),
+            ("shout: {calm: {tune: x}}", "5:24: components.loud.shout.calm: must be true or false"),
+            ("shout: 3", "5:17: components.loud.shout: must be a mapping, but got 3"),
+            ("needs: {}", "5:10: components.loud.needs: 'mark' is missing"),
+            ("shuot: {}", "5:10: components.loud.shuot: unknown kind; did you mean 'shout'?"),
+            (
+                "shout: {}, needs: {mark: x}",
+                "5:21: components.loud.needs: names several: 'shout' and 'needs'",
+            ),
+        ],
+    )
+    def test_mistakes_in_the_file_are_reported_at_their_place(self, entry: str, said: str) -> None:
+        assert [problem for problem in problems(file(entry)) if problem.startswith(said)], problems(
+            file(entry)
+        )
+
+    @pytest.mark.parametrize(
+        ("entry", "said"),
+        [
+            (
+                'shout: {mark: "?"}',
+                r"component kind 'shout' failed at .*shouting.py:22, in __init__: ValueError",
+            ),
+            ("renamed: {}", "a component named 'loud' must keep its name, but its name is 'other'"),
+            ("none: {}", "component kind 'none' is 3, which is not a subclass of Operation"),
+            (
+                "locked: {}",
+                r"parameter 'lock' of .*shouting.py:\d+ has a type that a file cannot hold; give it a default",
+            ),
+            (
+                "reserved: {}",
+                r"parameter 'when' of .*shouting.py:\d+ has a name that a file reserves; rename it",
+            ),
+            (
+                "given: {}",
+                r"parameter 'given' of .*shouting.py:\d+ has a name that a file reserves",
+            ),
+            (
+                "alone: {}",
+                r"run of component kind 'alone' at .*shouting.py:\d+ has the signature \(inputs\)",
+            ),
+            (
+                "gone: {}",
+                r"'gone' \(shouting:gone, from demo-package\) cannot be loaded: AttributeError",
+            ),
+        ],
+    )
+    def test_mistakes_of_the_package_are_named(self, entry: str, said: str) -> None:
+        with pytest.raises(SpecError, match=said) as info:
+            loads(file(entry))
+        assert "system.yaml:5:" in str(info.value)
+
+    def test_a_parameter_that_no_file_can_hold_keeps_its_default(self) -> None:
+        system = loads(file("held: {mark: x}")).system
+        assert vars(system.components["loud"])["lock"] is None
+        assert "5:17: components.loud.held.lock: unknown key; possible: mark" in problems(
+            file("held: {lock: 3}")
+        )
+
+    def test_a_default_that_is_a_space_keeps_the_value_it_is_bound_to(self, tmp_path: Path) -> None:
+        """Regression test: where the default of a parameter is a space, the bound value was not written."""
+        (tmp_path / "tuned.py").write_text(
+            SOURCE.replace('mark: str | cp.Text = "!"', 'mark: str | cp.Text = cp.Text("!")')
+        )
+        system = loads(file('class: "tuned:Shout"'), path=tmp_path / "system.yaml").system
+        bound = system.bind({**system.configuration, "loud.mark": "?!"})
+        again = loads(dump(bound), path=tmp_path / "system.yaml").system
+        assert again.configuration["loud.mark"] == "?!"
+
+    def test_it_stands_in_bodies_too(self) -> None:
+        text = """\
+system: demo
+inputs: {xs: "list[str]"}
+components:
+  each:
+    map:
+      over: text
+      body:
+        inputs: {text: str}
+        components:
+          loud: {shout: {times: 2}, in: {text: $text}}
+        outputs: {y: $loud}
+    in: {text: $xs}
+outputs: {ys: $each.y}
+"""
+        assert cp.run(loads(text).system, {"xs": ["a"]}).outputs == {"ys": ["A!!"]}
+
+
+class TestMetrics:
+    def test_a_file_names_it(self) -> None:
+        metric = loads(file("shout: {}", metric="{length: {output: y, most: 1}}")).metric
+        assert metric is not None
+        assert metric.score({"y": "ab"}, cp.Example("e", {})) == cp.Score(0.0)
+
+    @pytest.mark.parametrize(
+        ("metric", "said"),
+        [
+            ("{length: {output: z}}", "7:27: metric.length.output: no output 'z'; possible: y"),
+            (
+                "{length: {output: y, mots: 1}}",
+                "7:30: metric.length.mots: unknown key; did you mean 'most'?",
+            ),
+            ("{lenght: {}}", "7:10: metric.lenght: unknown metric; did you mean 'length'?"),
+        ],
+    )
+    def test_mistakes(self, metric: str, said: str) -> None:
+        assert said in problems(file("shout: {}", metric=metric)), problems(
+            file("shout: {}", metric=metric)
+        )
+
+
+class TestByPlace:
+    """Metrics, engines and components of a module, with their settings."""
+
+    def test_an_engine(self) -> None:
+        engine = '{bird: {class: "shouting:Parrot", settings: {words: 2}}}'
+        program = loads(file("llm: {lm: bird}", engines=engine))
+        assert vars(program.find_engine("bird")) == {"words": 2}
+        assert cp.run(program.system, {"text": "a"}).outputs == {"y": "polly"}
+        assert program.engines == {"bird": ("shouting:Parrot", {"words": 2})}
+
+    def test_a_metric(self) -> None:
+        metric = '{custom: {call: "shouting:length", settings: {output: y, most: 1}}}'
+        found = loads(file("shout: {}", metric=metric)).metric
+        assert found is not None
+        assert found.score({"y": "ab"}, cp.Example("e", {})) == cp.Score(0.0)
+
+    def test_how_to_declare_bounds_is_said_in_the_syntax_of_the_file(self) -> None:
+        for settings, hint in (
+            ("", "metric: {custom: {…, bounds: [0, 1]}}"),
+            (", settings: {output: y}", "bounds=(0, 1)"),
+        ):
+            found = loads(
+                file("shout: {}", metric=f'{{custom: {{call: "shouting:length"{settings}}}}}')
+            ).metric
+            assert found is not None
+            assert hint in bounds_hint(found)
+
+    @pytest.mark.parametrize(
+        ("entry", "more", "said"),
+        [
+            (
+                "llm: {lm: bird}",
+                {"engines": '{bird: {class: "shouting:Parrot", settings: {wodrs: 2}}}'},
+                "7:55: engines.bird.settings.wodrs: unknown setting; did you mean 'words'?",
+            ),
+            (
+                "llm: {lm: bird}",
+                {"engines": '{bird: {class: "shouting:Parrot", settings: {words: two}}}'},
+                "7:62: engines.bird.settings.words: must be an integer, but got 'two'",
+            ),
+            (
+                "llm: {lm: bird}",
+                {"engines": '{bird: {class: "shouting:Parot"}}'},
+                "7:25: engines.bird.class: shouting has no 'Parot'; did you mean 'Parrot'?",
+            ),
+            (
+                "llm: {lm: bird}",
+                {"engines": '{bird: {class: "shouting:Needs"}}'},
+                "7:25: engines.bird.class: engine 'shouting:Needs' at ",
+            ),
+            (
+                "shout: {}",
+                {"metric": '{custom: {call: "shouting:length", settings: {mots: 1}}}'},
+                "7:55: metric.custom.settings.mots: unknown setting; did you mean 'most'?",
+            ),
+            (
+                "shout: {}",
+                {"metric": '{custom: {call: "shouting:length", settings: {}}}'},
+                "7:25: metric.custom.call: metric 'shouting:length' at ",
+            ),
+            (
+                "shout: {}",
+                {"metric": '{custom: {call: "shouting:length", settings: {output: y}, name: z}}'},
+                "7:67: metric.custom.name: cannot be given together with settings",
+            ),
+            (
+                'class: "shouting:Shout", settings: {times: often}',
+                {},
+                "5:53: components.loud.settings.times: must be an integer or {int: [LOW, HIGH]}, but got 'often'",
+            ),
+            (
+                'class: "shouting:Shout", settings: {mark: "?"}',
+                {},
+                "5:17: components.loud.class: shouting:Shout failed at ",
+            ),
+            (
+                'class: "shouting:Alone"',
+                {},
+                "5:17: components.loud.class: run of shouting:Alone at ",
+            ),
+            ('class: "shouting:Needs"', {}, "5:17: components.loud.class: shouting:Needs at "),
+            ('class: "shouting:length"', {}, "5:17: components.loud.class: shouting:length at "),
+        ],
+    )
+    def test_mistakes(self, entry: str, more: dict[str, str], said: str) -> None:
+        found = problems(file(entry, **more))
+        assert [problem for problem in found if problem.startswith(said)], found
+
+    def test_an_engine_needs_imports(self) -> None:
+        text = file("llm: {lm: bird}", engines='{bird: {class: "shouting:Parrot"}}')
+        (said,) = problems(text, allow_import=False)
+        assert said.startswith("7:25: engines.bird.class: names Python code (shouting:Parrot)")
+
+    def test_a_server_of_an_engine_needs_consent(self) -> None:
+        settings = '{server: "https://birds.example/v1"}'
+        text = file(
+            "llm: {lm: bird}",
+            engines=f'{{bird: {{class: "shouting:Parrot", settings: {settings}}}}}',
+        )
+        (said,) = problems(text)
+        assert said.startswith("7:63: engines.bird.settings.server: ")
+        assert loads(text, trust=["birds.example"]).system.nodes
+
+
+class TestEngines:
+    def test_a_file_names_it(self) -> None:
+        program = loads(file("llm: {lm: bird}", engines="{bird: {parrot: {words: 2}}}"))
+        assert vars(program.find_engine("bird")) == {"words": 2}
+        assert cp.run(program.system, {"text": "a"}).outputs == {"y": "polly"}
+
+    def test_mistakes(self) -> None:
+        assert "7:27: engines.bird.parrot.wodrs: unknown key; did you mean 'words'?" in problems(
+            file("llm: {lm: bird}", engines="{bird: {parrot: {wodrs: 2}}}")
+        )
+
+    def test_a_server_needs_consent(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        text = file(
+            "llm: {lm: bird}", engines='{bird: {parrot: {server: "https://birds.example/v1"}}}'
+        )
+        (said,) = problems(text)
+        assert said.startswith("7:35: engines.bird.parrot.server: ")
+        assert "birds.example" in said
+        assert loads(text, trust=["birds.example"]).system.nodes
+
+    def test_a_key_needs_consent(self) -> None:
+        text = file(
+            "llm: {lm: bird}",
+            engines='{bird: {parrot: {server: "https://birds.example/v1", token_key_env: BIRD_KEY}}}',
+        )
+        (said,) = problems(text, trust=["birds.example"])
+        assert said.startswith("7:78: engines.bird.parrot.token_key_env: ")
+        assert loads(text, trust=["BIRD_KEY@birds.example"]).system.nodes
+
+    def test_a_program_needs_imports(self) -> None:
+        text = file("llm: {lm: bird}", engines="{bird: {parrot: {program: sh}}}")
+        assert loads(text).system.nodes
+        (said,) = problems(text, allow_import=False)
+        assert said == (
+            "7:36: engines.bird.parrot.program: is a command to run, and imports are not allowed"
+        )
+
+
+def test_the_schema_holds_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = vars(module)["entry_points"]("compound.components")
+    monkeypatch.setattr(
+        module,
+        "entry_points",
+        lambda group: [p for p in points if p.name == "shout"] if group.endswith("ponents") else [],
+    )
+    plugins.cache_clear()
+    validator = jsonschema.Draft202012Validator(schema())
+    good = {
+        "system": "demo",
+        "inputs": {"text": "str"},
+        "outputs": {"y": "$loud"},
+        "components": {"loud": {"shout": {"mark": {"tune": "!"}}, "in": {"text": "$text"}}},
+    }
+    assert list(validator.iter_errors(good)) == []
+    bad = {**good, "components": {"loud": {"shout": {"mrak": "!"}}}}
+    assert list(validator.iter_errors(bad))
+
+
+def test_without_extensions_the_schema_has_no_mark_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "entry_points", lambda group: [])
+    plugins.cache_clear()
+    assert "x-installed" not in str(schema())

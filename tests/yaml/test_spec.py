@@ -1,0 +1,436 @@
+"""Reading a file: every kind, setting and section becomes what Python would have declared."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import jsonschema
+import pytest
+
+from compound.api.sync import run
+from compound.components.flow import Loop, Map
+from compound.components.function import Function
+from compound.components.index import BM25, Dense, PassageIndex
+from compound.components.llm import LLM
+from compound.components.retriever import Retriever
+from compound.core.errors import DeclarationError, SpecError
+from compound.core.example import Example, Score
+from compound.evaluation.dataset import Dataset
+from compound.evaluation.metrics.built_in import TokenF1
+from compound.graph.component import Output
+from compound.graph.space import Choice, Demos, Float, Int, Text, Weights
+from compound.testing import ScriptedLM
+from compound.yaml import Program, load, loads, schema
+from compound.yaml.source import read
+
+ROOT = Path(__file__).parents[2]
+FILES = ROOT / "tests" / "files" / "spec"
+DESIGN, EVERYTHING, SMALL = (
+    (FILES / f"{name}.yaml").read_text("utf-8") for name in ("design", "everything", "small")
+)
+
+
+def folder_with(folder: Path, text: str) -> Path:
+    """Write a file beside the module and the corpus that it names."""
+    shutil.copytree(FILES, folder, dirs_exist_ok=True)
+    path = folder / "system.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def one(component: str, *, inputs: str = "question: str", more: str = "") -> Program:
+    """Load a file with one component whose output is the system's."""
+    return loads(
+        f"system: one\nlm: smollm2\ninputs: {{{inputs}}}\ncomponents:\n  c: {component}\noutputs: {{out: $c}}\n{more}"
+    )
+
+
+def settings(component: str) -> dict[str, Any]:
+    return dict(one(component).system.components["c"].settings)
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    return load(folder_with(tmp_path_factory.mktemp("everything"), EVERYTHING))
+
+
+def test_the_example_of_the_design_loads(tmp_path: Path) -> None:
+    path = tmp_path / "system.yaml"
+    path.write_text(DESIGN, encoding="utf-8")
+    program = load(path)
+    assert list(program.system.nodes) == ["rewriter", "searcher", "answerer"]
+    assert dict(program.system.configuration) == {
+        "answerer.prompt": "Answer in a few words.",
+        "rewriter.prompt": "Rewrite the question as a search query.",
+        "searcher.k": 5,
+    }
+    assert program.system.defaults == {"lm": "smollm2"}
+    assert program.data == Dataset("hf://datasets/data/hotpotqa", "train", "dev", "test")
+    assert program.metric == TokenF1("token_f1", "answer", "answer")
+    assert program.optimize.method == "search"
+    assert program.optimize.budget.system_runs == 400
+    assert program.text == DESIGN
+    assert program.path == path
+
+
+def test_every_kind_of_component_loads(everything: Program) -> None:
+    kinds = {name: component.kind for name, component in everything.system.components.items()}
+    assert set(kinds.values()) == {
+        "function",
+        "llm",
+        "retriever",
+        "selector",
+        "hyperparameter",
+        "loop",
+        "map",
+        "first_of",
+        "cutter",
+    }
+    assert (
+        everything.system.nodes["hop2"].component is everything.system.nodes["rewriter"].component
+    )
+
+
+def test_engines_are_kept_as_kind_and_settings(everything: Program) -> None:
+    assert everything.engines == {
+        "mock": (
+            "litellm",
+            {"model": "openai/x", "api_base": "http://127.0.0.1:8000/v1", "concurrency": 8},
+        ),
+        "big": ("transformers", {"model": "smollm2", "deterministic": True}),
+    }
+
+
+def test_engines_of_the_file_come_before_the_convention(
+    everything: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[tuple[str, dict[str, Any]]] = []
+    monkeypatch.setattr(
+        "compound.yaml.program.open_engine", lambda kind, **given: opened.append((kind, given))
+    )
+    monkeypatch.setattr(
+        "compound.yaml.program.find_engine", lambda lm: opened.append(("by name", {"lm": lm}))
+    )
+    for lm in ("mock", "openai/gpt-4o-mini"):
+        everything.find_engine(lm)
+    assert opened == [everything.engines["mock"], ("by name", {"lm": "openai/gpt-4o-mini"})]
+
+
+def test_an_engine_with_settings_of_another_kind_names_its_entry(
+    everything: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def strict(kind: str, *, model: str) -> None: ...
+
+    monkeypatch.setattr("compound.yaml.program.open_engine", strict)
+    with pytest.raises(
+        DeclarationError, match=r"engines\.mock\.litellm: .*unexpected keyword argument 'api_base'"
+    ):
+        everything.find_engine("mock")
+
+
+def test_settings_become_spaces() -> None:
+    found = settings(
+        "{llm: {prompt: {tune: Answer., max_length: 99}, demos: {tune: 2}, lm: {choice: [smollm2, local/x]}, "
+        "temperature: {float: [0, 1], value: 0.5}, max_tokens: {int: [8, 64], value: 16, log: true}, "
+        "weights: {lora: {rank: 4, alpha: 6}}}, in: {question: $question}}"
+    )
+    assert found == {
+        "prompt": Text("Answer.", 99),
+        "demos": Demos(max=2),
+        "lm": Choice("smollm2", "local/x"),
+        "temperature": Float(0, 1, 0.5),
+        "max_tokens": Int(8, 64, 16, log=True),
+        "weights": Weights(rank=4, alpha=6),
+    }
+
+
+def test_settings_left_out_are_those_of_the_component() -> None:
+    program = one("{llm: {}, in: {question: $question}}")
+    assert program.system.components["c"].settings == LLM("c").settings
+
+
+def test_plain_settings_stay_plain() -> None:
+    llm = one(
+        '{llm: {prompt: "Go", demos: [{inputs: {q: 1}, outputs: {a: 2}}], temperature: 1, max_tokens: 3, '
+        'stop: ["."], system: Be kind., format: json, timeout: null, retries: 0}, in: {question: $question}}'
+    ).system.components["c"]
+    assert isinstance(llm, LLM)
+    assert (llm.prompt, llm.temperature, llm.max_tokens, llm.stop) == ("Go", 1, 3, (".",))
+    assert llm.demos == ({"inputs": {"q": 1}, "outputs": {"a": 2}},)
+    assert (llm.system, llm.format, llm.timeout, llm.retries) == ("Be kind.", "json", None, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1e-6", 1e-6),
+        (".5", 0.5),
+        ("5.", 5.0),
+        ("on", "on"),
+        ("yes", "yes"),
+        ("No", "No"),
+        ("true", True),
+        ("012", 12),
+        ("0o17", 15),
+        ("0x1F", 31),
+        ("1_000", "1_000"),
+        ("2024-01-01", "2024-01-01"),
+        ("1:30", "1:30"),
+        ("~", None),
+        ("null", None),
+        ('"1"', "1"),
+        ("<<", "<<"),
+        ("=", "="),
+        ("-3", -3),
+        ("[a, 1]", ["a", 1]),
+        ("{a: {b: on}}", {"a": {"b": "on"}}),
+    ],
+)
+def test_scalars_mean_what_yaml_1_2_says(tmp_path: Path, text: str, expected: object) -> None:
+    component = f"{{class: 'parts:Cutter', settings: {{extra: {text}}}, in: {{text: $question}}}}"
+    source = f"system: s\ninputs: {{question: str}}\ncomponents: {{c: {component}}}\noutputs: {{o: $c}}\n"
+    cutter: Any = load(folder_with(tmp_path, source)).system.components["c"]
+    assert cutter.extra == expected
+    assert type(cutter.extra) is type(expected)
+
+
+def test_types_are_spelled_as_in_messages() -> None:
+    program = one("{llm: {}, in: {question: $question}, out: 'one of yes, no'}")
+    assert program.system.outputs["out"].type == Literal["yes", "no"]
+    program = one(
+        "{llm: {}, in: {question: $question}, out: 'list[str] | None'}",
+        inputs="question: 'dict[str, any]'",
+    )
+    assert program.system.outputs["out"].type == list[str] | None
+    assert program.system.inputs == {"question": dict[str, Any]}
+
+
+def test_edges_may_feed_settings(everything: Program) -> None:
+    source = everything.system.nodes["searcher"].wires["k"]
+    assert isinstance(source, Output)
+    assert source.node.name == "depth"
+
+
+def test_conditions_hold_true_or_a_value(everything: Program) -> None:
+    nodes = everything.system.nodes
+    conditions = {name: node.when for name, node in nodes.items() if node.when}
+    assert {name: (when.source.label, when.value) for name, when in conditions.items()} == {
+        "rewriter": ("$router.needs_search", True),
+        "ranker": ("$router.route", "search"),
+        "hop2": ("$router.route", "search"),
+    }
+
+
+def test_an_entry_without_edges_that_others_use_only_declares_a_component(
+    everything: Program,
+) -> None:
+    assert "shouter" not in everything.system.nodes
+    agent = everything.system.components["agent"]
+    assert isinstance(agent, Loop)
+    assert agent.body.nodes["said"].component is everything.system.components["shouter"]
+
+
+def test_loops_and_maps_read_their_settings(everything: Program) -> None:
+    agent, workers = everything.system.components["agent"], everything.system.components["workers"]
+    assert isinstance(agent, Loop)
+    assert isinstance(workers, Map)
+    assert (agent.carry, agent.until, agent.max_turns) == ({"state": "state"}, "done", Int(1, 5))
+    assert workers.over == "question"
+
+
+def test_indexes_are_declared_with_paths_beside_the_file(everything: Program) -> None:
+    folder = everything.path.parent
+    indexes = {
+        n: c.index for n, c in everything.system.components.items() if isinstance(c, Retriever)
+    }
+    assert indexes == {
+        "searcher": BM25(folder / "corpus.jsonl"),
+        "finder": Dense(folder / "corpus.jsonl", "some/encoder", device="cpu"),
+        "ranker": PassageIndex(),
+    }
+
+
+def test_data_beside_the_file_comes_before_the_hub(tmp_path: Path) -> None:
+    path = folder_with(tmp_path / "nested", DESIGN)
+    found = load(path).data
+    assert found is not None
+    assert found.path == "hf://datasets/data/hotpotqa"
+    (path.parent / "data" / "hotpotqa").mkdir(parents=True)
+    found = load(path).data
+    assert found is not None
+    assert found.path == path.parent / "data/hotpotqa"
+
+
+def test_a_path_that_is_no_hub_id_stays_beside_the_file(tmp_path: Path) -> None:
+    program = load(folder_with(tmp_path, DESIGN.replace("data/hotpotqa", "rows.jsonl")))
+    assert program.data is not None
+    assert program.data.path == tmp_path / "rows.jsonl"
+
+
+def test_a_metric_of_ones_own_is_a_function(everything: Program) -> None:
+    assert everything.metric is not None
+    assert everything.metric.name == "score"
+    score = everything.metric.score({}, Example("e", {}))
+    assert isinstance(score, Score)
+    assert score.value == 1.0
+
+
+def test_sections_may_be_left_out() -> None:
+    program = one("{llm: {}, in: {question: $question}}")
+    assert (program.data, program.metric, program.engines) == (None, None, {})
+    assert program.optimize.method == "auto"
+
+
+def test_a_loaded_system_runs() -> None:
+    program = loads(SMALL)
+    trace = run(
+        program.system, {"question": "Is it?"}, engines={"smollm2": ScriptedLM(lambda text: "yes")}
+    )
+    assert trace.outputs == {"verdict": "yes"}
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "system.yaml"
+    path.write_bytes(b"\xef\xbb\xbf" + SMALL.replace("\n", "\r\n").encode())
+    assert load(path).system.signature == loads(SMALL).system.signature
+
+
+def test_overrides_replace_entries_before_anything_is_checked() -> None:
+    program = loads(
+        SMALL,
+        overrides=[
+            ("optimize.budget.system_runs", "150"),
+            ("optimize.alpha", "1e-3"),
+            ("lm", "openai/gpt-4o-mini"),
+            ("components.size.hyperparameter.choice.1", "7"),
+            ("components.thinker.llm.prompt", "{tune: Plan.}"),
+            ("data.path", "here.jsonl"),
+        ],
+    )
+    assert program.optimize.budget.system_runs == 150
+    assert program.optimize.budget.calls == 10
+    assert program.optimize.alpha == 1e-3
+    assert program.system.defaults == {"lm": "openai/gpt-4o-mini"}
+    assert program.system.parameters["size.value"] == Choice(1, 7)
+    assert program.system.configuration["thinker.prompt"] == "Plan."
+    assert program.data is not None
+    assert program.text == SMALL
+
+
+def test_an_override_can_mend_a_broken_entry() -> None:
+    broken = SMALL.replace("seed: 3", "seed: .inf")
+    assert loads(broken, overrides=[("optimize.seed", "4")]).optimize.seed == 4
+
+
+def test_models_of_the_caller_count_as_known() -> None:
+    assert loads(SMALL.replace("smollm2", "scripted"), models=["scripted"]).system.defaults == {
+        "lm": "scripted"
+    }
+
+
+def test_code_is_found_beside_the_file_and_the_path_stays_as_it_was(tmp_path: Path) -> None:
+    before = list(sys.path)
+    path = folder_with(tmp_path, EVERYTHING)
+    (tmp_path / "parts.py").write_text(
+        (tmp_path / "parts.py").read_text() + "\nimport helper_of_parts\n"
+    )
+    (tmp_path / "helper_of_parts.py").write_text("")
+    assert isinstance(load(path).system.components["router"], Function)
+    assert sys.path == before
+
+
+def test_two_folders_may_each_have_a_module_of_the_same_name(tmp_path: Path) -> None:
+    first, second = folder_with(tmp_path / "a", EVERYTHING), folder_with(tmp_path / "b", EVERYTHING)
+    changed = (second.parent / "parts.py").read_text().replace("text.upper()", "text.lower()")
+    (second.parent / "parts.py").write_text(changed)
+    shouted = []
+    for path in (first, second, first):
+        shouter = load(path).system.components["shouter"]
+        assert isinstance(shouter, Function)
+        shouted.append(shouter.function("Hi"))
+    assert shouted == ["HI", "hi", "HI"]
+
+
+def test_a_file_in_the_root_of_a_package_on_the_path_imports_nothing_twice(tmp_path: Path) -> None:
+    source = """
+        system: s
+        inputs: {question: str}
+        components: {c: {function: {call: 'compound.evaluation.metrics.text:normalize'}, in: {text: $question}}}
+        outputs: {o: $c}
+    """
+    before = {name: module for name, module in sys.modules.items() if name.startswith("compound")}
+    loads(source, path=ROOT / "system.yaml")
+    load(folder_with(tmp_path, EVERYTHING))
+    assert {name: sys.modules.get(name) for name in before} == before
+
+
+def test_reading_a_file_loads_no_heavy_library(tmp_path: Path) -> None:
+    path = folder_with(tmp_path, EVERYTHING)
+    code = (
+        "import sys; from compound.yaml import load, schema, dump; p = load(sys.argv[1]); schema(); dump(p.system); "
+        "print([m for m in ('torch', 'transformers', 'optuna', 'litellm', 'bm25s', 'datasets', 'trl', 'peft') "
+        "if m in sys.modules])"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
+
+
+@pytest.mark.parametrize("text", [DESIGN, EVERYTHING, SMALL])
+def test_good_files_fit_the_json_schema(text: str) -> None:
+    jsonschema.Draft202012Validator.check_schema(schema())
+    jsonschema.validate(read(text, "x.yaml").tree, schema(), cls=jsonschema.Draft202012Validator)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("system: small", "sytem: small"),
+        ("system: small", "system: 3"),
+        ("llm: {prompt: {tune: Think.}", "lmm: {prompt: {tune: Think.}"),
+        ("{tune: Think.}", "{tune: Think., valu: 1}"),
+        ("{tune: Think.}", "[Think]"),
+        ("max_tokens: {int: [8, 64], log: true}", "max_tokens: {int: [8]}"),
+        ("{choice: [1, 2]}", "{choice: []}"),
+        ("$question}}\n  size", "question}}\n  size"),
+        ("outputs: {verdict: $judge}", "outputs: {}"),
+        ("exact_match", "exact_mach"),
+        ("{output: verdict}", "{otput: verdict}"),
+        ("seed: 3", "seed: -3"),
+        ("calls: 10", "call: 10"),
+        ("thinker:", "2thinker:"),
+        ("in: {thought", "inn: {thought"),
+    ],
+)
+def test_bad_files_do_not_fit_the_json_schema(old: str, new: str) -> None:
+    assert old in SMALL
+    text = SMALL.replace(old, new)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(
+            read(text, "x.yaml").tree, schema(), cls=jsonschema.Draft202012Validator
+        )
+    with pytest.raises(SpecError):
+        loads(text)
+
+
+def test_the_json_schema_describes_every_setting_and_is_json() -> None:
+    found = json.loads(json.dumps(schema()))
+    assert found["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    parts = [part for name, part in found["$defs"].items() if name.startswith(("kind_", "bm25"))]
+    assert len(parts) > 5
+    fields = [field for part in (found, *parts) for field in part["properties"].values()]
+    assert all(field.get("description") for field in fields)
+    kinds = next(iter(found["properties"]["components"]["patternProperties"].values()))["oneOf"]
+    assert len(kinds) == 12
