@@ -23,6 +23,8 @@ import scipy.stats  # noqa: F401
 from hypothesis import HealthCheck, settings
 
 from compound.cli import main
+from compound.core.security import sanitize
+from compound.core.security.sanitize import registered_secrets
 from compound.testing import OptimizerJob
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -153,6 +155,14 @@ def _own_cache(
     """Keep indexes and models that tests build away from the user's own cache; slow tests share it."""
     if request.node.get_closest_marker("slow") is None:
         monkeypatch.setenv("COMPOUND_CACHE", str(_session_cache))
+
+
+@pytest.fixture(autouse=True)
+def _own_secrets() -> Iterator[None]:
+    """Forget the keys that a test registered: they would divide the streamed text of later ones."""
+    before = registered_secrets()
+    yield
+    sanitize._SECRETS.intersection_update(before)
 
 
 @pytest.fixture(scope="session")

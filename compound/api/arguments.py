@@ -174,7 +174,7 @@ def resolve_metric(metric: GivenMetric, system: System) -> Metric:
             )  # metric factories were replaced by their names
         raise DeclarationError(
             f"metric must be a metric or a function of (outputs, example), but is {metric!r:.80}",
-            hint=f"such as cp.{next(iter(METRICS))}('answer')",
+            hint=f"such as cp.metrics.{next(iter(METRICS))}('answer')",
         )
     make = metric_factory(name)
     parameters = inspect.signature(make).parameters
@@ -182,7 +182,7 @@ def resolve_metric(metric: GivenMetric, system: System) -> Metric:
     if required:
         raise DeclarationError(
             f"metric {name!r} needs settings: {', '.join(required)}",
-            hint=f"pass the metric itself, such as {'cp.' if name in METRICS else ''}{name}(…)",
+            hint=f"pass the metric itself, such as {'cp.metrics.' if name in METRICS else ''}{name}(…)",
         )
     if "output" not in parameters:
         return make()
@@ -190,7 +190,7 @@ def resolve_metric(metric: GivenMetric, system: System) -> Metric:
         outputs = ", ".join(system.outputs)
         raise DeclarationError(
             f"metric {name!r} needs the output to read: system {system.name!r} has {outputs}",
-            hint=f"metric={'cp.' if name in METRICS else ''}{name}({next(iter(system.outputs))!r})",
+            hint=f"metric={'cp.metrics.' if name in METRICS else ''}{name}({next(iter(system.outputs))!r})",
         )
     return make(next(iter(system.outputs)))
 
