@@ -452,5 +452,5 @@ def _httpx() -> Any:  # noqa: ANN401 - the optional library
     try:
         import httpx
     except ImportError:
-        raise MissingExtra("a tool of an HTTP interface", "httpx", "openapi") from None
+        raise MissingExtra("a tool of an HTTP interface", "httpx", "remote") from None
     return httpx

@@ -263,7 +263,7 @@ def _fetched(url: str, hosts: Sequence[str]) -> bytes:
     try:
         import httpx
     except ImportError:
-        raise MissingExtra("a tool of an HTTP interface", "httpx", "openapi") from None
+        raise MissingExtra("a tool of an HTTP interface", "httpx", "remote") from None
     data = bytearray()
     try:
         with (

@@ -300,7 +300,7 @@ LIBRARIES: Mapping[str, tuple[str, str]] = {
     "bitsandbytes": ("bitsandbytes", "quantized"),
     "huggingface_hub": ("transformers", "local"),  # a dependency of transformers
     "litellm": ("litellm", "remote"),
-    "httpx": ("httpx", "openai"),
+    "httpx": ("httpx", "remote"),
     "optuna": ("optuna", "search"),
     "gepa": ("gepa", "search"),
     "bm25s": ("bm25s", "retrieval"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from compound.core.errors import LIBRARIES, MissingExtra, install_command, raise
 ROOT = Path(__file__).parents[2]
 PREPARED = """
 import sys
+import tomllib
 from pathlib import Path
 sys.modules[{module!r}] = None  # as if it were not installed
 import compound as cp
@@ -125,7 +127,7 @@ NEVER_IMPORTED = {
 )
 def test_a_missing_library_names_its_extra(module: str, action: str, tmp_path: Path) -> None:
     library, extra = LIBRARIES[module]
-    extras = {extra, *{"peft": {"rewards"}, "httpx": {"vllm"}}.get(module, ())}
+    extras = {extra, *{"peft": {"rewards"}}.get(module, ())}
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COMPOUND_CACHE": str(tmp_path / "cache")}
     ran = subprocess.run(
         [sys.executable, "-c", PREPARED.format(module=module, action=action)],
@@ -153,12 +155,12 @@ def test_the_hint_names_the_libraries_without_a_clone(
 ) -> None:
     stated = [
         "numpy>=1",
-        'httpx>=0.27; extra == "vllm"',
+        'httpx>=0.27; extra == "remote"',
         "uvloop>=0.1; sys_platform != 'win32' and extra == 'serve'",
     ]
     monkeypatch.setattr("compound.core.errors.__file__", str(tmp_path / "compound" / "errors.py"))
     monkeypatch.setattr("importlib.metadata.requires", lambda _: stated)
-    assert install_command("vllm") == 'pip install "httpx>=0.27"'
+    assert install_command("remote") == 'pip install "httpx>=0.27"'
     assert install_command("serve") == 'pip install "uvloop>=0.1"'
 
 
@@ -181,6 +183,16 @@ def test_every_extra_exists_and_installs_the_library() -> None:
     for library, extra in LIBRARIES.values():
         section = text.split(f"\n{extra} = [", 1)[1].split("\n]", 1)[0]
         assert f'"{library}>=' in section
+
+
+def test_the_server_of_vllm_has_an_extra_outside_all() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
+        "optional-dependencies"
+    ]
+    assert [requirement.partition(">")[0] for requirement in extras["vllm"]] == ["vllm"]
+    assert [requirement.partition(">")[0] for requirement in extras["trl"]] == ["trl"]
+    joined = extras["all"][0].partition("[")[2].rstrip("]").split(",")
+    assert set(extras) - set(joined) == {"all", "dev", "docs", "quantized", "vllm"}
 
 
 @pytest.mark.parametrize(
