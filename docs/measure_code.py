@@ -1,8 +1,9 @@
 """Measure the size of the package, and check it against budgets.
 
 ``python docs/measure_code.py [ROOT]`` prints a table; with ``--check`` it fails if a measure
-exceeds its budget. The package is `compound`, `components`, `rewards` and `optimizers`; benchmarks,
-tests and documentation are measured apart. Definitions:
+exceeds its budget; with ``--journeys`` it also prints the stack frames and files of a run and of an
+optimization (``docs/journeys.py``). The package is `compound`, `components`, `rewards` and
+`optimizers`; benchmarks, tests and documentation are measured apart. Definitions:
 
 - tokens: those of Python's tokenizer, without comments, docstrings, line ends and indentation;
 - modules: Python files, except those that hold at most a docstring and imports of the future;
@@ -24,6 +25,7 @@ from __future__ import annotations
 import argparse
 import ast
 import io
+import subprocess
 import sys
 import tokenize
 import tomllib
@@ -207,6 +209,7 @@ def main() -> None:
     )
     parser.add_argument("root", type=Path, nargs="?", default=Path(__file__).parents[1])
     parser.add_argument("--check", action="store_true", help="fail if a measure exceeds its budget")
+    parser.add_argument("--journeys", action="store_true", help="also count frames and files")
     args = parser.parse_args()
     found = measure(args.root)
     over = [name for name, most in BUDGETS.items() if found[name] > most]
@@ -216,6 +219,10 @@ def main() -> None:
                 f"{name:35} {value:>9,.10g}"
                 + (f"  of {BUDGETS[name]:,g}" if name in BUDGETS else "")
             )
+    if args.journeys:
+        subprocess.run(
+            [sys.executable, Path(__file__).with_name("journeys.py"), args.root], check=True
+        )
     for name in over:
         print(
             f"{name}: {found[name]:,.10g} exceed the budget of {BUDGETS[name]:,g} (docs/measure_code.py)"
