@@ -10,23 +10,19 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compound.core.errors import RunDirectoryError
 from compound.core.security.sanitize import sanitize_text
 from compound.core.security.untrusted import UntrustedFolder
 from compound.report.trackers.tracking import Status, TrackedRun
 
 if TYPE_CHECKING:
-    import wandb
     from mlflow.entities import Run
     from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.summary.writer.record_writer import RecordWriter
 
 PARENT = "mlflow.parentRunId"  # shows the run below its parent
 MLFLOW_TAG = "compound.run"  # tag of all runs that were started here
@@ -36,10 +32,8 @@ STATUSES: Mapping[Status, str] = {
     "failed": "FAILED",
 }
 BATCH = 100  # maximum number of parameters per request
-ABSENT = (
-    "RESOURCE_DOES_NOT_EXIST",
-    "INVALID_PARAMETER_VALUE",
-)  # no such run, or an id of another kind of store
+# no such run, or an id of another kind of store
+ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 
 
 class MLflowTracker:
@@ -48,11 +42,9 @@ class MLflowTracker:
     def __init__(self) -> None:
         from mlflow import MlflowClient
 
-        os.environ.setdefault(
-            "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2"
-        )  # by default it tries for minutes
+        # by default it tries for minutes
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         self._client = MlflowClient()
-        self._id = ""
 
     @property
     def server(self) -> str:
@@ -79,7 +71,7 @@ class MLflowTracker:
             self._client.log_batch(self._id, params=new[first : first + BATCH])
         return self._id
 
-    def log(self, metrics: Mapping[str, float], system_runs: float, at: float, point: int) -> None:
+    def log(self, metrics: Mapping[str, float], system_runs: float, at: float) -> None:
         """Log metrics at a step, the rounded number of system runs."""
         from mlflow.entities import Metric
 
@@ -109,11 +101,8 @@ class MLflowTracker:
             if error.error_code in ABSENT:
                 return None
             raise
-        return (
-            found
-            if found.info.lifecycle_stage == "active" and MLFLOW_TAG in found.data.tags
-            else None
-        )
+        is_own = found.info.lifecycle_stage == "active" and MLFLOW_TAG in found.data.tags
+        return found if is_own else None
 
     def _experiment(self, run: TrackedRun) -> str:
         """Return the id of the experiment, which is created if it does not exist."""
@@ -123,79 +112,44 @@ class MLflowTracker:
             return identity
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or sanitize_text(run.system)
         found = self._client.get_experiment_by_name(name)
-        return str(
-            found.experiment_id if found is not None else self._client.create_experiment(name)
-        )
+        return str(found.experiment_id if found else self._client.create_experiment(name))
 
 
 FOLDER = "tensorboard"  # in the run directory
-PREFIX = "events.out.tfevents."  # of the names of event files
 PARAMETERS = "parameters"  # tag of the table of parameters
-LONGEST = 16 * 2**20  # bytes of a record
-FRAME = (
-    16  # bytes that a record of an event file has in addition to its content: length and checksums
-)
 
 
 class TensorboardTracker:
-    """Logs to one event file in the folder ``tensorboard`` of the run directory.
-
-    A point is one record of the file, so that the points of earlier sessions can be counted: a
-    point that was written but not acknowledged before the process was killed is not written again.
-    The id of a run is the name of its file.
-    """
-
-    def __init__(self) -> None:
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        self._record_writer = RecordWriter
-        self._writer: RecordWriter | None = None
-        self._held = 0  # points in the file
+    """Logs to the folder ``tensorboard`` of the run directory, with a new event file in each session."""
 
     def start(self, run: TrackedRun, previous: str) -> str:
-        """Create the event file or continue it, without a record that was cut off."""
-        folder = UntrustedFolder(run.folder).below(FOLDER).make()
-        found = [name for name in folder.names() if name.startswith(PREFIX)]
-        name = found[0] if found else f"{PREFIX}{int(time.time()):010d}.{secrets.token_hex(4)}"
-        size = 0
-        for record in _records(folder, name):
-            size += len(record) + FRAME
-            self._held += _is_point(record)
-        if size < folder.size(name):
-            folder.truncate(name, size)
-        self._writer = self._record_writer(folder.appender(name))
-        if not size:
-            self._write(_header())
-            self._write(_parameters(run.parameters))
-        return name
+        """Create an event file; the id of a run is the name of its folder."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-    def log(self, metrics: Mapping[str, float], system_runs: float, at: float, point: int) -> None:
-        """Write scalars at a step, the rounded number of system runs, unless the file has the point."""
+        folder = UntrustedFolder(run.folder).below(FOLDER).make()
+        name = f"events.out.tfevents.{time.time_ns():020d}.{secrets.token_hex(4)}"
+        self._writer = RecordWriter(folder.appender(name))
+        self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        if not previous:
+            self._write(_parameters(run.parameters))
+        return FOLDER
+
+    def log(self, metrics: Mapping[str, float], system_runs: float, at: float) -> None:
+        """Write scalars at a step, the rounded number of system runs."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        if point < self._held:
-            return
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._write(Event(wall_time=at, step=round(system_runs), summary=Summary(value=values)))
 
     def finish(self, status: Status, files: Sequence[Path]) -> None:
         """Close the event file; the other files stay where they are, in the run directory."""
-        if self._writer is not None:
-            self._writer.close()
+        self._writer.close()
 
     def _write(self, event: Event) -> None:
-        if self._writer is None:
-            raise RuntimeError("the run was not started")
         self._writer.write(event.SerializeToString())
         self._writer.flush()
-
-
-def _header() -> Event:
-    """Return the first record of an event file."""
-    from tensorboard.compat.proto.event_pb2 import Event
-
-    return Event(wall_time=time.time(), file_version="brain.Event:2")
 
 
 def _parameters(parameters: Mapping[str, str]) -> Event:
@@ -217,53 +171,6 @@ def _cell(value: str) -> str:
     return sanitize_text(value).replace("|", "\\|").replace("\n", " ")
 
 
-def _is_point(record: bytes) -> bool:
-    """Return whether a record is a point.
-
-    Raises:
-        RunDirectoryError: it is no event.
-    """
-    from google.protobuf.message import DecodeError
-    from tensorboard.compat.proto.event_pb2 import Event
-
-    try:
-        values = Event.FromString(record).summary.value
-    except DecodeError:
-        raise RunDirectoryError(
-            "the event file of TensorBoard has a record that is no event"
-        ) from None
-    return any(value.HasField("simple_value") for value in values)
-
-
-def _records(folder: UntrustedFolder, name: str) -> Iterator[bytes]:
-    """Yield the complete records of an event file, up to a damaged one; none if it does not exist.
-
-    A record consists of its length, the checksum of that, its content and the checksum of the
-    content. The file is read here, as TensorBoard's own loader reads records of any length into
-    memory.
-
-    Raises:
-        RunDirectoryError: a record is longer than any that this tracker writes.
-    """
-    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
-
-    if folder.kind(name) is None:
-        return
-    with folder.reader(name) as file:
-        while len(header := file.read(12)) == 12:
-            size, checksum = struct.unpack("<QI", header)
-            if masked_crc32c(header[:8]) != checksum:
-                return
-            if size > LONGEST:
-                raise RunDirectoryError(
-                    f"{folder.place(name)} has a record of {size} bytes", hint="remove the file"
-                )
-            record, end = file.read(size), file.read(4)
-            if len(end) < 4 or struct.unpack("<I", end) != (masked_crc32c(record),):
-                return
-            yield record
-
-
 TRACKIO_PARAMETER = "compound.run"  # parameter of all runs that were started here
 
 
@@ -274,9 +181,6 @@ class TrackioTracker:
         from trackio.sqlite_storage import SQLiteStorage
 
         self._storage = SQLiteStorage
-        self._id = ""
-        self._name = ""
-        self._project = ""
         self._config: Mapping[str, str | None] | None = None  # stored with the next point
 
     def start(self, run: TrackedRun, previous: str) -> str:
@@ -291,22 +195,21 @@ class TrackioTracker:
         self._id = secrets.token_hex(16)
         reserved = {
             "_Group": run.parent or self._id,
-            "_Created": _text(datetime.now(UTC)),
+            "_Created": datetime.now(UTC).isoformat(),
             "_Username": None,
         }
         self._config = {**run.parameters, TRACKIO_PARAMETER: str(run.folder.absolute()), **reserved}
         return self._id
 
-    def log(self, metrics: Mapping[str, float], system_runs: float, at: float, point: int) -> None:
+    def log(self, metrics: Mapping[str, float], system_runs: float, at: float) -> None:
         """Log metrics at a step, the rounded number of system runs."""
         self._storage.bulk_log(
             self._project,
             self._name,
             [dict(metrics)],
             steps=[round(system_runs)],
-            timestamps=[_text(datetime.fromtimestamp(at, UTC))],
+            timestamps=[datetime.fromtimestamp(at, UTC).isoformat()],
             config=dict(self._config) if self._config is not None else None,
-            log_ids=[f"{self._id}-{point}"],
             run_id=self._id,
         )
         self._config = None
@@ -319,13 +222,8 @@ class TrackioTracker:
 
         The id is read from the run directory, whose author could name any run.
         """
-        return TRACKIO_PARAMETER in (
-            self._storage.get_run_config(self._project, run_id=identity) or {}
-        )
-
-
-def _text(moment: datetime) -> str:
-    return moment.isoformat()
+        config = self._storage.get_run_config(self._project, run_id=identity)
+        return TRACKIO_PARAMETER in (config or {})
 
 
 AXIS = "budget/system_runs"
@@ -339,8 +237,6 @@ class WandbTracker:
 
     def __init__(self) -> None:
         import wandb  # noqa: F401 - to report that it is missing before a connection is tried
-
-        self._run: wandb.Run | None = None
 
     @property
     def server(self) -> str:
@@ -372,24 +268,18 @@ class WandbTracker:
         self._run.define_metric("*", step_metric=AXIS)
         return str(self._run.id)
 
-    def log(self, metrics: Mapping[str, float], system_runs: float, at: float, point: int) -> None:
+    def log(self, metrics: Mapping[str, float], system_runs: float, at: float) -> None:
         """Log metrics over system runs."""
-        self._open.log({**metrics, AXIS: system_runs, "_timestamp": at})
+        self._run.log({**metrics, AXIS: system_runs, "_timestamp": at})
 
     def finish(self, status: Status, files: Sequence[Path]) -> None:
         """Upload files as an artifact of type ``compound-run``, and end the run."""
         import wandb
 
-        run = self._open
+        run = self._run
         if files:
             artifact = wandb.Artifact(f"run-{run.id}", type="compound-run")
             for path in files:
                 artifact.add_file(str(path))
             run.log_artifact(artifact)
         run.finish(exit_code=EXIT_CODES[status])
-
-    @property
-    def _open(self) -> wandb.Run:
-        if self._run is None:
-            raise RuntimeError("the run was not started")
-        return self._run

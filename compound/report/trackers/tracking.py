@@ -2,8 +2,8 @@
 
 Trackers follow the run directory: its events and training steps are logged in order, and
 ``trackers.json`` stores how many were. A resumed run therefore continues the same run of the
-tracker without gaps or repetitions, and what a tracker missed because it was not reachable is sent
-at the end or by a later call. A tracker that fails never ends a run.
+tracker without gaps; after a kill, the last event may be logged twice. What a tracker missed is
+sent at the end or by a later call. A tracker that fails never ends a run.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal, Protocol, cast
@@ -78,17 +79,8 @@ class Tracker(Protocol):
         """
         ...
 
-    def log(self, metrics: Mapping[str, float], system_runs: float, at: float, point: int) -> None:
-        """Log metrics.
-
-        Args:
-            metrics: values by name.
-            system_runs: system runs spent so far, the horizontal axis.
-            at: time in seconds since the epoch.
-            point: number of the point in the run, from 0. If the process is killed after a call and
-                before its position is stored, the resumed run repeats the call with the same
-                number.
-        """
+    def log(self, metrics: Mapping[str, float], system_runs: float, at: float) -> None:
+        """Log metrics by name, at a number of system runs and a time in seconds since the epoch."""
         ...
 
     def finish(self, status: Status, files: Sequence[Path]) -> None:
@@ -201,10 +193,8 @@ TRACKERS: Mapping[TrackerName, str] = {
     "wandb": "compound.report.trackers.backends:WandbTracker",
 }
 NOTICE_SECONDS = 2.0  # of waiting until it is told
-START_SECONDS, FINAL_SECONDS = (
-    60.0,
-    30.0,
-)  # of waiting for the start, and without progress at the end
+START_SECONDS = 60.0  # of waiting for the start
+FINAL_SECONDS = 30.0  # of waiting without progress at the end
 _log = logging.getLogger("compound")
 
 
@@ -229,15 +219,11 @@ class Follower:
     """
 
     def __init__(self, name: TrackerName, folder: Path, parent: Follower | None = None) -> None:
-        self.name = name
-        self._folder = UntrustedFolder(folder)
+        self.name, self.folder = name, UntrustedFolder(folder)
         self._parent = parent
         self._open = tracker_class(name)
         self.position = Position()
-        self.sent = 0
-        self._seed = 0
-        self._seen = 0
-        self._points = 0  # of the events seen so far
+        self.sent = self._seen = 0
         self._steps: list[Mapping[str, Any]] = []  # training steps that no event has covered yet
         self._problem = ""
         self._started = False
@@ -246,13 +232,13 @@ class Follower:
         """Start or continue the tracker's run, and log what the record has so far."""
         self._tracker = self._open()
         self._require_server()
-        config = read_json(self._folder, CONFIG)
+        config = read_json(self.folder, CONFIG)
         self._seed = int(config["optimize"]["seed"])
-        stored = _read_positions(self._folder).get(self.name, Position())
+        stored = _read_positions(self.folder).get(self.name, Position())
         parent = self._parent.position.id if self._parent is not None else ""
-        folder = self._folder.path
-        name = f"{folder.name} ({config['optimize']['method']})" if parent else folder.name
-        run = TrackedRun(name, str(config["system"]), folder, run_parameters(config), parent)
+        path = self.folder.path
+        name = f"{path.name} ({config['optimize']['method']})" if parent else path.name
+        run = TrackedRun(name, str(config["system"]), path, run_parameters(config), parent)
         found = self._tracker.start(run, stored.id)
         self.position = stored if found == stored.id else Position(id=found)
         self._store()
@@ -260,27 +246,20 @@ class Follower:
         self.catch_up()
 
     def _require_server(self) -> None:
-        """Fail at once if the tracker's server is not reachable: its library may try for minutes.
-
-        Raises:
-            ConnectionError: it is not.
-        """
+        """Fail at once if the tracker's server is not reachable: its library may try for minutes."""
         server = getattr(self._tracker, "server", "")
         if server and not can_connect(server):
             raise ConnectionError(f"no server answers at {server}")
 
     def start_if_possible(self) -> None:
         """Start, or after a failure try again at the end of the run."""
-        try:
-            self.start()
-        except Exception as error:  # noqa: BLE001 - a tracker must not end a run
-            self._give_up(error)
+        self._attempt(self.start)
 
     def catch_up(self) -> None:
         """Log the events of the record that were not logged yet."""
-        self._seen = self._points = 0
-        self._steps = [r for r in read_records(self._folder, MEMORY) if r.get("kind") == KIND]
-        for event in read_records(self._folder, "events.jsonl"):
+        self._seen = 0
+        self._steps = [r for r in read_records(self.folder, MEMORY) if r.get("kind") == KIND]
+        for event in read_records(self.folder, "events.jsonl"):
             self._follow(event)
 
     def add_step(self, record: Mapping[str, Any]) -> None:
@@ -289,23 +268,16 @@ class Follower:
 
     def follow(self, event: Mapping[str, Any]) -> None:
         """Log an event; after a failure, wait for the end of the run."""
-        if self._problem:
-            return
+        if not self._problem:
+            self._attempt(lambda: self._follow(event))
+
+    def _attempt(self, work: Callable[[], object]) -> None:
         try:
-            self._follow(event)
+            work()
         except Exception as error:  # noqa: BLE001 - a tracker must not end a run
-            self._give_up(error)
-
-    def _give_up(self, error: Exception) -> None:
-        self._problem = _describe(error)
-        _log.warning(
-            "%s: not reachable, trying again at the end of the run: %s", self.name, self._problem
-        )
-
-    @property
-    def folder(self) -> UntrustedFolder:
-        """The run directory."""
-        return self._folder
+            self._problem = _describe(error)
+            again = "not reachable, trying again at the end of the run"
+            _log.warning("%s: %s: %s", self.name, again, self._problem)
 
     def finish(self, status: Status) -> None:
         """Log what is missing, upload the files, and end the tracker's run."""
@@ -314,7 +286,7 @@ class Follower:
             self.catch_up()
         else:
             self.start()
-        files = [self._folder.path / n for n in ARTIFACTS if self._folder.kind(n) == "file"]
+        files = [self.folder.path / n for n in ARTIFACTS if self.folder.kind(n) == "file"]
         self._tracker.finish(status, files)
 
     def finish_if_possible(self, status: Status) -> None:
@@ -322,24 +294,22 @@ class Follower:
         try:
             self.finish(status)
         except Exception as error:  # noqa: BLE001 - a tracker must not end a run
-            where = f"`compound runs track {self._folder.path} --to {self.name}` sends the rest"
+            where = f"`compound runs track {self.folder.path} --to {self.name}` sends the rest"
             _log.warning(
                 "%s: the run is not completely logged: %s; %s", self.name, _describe(error), where
             )
 
     def _follow(self, event: Mapping[str, Any]) -> None:
         self._seen += 1
-        budget = budget_metrics(event)
-        points = [{**training_metrics(step), **budget} for step in self._covered(event)]
-        if (metrics := event_metrics(event)) or not points:
-            points.append({**metrics, **budget})
-        first, self._points = self._points, self._points + len(points)
+        steps = self._covered(event)
         if self._seen <= self.position.events:
             return
-        at = float(event["at"])
-        runs = budget.get("budget/system_runs", 0.0)
-        for number, point in enumerate(points, first):
-            self._tracker.log(point, runs, at, number)
+        budget = budget_metrics(event)
+        points = [{**training_metrics(step), **budget} for step in steps]
+        if (metrics := event_metrics(event)) or not points:
+            points.append({**metrics, **budget})
+        for point in points:
+            self._tracker.log(point, budget.get("budget/system_runs", 0.0), float(event["at"]))
         self.position.events = self._seen
         self.sent += 1
         self._store()
@@ -356,9 +326,9 @@ class Follower:
         return covered
 
     def _store(self) -> None:
-        positions = {**_read_positions(self._folder), self.name: self.position}
+        positions = {**_read_positions(self.folder), self.name: self.position}
         document = {name: position.model_dump() for name, position in positions.items()}
-        self._folder.write(FILE, to_document(document))
+        self.folder.write(FILE, to_document(document))
 
 
 class TrackerThread:
@@ -370,24 +340,13 @@ class TrackerThread:
 
     def __init__(self) -> None:
         self.stuck = False
-        self._tasks: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._tasks: SimpleQueue[tuple[Future[None], Callable[[], object]] | None] = SimpleQueue()
         threading.Thread(target=self._run, name="compound-trackers", daemon=True).start()
 
-    def submit(
-        self, function: Callable[..., object], *arguments: object, **options: object
-    ) -> Future[None]:
+    def submit(self, function: Callable[..., object], *arguments: object) -> Future[None]:
         """Run a function after those submitted before, and return the future of its end."""
         future: Future[None] = Future()
-
-        def work() -> None:
-            try:
-                function(*arguments, **options)
-            except BaseException as error:  # noqa: BLE001 - raised again where the future is read
-                future.set_exception(error)
-            else:
-                future.set_result(None)
-
-        self._tasks.put(work)
+        self._tasks.put((future, partial(function, *arguments)))
         return future
 
     def shutdown(self) -> None:
@@ -395,8 +354,14 @@ class TrackerThread:
         self._tasks.put(None)
 
     def _run(self) -> None:
-        while (work := self._tasks.get()) is not None:
-            work()
+        while (task := self._tasks.get()) is not None:
+            future, work = task
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001 - raised again where the future is read
+                future.set_exception(error)
+            else:
+                future.set_result(None)
 
 
 @dataclass
@@ -410,11 +375,27 @@ class Tracking:
         """Start the runs of all trackers.
 
         Raises:
-            TimeoutError: a tracker does not answer.
+            DeclarationError: a required tracker cannot be started.
+            MissingExtra: the library of a tracker is not installed.
         """
-        starting = self.worker.submit(_start, self.followers, required=required)
-        names = ", ".join(follower.name for follower in self.followers)
+        try:
+            self._start_in_time(required)
+        except DeclarationError:
+            raise
+        except Exception as error:
+            raise_missing_extra(error, "optimize.trackers")
+            if not required:
+                _log.warning("%s", _describe(error))
+                return
+            raise DeclarationError(
+                f"optimize.trackers: the run cannot be tracked: {_describe(error)}",
+                hint="check the tracker's environment variables, or remove it from optimize.trackers",
+            ) from error
+
+    def _start_in_time(self, required: bool) -> None:
+        starting = self.worker.submit(_start, self.followers, required)
         if not wait([starting], NOTICE_SECONDS).done:
+            names = ", ".join(follower.name for follower in self.followers)
             _log.warning("waiting for %s …", names)
             if self.worker.stuck or not wait([starting], START_SECONDS).done:
                 self.worker.stuck = True
@@ -436,17 +417,11 @@ class Tracking:
     def finish(self, status: Status) -> None:
         """End the runs of all trackers, and wait for them as long as they make progress."""
         left = {self.worker.submit(f.finish_if_possible, status): f for f in self.followers}
-        seconds, before = (
-            NOTICE_SECONDS,
-            sum(f.sent for f in self.followers) if self.worker.stuck else -1,
-        )
+        seconds, before = NOTICE_SECONDS, self._sent() if self.worker.stuck else -1
         while left:
             for done in wait(left, seconds).done:
                 del left[done]
-            names, sent = (
-                ", ".join(f.name for f in left.values()),
-                sum(f.sent for f in self.followers),
-            )
+            names, sent = ", ".join(f.name for f in left.values()), self._sent()
             if left and sent == before:
                 self.worker.stuck = True
                 where = "`compound runs track` sends the rest"
@@ -455,6 +430,9 @@ class Tracking:
             if left and seconds == NOTICE_SECONDS:
                 _log.warning("waiting for %s …", names)
             seconds, before = FINAL_SECONDS, sent
+
+    def _sent(self) -> int:
+        return sum(follower.sent for follower in self.followers)
 
 
 @contextmanager
@@ -472,9 +450,11 @@ def tracked(
         DeclarationError: a tracker cannot be reached at the start of the main run.
         MissingExtra: the library of a tracker is not installed.
     """
-    tracking = Tracking(_followers(names, recorder.run.path, parent), _worker(parent))
+    mains = {f.name: f for f in parent.followers} if parent is not None else {}
+    followers = [Follower(n, recorder.run.path, mains.get(n)) for n in dict.fromkeys(names)]
+    tracking = Tracking(followers, parent.worker if parent is not None else TrackerThread())
     try:
-        _start_in_time(tracking, required=parent is None)
+        tracking.start(required=parent is None)
         if tracking.followers:
             recorder.subscribe(tracking.listen, on_record=tracking.record)
         status: Status = "failed"
@@ -506,11 +486,12 @@ def send(name: TrackerName, folder: Path) -> int:
     try:
         main = Follower(name, folder)
         others = [Follower(name, other.path, main) for other in baselines(run.folder)]
-        followers = (*others, main)
         _start([main, *others])
-        for follower in followers:
-            follower.finish(_status(follower.folder))
-        return sum(follower.sent for follower in followers)
+        for follower in (*others, main):
+            stored = load_checkpoint(follower.folder)
+            done = stored is not None and stored.state.done
+            follower.finish("finished" if done else "interrupted")
+        return sum(follower.sent for follower in (main, *others))
     except CompoundError:
         raise
     except Exception as error:
@@ -521,11 +502,6 @@ def send(name: TrackerName, folder: Path) -> int:
         ) from error
     finally:
         run.close()
-
-
-def _status(folder: UntrustedFolder) -> Status:
-    stored = load_checkpoint(folder)
-    return "finished" if stored is not None and stored.state.done else "interrupted"
 
 
 def tracker_name(name: str) -> TrackerName:
@@ -546,42 +522,9 @@ def tracker_class(name: TrackerName) -> Callable[[], Tracker]:
     return cast("Callable[[], Tracker]", getattr(importlib.import_module(module), made))
 
 
-def _followers(
-    names: Sequence[TrackerName], folder: Path, parent: Tracking | None
-) -> list[Follower]:
-    mains = {f.name: f for f in parent.followers} if parent is not None else {}
-    return [Follower(name, folder, mains.get(name)) for name in dict.fromkeys(names)]
-
-
-def _worker(parent: Tracking | None) -> TrackerThread:
-    return parent.worker if parent is not None else TrackerThread()
-
-
-def _start(followers: Sequence[Follower], *, required: bool = True) -> None:
+def _start(followers: Sequence[Follower], required: bool = True) -> None:
     for follower in followers:
         follower.start() if required else follower.start_if_possible()
-
-
-def _start_in_time(tracking: Tracking, *, required: bool) -> None:
-    """Start trackers; name the setting in the error of a library.
-
-    Raises:
-        DeclarationError: a required tracker cannot be started.
-        MissingExtra: the library of a tracker is not installed.
-    """
-    try:
-        tracking.start(required=required)
-    except DeclarationError:
-        raise
-    except Exception as error:
-        raise_missing_extra(error, "optimize.trackers")
-        if not required:
-            _log.warning("%s", _describe(error))
-            return
-        raise DeclarationError(
-            f"optimize.trackers: the run cannot be tracked: {_describe(error)}",
-            hint="check the tracker's environment variables, or remove it from optimize.trackers",
-        ) from error
 
 
 def _describe(error: Exception) -> str:

@@ -46,7 +46,6 @@ class Notebook:
     runs: ClassVar[list[tuple[str, str, str]]] = []
     ended: ClassVar[list[tuple[Status, list[str]]]] = []
     failing: ClassVar[list[str]] = []
-    points: ClassVar[list[int]] = []
     times: ClassVar[list[float]] = []
 
     def start(self, run: TrackedRun, previous: str) -> str:
@@ -55,10 +54,9 @@ class Notebook:
         self.runs.append((identity, run.name, run.parent))
         return identity
 
-    def log(self, metrics: Mapping[str, float], system_runs: float, at: float, point: int) -> None:
+    def log(self, metrics: Mapping[str, float], system_runs: float, at: float) -> None:
         self._fail("log")
         self.logs.append((metrics, system_runs))
-        self.points.append(point)
         self.times.append(at)
 
     def finish(self, status: Status, files: Sequence[Path]) -> None:
@@ -86,7 +84,6 @@ def clear() -> None:
         Notebook.runs,
         Notebook.ended,
         Notebook.failing,
-        Notebook.points,
         Notebook.times,
     )
     for kept in lists:
@@ -166,7 +163,6 @@ def test_interruptions_change_nothing_of_what_is_logged(cuts: list[int]) -> None
         parts = [SCRIPT[a:b] for a, b in itertools.pairwise(bounds)]
         assert logged(parts, Path(place) / "parts") == whole
         assert len({identity for identity, *_ in Notebook.runs}) == 1
-        assert Notebook.points == list(range(len(whole)))
 
 
 def test_the_time_is_that_of_the_record(tmp_path: Path) -> None:
@@ -259,7 +255,6 @@ def test_sending_raises_if_the_tracker_fails_and_can_be_repeated(
     Notebook.failing.clear()
     events = [kind for kind, _ in SCRIPT if kind != "memory"]
     assert send("mlflow", tmp_path / "run") == (0 if where == "finish" else len(events))
-    assert Notebook.points == list(range(len(Notebook.points)))
 
 
 def test_a_damaged_position_is_found_and_named(tmp_path: Path) -> None:
