@@ -1,8 +1,9 @@
 """Report of a run, written from the files of its directory only.
 
-`record` reads the files; `facts`, `headline` and `training` compute the values; `sections` arranges
-them in blocks, which `rendering` turns into Markdown and HTML. `figures` and `graph` draw, and
-`sweep` compares runs.
+`record` reads the files; `facts`, `headline`, `training` and `rewards` compute the values.
+``report.jinja`` states the sections, which `rendering` turns into Markdown and HTML; `sections` has
+what a template cannot express. `figures`, `graph` and `training_curves` draw, and `sweep` compares
+runs.
 """
 
 from compound.report.facts import summarize

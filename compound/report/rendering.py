@@ -1,33 +1,42 @@
-"""Blocks of a report's sections, rendered as Markdown and as one HTML page without scripts.
+"""Render the facts of a report as Markdown, and as one HTML page without scripts.
 
-Texts from a run are untrusted. In Markdown they are escaped to stay in their cell, item or fence;
-the template of the page escapes every value that is not `markupsafe.Markup`.
+``report.jinja`` and ``sweep.jinja`` state the sections once, with the macros of ``markdown.jinja``
+or ``html.jinja``. Texts from a run are untrusted: Markdown macros escape them to stay in their
+cell, item or fence, and the HTML environment escapes every value that is not `markupsafe.Markup`.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, Undefined
+from markupsafe import Markup
 
 from compound.core.errors import MissingExtra
+from compound.core.formatting import plural
 from compound.graph.draw import GraphDocument, as_mermaid
 from compound.graph.space import as_demos
 from compound.report.figures import PALETTE, use_page_colors
-from compound.report.text import escape_invisible, line, line_diff, number, shown, word_diff
-
-if TYPE_CHECKING:
-    from jinja2 import Template
-    from markupsafe import Markup
+from compound.report.text import (
+    FORMATS,
+    escape_invisible,
+    line,
+    line_diff,
+    number,
+    word_diff,
+)
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~$&!])")  # of Markdown
 CONTEXT = 300  # characters to show at each end of an unchanged passage
 LIMITS = re.compile(r"(.*?) (\[[−\d.,]+, [−\d.,]+\](?:, n = \d+)?)")  # at the end of a cell
 NONE = "–"  # shown for a missing value
-Columns = Mapping[str, Callable[[Any], str]]
+Columns = Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -45,18 +54,21 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     return Table([heading.removeprefix("#") for heading in headings], rows, numeric)
 
 
-def tabulate(items: Iterable[Any], columns: Columns, *, drop_empty: bool = False) -> Table:
+def tabulate(
+    items: Iterable[Mapping[str, Any]], columns: Columns, *, drop_empty: bool = False
+) -> Table:
     """Return a table with a row for each item.
 
     Args:
         items: the facts of each row.
-        columns: for each heading, as in `table`, the function that formats the cell of an item.
+        columns: for each heading, as in `table`, a Jinja2 expression over the facts of a row.
         drop_empty: whether to leave out columns without any value.
 
-    >>> tabulate([{"n": 2}], {"#count": lambda row: str(row["n"])}).rows
-    [['2']]
+    >>> tabulate([{"n": 2000}], {"#examples": "n | count"}).rows
+    [['2,000']]
     """
-    rows = [[cell(item) for cell in columns.values()] for item in items]
+    cells = [_expression(column) for column in columns.values()]
+    rows = [[str(cell(**item)) for cell in cells] for item in items]
     headings = [*columns]
     if drop_empty:
         filled = [i for i in range(len(headings)) if any(row[i] != NONE for row in rows)]
@@ -65,44 +77,9 @@ def tabulate(items: Iterable[Any], columns: Columns, *, drop_empty: bool = False
     return table(headings, rows)
 
 
-@dataclass(frozen=True)
-class Code:
-    """A block of code."""
-
-    language: str
-    text: str
-
-
-@dataclass(frozen=True)
-class ChangedParameter:
-    """A parameter that changed; the kind is ``text``, ``demos`` or ``value``."""
-
-    key: str
-    kind: str
-    before: Any
-    after: Any
-
-    @property
-    def texts(self) -> tuple[str, str]:
-        """Both texts, ``""`` for a missing one."""
-        return str(self.before or ""), str(self.after or "")
-
-    @property
-    def values(self) -> tuple[str, str]:
-        """Both values on one line each."""
-        return line(self.before, 300), line(self.after, 300)
-
-    @property
-    def demos(self) -> list[tuple[str, Mapping[str, Any]]]:
-        """Demonstrations of both sides, each ``kept``, ``new`` or ``removed``."""
-        before, after = as_demos(self.before or ()), as_demos(self.after or ())
-        found = [("kept" if demo in before else "new", demo) for demo in after]
-        return [*found, *(("removed", demo) for demo in before if demo not in after)]
-
-    @property
-    def demo_counts(self) -> str:
-        """Numbers of demonstrations before and after."""
-        return f"{len(self.before or ())} → {len(self.after or ())} demonstrations"
+@cache
+def _expression(text: str) -> Callable[..., object]:
+    return _environment(html=False).compile_expression(text)
 
 
 @dataclass(frozen=True)
@@ -113,109 +90,54 @@ class Figure:
     """
 
     name: str
-    caption: str
+    caption: str = ""
     svg: str = ""
     missing: str = ""
     graph: GraphDocument | None = None
     instead: str = "The plot is in report.html; the tables below hold its numbers."
 
 
-def draw_figure(name: str, caption: str, draw: Callable[[], str]) -> Figure:
+def draw_figure(name: str, draw: Callable[[], str], **facts: Any) -> Figure:  # noqa: ANN401
     """Return a figure, without its picture if matplotlib is not installed."""
     try:
-        return Figure(name, caption, svg=draw())
+        return Figure(name, svg=draw(), **facts)
     except MissingExtra as error:
         missing = (
             "The figure needs matplotlib, which is not installed: "
             f"{error.hint}, then run `compound runs report` on this run."
         )
-        return Figure(name, caption, missing=missing)
+        return Figure(name, missing=missing, **facts)
 
 
-@dataclass(frozen=True)
-class ExampleCards:
-    """Examples with their scores and outputs, before only if the configuration changed."""
-
-    title: str
-    items: Sequence[Mapping[str, Any]]
-    changed: bool
-
-    def heading(self, example: Mapping[str, Any]) -> str:
-        """Return an example's name with its scores."""
-        before, now = (number(example[side].get("score")) for side in ("before", "after"))
-        return (
-            f"{example['example']}: {before} → {now}"
-            if self.changed
-            else f"{example['example']}: {now}"
-        )
-
-    def groups(self, example: Mapping[str, Any]) -> list[tuple[str, Mapping[str, str]]]:
-        """Return an example's inputs, gold and outcomes that are not empty."""
-        after = example["after"]
-        groups = {
-            "input": example["inputs"],
-            "gold": example["gold"],
-            "before": _outcome(example["before"]) if self.changed else {},
-            "after" if self.changed else "output": _outcome(after),
-            "messages": after.get("messages", {}),
-        }
-        return [(title, values) for title, values in groups.items() if values]
+def render_markdown(template: str, context: Mapping[str, Any], start: str) -> str:
+    """Return a page of Markdown that begins with some text."""
+    environment = _environment(html=False)
+    found = environment.get_template(template).render(format="markdown.jinja", **context)
+    return escape_invisible(re.sub(r"\n{3,}", "\n\n", f"{start}\n\n{found}").strip() + "\n")
 
 
-def _outcome(side: Mapping[str, Any]) -> dict[str, str]:
-    """Return the outputs, the failure and the metric's feedback."""
-    extra = {name: text for name in ("failure", "feedback") if (text := side.get(name))}
-    return {**side.get("outputs", {}), **extra}
+def markdown_table(block: Table) -> str:
+    """Return a table as Markdown."""
+    macros: Any = _environment(html=False).get_template("markdown.jinja").module
+    return str(macros.table(block)).strip()
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """Names with values."""
-
-    items: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Bullets:
-    """A list of sentences."""
-
-    items: Sequence[str]
+def render_html(template: str, context: Mapping[str, Any]) -> str:
+    """Return a page of HTML."""
+    environment, titles = _environment(html=True), list[str]()
+    get = environment.get_template
+    body = get(template).render(format="html.jinja", titles=titles, **context)
+    page = get("page.html").render(body=Markup(body), titles=titles, palette=PALETTE, **context)  # nosec B704
+    return escape_invisible(f"{page.strip()}\n")
 
 
-Block = str | Table | Code | ChangedParameter | Figure | ExampleCards | Pairs | Bullets
-
-
-@dataclass(frozen=True)
-class Section:
-    """A heading with the blocks under it."""
-
-    title: str
-    blocks: Sequence[Block]
-
-    @property
-    def anchor(self) -> str:
-        """Id of the section on a page."""
-        return self.title.lower().replace(" ", "-")
-
-
-# --- rendering ------------------------------------------------------------------------------------
-
-
-def markdown_page(title: str, lead: Sequence[Block], sections: Sequence[Section]) -> str:
-    """Return a page: the title, the leading blocks, and the sections."""
-    parts = [f"# {escape(title)}", *map(render_block, lead)]
-    for section in sections:
-        parts += [f"## {escape(section.title)}", *map(render_block, section.blocks)]
-    return escape_invisible("\n\n".join(part for part in parts if part) + "\n")
-
-
-def escape(text: str) -> str:
+def escape(text: object) -> str:
     """Escape text so that Markdown shows it literally, on one line.
 
     >>> print(escape("a|b <i> `c`"))
     a\\|b \\<i\\> \\`c\\`
     """
-    return SPECIAL.sub(r"\\\1", " ".join(text.split()))
+    return SPECIAL.sub(r"\\\1", " ".join(str(text).split()))
 
 
 def fenced(text: str, language: str = "") -> str:
@@ -225,79 +147,98 @@ def fenced(text: str, language: str = "") -> str:
     return f"{fence}{language}\n{text}\n{fence}"
 
 
-def render_block(block: Block) -> str:
-    """Render a block of a section."""
-    match block:
-        case Table():
-            return _table(block)
-        case Code():
-            return fenced(block.text, block.language)
-        case Pairs():
-            pairs = block.items.items()
-            return "\n".join(f"- **{escape(name)}**: {escape(value)}" for name, value in pairs)
-        case Bullets():
-            return "\n".join(f"- {escape(item)}" for item in block.items)
-        case Figure():
-            if block.graph:
-                return fenced(as_mermaid(block.graph), "mermaid")
-            return escape(block.missing or block.instead)
-        case ChangedParameter():
-            return _change(block)
-        case ExampleCards():
-            return _examples(block)
-        case _:
-            return escape(block)
-
-
-def _table(block: Table) -> str:
-    rule = ["---:" if i in block.numeric else "---" for i in range(len(block.headings))]
-    rows = [[escape(cell) for cell in row] for row in (block.headings, *block.rows)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (rows[0], rule, *rows[1:]))
-
-
-def _change(block: ChangedParameter) -> str:
-    name = f"**{escape(block.key)}**"
-    if block.kind == "text":
-        return f"{name}\n\n{fenced(chr(10).join(line_diff(*block.texts)), 'diff')}"
-    if block.kind == "value":
-        return f"{name}: {' → '.join(map(escape, block.values))}"
-    lines = [f"{name}: {block.demo_counts}\n"]
-    for place, (state, demo) in enumerate(block.demos, 1):
-        bullet = "-" if state == "removed" else f"{place}."
-        lines.append(f"{bullet} {state}: {_values(demo['inputs'])} ⟶ {_values(demo['outputs'])}")
-    return "\n".join(lines)
-
-
-def _values(values: Mapping[str, Any]) -> str:
-    return escape(", ".join(f"{name}: {line(value, 200)}" for name, value in values.items()))
-
-
-def _examples(block: ExampleCards) -> str:
-    lines = [f"### {block.title}\n"]
-    for example in block.items:
-        lines.append(f"- **{escape(block.heading(example))}**")
-        for title, values in block.groups(example):
-            shown = "; ".join(f"{name}: {line(value, 300)}" for name, value in values.items())
-            lines.append(f"  - {title}: {escape(shown)}")
-    return "\n".join(lines)
-
-
-def html_page(facts: Mapping[str, Any], sections: Sequence[Section]) -> str:
-    """Return the report as an HTML page."""
-    text = _template().render(facts=facts, sections=sections, palette=PALETTE)
-    return escape_invisible(f"{text.lstrip()}\n")
-
-
 @cache
-def _template() -> Template:
-    from jinja2 import Environment, StrictUndefined
-
+def _environment(*, html: bool) -> Environment:
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {"cell": _cell, "diff": _diff, "picture": _picture, "shown": shown}
-    environment.tests["of"] = lambda block, name: type(block).__name__ == name
-    return environment.from_string(Path(__file__).with_name("page.html").read_text("utf-8"))
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=html,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )  # nosec B701  # the macros of Markdown escape
+    environment.filters |= {
+        **{name: _of_known(form) for name, form in FORMATS.items()},
+        "anchor": lambda title: title.lower().replace(" ", "-"),
+        "cell": _cell,
+        "fenced": fenced,
+        "md": escape,
+        "mermaid": as_mermaid,
+        "picture": _picture,
+        "plural": plural,
+        "quoted": lambda name: f"{json.dumps(name, ensure_ascii=False)}: …",
+        "squeeze": lambda text: type(text)(re.sub(r"[ \n]+", " ", text).strip()),
+        "suffix": lambda text, end: f"{text}{end}",
+    }
+    environment.globals |= {
+        "NONE": NONE,
+        "demo_states": demo_states,
+        "example_groups": example_groups,
+        "example_heading": example_heading,
+        "html_diff": _html_diff,
+        "line_diff": line_diff,
+        "outcome_of": outcome_of,
+        "tabulate": tabulate,
+        "verdict_of": verdict_of,
+    }
+    return environment
+
+
+def verdict_of(known: str | None, over: Sequence[str], accepted: bool, note: str) -> str:
+    """Return the verdict of a decision, and whether the candidate became the best configuration."""
+    if over:
+        return f"{known}, but over the limits"
+    if known is None:  # without a comparison, or of an earlier version
+        return "accepted" if accepted else note or "rejected"
+    return f"{known}, kept" if accepted else known
+
+
+def outcome_of(values: Mapping[str, object], note: str | None) -> str:
+    """Return what a job proposed, with its note."""
+    proposal, note = "; ".join(f"{k} = {brief(v)}" for k, v in values.items()), line(note or "")
+    return f"{proposal} ({note})" if proposal and note else proposal or note or "no proposal"
+
+
+def brief(value: object) -> str:
+    """Format a value in a few words."""
+    if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+        return f"{len(value)} demonstrations"
+    return line(value, 60)
+
+
+def _of_known(form: Callable[..., str]) -> Callable[..., str]:
+    """Return a format for which an undefined value is a missing one."""
+    return lambda value, *how: form(None if isinstance(value, Undefined) else value, *how)
+
+
+def demo_states(before: object, after: object) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the demonstrations of both sides, each ``kept``, ``new`` or ``removed``."""
+    old, new = as_demos(before or ()), as_demos(after or ())
+    found = [("kept" if demo in old else "new", demo) for demo in new]
+    return [*found, *(("removed", demo) for demo in old if demo not in new)]
+
+
+def example_heading(example: Mapping[str, Any], changed: bool) -> str:
+    """Return an example's name with its scores."""
+    before, now = (number(example[side].get("score")) for side in ("before", "after"))
+    return f"{example['example']}: {before} → {now}" if changed else f"{example['example']}: {now}"
+
+
+def example_groups(example: Mapping[str, Any], changed: bool) -> dict[str, Mapping[str, str]]:
+    """Return an example's inputs, gold and outcomes that are not empty."""
+    after = example["after"]
+    groups = {
+        "input": example["inputs"],
+        "gold": example["gold"],
+        "before": _outcome(example["before"]) if changed else {},
+        "after" if changed else "output": _outcome(after),
+        "messages": after.get("messages", {}),
+    }
+    return {title: values for title, values in groups.items() if values}
+
+
+def _outcome(side: Mapping[str, Any]) -> dict[str, str]:
+    """Return the outputs, the failure and the metric's feedback."""
+    extra = {name: text for name in ("failure", "feedback") if (text := side.get(name))}
+    return {**side.get("outputs", {}), **extra}
 
 
 def _cell(text: str) -> tuple[str, str]:
@@ -306,17 +247,16 @@ def _cell(text: str) -> tuple[str, str]:
     return (found[1], found[2]) if found else (text, "")
 
 
-def _diff(texts: tuple[str, str]) -> list[tuple[str, str]]:
-    """Return the pieces of a diff as elements with their text."""
+def _html_diff(before: object, after: object) -> list[tuple[str, str]]:
+    """Return the pieces of a diff as elements with their text; long unchanged ones are cut."""
     names = {"old": "del", "new": "ins", "same": "span"}
     return [
         (names[kind], _context(text) if kind == "same" else text)
-        for kind, text in word_diff(*texts)
+        for kind, text in word_diff(str(before), str(after))
     ]
 
 
 def _context(text: str) -> str:
-    """Omit the middle of a long unchanged text."""
     left_out = len(text) - 2 * CONTEXT
     if left_out < CONTEXT:
         return text
@@ -325,8 +265,6 @@ def _context(text: str) -> str:
 
 def _picture(block: Figure) -> Markup:
     """Return the SVG, scaled with the page down to the smallest readable size."""
-    from markupsafe import Markup
-
     svg = use_page_colors(block.svg)
     found = re.search(r'width="([\d.]+)pt" height="[\d.]+pt"', svg)
     wide = float(found[1]) * 4 / 3 if found else 800

@@ -6,8 +6,9 @@ function in `PLOTS` accepts any matplotlib axes, so that papers can arrange the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +16,14 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter
 
-from compound.core.errors import CompoundError, MissingExtra
+from compound.core.errors import CompoundError
 from compound.core.security.untrusted import UntrustedFolder
 from compound.optimization.runs.directory import inconsistency_errors
 from compound.report.figures import PALETTE, SMALL, clip_name, figure_to_svg, use_integer_ticks
 from compound.report.record import to_strict_json
-from compound.report.rendering import NONE, Block, Columns, Figure, Table, tabulate
-from compound.report.text import count, interval, number, signed
+from compound.report.rendering import Columns, Figure, Table, draw_figure, tabulate
+from compound.report.text import signed
 from compound.rewards.inspection import FOLDER, HeadView, Inspection, Overview
-from compound.rewards.model import NONE as NO_BACKBONE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,43 +47,17 @@ FORMS = {
     "digits": "contains digits",
     "items": "number of items",
 }
-HEADS: Columns = {
-    "component": lambda head: str(head.component),
-    "#held-out accuracy": lambda head: interval(head.accuracy.to_json()),
-    "#pairs": lambda head: count(head.pairs),
-    "#inputs": lambda head: count(head.accuracy.inputs),
-    "#mean gap": lambda head: number(head.gap),
-    "#calibration error": lambda head: number(head.error),
-    "#rank correlation": lambda head: number(head.correlation),
-    "#jobs using it": lambda head: f"{head.steered} of {head.jobs}",
-    "reason not used": lambda head: head.why or NONE,
-}
+
+
 USES: Columns = {
-    "component": lambda head: str(head.component),
-    "#trust": lambda head: number(head.local.trust),
-    "#slope": lambda head: number(head.local.slope),
-    "#local evaluations": lambda head: count(head.local.evaluations),
-    "#price": lambda head: number(head.local.price),
-    "#global price": lambda head: number(head.local.global_price),
-    "#runs saved": lambda head: f"{head.local.saved:.1f}",
+    "component": "component",
+    "#trust": "local.trust | number",
+    "#slope": "local.slope | number",
+    "#local evaluations": "local.evaluations | count",
+    "#price": "local.price | number",
+    "#global price": "local.global_price | number",
+    "#runs saved": "'%.1f' | format(local.evaluations * (local.global_price - local.price))",
 }
-USED = (
-    "Use in the last joint search. The slope is the expected gain of the score per unit of the "
-    "local reward, trust says how sure it is that the slope is positive, and prices are those of "
-    "one evaluation, in system runs. Saved is what the same number of global evaluations would "
-    "have cost in addition."
-)
-EXPLANATIONS: Columns = {
-    "component": lambda head: str(head.component),
-    "largest weights": lambda head: ", ".join(_largest_weights(head)),
-    "#agreement": lambda head: interval(head.explanation.agreement.to_json()),
-    "#accuracy": lambda head: interval(head.explanation.accuracy.to_json()),
-}
-EXPLAINED = (
-    "A logistic regression on only the named features approximates each head's held-out ranking. "
-    "Weights are log odds per standard deviation. Agreement is the share of held-out pairs that it "
-    "orders like the head, accuracy the share that it orders like the global reward."
-)
 
 
 def reward_facts(path: str | Path) -> dict[str, Any] | None:
@@ -101,66 +75,20 @@ def reward_facts(path: str | Path) -> dict[str, Any] | None:
         return {"problem": str(error)}
 
 
-def reward_blocks(facts: Mapping[str, Any]) -> list[Block]:
-    """Return the section's blocks."""
-    if "problem" in facts:
-        return [f"The local rewards of this run cannot be read: {facts['problem']}."]
-    overview = TypeAdapter(Overview).validate_python(facts)
-    blocks: list[Block] = [_heads(overview), _how(overview)]
-    if any(head.local for head in overview.heads):
-        blocks += [use_table(overview.heads), USED]
-    if explained := [head for head in overview.heads if head.explanation]:
-        blocks += [tabulate(explained, EXPLANATIONS), EXPLAINED]
-    return [*blocks, *_figures(overview.heads)]
-
-
-def _heads(overview: Overview) -> Table:
-    """Return the table of the components with the quality and the use of their rewards."""
-    found = tabulate(overview.heads, HEADS)
-    missing = [
-        [
-            m.component,
-            *(NONE, count(m.pairs), NONE, number(m.gap), NONE, NONE, NONE),
-            m.why or "no reward was learned",
-        ]
-        for m in overview.missing
-    ]
-    return replace(found, rows=[*found.rows, *missing])
-
-
-def use_table(heads: Sequence[HeadView]) -> Table:
+def use_table(heads: Sequence[Mapping[str, Any]]) -> Table:
     """Return the table of what each local reward was used for, and what that saved."""
-    return tabulate([head for head in heads if head.local], USES)
+    return tabulate([head for head in heads if head["local"]], USES)
 
 
-def _how(overview: Overview) -> str:
-    reads = (
-        "the numbers and labels of the template"
-        if overview.backbone == NO_BACKBONE
-        else f"text embeddings of {overview.backbone}"
-    )
-    trained = ", trained on these pairs" if overview.trained else ""
-    return (
-        f"Each head is a linear function of {reads}{trained}. Accuracy is the share of output "
-        "pairs that it orders like the global reward, on held-out inputs: the mean over inputs "
-        "with its 95 % confidence interval. Searches use a reward as far as it predicts the "
-        "global one; weights are trained by it only if it is significantly better than chance. "
-        "The gap is the mean difference between two outputs for an input, in the latest "
-        "iteration; 0 if it is not significant. The correlation is Spearman's, of local with "
-        "global rewards among the outputs of a call in held-out pairs."
-    )
+def weights_of(weights: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the features with the largest weights, each with its weight."""
+    sole = has_one_field([weight["feature"] for weight in weights])
+    return [f"{spoken(w['feature'], sole=sole)} {signed(w['value'])}" for w in weights[:SHOWN]]
 
 
-def _largest_weights(head: HeadView) -> list[str]:
-    weights = head.explanation.weights[:SHOWN] if head.explanation else ()
-    sole = has_one_field(head)
-    return [f"{spoken(w.feature, sole=sole)} {signed(w.value)}" for w in weights]
-
-
-def has_one_field(head: HeadView) -> bool:
+def has_one_field(features: Iterable[str]) -> bool:
     """Return whether all features belong to the same output field."""
-    weights = head.explanation.weights if head.explanation else ()
-    return len({_field(weight.feature) for weight in weights}) <= 1
+    return len(set(map(_field, features))) <= 1
 
 
 def _field(feature: str) -> str:
@@ -190,23 +118,21 @@ def spoken(feature: str, *, sole: bool = False) -> str:
 # --- plots ----------------------------------------------------------------------------------------
 
 
-def _figures(heads: Sequence[HeadView]) -> list[Block]:
+def reward_figures(facts: Mapping[str, Any] | None) -> list[Figure]:
+    """Return the figures of the local rewards of a run, from `reward_facts`."""
+    if not facts or "problem" in facts:
+        return []
+    heads = TypeAdapter(Overview).validate_python(facts).heads
     names = [name for name in CAPTIONS if name != "drift"] if heads else []
     if any(len(head.history) > 1 for head in heads):
         names.append("drift")
-    first = "The figures are in report.html."
-    try:
-        return [
-            Figure(
-                name, CAPTIONS[name], svg=reward_svg(name, heads), instead="" if place else first
-            )
-            for place, name in enumerate(names)
-        ]
-    except MissingExtra as error:
-        return [
-            f"The figures need matplotlib, which is not installed: {error.hint}, then run "
-            "`compound runs report` on this run."
-        ]
+    found: list[Figure] = []
+    for name in names:
+        instead = "" if found else "The figures are in report.html."
+        draw = partial(reward_svg, name, heads)
+        found.append(draw_figure(name, draw, caption=CAPTIONS[name], instead=instead))
+    missing = [figure for figure in found if figure.missing]
+    return missing[:1] or found
 
 
 def reward_svg(name: str, heads: Sequence[HeadView]) -> str:
@@ -322,7 +248,8 @@ def _weights(axes: Axes, head: HeadView) -> None:
         text = "no named feature distinguishes the outputs"
         axes.text(0, 0.5, text, size=SMALL, color=PALETTE["muted"])
         return
-    shown, sole = found.weights[:FEATURES][::-1], has_one_field(head)  # the largest on top
+    shown = found.weights[:FEATURES][::-1]  # the largest on top
+    sole = has_one_field(weight.feature for weight in found.weights)
     for place, weight in enumerate(shown):
         color = PALETTE["accent" if weight.value > 0 else "other1"]
         axes.barh(place, weight.value, color=color, height=0.62, alpha=0.85)

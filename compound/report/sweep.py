@@ -29,49 +29,19 @@ from compound.evaluation.statistics import (
 from compound.optimization.runs.events import is_supported
 from compound.report.facts import SPENDING
 from compound.report.record import Facts, Record, items_of, to_strict_json, totals
-from compound.report.rendering import (
-    NONE,
-    Block,
-    Bullets,
-    Columns,
-    Section,
-    Table,
-    markdown_page,
-    tabulate,
-)
+from compound.report.rendering import Columns, Table, escape, render_markdown, tabulate
 from compound.report.sections import SPENDING as SPENDING_COLUMNS
-from compound.report.sections import supported
-from compound.report.text import align_columns, count, interval, number, seconds, signed
+from compound.report.sections import SUPPORTED
+from compound.report.text import align_columns, number
 from compound.report.training import method_training
-from compound.report.training_section import mebibytes
 from compound.report.writing import join_blocks
 
 UNOPTIMIZED = "unoptimized"
 SPREAD_SEEDS = 3  # fewest seeds with a reported spread
 FEW_INPUTS = 10  # an interval over fewer inputs is marked
 TRAINED = ("steps", "sampled", "tokens", "sample_seconds", "train_seconds", "memory")
-SHOWN = (
-    "method",
-    "n",
-    "test",
-    "gain on test",
-    "supported",
-    "search runs",
-)  # columns for a terminal
-READING = (
-    "Each row is the mean over its finished seeds. Gains are paired: the score after optimization "
-    "minus the score before it, for the same example in the same run.",
-    "Brackets are 95 % confidence intervals: the wider of the interval over seeds and the "
-    "interval over test examples (each averaged over seeds); n is seeds × test examples. With one "
-    "seed, the interval is over examples and does not cover the variation between seeds; two "
-    "seeds estimate that variation poorly.",
-    "The spread is the standard deviation of the seeds' means and their range, for three or more "
-    "seeds.",
-    "The rows constant and direct call are controls on the same test examples: one answer for all "
-    "inputs, chosen on train, and one call of the model with the inputs, without the system. "
-    "Their cost is outside the budgets of the runs.",
-    "Accepted is summed over all seeds; runs, calls, tokens, cost and time are means over seeds.",
-)
+# columns for a terminal
+SHOWN = ("method", "n", "test", "gain on test", "supported", "search runs")
 
 
 class SweepRun(TypedDict):
@@ -346,27 +316,14 @@ def pooled(seeds: Sequence[Mapping[str, float]], bounds: Bounds | None = None) -
 
 def sweep_page(facts: Facts) -> str:
     """Return the page ``sweep.md``."""
-    parts = [Section(file, [*_blocks(facts, file)]) for file in facts["files"]]
-    if notes := missing(facts):
-        parts.append(Section("Not in the tables", [Bullets(notes)]))
-    parts.append(Section("How to read this", [Bullets(READING)]))
-    return markdown_page("Sweep", [_sentence(facts)], parts)
-
-
-def _blocks(facts: Facts, file: str) -> Iterator[Block]:
-    budget = facts["budgets"][file].items()
-    limits = ", ".join(f"{name.replace('_', ' ')} {limit:g}" for name, limit in budget)
-    yield f"Budget of each run: {limits or 'no limit'}."
-    yield methods_of_file(facts, file)
-    yield few_inputs(facts, file)
-    rewards = [row for row in facts["accuracy"] if row["file"] == file]
-    if rewards:
-        yield "Held-out ranking accuracy of local rewards, mean over seeds:"
-        yield tabulate(rewards, ACCURACY)
-    trained = trainings_of_file(facts, file)
-    if trained.rows:
-        yield "Weight training, mean over seeds; peak memory is the maximum:"
-        yield trained
+    context = {
+        "facts": facts,
+        "methods_of_file": methods_of_file,
+        "trainings_of_file": trainings_of_file,
+        "few_inputs": few_inputs,
+        "missing": missing(facts),
+    }
+    return render_markdown("sweep.jinja", context, f"# Sweep\n\n{escape(_sentence(facts))}")
 
 
 def sweep_summary(facts: Facts) -> str:
@@ -389,22 +346,35 @@ def _sentence(facts: Facts) -> str:
 
 def methods_of_file(facts: Facts, file: str) -> Table:
     """Return the table of one file: the unoptimized system, the controls, and every method."""
-    mine = [row for row in facts["rows"] if row["file"] == file]
-    has_spread = any(spread(row["test"]) for row in mine)  # not with fewer than three seeds
+    rows = [row for row in facts["rows"] if row["file"] == file]
+    mine = [{**row, "spread": spread(row["test"])} for row in rows]
     columns: Columns = {
-        "method": lambda row: row["method"],
-        "#n": lambda row: _size(row["test"]),
-        "#test": lambda row: interval(row["test"]),
-        **({"#spread over seeds": lambda row: spread(row["test"]) or NONE} if has_spread else {}),
-        "#gain on test": lambda row: interval(row["gain"], signed),
-        "#supported": lambda row: supported(row) if row["test"] else NONE,
+        "method": "method",
+        "#n": "test.seeds ~ ' × ' ~ test.examples if test else NONE",
+        "#test": "test | interval",
+        # not with fewer than three seeds
+        **({"#spread over seeds": "spread or NONE"} if any(r["spread"] for r in mine) else {}),
+        "#gain on test": "gain | gain",
+        "#supported": f"({SUPPORTED}) if test else NONE",
         **SPENDING_COLUMNS,
     }
     return tabulate(mine, columns)
 
 
-def _size(test: Facts | None) -> str:
-    return f"{test['seeds']} × {test['examples']}" if test else NONE
+def trainings_of_file(facts: Facts, file: str) -> Table:
+    """Return the table of the cost of weight training in one file's runs."""
+    mine = [row for row in facts["rows"] if row["file"] == file and row.get("training")]
+    columns: Columns = {
+        "method": "method",
+        "#seeds": "training.seeds | count",
+        "#steps": "training.steps | count",
+        "#tokens sampled": "training.sampled | count",
+        "#tokens trained": "training.tokens | count",
+        "#sampling": "training.sample_seconds | seconds",
+        "#training": "training.train_seconds | seconds",
+        "#peak memory": "training.memory | mebibytes",
+    }
+    return tabulate(mine, columns)
 
 
 def spread(test: Mapping[str, Any] | None) -> str:
@@ -420,32 +390,6 @@ def few_inputs(facts: Facts, file: str) -> str:
     tests = {row["method"]: row["test"] for row in facts["rows"] if row["file"] == file}
     found = [method for method, test in tests.items() if test and test.get("few")]
     return f"Intervals from fewer than {FEW_INPUTS} inputs: {', '.join(found)}." if found else ""
-
-
-ACCURACY: Columns = {
-    "method": lambda row: row["method"],
-    "component": lambda row: row["component"],
-    "#accuracy": interval,
-    "#seeds": lambda row: count(row["seeds"]),
-    "#pairs each": lambda row: count(row["pairs"]),
-    "#inputs each": lambda row: count(row["inputs"]),
-}
-TRAINING: Columns = {
-    "method": lambda row: row["method"],
-    "#seeds": lambda row: count(row["training"]["seeds"]),
-    "#steps": lambda row: count(row["training"]["steps"]),
-    "#tokens sampled": lambda row: count(row["training"]["sampled"]),
-    "#tokens trained": lambda row: count(row["training"]["tokens"]),
-    "#sampling": lambda row: seconds(row["training"]["sample_seconds"]),
-    "#training": lambda row: seconds(row["training"]["train_seconds"]),
-    "#peak memory": lambda row: mebibytes(row["training"]["memory"]),
-}
-
-
-def trainings_of_file(facts: Facts, file: str) -> Table:
-    """Return the table of the cost of weight training in one file's runs."""
-    mine = [row for row in facts["rows"] if row["file"] == file and row.get("training")]
-    return tabulate(mine, TRAINING)
 
 
 def missing(facts: Facts) -> list[str]:

@@ -65,6 +65,11 @@ def interval(
     return f"{form(summary['mean'])} {limits(summary)}".strip() if summary else "–"
 
 
+def gain(summary: Mapping[str, Any] | None) -> str:
+    """Format the mean of differences with its limits."""
+    return interval(summary, signed)
+
+
 def p_value(p: float | None) -> str:
     """Format a p-value or a level with three significant digits.
 
@@ -116,6 +121,29 @@ def seconds(value: float | None) -> str:
         return f"{value:.1f} s"
     minutes, rest = divmod(round(value), 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def percent(share: float | None) -> str:
+    """Format a share as a percentage.
+
+    >>> percent(0.125).split(), percent(None)
+    (['12', '%'], '–')
+    """
+    return "–" if share is None else f"{share:.0%}".replace("%", "\u00a0%")
+
+
+def mebibytes(amount: float | None) -> str:
+    """Format an amount of memory in MiB."""
+    return "–" if amount is None else f"{amount:,.0f} MiB"
+
+
+def first_last(both: Sequence[float | None], form: str = "number") -> str:
+    """Format the first and the last value of a number, in a form of `FORMATS`.
+
+    >>> first_last([0.25, 0.5]), first_last([None, None]), first_last([None, 0.5])
+    ('0.250 → 0.500', '–', '– → 0.500')
+    """
+    return "–" if both[0] is None and both[1] is None else " → ".join(map(FORMATS[form], both))
 
 
 def clip(text: str, limit: int = LONG) -> str:
@@ -193,3 +221,12 @@ def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+FORMATS: Mapping[str, Callable[..., str]] = {
+    form.__name__: form
+    for form in (
+        *(count, first_last, gain, interval, line, mebibytes, money),
+        *(number, p_value, percent, seconds, shown, signed),
+    )
+}

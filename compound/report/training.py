@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any, TypeGuard
 
 from compound.core.errors import CompoundError
+from compound.core.formatting import plural
 from compound.core.security.untrusted import UntrustedFolder
 from compound.execution.rng import derive_seed
 from compound.graph.configuration import components_of
@@ -24,6 +25,7 @@ from compound.optimization.runs.directory import (
 )
 from compound.optimization.runs.recorder import MEMORY
 from compound.report.record import Facts, Record, to_strict_json
+from compound.report.text import seconds
 
 KIND = "training"
 ABOUT = (
@@ -311,3 +313,49 @@ def _speed(steps: Sequence[Step], tokens: str, took: str) -> float | None:
     both = [(get_number(step, tokens), get_number(step, took)) for step in steps]
     known = [(n, duration) for n, duration in both if n is not None and duration]
     return sum(n for n, _ in known) / sum(duration for _, duration in known) if known else None
+
+
+# --- for the template of the report -------------------------------------------------------------
+
+
+def trained_components(method: Facts) -> list[Facts]:
+    """Return the facts of each trained component and job."""
+    return [
+        {**own, "job": job["number"], "component": name}
+        for job in method["jobs"]
+        for name, own in job["components"].items()
+    ]
+
+
+def answers_of(method: Facts) -> list[Facts]:
+    """Return the recorded answers of all jobs and components."""
+    return [
+        {**answer, "job": job["number"], "component": name, "step": step + 1}
+        for job in method["jobs"]
+        for name, steps in job["answers"].items()
+        for step, recorded in steps
+        for answer in recorded
+    ]
+
+
+def speeds_of(method: Facts) -> str:
+    """Return a sentence on the time and speed of sampling and training."""
+    totals = method["totals"]
+    steps = plural(totals["steps"], "step")
+    stages = {"sampling": totals["sample_seconds"], "training": totals["train_seconds"]}
+    parts = [
+        f"{stage} took {seconds(took)}{_rate(totals[f'{stage}_speed'])}"
+        for stage, took in stages.items()
+        if took is not None
+    ]
+    if not parts:
+        return f"{steps}; their duration is not recorded."
+    several = totals["steps"] > len(method["jobs"])
+    warm = " Speeds exclude the first step of each job." if several else ""
+    return f"{' and '.join(parts).capitalize()}, in total over {steps}.{warm}"
+
+
+def _rate(speed: float | None) -> str:
+    if speed is None:
+        return ""
+    return f" ({speed:,.0f} tokens/s)" if speed >= 10 else f" ({speed:.1f} tokens/s)"

@@ -9,9 +9,9 @@ from compound.core.security.untrusted import UntrustedFolder
 from compound.optimization.runs.directory import inconsistency_errors
 from compound.report.facts import summarize
 from compound.report.record import Facts
-from compound.report.rendering import Bullets, html_page, markdown_page
+from compound.report.rendering import brief, escape, render_html, render_markdown
 from compound.report.rewards import reward_facts
-from compound.report.sections import brief, methods_table, sections, spending, versus
+from compound.report.sections import methods_table, report_context, spending, versus
 from compound.report.text import align_columns, escape_invisible, line_diff
 from compound.report.training import training_facts
 
@@ -32,11 +32,14 @@ def write(path: str | Path) -> None:
     learned = {"rewards": reward_facts(path), "training": training_facts(path)}
     facts = {**summarize(path), **learned}
     with inconsistency_errors(path):
-        parts = sections(facts)
-        title = f"{facts['system']}: {facts['title']}"
+        context = report_context(facts)
+        notes = "\n".join(f"- {escape(note)}" for note in facts["notes"])
+        start = (
+            f"# {escape(facts['system'])}: {escape(facts['title'])}\n\n{escape(facts['sentence'])}"
+        )
         pages = {
-            "report.md": markdown_page(title, [facts["sentence"], Bullets(facts["notes"])], parts),
-            "report.html": html_page(facts, parts),
+            "report.md": render_markdown("report.jinja", context, f"{start}\n\n{notes}"),
+            "report.html": render_html("report.jinja", context),
         }
     for name, text in pages.items():
         folder.write(name, text)

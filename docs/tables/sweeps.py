@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean, stdev
 
 from compound.evaluation.statistics import UNIT, interval_of_means
-from compound.report.rendering import render_block
+from compound.report.rendering import markdown_table
 from compound.report.sweep import methods_of_file
 from tables.data import markdown, results, spread
 
@@ -15,7 +15,7 @@ MIN_INPUTS = 10
 def sweep(name: str) -> str:
     """Tabulate the methods of a sweep."""
     facts = results(f"sweep_{name}")
-    return render_block(methods_of_file(facts, name))
+    return markdown_table(methods_of_file(facts, name))
 
 
 def judged(name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compound.report.rendering import render_block
+from compound.report.rendering import escape
 from tables.data import markdown, results, spread
 
 
@@ -15,7 +15,7 @@ def settings(file: str) -> str:
     rows = [
         [
             f"{i + 1}{' (start)' if i == start else ''}",
-            *(render_block(str(scored[i]["settings"][name])) for name in names),
+            *(escape(str(scored[i]["settings"][name])) for name in names),
             spread(scored[i]),
         ]
         for i in shown

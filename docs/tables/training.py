@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from compound.evaluation.statistics import UNIT, Interval, interval_of_means, paired_interval
-from compound.report.rendering import render_block
+from compound.report.rendering import markdown_table
 from compound.report.sweep import methods_of_file, trainings_of_file
 from tables.data import DATA, markdown, results, spread
 
@@ -32,7 +32,7 @@ def trained(name: str, file: str = "") -> str:
     ]
     facts, shown = {"rows": [first, *named]}, file or name
     tables = methods_of_file(facts, shown), trainings_of_file(facts, shown)
-    return "\n\n".join(map(render_block, tables))
+    return "\n\n".join(map(markdown_table, tables))
 
 
 def trained_seeds(name: str, first: str) -> str:

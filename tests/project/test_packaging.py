@@ -90,7 +90,8 @@ def test_the_wheel_holds_every_module_and_no_tests(built: tuple[set[str], set[st
     own = {path for path in below("compound", "*.py") if not path.startswith(LINKED)}
     linked = {f"compound/{path}" for folder in FOLDERS for path in below(folder, "*.py")}
     assert (own | linked) - inside == set()
-    assert {"compound/py.typed", "compound/report/page.html"} <= inside
+    templates = below("compound/report", "*.jinja") | {"compound/report/page.html"}
+    assert {"compound/py.typed", *templates} <= inside
     assert not [
         name
         for name in inside

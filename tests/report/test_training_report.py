@@ -14,31 +14,17 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
-from benchmarks.measure.training import training_course
 from compound.api.progress import Screen, format_event
 from compound.core.errors import RunDirectoryError
 from compound.execution.rng import derive_seed
 from compound.optimization.runs.state import OptimizationState
 from compound.report import terminal_summary, write
 from compound.report.figures import PALETTE
-from compound.report.rendering import Figure, Table
 from compound.report.sweep import SweepRun, compare, sweep_page
-from compound.report.training import export, first_last_means, records, training_facts
-from compound.report.training_section import (
-    PANELS,
-    TrainingLine,
-    caption,
-    dash_coincident,
-    first_last,
-    moving_mean,
-    panels_with_data,
-    training_blocks,
-    training_svg,
-)
+from compound.report.training import export, records, training_facts
+from compound.report.training_curves import PANELS, caption, panels_with_data, training_svg
 
 TINY = Path(__file__).parents[2] / "docs" / "notebooks" / "tiny_run"
 SEED = 3
@@ -149,16 +135,6 @@ class TestRecords:
         with pytest.raises(RunDirectoryError, match="memory.jsonl:1"):
             records(path)
 
-    def test_a_run_that_trained_nothing_has_none_and_a_folder_that_is_no_run_is_refused(
-        self, tmp_path: Path
-    ) -> None:
-        path = run(tmp_path / "run", [PAIR])
-        assert (records(path), training_facts(path)) == ([], None)
-        (path / "memory.jsonl").unlink()
-        assert (records(path), training_facts(path)) == ([], None)
-        with pytest.raises(RunDirectoryError, match="not a run directory"):
-            records(tmp_path)
-
 
 class TestExport:
     def test_numbers_are_flat_and_everything_else_is_left_out(self, tmp_path: Path) -> None:
@@ -195,12 +171,6 @@ class TestExport:
         ]
         assert not any(isinstance(value, bool) for value in seen[0][0].values())
 
-    def test_steps_go_on_from_job_to_job(self, tmp_path: Path) -> None:
-        path = run(tmp_path / "run", [record(0, 0), record(1, 0), record(0, 1), PAIR, record(1, 1)])
-        seen: list[Any] = []
-        export(path, lambda numbers, step: seen.append((step, numbers["job"])))
-        assert [step for step, _ in seen] == [0, 1, 2, 3]
-
 
 # --- facts --------------------------------------------------------------------------------------------------
 
@@ -223,20 +193,15 @@ class TestProposedStep:
     }
 
     def test_it_is_in_the_table_with_what_was_masked_and_skipped(self, tmp_path: Path) -> None:
-        steps = [
-            record(0, masked=2, skipped_updates=0, refilled=1),
-            record(1, masked=0, skipped_updates=3, refilled=2),
-        ]
-        path = run(tmp_path / "run", steps, [self.EVENT])
-        table = next(
-            block
-            for block in training_blocks(training_facts(path) or {})
-            if isinstance(block, Table)
-        )
-        cells = dict(zip(table.headings, table.rows[0], strict=True))
-        assert (cells["proposed step"], cells["held-out score"]) == ("2", "0.100 → 0.500")
-        assert (cells["samples masked"], cells["updates skipped"]) == ("2", "3")
-        assert cells["examples refilled"] == "3"
+        steps = [record(0, masked=2, refilled=1), record(1, skipped_updates=3, refilled=2)]
+        path = whole(tmp_path / "run", steps)
+        told = {**self.EVENT, "spent": {}, "at": 0.0, "reason": {}}
+        with (path / "events.jsonl").open("a") as file:
+            file.write(lines([told]))
+        text = section(path)
+        for name in ("proposed step", "samples masked", "updates skipped", "examples refilled"):
+            assert f"| {name} |" in text
+        assert "| 2 | 2 | 0.100 → 0.500 |" in text
 
     def test_tokens_of_an_evaluation_are_not_those_of_a_step(self, tmp_path: Path) -> None:
         evaluation = {"evaluation": {"step": 0, "score": 0.1, "examples": 4, "best": 0}}
@@ -327,14 +292,6 @@ class TestFacts:
         }
         assert [step["sampled"] for step in found["jobs"][0]["steps"]] == [100, 30, 50]
 
-    def test_a_single_step_has_speeds_and_is_both_ends(self, tmp_path: Path) -> None:
-        found = method(run(tmp_path / "run", [record(reward=0.75)], [progress(0, 40)]))
-        assert (found["totals"]["sampling_speed"], found["totals"]["training_speed"]) == (
-            20.0,
-            32.0,
-        )
-        assert found["jobs"][0]["reward"] == [0.75, 0.75]
-
     def test_what_a_value_head_expected_what_penalties_cost_and_what_was_said_is_shown(
         self, tmp_path: Path
     ) -> None:
@@ -359,8 +316,7 @@ class TestFacts:
             (1, "answer 1"),
             (3, "answer 3"),
         ]
-        blocks = training_blocks(training_facts(tmp_path / "run") or {})
-        shown = str(blocks)
+        shown = section(whole(tmp_path / "whole", steps))
         for text in ("explained by values", "penalty", "answer 1", "answer 3"):
             assert text in shown
         assert "answer 2" not in shown
@@ -376,10 +332,6 @@ class TestFacts:
             5,
         ]  # the fifth is under way
         assert [len(job["steps"]) for job in method(path)["jobs"]] == [1, 1, 2]
-
-    def test_jobs_of_seeds_nobody_knows_are_numbered_by_their_place(self, tmp_path: Path) -> None:
-        jobs = jobs_of(tmp_path, [record(seed=5), record(seed=9)])
-        assert [job["number"] for job in jobs] == [1, 2]
 
     def test_tokens_are_of_the_job_that_drew_them(self, tmp_path: Path) -> None:
         events = [
@@ -423,7 +375,6 @@ class TestFacts:
             facts = training_facts(run(tmp_path / str(number), [one]))
             assert facts is not None
             json.dumps(facts, allow_nan=False)
-            assert not any(isinstance(block, Figure) for block in training_blocks(facts))
         text = section(whole(tmp_path / "run", [*bare, record(2, 0)]))
         assert "| 1 | MMGRPO | 1 |" in text
         assert "5 steps" in text
@@ -441,16 +392,6 @@ class TestFacts:
             ("mmgrpo", 1),
             ("mygo", 2),
         ]
-
-    @given(st.lists(st.none() | st.floats(-1e6, 1e6), min_size=1, max_size=60))
-    def test_ends_lie_between_the_values_and_turn_with_them(
-        self, values: list[float | None]
-    ) -> None:
-        known = [value for value in values if value is not None]
-        first, last = first_last_means(values)
-        for end in (first, last):
-            assert end is None or min(known) - 1e-6 <= end <= max(known) + 1e-6
-        assert first_last_means(values[::-1])[0] == (None if last is None else pytest.approx(last))
 
 
 # --- the figure ---------------------------------------------------------------------------------------------
@@ -514,63 +455,6 @@ class TestFigure:
             3,
         ]  # the upper row of panels
         assert "Vertical lines separate the jobs." in caption(jobs)
-
-    def test_many_jobs_have_rules_but_no_room_for_words(self, tmp_path: Path) -> None:
-        jobs = jobs_of(tmp_path, [record(0, job) for job in range(40)])
-        svg = training_svg(jobs)
-        assert "job 1" not in svg
-        assert svg.count("stroke-opacity: 0.7") == 39 * len(panels_with_data(jobs))
-
-    def test_lines_that_coincide_are_seen_in_turn(self) -> None:
-        def line(color: str, *values: float) -> TrainingLine:
-            return TrainingLine(list(enumerate(values)), len(values), color, "-", second=False)
-
-        first, second, third = dash_coincident([line("a", 1, 2), line("b", 1, 3), line("c", 1, 2)])
-        assert {(found.color, found.dashes) for found in (first, second, third)} == {
-            ("a", (0.0, (4.0, 4.0))),
-            ("c", (4.0, (4.0, 4.0))),
-            ("b", "-"),
-        }
-
-    def test_one_step_is_a_dot_and_every_component_stands_in_the_legend(
-        self, tmp_path: Path
-    ) -> None:
-        names = [f"component_{i}_of_many" for i in range(17)]
-        steps = [
-            record(keys=[f"{n}.weights" for n in names], components={n: component() for n in names})
-        ]
-        svg = training_svg(jobs_of(tmp_path, steps))
-        assert all(f">{name}<" in svg for name in names)
-        width, height = (float(n) for n in re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0])
-        places = re.findall(r'x="(-?[\d.]+)" y="(-?[\d.]+)"[^>]*>component_\d+_of_many', svg)
-        assert len(places) == len(names)
-        assert all(0 < float(x) < width - 80 and 0 < float(y) < height for x, y in places)
-
-    def test_a_step_is_drawn_at_its_place_although_others_lack_it(self, tmp_path: Path) -> None:
-        """The first step's length is unknown; with it left out the line has one point less."""
-        both = [record(i, components={"first": component(length=5.0 + i)}) for i in range(3)]
-        gap = [record(0, components={}), *both[1:]]
-        counts = []
-        for name, steps in (("both", both), ("gap", gap)):
-            svg = training_svg(jobs_of(tmp_path / name, steps))
-            counts.append(len(re.findall(r"[ML] [\d.]+ [\d.]+", svg)))
-        assert counts[0] - counts[1] == 4  # reward by component, entropy, length, similarity
-
-    @given(
-        st.lists(st.tuples(st.integers(0, 10**6), st.floats(-1e3, 1e3)), max_size=40),
-        st.integers(0, 12),
-    )
-    def test_a_moving_mean_stays_within_what_it_is_over(
-        self, points: list[tuple[float, float]], half: int
-    ) -> None:
-        smooth = moving_mean(points, half)
-        assert [x for x, _ in smooth] == [x for x, _ in points]
-        for i, (_, y) in enumerate(smooth):
-            near = [value for _, value in points[max(0, i - half) : i + half + 1]]
-            assert min(near) - 1e-9 <= y <= max(near) + 1e-9
-        assert [y for _, y in moving_mean(points, 0)] == pytest.approx([y for _, y in points])
-        turned = moving_mean([(x, -y) for x, y in points], half)
-        assert [y for _, y in turned] == pytest.approx([-y for _, y in smooth])
 
 
 # --- the section --------------------------------------------------------------------------------------------
@@ -650,12 +534,6 @@ class TestSection:
         assert "Method mygo:" in text
         assert "<b" not in text.replace("\\<b", "")
 
-    def test_it_stands_only_where_weights_were_trained(self, tmp_path: Path) -> None:
-        path = whole(tmp_path / "run", [])
-        write(path)
-        assert "Training" not in Page((path / "report.html").read_text()).text
-        assert "## Training" not in (path / "report.md").read_text()
-
     def test_records_that_cannot_be_read_are_named_and_the_rest_stands(
         self, tmp_path: Path
     ) -> None:
@@ -674,9 +552,6 @@ class TestSection:
         text = section(path)
         assert "needs matplotlib, which is not installed" in text
         assert "| 1 | MMGRPO | 1 |" in text
-
-    def test_half_a_course_is_shown(self) -> None:
-        assert first_last([None, 0.5]) == "– → 0.500"
 
 
 # --- sweeps -------------------------------------------------------------------------------------------------
@@ -723,10 +598,6 @@ class TestSweep:
         facts = swept(tmp_path, [])
         assert facts["rows"][1]["training"] is None
         assert "Training" not in sweep_page(facts)
-
-    def test_seeds_that_trained_nothing_are_not_in_the_means(self, tmp_path: Path) -> None:
-        found = swept(tmp_path, [record()], [])["rows"][1]["training"]
-        assert (found["seeds"], found["train_seconds"], found["memory"]) == (1, 1.0, None)
 
     def test_broken_records_do_not_end_a_sweep(self, tmp_path: Path) -> None:
         whole(tmp_path / "x", [record()])
@@ -800,16 +671,6 @@ class TestTerminal:
         assert bar.endswith("mean reward 0.011, 8 samples · 0:58 left")  # 29 steps of 2 s
         assert terminal.scrolled == ""
 
-    def test_calls_between_steps_leave_the_bar_as_it_is(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        terminal = Terminal(monkeypatch)
-        terminal.listen(0.0, **step(1))
-        before, _ = terminal.listen(10.0, **step(2))
-        after, spent = terminal.listen(5.0, event="call", spent={"calls": 77})
-        assert before == after
-        assert "77 calls" in spent
-
     def test_the_bar_ends_with_its_job_and_another_begins_anew(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -820,39 +681,3 @@ class TestTerminal:
         assert len(terminal.listen(1.0, event="job", spent={}, **done)) == 1
         assert "mmgrpo on a.weights: nothing" in terminal.scrolled
         assert "left" not in terminal.listen(1.0, **step(1, job=1))[0]
-
-    def test_jobs_without_an_end_between_have_clocks_of_their_own(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        terminal = Terminal(monkeypatch)
-        terminal.listen(0.0, **step(1))
-        assert "left" not in terminal.listen(9.0, **step(3, job=1))[0]
-        bar, _ = terminal.listen(9.0, **step(4, job=1, method="mygo"))
-        assert bar.startswith("mygo: step 4 of 40")
-        assert "left" not in bar
-        assert terminal.listen(2.0, **step(5, job=1, method="mygo"))[0].endswith(" · 1:10 left")
-
-    def test_notes_that_tell_no_steps_scroll_as_before(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        terminal = Terminal(monkeypatch)
-        terminal.listen(0.0, event="progress", job=0, note="best 0.500", step=3, of=None, spent={})
-        terminal.listen(0.0, event="progress", job=0, note="3 candidates", spent={})
-        assert terminal.scrolled == "progress  step 3: best 0.500\nprogress  3 candidates\n"
-
-
-def test_the_course_of_a_training_is_its_means_by_stretch(tmp_path: Path) -> None:
-    steps = [
-        record(n, components={"a": component(entropy=float(n))}, penalties={"a": -0.1})
-        for n in range(7)
-    ]
-    steps += [record(n, components={}) for n in range(7, 12)]
-    training_course.main(
-        [f"x={run(tmp_path / 'run', steps)}", "--output", str(tmp_path / "course.json")]
-    )
-    found = json.loads((tmp_path / "course.json").read_text())["x"]
-    assert [found[stretch]["a"]["entropy"] for stretch in found] == [2.0, 5.5, None]
-    assert found["6 to 10"]["a"]["penalty"] == pytest.approx(-0.04)  # by step, trained on or not
-    assert [found[stretch]["rollouts"] for stretch in found] == [
-        {"reward": 0.5, "skipped": 0.25}
-    ] * 3  # 1 of 4

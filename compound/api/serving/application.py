@@ -17,16 +17,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from compound import __version__
-from compound.api.serving.chat import ChatRequest, chat_handlers
+from compound.api.serving.chat import chat_routes
 from compound.api.serving.feedback_store import FeedbackStore
-from compound.api.serving.ports import EVENTS, Interface, ServedRoute, chat_problem, openapi
-from compound.api.serving.routes import (
-    Handler,
-    feedback_handlers,
-    feedback_model,
-    operation_handlers,
-    run_handlers,
-)
+from compound.api.serving.ports import Interface, openapi
+from compound.api.serving.routes import feedback_model, feedback_route, operation_routes, run_routes
 from compound.api.serving.service import LOG, Metrics, Service
 from compound.api.serving.settings import Deployments, ServerSettings
 from compound.core.security.sanitize import remember_secret, sanitize_text
@@ -35,8 +29,6 @@ from compound.core.web.problems import INTERNAL, HTTPProblem
 from compound.graph.registry.engines import GivenEngines, resolve_engines
 from compound.graph.system import System
 from compound.yaml import load as load_program
-
-GETTING = ("/health", "/ready", "/metrics", "/v1/models", "/v1/models/{name}")
 
 
 def app(
@@ -91,12 +83,13 @@ def build(
     """Return an application and its service; see `app`."""
     remember_secret(settings.key)
     metrics = Metrics()
-    deployments = Deployments(system, None if config is None else Path(config), metrics.reloaded)
-    store = (
-        None
-        if settings.feedback is None
-        else FeedbackStore(settings.feedback, metrics.lost, settings.max_feedback)
+    deployments = Deployments(
+        system,
+        None if config is None else Path(config),
+        lambda used: metrics.reloads.labels("used" if used else "rejected").inc(),
     )
+    folder, most = settings.feedback, settings.max_feedback
+    store = None if folder is None else FeedbackStore(folder, metrics.lost.inc, most)
     find = resolve_engines(system, engines)
     service = Service(deployments, find, settings, metrics, store)
     application = FastAPI(
@@ -132,65 +125,25 @@ def _lifespan(service: Service) -> Any:  # noqa: ANN401 - FastAPI's type is not 
 
 
 def _add_routes(application: FastAPI, service: Service, system: System) -> None:
-    """Add the handlers, and describe them."""
-    interface = Interface.of(system, service.settings.batch)
-    rating = feedback_model(system)
-    handlers: dict[str, Handler] = {
-        **operation_handlers(service),
-        **run_handlers(service, interface),
-        **feedback_handlers(service.store, rating, service.metrics),
-        **chat_handlers(service, system, int(time.time())),
-    }
+    """Add the routes, and describe them."""
     routes = [
-        ServedRoute("get", "/health", "Tell whether the process answers."),
-        ServedRoute("get", "/ready", "Tell whether runs are accepted."),
-        ServedRoute("get", "/metrics", "Return Prometheus metrics.", media="text/plain"),
-        ServedRoute("post", "/v1/run", "Run the system once.", interface.run, interface.answer),
-        ServedRoute(
-            "post",
-            "/v1/batch",
-            "Run the system on several inputs.",
-            interface.batch,
-            interface.answers,
-        ),
-        ServedRoute(
-            "post",
-            "/v1/run/stream",
-            "Run the system and stream events.",
-            interface.run,
-            media="text/event-stream",
-            description=EVENTS,
-        ),
-        ServedRoute(
-            "post",
-            "/v1/feedback",
-            "Rate a run, correct it, or prefer one of two.",
-            rating,
-            status="201",
-        ),
+        *operation_routes(service),
+        *run_routes(service, Interface.of(system, service.settings.batch)),
+        feedback_route(service.store, feedback_model(system), service.metrics),
+        *chat_routes(service, system, int(time.time())),
     ]
-    if not chat_problem(system):
-        routes += [
-            ServedRoute(
-                "post",
-                "/v1/chat/completions",
-                "Complete a chat, as OpenAI's clients ask.",
-                ChatRequest,
-            ),
-            ServedRoute("get", "/v1/models", "List the system as a model."),
-        ]
-    document = openapi(system, routes, keyed=service.settings.key is not None)
+    shown = [route for route in routes if route.summary]
+    document = openapi(system, shown, keyed=service.settings.key is not None)
     application.openapi = lambda: document  # type: ignore[method-assign]
-
     encoded = to_json(document)
 
     async def description(request: Request) -> Response:
         return Response(encoded, media_type="application/json")
 
     application.add_route("/openapi.json", description, methods=["GET"])
-    service.metrics.paths = frozenset(handlers)
-    for path, handler in handlers.items():
-        application.add_route(path, handler, methods=["GET" if path in GETTING else "POST"])
+    service.metrics.paths = frozenset(route.path for route in routes)
+    for route in routes:
+        application.add_route(route.path, route.handler, methods=[route.method])
 
 
 async def _on_problem(request: Request, error: Exception) -> Response:

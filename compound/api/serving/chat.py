@@ -6,13 +6,19 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from compound.api.serving.ports import chat_problem, chat_text, parse_body, streamed_call
-from compound.api.serving.routes import GONE, EventResponse, Handler, data
-from compound.api.serving.service import ClientGone, Service, Ticket, of_failure, while_connected
+from compound.api.serving.ports import (
+    ServedRoute,
+    chat_problem,
+    chat_text,
+    parse_body,
+    streamed_call,
+)
+from compound.api.serving.routes import EventResponse, data
+from compound.api.serving.service import Service, Ticket, answer_connected, of_failure
 from compound.api.stream import TokenEvent
 from compound.core.engine import Usage
 from compound.core.web.problems import HTTPProblem, json_response
@@ -25,7 +31,6 @@ DONE = b"data: [DONE]\n\n"
 class ContentPart(BaseModel):
     """A part of a message; only text can be read."""
 
-    model_config = ConfigDict(extra="ignore")
     type: Literal["text"]
     text: str
 
@@ -33,7 +38,6 @@ class ContentPart(BaseModel):
 class ChatMessage(BaseModel):
     """A message of the conversation."""
 
-    model_config = ConfigDict(extra="ignore")
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[ContentPart]
 
@@ -48,7 +52,6 @@ class ChatMessage(BaseModel):
 class StreamOptions(BaseModel):
     """Options of a stream."""
 
-    model_config = ConfigDict(extra="ignore")
     include_usage: bool = False
 
 
@@ -59,7 +62,6 @@ class ChatRequest(BaseModel):
     ignored.
     """
 
-    model_config = ConfigDict(extra="ignore")
     model: str
     messages: list[ChatMessage] = Field(min_length=1)
     stream: bool = False
@@ -119,8 +121,8 @@ def prompt_of(messages: list[ChatMessage]) -> str:
     return "\n\n".join(f"{message.role.capitalize()}: {message.text}" for message in messages)
 
 
-def chat_handlers(service: Service, system: System, created: int) -> dict[str, Handler]:
-    """Return the handlers by path.
+def chat_routes(service: Service, system: System, created: int) -> list[ServedRoute]:
+    """Return the routes of the chat; a system without one has them too, to answer why.
 
     Args:
         service: runs the system.
@@ -145,13 +147,14 @@ def chat_handlers(service: Service, system: System, created: int) -> dict[str, H
             service.check_queue()  # while the answer can still have another status than 200
             usage = body.stream_options is not None and body.stream_options.include_usage
             return EventResponse(_chunks(service, ticket, system, inputs, usage), ticket.run)
-        try:
-            trace = await while_connected(request.receive, service.run(ticket, inputs))
-        except ClientGone:
-            return Response(status_code=GONE)
-        return json_response(
-            _completion(ticket, system, chat_text(trace.outputs[output]), trace.usage)
-        )
+
+        async def answer() -> Response:
+            trace = await service.run(ticket, inputs)
+            return json_response(
+                _completion(ticket, system, chat_text(trace.outputs[output]), trace.usage)
+            )
+
+        return await answer_connected(request.receive, answer())
 
     async def models(request: Request) -> Response:
         return json_response(
@@ -163,7 +166,12 @@ def chat_handlers(service: Service, system: System, created: int) -> dict[str, H
         check_model(request.path_params["name"], system)
         return json_response(_model(system, created))
 
-    return {"/v1/chat/completions": chat, "/v1/models": models, "/v1/models/{name}": model}
+    complete, listed = "Complete a chat, as OpenAI's clients ask.", "List the system as a model."
+    return [
+        ServedRoute("/v1/chat/completions", chat, "" if problem else complete, ChatRequest),
+        ServedRoute("/v1/models", models, "" if problem else listed),
+        ServedRoute("/v1/models/{name}", model),
+    ]
 
 
 def check_model(name: str, system: System) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import Response
 
 from compound import __version__
 from compound.components.fields import answer_cue
@@ -64,11 +66,6 @@ def port_model(title: str, ports: Mapping[str, object]) -> type[BaseModel]:
     return create_model(title, __config__=config, **fields)
 
 
-def port_values(ports: Mapping[str, object], values: BaseModel) -> dict[str, object]:
-    """Return the values of a `port_model` by port."""
-    return {name: getattr(values, f"port_{i}") for i, name in enumerate(ports)}
-
-
 def documented(kind: object) -> Any:  # noqa: ANN401 - any annotation
     """Return a type, or ``Any`` for one that JSON cannot describe."""
     try:
@@ -89,7 +86,6 @@ class Interface:
         batch: a request for several runs.
         answer: the answer of a run.
         answers: the answer of a batch.
-        outputs: the outputs alone.
     """
 
     system: System
@@ -97,7 +93,6 @@ class Interface:
     batch: type[BaseModel]
     answer: type[BaseModel]
     answers: type[BaseModel]
-    outputs: type[BaseModel]
 
     @staticmethod
     def of(system: System, batch: int) -> Interface:
@@ -138,7 +133,7 @@ class Interface:
         answers = create_model(
             "BatchAnswer", results=(each, Field(description="In the order of the inputs."))
         )
-        return Interface(system, run, several, answer, answers, outputs)
+        return Interface(system, run, several, answer, answers)
 
     def inputs_of(self, values: BaseModel) -> dict[str, object]:
         """Return the inputs of a validated request.
@@ -146,7 +141,7 @@ class Interface:
         Raises:
             Problem: one holds a number that JSON does not have.
         """
-        found = port_values(self.system.inputs, values)
+        found = {name: getattr(values, f"port_{i}") for i, name in enumerate(self.system.inputs)}
         for name, value in found.items():
             if (number := find_nonfinite(value)) is not None:
                 raise HTTPProblem(
@@ -164,17 +159,14 @@ def parse_body(model: type[BaseModel], body: bytes) -> Any:  # noqa: ANN401 - an
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)
-        raise hide_positions(invalid(found)) from None
+        problem = invalid(
+            error.errors(include_url=False, include_context=False, include_input=False)
+        )
+        if problem.message.startswith("Invalid JSON"):
+            problem.status, problem.kind = 400, "invalid_json"
+        raise problem from None
     except RecursionError:
         raise HTTPProblem(422, "invalid_request", "the body is nested too deeply") from None
-
-
-def hide_positions(problem: HTTPProblem) -> HTTPProblem:
-    """Return the problem of an invalid body as one of the client."""
-    if problem.message.startswith("Invalid JSON"):
-        problem.status, problem.kind = 400, "invalid_json"
-    return problem
 
 
 def chat_problem(system: System) -> str:
@@ -230,12 +222,12 @@ STATUSES = {
 
 @dataclass(frozen=True)
 class ServedRoute:
-    """A route for the description.
+    """A route and its description.
 
     Attributes:
-        method: ``get`` or ``post``.
         path: the path.
-        summary: what it does.
+        handler: answers a request.
+        summary: what it does; ``""`` leaves it out of the description.
         body: the model of the body.
         answer: the model of a success; ``None`` for any object, or a text of another media type.
         media: the media type of a success.
@@ -243,14 +235,19 @@ class ServedRoute:
         description: more about it.
     """
 
-    method: str
     path: str
-    summary: str
+    handler: Callable[[Request], Awaitable[Response]]
+    summary: str = ""
     body: type[BaseModel] | None = None
     answer: type[BaseModel] | None = None
     media: str = "application/json"
     status: str = "200"
     description: str = ""
+
+    @property
+    def method(self) -> str:
+        """HTTP method: ``POST`` for routes with a body."""
+        return "GET" if self.body is None else "POST"
 
 
 def openapi(system: System, routes: list[ServedRoute], *, keyed: bool) -> dict[str, object]:
@@ -271,7 +268,7 @@ def openapi(system: System, routes: list[ServedRoute], *, keyed: bool) -> dict[s
     )
     paths: dict[str, dict[str, object]] = {}
     for route in routes:
-        paths.setdefault(route.path, {})[route.method] = _operation(route)
+        paths[route.path] = {route.method.lower(): _operation(route)}
     components: dict[str, object] = {"schemas": definitions.get("$defs", {})}
     document: dict[str, object] = {
         "openapi": "3.1.0",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Self
 
 from pydantic import BaseModel, Field, create_model, model_validator
@@ -14,8 +14,22 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from compound.api.serving.feedback_store import FeedbackStore, StoreError
-from compound.api.serving.ports import Closed, Interface, documented, parse_body
-from compound.api.serving.service import ClientGone, Metrics, Service, Ticket, while_connected
+from compound.api.serving.ports import (
+    EVENTS,
+    Closed,
+    Interface,
+    ServedRoute,
+    documented,
+    parse_body,
+)
+from compound.api.serving.service import (
+    ClientGone,
+    Metrics,
+    Service,
+    Ticket,
+    answer_connected,
+    while_connected,
+)
 from compound.api.stream import ErrorEvent, OutputEvent, UsageEvent
 from compound.core.web.problems import HTTPProblem, json_response
 from compound.execution.trace import Failure, Trace
@@ -23,10 +37,8 @@ from compound.graph.configuration import to_readable_values
 from compound.graph.system import System
 
 HEARTBEAT = 15.0  # seconds between comments that keep an idle connection open
-HEADERS = {
-    "Cache-Control": "no-store",
-    "X-Accel-Buffering": "no",
-}  # proxies must not collect the events
+# proxies must not collect the events
+HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 def event(name: str, document: object) -> bytes:
@@ -89,31 +101,27 @@ async def _with_heartbeat(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             await following
 
 
-Handler = Callable[[Request], Awaitable[Response]]
-GONE = 499  # the client ended the connection; for the metrics
-
-
-def run_handlers(service: Service, interface: Interface) -> dict[str, Handler]:
-    """Return the handlers by path."""
+def run_routes(service: Service, interface: Interface) -> list[ServedRoute]:
+    """Return the routes that run the system."""
 
     async def run(request: Request) -> Response:
         body = parse_body(interface.run, await request.body())
         ticket = service.ticket(body.seed)
-        made = service.run(ticket, interface.inputs_of(body.inputs))
-        try:
-            trace = await while_connected(request.receive, made)
-        except ClientGone:
-            return Response(status_code=GONE)
-        return json_response(run_document(ticket, trace), headers={"X-Run-Id": ticket.run})
+        inputs = interface.inputs_of(body.inputs)
+
+        async def answer() -> Response:
+            document = run_document(ticket, await service.run(ticket, inputs))
+            return json_response(document, headers={"X-Run-Id": ticket.run})
+
+        return await answer_connected(request.receive, answer())
 
     async def batch(request: Request) -> Response:
         body = parse_body(interface.batch, await request.body())
-        made = _batch(service, interface, body)
-        try:
-            results = await while_connected(request.receive, made)
-        except ClientGone:
-            return Response(status_code=GONE)
-        return json_response({"results": results})
+
+        async def answer() -> Response:
+            return json_response({"results": await _batch(service, interface, body)})
+
+        return await answer_connected(request.receive, answer())
 
     async def stream(request: Request) -> Response:
         body = parse_body(interface.run, await request.body())
@@ -121,7 +129,21 @@ def run_handlers(service: Service, interface: Interface) -> dict[str, Handler]:
         ticket = service.ticket(body.seed)
         return EventResponse(_events(service, ticket, interface.inputs_of(body.inputs)), ticket.run)
 
-    return {"/v1/run": run, "/v1/batch": batch, "/v1/run/stream": stream}
+    wanted, several = interface.run, interface.batch
+    return [
+        ServedRoute("/v1/run", run, "Run the system once.", wanted, interface.answer),
+        ServedRoute(
+            "/v1/batch", batch, "Run the system on several inputs.", several, interface.answers
+        ),
+        ServedRoute(
+            "/v1/run/stream",
+            stream,
+            "Run the system and stream events.",
+            wanted,
+            media="text/event-stream",
+            description=EVENTS,
+        ),
+    ]
 
 
 def run_document(ticket: Ticket, trace: Trace) -> dict[str, object]:
@@ -160,32 +182,28 @@ async def _events(
     service: Service, ticket: Ticket, inputs: dict[str, object]
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a run, encoded; the last ones are the output or the error, and the usage."""
-    identity = {
-        "run_id": ticket.run,
-        "configuration": ticket.deployment.digest,
-        "seed": ticket.seed,
-    }
+    digest = ticket.deployment.digest
+    identity = {"run_id": ticket.run, "configuration": digest, "seed": ticket.seed}
     events = service.events(ticket, inputs)
     try:
         async for found in events:
             if not isinstance(found, Trace):
                 yield event(found.kind, found.to_json())
-            elif found.failure is None:
-                yield event("output", OutputEvent(found.outputs).to_json() | identity)
-                yield event("usage", UsageEvent(found.usage).to_json())
-            else:
-                yield event("error", ErrorEvent(found.failure).to_json() | identity)
-                yield event("usage", UsageEvent(found.usage).to_json())
+                continue
+            last = (
+                OutputEvent(found.outputs) if found.failure is None else ErrorEvent(found.failure)
+            )
+            yield event(last.kind, last.to_json() | identity)
+            yield event("usage", UsageEvent(found.usage).to_json())
     except HTTPProblem as problem:
-        yield event(
-            "error", ErrorEvent(Failure(problem.kind, problem.message)).to_json() | identity
-        )
+        failure = ErrorEvent(Failure(problem.kind, problem.message))
+        yield event("error", failure.to_json() | identity)
     finally:
         await events.aclose()
 
 
-def operation_handlers(service: Service) -> dict[str, Handler]:
-    """Return the handlers by path."""
+def operation_routes(service: Service) -> list[ServedRoute]:
+    """Return the routes for operators."""
 
     async def health(request: Request) -> Response:
         return json_response({"status": "ok"})
@@ -202,7 +220,11 @@ def operation_handlers(service: Service) -> dict[str, Handler]:
         content, kind = service.metrics.text(request.headers.get("accept", ""))
         return Response(content, headers={"Content-Type": kind})
 
-    return {"/health": health, "/ready": ready, "/metrics": metrics}
+    return [
+        ServedRoute("/health", health, "Tell whether the process answers."),
+        ServedRoute("/ready", ready, "Tell whether runs are accepted."),
+        ServedRoute("/metrics", metrics, "Return Prometheus metrics.", media="text/plain"),
+    ]
 
 
 MAX_COMMENT = 4_000
@@ -230,15 +252,11 @@ class FeedbackRequest(Closed):
         correction: BaseModel | None = getattr(self, "correction", None)
         if correction is not None and not correction.model_fields_set:
             raise ValueError("a correction must name at least one output")
-        about_one = [self.score, correction, self.comment]
+        rated = any(value is not None for value in (self.score, correction, self.comment))
         if self.run_id is not None:
-            fits = (
-                any(value is not None for value in about_one) and self.better is self.worse is None
-            )
+            fits = rated and self.better is self.worse is None
         else:
-            fits = None not in (self.better, self.worse) and not any(
-                value is not None for value in about_one
-            )
+            fits = None not in (self.better, self.worse) and not rated
         if not fits or (self.better is not None and self.better == self.worse):
             raise ValueError(FORMS)
         return self
@@ -260,18 +278,15 @@ def feedback_model(system: System) -> type[FeedbackRequest]:
     )
 
 
-def feedback_handlers(
+def feedback_route(
     store: FeedbackStore | None, model: type[FeedbackRequest], metrics: Metrics
-) -> dict[str, Handler]:
-    """Return the handler by path."""
+) -> ServedRoute:
+    """Return the route that accepts feedback."""
 
     async def feedback(request: Request) -> Response:
         if store is None:
-            raise HTTPProblem(
-                404,
-                "no_feedback",
-                "this server records no feedback; start it with --feedback FOLDER",
-            )
+            message = "this server records no feedback; start it with --feedback FOLDER"
+            raise HTTPProblem(404, "no_feedback", message)
         given: Any = parse_body(model, await request.body())
         _check_runs(store, given)
         document = _document(given)
@@ -279,10 +294,12 @@ def feedback_handlers(
             await asyncio.wrap_future(store.add_feedback(document))
         except StoreError as error:
             raise HTTPProblem(503, "not_stored", error.message) from None
-        metrics.rated("preference" if given.better is not None else "rating")
+        kind = "preference" if given.better is not None else "rating"
+        metrics.feedback.labels(kind).inc()
         return json_response({"stored": True}, 201)
 
-    return {"/v1/feedback": feedback}
+    summary = "Rate a run, correct it, or prefer one of two."
+    return ServedRoute("/v1/feedback", feedback, summary, model, status="201")
 
 
 def _check_runs(store: FeedbackStore, given: FeedbackRequest) -> None:
@@ -305,11 +322,9 @@ def _document(given: Any) -> dict[str, object]:  # noqa: ANN401 - an instance of
     if given.score is not None:
         document["score"] = given.score
     if given.correction is not None:
-        document["correction"] = _correction(given.correction)
+        document["correction"] = given.correction.model_dump(
+            mode="json", by_alias=True, exclude_unset=True
+        )
     if given.comment is not None:
         document["comment"] = given.comment
     return document
-
-
-def _correction(values: BaseModel) -> dict[str, Any]:
-    return values.model_dump(mode="json", by_alias=True, exclude_unset=True)

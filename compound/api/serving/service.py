@@ -14,6 +14,7 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPENMETRICS
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from starlette.responses import Response
 from starlette.types import Receive, Scope
 
 from compound.api.serving.feedback_store import FeedbackStore
@@ -36,7 +37,7 @@ PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics:
-    """Counts of requests, runs, calls, tokens, cost, reloads and feedback.
+    """Prometheus metrics of a server.
 
     Attributes:
         paths: paths that requests are counted by.
@@ -44,97 +45,59 @@ class Metrics:
 
     def __init__(self) -> None:
         self.paths: frozenset[str] = frozenset()
-        self.registry = CollectorRegistry()
-        registry = self.registry
-        self._requests = Counter(
-            "compound_http_requests",
-            "Answers by route and status.",
-            ["route", "status"],
-            registry=registry,
+        registry = self.registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"compound_{name}", text, labels, registry=registry)
+
+        self.requests = counter("http_requests", "Answers by route and status.", "route", "status")
+        self.calls = counter("calls", "Calls by component and outcome.", "component", "outcome")
+        self.tokens = counter("tokens", "Tokens by kind.", "kind")
+        self.cost = counter("cost_dollars", "Known cost in US dollars.")
+        self.feedback = counter("feedback", "Feedback by kind.", "kind")
+        self.reloads = counter(
+            "reloads", "Readings of the configuration file by outcome.", "outcome"
         )
-        self._runs = Histogram(
+        self.lost = counter("unrecorded_runs", "Runs that could not be written.")
+        self.runs = Histogram(
             "compound_run_seconds",
             "Duration of runs, without their wait.",
             ["outcome"],
             buckets=SECONDS,
             registry=registry,
         )
-        self._waits = Histogram(
+        self.waits = Histogram(
             "compound_wait_seconds", "Wait of runs for a place.", buckets=SECONDS, registry=registry
         )
-        self._calls = Counter(
-            "compound_calls",
-            "Calls by component and outcome.",
-            ["component", "outcome"],
-            registry=registry,
-        )
-        self._tokens = Counter("compound_tokens", "Tokens by kind.", ["kind"], registry=registry)
-        self._cost = Counter(
-            "compound_cost_dollars", "Known cost in US dollars.", registry=registry
-        )
-        self._feedback = Counter(
-            "compound_feedback", "Feedback by kind.", ["kind"], registry=registry
-        )
-        self._reloads = Counter(
-            "compound_reloads",
-            "Readings of the configuration file by outcome.",
-            ["outcome"],
-            registry=registry,
-        )
-        self._lost = Counter(
-            "compound_unrecorded_runs", "Runs that could not be written.", registry=registry
-        )
-        self._running = Gauge("compound_runs_executing", "Runs that execute.", registry=registry)
-        self._waiting = Gauge(
+        self.running = Gauge("compound_runs_executing", "Runs that execute.", registry=registry)
+        self.waiting = Gauge(
             "compound_runs_waiting", "Runs that wait for a place.", registry=registry
         )
-        self._configuration = Gauge(
+        self.configuration = Gauge(
             "compound_configuration_info",
             "The configuration in use.",
             ["digest"],
             registry=registry,
         )
 
-    def watch(self, running: Callable[[], float], waiting: Callable[[], float]) -> None:
-        """Read the numbers of runs when the metrics are collected."""
-        self._running.set_function(running)
-        self._waiting.set_function(waiting)
-
     def answered(self, scope: Scope, status: int) -> None:
         """Count an answer; requests to unknown paths share one label."""
         path = scope["path"]
-        self._requests.labels(path if path in self.paths else "other", str(status)).inc()
-
-    def ran(self, seconds: float, waited: float, outcome: str) -> None:
-        """Count a run."""
-        self._runs.labels(outcome).observe(seconds)
-        self._waits.observe(waited)
+        self.requests.labels(path if path in self.paths else "other", str(status)).inc()
 
     def called(self, call: Call) -> None:
         """Count a finished call and its usage, also of a run that times out."""
-        self._calls.labels(call.component, call.failure.kind if call.failure else "ok").inc()
+        self.calls.labels(call.component, call.failure.kind if call.failure else "ok").inc()
         if call.reused:
             return
-        self._tokens.labels("prompt").inc(call.usage.prompt_tokens)
-        self._tokens.labels("completion").inc(call.usage.completion_tokens)
-        self._cost.inc(call.usage.cost)
-
-    def reloaded(self, succeeded: bool) -> None:
-        """Count a reading of the configuration file."""
-        self._reloads.labels("used" if succeeded else "rejected").inc()
+        self.tokens.labels("prompt").inc(call.usage.prompt_tokens)
+        self.tokens.labels("completion").inc(call.usage.completion_tokens)
+        self.cost.inc(call.usage.cost)
 
     def deployed(self, digest: str) -> None:
         """Show the configuration in use."""
-        self._configuration.clear()
-        self._configuration.labels(digest).set(1)
-
-    def rated(self, kind: str) -> None:
-        """Count feedback."""
-        self._feedback.labels(kind).inc()
-
-    def lost(self, runs: int) -> None:
-        """Count runs that could not be written."""
-        self._lost.inc(runs)
+        self.configuration.clear()
+        self.configuration.labels(digest).set(1)
 
     def text(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics in the format that is asked for, and its content type."""
@@ -143,6 +106,7 @@ class Metrics:
         return generate_latest(self.registry), PLAIN
 
 
+GONE = 499  # the client ended the connection; for the metrics
 RETRY_SECONDS = 1
 PRIVATE = "internal"  # kind of failures whose text is in the log only
 STATUS_OF_KIND = {RateLimited.kind: 429, PRIVATE: 500}
@@ -171,16 +135,6 @@ def of_failure(failure: Failure, run: str) -> HTTPProblem:
     status = STATUS_OF_KIND.get(failure.kind, 502)
     headers = {"Retry-After": str(RETRY_SECONDS)} if status == 429 else {}
     return HTTPProblem(status, failure.kind, failure.message, run, headers=headers)
-
-
-def overloaded(limit: int) -> HTTPProblem:
-    """Return the problem of a server with too many runs."""
-    return HTTPProblem(
-        429,
-        "overloaded",
-        f"{limit} runs are executing or waiting; try again later",
-        headers={"Retry-After": str(RETRY_SECONDS)},
-    )
 
 
 LOG = logging.getLogger("compound.api.serving")
@@ -224,12 +178,8 @@ class Service:
         metrics: Metrics,
         store: FeedbackStore | None = None,
     ) -> None:
-        self.deployments, self.settings, self.metrics, self.store = (
-            deployments,
-            settings,
-            metrics,
-            store,
-        )
+        self.deployments, self.settings = deployments, settings
+        self.metrics, self.store = metrics, store
         self.draining, self.ready = False, False
         self.running = self.waiting = 0
         self._timers: set[asyncio.Timeout] = set()
@@ -239,7 +189,8 @@ class Service:
             for_system(find, system), on_call=metrics.called, on_notice=_log_notice
         )
         self._places = asyncio.Semaphore(settings.concurrency)
-        metrics.watch(lambda: self.running, lambda: self.waiting)
+        metrics.running.set_function(lambda: self.running)
+        metrics.waiting.set_function(lambda: self.waiting)
         metrics.deployed(deployments.current.digest)
         deployments.prepare = self.open_engines
 
@@ -294,7 +245,10 @@ class Service:
         """
         settings = self.settings
         if self._places.locked() and self.waiting >= settings.queue:
-            raise overloaded(settings.concurrency + settings.queue)
+            limit = settings.concurrency + settings.queue
+            message = f"{limit} runs are executing or waiting; try again later"
+            retry = {"Retry-After": str(RETRY_SECONDS)}
+            raise HTTPProblem(429, "overloaded", message, headers=retry)
 
     async def run(
         self, ticket: Ticket, inputs: Mapping[str, object], *, queued: bool = True
@@ -374,13 +328,13 @@ class Service:
             if trace.failure is not None:
                 return self._published(ticket, trace, trace.failure)
         except TimeoutError:
-            if self._stopped:
-                outcome = "draining"
-                message = "the server stops, and the run did not finish in time"
-                raise HTTPProblem(503, outcome, message, ticket.run) from None
-            outcome = "timeout"
-            message = f"the run took longer than {self.settings.timeout:g} s"
-            raise HTTPProblem(504, outcome, message, ticket.run) from None
+            status, outcome = (503, "draining") if self._stopped else (504, "timeout")
+            message = (
+                "the server stops, and the run did not finish in time"
+                if self._stopped
+                else f"the run took longer than {self.settings.timeout:g} s"
+            )
+            raise HTTPProblem(status, outcome, message, ticket.run) from None
         except HTTPProblem as problem:
             outcome = problem.kind
             raise
@@ -391,17 +345,13 @@ class Service:
             raise HTTPProblem(502, outcome, message, ticket.run) from None
         except Exception as error:
             outcome = "internal"
-            LOG.log(
-                logging.ERROR,
-                "%s failed: %s",
-                ticket.run,
-                sanitize_text(str(error)),
-                exc_info=not isinstance(error, CompoundError),
-            )
+            trace_it = not isinstance(error, CompoundError)
+            LOG.exception("%s failed: %s", ticket.run, sanitize_text(str(error)), exc_info=trace_it)
             raise HTTPProblem(500, outcome, INTERNAL, ticket.run) from None
         finally:
             if outcome != "overloaded":
-                self.metrics.ran(time.perf_counter() - started, started - arrived, outcome)
+                self.metrics.runs.labels(outcome).observe(time.perf_counter() - started)
+                self.metrics.waits.observe(started - arrived)
         return trace
 
     @staticmethod
@@ -482,6 +432,14 @@ async def while_connected(receive: Receive, work: Awaitable[Value]) -> Value:
             each.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await task
+
+
+async def answer_connected(receive: Receive, work: Awaitable[Response]) -> Response:
+    """Await an answer, or return that the client ended the connection."""
+    try:
+        return await while_connected(receive, work)
+    except ClientGone:
+        return Response(status_code=GONE)
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -1,15 +1,14 @@
-"""The report's section on training: curves by step, and tables of jobs and components."""
+"""Curves of training by step: a small plot for each quantity."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compound.core.formatting import plural
 from compound.report.figures import (
     PALETTE,
     WIDE,
@@ -18,147 +17,10 @@ from compound.report.figures import (
     use_integer_ticks,
 )
 from compound.report.record import Facts
-from compound.report.rendering import NONE, Block, Columns, draw_figure, table, tabulate
-from compound.report.text import count, line, number, seconds
 from compound.report.training import Step, by_component, get_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-NOTES = (
-    "Arrows point from the mean over the first fifth of a job's steps to the mean over the last "
-    "fifth. A job's reward is the global reward of its rollouts. A component's reward, length and "
-    "similarity (the share of tokens that consecutive answers have in common) are those of all its "
-    "answers in these rollouts; its samples, tokens and entropy are those that it was trained on. "
-    "Groups with equal rewards give no gradient and are skipped; samples that are empty or too "
-    "long are left out. If steps were evaluated, the best step is proposed; its held-out score "
-    "follows that of the start."
-)
-ANSWERS = (
-    "Answers with the highest and the lowest reward, at the first and the last step with training "
-    "samples of the component."
-)
-
-
-JOBS: Columns = {
-    "#job": lambda job: str(job["number"]),
-    "recipe": lambda job: job["recipe"] or NONE,
-    "#steps": lambda job: count(len(job["steps"])),
-    "#proposed step": lambda job: count(job["best_step"]),
-    "#held-out score": lambda job: first_last(job["held_out"]),
-    "#reward": lambda job: first_last(job["reward"]),
-    "#groups skipped": lambda job: first_last(job["skipped"], percent),
-    "#examples refilled": lambda job: count(job["refilled"] or None),
-    "#attempts kept": lambda job: first_last(job["kept"], percent),
-    "#samples left out": lambda job: count(job["left_out"]),
-    "#samples masked": lambda job: count(job["masked"] or None),
-    "#updates skipped": lambda job: count(job["skipped_updates"] or None),
-    "#explained by values": lambda job: first_last(job["explained"], percent),
-    "#rollouts lost": lambda job: count(job["lost"] or None),
-    "#failed": lambda job: count(job["failed"] or None),
-    "#prompt tokens": lambda job: count(job["prompt_tokens"]),
-    "#prompt cached": lambda job: percent(job["prompts_saved"]),
-    "#tokens sampled": lambda job: count(job["sampled"]),
-    "#tokens trained": lambda job: count(job["tokens"]),
-    "#sampling": lambda job: seconds(job["sample_seconds"]),
-    "#training": lambda job: seconds(job["train_seconds"]),
-    "#peak memory": lambda job: mebibytes(job["memory"]),
-}
-COMPONENTS: Columns = {
-    "#job": lambda row: str(row["job"]),
-    "component": lambda row: str(row["component"]),
-    "#samples": lambda row: count(row["samples"]),
-    "#tokens": lambda row: count(row["tokens"]),
-    "#reward": lambda row: first_last(row["reward"]),
-    "#penalty": lambda row: first_last(row["penalty"]),
-    "#entropy": lambda row: first_last(row["entropy"]),
-    "#length": lambda row: first_last(row["length"], count),
-    "#similarity": lambda row: first_last(row["similarity"]),
-}
-
-
-def training_blocks(facts: Facts) -> list[Block]:
-    """Return the section's blocks."""
-    if "problem" in facts:
-        return [f"The training records of this run cannot be read: {facts['problem']}."]
-    several = len(facts["methods"]) > 1
-    blocks: list[Block] = []
-    for place, method in enumerate(facts["methods"]):
-        blocks += [f"Method {method['method']}:"] if several else []
-        blocks += _method(method["jobs"], f"training{place or ''}", _speeds(method))
-    return [*blocks, NOTES]
-
-
-def _method(jobs: Sequence[Facts], name: str, speeds: str) -> Iterator[Block]:
-    if panels_with_data(jobs):
-        yield draw_figure(name, caption(jobs), lambda: training_svg(jobs, name))
-    yield tabulate(jobs, JOBS, drop_empty=True)
-    yield speeds
-    components = [
-        {**own, "job": job["number"], "component": name}
-        for job in jobs
-        for name, own in job["components"].items()
-    ]
-    yield tabulate(components, COMPONENTS, drop_empty=True)
-    answers = [
-        (str(job["number"]), name, str(step + 1), number(a["reward"]), line(a["text"]) or "(empty)")
-        for job in jobs
-        for name, steps in job["answers"].items()
-        for step, recorded in steps
-        for a in recorded
-    ]
-    if answers:
-        yield ANSWERS
-        yield table(("#job", "component", "#step", "#reward", "answer"), answers)
-
-
-def first_last(both: Sequence[float | None], form: Callable[[float | None], str] = number) -> str:
-    """Format the first and the last value of a number.
-
-    >>> first_last([0.25, 0.5]), first_last([None, None])
-    ('0.250 → 0.500', '–')
-    """
-    return NONE if both[0] is None and both[1] is None else " → ".join(map(form, both))
-
-
-def percent(share: float | None) -> str:
-    """Format a share as a percentage.
-
-    >>> percent(0.125).split(), percent(None)
-    (['12', '%'], '–')
-    """
-    return NONE if share is None else f"{share:.0%}".replace("%", "\u00a0%")
-
-
-def mebibytes(amount: float | None) -> str:
-    """Format an amount of memory in MiB."""
-    return NONE if amount is None else f"{amount:,.0f} MiB"
-
-
-def _speeds(method: Facts) -> str:
-    """Return a sentence on the time and speed of sampling and training."""
-    totals = method["totals"]
-    steps = plural(totals["steps"], "step")
-    stages = {"sampling": totals["sample_seconds"], "training": totals["train_seconds"]}
-    parts = [
-        f"{stage} took {seconds(took)}{_rate(totals[f'{stage}_speed'])}"
-        for stage, took in stages.items()
-        if took is not None
-    ]
-    if not parts:
-        return f"{steps}; their duration is not recorded."
-    several = totals["steps"] > len(method["jobs"])
-    warm = " Speeds exclude the first step of each job." if several else ""
-    return f"{' and '.join(parts).capitalize()}, in total over {steps}.{warm}"
-
-
-def _rate(speed: float | None) -> str:
-    if speed is None:
-        return ""
-    return f" ({speed:,.0f} tokens/s)" if speed >= 10 else f" ({speed:.1f} tokens/s)"
-
-
-# --- curves ---------------------------------------------------------------------------------------
 
 ROW = 2.25  # inches, height of a row of panels
 SMOOTH = 0.1  # window of the moving mean, as a share of a job's steps
