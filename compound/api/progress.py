@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from compound.core import notebook
@@ -20,9 +20,6 @@ from compound.optimization.method import ROLLOUTS
 from compound.optimization.runs.recorder import Listener
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rich.console import RenderableType
     from rich.live import Live
 
     from compound.core.example import Example
@@ -118,66 +115,14 @@ def format_status(event: Mapping[str, Any], started: float, limits: Mapping[str,
     money += " · unknown cost" if spent.get("unpriced") else ""
     return (
         f"{runs} system runs (+{spent.get('test_runs', 0):.0f} test) · {spent.get('calls', 0)} calls{judged}"
-        f" · {tokens:,} tokens{money} · {clock(time.monotonic() - started)}"
+        f" · {tokens:,} tokens{money} · {timedelta(seconds=round(time.monotonic() - started))}"
     )
 
 
-def clock(seconds: float) -> str:
-    """Format a duration as a clock.
-
-    >>> clock(59.6), clock(3599), clock(7325)
-    ('1:00', '59:59', '2:02:05')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    return (
-        f"{minutes}:{rest:02}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
-    )
-
-
-@dataclass(frozen=True)
-class Steps:
-    """Progress of a job with a known number of steps.
-
-    Attributes:
-        job: number of the job.
-        done: number of completed steps.
-        total: total number of steps.
-        note: note about the last step.
-        method: name of the method, if it is a baseline.
-    """
-
-    job: int
-    done: int
-    total: int
-    note: str = ""
-    method: str = ""
-
-    @staticmethod
-    def of(event: Mapping[str, Any]) -> Steps | None:
-        """Return the steps reported by an event, or ``None``.
-
-        >>> Steps.of({"event": "progress", "job": 0, "note": "mean reward 0.250", "step": 3, "of": 40})
-        Steps(job=0, done=3, total=40, note='mean reward 0.250', method='')
-        >>> Steps.of({"event": "progress", "job": 0, "note": "3 candidates"})
-        """
-        if event["event"] != "progress" or event.get("step") is None or event.get("of") is None:
-            return None
-        return Steps(
-            event["job"], event["step"], event["of"], event["note"], event.get("method") or ""
-        )
-
-    def seconds_left(self, first: Steps, seconds: float) -> float | None:
-        """Estimate the seconds until the remaining steps are done.
-
-        Args:
-            first: the first observed steps of the job.
-            seconds: time since then.
-
-        >>> Steps(0, 5, 40).seconds_left(Steps(0, 3, 40), 10.0)
-        175.0
-        """
-        made = self.done - first.done
-        return seconds / made * (self.total - self.done) if made > 0 else None
+def _has_steps(event: Mapping[str, Any]) -> bool:
+    """Return whether an event reports the progress of a job with a known number of steps."""
+    known = event.get("step") is not None and event.get("of") is not None
+    return event["event"] == "progress" and known
 
 
 @contextmanager
@@ -255,7 +200,7 @@ class NotebookCell:
         self._limits, self._started, self._clock = limits, started, clock
         self._events: deque[str] = deque(maxlen=NOTEBOOK_EVENTS)
         self._last: Mapping[str, Any] = {}
-        self._steps: Steps | None = None
+        self._steps: Mapping[str, Any] | None = None
         self._drawn = float("-inf")
         self.redraw: Callable[[NotebookCell], object] = lambda cell: None
         self.done = False
@@ -265,7 +210,7 @@ class NotebookCell:
         self._last = event
         frequent = event["event"] in ("call", "notice")
         if not frequent:
-            self._steps = Steps.of(event)
+            self._steps = event if _has_steps(event) else None
             if self._steps is None:
                 self._events.append(format_event(event))
         if not frequent or self._clock() - self._drawn > NOTEBOOK_INTERVAL:
@@ -274,12 +219,10 @@ class NotebookCell:
 
     def _repr_html_(self) -> str:
         parts = [notebook.preformatted(list(self._events))] if self._events else []
-        steps = self._steps
-        if steps is not None and not self.done:
-            bar = f'<progress value="{int(steps.done)}" max="{int(steps.total)}"></progress>'
-            parts.append(
-                f"<div>{bar} {notebook.escape(f'step {steps.done} of {steps.total}: {steps.note}')}</div>"
-            )
+        if (steps := self._steps) is not None and not self.done:
+            done, total = int(steps["step"]), int(steps["of"])
+            text = notebook.escape(f"step {done} of {total}: {steps['note']}")
+            parts.append(f'<div><progress value="{done}" max="{total}"></progress> {text}</div>')
         if self._last:
             spent = format_status(self._last, self._started, self._limits)
             parts.append(f"<div>{notebook.escape(spent)}</div>")
@@ -312,67 +255,58 @@ class Screen:
     """
 
     def __init__(self, live: Live, limits: Mapping[str, Any], started: float) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
         self._live, self._limits, self._started = live, limits, started
-        self._shown = 0.0
-        self._steps: Steps | None = None
-        self._left: float | None = None
-        self._first: tuple[Steps, float] | None = (
-            None  # first observed steps of the job, and their time
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(BAR_WIDTH),
+            TextColumn("{task.fields[note]}", markup=False),
+            TimeRemainingColumn(compact=True),
+            get_time=time.monotonic,
+            speed_estimate_period=3600.0,
         )
-        self._notice = ""
+        self._job: tuple[object, ...] = ()  # of the bar
+        self._shown = 0.0
 
     def listen(self, event: Mapping[str, Any]) -> None:
         """Show an event; a step of a long job only moves the bar, so that other events stay visible."""
+        from rich.console import Group
         from rich.text import Text
 
         called, noticed = event["event"] == "call", event["event"] == "notice"
-        self._notice = sanitize_for_terminal(str(event["note"])) if noticed else ""
         if not called and not noticed:
-            self._follow(Steps.of(event))
-            if self._steps is None:
-                style = {"decision": "bold green" if event.get("accepted") else "yellow"}.get(
-                    event["event"], ""
-                )
+            self._follow(event)
+            if not _has_steps(event):
+                bold = "bold green" if event.get("accepted") else "yellow"
+                style = bold if event["event"] == "decision" else ""
                 self._live.console.print(Text(format_event(event), style=style))
         # call events are frequent: redraw at most five times per second
         if not called or time.monotonic() - self._shown > 0.2:
             self._shown = time.monotonic()
-            self._live.update(self._view(event))
+            notice = f" · {sanitize_for_terminal(str(event['note']))}" if noticed else ""
+            spent = f"{format_status(event, self._started, self._limits)}{notice}"
+            bar = [self._bar.get_renderable()] if self._bar.tasks else []
+            self._live.update(Group(*bar, Text(spent, style="dim")))
 
-    def _follow(self, steps: Steps | None) -> None:
-        self._steps, self._left = steps, None
-        if steps is None:
-            return
-        now = time.monotonic()
-        if self._first is None or (steps.job, steps.method) != (
-            self._first[0].job,
-            self._first[0].method,
-        ):
-            self._first = steps, now
-        first, since = self._first
-        self._left = steps.seconds_left(first, now - since)
-
-    def _view(self, event: Mapping[str, Any]) -> RenderableType:
-        """Return the bottom lines: the progress bar, if the job reports steps, and the amounts spent."""
-        from rich.console import Group
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-        from rich.text import Text
-
-        line = format_status(event, self._started, self._limits)
-        spent = Text(f"{line} · {self._notice}" if self._notice else line, style="dim")
-        steps = self._steps
-        if steps is None:
-            return spent
-        ahead = "" if self._left is None else f" · {clock(self._left)} left"
-        method = f"{steps.method}: " if steps.method else ""
-        row = Table.grid(padding=(0, 1))
-        row.add_row(
-            Text(f"{method}step {steps.done} of {steps.total}"),
-            ProgressBar(total=steps.total, completed=steps.done, width=BAR_WIDTH),
-            Text(sanitize_for_terminal(f"{steps.note}{ahead}")),
-        )
-        return Group(row, spent)
+    def _follow(self, event: Mapping[str, Any]) -> None:
+        """Move the bar, or remove it when its job has ended."""
+        job = (event["job"], event.get("method")) if _has_steps(event) else ()
+        if job != self._job:
+            for task in self._bar.task_ids:
+                self._bar.remove_task(task)
+        if job:
+            method = f"{event['method']}: " if event.get("method") else ""
+            about: dict[str, Any] = {
+                "description": f"{method}step {event['step']} of {event['of']}",
+                "completed": event["step"],
+                "note": sanitize_for_terminal(str(event["note"])),
+            }
+            if job == self._job:
+                self._bar.update(self._bar.task_ids[0], **about)
+            else:
+                self._bar.add_task(total=event["of"], **about)
+        self._job = job
 
 
 @contextmanager

@@ -345,8 +345,8 @@ class Service:
             raise HTTPProblem(502, outcome, message, ticket.run) from None
         except Exception as error:
             outcome = "internal"
-            trace_it = not isinstance(error, CompoundError)
-            LOG.exception("%s failed: %s", ticket.run, sanitize_text(str(error)), exc_info=trace_it)
+            shown, text = not isinstance(error, CompoundError), sanitize_text(str(error))
+            LOG.log(logging.ERROR, "%s failed: %s", ticket.run, text, exc_info=shown)
             raise HTTPProblem(500, outcome, INTERNAL, ticket.run) from None
         finally:
             if outcome != "overloaded":
