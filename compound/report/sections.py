@@ -61,9 +61,7 @@ def _figures(facts: Facts) -> Iterator[Figure]:
     for place, method in enumerate((facts.get("training") or {}).get("methods", ())):
         jobs, name = method["jobs"], f"training{place or ''}"
         if panels_with_data(jobs):
-            yield draw_figure(
-                name, lambda j=jobs, n=name: training_svg(j, n), caption=caption(jobs)
-            )  # type: ignore[misc]
+            yield draw_figure(name, partial(training_svg, jobs, name), caption=caption(jobs))
 
 
 def methods_table(facts: Facts) -> Table:

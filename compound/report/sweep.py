@@ -69,7 +69,6 @@ class ControlRun(TypedDict):
     reason: str
     choice: str
     evaluation: Evaluation | None
-    seconds: float
 
 
 def compare(
@@ -244,7 +243,7 @@ def _control(run: ControlRun) -> Facts:
     """Return a control with its results, as JSON types."""
     evaluation = run["evaluation"]
     return {
-        **items_of(run, ("file", "name", "seed", "status", "reason", "choice", "seconds")),
+        **items_of(run, ("file", "name", "seed", "status", "reason", "choice")),
         "test": evaluation.mean if evaluation else None,
         "failed": evaluation.failed if evaluation else 0,
         **totals(evaluation.usage if evaluation else NO_USAGE),

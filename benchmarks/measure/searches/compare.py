@@ -136,9 +136,8 @@ class Measurement:
         """Return the mean score of a control on the test examples, if it applies to the system."""
         settings = self.program.optimize.model_copy(update={"test_size": self.examples})
         control = Control(name, self.program, settings, self.folder)
-        control.run()
-        found = control.result
-        return None if found is None or found["evaluation"] is None else found["evaluation"].mean
+        evaluation = control.run()["evaluation"]
+        return None if evaluation is None else evaluation.mean
 
 
 def summarize(runs: Sequence[Mapping[str, Any]], start: Sequence[float]) -> dict[str, Any]:

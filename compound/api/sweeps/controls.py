@@ -1,13 +1,12 @@
 """Controls of a sweep: scores that a system has to beat, on the test examples of each seed.
 
 The *constant* control gives one answer to every input; it is chosen on the train split. The *direct
-call* gives the system's inputs to its default model in a single request. Their results are stored
-per file and seed, and reused as long as nothing that determines them changes.
+call* gives the system's inputs to its default model in a single request; its calls are recorded
+per file and seed, so that they are made once.
 """
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from compound.core.errors import CompoundError, DeclarationError, ParseError
 from compound.core.example import Example, Metric
 from compound.core.loops import run_blocking
 from compound.core.security.untrusted import UntrustedFolder
-from compound.core.storage.state import State
 from compound.evaluation.evaluate import (
     Evaluation,
     EvaluationRules,
@@ -36,13 +34,11 @@ from compound.evaluation.metrics.scoring import check_rows
 from compound.execution.cache import DiskCache
 from compound.execution.executor import Executor
 from compound.graph.component import Input, Output, Source, connect
-from compound.graph.configuration import canonical_json, digest, to_readable_json
-from compound.graph.fingerprint import describe_code
+from compound.graph.configuration import digest
 from compound.graph.registry.engines import for_system
 from compound.graph.space import Space
 from compound.graph.system import System
 from compound.graph.types import accepts
-from compound.optimization.runs.directory import read_json, write_atomically
 from compound.optimization.settings.optimize import OptimizeSettings
 
 if TYPE_CHECKING:
@@ -132,27 +128,13 @@ def _writer(system: System, outputs: list[str]) -> LLM | None:
 
 
 CONSTANT, DIRECT = "constant", "direct call"
-TRIED = (
-    50  # most frequent answers that are tried; with partial credit the best need not be the first
-)
+TRIED = 50  # most frequent answers to try; with partial credit the best need not be the first
 FOLDER = "controls"
-FORMAT = 1  # increment it if the same settings lead to other results
-
-
-class StoredControl(State):
-    """A control in a file of the sweep's directory; ``evaluation`` is an `EvaluationDocument`."""
-
-    key: str
-    status: str
-    reason: str = ""
-    choice: str = ""
-    evaluation: dict[str, Any] | None = None
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class Control:
-    """A control of one file and seed, stored in a file below the sweep's directory."""
+    """A control of one file and seed; its calls are recorded below the sweep's directory."""
 
     name: str
     program: Program
@@ -167,146 +149,78 @@ class Control:
     def __str__(self) -> str:
         return f"{self.file}, control {self.name!r}, seed {self.settings.seed}"
 
-    def run(self) -> None:
-        """Evaluate the control unless its result is stored; a failure is retried by the next call."""
-        key = ""
-        try:
-            examples = _Examples.read(self.program, self.settings)
-            key = self._key(examples)
-            if (
-                (stored := self._read()) is not None
-                and stored.key == key
-                and stored.status != "failed"
-            ):
-                return
-            choice, evaluation, seconds = self._evaluate(examples)
-            document: dict[str, Any] = dict(evaluation.to_json())
-            found = StoredControl(
-                key=key, status="finished", choice=choice, evaluation=document, seconds=seconds
-            )
-        except NotApplicable as error:
-            found = StoredControl(key=key, status="skipped", reason=error.message)
-        except Exception as error:  # noqa: BLE001 - a control's failure must not end the runs
-            message = (
-                error.message
-                if isinstance(error, CompoundError)
-                else f"{type(error).__name__}: {error}"
-            )
-            found = StoredControl(key=key, status="failed", reason=message)
-        UntrustedFolder(self._place).make()
-        write_atomically(self._place / self._name("json"), canonical_json(found.to_json()) + "\n")
-
-    @property
-    def is_stored(self) -> bool:
-        """Whether there is a result that `run` need not retry, unless what determines it has changed."""
-        stored = self._read()
-        return stored is not None and stored.status != "failed"
-
-    @property
-    def result(self) -> ControlRun | None:
-        """The stored result, if there is one."""
-        stored = self._read()
-        if stored is None:
-            return None
-        found: Any = stored.evaluation
-        return {
+    def run(self) -> ControlRun:
+        """Evaluate the control; recorded calls are not repeated, and charged once."""
+        found: ControlRun = {
             "file": self.file,
             "name": self.name,
             "seed": self.settings.seed,
-            "status": stored.status,
-            "reason": stored.reason,
-            "choice": stored.choice,
-            "evaluation": Evaluation.from_json(found) if found else None,
-            "seconds": stored.seconds,
+            "status": "finished",
+            "reason": "",
+            "choice": "",
+            "evaluation": None,
         }
-
-    @property
-    def _place(self) -> Path:
-        return self.folder / self.file / FOLDER
-
-    def _name(self, suffix: str) -> str:
-        return f"{self.name.replace(' ', '-')}-{self.settings.seed}.{suffix}"
-
-    def _read(self) -> StoredControl | None:
-        """Return the stored result; None if there is none, or it is damaged: it is then computed again."""
         try:
-            if UntrustedFolder(self._place).kind(self._name("json")) is None:
-                return None
-            stored = StoredControl.from_json(read_json(self._place, self._name("json")))
-            found: Any = stored.evaluation
-            if found is not None:
-                Evaluation.from_json(found)
-        except (CompoundError, LookupError, TypeError, ValueError):
-            return None
-        return stored
-
-    def _key(self, examples: _Examples) -> str:
-        """Return a digest of everything that determines the result."""
-        program, settings = self.program, self.settings
-        parts: list[object] = [
-            FORMAT,
-            self.name,
-            describe_code(program.metric),
-            settings.failure_score,
-        ]
-        rows = [examples.test] if self.name == DIRECT else [examples.train, examples.test]
-        parts += [[[e.id, e.inputs, e.gold] for e in split] for split in rows]
-        if self.name == DIRECT:
-            system = direct_system(program.system, _metric(program))
-            parts += [system.signature, system.lm, program.find_engine(str(system.lm)).name]
-            parts += [dict(system.settings), settings.max_failed]
-        return digest(to_readable_json(parts))
-
-    def _evaluate(self, examples: _Examples) -> tuple[str, Evaluation, float]:
-        """Return the choice, its evaluation on the test examples, and the seconds that it took."""
-        metric, outputs = _metric(self.program), self.program.system.outputs
-        started = time.monotonic()
-        if self.name == CONSTANT:
-            answer = constant_answer(metric, outputs, examples.train)
-            evaluation = evaluate_constant(metric, answer, examples.test, self.settings)
-            return str(answer), evaluation, time.monotonic() - started
-        evaluation = run_blocking(self._call_directly(examples.test))
-        return str(self.program.system.lm), evaluation, time.monotonic() - started
-
-    async def _call_directly(self, test: Sequence[Example]) -> Evaluation:
-        """Evaluate the direct call; answers of an interrupted evaluation are reused, and charged once."""
-        settings, metric = self.settings, _metric(self.program)
-        system = direct_system(self.program.system, metric)
-        UntrustedFolder(self._place).make()
-        cache = DiskCache(self._place / self._name("sqlite"), step=0)
-        executor = Executor(
-            for_system(self.program.find_engine, system), cache=cache, seed=settings.seed
-        )
-        rules = EvaluationRules(settings.concurrency, settings.failure_score, max_failed=1.0)
-        try:
-            found = await evaluate(executor, system, test, metric, rules=rules)
-        finally:
-            await executor.aclose()
-            cache.close()
-        _check_failures(found, settings)
+            found["choice"], found["evaluation"] = self._evaluate()
+        except NotApplicable as error:
+            found["status"], found["reason"] = "skipped", error.message
+        except CompoundError as error:
+            found["status"], found["reason"] = "failed", error.message
+        except Exception as error:  # noqa: BLE001 - a control's failure must not end the runs
+            found["status"], found["reason"] = "failed", f"{type(error).__name__}: {error}"
         return found
 
-
-@dataclass(frozen=True)
-class _Examples:
-    """Train and test examples of a seed, which are those of the seed's runs."""
-
-    train: Sequence[Example]
-    test: Sequence[Example]
-
-    @classmethod
-    def read(cls, program: Program, settings: OptimizeSettings) -> _Examples:
-        data, inputs, seed = program.data, program.system.inputs, settings.seed
+    def _evaluate(self) -> tuple[str, Evaluation]:
+        """Return the choice, and its evaluation on the test examples."""
+        program, settings = self.program, self.settings
+        system, data, metric = program.system, program.data, program.metric
         assert data is not None
+        assert metric is not None
         if not data.has("test"):
             raise NotApplicable("the data has no test split")
-        train = read_examples(data, "train", inputs, limit=settings.train_size, seed=seed)
-        test = read_examples(data, "test", inputs, limit=settings.test_size, seed=seed)
+        train, test = (
+            read_examples(data, role, system.inputs, limit=limit, seed=settings.seed)
+            for role, limit in (("train", settings.train_size), ("test", settings.test_size))
+        )
         if not test:
             raise NotApplicable("the test split is empty")
         for rows in (train, test):
-            check_rows(_metric(program), program.system.outputs, rows)
-        return cls(train, test)
+            check_rows(metric, system.outputs, rows)
+        if self.name == CONSTANT:
+            answer = constant_answer(metric, system.outputs, train)
+            return str(answer), evaluate_constant(metric, answer, test, settings)
+        direct = direct_system(system, metric)
+        return str(direct.lm), run_blocking(self._call_directly(direct, metric, test))
+
+    async def _call_directly(
+        self, system: System, metric: Metric, test: Sequence[Example]
+    ) -> Evaluation:
+        """Evaluate the direct call.
+
+        Raises:
+            TooManyFailures: too many calls failed; an answer that cannot be parsed is a result of
+                the model.
+        """
+        settings, folder = self.settings, UntrustedFolder(self.folder / self.file / FOLDER).make()
+        cache = DiskCache(folder.path / f"direct-call-{settings.seed}.sqlite", step=0)
+        engines = for_system(self.program.find_engine, system)
+        executor = Executor(engines, cache=cache, seed=settings.seed)
+        rules = EvaluationRules(settings.concurrency, settings.failure_score, max_failed=1.0)
+        try:
+            evaluation = await evaluate(executor, system, test, metric, rules=rules)
+        finally:
+            await executor.aclose()
+            cache.close()
+        failures = [row.failure for row in evaluation.rows if row.failure]
+        counted = Counter(
+            f"{failure.kind}: {failure.message}"
+            for failure in failures
+            if failure.kind != ParseError.kind
+        )
+        if counted.total() > settings.max_failed * len(evaluation.rows):
+            rules = EvaluationRules(max_failed=settings.max_failed)
+            raise_too_many_failures(counted.most_common(), len(evaluation.rows), rules)
+        return evaluation
 
 
 def constant_answer(
@@ -344,30 +258,12 @@ def evaluate_constant(
     metric: Metric, answer: object, examples: Sequence[Example], settings: OptimizeSettings
 ) -> Evaluation:
     """Return the scores of one answer for all examples, which take no system runs and no calls."""
-    assert isinstance(metric, Comparison)
-    scores = _scores(metric, answer, examples)
-    rows = tuple(ScoredRun(each.id, 0, value) for each, value in zip(examples, scores, strict=True))
     rules = EvaluationRules(failure_score=settings.failure_score)
+    scores = zip(examples, _scores(metric, answer, examples), strict=True)
+    rows = tuple(ScoredRun(example.id, 0, score) for example, score in scores)
     return Evaluation(digest(["constant", answer]), rows, bounds=score_bounds(metric, rules))
 
 
-def _scores(metric: Comparison, answer: object, examples: Sequence[Example]) -> list[float]:
+def _scores(metric: Metric, answer: object, examples: Sequence[Example]) -> list[float]:
+    assert isinstance(metric, Comparison)
     return [metric.score({metric.output: answer}, example).value for example in examples]
-
-
-def _metric(program: Program) -> Metric:
-    assert program.metric is not None
-    return program.metric
-
-
-def _check_failures(evaluation: Evaluation, settings: OptimizeSettings) -> None:
-    """Raise an error if too many calls failed; an answer that cannot be parsed is a result of the model."""
-    found = [
-        row.failure
-        for row in evaluation.rows
-        if row.failure and row.failure.kind != ParseError.kind
-    ]
-    if len(found) > settings.max_failed * len(evaluation.rows):
-        counted = Counter(f"{failure.kind}: {failure.message}" for failure in found)
-        rules = EvaluationRules(max_failed=settings.max_failed)
-        raise_too_many_failures(counted.most_common(), len(evaluation.rows), rules)

@@ -39,7 +39,7 @@ from compound.report.sweep import compare, sweep_page
 from compound.yaml import Program
 
 if TYPE_CHECKING:
-    from compound.report.sweep import SweepRun
+    from compound.report.sweep import ControlRun, SweepRun
 
 MAY_DIFFER = (
     "optimize.concurrency",
@@ -198,6 +198,7 @@ class _Table:
     lock: Lock
     controls: Sequence[Control]
     failed: dict[PlannedRun, str] = field(default_factory=dict)
+    evaluated: list[ControlRun] = field(default_factory=list)
 
     def report(self, run: PlannedRun, problem: str) -> None:
         """Write the table after the end of a run, which has failed if there is a problem."""
@@ -206,10 +207,9 @@ class _Table:
         self.write()
 
     def evaluate(self, control: Control, log: Log) -> Facts:
-        """Evaluate a control unless it is stored, and write the table."""
-        if not control.is_stored:
-            log(str(control))
-        control.run()
+        """Evaluate a control, and write the table."""
+        log(str(control))
+        self.evaluated.append(control.run())
         return self.write()
 
     def applicable_controls(self) -> list[Control]:
@@ -234,9 +234,8 @@ class _Table:
         """
         self.lock.check()
         budgets = {run.file: run.settings.budget.limits() for run in self.runs}
-        results = [result for control in self.controls if (result := control.result)]
         states = list(_states(self.runs, self.folder, self.failed))
-        facts: Facts = compare(states, self.folder, budgets, results)
+        facts: Facts = compare(states, self.folder, budgets, self.evaluated)
         text = json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False)
         write_atomically(self.folder / "sweep.json", text + "\n")
         write_atomically(self.folder / "sweep.md", sweep_page(facts))
