@@ -19,6 +19,7 @@ from compound.core.errors import CompoundError, DeclarationError, ParseError
 from compound.core.example import Example, Metric
 from compound.core.loops import run_blocking
 from compound.core.security.untrusted import UntrustedFolder
+from compound.evaluation.dataset import Split
 from compound.evaluation.evaluate import (
     Evaluation,
     EvaluationRules,
@@ -178,9 +179,13 @@ class Control:
         assert metric is not None
         if not data.has("test"):
             raise NotApplicable("the data has no test split")
+        sizes: Mapping[Split, int | None] = {
+            "train": settings.train_size,
+            "test": settings.test_size,
+        }
         train, test = (
             read_examples(data, role, system.inputs, limit=limit, seed=settings.seed)
-            for role, limit in (("train", settings.train_size), ("test", settings.test_size))
+            for role, limit in sizes.items()
         )
         if not test:
             raise NotApplicable("the test split is empty")
