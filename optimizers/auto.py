@@ -35,13 +35,7 @@ NO_BACKBONE: Mapping[str, object] = {
 
 
 def auto(system: System, optimize: OptimizeSettings, make: Make) -> Method:
-    """Choose by system and budget: a joint search, local rewards where they pay, and training of weights.
-
-    Args:
-        system: the system to optimize.
-        optimize: the common settings, with the sections of the methods to choose from.
-        make: returns a method by its name.
-    """
+    """Choose by system and budget: a joint search, local rewards where they pay, and training of weights."""
     stages, notes = list[str](), list[str]()
     if keys_of(system, Text, Demos, Choice, Int, Float):
         stage, reason, optimize = _search(system, optimize)

@@ -50,12 +50,6 @@ def better_together(
 ) -> Method:
     """Return the method that runs the jobs of all stages in order.
 
-    Args:
-        system: the system to optimize.
-        optimize: the common settings, with the sections of the stages.
-        settings: the settings of this method.
-        make: returns a method by its name.
-
     Raises:
         DeclarationError: a stage has no parameter that it can change, or no stage can be
             interleaved.

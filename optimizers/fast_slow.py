@@ -66,13 +66,10 @@ class FastSlowState(State):
     """Progress of `FastSlow`.
 
     Attributes:
-        training: the progress of the training.
-        rounds: the number of completed rounds.
         prompts: the population: the texts that differ from the incumbent's, the best of the last
             round first.
         rewards: by version, the sum and the number of the rewards of rollouts since the last round.
         best: the prompts at the best evaluated step.
-        reflection: the progress of the round.
         started: the system runs on the meter when the round began.
     """
 
@@ -100,9 +97,7 @@ class FastSlow:
     """Optimizer that trains weights under a population of prompts, with rounds of reflection in between.
 
     Attributes:
-        training: trains the weights.
         reflection: searches prompts in a round.
-        settings: the settings of the rounds.
     """
 
     requires: ClassVar[tuple[str, ...]] = ("torch", "transformers", "peft")
@@ -235,7 +230,6 @@ class _Session(TrainingSession):
     """Training session whose rollouts use a population of prompts.
 
     Attributes:
-        prompts: the population.
         chosen: the prompts of evaluations and of the proposal.
         rewards: the rewards of the last step by version.
     """
@@ -273,7 +267,6 @@ class _RoundScorer:
     """Scorer of a round: the current weights and prompts, and a share of the job's system runs.
 
     Attributes:
-        job: the scorer of the job.
         values: the weights and prompts at the start of the round.
         left: returns the remaining system runs of the round.
     """
@@ -331,13 +324,6 @@ def interleaved(
     made: Method, system: System, settings: InterleaveSettings, reflection: GEPA, stage: str
 ) -> Method:
     """Return a method that trains weights with rounds of prompt search in between.
-
-    Args:
-        made: the method that trains weights.
-        system: the system to optimize.
-        settings: the settings of the rounds.
-        reflection: searches prompts.
-        stage: the name of ``made``, for messages.
 
     Raises:
         DeclarationError: the method samples ahead of its weights.

@@ -152,10 +152,6 @@ METHODS: Mapping[str, MethodFactory] = {
 def factory(name: str, folder: Path = Path()) -> MethodFactory:
     """Return the factory of a method.
 
-    Args:
-        name: one of `METHODS`, the name of an installed entry point, or ``module:name``.
-        folder: the folder to search for the module first.
-
     Raises:
         DeclarationError: there is no such method.
     """
@@ -181,11 +177,6 @@ def factory(name: str, folder: Path = Path()) -> MethodFactory:
 
 def check_trainable(made: Method, system: System, engine_of: Callable[[str], Engine]) -> None:
     """Raise if a method trains weights of a model that cannot be trained; loads and starts nothing.
-
-    Args:
-        made: the method.
-        system: the system.
-        engine_of: returns the engine of a model name.
 
     Raises:
         DeclarationError: a model is behind an API, a job trains components of different models, an

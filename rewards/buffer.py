@@ -42,7 +42,6 @@ class PairBuffer:
     """All draws, in the order in which they were added.
 
     Attributes:
-        system: the identity of the system.
         sampling: the significance threshold for making a pair of two candidates.
     """
 
@@ -55,11 +54,6 @@ class PairBuffer:
         records: Iterable[Mapping[str, object]], system: System | str, sampling: Sampling
     ) -> PairBuffer:
         """Read a buffer from records.
-
-        Args:
-            records: the records that `add` returned.
-            system: the system of the records, or its identity.
-            sampling: the significance threshold for making a pair of two candidates.
 
         Raises:
             DataError: a record is damaged, or belongs to another system.

@@ -49,7 +49,6 @@ class Candidate:
     """An output of a call, with the global reward of each downstream sample.
 
     Attributes:
-        outputs: the outputs.
         rewards: the global reward of each downstream sample.
         settings: the settings of the draw that differ from those of the component.
         certain: whether the downstream components were deterministic, so that every run would give

@@ -36,12 +36,7 @@ from compound.rewards.pairs import Draw, candidate_of
 
 
 def draws_from_feedback(log: FeedbackLog, system: System) -> list[Draw]:
-    """Return a draw for each comparison of two runs that a single call explains.
-
-    Args:
-        log: the feedback.
-        system: the system that is optimized; runs with other components or ports are left out.
-    """
+    """Return a draw for each comparison of two runs that a single call explains."""
     rated = {run for pair in log.preferences for run in pair}
     rated |= {run for run, said in log.about.items() if said.score is not None}
     usable = {run for run in rated if run in log.runs and _fits(log.runs[run], system)}

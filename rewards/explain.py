@@ -91,14 +91,6 @@ def explain_ranking(
 ) -> Explanation | None:
     """Approximate a head's held-out ranking by the template's numbers and labels.
 
-    Args:
-        template_map: the head's feature map; the columns of the backbone are not used.
-        chosen: the better output of each pair.
-        rejected: the worse output of each pair.
-        inputs: the input of each pair.
-        margins: the head's held-out margins; pairs with margin 0 are skipped.
-        seed: seeds the folds and the resamples.
-
     Returns:
         The explanation, or ``None`` if no named feature differs or there are too few inputs.
     """

@@ -25,7 +25,6 @@ class Embedder(ABC):
     """Base class of backbones, which embed text pairs; the other methods are optional.
 
     Attributes:
-        dim: the length of the vectors.
         adapter: the digest of trained weights; ``""`` without any.
         max_length: the maximum number of tokens of a text pair.
     """
@@ -70,7 +69,6 @@ class FeatureMap:
         numbers: the names of the template's numbers in use, in order; a missing number counts as 0.
         labels: the label texts, in order; each has an indicator column and a block of ``dim``
             columns.
-        dim: the dimension of the backbone.
     """
 
     template: Template

@@ -148,14 +148,10 @@ class Critic:
     """Cross-fitted local reward of one component.
 
     Attributes:
-        template: renders calls.
-        features: the feature map of the heads.
         heads: the head of each fold, scaled such that the mean square of the differences of
             outputs for the same inputs is 1.
         fold_of: the fold of each example that pairs came from.
-        backbone: embeds texts.
         margins: the margin of each pair by the head of its fold.
-        inputs: the example of each of these pairs.
     """
 
     template: Template

@@ -59,7 +59,6 @@ class Fit:
     """A head with its held-out results.
 
     Attributes:
-        head: the head, fitted to all pairs.
         margins: the margin ``r(chosen) - r(rejected)`` of each evaluated pair, by a head whose fit
             and regularization did not depend on its input.
         strength: the selected inverse regularization.
@@ -177,13 +176,7 @@ DEFAULT = _Regularization(0.1, 0.1)  # if there are no pairs to choose by, and f
 
 @dataclass
 class _Folds:
-    """Heads fitted to any set of folds; each is fitted once.
-
-    Attributes:
-        pairs: the pairs.
-        fold: the fold of each pair.
-        fitted: the weights by regularization and folds.
-    """
+    """Heads fitted to any set of folds; each is fitted once."""
 
     pairs: _Pairs
     fold: NDArray[np.int64]
@@ -212,13 +205,7 @@ class _Folds:
         )
 
     def choose(self, among: Collection[int], by: Collection[int] | None = None) -> _Regularization:
-        """Return the regularization with the lowest loss of equation 5.
-
-        Args:
-            among: the folds that heads are fitted to.
-            by: the folds that the loss is computed on; by default those of `among`, each by the
-                head fitted to the others.
-        """
+        """Return the regularization with the lowest loss of equation 5."""
         tested = sorted(self.all & set(among if by is None else by))
         others = {fold: frozenset(among) - {fold} for fold in tested}
         weights = np.concatenate(

@@ -85,7 +85,6 @@ class Judgement:
 
     Attributes:
         pair: the two outputs, and the difference of their global rewards.
-        iteration: the iteration of the pair.
         inputs, chosen, rejected: the texts that the reward model read.
         margin: ``r(chosen) - r(rejected)`` in log odds; negative if the ranking is wrong.
     """
@@ -169,9 +168,6 @@ class Overview:
     """Recorded facts on all local rewards of a run.
 
     Attributes:
-        backbone: the name of the backbone.
-        trained: whether the backbone was trained on the pairs.
-        heads: the components with a reward.
         missing: the components without a reward.
     """
 

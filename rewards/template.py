@@ -29,8 +29,6 @@ class Reading:
 
     Attributes:
         inputs: the inputs as text, short fields first, so that truncation affects the longest one.
-        output: the outputs as text; ``""`` if all of them are labels.
-        numbers: the named features.
         label: the outputs with label types, as one text; ``""`` if there are none.
         description: what the component does, in a line.
     """
@@ -60,8 +58,6 @@ class Template:
     """Template that renders the calls of a component.
 
     Attributes:
-        component: the name of the component.
-        settings: the names of its settings, which are not shown.
         labels: the possible values of its outputs with label types, by name.
         description: what the component does; see `describe`.
 

@@ -36,7 +36,6 @@ class BudgetPlan:
 
     Attributes:
         decisions: number of comparisons on the validation split.
-        jobs: number of jobs before each decision.
         cost: system runs per decision.
         level: the significance level of each decision; they sum to ``alpha``.
     """
@@ -48,14 +47,7 @@ class BudgetPlan:
 
 
 def make_plan(problem: Problem, left: float, jobs: int, prices: Prices) -> BudgetPlan:
-    """Divide ``left`` system runs between decisions and jobs, at most half for decisions.
-
-    Args:
-        problem: the problem, including the method.
-        left: system runs left.
-        jobs: number of jobs in a round.
-        prices: expected fractions of a system run, by the components that change.
-    """
+    """Divide ``left`` system runs between decisions and jobs, at most half for decisions."""
     settings, method = problem.settings, problem.method
     cost = reserved_cost(problem, {key for job in all_jobs(method) for key in job.keys}, prices)
     most = settings.iterations if method.decisions is None else method.decisions

@@ -24,10 +24,6 @@ LEAST = 5  # characters of an answer; shorter ones occur in prompts by chance
 class HeldOutAnswers:
     """Answers that only held-out examples have.
 
-    Args:
-        held_out: examples that no optimizer reads.
-        train: examples that optimizers read.
-
     >>> train, valid = (Example("e", {"q": "?"}, {"answer": name}) for name in ("Banjul", "Serekunda"))
     >>> answers = HeldOutAnswers([valid], [train])
     >>> answers.found_in("Name a city, such as Serekunda."), answers.found_in("Name a city, such as Banjul.")

@@ -27,13 +27,7 @@ LIMITED = ("calls", "tokens", "cost")
 
 @dataclass(frozen=True)
 class RepeatedJob:
-    """Jobs of one kind in a run.
-
-    Attributes:
-        job: the optimizer and keys of the jobs.
-        times: number of such jobs.
-        plan: the plan of one job; ``None`` if its optimizer states none.
-    """
+    """Jobs of one kind in a run."""
 
     job: Job
     times: int
@@ -41,13 +35,7 @@ class RepeatedJob:
 
 
 def plan_jobs(problem: Problem, free: float, decisions: int) -> list[RepeatedJob]:
-    """Return the jobs of a run with their requests.
-
-    Args:
-        problem: the problem, including the method.
-        free: system runs available for jobs.
-        decisions: number of planned decisions.
-    """
+    """Return the jobs of a run with their requests."""
     method, jobs = problem.method, problem.method.jobs
     weights = sum(job.weight for job in jobs)
     times = problem.settings.iterations
@@ -95,10 +83,6 @@ def runs_left(meter: Meter, proposals: Proposals) -> float:
     For each limit, the number is estimated from the average usage per run so far, minus `MARGIN`.
     Of calls, tokens and cost, outstanding requests are set aside first: at most `MAX_SHARE` of the
     remainder. Until the first request was made, one is taken to use as much as a run does.
-
-    Args:
-        meter: meter of the search.
-        proposals: ledger with the requests made so far, and the number of requests left.
     """
     budget, done = meter.budget, meter.system_runs
     lefts = [math.inf if budget.system_runs is None else budget.system_runs - done]

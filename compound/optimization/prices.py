@@ -30,7 +30,6 @@ class CallShare(State):
     """Share of a run's counted calls that one component makes under the same dependencies.
 
     Attributes:
-        component: the component that makes the calls.
         depends: the components whose settings can change them: its own, those upstream, and the
             loops and maps around it.
         share: the mean number of these calls divided by the number of counted calls of the run.
@@ -88,12 +87,7 @@ class Prices(State):
 
 
 def measure_prices(system: System, traces: Iterable[Trace]) -> Prices:
-    """Measure the shares of calls on traces; failed runs count with the calls they made.
-
-    Args:
-        system: the system that the traces were recorded with.
-        traces: traces; those without a counted call are skipped.
-    """
+    """Measure the shares of calls on traces; failed runs count with the calls they made."""
     total: defaultdict[tuple[str, Origin], float] = defaultdict(float)
     size = 0
     for trace in traces:
@@ -131,14 +125,7 @@ def _enclosing(system: System, address: str) -> list[str]:
 
 
 def estimate_prices(system: System, calls: Mapping[str, float] | None = None) -> Prices:
-    """Estimate the shares of calls from the graph, before there are traces.
-
-    Args:
-        system: the system.
-        calls: the number of calls of each component in one run, such as the upper bounds of
-            `compound.graph.call_counts`; numbers that are not finite and missing ones count as one
-            per node.
-    """
+    """Estimate the shares of calls from the graph, before there are traces."""
     nodes = list(_counted_nodes(system, frozenset()))
     uses = Counter(component for component, _ in nodes)
     given = calls or {}

@@ -40,8 +40,6 @@ class Tally:
     """Requests to one model by outcome.
 
     Attributes:
-        asked: number of requests.
-        answered: number of answered requests.
         counts: number of requests by outcome; a reply that no optimizer judged is not counted.
         failed_in_a_row: failed calls since the last answer.
         unusable_in_a_row: unusable replies since the last usable one.
@@ -78,10 +76,7 @@ class LedgerState(State):
     """Proposal requests, as stored in a checkpoint.
 
     Attributes:
-        models: requests by model.
-        usage: total usage of all requests.
         left: requests left for the whole run; ``None`` without a limit.
-        job_left: requests left for the job.
         news: notes not recorded yet.
     """
 
@@ -150,10 +145,6 @@ class Proposals:
         Until a model has answered once, its requests are sent one at a time, so that a model that
         rejects all requests is detected after a few.
 
-        Args:
-            lm: the model.
-            worst: maximum usage of the request.
-
         Raises:
             NotAsked: the request must not be sent.
         """
@@ -202,12 +193,7 @@ class Proposals:
             )
 
     def record_outcome(self, lm: str, outcome: ProposalOutcome) -> None:
-        """Record the usefulness of an answer.
-
-        Args:
-            lm: the model that answered.
-            outcome: ``proposed``, ``unusable`` or ``duplicate``.
-        """
+        """Record the usefulness of an answer."""
         tally = self.tallies.setdefault(lm, Tally())
         tally.add(outcome)
         if tally.unusable_in_a_row >= UNUSABLE_FACTOR * self._give_up:

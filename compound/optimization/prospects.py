@@ -60,14 +60,11 @@ class Detection(TypedDict):
     """Effects that a decision can detect.
 
     Attributes:
-        examples: number of validation examples.
-        level: level of the decision.
         bounded: whether the metric declares its range; the test depends on it.
         least_p: smallest p-value possible with this number of examples.
         least_improved: for scores of 0 and 1, the number of examples that must improve.
         power: probability of detecting the gains below.
         detectable_gain: smallest mean gain that is detected.
-        detectable_gain_if_some_get_worse: the same if some examples get worse.
         examples_needed: number of examples required to detect some gains.
     """
 
@@ -95,7 +92,6 @@ class Prospect:
     """Resources of one job of the first round.
 
     Attributes:
-        job: the optimizer and keys of the job.
         runs: system runs of the job (infinity without a limit).
         candidates: number of candidates it can compare; ``None`` if its optimizer does not declare
             it.

@@ -17,12 +17,7 @@ __all__ = ["RunningOptimizer", "choose_job", "json_problem"]
 
 @dataclass(frozen=True)
 class RunningOptimizer:
-    """An optimizer in execution.
-
-    Attributes:
-        name: name of the optimizer in the method.
-        optimizer: the optimizer.
-    """
+    """An optimizer in execution."""
 
     name: str
     optimizer: Optimizer
@@ -104,10 +99,6 @@ class RunningOptimizer:
     def validate(self, proposal: Proposal | None, working: System) -> Proposal:
         """Return the proposal if the system can be bound to it.
 
-        Args:
-            proposal: the last one yielded by the optimizer.
-            working: the system that it changes.
-
         Raises:
             UserCodeError: there is no proposal, or it has an unknown parameter or an invalid value.
         """
@@ -162,11 +153,6 @@ def json_problem(value: object, place: str = "") -> str:
 
 def choose_job(method: Method, history: Sequence[JobRecord], seed: int) -> Job:
     """Return the job chosen by the scheduler of a method.
-
-    Args:
-        method: the method.
-        history: the finished jobs.
-        seed: seed of the scheduler's random streams.
 
     Raises:
         UserCodeError: the scheduler raised an error, or did not return one of the jobs.

@@ -42,16 +42,7 @@ def loss_request(trace: Trace, example: Example, call: Call, system: System, see
 def output_request(
     earlier: Call, call: Call, prompt: str, feedback: str, system: System, seed: int
 ) -> Request:
-    """Return the request for feedback on a call's output, given the feedback on the output of a later call.
-
-    Args:
-        earlier: the call whose output is criticized.
-        call: the call that read it, possibly by way of tools.
-        prompt: the prompt of ``call``.
-        feedback: the feedback on the output of ``call``.
-        system: the system.
-        seed: the seed of the request.
-    """
+    """Return the request for feedback on a call's output, given the feedback on the output of a later call."""
     text = (
         f"{_conversation(call, prompt, feedback, system)}\n\n"
         f"An earlier step, {purpose_of(system.components[earlier.component])}, contributed to what it read:\n"
@@ -81,17 +72,7 @@ def rewrite_request(
     system: System,
     seed: int,
 ) -> Request:
-    """Return the request for a prompt that addresses feedback.
-
-    Args:
-        component: the component of the prompt.
-        prompt: the prompt.
-        feedback: calls with the prompt, each with the feedback on the prompt.
-        past: earlier versions of the prompt, oldest first.
-        constraints: conditions that the new prompt must meet.
-        system: the system.
-        seed: the seed of the request.
-    """
+    """Return the request for a prompt that addresses feedback."""
     runs = "\n\n".join(
         f"Run {number}:\n{read_and_written(call, system)}\nCriticism of the instruction:\n{text}"
         for number, (call, text) in enumerate(feedback, start=1)

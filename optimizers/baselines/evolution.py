@@ -32,7 +32,6 @@ class Scored:
     """Scores of texts on examples.
 
     Attributes:
-        scores: the score of each example.
         parts: the scores of each example by objective; empty if the search has one objective.
         records: the records of each run by key; empty if unknown.
     """
@@ -70,9 +69,6 @@ class Proceed:
     """Asks whether to continue, and describes the progress.
 
     Attributes:
-        iterations: the number of completed iterations.
-        candidates: the texts of all candidates.
-        best: the index of the best candidate.
         front: the indices of the candidates on the frontier, without dominated ones, best first.
         mean: the best candidate's mean score on the Pareto set.
     """
@@ -195,18 +191,7 @@ def search(
     perfect: float,
     seed: int,
 ) -> None:
-    """Run the library's search.
-
-    Args:
-        ask: answers the questions of the search.
-        start: the incumbent's texts.
-        feedback: the examples that reflections read runs of.
-        pareto: the examples that candidates are compared on.
-        settings: the settings of the search.
-        lowest: the minimum score.
-        perfect: the maximum score; runs that reach it are not reflected on.
-        seed: the seed of the search.
-    """
+    """Run the library's search."""
     from gepa.api import optimize
     from gepa.strategies.proposal_sampling import PxNSampling
     from gepa.strategies.proposal_selection import TopKImprovements

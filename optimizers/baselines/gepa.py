@@ -75,9 +75,6 @@ class GEPA:
     candidates. It starts only if the job's remaining share covers all of these runs; cached runs
     are not charged, which allows further iterations.
 
-    Attributes:
-        settings: the settings of the search.
-
     Raises:
         MissingExtra: the library is not installed.
     """

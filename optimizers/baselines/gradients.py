@@ -36,8 +36,6 @@ class Gradient:
 
     Attributes:
         key: the parameter that holds the prompt.
-        call: a call with the prompt.
-        feedback: the feedback.
     """
 
     key: str
@@ -50,8 +48,6 @@ class Backward:
     """Backward pass through one run.
 
     Attributes:
-        system: the system.
-        prompts: the current prompts, by key.
         keys: the prompts that need feedback.
         ask: sends a request for feedback.
         seed_of: returns the seed of a request, given its kind and the addresses concerned.

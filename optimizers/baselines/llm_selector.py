@@ -41,7 +41,6 @@ class Selection(State):
     """Progress of `LLMSelector`.
 
     Attributes:
-        rows: the number of examples that vote.
         allocations: the starting allocation, and the selected one after each step.
         means: the mean score of each allocation that was run, by its canonical JSON; ``None`` if it
             failed.
@@ -198,10 +197,6 @@ def plurality(scores: Sequence[Sequence[float]], current: int) -> tuple[int, lis
 
     Each example votes for all options with its best score. Ties go to the current option if it is
     among the best, otherwise to the first one.
-
-    Args:
-        scores: the scores of each option, by example.
-        current: the index of the current option.
 
     >>> plurality([[1, 0, 0], [1, 1, 0], [0, 1, 0]], current=0)
     (1, [2, 3, 2])

@@ -31,15 +31,7 @@ def split(task: Task) -> tuple[Sequence[Example], Sequence[Example]]:
 def pool_size(
     system: System, keys: Collection[str], train: int, runs: float, minibatch: int
 ) -> int:
-    """Return the number of pool examples that `split` takes of ``train`` examples.
-
-    Args:
-        system: the system.
-        keys: the parameters of the job.
-        train: the number of train examples.
-        runs: system runs of the job.
-        minibatch: the minibatch of the job.
-    """
+    """Return the number of pool examples that `split` takes of ``train`` examples."""
     if not any(isinstance(system.parameters[key], Demos) for key in keys):
         return 0
     most = min(train // 2, MAX_POOL)

@@ -35,9 +35,7 @@ class Halving(State):
     """Progress of `RandomSearch`.
 
     Attributes:
-        candidates: the values that each candidate changes.
         alive: the numbers of the candidates of the next round, best first.
-        rounds: the number of rounds left.
         price: system runs that a candidate took per example of the last round; at first, the
             expected ones.
         seen: the number of examples of the last round.
@@ -104,12 +102,6 @@ def rounds_of(candidates: int) -> int:
 
 def affordable(candidates: int, runs: float, price: float, minibatch: int) -> int:
     """Return how many candidates some system runs can compare, with the incumbent.
-
-    Args:
-        candidates: the number of available candidates.
-        runs: system runs left.
-        price: expected system runs of a candidate on one example.
-        minibatch: the number of examples of the first round that a comparison should have.
 
     >>> [affordable(8, runs, price=1.0, minibatch=8) for runs in (144, 50, 2, 1)]
     [8, 3, 1, 0]

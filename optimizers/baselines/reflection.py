@@ -33,7 +33,6 @@ class Scores(State):
     """An answer: the scores of texts on examples.
 
     Attributes:
-        scores: the score of each example.
         parts: the scores of each example by objective; empty if the search has one objective.
     """
 
@@ -60,16 +59,7 @@ def scores_of(traces: Sequence[Trace], objectives: Sequence[str], failed: float)
 
 
 class Answers:
-    """Answers to a search: replays the answers of an interrupted attempt, then gives new ones.
-
-    Args:
-        task: the job.
-        settings: the settings of the search.
-        known: the answers of the interrupted attempt; the first one is the incumbent's scores.
-
-    Attributes:
-        all: all answers, in order.
-    """
+    """Answers to a search: replays the answers of an interrupted attempt, then gives new ones."""
 
     def __init__(self, task: Task, settings: GEPASettings, known: Sequence[Answer]) -> None:
         self._task = task

@@ -39,11 +39,8 @@ class Descent(State):
     """Progress of `TextGrad`.
 
     Attributes:
-        step: the number of completed steps.
-        held: the number of validation examples.
         before: the incumbent's mean score on them.
         mean: the mean score of the current prompts.
-        tried: the number of validations.
         values: the current prompts that differ from the incumbent's.
         written: the latest versions of each prompt by key, including those that were reverted.
     """
@@ -79,11 +76,7 @@ class TextGradSettings(Settings):
 
 @dataclass(frozen=True)
 class TextGrad:
-    """Optimizer that rewrites all prompts of its job in each step, based on textual gradients.
-
-    Attributes:
-        settings: the settings of the search.
-    """
+    """Optimizer that rewrites all prompts of its job in each step, based on textual gradients."""
 
     settings: TextGradSettings = field(default_factory=TextGradSettings)
 

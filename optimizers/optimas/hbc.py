@@ -41,7 +41,6 @@ class Target:
     Attributes:
         preferred: the preferred outputs; several if they are equally good.
         gap: the largest difference in global reward between a preferred and another output.
-        example: the name of the example that the input is from.
     """
 
     preferred: tuple[Mapping[str, object], ...]
@@ -54,9 +53,7 @@ class Imitation:
     """Scores outputs of one component by their similarity to the target.
 
     Attributes:
-        targets: the targets, by input.
         labels: the output fields that are categorical.
-        backbone: embeds texts.
     """
 
     targets: Mapping[str, Target]

@@ -169,14 +169,6 @@ async def gains_of(
     """Return the mean score of each candidate's calls minus the incumbent's, for the same inputs.
 
     A failed call scores one less than the worst of the others. Without examples, all gains are 0.
-
-    Args:
-        task: the job.
-        part: the part that runs the component.
-        configuration: the values of the other components.
-        candidates: values of the component's parameters.
-        examples: the examples.
-        scores: scores the component's calls.
     """
     own = {key: task.system.configuration[key] for key in task.keys}
     systems = [part.bind({**configuration, **own, **values}) for values in ({}, *candidates)]

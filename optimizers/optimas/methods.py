@@ -89,14 +89,7 @@ class HBCSettings(RewardMethodSettings):
 def optimas(
     system: System, optimize: OptimizeSettings, settings: OptimasSettings, *, trains: bool = True
 ) -> Method:
-    """OPTIMAS: `search` with local rewards, which are learned from its candidates and train weights.
-
-    Args:
-        system: the system to optimize.
-        optimize: the common settings.
-        settings: the settings of the method.
-        trains: whether weights are trained.
-    """
+    """OPTIMAS: `search` with local rewards, which are learned from its candidates and train weights."""
     learning = RewardLearning(settings.pairs, settings.backbone, settings.reward)
     if settings.form == "paper":
         return _by_component(

@@ -29,7 +29,6 @@ class Collecting(State):
     """Progress of the collection of pairs in a job.
 
     Attributes:
-        iteration: the iteration of the pairs.
         proposals: by component, candidate settings to sample outputs with.
         inputs: the number of inputs that the job has collected pairs from.
     """
@@ -46,7 +45,6 @@ class OfflineRewards:
     Attributes:
         learning: settings of pair collection and reward learning.
         sources: sources of prompts and demonstrations to sample outputs with.
-        scoring: processes the pairs.
     """
 
     learning: RewardLearning
@@ -91,11 +89,6 @@ class OfflineRewards:
 
         Components are selected in order of increasing cost, as long as the budget covers learning
         their rewards.
-
-        Args:
-            task: the job.
-            rewards: the rewards of the run.
-            done: the number of inputs that pairs were collected from.
         """
         least = 1 if done else MIN_INPUTS
         components = await rewards.needing_pairs(tunable(task)) if done else tunable(task)
@@ -128,14 +121,7 @@ class OfflineRewards:
 def affordable_inputs(
     task: Task, rewards: RunRewards, components: Sequence[str], wanted: int
 ) -> int:
-    """Return the number of inputs whose pairs the job's remaining budget covers.
-
-    Args:
-        task: the job.
-        rewards: the rewards of the run.
-        components: the components to collect pairs of.
-        wanted: the maximum number of inputs.
-    """
+    """Return the number of inputs whose pairs the job's remaining budget covers."""
     sampling = rewards.buffer.sampling
     cost = 1 + sum(expected_cost(task.system, component, sampling) for component in components)
     left = task.scorer.runs_left

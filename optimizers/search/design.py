@@ -104,15 +104,7 @@ def combinations(
     start: Values,
     rng: np.random.Generator,
 ) -> list[Values]:
-    """Return new random combinations of values: each parameter keeps that of ``start``, or gets another.
-
-    Args:
-        task: the job.
-        candidates: the candidates so far, which are left out.
-        levels: values of each parameter to combine, other than the incumbent's.
-        start: the values of the leading candidate.
-        rng: the random generator.
-    """
+    """Return new random combinations of values: each parameter keeps that of ``start``, or gets another."""
     seen = {
         canonical_json(values)
         for values in (incumbent_values(task), *(t.values for t in task.tried))

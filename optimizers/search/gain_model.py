@@ -57,10 +57,8 @@ class Observation:
     """Comparison of a configuration with the incumbent.
 
     Attributes:
-        values: the values of all parameters of the search.
         gain: the mean difference of the scores.
         squares: the sum of the squared deviations of the differences from their mean.
-        rows: the numbers of the examples.
         component: the component whose local reward the differences are of, in units of the score;
             ``""`` for differences of scores.
     """
@@ -103,9 +101,6 @@ class GainModel:
     """Posterior of gains, given some observations.
 
     Attributes:
-        spaces: the parameters of the search.
-        incumbent: their current values, whose gain is 0.
-        observations: at least one of the score; see `Observation`.
         score_variance: variance of the scores of single runs, a prior estimate of the noise.
     """
 

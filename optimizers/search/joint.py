@@ -181,11 +181,8 @@ class Search:
     """Search of one job.
 
     Attributes:
-        task: the job.
         sources: the sources of new prompts and demonstrations.
         rows: the division of the train examples.
-        local: local evaluations, if any.
-        state: the progress.
     """
 
     task: Task

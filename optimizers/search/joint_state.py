@@ -17,11 +17,7 @@ class SearchCandidate(State):
     """A configuration with its comparison to the incumbent.
 
     Attributes:
-        values: the values of all parameters of the job.
-        parent: the number of the candidate that it changes; ``None`` for the incumbent.
-        rows: the numbers of the examples that it was scored on.
         differences: its scores minus the incumbent's.
-        failed: the examples on which its run failed.
     """
 
     values: Values
@@ -32,15 +28,7 @@ class SearchCandidate(State):
 
 
 class LocalCell(State):
-    """Evaluations of values of one component without the components after it.
-
-    Attributes:
-        component: the component.
-        values: the values of its parameters.
-        context: the values of the components before it.
-        rows: the numbers of the examples.
-        failed: those on which it failed.
-    """
+    """Evaluations of values of one component without the components after it."""
 
     component: str
     values: Values
@@ -57,17 +45,12 @@ class JointProgress(State):
         origins: the source that proposed each of them; ``""`` for options and numbers.
         runs: system runs of the search; ``None`` without a limit.
         width: maximum number of candidates of a step.
-        block: number of examples of a step.
-        candidates: all candidates so far.
         field: the numbers of the candidates to score in the next step, the most important ones
             first.
-        steps: the number of completed steps.
         price: system runs that a candidate took per example; before the first step, the predicted
             ones.
         scores: the incumbent's score on each example so far.
-        failed: the examples on which its run failed.
         variance: variance of the scores of the last step.
-        cells: the local evaluations so far.
         fitted: the examples that choices for each input were fitted to, by their value as JSON; a
             candidate with such a value is not scored on them.
     """

@@ -72,7 +72,6 @@ class RewardGuide:
     """Prepares the local evaluations of a job.
 
     Attributes:
-        learning: settings of the rewards.
         gold: whether the rewards may read the gold answers of train examples.
         judge: the model that rates outputs by the gold answers; ``None`` for no ratings.
         fit: fits a reward to draws; `fit_critic`, or a control of an experiment.
@@ -105,7 +104,6 @@ class LocalSavings:
     """What the local reward of a component may save, by the prices of evaluations.
 
     Attributes:
-        component: the component.
         global_price: system runs of a global evaluation of a change on one example.
         local_price: system runs of a local evaluation.
         unused_reason: why the component is searched by the global reward; ``""`` if it has a local
@@ -174,11 +172,8 @@ class LocalGains:
 
     Attributes:
         guide: how rewards are learned.
-        task: the job.
-        rewards: the draws of the run.
         parts: the part of the system that ends with each component.
         cheap: the components whose local evaluations save something.
-        examples: the examples, in the order of use.
         slopes: for each component with a local reward, the expected gain of the score per unit of
             it, and the variance of this estimate.
     """
@@ -315,14 +310,6 @@ class LocalGains:
 
         These are the highest ones of a draw of what the local reward says about them (Thompson
         sampling).
-
-        Args:
-            cells: the evaluations so far, which are updated.
-            model: the model of gains.
-            leader: the values whose outputs are the inputs of the components after them.
-            options: values of the parameters of each component with a local reward.
-            runs: the maximum number of system runs.
-            rng: the random generator.
         """
         for component in rng.permutation(sorted(self.slopes)).tolist():
             part, current = self.parts[component], self._current(component)

@@ -13,9 +13,6 @@ class MemoryPart(State):
 
     Subclasses declare fields, all with defaults, and a unique name.
 
-    Attributes:
-        NAME: the key in `Memory.state`.
-
     Example:
         >>> from pathlib import Path
         >>> from compound.testing import PlainMemory

@@ -32,7 +32,6 @@ class Part:
 
     Attributes:
         system: the part as a system; its nodes and parameters have the names of the whole system's.
-        component: the component that is evaluated.
         effects: the cheap deterministic descendants, by component.
         weight: the fraction of a run of the whole system that all counted calls of the part are.
         price: the fraction that executes again if the settings of the component change.
@@ -109,12 +108,6 @@ async def run_parts(
     context: JobContext, part: Part, candidates: Sequence[System], examples: Sequence[Example]
 ) -> list[list[Trace]]:
     """Run a part on every example for every candidate, and charge what it executed.
-
-    Args:
-        context: the executor and its rules.
-        part: the part.
-        candidates: the part bound to the values of each candidate.
-        examples: the examples.
 
     Returns:
         The traces by candidate and example.

@@ -56,12 +56,7 @@ class RatingMemory(MemoryPart):
 
 @dataclass
 class Ratings:
-    """Ratings of the outputs of a job's components; equal calls on one example are rated once in a run.
-
-    Attributes:
-        task: the job.
-        lm: the model.
-    """
+    """Ratings of the outputs of a job's components; equal calls on one example are rated once in a run."""
 
     task: Task
     lm: str

@@ -77,7 +77,6 @@ class RewardAdapter(State):
     """A trained adapter of the backbone.
 
     Attributes:
-        name: the digest of its content.
         data: the digest of the pairs that it was trained on.
     """
 
@@ -93,7 +92,6 @@ class RewardMemory(MemoryPart):
         inputs: the number of inputs that pairs were collected from; the next ones follow in a fixed
             order.
         feedback: the number of draws copied from the feedback folder; ``None`` before that.
-        adapter: the adapter that was used last.
         adapters: the last adapter of each configuration, by the digest of the configuration.
     """
 
@@ -115,9 +113,6 @@ class RunRewards:
         learns: whether rewards are fitted to pairs, so that pairs of a changed configuration are
             collected.
         learning: settings of pair collection and reward learning.
-        task: the job.
-        memory: the run's memory.
-        buffer: the pairs collected so far.
     """
 
     learns: ClassVar[bool] = True
@@ -188,13 +183,7 @@ class RunRewards:
         return collected
 
     def add(self, draws: Sequence[Draw], iteration: int, inputs: int = 0) -> None:
-        """Add the draws of an iteration to the buffer and the memory.
-
-        Args:
-            draws: the draws.
-            iteration: their iteration.
-            inputs: the number of new inputs that they are from.
-        """
+        """Add the draws of an iteration to the buffer and the memory."""
         stored = RewardMemory.of(self.memory)
         stored.iteration = iteration
         stored.inputs += inputs
@@ -208,13 +197,7 @@ class RunRewards:
             self.memory.append(record if row is None else {**record, "row": row})
 
     async def learn(self, components: Sequence[str] = (), *, tested: bool = False) -> FittedRewards:
-        """Fit the reward models to the buffer, in the computing thread, so that the run is not blocked.
-
-        Args:
-            components: the components to fit; by default, all components of the buffer and the job.
-            tested: whether to test that each reward is better than chance, as `untrusted_reason`
-                requires.
-        """
+        """Fit the reward models to the buffer, in the computing thread, so that the run is not blocked."""
         job = tunable(self.task)
         known = components or list(dict.fromkeys([*job, *self.buffer.components]))
         return await compute(self._learn, known, tested)

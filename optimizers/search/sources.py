@@ -42,7 +42,6 @@ class CandidateSources:
     """Sources of candidates of a search.
 
     Attributes:
-        names: the sources in use.
         lm: the model that writes prompts; ``None`` for the system's own.
         section: the path of the settings, if it is still open whether a model of the system writes
             prompts.

@@ -26,22 +26,7 @@ __all__ = ["RunBudget"]
 
 
 class RunBudget:
-    """Budget of a search, in system runs.
-
-    Args:
-        problem: the problem, including the method.
-        meter: meter of the search.
-        proposals: ledger of proposal requests, which compete with system runs for calls, tokens and
-            cost.
-        plan: the plan, from an interrupted run.
-        free_runs: system runs left for jobs when the plan was made; ``None`` without a limit.
-        prices: expected fractions of a system run, by the components that change.
-
-    Attributes:
-        plan: division of the budget.
-        free_runs: as above.
-        prices: as above.
-    """
+    """Budget of a search, in system runs."""
 
     def __init__(
         self,
@@ -86,12 +71,7 @@ class RunBudget:
         return runs_left(self._meter, self._proposals)
 
     def free(self, search: SearchState, job: Job | None = None) -> float:
-        """Return the system runs left for jobs, excluding those reserved for decisions.
-
-        Args:
-            search: the state of the search.
-            job: the next job, if it is known; the next decision is about its parameters.
-        """
+        """Return the system runs left for jobs, excluding those reserved for decisions."""
         later = self.plan.decisions - search.decisions - 1
         reserved = self._next_decision(search, job) + later * self.plan.cost
         return max(0.0, self.runs_left() - reserved)
@@ -133,13 +113,7 @@ class RunBudget:
         ]
 
     def runs_of(self, job: Job, opening: Job | None, search: SearchState) -> float:
-        """Return the system runs of a job, or 0 if they would be too few.
-
-        Args:
-            job: the selected job.
-            opening: the method's opening job, if it is this one.
-            search: the state of the search.
-        """
+        """Return the system runs of a job, or 0 if they would be too few."""
         declared = self._jobs()[job.optimizer, job.keys]
         needed = declared.least(self._problem.settings.minibatch, self.prices.keys(declared.keys))
         if opening is not None or declared.step is not None:

@@ -34,13 +34,8 @@ class RunContext:
     """A run in progress.
 
     Attributes:
-        problem: the optimization problem.
         recorder: writes events and checkpoints; holds the state.
-        meter: budget meter of the search.
-        test_meter: budget meter of the test split.
         executor: runs the system and charges the search.
-        proposals: ledger of proposal requests.
-        candidates: ledger of the configurations that were run.
     """
 
     problem: Problem
@@ -128,16 +123,7 @@ class RunContext:
         partial: bool = False,
         max_failed: float | None = None,
     ) -> Evaluation:
-        """Evaluate a configuration on validation examples.
-
-        Args:
-            system: the system, bound to the configuration.
-            samples: the sample indices.
-            on_trace: called with each scored trace, after it was recorded.
-            examples: the examples; by default, the validation split.
-            partial: see `evaluate`.
-            max_failed: share of runs that may fail; by default, that of the settings.
-        """
+        """Evaluate a configuration on validation examples."""
         problem, record = self.problem, self.recorder.trace("valid")
         rules = (
             problem.rules if max_failed is None else replace(problem.rules, max_failed=max_failed)

@@ -55,10 +55,6 @@ async def retry_failed(problem: Problem, recorder: Recorder) -> None:
 
     They are charged to the budget's share of the test split. Each evaluation is one event and one
     checkpoint.
-
-    Args:
-        problem: the problem of the run.
-        recorder: recorder of the finished run.
     """
     context = RunContext.open(problem, recorder)
     context.meter.pause()

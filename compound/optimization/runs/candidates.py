@@ -86,13 +86,10 @@ class CandidateState(State):
     """A candidate.
 
     Attributes:
-        digest: digest of its configuration.
         values: the values that differ from the initial configuration.
         parent: digest of the configuration that it changes; ``""`` if the optimizer does not tell.
         source: what proposed it: the optimizer, or a source that the optimizer names.
         job: number of the first job that ran it; ``None`` if only a decision did.
-        fate: what became of it.
-        train: its runs on train examples.
         valid: its runs on validation examples.
     """
 
@@ -127,13 +124,7 @@ class CandidateState(State):
 
 
 class Candidates:
-    """Ledger of the candidates of a run.
-
-    Args:
-        start: the initial configuration.
-        stored: the candidates so far, which are updated in place; a part of the state of the run.
-        limits: the limits of the objective.
-    """
+    """Ledger of the candidates of a run."""
 
     def __init__(
         self, start: Configuration, stored: list[CandidateState], limits: LimitSettings
@@ -235,12 +226,7 @@ class Candidates:
             )
 
     def text(self, best: str, bounds: Bounds | None) -> str:
-        """Return the content of the file of candidates.
-
-        Args:
-            best: the digest of the best configuration.
-            bounds: the range of the scores, for intervals.
-        """
+        """Return the content of the file of candidates."""
         lines, checksum = list[bytes](), ""
         for record in self._records(best, bounds):
             line, checksum = to_line(record, checksum)

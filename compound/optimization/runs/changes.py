@@ -57,11 +57,6 @@ def _declared(component: Component) -> dict[str, Any]:
 def list_changes(path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...]) -> list[str]:
     """Return the differences between a configuration and that of a run directory.
 
-    Args:
-        path: the run directory.
-        config: the resolved configuration, by `compound.api.description.describe`.
-        ignoring: prefixes of the keys that may differ; ``*`` matches anything.
-
     Raises:
         RunDirectoryError: it is not a run directory, or was written by another version.
     """

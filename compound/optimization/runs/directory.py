@@ -160,12 +160,7 @@ class RunDirectory:
         return read_records(path, name)
 
     def checkpoint(self, state: OptimizationState, cached: int = 0) -> None:
-        """Store the state and the lengths of the append-only files, durably and atomically.
-
-        Args:
-            state: the state that `restore` returns.
-            cached: number of calls recorded in the cache.
-        """
+        """Store the state and the lengths of the append-only files, durably and atomically."""
         # sync first: the checkpoint must not cover records that are not on the disk
         for name, file in self._files.items():
             with os_errors_as(self.path / name):

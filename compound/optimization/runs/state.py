@@ -68,7 +68,6 @@ class JobState(State):
     """The job in progress.
 
     Attributes:
-        optimizer: name of the optimizer.
         keys: the parameters that may be changed.
         reason: numbers on which the scheduler based its choice.
         share: system runs that the job may spend.
@@ -76,7 +75,6 @@ class JobState(State):
         proposal_limits: maximum usage of proposal requests of the whole run by the end of the job.
         ledger_before: ledger of proposal requests when the job started.
         progress: the optimizer's own state; ``None`` before its first checkpoint.
-        scored: candidates scored so far.
     """
 
     optimizer: str
@@ -94,7 +92,6 @@ class SearchState(State):
     """The search on train and validation examples, after the initial evaluation.
 
     Attributes:
-        plan: division of the budget.
         free_runs: system runs left for jobs when the plan was made; ``None`` without a limit.
         best: values of the best configuration: by default, the one with the highest validation
             score.
@@ -103,17 +100,13 @@ class SearchState(State):
             ones.
         promising: values of the configuration with the highest score of those that only scored
             higher; ``None`` without one, or if a supported one scored higher since.
-        promising_score: its validation score.
         working: values changed by jobs since the last decision.
         jobs_in_round: number of jobs finished since the last decision.
-        decisions: number of decisions made.
         skipped: numbers of the decisions without a test, because nothing was proposed.
         idle_rounds: number of consecutive rounds without a change.
-        job: the job in progress.
         history: records of the finished jobs.
         tried: scored candidates of finished jobs.
         stopped: why the search ended; ``""`` while it continues.
-        ledger: ledger of proposal requests.
         prices: expected fractions of a system run, measured on the traces of the initial
             evaluation.
     """
@@ -165,7 +158,6 @@ class OptimizationState(State):
         candidates: every configuration that was run, the initial one first.
         memory: data that the method stores across jobs.
         done: whether only the report is left.
-        reported: whether the report is written.
     """
 
     announced: int = 0
@@ -208,11 +200,8 @@ class Checkpoint:
     """A checkpoint of a run.
 
     Attributes:
-        step: number of checkpoints written so far.
         lengths: lengths of the append-only files, to which they are truncated on resume.
-        checksums: checksums of their last lines.
         cached: number of calls recorded in the cache.
-        state: state of the run.
     """
 
     step: int
@@ -224,10 +213,6 @@ class Checkpoint:
 
 def read_checkpoint(value: Mapping[str, Any], appended: tuple[str, ...]) -> Checkpoint:
     """Validate and return a checkpoint.
-
-    Args:
-        value: the JSON object.
-        appended: the append-only files whose lengths are required.
 
     Raises:
         Damaged: a value is missing or has the wrong type; the message names the first one.

@@ -137,10 +137,8 @@ class Reference:
     """A name found in settings.
 
     Attributes:
-        kind: kind of the named object.
         path: path of the field, relative to the searched settings.
         name: the value; ``None`` if the field is not set.
-        key: whether the name is the key of a mapping.
     """
 
     kind: Kind

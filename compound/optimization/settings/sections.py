@@ -146,11 +146,6 @@ def own_sections(
     """Return the models of the sections of methods that are not built in.
 
     Such a method is named ``module:function`` or provided by an installed package.
-
-    Args:
-        values: content of ``optimize:``.
-        folder: searched first for code.
-        imports: whether ``module:function`` may be imported; otherwise its model is None.
     """
     found: dict[str, type[Settings] | None] = {}
     for name in _own_methods(values):
@@ -240,12 +235,7 @@ def _problem(error: ErrorDetails, root: type[BaseModel]) -> str:
 
 
 def suggest_key(loc: Sequence[str | int], root: type[BaseModel]) -> str:
-    """Return a suggestion for an unknown key below ``optimize:``.
-
-    Args:
-        loc: path of the key, relative to ``optimize``.
-        root: the model of ``optimize:``, see `optimize_model`.
-    """
+    """Return a suggestion for an unknown key below ``optimize:``."""
     *parents, name = map(str, loc)
     model = model_at(root, parents)
     if not parents:

@@ -27,15 +27,6 @@ def demo_sets(
     The sets are, in this order: no demonstrations; labelled ones only; the best bootstrapped ones;
     and bootstrapped ones drawn at random in random number. The latter two are filled up with
     labelled ones.
-
-    Args:
-        current: the current set.
-        bootstrapped: demonstrations from successful runs, best first.
-        labelled: demonstrations made of examples and their expected answers.
-        count: the maximum number of sets.
-        most: the maximum number of demonstrations in a set.
-        seed: the seed of the job.
-        key: the parameter, from which the random stream is derived.
     """
     seen = {canonical_json(as_demos(current))}
     sets: list[list[Demo]] = []

@@ -85,7 +85,6 @@ class MIPROProgress(State):
         shown: the demonstrations of each component that requests may show.
         plan: the sizes of the search; ``None`` if the system runs cover no trial.
         summary: the summary of the data set; ``None`` before it is written.
-        attempts: the number of instructions asked for.
         texts: the new instructions of each parameter.
         search: the joint search; ``None`` before its start.
     """

@@ -35,7 +35,6 @@ class Proposer:
     """Asks a model for instructions, with the requests of `requests`.
 
     Attributes:
-        task: the job.
         lm: the model; ``None`` for the system's own.
     """
 
@@ -68,13 +67,6 @@ class Proposer:
         self, key: str, number: int, summary: str, demos: Sequence[Demo], known: Sequence[str]
     ) -> str | None:
         """Return a new instruction for a parameter.
-
-        Args:
-            key: the parameter.
-            number: the number of the instruction, from which seeds and the tip are drawn.
-            summary: the summary of the data set.
-            demos: demonstrations of the component.
-            known: the instructions written before.
 
         Returns:
             The instruction; ``None`` if the reply was unusable, or the instruction is known.

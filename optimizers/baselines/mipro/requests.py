@@ -37,13 +37,7 @@ TIPS: Sequence[str] = (
 
 
 def observation_request(rows: Sequence[Example], earlier: str, seed: int) -> Request:
-    """Return the request for observations on rows of a data set.
-
-    Args:
-        rows: the rows of one batch.
-        earlier: the observations on earlier batches.
-        seed: the seed of the request.
-    """
+    """Return the request for observations on rows of a data set."""
     shown = "\n".join(f"- {fields(row.inputs)}; expected: {fields(row.gold)}" for row in rows)
     known = f"Observations on other rows:\n{earlier}\n\n" if earlier else ""
     ask = "Add what they miss, or reply COMPLETE if they miss nothing. " if earlier else ""
@@ -100,12 +94,6 @@ class Briefing:
     """Information for a request for an instruction.
 
     Attributes:
-        summary: the summary of the data set.
-        about_system: the description of the system.
-        about_component: the description of the component.
-        demos: demonstrations of the component.
-        current: the current instruction.
-        earlier: earlier instructions, with their scores.
         tip: advice on the style of the instruction, or ``""``.
     """
 

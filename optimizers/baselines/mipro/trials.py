@@ -41,8 +41,6 @@ class TrialPlan(State):
     """Sizes of a joint search.
 
     Attributes:
-        trials: the number of trials.
-        batch: the number of examples of a trial.
         full: the number of examples of a full evaluation; if equal to ``batch``, each trial is one.
     """
 
@@ -66,8 +64,6 @@ class TrialSearch(State):
 
     Attributes:
         values: the values of each parameter, without the incumbent's.
-        plan: the sizes.
-        trials: the trials, in order.
         full: the fully evaluated points, in order; the first one is the incumbent.
     """
 
@@ -88,10 +84,6 @@ class TrialSearch(State):
 
 def trials_for(parameters: int, values: int) -> int:
     """Return the number of trials as in the paper's code: max(2 m log2(n), 1.5 n), rounded down.
-
-    Args:
-        parameters: the number m of parameters.
-        values: the number n of values per parameter.
 
     >>> [trials_for(4, n) for n in (6, 12, 18)], trials_for(1, 8), trials_for(0, 6)
     ([20, 28, 33], 12, 0)
@@ -147,13 +139,7 @@ def _plans(trials: int, most: int, full: int, least: int) -> Iterator[TrialPlan]
 async def search_jointly(
     task: Task, state: TrialSearch, examples: Sequence[Example]
 ) -> AsyncIterator[TrialSearch]:
-    """Advance a search; yield its progress after the evaluation of the incumbent and after each trial.
-
-    Args:
-        task: the job.
-        state: the progress so far, which is modified.
-        examples: the examples, of which full evaluations use the first ones.
-    """
+    """Advance a search; yield its progress after the evaluation of the incumbent and after each trial."""
     plan, full_set = state.plan, examples[: state.plan.full]
     full = (
         0 if plan.batch == plan.full else plan.full
@@ -221,11 +207,6 @@ def next_point(
     All parameters are modelled jointly, since the best value of one often depends on another.
     Optuna is used as a stateless sampler: the study is rebuilt from the trials, with a sampler
     seeded by their number, so that a resumed search makes the same suggestions.
-
-    Args:
-        sizes: the number of values of each parameter.
-        trials: scored points, as pairs of the numbers of values and score.
-        seed: the seed of the search, from which that of each trial is derived.
 
     Raises:
         MissingExtra: Optuna is not installed.

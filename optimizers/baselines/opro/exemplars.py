@@ -26,13 +26,6 @@ def exemplars(
     If the metric compares the component's output with an expected answer, an exemplar shows that
     answer. Otherwise it shows the component's own output with the score of the run, and the result
     expected of the whole system if the metric compares one.
-
-    Args:
-        component: the component.
-        traces: scored traces of the system; failed runs are skipped.
-        system: the system.
-        metric: the metric.
-        examples: the examples by name.
     """
     shown = []
     for trace in traces:

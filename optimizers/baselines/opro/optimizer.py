@@ -61,12 +61,7 @@ class Generations(State):
 
     Attributes:
         size: the number of examples that prompts are scored on.
-        each: the number of prompts per generation.
-        generations: the maximum number of generations.
-        done: the number of completed generations.
         before: the incumbent's mean score.
-        mean: the best mean score.
-        tried: the number of scored prompts.
         best: the best prompts that differ from the incumbent's.
         history: the scored prompts of each parameter, in order; the first is the incumbent's.
         exemplars: worked examples of each parameter's component.
@@ -239,12 +234,6 @@ def plan_generations(each: int, most: int, least: int, runs: float) -> Generatio
     If the runs do not cover the wanted sizes, these are reduced in this order: generations, down to
     `GENERATIONS`; examples, down to ``least``; prompts per generation, down to `FEWEST`;
     generations, down to 1; prompts per generation, down to 1; and examples, down to 1.
-
-    Args:
-        each: the wanted number of prompts per generation.
-        most: the wanted number of examples.
-        least: the minimum number of examples.
-        runs: the system runs available.
 
     >>> plan_generations(8, 50, 8, float("inf")), plan_generations(8, 50, 8, 400)
     (GenerationPlan(size=50, each=8, generations=20), GenerationPlan(size=12, each=8, generations=4))

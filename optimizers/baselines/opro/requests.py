@@ -34,16 +34,7 @@ def prompt_request(
     shown: int = SHOWN,
     exemplars: Sequence[str] = (),
 ) -> Request:
-    """Return the request for one new prompt.
-
-    Args:
-        purpose: a description of the component's task.
-        history: earlier prompts with their scores, of which the best ``shown`` are included, best
-            last. If a prompt occurs several times, its last score counts.
-        seed: the seed of the request.
-        shown: the number of earlier prompts to include.
-        exemplars: worked examples of the task, of which the first `EXEMPLARS` are included.
-    """
+    """Return the request for one new prompt."""
     best = sorted(
         dict(history).items(), key=lambda item: -math.inf if item[1] is None else item[1]
     )[-shown:]
@@ -71,16 +62,7 @@ async def propose_prompts(
     lm: str | None,
     exemplars: Sequence[str] = (),
 ) -> list[str]:
-    """Ask a model for new prompts, each given the same history, and return the distinct new ones.
-
-    Args:
-        task: the job; of its scorer, only requests are used.
-        key: the parameter.
-        history: earlier prompts with their scores; see `prompt_request`.
-        seeds: the seed of each request.
-        lm: the model; ``None`` for the system's own.
-        exemplars: worked examples of the task.
-    """
+    """Ask a model for new prompts, each given the same history, and return the distinct new ones."""
     purpose = purpose_of(task.system.components[component_of(key)])
     space, before = task.system.parameters[key], {text for text, _ in history}
     new: list[str] = []

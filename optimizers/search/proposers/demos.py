@@ -40,12 +40,7 @@ class WeightedDemo:
 
 
 class Source(State):
-    """Runs that demonstrations were taken from.
-
-    Attributes:
-        configuration: the configuration of the system.
-        examples: the names of the examples.
-    """
+    """Runs that demonstrations were taken from."""
 
     configuration: dict[str, object]
     examples: list[str]
@@ -70,11 +65,6 @@ def bootstrap(
     The weight of a demonstration is ``(score / best) ** SHARPNESS``: demonstrations with partial
     credit are rarely drawn if there are exact ones, but are used if there are none. Duplicates are
     removed, and very long demonstrations are skipped.
-
-    Args:
-        traces: scored traces of the system.
-        component: the component.
-        corrections: calls with corrected outputs; see `correct_calls`.
     """
     scored = [
         (trace.score or 0.0, call)
@@ -107,12 +97,6 @@ def correct_calls(
     demonstration has the expected answer rather than the written one: a correct but verbose answer
     gets partial credit only. Only calls of traces with a positive score are corrected, since their
     inputs led to the answer.
-
-    Args:
-        traces: scored traces of the system.
-        system: the system, which determines the component that writes the output.
-        metric: the metric; metrics other than `Comparison` give no corrections.
-        examples: the examples by name; traces of other examples are skipped.
     """
     found = _compared(system, metric)
     if found is None or found[1].node.component.kind != "llm":
@@ -208,13 +192,7 @@ async def bootstrap_pools(task: Task, examples: Sequence[Example]) -> dict[str, 
 
 
 async def _earlier_traces(task: Task, seen: Sequence[str], served: Sequence[str]) -> list[Trace]:
-    """Return successful traces of earlier jobs on pool examples, and store those of the incumbent.
-
-    Args:
-        task: the job.
-        seen: the names of the examples that this job ran the incumbent on.
-        served: the names of those whose traces provide demonstrations.
-    """
+    """Return successful traces of earlier jobs on pool examples, and store those of the incumbent."""
     current, known = task.system.configuration.to_json(), Sources.of(task.context.memory)
     traces, before = list[Trace](), list[str]()
     for source in known.sources:

@@ -80,18 +80,7 @@ async def _ask(
     lm: str | None,
     known: Collection[str],
 ) -> str | None:
-    """Ask for a better version of a text; return it if it is valid and new.
-
-    Args:
-        task: the job.
-        key: the parameter.
-        text: the current text.
-        heading: what the records are.
-        shown: the records to learn from.
-        seed: the seed of the request.
-        lm: the model; ``None`` for the system's own.
-        known: texts to count as duplicates.
-    """
+    """Ask for a better version of a text; return it if it is valid and new."""
     space, component = task.system.parameters[key], task.system.components[component_of(key)]
     assert isinstance(space, Text)  # callers pass keys of texts only
     described = diagram(task.system)
@@ -124,14 +113,6 @@ async def describe(
     """Return a version of a text that states what rows of the data show; no run is needed.
 
     The request is repeated with further rows, each time for a better version of the last answer.
-
-    Args:
-        task: the job; of its scorer, only requests are used.
-        key: the parameter.
-        text: the current text.
-        rows: examples that are not used to score candidates.
-        number: the number of the description, from which the rows and the seeds are drawn.
-        lm: the model; ``None`` for the system's own.
     """
     order = generator(task.seed, "describe", key, number).permutation(len(rows))
     start = text
@@ -159,17 +140,7 @@ async def reflect(
     lm: str | None,
     known: Collection[str],
 ) -> str | None:
-    """Return a better version of a text, given runs of the system with it.
-
-    Args:
-        task: the job; of its scorer, only requests are used.
-        key: the parameter.
-        text: the text that the runs had.
-        runs: scored runs and their examples, of which `SHOWN` are shown, failing ones first.
-        number: the number of the reflection, from which the choice of runs and the seed are drawn.
-        lm: the model; ``None`` for the system's own.
-        known: texts to count as duplicates.
-    """
+    """Return a better version of a text, given runs of the system with it."""
     component = task.system.components[component_of(key)]
     fitting = [(trace, example) for trace, example in runs if trace.calls_of(component.name)]
     if not fitting or not task.scorer.may_ask(lm):
