@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import compound
 from compound.cli import app
-from compound.optimization.settings.common import (
+from compound.optimization.settings.base import (
     BudgetSettings,
     LimitSettings,
     ObjectiveSettings,

@@ -61,8 +61,7 @@ API = {
     "optimizers": (
         "Optimizers",
         "compound.optimizers compound.optimizers.search compound.optimizers.search.proposers "
-        "compound.optimizers.scheduling compound.optimizers.baselines compound.optimizers.baselines.mipro "
-        "compound.optimizers.baselines.opro",
+        "compound.optimizers.scheduling compound.optimizers.baselines",
     ),
     "optimas": ("OPTIMAS", "compound.optimizers.optimas"),
     "weights": (

@@ -16,7 +16,7 @@ from typing import Annotated, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from compound.optimization.settings.common import BudgetSettings, LimitSettings, ObjectiveSettings
+from compound.optimization.settings.base import BudgetSettings, LimitSettings, ObjectiveSettings
 from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimization.settings.sections import model_at, settings_models
 from compound.yaml import agents, kinds, spaces, types

@@ -20,7 +20,7 @@ from compound.optimization.prices import estimate_prices
 from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.better_together import BetterTogetherSettings, better_together
 from compound.optimizers.optimas.methods import OptimasSettings, optimas
-from compound.optimizers.scheduling.jobs import keys_of
+from compound.optimizers.scheduling import keys_of
 from compound.optimizers.search.local_gains import savings_of, total_savings
 from compound.optimizers.search.sources import SearchSettings
 

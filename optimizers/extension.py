@@ -17,8 +17,7 @@ from compound.optimization.method import Job, Method, Optimizer
 from compound.optimization.registration import MethodFactory, check_settings
 from compound.optimization.settings.base import NoSettings, Settings
 from compound.optimization.settings.optimize import OptimizeSettings
-from compound.optimizers.scheduling.jobs import keys_of
-from compound.optimizers.scheduling.scheduler import Uniform
+from compound.optimizers.scheduling import Uniform, keys_of
 from compound.optimizers.weights.learner.samples import SECTION
 from compound.optimizers.weights.methods import train_jointly
 from compound.optimizers.weights.recipes.recipe import Recipe, TrainingSettings

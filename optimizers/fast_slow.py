@@ -42,7 +42,7 @@ from compound.optimization.method import (
 from compound.optimization.proposals import ProposalOutcome
 from compound.optimization.settings.base import Settings
 from compound.optimizers.baselines.gepa import GEPA, Evolution
-from compound.optimizers.scheduling.jobs import keys_of
+from compound.optimizers.scheduling import keys_of
 from compound.optimizers.weights.learner.saved import Saved, TrainingState
 from compound.optimizers.weights.outcome import format_step
 from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, PromptR1

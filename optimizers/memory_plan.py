@@ -37,11 +37,10 @@ from compound.execution.executor import Executor
 from compound.graph.configuration import components_of
 from compound.graph.space import Weights
 from compound.graph.system import System
-from compound.optimization.method import Method, Optimizer
+from compound.optimization.method import Method, Optimizer, Problem
 from compound.optimization.preflight import open_engines
-from compound.optimization.problem import Problem
 from compound.optimizers.fast_slow import FastSlow
-from compound.optimizers.optimas.weights import LocalTraining
+from compound.optimizers.optimas.methods import LocalTraining
 from compound.optimizers.weights.bases import (
     base_format,
     base_model,

@@ -23,18 +23,17 @@ from compound.optimization.registration import MethodFactory, as_factory
 from compound.optimization.settings.base import NoSettings, references
 from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.auto import auto
+from compound.optimizers.baselines.evolution import GEPASettings
 from compound.optimizers.baselines.gepa import GEPA
-from compound.optimizers.baselines.gepa_settings import GEPASettings
 from compound.optimizers.baselines.llm_selector import DiagnoserSettings, LLMSelector
-from compound.optimizers.baselines.mipro.optimizer import Mipro, MIPROSettings
-from compound.optimizers.baselines.opro.optimizer import OPRO, OPROSettings
+from compound.optimizers.baselines.mipro import Mipro, MIPROSettings
+from compound.optimizers.baselines.opro import OPRO, OPROSettings
 from compound.optimizers.baselines.random import RandomSearch
 from compound.optimizers.baselines.textgrad import TextGrad, TextGradSettings
 from compound.optimizers.better_together import BetterTogetherSettings, better_together
 from compound.optimizers.memory_plan import check_placements
 from compound.optimizers.optimas.methods import HBCSettings, OptimasSettings, hbc, optimas
-from compound.optimizers.scheduling.jobs import keys_of, text_jobs
-from compound.optimizers.scheduling.scheduler import Uniform
+from compound.optimizers.scheduling import Uniform, keys_of, text_jobs
 from compound.optimizers.search.joint import JointSearch
 from compound.optimizers.search.sources import CandidateSources, SearchSettings, reason_not_to_write
 from compound.optimizers.weights.bases import base_model, check_sampling_engine

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from compound.core.errors import DataError
 from compound.execution.rng import generator
 from compound.rewards.alignment import Accuracy, accuracy
-from compound.rewards.features import FeatureMap, NoBackbone
+from compound.rewards.features import FeatureMap, NoBackbone, Reading
 from compound.rewards.heads import fit, logistic
-from compound.rewards.template import Reading
 
 Vector = NDArray[np.float64]
 RESAMPLES = 200  # bootstrap samples of the inputs, for the interval of a weight

@@ -15,10 +15,9 @@ from compound.graph.configuration import digest
 from compound.graph.system import System
 from compound.rewards.alignment import accuracy, evidence
 from compound.rewards.buffer import PairBuffer, input_key
-from compound.rewards.features import Embedder, FeatureMap
+from compound.rewards.features import Embedder, FeatureMap, Reading, Template
 from compound.rewards.heads import MIN_INPUTS, Role, fit
 from compound.rewards.model import LocalReward, RewardModel
-from compound.rewards.template import Reading, Template
 
 RECENCY = 0.8  # decay of a pair's weight per iteration
 # If the backbone is trained: shares of the inputs that evaluate it, and that choose its weights

@@ -41,9 +41,8 @@ from compound.components.fields import format_value
 from compound.core.example import Example
 from compound.evaluation.metrics.text import normalize
 from compound.rewards.buffer import Entry
-from compound.rewards.features import Embedder, FeatureMap, Matrix
+from compound.rewards.features import Embedder, FeatureMap, Matrix, Reading, Template
 from compound.rewards.heads import MIN_INPUTS, Head, fit_head
-from compound.rewards.template import Reading, Template
 
 GOLD = "gold:"  # prefix of the names of these features
 

@@ -42,11 +42,11 @@ from compound.rewards.explain import (
     explain_ranking,
     rewards_from_margins,
 )
+from compound.rewards.features import Reading
 from compound.rewards.fit import PairTexts, component_pairs
 from compound.rewards.model import LocalReward, RewardModel, Stored, load, read
 from compound.rewards.pairs import Pair, ordered_pairs
 from compound.rewards.settings import PairSettings
-from compound.rewards.template import Reading
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,11 @@ accuracies, data digest) and, if the backbone was trained, its LoRA adapter.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compound.core.errors import ConfigurationError, DeclarationError, MissingExtra, suggest_name
-from compound.core.example import CallValues
+from compound.core.example import CallValues, Values
 from compound.core.security.limits import ARTIFACT
 from compound.core.security.untrusted import UntrustedFolder
+from compound.core.storage.artifacts import store_folder
 from compound.core.storage.records import Damaged, read_document, to_document
 from compound.engines.local.devices import Placement
 from compound.graph.configuration import to_readable_values
+from compound.graph.types import quote_names
+from compound.optimization.runs.directory import write_atomically
 from compound.rewards.alignment import Accuracy, Evidence
-from compound.rewards.features import Embedder, FeatureMap, NoBackbone
+from compound.rewards.features import TEMPLATE, Embedder, FeatureMap, NoBackbone
 from compound.rewards.heads import Head
-from compound.rewards.template import TEMPLATE
 
 Vector = NDArray[np.float64]
 ScoreCalls = Callable[
@@ -230,3 +234,94 @@ def _reward(name: str, stored: Mapping[str, Any], tensors: Mapping[str, Vector])
     margins = np.asarray(tensors.get(f"{name}.margins", np.zeros(0)))
     accuracy, inputs = Accuracy(**stored["accuracy"]), tuple(map(str, stored.get("inputs", ())))
     return LocalReward(features, head, float(stored["slope"]), accuracy, margins, inputs)
+
+
+KEPT = 20_000  # maximum number of texts with features in memory
+AGAIN = "optimize again with method optimas, or bind one of the options"
+
+
+def store_reward(model: RewardModel, component: str, folder: Path) -> dict[str, str]:
+    """Store a component's reward in ``folder``, and return a reference with a path relative to it."""
+    reward = replace(model.rewards_of[component], margins=np.zeros(0))
+    only = RewardModel(model.name, model.backbone, {component: reward}, model.data)
+
+    def write(target: Path) -> None:
+        only.save(target)
+        _normalize(target / "adapter", model.name)
+
+    return store_folder(write, folder, component)
+
+
+def _normalize(adapter: Path, backbone: str) -> None:
+    """Make the files of equal adapters equal: peft writes sets in any order, and the path of the base."""
+    config = adapter / "adapter_config.json"
+    if config.exists():
+        (adapter / "README.md").unlink(missing_ok=True)
+        found = {
+            **json.loads(config.read_text(encoding="utf-8")),
+            "base_model_name_or_path": backbone,
+        }
+        for name, value in found.items():
+            if isinstance(value, list) and all(isinstance(item, str) for item in value):
+                found[name] = sorted(value)
+        write_atomically(config, json.dumps(found, indent=1, sort_keys=True) + "\n")
+
+
+@dataclass(frozen=True)
+class StoredPolicy:
+    """A stored reward that scores the options of a call; see `compound.graph.registry.plugins`."""
+
+    path: Path
+    model: RewardModel
+
+    def scores(self, component: str, calls: Sequence[CallValues]) -> list[float]:
+        """Return the local reward of each (inputs, outputs).
+
+        Raises:
+            ConfigurationError: the reward belongs to another component, or to other inputs or
+                options.
+        """
+        if component not in self.model.rewards_of:
+            raise ConfigurationError(
+                f"{self.path} has no reward for component {component!r}",
+                hint=suggest_name(component, self.model.rewards_of),
+            )
+        reward = self.model.rewards_of[component]
+        for inputs, outputs in calls:
+            self._check(component, reward, inputs, outputs)
+        found: list[float] = self.model.rewards(component, calls).tolist()
+        self.model.backbone.limit_features(KEPT)  # bounds the memory of a server
+        return found
+
+    def _check(self, component: str, reward: LocalReward, inputs: Values, outputs: Values) -> None:
+        unknown = sorted(set(inputs) - set(reward.inputs))
+        if unknown:
+            raise ConfigurationError(
+                f"{self.path} is a reward for another system: {component!r} has the input {unknown[0]!r}, "
+                f"but the reward was trained on calls with {quote_names(reward.inputs)}",
+                hint=AGAIN,
+            )
+        for name, options in reward.features.template.labels.items():
+            if outputs.get(name) not in options:
+                raise ConfigurationError(
+                    f"{self.path} is a reward for other options: {component!r} may choose "
+                    f"{outputs.get(name)!r}, but the reward was trained on {quote_names(map(str, options))}",
+                    hint=AGAIN,
+                )
+
+
+def load_policy(path: Path) -> StoredPolicy:
+    """Read a checkpoint written by `store_reward`; nothing in it is executed.
+
+    Raises:
+        ConfigurationError: the folder is not a reward checkpoint, or is damaged.
+    """
+    stored = read(path)
+    make = make_backbone if stored.adapter else _shared_backbone
+    return StoredPolicy(path, load(path, backbone=lambda name: make(name, stored.max_length)))
+
+
+@functools.lru_cache(maxsize=2)
+def _shared_backbone(name: str, max_length: int) -> Embedder:
+    """Return a backbone of fixed features, separate from the one used for training rewards."""
+    return make_backbone(name, max_length)

@@ -22,12 +22,11 @@ from compound.rewards.alignment import (
     reliability,
 )
 from compound.rewards.buffer import Entry
-from compound.rewards.features import Embedder, NoBackbone
+from compound.rewards.features import Embedder, NoBackbone, Reading
 from compound.rewards.gains import Critic, fit_critic, read_call
 from compound.rewards.heads import slope
 from compound.rewards.inspection import BINS, HeadView, Inspection, Judgement, RewardPoint
 from compound.rewards.pairs import Pair
-from compound.rewards.template import Reading
 
 
 @dataclass(frozen=True)

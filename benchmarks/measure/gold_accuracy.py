@@ -27,10 +27,10 @@ from compound.evaluation.statistics import Interval, cluster_mean_interval
 from compound.graph.system import System
 from compound.rewards.alignment import Accuracy, mean_accuracy
 from compound.rewards.buffer import Entry
+from compound.rewards.features import Template
 from compound.rewards.gains import GOLD, fit_critic
 from compound.rewards.inspection import Inspection
 from compound.rewards.pairs import has_certain_downstream
-from compound.rewards.template import Template
 from compound.yaml import load
 
 

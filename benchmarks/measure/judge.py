@@ -20,10 +20,10 @@ from compound.graph.configuration import to_readable_json, to_readable_values
 from compound.graph.system import System
 from compound.rewards.alignment import NO_PAIRS, Accuracy, mean_accuracy
 from compound.rewards.buffer import PairBuffer
+from compound.rewards.features import Template, as_text
 from compound.rewards.fit import component_pairs
 from compound.rewards.heads import folds
 from compound.rewards.pairs import Pair
-from compound.rewards.template import Template, as_text
 
 EACH = 300  # characters per example; twenty of them are about 1,500 tokens
 JUDGED = 2_400  # characters of the inputs and the two outputs to compare

@@ -29,10 +29,10 @@ from compound.evaluation.statistics import UNIT, Bounds, interval_of_means
 from compound.execution.rng import generator
 from compound.graph.configuration import component_of
 from compound.optimization.method import Job, JobRecord, Scheduler
-from compound.optimization.settings.common import BudgetSettings
+from compound.optimization.settings.base import BudgetSettings
 from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.optimas.methods import OptimasSettings
-from compound.optimizers.scheduling.scheduler import RewardGapScheduler, Uniform
+from compound.optimizers.scheduling import RewardGapScheduler, Uniform
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.candidates import Candidate, Sampling
 from compound.rewards.pairs import Draw

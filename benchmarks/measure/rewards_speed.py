@@ -34,12 +34,11 @@ from compound.graph.component import Input, Source
 from compound.graph.system import System
 from compound.rewards.alignment import NO_PAIRS
 from compound.rewards.candidates import Sampling
-from compound.rewards.features import Embedder, FeatureMap
+from compound.rewards.features import Embedder, FeatureMap, Reading, Template
 from compound.rewards.fit import PairTexts
 from compound.rewards.heads import Head, Role
 from compound.rewards.model import LocalReward, RewardModel
 from compound.rewards.pairs import Collection, collect
-from compound.rewards.template import Reading, Template
 
 OUTPUT = Path(__file__).parents[1] / "data" / "rewards_speed.json"
 LENGTH = 5  # of the chain

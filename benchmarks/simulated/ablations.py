@@ -14,10 +14,9 @@ from compound.optimizers.optimas.methods import OptimasSettings, optimas
 from compound.optimizers.search.joint import JointSearch
 from compound.optimizers.search.local_gains import RewardGuide
 from compound.rewards.buffer import Entry
-from compound.rewards.features import Embedder
+from compound.rewards.features import Embedder, Template
 from compound.rewards.gains import Critic, fit_critic
 from compound.rewards.pairs import Draw
-from compound.rewards.template import Template
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ from compound.evaluation.metrics.built_in import exact_match
 from compound.graph.component import Input
 from compound.graph.space import Demos, Text
 from compound.graph.system import System
-from compound.optimizers.baselines.mipro.optimizer import SIZES, Auto, Mipro
-from compound.optimizers.baselines.mipro.requests import TIPS
+from compound.optimizers.baselines.mipro import SIZES, Auto, Mipro
+from compound.optimizers.baselines.mipro_proposer import TIPS
 from compound.testing import OptimizerJob, ScriptedLM
 
 KINDS: Mapping[str, str] = {

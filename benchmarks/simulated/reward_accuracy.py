@@ -18,10 +18,10 @@ from compound.execution.trace import Trace
 from compound.graph.system import System
 from compound.rewards.buffer import Entry, PairBuffer
 from compound.rewards.candidates import Sampling
+from compound.rewards.features import Template
 from compound.rewards.fit import component_pairs, fit_rewards
 from compound.rewards.model import make_backbone
 from compound.rewards.pairs import Draw, Pair, collect
-from compound.rewards.template import Template
 
 ONCE = Sampling(samples=3, rollouts=1, max_rollouts=1, level=1)
 TRAIN_INPUTS, FRESH_INPUTS = 40, 60

@@ -29,7 +29,7 @@ from compound.evaluation.statistics import UNIT, interval_of_means
 from compound.graph.configuration import component_of
 from compound.graph.registry.engines import find_engine
 from compound.optimization.loop.loop import OptimizationLoop
-from compound.optimization.problem import Problem
+from compound.optimization.method import Problem
 from compound.optimization.runs.events import Event
 from compound.optimization.runs.recorder import Recorder
 from compound.optimization.settings.optimize import make_settings

@@ -21,7 +21,7 @@ from compound.evaluation.metrics.named import METRICS, metric_factory
 from compound.evaluation.rows import as_row, class_reader, plain_cell, table_classes
 from compound.execution.budget import Budget
 from compound.graph.system import System
-from compound.optimization.settings.common import BudgetSettings
+from compound.optimization.settings.base import BudgetSettings
 
 MAX_ROWS = 10_000_000  # of rows passed in memory
 

@@ -14,8 +14,8 @@ from compound.graph.configuration import digest, load, to_readable_json
 from compound.graph.draw import as_document
 from compound.graph.fingerprint import describe_code
 from compound.graph.registry.code import find_code
+from compound.optimization.method import Problem
 from compound.optimization.preflight import engine_names
-from compound.optimization.problem import Problem
 from compound.optimization.runs import changes
 from compound.optimization.runs.directory import (
     RunDirectory,

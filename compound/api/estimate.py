@@ -20,13 +20,11 @@ from compound.evaluation.metrics.comparison import Comparison
 from compound.evaluation.metrics.scoring import ModelMetric
 from compound.graph.call_counts import count_calls
 from compound.graph.registry.engines import with_gpu_shares
-from compound.optimization.budget_plan import stochastic
-from compound.optimization.job_plans import plan_jobs
-from compound.optimization.method import Job
+from compound.optimization.budget_plan import plan_jobs, stochastic
+from compound.optimization.method import Job, Problem
 from compound.optimization.preflight import missing_keys, models_of
-from compound.optimization.problem import Problem
 from compound.optimization.prospects import outlook, plan_by_runs
-from compound.optimization.settings.common import BudgetSettings
+from compound.optimization.settings.base import BudgetSettings
 from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.memory_plan import plan_memory
 

@@ -32,8 +32,8 @@ from compound.graph.system import System
 from compound.optimization.budget_plan import check_budget, check_decidable
 from compound.optimization.loop.loop import OptimizationLoop, final_configuration
 from compound.optimization.loop.loop import retry_failed as retry_rows
+from compound.optimization.method import Problem
 from compound.optimization.preflight import check_libraries, check_prices, check_spending
-from compound.optimization.problem import Problem
 from compound.optimization.prospects import outlook
 from compound.optimization.runs.directory import (
     UNREADABLE,

@@ -20,7 +20,7 @@ from compound.execution.cache import DiskCache
 from compound.execution.executor import Executor
 from compound.execution.trace import Trace
 from compound.graph.registry.engines import worst_case
-from compound.optimization.problem import Problem
+from compound.optimization.method import Problem
 from compound.optimization.runs.directory import PILOT
 from compound.optimization.runs.recorder import CACHE, MEMORY_FOLDER
 

@@ -19,9 +19,8 @@ from compound.execution.executor import Executor
 from compound.execution.sender import Engines
 from compound.graph.space import Weights
 from compound.graph.system import System
-from compound.optimization.method import Method
-from compound.optimization.problem import OpenExecutor
-from compound.optimization.settings.common import RaySettings
+from compound.optimization.method import Method, OpenExecutor
+from compound.optimization.settings.base import RaySettings
 from compound.optimization.settings.optimize import OptimizeSettings
 from compound.yaml.program import FileEngines, Program
 

@@ -34,9 +34,8 @@ from compound.graph.registry.engines import worst_case
 from compound.graph.space import Choice
 from compound.graph.system import System
 from compound.graph.types import as_declared
-from compound.optimization.budget_plan import baseline_runs, runs_needed
-from compound.optimization.job_plans import plan_jobs
-from compound.optimization.problem import Problem
+from compound.optimization.budget_plan import baseline_runs, plan_jobs, runs_needed
+from compound.optimization.method import Problem
 from compound.optimization.prospects import plan_by_runs
 from compound.optimization.settings.base import references
 

@@ -2,7 +2,7 @@
 
 They are not part of the system, so a budget of system runs does not count them. A ledger counts
 them by model and outcome, with their cost. It limits each job to the number of requests that its
-optimizer states (`compound.optimization.job_plans`), and stops querying a model whose calls keep
+optimizer states (`compound.optimization.budget_plan`), and stops querying a model whose calls keep
 failing.
 """
 

@@ -30,17 +30,17 @@ from compound.optimization.budget_plan import (
     job_minibatch,
     make_plan,
     minimum_job_runs,
+    plan_job,
     planning_prices,
     usable_runs,
 )
-from compound.optimization.job_plans import plan_job
 from compound.optimization.method import Job, JobRecord
 from compound.optimization.prices import Prices
 from compound.optimization.role_checks import choose_job
-from compound.optimization.settings.common import VALID_SIZES
+from compound.optimization.settings.base import VALID_SIZES
 
 if TYPE_CHECKING:
-    from compound.optimization.problem import Problem
+    from compound.optimization.method import Problem
 
 GAINS = (0.05, 0.1)  # gains for which the number of required examples is reported
 WORSE = 0.05  # assumed share of examples that get worse, in the second case

@@ -83,7 +83,7 @@ def method(
 
     Example:
         >>> from compound.optimizers.baselines.random import RandomSearch
-        >>> from compound.optimizers.scheduling.scheduler import Uniform
+        >>> from compound.optimizers.scheduling import Uniform
         >>> class AnnealingSettings(Settings):
         ...     temperature: float = 1.0
         >>> @method(settings=AnnealingSettings)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,19 +13,19 @@ from compound.core.engine import Completion, Request
 from compound.core.errors import DeclarationError
 from compound.core.example import Example
 from compound.evaluation.evaluate import Evaluation, OnTrace, evaluate_all, raise_too_many_failures
+from compound.evaluation.metrics.text import normalize
 from compound.evaluation.statistics import binomial_tail
 from compound.execution.executor import Executor
 from compound.execution.trace import Trace
 from compound.graph.configuration import canonical_json
 from compound.graph.registry.engines import worst_case
 from compound.graph.system import System
-from compound.optimization.held_out import HeldOutAnswers
 from compound.optimization.method import ScoredCandidate
 from compound.optimization.proposals import ProposalOutcome, Proposals
 from compound.optimization.settings.base import references
 
 if TYPE_CHECKING:
-    from compound.optimization.problem import Problem
+    from compound.optimization.method import Problem
 
 
 TRAIN_SAMPLE = -1  # one sample index for the whole search, so that equal runs come from the cache
@@ -204,3 +206,48 @@ class JobScorer:
             for t in self._scores.values()
             if all(k in keys or value == start.get(k) for k, value in t.values.items())
         ]
+
+
+SHARED = 2  # held-out examples with an answer, above which it counts as a label
+LEAST = 5  # characters of an answer; shorter ones occur in prompts by chance
+
+
+class HeldOutAnswers:
+    """Answers that only held-out examples have.
+
+    >>> train, valid = (Example("e", {"q": "?"}, {"answer": name}) for name in ("Banjul", "Serekunda"))
+    >>> answers = HeldOutAnswers([valid], [train])
+    >>> answers.found_in("Name a city, such as Serekunda."), answers.found_in("Name a city, such as Banjul.")
+    ('serekunda', '')
+    """
+
+    def __init__(self, held_out: Sequence[Example], train: Sequence[Example]) -> None:
+        known = {answer for example in train for answer in _answers(example)}
+        counts = Counter(answer for example in held_out for answer in set(_answers(example)))
+        self._answers = sorted(
+            answer for answer, n in counts.items() if n <= SHARED and answer not in known
+        )
+
+    def found_in(self, text: str, shown: str = "") -> str:
+        """Return an answer that a text contains and the request for it did not show; ``""`` without one."""
+        words, seen = f" {normalize(text)} ", f" {normalize(shown)} "
+        return next((a for a in self._answers if f" {a} " in words and f" {a} " not in seen), "")
+
+
+def _answers(example: Example) -> Iterator[str]:
+    """Yield the texts of the expected results of an example, in a common form."""
+    for text in _texts(example.gold):
+        answer = normalize(text)
+        if len(answer) >= LEAST and re.search(r"[^\W\d]", answer):
+            yield answer
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _texts(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _texts(part)

@@ -29,24 +29,24 @@ from compound.graph.component import Input
 from compound.graph.configuration import to_readable_json
 from compound.graph.space import Choice, Demos, Float, Text
 from compound.graph.system import System
-from compound.optimization.job_plans import plan_job
+from compound.optimization.budget_plan import plan_job
 from compound.optimization.method import (
     Job,
     JobContext,
     Method,
     Optimizer,
+    Problem,
     Progress,
     Proposal,
     ScoredCandidate,
     Task,
 )
 from compound.optimization.prices import estimate_prices
-from compound.optimization.problem import Problem
 from compound.optimization.proposals import LedgerState, Proposals
 from compound.optimization.role_checks import RunningOptimizer
 from compound.optimization.scorer import JobScorer
 from compound.optimization.settings.optimize import OptimizeSettings
-from compound.optimizers.scheduling.scheduler import Uniform
+from compound.optimizers.scheduling import Uniform
 from compound.testing.checks import (
     json_problem,
     temporary_folder,

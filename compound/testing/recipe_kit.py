@@ -25,11 +25,10 @@ from compound.graph.component import Input, Source
 from compound.graph.configuration import canonical_json
 from compound.graph.space import LoRA, Text
 from compound.graph.system import System
-from compound.optimization.method import JobContext, Method, Task
-from compound.optimization.problem import Problem
+from compound.optimization.method import JobContext, Method, Problem, Task
 from compound.optimization.scorer import JobScorer
 from compound.optimization.settings.optimize import OptimizeSettings
-from compound.optimizers.scheduling.scheduler import Uniform
+from compound.optimizers.scheduling import Uniform
 from compound.optimizers.weights.learner.critic import CriticSettings
 from compound.optimizers.weights.learner.losses import ImitationObjective, PolicyObjective
 from compound.optimizers.weights.learner.samples import Sample, SamplingSettings

@@ -242,7 +242,7 @@ def check_cluster_consent(context: FileContext, cluster: str, address: Address) 
 
     Args:
         context: the context of the file.
-        cluster: the address, as in `compound.optimization.settings.common.RaySettings`.
+        cluster: the address, as in `compound.optimization.settings.base.RaySettings`.
         address: the address of the setting in the file.
 
     Raises:

@@ -23,7 +23,7 @@ from compound.core.threads import ThreadUse
 from compound.evaluation.dataset import Split
 from compound.evaluation.metrics.named import METRICS, metric_factory
 from compound.evaluation.metrics.named import installed as installed_metrics
-from compound.optimization.settings.common import CommonSettings
+from compound.optimization.settings.base import CommonSettings
 from compound.optimization.settings.sections import (
     ELSEWHERE,
     REMOVED,

@@ -10,27 +10,30 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import Field
 
+from compound.core.engine import Message, Request
 from compound.core.errors import TooManyFailures, first_leaf
 from compound.core.example import Example
 from compound.core.storage.state import State
 from compound.execution.trace import Trace
 from compound.graph.configuration import canonical_json, component_of
 from compound.graph.space import Choice
+from compound.graph.system import System
 from compound.optimization.method import JobPlan, PlannedJob, Progress, Proposal, RequestCount, Task
 from compound.optimization.settings.base import ModelName, Settings
-from compound.optimizers.baselines.diagnoser import (
-    UNDECIDED,
-    blame,
-    has_verdict,
-    verdict_request,
-)
 from compound.optimizers.baselines.pool import split
-from compound.optimizers.search.proposers.proposing import ask_for_proposal
+from compound.optimizers.search.proposers.proposing import (
+    ask_for_proposal,
+    diagram,
+    fields,
+    result,
+    steps,
+)
 
 AFFORDED = 2  # the number of examples is chosen such that the budget covers this many rounds over all slots
 
@@ -232,3 +235,39 @@ def _proposal(state: Selection) -> Proposal:
     return Proposal(
         changed, means[canonical_json(first)], means[canonical_json(last)], len(means), note
     )
+
+
+UNDECIDED = 0.5  # the blame if a model gives no verdict
+MAX_TOKENS = 300  # of a verdict with its reasons
+VERDICT = re.compile(r"\[\s*(?:final\s+answer\s*:\s*(yes|no)|correct\s+answer)\s*\]", re.IGNORECASE)
+
+
+def verdict_request(system: System, trace: Trace, example: Example, component: str) -> Request:
+    """Return the request that asks whether a component is responsible for a wrong result."""
+    text = (
+        f"A system works in steps:\n{diagram(system)}\n\n"
+        f"One run of it read {fields(example.inputs)}\n{steps(trace)}\n"
+        f"The result: {result(trace)}\n"
+        f"The expected result: {fields(example.gold)}\n\n"
+        f"Is the step {component} responsible for a wrong result? Say why in a few sentences. Then end with "
+        "[correct answer] if the result is right, [final answer: Yes] if the step is responsible for a wrong "
+        "result, or [final answer: No] if it is not."
+    )
+    return Request((Message("user", text),), max_tokens=MAX_TOKENS)
+
+
+def has_verdict(reply: str) -> bool:
+    """Return whether a reply contains a verdict."""
+    return VERDICT.search(reply) is not None
+
+
+def blame(reply: str) -> float:
+    """Return 1 if the last verdict of a reply blames the component, 0 if not, 0.5 without a verdict.
+
+    >>> blame("It lost the name. [final answer: Yes]"), blame("[correct answer]"), blame("Perhaps.")
+    (1.0, 0.0, 0.5)
+    """
+    verdicts = list(VERDICT.finditer(reply))
+    if not verdicts:
+        return UNDECIDED
+    return float((verdicts[-1][1] or "no").lower() == "yes")

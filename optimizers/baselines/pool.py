@@ -9,8 +9,8 @@ from compound.core.example import Example
 from compound.graph.space import Demos
 from compound.graph.system import System
 from compound.optimization.method import Task
-from compound.optimizers.scheduling.jobs import demo_keys
-from compound.optimizers.search.rows import has_demos, pool_order, shuffled
+from compound.optimizers.scheduling import demo_keys
+from compound.optimizers.search.sources import has_demos, pool_order, shuffled
 
 MAX_POOL = 48  # examples that demonstrations are bootstrapped from
 POOL_SHARE = 0.4  # of a job's system runs, for bootstrapping demonstrations

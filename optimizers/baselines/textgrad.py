@@ -27,11 +27,15 @@ from compound.graph.configuration import component_of
 from compound.graph.space import Text
 from compound.optimization.method import JobPlan, PlannedJob, Progress, Proposal, RequestCount, Task
 from compound.optimization.settings.base import ModelName, Settings
-from compound.optimizers.baselines.criticism import rewrite_request
-from compound.optimizers.baselines.gradients import Backward, Gradient, most_requests
-from compound.optimizers.baselines.opro.requests import parse_prompt
+from compound.optimizers.baselines.gradients import (
+    Backward,
+    Gradient,
+    most_requests,
+    rewrite_request,
+)
+from compound.optimizers.baselines.opro import parse_prompt
 from compound.optimizers.baselines.pool import split
-from compound.optimizers.scheduling.jobs import keys_of, text_keys
+from compound.optimizers.scheduling import keys_of, text_keys
 from compound.optimizers.search.proposers.proposing import ask_for_proposal
 
 

@@ -20,9 +20,8 @@ from compound.optimization.method import Proposal
 from compound.optimizers.search.memory_part import MemoryPart
 from compound.optimizers.search.rewarding import Guidance, RunRewards
 from compound.rewards.buffer import PairBuffer, input_key
-from compound.rewards.features import Embedder
+from compound.rewards.features import Embedder, Template, as_text
 from compound.rewards.model import Vector
-from compound.rewards.template import Template, as_text
 
 NO_TARGETS = "no input has an output that reliably leads to a higher score than another"
 

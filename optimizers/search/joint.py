@@ -36,7 +36,7 @@ from compound.execution.trace import Trace
 from compound.graph.configuration import canonical_json
 from compound.graph.space import Choice, Demos, Float, Int
 from compound.optimization.method import JobPlan, PlannedJob, Progress, Proposal, RequestCount, Task
-from compound.optimizers.scheduling.jobs import text_keys
+from compound.optimizers.scheduling import text_keys
 from compound.optimizers.search.design import (
     Values,
     balanced_design,
@@ -59,8 +59,7 @@ from compound.optimizers.search.proposers.edits import (
 )
 from compound.optimizers.search.proposers.reflect import CHAIN, describe, reflect
 from compound.optimizers.search.ratings import MOST_RATINGS
-from compound.optimizers.search.rows import Rows, divide
-from compound.optimizers.search.sources import CandidateSources
+from compound.optimizers.search.sources import CandidateSources, Rows, divide
 from compound.rewards.settings import RewardLearning
 
 MOST_STEPS = 64

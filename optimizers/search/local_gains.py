@@ -37,6 +37,7 @@ from compound.optimizers.search.ratings import Ratings
 from compound.optimizers.search.rewarding import RunRewards
 from compound.rewards.buffer import Entry, PairBuffer
 from compound.rewards.candidates import Candidate
+from compound.rewards.features import Template
 from compound.rewards.fit import fit_rewards
 from compound.rewards.gains import (
     Critic,
@@ -49,10 +50,9 @@ from compound.rewards.gains import (
     slope_within,
     trust_in,
 )
+from compound.rewards.model import store_reward
 from compound.rewards.pairs import Draw, has_certain_downstream
-from compound.rewards.policy import store_reward
 from compound.rewards.settings import RewardLearning
-from compound.rewards.template import Template
 
 WORTH = 1.2  # price of a global over a local evaluation below which there is nothing to save
 VALUES, EXAMPLES = (

@@ -25,8 +25,8 @@ from compound.execution.trace import Call
 from compound.graph.configuration import digest, to_readable_json
 from compound.optimization.method import Task
 from compound.optimizers.search.memory_part import MemoryPart
+from compound.optimizers.search.proposers.proposing import fields, read_and_written
 from compound.optimizers.search.proposers.reflect import purpose_of
-from compound.optimizers.search.proposers.transcripts import fields, read_and_written
 from compound.rewards.gains import GOLD, answers_of
 
 RATING = f"{GOLD}rating"  # name of the feature

@@ -28,13 +28,12 @@ from compound.optimizers.search.memory_part import MemoryPart
 from compound.rewards.alignment import Evidence
 from compound.rewards.buffer import PairBuffer, row_digest
 from compound.rewards.earlier import draws_from_feedback
-from compound.rewards.features import Embedder
+from compound.rewards.features import Embedder, Template
 from compound.rewards.fit import FittedRewards, component_pairs, fit_rewards
 from compound.rewards.heads import MIN_INPUTS
 from compound.rewards.model import LocalReward, ScoreCalls, make_backbone
 from compound.rewards.pairs import Collection, Draw, collect, expected_cost
 from compound.rewards.settings import BackboneLoRASettings, RewardLearning
-from compound.rewards.template import Template
 
 if TYPE_CHECKING:
     from compound.rewards.backbone import Backbone

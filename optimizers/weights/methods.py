@@ -12,7 +12,7 @@ from compound.graph.system import System
 from compound.optimization.method import Job, JobRecord, Method, Optimizer
 from compound.optimization.registration import MethodFactory
 from compound.optimization.settings.optimize import OptimizeSettings
-from compound.optimizers.scheduling.jobs import keys_of
+from compound.optimizers.scheduling import keys_of
 from compound.optimizers.weights.learner.adapters import partition
 from compound.optimizers.weights.recipes.distill import Distill, DistillSettings
 from compound.optimizers.weights.recipes.mhgpo import MHGPO, MHGPORandomSettings, MHGPOSettings

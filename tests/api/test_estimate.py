@@ -31,7 +31,7 @@ from compound.optimization.method import (
 )
 from compound.optimization.settings.optimize import OptimizeSettings, make_settings
 from compound.optimizers.methods import METHODS
-from compound.optimizers.scheduling.scheduler import Uniform
+from compound.optimizers.scheduling import Uniform
 from compound.report.forecast import forecast
 from compound.testing import ScriptedLM
 from compound.yaml import Program

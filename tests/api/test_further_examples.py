@@ -10,7 +10,7 @@ import compound as cp
 from compound.api.optimize import make_problem
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics.built_in import exact_match
-from compound.optimization.problem import Problem
+from compound.optimization.method import Problem
 from compound.optimization.settings.optimize import make_settings
 from compound.testing import ScriptedLM
 

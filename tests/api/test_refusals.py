@@ -18,7 +18,7 @@ from compound.evaluation.examples import from_text
 from compound.evaluation.metrics.built_in import accuracy, exact_match, mrr, recall_at_k, token_f1
 from compound.evaluation.metrics.scoring import check_rows
 from compound.optimization.runs.directory import RunDirectory, read_json
-from compound.optimization.settings.common import BudgetSettings
+from compound.optimization.settings.base import BudgetSettings
 from compound.optimization.settings.optimize import OptimizeSettings
 from compound.report import summarize, write
 from compound.testing import ScriptedLM

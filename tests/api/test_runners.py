@@ -17,7 +17,7 @@ from compound.api.check import check_program
 from compound.api.estimate import estimate
 from compound.api.optimize import run_optimization
 from compound.core.errors import CompoundError, DeclarationError, MissingExtra, SpecError
-from compound.optimization.settings.common import RaySettings, RunnerSettings
+from compound.optimization.settings.base import RaySettings, RunnerSettings
 from compound.optimization.settings.optimize import OptimizeSettings
 from compound.testing import ScriptedLM
 from compound.yaml.program import load, loads

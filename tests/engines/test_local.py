@@ -467,7 +467,7 @@ import torch
 from compound.engines.local.engine import TransformersEngine
 from compound.api.optimize import run_optimization
 from compound.optimization.settings.optimize import OptimizeSettings
-from compound.optimization.settings.common import BudgetSettings
+from compound.optimization.settings.base import BudgetSettings
 
 torch.set_num_threads(1)
 os.fsync = compound.report.write = lambda _: None

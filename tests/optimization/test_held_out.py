@@ -10,7 +10,7 @@ import pytest
 
 import compound as cp
 from compound.core.example import Example
-from compound.optimization.held_out import HeldOutAnswers
+from compound.optimization.scorer import HeldOutAnswers
 from compound.testing import ScriptedLM
 
 

@@ -26,12 +26,11 @@ from compound.graph.space import Choice
 from compound.graph.system import System
 from compound.graph.types import Port
 from compound.optimization.budget_plan import planned_job_runs, planning_prices
-from compound.optimization.method import Job, Method
+from compound.optimization.method import Job, Method, Problem
 from compound.optimization.prices import CallShare, Prices, estimate_prices, measure_prices
-from compound.optimization.problem import Problem
 from compound.optimization.settings.optimize import make_settings
 from compound.optimizers.baselines.random import RandomSearch
-from compound.optimizers.scheduling.scheduler import Uniform
+from compound.optimizers.scheduling import Uniform
 
 # --- systems -------------------------------------------------------------------------------------------
 

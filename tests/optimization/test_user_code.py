@@ -17,13 +17,13 @@ from compound.api.result import Result
 from compound.evaluation.metrics.custom import custom
 from compound.graph.registry.user_code import UserCodeError, definition
 from compound.graph.registry.user_code import _place as place_of
-from compound.optimization.settings.common import BudgetSettings
+from compound.optimization.settings.base import BudgetSettings
 from compound.testing import ScriptedLM
 
 HEAD = """\
 import compound as cp
 from compound.optimization.method import Job, Method, Progress, Proposal
-from compound.optimizers.scheduling.scheduler import Uniform
+from compound.optimizers.scheduling import Uniform
 
 
 def mine(system, optimize):

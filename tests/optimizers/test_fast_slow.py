@@ -24,7 +24,7 @@ from compound.evaluation.metrics.custom import custom
 from compound.graph.component import Input
 from compound.graph.space import LoRA
 from compound.graph.system import System
-from compound.optimization.job_plans import plan_job
+from compound.optimization.budget_plan import plan_job
 from compound.optimization.method import Task
 from compound.optimization.settings.optimize import make_settings
 from compound.optimizers import fast_slow as fast_slow_module

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import compound.optimizers
 from compound.optimization.method import Optimizer
+from compound.optimizers.baselines.evolution import GEPASettings
 from compound.optimizers.baselines.gepa import GEPA
-from compound.optimizers.baselines.gepa_settings import GEPASettings
 from compound.optimizers.baselines.llm_selector import LLMSelector
-from compound.optimizers.baselines.mipro.optimizer import Mipro
-from compound.optimizers.baselines.opro.optimizer import OPRO
+from compound.optimizers.baselines.mipro import Mipro
+from compound.optimizers.baselines.opro import OPRO
 from compound.optimizers.baselines.random import RandomSearch
 from compound.optimizers.baselines.textgrad import TextGrad
 from compound.optimizers.optimas.hbc import Cloning

@@ -25,19 +25,17 @@ from compound.graph.component import Input
 from compound.graph.space import Choice, Demo, Demos, Float, Text
 from compound.graph.system import System
 from compound.optimization.method import Optimizer, Progress, Task
-from compound.optimizers.baselines.gepa import GEPA, Evolution
-from compound.optimizers.baselines.gepa_settings import GEPASettings
+from compound.optimizers.baselines.evolution import GEPASettings
+from compound.optimizers.baselines.gepa import GEPA, Evolution, Scores
 from compound.optimizers.baselines.llm_selector import LLMSelector, Selection
-from compound.optimizers.baselines.mipro.optimizer import Mipro, MIPROProgress
-from compound.optimizers.baselines.mipro.trials import Trial, TrialPlan, TrialSearch
-from compound.optimizers.baselines.opro.optimizer import OPRO, Generations, ScoredText
+from compound.optimizers.baselines.mipro import Mipro, MIPROProgress
+from compound.optimizers.baselines.mipro_trials import Trial, TrialPlan, TrialSearch
+from compound.optimizers.baselines.opro import OPRO, Generations, ScoredText
 from compound.optimizers.baselines.random import Halving, RandomSearch
-from compound.optimizers.baselines.reflection import Scores
 from compound.optimizers.baselines.textgrad import Descent, TextGrad
 from compound.optimizers.fast_slow import FastSlowState
 from compound.optimizers.optimas.hbc import CloningMemory
-from compound.optimizers.optimas.local import LocalProgress
-from compound.optimizers.optimas.offline import Collecting
+from compound.optimizers.optimas.local import Collecting, LocalProgress
 from compound.optimizers.search.joint import JointSearch
 from compound.optimizers.search.joint_state import JointProgress, LocalCell, SearchCandidate
 from compound.optimizers.search.memory_part import MemoryPart

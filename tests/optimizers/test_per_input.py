@@ -38,12 +38,10 @@ from compound.optimization.runs.directory import RunDirectory
 from compound.optimizers.optimas.local import LocalSearch
 from compound.optimizers.search.sources import CandidateSources
 from compound.rewards.alignment import Accuracy
-from compound.rewards.features import FeatureMap, NoBackbone
+from compound.rewards.features import FeatureMap, NoBackbone, Template
 from compound.rewards.gains import GOLD
 from compound.rewards.heads import Head
-from compound.rewards.model import LocalReward, RewardModel
-from compound.rewards.policy import load_policy, store_reward
-from compound.rewards.template import Template
+from compound.rewards.model import LocalReward, RewardModel, load_policy, store_reward
 from compound.yaml import dump, loads
 from optimas_settings import guided_search, local_search, offline_rewards, optimas
 

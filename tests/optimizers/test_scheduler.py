@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from compound.optimization.method import Job, JobRecord
-from compound.optimizers.scheduling.scheduler import RewardGapScheduler, Uniform
+from compound.optimizers.scheduling import RewardGapScheduler, Uniform
 
 
 class TestSchedulers:

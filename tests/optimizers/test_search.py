@@ -45,19 +45,18 @@ from compound.optimization.method import (
     JobRecord,
     Method,
     Optimizer,
+    Problem,
     Progress,
     Proposal,
     Task,
 )
 from compound.optimization.prices import estimate_prices
-from compound.optimization.problem import Problem
 from compound.optimization.scorer import TRAIN_SAMPLE, JobScorer
 from compound.optimization.settings.optimize import OptimizeSettings
-from compound.optimizers.baselines.opro.requests import parse_prompt, prompt_request
+from compound.optimizers.baselines.opro import parse_prompt, prompt_request
 from compound.optimizers.baselines.pool import split
 from compound.optimizers.baselines.random import RandomSearch
-from compound.optimizers.scheduling.jobs import demo_keys
-from compound.optimizers.scheduling.scheduler import Uniform
+from compound.optimizers.scheduling import Uniform, demo_keys
 from compound.optimizers.search.joint import JointSearch
 from compound.optimizers.search.proposers import edits
 from compound.optimizers.search.proposers.demos import (

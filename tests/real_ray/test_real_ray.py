@@ -19,7 +19,7 @@ from compound.cluster.messages import SystemFile, WorkerConnection
 from compound.cluster.pool import WorkersLost
 from compound.cluster.ray_cluster import ClusterUnavailable, RayTransport
 from compound.execution.cache import MemoryCache
-from compound.optimization.settings.common import RaySettings, RunnerSettings
+from compound.optimization.settings.base import RaySettings, RunnerSettings
 from compound.yaml.program import load
 
 SWEEP = (

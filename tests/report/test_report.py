@@ -25,7 +25,7 @@ from compound.evaluation.dataset import Dataset, Split
 from compound.evaluation.metrics.built_in import exact_match
 from compound.evaluation.statistics import mean_interval
 from compound.optimization.runs.recorder import Interrupted, Listener, Recorder
-from compound.optimization.settings.common import BudgetSettings
+from compound.optimization.settings.base import BudgetSettings
 from compound.optimization.settings.optimize import OptimizeSettings, make_settings
 from compound.report import summarize, terminal_summary, write
 from compound.report.sections import changed_settings

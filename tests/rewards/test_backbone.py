@@ -34,11 +34,11 @@ from compound.rewards.backbone import Backbone, FeatureStore, batches
 from compound.rewards.backbone_training import train
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.candidates import Candidate
+from compound.rewards.features import Template
 from compound.rewards.fit import component_pairs, fit_rewards
 from compound.rewards.model import load
 from compound.rewards.pairs import Draw
 from compound.rewards.settings import BackboneLoRASettings
-from compound.rewards.template import Template
 from numerics import LOGPROBS, rounding
 from optimas_settings import learning, optimas
 

@@ -41,12 +41,11 @@ from compound.rewards.explain import (
     explain_ranking,
     rewards_from_margins,
 )
-from compound.rewards.features import FeatureMap, NoBackbone
+from compound.rewards.features import FeatureMap, NoBackbone, Template
 from compound.rewards.fit import component_pairs, fit_rewards
 from compound.rewards.inspection import Inspection, Overview
 from compound.rewards.pairs import Draw
 from compound.rewards.search_reward import inspect_search_reward
-from compound.rewards.template import Template
 from optimas_settings import optimas
 
 NOTEBOOKS = Path(__file__).parents[2] / "docs" / "notebooks"

@@ -18,13 +18,12 @@ from compound.optimizers.search.rewarding import RunRewards
 from compound.rewards.alignment import Accuracy, Evidence, evidence
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.candidates import Candidate
-from compound.rewards.features import FeatureMap, NoBackbone
+from compound.rewards.features import FeatureMap, NoBackbone, Template
 from compound.rewards.fit import FittedRewards, fit_rewards
 from compound.rewards.heads import Head, fit
 from compound.rewards.model import LocalReward, RewardModel
 from compound.rewards.pairs import Draw
 from compound.rewards.settings import BackboneSettings, RewardLearning, RewardSettings
-from compound.rewards.template import Template
 
 LEVEL = RewardSettings().trust_level
 METRIC = custom(lambda outputs, example: 0.0)

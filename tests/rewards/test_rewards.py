@@ -24,7 +24,7 @@ from compound.graph.system import System
 from compound.rewards.alignment import accuracy, calibration_error, rank_correlation, reliability
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.candidates import Candidate, Sampling
-from compound.rewards.features import Embedder, FeatureMap, NoBackbone
+from compound.rewards.features import Embedder, FeatureMap, NoBackbone, Template, describe
 from compound.rewards.fit import component_pairs, fit_rewards, role_of
 from compound.rewards.heads import (
     MIN_INPUTS,
@@ -39,7 +39,6 @@ from compound.rewards.heads import (
 )
 from compound.rewards.model import RewardModel, load
 from compound.rewards.pairs import Draw
-from compound.rewards.template import Template, describe
 
 
 def shorten(text: str, hint: str | None = None) -> str:

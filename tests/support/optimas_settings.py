@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from compound.optimizers.optimas.local import LocalSearch
+from compound.optimizers.optimas.local import LocalSearch, OfflineRewards
 from compound.optimizers.optimas.methods import OptimasSettings
-from compound.optimizers.optimas.offline import OfflineRewards
 from compound.optimizers.search.joint import JointSearch
 from compound.optimizers.search.local_gains import RewardGuide
 from compound.optimizers.search.rewarding import RunRewards

@@ -33,7 +33,7 @@ from compound.evaluation.metrics.built_in import exact_match
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
 from compound.graph.registry.engines import for_system
-from compound.optimization.settings.common import RaySettings, RunnerSettings
+from compound.optimization.settings.base import RaySettings, RunnerSettings
 from compound.optimization.settings.optimize import OptimizeSettings
 from compound.testing import ScriptedLM
 from compound.yaml.program import Program, load

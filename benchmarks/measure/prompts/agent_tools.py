@@ -36,8 +36,7 @@ from compound.evaluation.examples import read_examples
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
 from compound.execution.rng import derive_seed
-from compound.optimization.method import JobContext, Proposal, Task
-from compound.optimization.problem import Problem
+from compound.optimization.method import JobContext, Problem, Proposal, Task
 from compound.optimization.scorer import JobScorer
 from compound.optimization.settings.optimize import make_settings
 from compound.optimizers.methods import method

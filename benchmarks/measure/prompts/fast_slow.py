@@ -45,8 +45,7 @@ from compound.execution.rng import derive_seed
 from compound.graph.component import Input
 from compound.graph.space import ATTENTION, LoRA, Text
 from compound.graph.system import System
-from compound.optimization.method import JobContext, Proposal, Task
-from compound.optimization.problem import Problem
+from compound.optimization.method import JobContext, Problem, Proposal, Task
 from compound.optimization.scorer import JobScorer
 from compound.optimization.settings.optimize import make_settings
 from compound.optimizers.methods import method

@@ -34,7 +34,7 @@ from compound.core.errors import DataError
 from compound.evaluation.statistics import UNIT, interval_of_means, paired_interval
 from compound.execution.cache import DiskCache
 from compound.graph.configuration import Configuration
-from compound.optimization.settings.common import BudgetSettings
+from compound.optimization.settings.base import BudgetSettings
 from compound.yaml import Program, load
 
 METHODS = ("random", "search", "mipro", "optimas")

@@ -25,13 +25,12 @@ from compound.graph.component import Input
 from compound.graph.space import Text
 from compound.graph.system import System
 from compound.optimization.loop.loop import OptimizationLoop
-from compound.optimization.method import Job, Method, Progress, Proposal, Task
-from compound.optimization.problem import Problem
+from compound.optimization.method import Job, Method, Problem, Progress, Proposal, Task
 from compound.optimization.runs.directory import RunDirectory
 from compound.optimization.runs.events import DecisionEvent, Event, is_supported
 from compound.optimization.runs.recorder import Recorder
 from compound.optimization.settings.optimize import OptimizeSettings
-from compound.optimizers.scheduling.scheduler import Uniform
+from compound.optimizers.scheduling import Uniform
 
 DECISIONS = 3
 VALID = 20

@@ -27,10 +27,10 @@ from compound.cluster.messages import Document, Facts, SystemFile, Tasks, Worker
 from compound.cluster.ray_cluster import RayTasks
 from compound.core.errors import CompoundError, DeclarationError, RunDirectoryError, first_leaf
 from compound.core.security.untrusted import UntrustedFolder
-from compound.optimization.problem import Problem
+from compound.optimization.method import Problem
 from compound.optimization.runs.directory import load_checkpoint
 from compound.optimization.runs.recorder import STOP, Interrupted, Listener, Recorder
-from compound.optimization.settings.common import RaySettings
+from compound.optimization.settings.base import RaySettings
 from compound.optimization.settings.optimize import OptimizeSettings
 from compound.yaml.program import Program
 

@@ -155,7 +155,7 @@ def installed() -> Mapping[str, Plugin]:
     return {**visible("optimizers", registered()), **visible("methods", registered())}
 
 
-POLICY_LOADER = "compound.rewards.policy:load_policy"
+POLICY_LOADER = "compound.rewards.model:load_policy"
 LOADED = 8  # policies kept in memory
 
 Policy = Callable[[str, Sequence[CallValues]], Sequence[float]]  # scores calls of a component

@@ -6,8 +6,13 @@ from dataclasses import replace
 
 from compound.core.errors import BudgetExhausted
 from compound.execution.rng import derive_seed
-from compound.optimization.budget_plan import job_minibatch, planned_job_runs
-from compound.optimization.job_plans import is_within, plan_job, proposal_caps
+from compound.optimization.budget_plan import (
+    is_within,
+    job_minibatch,
+    plan_job,
+    planned_job_runs,
+    proposal_caps,
+)
 from compound.optimization.loop.context import RunContext
 from compound.optimization.method import Job, JobContext, JobRecord, Progress, Proposal, Task
 from compound.optimization.proposals import describe_requests, requests_since

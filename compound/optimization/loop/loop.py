@@ -25,8 +25,8 @@ from compound.optimization.budget_plan import stochastic
 from compound.optimization.loop.context import RunContext
 from compound.optimization.loop.decisions import decide, stop_if_undecidable
 from compound.optimization.loop.jobs import Jobs
+from compound.optimization.method import Problem
 from compound.optimization.prices import measure_prices
-from compound.optimization.problem import Problem
 from compound.optimization.runs.recorder import Recorder
 from compound.optimization.runs.state import FinalEvaluation, OptimizationState, SearchState
 

@@ -24,7 +24,7 @@ from compound.evaluation.statistics import Bounds
 from compound.execution.trace import Failure, Trace
 from compound.graph.configuration import Configuration
 from compound.graph.system import System
-from compound.optimization.settings.common import LimitSettings
+from compound.optimization.settings.base import LimitSettings
 
 __all__ = ["FILE", "CandidateState", "Candidates", "Costs", "Fate", "Observer", "SplitRuns"]
 

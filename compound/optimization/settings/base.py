@@ -8,11 +8,12 @@ before anything runs.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from types import UnionType
-from typing import Annotated, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -20,11 +21,14 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Discriminator,
+    Field,
     SerializerFunctionWrapHandler,
     Tag,
     model_serializer,
     model_validator,
 )
+
+from compound.execution.budget import Budget
 
 
 class Settings(BaseModel):
@@ -187,3 +191,190 @@ def _found(
     elif isinstance(value, Sequence) and not isinstance(value, str) and arguments:
         for place, item in enumerate(value):
             yield from _found(item, arguments[0], (*path, place))
+
+
+VALID_SIZES = (8, 40)  # fewest and most validation examples of ``valid_size: auto``
+
+ValidSize = Annotated[
+    Annotated[int, Field(ge=2), Tag("~number")] | Annotated[Literal["auto"], Tag("~name")],
+    Discriminator(lambda value: "~name" if isinstance(value, str) else "~number"),
+]  # one kind per type of value, so that an error names the setting once
+
+TrackerName = Literal["mlflow", "tensorboard", "trackio", "wandb"]
+
+
+class BudgetSettings(Settings):
+    """Hard limits of a run; an omitted limit means unlimited."""
+
+    system_runs: float | None = Field(default=None, ge=0)
+    """Maximum number of system runs on train and validation examples; cached and forked runs count as a
+    fraction. Proposal requests, such as requests for new prompts, are not system runs: limit them by
+    calls, tokens or cost."""
+    calls: int | None = Field(default=None, ge=0)
+    """Maximum number of engine calls, including proposal requests and the test split."""
+    tokens: int | None = Field(default=None, ge=0)
+    """Maximum number of prompt and completion tokens, including proposals and the test split."""
+    cost: float | None = Field(default=None, ge=0)
+    """Maximum cost in US dollars, including proposals and the test split."""
+    minutes: float | None = Field(default=None, gt=0)
+    """Maximum wall-clock minutes over all attempts, including the test split."""
+    test_share: float = Field(default=0.2, gt=0, lt=1)
+    """Share of calls, tokens, cost and minutes reserved for the evaluation on the test split."""
+    max_proposal_failures: int = Field(default=5, ge=1)
+    """Number of consecutive failed calls after which a job stops querying the model that writes proposals.
+    Four times as many unusable replies have the same effect."""
+
+    def limits(self) -> dict[str, Any]:
+        """Return the configured limits by name.
+
+        >>> BudgetSettings(system_runs=100).limits()
+        {'system_runs': 100.0}
+        """
+        found = {each.name: getattr(self, each.name) for each in fields(Budget)}
+        return {name: limit for name, limit in found.items() if limit is not None}
+
+    def total(self) -> Budget:
+        """Return the limits of the whole run."""
+        return Budget(**self.limits())
+
+    def search(self) -> Budget:
+        """Return the limits of the search: everything except the reserve for the test split."""
+        return self.total().share(1 - self.test_share)
+
+    def test(self) -> Budget:
+        """Return the reserve for the test split; its system runs are counted separately and unlimited."""
+        return replace(self.total().share(self.test_share), system_runs=None)
+
+
+class LimitSettings(Settings):
+    """Limits on the mean of the runs of a configuration; calls from the cache count like executed ones."""
+
+    usd_per_run: float | None = Field(default=None, gt=0)
+    """US dollars of the system's calls. Every model of the system needs a price."""
+    tokens_per_run: float | None = Field(default=None, gt=0)
+    """Prompt and completion tokens of the system's calls."""
+    seconds_per_run: float | None = Field(default=None, gt=0)
+    """Seconds of the longest chain of dependent calls, as measured, with retries and waits."""
+
+    def broken(self, *, usd: float | None, tokens: float, seconds: float) -> list[str]:
+        """Return a phrase for each limit that means per run exceed; unknown dollars exceed their limit.
+
+        >>> LimitSettings(usd_per_run=0.01, tokens_per_run=500).broken(usd=None, tokens=620, seconds=1)
+        ['usd_per_run is unknown', 'tokens_per_run 620 > 500']
+        """
+        means = {"usd_per_run": usd, "tokens_per_run": tokens, "seconds_per_run": seconds}
+        found: list[str] = []
+        for name, limit in self.model_dump(exclude_none=True).items():
+            if (mean := means[name]) is None:
+                found.append(f"{name} is unknown")
+            elif mean > limit:
+                found.append(f"{name} {mean:.4g} > {limit:g}")
+        return found
+
+
+class ObjectiveSettings(Settings):
+    """Objective of an optimization."""
+
+    maximize: Literal["score"] = "score"
+    """What to maximize: `score`, the mean of the metric."""
+    limits: LimitSettings = LimitSettings()
+    """Limits per run. A run returns no change that exceeds one, and prefers any configuration that meets all
+    of them to one that does not."""
+
+
+def _check_cluster(address: str) -> str:
+    if not re.fullmatch(r"auto|local|[A-Za-z0-9._-]+:[0-9]{1,5}", address):
+        raise ValueError(f"must be auto, local or HOST:PORT, but got {address!r}")
+    return address
+
+
+class RaySettings(Settings):
+    """Workers on a Ray cluster."""
+
+    address: Annotated[str, AfterValidator(_check_cluster)] = "auto"
+    """Address of the cluster: `auto` (that of `RAY_ADDRESS`, or of your own `ray start` here), `local` (one
+    started on this machine for the run), or `host:port`, which needs your consent if a file names it."""
+    workers: int | None = Field(default=None, ge=1)
+    """Number of workers; default: one per machine. Each is a process with models and indexes of its own, and
+    runs many examples at a time. For `compound sweep --cluster`: number of runs at a time."""
+    cpus: float = Field(default=1.0, ge=0)
+    """Processors that Ray reserves for each worker."""
+    start_seconds: float = Field(default=120.0, gt=0)
+    """Maximum time in which a worker must start and load the system."""
+    max_restarts: int = Field(default=20, ge=0)
+    """Number of lost workers that are replaced; above it, the run stops and can be resumed."""
+
+
+class RunnerSettings(Settings):
+    """Where examples are run."""
+
+    ray: RaySettings
+    """Run them on a Ray cluster; needs the extra `ray`."""
+
+
+class CommonSettings(Settings):
+    """Settings shared by all methods."""
+
+    method: MethodName = "auto"
+    """`auto` (one of the following, by system and budget, with the reasons), `search` (all parameters except
+    weights, jointly), `optimas` (the same with local rewards, which also train weights), a method that trains
+    weights such as `mmgrpo` or `mhgpo_rr`, `better_together`, a baseline such as `random` or `mipro`, or your
+    own `module:function`."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of all random streams of the run."""
+    budget: BudgetSettings = BudgetSettings()
+    """Hard limits of the run."""
+    objective: ObjectiveSettings = ObjectiveSettings()
+    """What a run optimizes, and what a run of the system may take."""
+    iterations: int = Field(default=6, ge=1)
+    """Maximum number of proposals tested on the validation split."""
+    train_size: int | None = Field(default=None, ge=1)
+    """Number of train examples to use; default: all."""
+    valid_size: ValidSize | None = "auto"
+    """Number of validation examples used for acceptance decisions; `null` uses all. `auto` uses 40, or a
+    quarter of `budget.system_runs` if that is less (at least 8): the initial evaluation and one decision then
+    leave about half of the budget for the search. A run that is resumed with another budget keeps its
+    examples."""
+    test_size: int | None = Field(default=None, ge=1)
+    """Number of test examples evaluated for the report; default: all."""
+    minibatch: int = Field(default=8, ge=1)
+    """Typical number of train examples in a candidate's first evaluation; searches use at least half as many.
+    Later evaluations add examples for the best candidates."""
+    candidates: int = Field(default=8, ge=1)
+    """Number of candidates per proposal round."""
+    alpha: float = Field(default=0.05, gt=0, lt=1)
+    """Probability, over the whole run, of the verdict `supported` for a configuration that is not better."""
+    accept: Literal["best", "supported"] = "best"
+    """Which configuration a run returns: `best` (the one with the highest validation score, with the verdict
+    of the test beside it, and the initial one if nothing scored higher), or `supported` (only one that the
+    test supports). With `supported`, a part of the budget, and of the train examples if the validation split
+    has no unused ones, is kept for second looks at changes that the first look does not decide."""
+    repeats: int = Field(default=1, ge=1)
+    """Number of runs per example when a stochastic system is evaluated."""
+    baselines: tuple[MethodName, ...] = ()
+    """Methods to run in addition to the main one, each with the same budget, for comparison in the report."""
+    trackers: tuple[TrackerName, ...] = ()
+    """Experiment trackers that receive the run: `tensorboard` (an event file in the run directory), `trackio`
+    (its local store), `mlflow`, `wandb`. The trackers' own environment variables, such as `TRACKIO_DIR`,
+    `MLFLOW_TRACKING_URI` or `WANDB_PROJECT`, state where."""
+    concurrency: int = Field(default=64, ge=1)
+    """Maximum number of examples in flight."""
+    runner: RunnerSettings | None = None
+    """Where examples are run; default: in this process. Results are equal."""
+    failure_score: float = 0.0
+    """Score of a failed run; failures are also counted and reported."""
+    max_failed: float = Field(default=0.5, gt=0, le=1)
+    """Maximum share of failed runs in an evaluation; above it, the run stops."""
+
+    @property
+    def valid_examples(self) -> int | None:
+        """Number of validation examples to use, as `valid_size` says; None for all.
+
+        >>> [CommonSettings(budget={"system_runs": runs}).valid_examples for runs in (None, 400, 100, 20)]
+        [40, 40, 25, 8]
+        """
+        if self.valid_size != "auto":
+            return self.valid_size
+        fewest, most = VALID_SIZES
+        runs = self.budget.system_runs
+        return most if runs is None else max(fewest, min(most, int(runs / 4)))

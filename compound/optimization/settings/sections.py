@@ -18,8 +18,7 @@ from pydantic_core import ErrorDetails
 from compound.core.errors import DeclarationError, suggest_name
 from compound.graph.registry.code import find_code
 from compound.graph.registry.plugins import installed, method_of, registered
-from compound.optimization.settings.base import NoSettings, Settings
-from compound.optimization.settings.common import CommonSettings
+from compound.optimization.settings.base import CommonSettings, NoSettings, Settings
 
 LOSS = "{loss}"  # stands for the loss that a setting belongs to
 REMOVED_SECTIONS = ("prompts", "rewards", "weights")  # until version 0.3, of all methods together

@@ -39,7 +39,7 @@ from compound.optimization.runs.directory import (
     read_records,
 )
 from compound.optimization.runs.recorder import MEMORY, Interrupted, Recorder
-from compound.optimization.settings.common import TrackerName
+from compound.optimization.settings.base import TrackerName
 from compound.report.training import KIND, step_metrics
 
 Status = Literal["finished", "interrupted", "failed"]

@@ -17,10 +17,9 @@ from compound.graph.configuration import canonical_json, component_of, to_json_v
 from compound.graph.system import System
 from compound.graph.types import accepts
 from compound.optimization.method import Task
-from compound.optimizers.scheduling.jobs import demo_keys
+from compound.optimizers.scheduling import demo_keys
 from compound.optimizers.search.memory_part import MemoryPart
-from compound.optimizers.search.rows import Rows, pool_order
-from compound.optimizers.search.sources import CandidateSources
+from compound.optimizers.search.sources import CandidateSources, Rows, pool_order
 
 SHARPNESS = 4  # exponent of relative scores in sampling weights; higher values prefer better traces
 MAX_CHARACTERS = 1500  # of one demonstration, as JSON

@@ -1,12 +1,16 @@
-"""Requests for proposals to a model, and the count of their outcomes."""
+"""Requests for proposals to a model, the count of their outcomes, and traces as text for prompts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from compound.core.engine import Request
 from compound.core.errors import CallError
+from compound.execution.trace import Call, Trace
+from compound.graph.component import Component
+from compound.graph.configuration import canonical_json, to_readable_json
+from compound.graph.system import System
 from compound.optimization.method import Task
 
 T = TypeVar("T")
@@ -44,3 +48,86 @@ async def ask_for_proposal(
     else:
         task.scorer.record_outcome("duplicate" if is_known(proposal) else "proposed", lm)
     return proposal
+
+
+VALUE = 600  # maximum characters of one value
+FAILURE = 300  # maximum bytes of the message of a failed call
+FEEDBACK = 2_000  # maximum bytes of a metric's feedback
+
+
+def fields(values: Mapping[str, object]) -> str:
+    """Return values on one line, each shortened.
+
+    >>> fields({"question": "Which river?", "k": 3})
+    'question: Which river?; k: 3'
+    """
+    return "; ".join(f"{name}: {_shortened(value)}" for name, value in values.items()) or "nothing"
+
+
+def steps(trace: Trace) -> str:
+    """Return one line per call of a trace: its address and outputs, and the message if it failed."""
+    return "\n".join(
+        f"{call.address} wrote {fields(call.outputs)}"
+        + (f" (failed: {_cut_bytes(call.failure.message, FAILURE)})" if call.failure else "")
+        for call in trace.calls
+    )
+
+
+def calls(trace: Trace, component: Component) -> str:
+    """Return the inputs and outputs of a component's calls in a trace, two lines per call."""
+    return "\n".join(_lines(call, component, "It") for call in trace.calls_of(component.name))
+
+
+def calls_of_others(trace: Trace, component: Component, system: System) -> str:
+    """Return the inputs and outputs of the other components' calls in a trace, in order."""
+    return "\n".join(
+        _lines(call, system.components[call.component], call.address)
+        for call in trace.calls
+        if call.component != component.name
+    )
+
+
+def read_and_written(call: Call, system: System) -> str:
+    """Return the inputs and outputs of a call, on two lines."""
+    return _lines(call, system.components[call.component], "It")
+
+
+def _lines(call: Call, component: Component, subject: str) -> str:
+    """Return the inputs of a call, without settings, and its outputs, with the message if it failed."""
+    given = {name: value for name, value in call.inputs.items() if name not in component.settings}
+    failed = f" (failed: {_cut_bytes(call.failure.message, FAILURE)})" if call.failure else ""
+    return f"{subject} read {fields(given)}\n{subject} wrote {fields(call.outputs)}{failed}"
+
+
+def result(trace: Trace) -> str:
+    """Return the outputs of a run, or the message if it failed."""
+    if trace.failure:
+        return f"the run failed: {_cut_bytes(trace.failure.message, FAILURE)}"
+    return fields(trace.outputs)
+
+
+def verdict(trace: Trace) -> str:
+    """Return the score of a run, with the metric's feedback if there is any."""
+    return f"{trace.score or 0.0:.3f}" + (
+        f" ({_cut_bytes(trace.feedback, FEEDBACK)})" if trace.feedback else ""
+    )
+
+
+def diagram(system: System) -> str:
+    """Return a description of the inputs and outputs of all nodes, including nested ones, one per line."""
+    return "\n".join(
+        f"{node.name}{'' if node.name == node.component.name else f' (a use of {node.component.name})'}"
+        f" reads {', '.join(source.label for source in node.wires.values()) or 'nothing'}"
+        f" and writes {', '.join(node.component.outputs)}"
+        for node in system.all_nodes()
+    )
+
+
+def _shortened(value: object) -> str:
+    text = value if isinstance(value, str) else canonical_json(to_readable_json(value))
+    return text if len(text) <= VALUE else f"{text[:VALUE]} …"
+
+
+def _cut_bytes(text: str, longest: int) -> str:
+    encoded = text.encode(errors="replace")
+    return text if len(encoded) <= longest else f"{encoded[:longest].decode(errors='ignore')} …"

@@ -27,8 +27,8 @@ from compound.graph.space import Text
 from compound.graph.system import System
 from compound.graph.types import format_ports
 from compound.optimization.method import Task
-from compound.optimizers.search.proposers.proposing import ask_for_proposal
-from compound.optimizers.search.proposers.transcripts import (
+from compound.optimizers.search.proposers.proposing import (
+    ask_for_proposal,
     calls,
     calls_of_others,
     diagram,

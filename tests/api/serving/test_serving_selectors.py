@@ -12,11 +12,9 @@ import pytest
 
 import compound as cp
 from compound.rewards.alignment import Accuracy
-from compound.rewards.features import FeatureMap, NoBackbone
+from compound.rewards.features import FeatureMap, NoBackbone, Template
 from compound.rewards.heads import Head
-from compound.rewards.model import LocalReward, RewardModel
-from compound.rewards.policy import store_reward
-from compound.rewards.template import Template
+from compound.rewards.model import LocalReward, RewardModel, store_reward
 from served import served
 
 pytest.importorskip("fastapi")

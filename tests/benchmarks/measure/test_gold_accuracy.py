@@ -19,7 +19,7 @@ from compound.core.loops import run_blocking
 from compound.evaluation.metrics.custom import custom
 from compound.graph.registry.engines import find_engine
 from compound.optimization.loop.loop import OptimizationLoop
-from compound.optimization.problem import Problem
+from compound.optimization.method import Problem
 from compound.optimization.runs.recorder import Recorder
 from compound.optimizers.methods import method
 from compound.rewards.inspection import Inspection

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.simulated.baseline_parity import COMPARED, compare, ours
-from compound.optimizers.baselines.mipro.requests import TIPS
+from compound.optimizers.baselines.mipro_proposer import TIPS
 
 RECORDED = json.loads(
     (Path(__file__).parents[3] / "benchmarks" / "data" / "baseline_parity.json").read_text()

@@ -13,10 +13,9 @@ from benchmarks.simulated.ablations import FitToShuffled
 from benchmarks.simulated.systems import SHAPES, Simulated
 from compound.rewards.buffer import Entry
 from compound.rewards.candidates import Candidate
-from compound.rewards.features import NoBackbone
+from compound.rewards.features import NoBackbone, Template
 from compound.rewards.gains import fit_critic
 from compound.rewards.pairs import Draw
-from compound.rewards.template import Template
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -698,7 +698,7 @@ ALLOWED = {
     "compound/engines/vllm/server.py": "logs of our own server in the user's cache",
     "compound/engines/adapter_files.py": "reads from an adapter after `verify_reference` has read all of it",
     "rewards/backbone.py": "asks whether an adapter is there, after its folder was checked",
-    "rewards/policy.py": "files in the new folder that `store_folder` fills",
+    "rewards/model.py": "files in the new folder that `store_folder` fills",
     "optimizers/weights/learner/adapters.py": "files in the new folder that `store_folder` fills, or that `verify_reference` has read",
     "optimizers/weights/learner/trainer.py": "files in the new folder that `store_folder` fills, or that `verify_reference` has read",
     "optimizers/weights/interchange/group_export.py": "the file that the user names; files in the new folder that `store_folder` fills",

@@ -13,7 +13,7 @@ import pytest
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "errors.md"
 CODE = """\
 import compound as cp
-from compound.optimizers.scheduling.scheduler import Uniform
+from compound.optimizers.scheduling import Uniform
 
 
 class DrawSettings(cp.ext.Settings):

@@ -27,15 +27,14 @@ from compound.graph.system import System
 from compound.optimization.budget_plan import make_plan
 from compound.optimization.loop.decisions import examples_to_know
 from compound.optimization.loop.loop import OptimizationLoop
-from compound.optimization.method import Job, Method, Progress, Proposal, Task
+from compound.optimization.method import Job, Method, Problem, Progress, Proposal, Task
 from compound.optimization.prices import estimate_prices
-from compound.optimization.problem import Problem
 from compound.optimization.runs.directory import RunDirectory
 from compound.optimization.runs.recorder import Recorder
 from compound.optimization.runs.state import OptimizationState
 from compound.optimization.settings.optimize import OptimizeSettings, make_settings
 from compound.optimizers.methods import method as find_method
-from compound.optimizers.scheduling.scheduler import Uniform
+from compound.optimizers.scheduling import Uniform
 from compound.optimizers.weights.methods import InOrder
 from compound.testing import ScriptedLM
 

@@ -54,17 +54,16 @@ from compound.optimization.budget_plan import (
     stochastic,
 )
 from compound.optimization.loop.loop import OptimizationLoop
-from compound.optimization.method import Job, Method, Progress, Proposal, Task
+from compound.optimization.method import Job, Method, Problem, Progress, Proposal, Task
 from compound.optimization.prices import CallShare, Prices, estimate_prices
-from compound.optimization.problem import Problem
 from compound.optimization.runs.changes import FORMAT
 from compound.optimization.runs.directory import RunDirectory, read_json
 from compound.optimization.runs.recorder import Interrupted, Recorder
 from compound.optimization.runs.state import OptimizationState
-from compound.optimization.settings.common import BudgetSettings
+from compound.optimization.settings.base import BudgetSettings
 from compound.optimization.settings.optimize import OptimizeSettings, make_settings
 from compound.optimizers.baselines.random import RandomSearch
-from compound.optimizers.scheduling.scheduler import Uniform
+from compound.optimizers.scheduling import Uniform
 from compound.report import write as write_report
 from compound.testing import ScriptedLM
 from optimas_settings import proposals
@@ -693,7 +692,7 @@ class TestBudgets:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """As when candidates take far more than the runs that the plan was made from."""
-        monkeypatch.setattr("compound.optimization.loop.budget.runs_left", lambda *_: math.inf)
+        monkeypatch.setattr("compound.optimization.loop.context.runs_left", lambda *_: math.inf)
         monkeypatch.setattr(Meter, "remaining_runs", lambda _: math.inf)
         budget = BudgetSettings(calls=320)
         result = run(

@@ -68,7 +68,7 @@ from compound.optimizers import methods
 from compound.api.optimize import run_optimization
 from compound.optimization.runs.recorder import Interrupted
 from compound.optimization.settings.optimize import make_settings
-from compound.optimization.settings.common import BudgetSettings
+from compound.optimization.settings.base import BudgetSettings
 from optimas_settings import optimas, proposals
 from compound.graph.space import Choice, Demos, Text
 from compound.graph.system import System

@@ -20,7 +20,7 @@ from compound.graph.component import Input
 from compound.graph.space import Float
 from compound.graph.system import System
 from compound.optimization.runs.directory import RunDirectory
-from compound.optimization.settings.common import BudgetSettings
+from compound.optimization.settings.base import BudgetSettings
 from compound.optimization.settings.optimize import OptimizeSettings
 from compound.report import summarize
 

@@ -35,7 +35,7 @@ from compound.graph.configuration import load
 from compound.graph.space import Choice, Demos, Text
 from compound.graph.system import System
 from compound.optimization.runs.directory import RunDirectory
-from compound.optimization.settings.common import BudgetSettings
+from compound.optimization.settings.base import BudgetSettings
 from compound.optimization.settings.optimize import OptimizeSettings
 from compound.report import summarize
 from compound.testing import ScriptedLM

@@ -18,8 +18,7 @@ import compound as cp
 from compound.api.result import read_result
 from compound.core.errors import RunDirectoryError, SpecError
 from compound.optimization.runs.changes import FORMAT, list_changes
-from compound.optimization.settings.base import Settings
-from compound.optimization.settings.common import CommonSettings
+from compound.optimization.settings.base import CommonSettings, Settings
 from compound.optimization.settings.optimize import OptimizeSettings, make_settings
 from compound.optimization.settings.sections import optimize_model
 from compound.optimizers.methods import METHODS, method
@@ -53,7 +52,7 @@ OWN = '''
 import compound as cp
 from compound.optimization.method import Job, Method
 from compound.optimizers.baselines.random import RandomSearch
-from compound.optimizers.scheduling.scheduler import Uniform
+from compound.optimizers.scheduling import Uniform
 
 
 class AnnealingSettings(cp.ext.Settings):

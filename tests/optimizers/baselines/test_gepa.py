@@ -37,10 +37,10 @@ from compound.graph.registry.user_code import UserCodeError
 from compound.graph.space import Demos, Text
 from compound.graph.system import System
 from compound.optimization.method import Progress
-from compound.optimization.settings.common import BudgetSettings
+from compound.optimization.settings.base import BudgetSettings
 from compound.optimization.settings.optimize import OptimizeSettings
+from compound.optimizers.baselines.evolution import GEPASettings
 from compound.optimizers.baselines.gepa import GEPA, pareto_size
-from compound.optimizers.baselines.gepa_settings import GEPASettings
 from compound.optimizers.methods import method
 from compound.testing import ScriptedLM
 

@@ -28,9 +28,8 @@ from compound.graph.component import Input
 from compound.graph.space import Text
 from compound.graph.system import System
 from compound.optimizers.baselines import evolution
-from compound.optimizers.baselines.evolution import LIFT
+from compound.optimizers.baselines.evolution import LIFT, GEPASettings
 from compound.optimizers.baselines.gepa import GEPA, pareto_size
-from compound.optimizers.baselines.gepa_settings import GEPASettings
 from compound.optimizers.baselines.pool import split
 from compound.testing import ScriptedLM
 

@@ -23,10 +23,14 @@ from compound.execution.trace import Call, Failure, Trace
 from compound.graph.component import Input
 from compound.graph.space import Choice, Int
 from compound.graph.system import System
-from compound.optimization.settings.common import BudgetSettings
+from compound.optimization.settings.base import BudgetSettings
 from compound.optimization.settings.optimize import OptimizeSettings
-from compound.optimizers.baselines.diagnoser import blame, verdict_request
-from compound.optimizers.baselines.llm_selector import LLMSelector, plurality
+from compound.optimizers.baselines.llm_selector import (
+    LLMSelector,
+    blame,
+    plurality,
+    verdict_request,
+)
 from compound.testing import ScriptedLM
 
 MODELS = ("small", "medium", "large")

@@ -26,12 +26,11 @@ from compound.graph.component import Input
 from compound.graph.space import Choice, Demos, Text
 from compound.graph.system import System
 from compound.optimization.method import ScoredCandidate
-from compound.optimization.settings.common import BudgetSettings
+from compound.optimization.settings.base import BudgetSettings
 from compound.optimization.settings.optimize import OptimizeSettings
-from compound.optimizers.baselines.mipro.demonstrations import demo_sets
-from compound.optimizers.baselines.mipro.optimizer import SIZES, Mipro, MIPROSettings
-from compound.optimizers.baselines.mipro.requests import TIPS
-from compound.optimizers.baselines.mipro.trials import (
+from compound.optimizers.baselines.mipro import SIZES, Mipro, MIPROSettings, demo_sets
+from compound.optimizers.baselines.mipro_proposer import TIPS
+from compound.optimizers.baselines.mipro_trials import (
     FULL_EVERY,
     Trial,
     TrialPlan,

@@ -25,9 +25,15 @@ from compound.graph.space import Demos, Text
 from compound.graph.system import System
 from compound.optimization.method import ScoredCandidate, Task
 from compound.optimization.settings.optimize import OptimizeSettings
-from compound.optimizers.baselines.opro.exemplars import exemplars
-from compound.optimizers.baselines.opro.optimizer import OPRO, GenerationPlan, plan_generations
-from compound.optimizers.baselines.opro.requests import SHOWN, prompt_request, propose_prompts
+from compound.optimizers.baselines.opro import (
+    OPRO,
+    SHOWN,
+    GenerationPlan,
+    exemplars,
+    plan_generations,
+    prompt_request,
+    propose_prompts,
+)
 from compound.optimizers.methods import method
 from compound.testing import ScriptedLM
 

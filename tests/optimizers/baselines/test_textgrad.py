@@ -24,9 +24,9 @@ from compound.execution.trace import Call, Failure, Trace
 from compound.graph.component import Input
 from compound.graph.space import Demos, Text
 from compound.graph.system import System
-from compound.optimization.settings.common import BudgetSettings
+from compound.optimization.settings.base import BudgetSettings
 from compound.optimization.settings.optimize import OptimizeSettings
-from compound.optimizers.baselines.criticism import loss_request, prompt_request, rewrite_request
+from compound.optimizers.baselines.gradients import loss_request, prompt_request, rewrite_request
 from compound.optimizers.baselines.textgrad import TextGrad, TextGradSettings, held_out_size
 from compound.optimizers.methods import method
 from compound.testing import ScriptedLM

@@ -20,7 +20,7 @@ from compound.evaluation.metrics.custom import custom
 from compound.graph.component import Input, Output
 from compound.graph.space import Text
 from compound.graph.system import System
-from compound.optimization.job_plans import plan_job
+from compound.optimization.budget_plan import plan_job
 from compound.optimization.method import RequestCount
 from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.baselines.gradients import MOST

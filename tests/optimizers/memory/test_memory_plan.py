@@ -28,7 +28,7 @@ from compound.engines.local.loading import checkpoint_layers  # noqa: E402
 from compound.engines.vllm.engine import VLLMEngine  # noqa: E402
 from compound.execution.executor import Executor  # noqa: E402
 from compound.graph.registry.engines import find_engine  # noqa: E402
-from compound.optimization.problem import Problem  # noqa: E402
+from compound.optimization.method import Problem  # noqa: E402
 from compound.optimization.settings.optimize import OptimizeSettings  # noqa: E402
 from compound.optimizers import memory_plan  # noqa: E402
 from compound.optimizers.memory_plan import (  # noqa: E402

@@ -11,8 +11,8 @@ import pytest
 import compound as cp
 from benchmarks.simulated.relays import Relay
 from compound.optimizers.search import local_gains
+from compound.rewards.features import Reading
 from compound.rewards.gains import GOLD, Critic, answers_of, gold_features
-from compound.rewards.template import Reading
 
 SIZES = {"train": 40, "valid": 16, "test": 4}
 

@@ -22,7 +22,7 @@ from compound.graph.component import Input
 from compound.graph.space import Choice, Text
 from compound.graph.system import System
 from compound.optimization.runs.directory import read_json
-from compound.optimization.settings.common import BudgetSettings
+from compound.optimization.settings.base import BudgetSettings
 from compound.optimization.settings.optimize import OptimizeSettings, make_settings
 from compound.optimizers.optimas.hbc import (
     NO_TARGETS,

@@ -23,8 +23,8 @@ from compound.optimizers.search.joint_state import GlobalRuns, LocalCell
 from compound.optimizers.search.local_gains import LocalGains, RewardGuide
 from compound.optimizers.search.rewarding import RunRewards
 from compound.optimizers.search.sources import CandidateSources
+from compound.rewards.features import Reading
 from compound.rewards.gains import Critic
-from compound.rewards.template import Reading
 from optimas_settings import guided_search, learning, optimas
 
 REWARDS = optimas(model="none")

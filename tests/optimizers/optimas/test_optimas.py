@@ -28,21 +28,18 @@ from compound.graph.space import Choice, Demos, Text
 from compound.graph.system import System
 from compound.graph.types import Port
 from compound.optimization.method import Proposal
-from compound.optimizers.optimas.local import boltzmann
+from compound.optimizers.optimas.local import Collecting, boltzmann, collect_pairs
 from compound.optimizers.optimas.methods import OptimasSettings
-from compound.optimizers.optimas.offline import Collecting, collect_pairs
 from compound.optimizers.search.proposers.demos import Source, Sources, bootstrap_pools
 from compound.optimizers.search.rewarding import RewardMemory, RunRewards
-from compound.optimizers.search.rows import pool_order
-from compound.optimizers.search.sources import CandidateSources
+from compound.optimizers.search.sources import CandidateSources, pool_order
 from compound.rewards.alignment import Accuracy
 from compound.rewards.candidates import Candidate, Sampling
-from compound.rewards.features import FeatureMap, NoBackbone
+from compound.rewards.features import FeatureMap, NoBackbone, Template
 from compound.rewards.fit import FittedRewards
 from compound.rewards.heads import MIN_INPUTS, Head
 from compound.rewards.model import LocalReward, RewardModel
 from compound.rewards.pairs import Draw, collect, expected_cost
-from compound.rewards.template import Template
 from compound.testing import ScriptedLM
 from optimas_settings import guided_search, learning, offline_rewards, optimas
 

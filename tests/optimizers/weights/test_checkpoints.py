@@ -30,8 +30,13 @@ from compound.execution.budget import Budget, Meter  # noqa: E402
 from compound.execution.cache import MemoryCache  # noqa: E402
 from compound.execution.executor import Executor  # noqa: E402
 from compound.graph.system import System  # noqa: E402
-from compound.optimization.method import JobContext, Progress, Proposal, Task  # noqa: E402
-from compound.optimization.problem import Problem  # noqa: E402
+from compound.optimization.method import (  # noqa: E402
+    JobContext,
+    Problem,
+    Progress,
+    Proposal,
+    Task,
+)
 from compound.optimization.scorer import JobScorer  # noqa: E402
 from compound.optimizers.methods import method  # noqa: E402
 from compound.optimizers.weights import training as session  # noqa: E402

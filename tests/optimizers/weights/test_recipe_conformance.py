@@ -22,7 +22,7 @@ from compound.graph.component import Input
 from compound.graph.space import LoRA
 from compound.graph.system import System
 from compound.optimization.method import Optimizer
-from compound.optimizers.optimas.weights import LocalTraining
+from compound.optimizers.optimas.methods import LocalTraining
 from compound.optimizers.search.rewarding import Guidance, RunRewards
 from compound.optimizers.weights.learner.updates import OptimizerSettings
 from compound.optimizers.weights.recipes.distill import Distill, DistillSettings

@@ -19,7 +19,7 @@ from compound.core.errors import CompoundError, DeclarationError, RunDirectoryEr
 from compound.execution.rng import derive_seed
 from compound.optimization.runs.directory import RunDirectory
 from compound.optimization.runs.recorder import Recorder
-from compound.optimization.settings.common import TrackerName
+from compound.optimization.settings.base import TrackerName
 from compound.report.trackers.tracking import (
     FILE,
     FINAL_SECONDS,

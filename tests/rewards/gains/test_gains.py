@@ -21,11 +21,10 @@ from compound.optimizers.search.part import part_of
 from compound.rewards import gains
 from compound.rewards.buffer import Entry
 from compound.rewards.candidates import Candidate
-from compound.rewards.features import NoBackbone
+from compound.rewards.features import NoBackbone, Template
 from compound.rewards.gains import GOLD, Critic, fit_critic, gold_features, read_call
 from compound.rewards.heads import MIN_INPUTS, Head, fit_head
 from compound.rewards.pairs import Draw, has_certain_downstream
-from compound.rewards.template import Template
 
 
 def same(x: str) -> str:

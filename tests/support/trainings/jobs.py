@@ -12,8 +12,7 @@ from compound.evaluation.metrics.custom import custom
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
 from compound.graph.configuration import to_readable_json
-from compound.optimization.method import JobContext, Proposal, Task
-from compound.optimization.problem import Problem
+from compound.optimization.method import JobContext, Problem, Proposal, Task
 from compound.optimization.scorer import JobScorer
 from compound.optimizers.methods import method
 from compound.optimizers.weights.recipes.mmgrpo import GRPOSettings

@@ -19,7 +19,7 @@ from compound.execution.budget import Meter
 from compound.graph.space import Weights
 from compound.optimization.method import Task
 from compound.optimizers.methods import method
-from compound.optimizers.scheduling.jobs import keys_of
+from compound.optimizers.scheduling import keys_of
 from compound.optimizers.weights.credit.advantages import advantages
 from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
 from compound.optimizers.weights.recipes.groups import collect_groups

@@ -3,7 +3,7 @@
 Opsahl-Ong et al. 2024, "Optimizing Instructions and Demonstrations for Multi-Stage Language Model
 Programs", with the settings of DSPy's MIPROv2. Sets of demonstrations come from successful runs and
 expected answers. A model that reads summaries of the data and of the system, and demonstrations,
-writes instructions. A joint search (`compound.optimizers.baselines.mipro.trials`) then chooses
+writes instructions. A joint search (`compound.optimizers.baselines.mipro_trials`) then chooses
 among them.
 """
 
@@ -26,10 +26,8 @@ from compound.graph.space import Demo, Demos, Text, as_demos
 from compound.graph.system import System
 from compound.optimization.method import JobPlan, PlannedJob, Progress, Proposal, RequestCount, Task
 from compound.optimization.settings.base import ModelName, Settings
-from compound.optimizers.baselines.mipro.demonstrations import demo_sets
-from compound.optimizers.baselines.mipro.proposer import Proposer
-from compound.optimizers.baselines.mipro.requests import BATCHES, DEMOS, ROWS
-from compound.optimizers.baselines.mipro.trials import (
+from compound.optimizers.baselines.mipro_proposer import BATCHES, DEMOS, ROWS, Proposer
+from compound.optimizers.baselines.mipro_trials import (
     TrialPlan,
     TrialSearch,
     plan_trials,
@@ -37,11 +35,13 @@ from compound.optimizers.baselines.mipro.trials import (
     trials_for,
 )
 from compound.optimizers.baselines.pool import MAX_POOL, split
-from compound.optimizers.scheduling.jobs import demo_keys, text_keys
+from compound.optimizers.scheduling import demo_keys, text_keys
 from compound.optimizers.search.proposers.demos import (
+    WeightedDemo,
     bootstrap,
     bootstrap_pools,
     correct_calls,
+    draw_demos,
     labelled_demos,
 )
 from compound.optimizers.search.proposers.edits import bounded_edit, clauses_for
@@ -304,3 +304,52 @@ def _proposal(search: TrialSearch | None) -> Proposal:
     return Proposal(
         values, before, best.mean, tried, "" if values else "no trial beat the incumbent"
     )
+
+
+TRIES = 4  # draws per set, since duplicates are dropped
+
+
+def demo_sets(
+    current: object,
+    bootstrapped: Sequence[WeightedDemo],
+    labelled: Sequence[Demo],
+    *,
+    count: int,
+    most: int,
+    seed: int,
+    key: str,
+) -> list[list[Demo]]:
+    """Return distinct sets of demonstrations, without the current one.
+
+    The sets are, in this order: no demonstrations; labelled ones only; the best bootstrapped ones;
+    and bootstrapped ones drawn at random in random number. The latter two are filled up with
+    labelled ones.
+    """
+    seen = {canonical_json(as_demos(current))}
+    sets: list[list[Demo]] = []
+
+    def add(demos: Sequence[Demo]) -> None:
+        name = canonical_json(demos)
+        if name not in seen and len(sets) < count:
+            seen.add(name)
+            sets.append(list(demos))
+
+    add([])
+    if labelled:
+        add(_fill([], labelled, most, seed, key, 0))
+    if bootstrapped:
+        add(_fill([demo.demo for demo in bootstrapped[:most]], labelled, most, seed, key, 1))
+    for number in range(TRIES * count if bootstrapped else 0):
+        drawn = draw_demos(bootstrapped, most, generator(seed, "mipro", key, "drawn", number))
+        add(_fill(drawn, labelled, most, seed, key, number + 2))
+    return sets
+
+
+def _fill(
+    demos: Sequence[Demo], labelled: Sequence[Demo], most: int, seed: int, key: str, number: int
+) -> list[Demo]:
+    """Return demonstrations followed by random labelled ones with other inputs, ``most`` in total."""
+    shown = {canonical_json(demo["inputs"]) for demo in demos}
+    rest = [demo for demo in labelled if canonical_json(demo["inputs"]) not in shown]
+    order = generator(seed, "mipro", key, "labelled", number).permutation(len(rest))
+    return [*demos, *(rest[i] for i in order[: most - len(demos)])]

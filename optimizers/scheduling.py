@@ -1,10 +1,12 @@
-"""Schedulers: choose the next job as a function of the history, so that a resumed run chooses the same.
+"""Parameters by kind, their division into jobs, and schedulers, which choose the next job.
 
-Every choice has the numbers that it is based on in ``Job.reason``.
+A scheduler is a function of the history, so that a resumed run makes the same choices. Every choice
+has the numbers that it is based on in ``Job.reason``.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,8 +14,42 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from compound.execution.rng import generator
-from compound.graph.configuration import components_of, segment_name
-from compound.optimization.method import Job, JobRecord
+from compound.graph.configuration import component_of, components_of, segment_name
+from compound.graph.space import Demos, Space, Text, Weights
+from compound.graph.system import System
+from compound.optimization.method import Job, JobRecord, Task
+
+
+def keys_of(system: System, *kinds: type[Space]) -> tuple[str, ...]:
+    """Return the keys of all parameters of the given kinds."""
+    return tuple(key for key, space in system.parameters.items() if isinstance(space, kinds))
+
+
+def demo_keys(task: Task) -> list[str]:
+    """Return the job's keys of demonstrations."""
+    spaces = task.system.parameters
+    return [key for key in task.keys if isinstance(space := spaces[key], Demos) and space.max]
+
+
+def text_keys(task: Task) -> list[str]:
+    """Return the job's keys of texts."""
+    return [key for key in task.keys if isinstance(task.system.parameters[key], Text)]
+
+
+def by_component(optimizer: str, system: System) -> list[Job]:
+    """Return two jobs per component: one for texts and demonstrations, one for choices and numbers."""
+    groups: dict[tuple[str, bool], list[str]] = {}
+    for key, space in system.parameters.items():
+        if not isinstance(space, Weights):
+            groups.setdefault((component_of(key), isinstance(space, Text | Demos)), []).append(key)
+    return [Job(optimizer, tuple(keys)) for keys in groups.values()]
+
+
+def text_jobs(optimizer: str, system: System) -> list[Job]:
+    """Return one job per component that has texts."""
+    groups = itertools.groupby(keys_of(system, Text), component_of)
+    return [Job(optimizer, tuple(keys)) for _, keys in groups]
+
 
 History = Sequence[JobRecord]
 

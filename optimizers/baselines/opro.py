@@ -9,6 +9,7 @@ best prompt is proposed.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -16,23 +17,23 @@ from typing import NamedTuple
 
 from pydantic import Field
 
+from compound.core.engine import Message, Request
 from compound.core.errors import TooManyFailures
-from compound.core.example import Example
+from compound.core.example import Example, Metric
 from compound.core.narrowing import entry
 from compound.core.storage.state import State
+from compound.evaluation.metrics.comparison import Comparison
 from compound.execution.rng import derive_seed, generator
+from compound.execution.trace import Call, Trace
+from compound.graph.component import Component, Output
 from compound.graph.configuration import component_of
 from compound.graph.space import Demos
+from compound.graph.system import System
 from compound.optimization.method import JobPlan, PlannedJob, Progress, Proposal, RequestCount, Task
 from compound.optimization.settings.base import ModelName, Settings
-from compound.optimizers.baselines.opro.exemplars import exemplars
-from compound.optimizers.baselines.opro.requests import (
-    EXEMPLARS,
-    propose_prompts,
-    tried,
-)
 from compound.optimizers.baselines.pool import split
-from compound.optimizers.scheduling.jobs import text_keys
+from compound.optimizers.scheduling import text_keys
+from compound.optimizers.search.proposers.proposing import ask_for_proposal, fields
 
 MOST = 20  # maximum number of generations
 GENERATIONS = 4  # generations that a small share should cover before fewer examples are used
@@ -258,3 +259,143 @@ def _plans(each: int, most: int, least: int) -> Iterator[GenerationPlan]:
         yield GenerationPlan(least, few, generations)
     for size in range(least, 0, -1):
         yield GenerationPlan(size, 1, 1)
+
+
+SHOWN = 20  # earlier prompts in a request, as in the paper
+EXEMPLARS = 3  # maximum number of exemplars in a request, as in the paper
+MAX_TOKENS = 400  # of a new prompt
+INTRODUCTION = "Examples of the step's task:"
+Attempt = tuple[
+    str, float | None
+]  # an earlier prompt with its score; `None` stands for no score yet
+MARK = re.compile(r"<prompt>(.*?)(?:</prompt>|\Z)", re.DOTALL | re.IGNORECASE)
+
+
+def prompt_request(
+    purpose: str,
+    history: Sequence[Attempt],
+    seed: int,
+    shown: int = SHOWN,
+    exemplars: Sequence[str] = (),
+) -> Request:
+    """Return the request for one new prompt."""
+    best = sorted(
+        dict(history).items(), key=lambda item: -math.inf if item[1] is None else item[1]
+    )[-shown:]
+    lines = "\n".join(
+        f"<prompt>{text}</prompt> " + ("not scored yet" if score is None else f"score {score:.3f}")
+        for text, score in best
+    )
+    examples = "\n\n".join(exemplars[:EXEMPLARS])
+    text = (
+        f"A language model performs one step of a larger system. The step: {purpose}\n\n"
+        f"Instructions tried so far, with their scores (higher is better):\n{lines}\n\n"
+        + (f"{INTRODUCTION}\n{examples}\n\n" if examples else "")
+        + "Write one new instruction that is different from all of these and scores higher. "
+        "Write it between <prompt> and </prompt>, and nothing else."
+    )
+    return Request((Message("user", text),), max_tokens=MAX_TOKENS, temperature=1.0, seed=seed)
+
+
+async def propose_prompts(
+    task: Task,
+    key: str,
+    history: Sequence[Attempt],
+    seeds: Sequence[int],
+    *,
+    lm: str | None,
+    exemplars: Sequence[str] = (),
+) -> list[str]:
+    """Ask a model for new prompts, each given the same history, and return the distinct new ones."""
+    purpose = purpose_of(task.system.components[component_of(key)])
+    space, before = task.system.parameters[key], {text for text, _ in history}
+    new: list[str] = []
+
+    def read(reply: str) -> str | None:
+        text = parse_prompt(reply)
+        return None if text is None or space.problem(text) else text
+
+    def is_known(text: str) -> bool:
+        return text in before or text in new
+
+    for seed in seeds:
+        if not task.scorer.may_ask(lm):
+            break
+        request = prompt_request(purpose, history, seed, exemplars=exemplars)
+        text = await ask_for_proposal(task, request, lm, read, is_known)
+        if text is not None and not is_known(text):
+            new.append(text)
+    return new
+
+
+def tried(task: Task, key: str) -> list[Attempt]:
+    """Return the prompts that earlier jobs scored by the global reward."""
+    return [(entry(candidate.values, key, str), candidate.score) for candidate in task.tried]
+
+
+def purpose_of(component: Component) -> str:
+    """Return a description of a component's task, from its declaration."""
+    return f"{component.name} writes {', '.join(component.outputs)}"
+
+
+def parse_prompt(text: str) -> str | None:
+    """Return the prompt in a reply, with all its lines; ``None`` if there is none.
+
+    >>> parse_prompt("Sure! <prompt>Answer.\\nBe brief.</prompt>")
+    'Answer.\\nBe brief.'
+    """
+    match = MARK.search(text)
+    return (match.group(1).strip() if match else "") or None
+
+
+MOST_KEPT = 24  # exemplars of a component that a job stores
+
+
+def exemplars(
+    component: Component,
+    traces: Sequence[Trace],
+    system: System,
+    metric: Metric,
+    examples: Mapping[str, Example],
+) -> list[str]:
+    """Return what a component read in each run, and the right answer as far as it is known.
+
+    If the metric compares the component's output with an expected answer, an exemplar shows that
+    answer. Otherwise it shows the component's own output with the score of the run, and the result
+    expected of the whole system if the metric compares one.
+    """
+    shown = []
+    for trace in traces:
+        calls = [call for call in trace.calls_of(component.name) if call.failure is None]
+        if trace.failure is None and calls and trace.example in examples:
+            expected = _expected(metric, examples[trace.example])
+            shown.append(
+                _exemplar(
+                    calls[0], trace, component, expected, _is_judged(system, metric, calls[0])
+                )
+            )
+    return list(dict.fromkeys(shown))[:MOST_KEPT]
+
+
+def _exemplar(
+    call: Call, trace: Trace, component: Component, expected: str | None, is_judged: bool
+) -> str:
+    read = fields({name: v for name, v in call.inputs.items() if name not in component.settings})
+    if expected is not None and is_judged:
+        return f"Input: {read}\nRight answer: {expected}"
+    text = (
+        f"Input: {read}\nOutput: {fields(call.outputs)}\nScore of the run: {trace.score or 0.0:.3f}"
+    )
+    return text if expected is None else f"{text}\nRight result of the whole system: {expected}"
+
+
+def _expected(metric: Metric, example: Example) -> str | None:
+    """Return the first expected answer as text; ``None`` if the metric compares none."""
+    accepted = metric.accepted(example) if isinstance(metric, Comparison) else []
+    return fields({"answer": accepted[0]}).removeprefix("answer: ") if accepted else None
+
+
+def _is_judged(system: System, metric: Metric, call: Call) -> bool:
+    """Return whether a call wrote the output that the metric compares."""
+    source = system.outputs.get(metric.output) if isinstance(metric, Comparison) else None
+    return isinstance(source, Output) and source.node.name == call.node

@@ -1,1 +1,0 @@
-"""MIPROv2: instructions and demonstrations of all components, proposed in advance and chosen jointly."""

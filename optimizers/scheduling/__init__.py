@@ -1,1 +1,0 @@
-"""Jobs and schedulers, which choose the parameters to optimize next."""
