@@ -15,7 +15,7 @@ from statistics import fmean
 
 from pydantic import Field
 
-from compound.core.engine import Message, Request
+from compound.core.engine import Request
 from compound.core.errors import BudgetExhausted, MissingExtra, TooManyFailures
 from compound.core.example import Example
 from compound.core.loops import gather
@@ -41,12 +41,14 @@ from compound.optimizers.baselines.evolution import (
 from compound.optimizers.baselines.pool import split
 from compound.optimizers.scheduling import text_keys
 from compound.optimizers.search.proposers.proposing import (
-    ask_for_proposal,
+    NO_REQUESTS,
+    ask_for_text,
     calls,
     calls_of_others,
     fields,
     result,
     verdict,
+    writing_request,
 )
 
 TRIES = 2  # reflections per minibatch of runs in a job's share
@@ -129,10 +131,7 @@ class GEPA:
         if task.resume is not None:
             state = Evolution.from_json(task.resume)
         elif not task.scorer.may_ask(settings.lm):
-            yield Proposal(
-                {},
-                note="no further requests to the model: too many failed, or the planned number is used",
-            )
+            yield Proposal({}, note=NO_REQUESTS)
             return
         else:
             most, left = min(settings.held_out, len(examples) // 2), task.scorer.runs_left
@@ -344,14 +343,8 @@ class Answers:
             return None
         seed = derive_seed(self._task.seed, "gepa", number)
         request = reflection_request(item.text, item.records, seed, self._settings)
-        space = self._task.system.parameters[item.key]
-
-        def read(reply: str) -> str | None:
-            text = parse_instruction(reply)
-            return None if not text or space.problem(text) else text
-
-        new = await ask_for_proposal(
-            self._task, request, self._settings.lm, read, lambda text: text == item.text
+        new = await ask_for_text(
+            self._task, item.key, request, self._settings.lm, [item.text], parse_instruction
         )
         return None if new == item.text else new
 
@@ -367,8 +360,7 @@ def reflection_request(
         "dataset_with_feedback": records,
         "prompt_template": settings.template,
     }
-    message = Message("user", Form.prompt_renderer(given))
-    return Request((message,), max_tokens=settings.max_tokens, temperature=1.0, seed=seed)
+    return writing_request(Form.prompt_renderer(given), seed, settings.max_tokens)
 
 
 def parse_instruction(reply: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from graphlib import TopologicalSorter
 
 from compound.components.llm import LLM
-from compound.core.engine import Message, Request
+from compound.core.engine import Request
 from compound.core.example import Example
 from compound.core.loops import gather
 from compound.execution.trace import Call, Trace
@@ -22,12 +22,13 @@ from compound.graph.configuration import component_of
 from compound.graph.space import Text
 from compound.graph.system import System
 from compound.optimization.method import PlannedJob
-from compound.optimizers.baselines.opro import purpose_of
 from compound.optimizers.search.proposers.proposing import (
     fields,
+    outputs_of,
     read_and_written,
     result,
     verdict,
+    writing_request,
 )
 
 MOST = 100  # maximum number of requests for one run; the feedback nearest to the result comes first
@@ -208,7 +209,6 @@ def _writers(system: System, sources: Sequence[Source]) -> set[str]:
     return found
 
 
-MAX_TOKENS = 400  # of a feedback, and of a prompt
 _ADVICE = "Give specific criticism, in a few sentences; if it is already good, say so."
 
 
@@ -220,10 +220,10 @@ def loss_request(trace: Trace, example: Example, call: Call, system: System, see
         f"The system read {fields(trace.inputs)}\n"
         f"The step wrote {fields(call.outputs)}\n"
         f"The result of the system: {result(trace)}\n{expected}Its score: {verdict(trace)}\n\n"
-        f"What is wrong with the output of the step, {purpose_of(system.components[call.component])}, such "
+        f"What is wrong with the output of the step, {outputs_of(system.components[call.component])}, such "
         f"that the score was not higher? {_ADVICE} Do not write a new output."
     )
-    return _request(text, seed)
+    return writing_request(text, seed)
 
 
 def output_request(
@@ -232,12 +232,12 @@ def output_request(
     """Return the request for feedback on a call's output, given that on the output of a later call."""
     text = (
         f"{_conversation(call, prompt, feedback, system)}\n\n"
-        f"An earlier step, {purpose_of(system.components[earlier.component])}, contributed to what it read:\n"
+        f"An earlier step, {outputs_of(system.components[earlier.component])}, contributed to what it read:\n"
         f"<output>{fields(earlier.outputs)}</output>\n\n"
         f"What is wrong with the output of the earlier step, such that the feedback arose? {_ADVICE} "
         "Do not write a new output."
     )
-    return _request(text, seed)
+    return writing_request(text, seed)
 
 
 def prompt_request(call: Call, prompt: str, feedback: str, system: System, seed: int) -> Request:
@@ -247,7 +247,7 @@ def prompt_request(call: Call, prompt: str, feedback: str, system: System, seed:
         f"What is wrong with the instruction, such that the feedback arose? {_ADVICE} It will be used again "
         "for other inputs. Do not write a new instruction."
     )
-    return _request(text, seed)
+    return writing_request(text, seed)
 
 
 def rewrite_request(
@@ -278,12 +278,12 @@ def rewrite_request(
         f"right. {conditions}"
         "Write it between <prompt> and </prompt>, and nothing else."
     )
-    return _request(text, seed)
+    return writing_request(text, seed)
 
 
 def _part(component: Component) -> str:
     return (
-        f"A language model performs one step of a larger system. The step: {purpose_of(component)}"
+        f"A language model performs one step of a larger system. The step: {outputs_of(component)}"
     )
 
 
@@ -292,7 +292,3 @@ def _conversation(call: Call, prompt: str, feedback: str, system: System) -> str
         f"{_part(system.components[call.component])}\n\nIts instruction:\n<prompt>{prompt}</prompt>\n\n"
         f"{read_and_written(call, system)}\n\nFeedback on what it wrote:\n<feedback>{feedback}</feedback>"
     )
-
-
-def _request(text: str, seed: int) -> Request:
-    return Request((Message("user", text),), max_tokens=MAX_TOKENS, temperature=1.0, seed=seed)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compound.core.engine import Message, Request
+from compound.core.engine import Request
 from compound.core.example import Example
 from compound.core.narrowing import entry
 from compound.execution.rng import derive_seed, generator
@@ -21,15 +21,23 @@ from compound.graph.configuration import component_of
 from compound.graph.space import Demo
 from compound.graph.system import System
 from compound.optimization.method import Task
-from compound.optimizers.baselines.opro import MAX_TOKENS, Attempt, parse_prompt, purpose_of, tried
-from compound.optimizers.search.proposers.proposing import ask_for_proposal, diagram, fields
+from compound.optimizers.search.proposers.proposing import (
+    Attempt,
+    ask_for_proposal,
+    ask_for_text,
+    diagram,
+    fields,
+    outputs_of,
+    tried,
+    writing_request,
+)
 
 MAX_SKIPS = 5  # batches without a new observation before the remaining ones are skipped
 
 
 @dataclass(frozen=True)
 class Proposer:
-    """Asks a model for instructions, with the requests of `requests`.
+    """Asks a model for instructions.
 
     Attributes:
         lm: the model; ``None`` for the system's own.
@@ -69,7 +77,7 @@ class Proposer:
             The instruction; ``None`` if the reply was unusable, or the instruction is known.
         """
         task, system = self.task, self.task.system
-        component, space = system.components[component_of(key)], system.parameters[key]
+        component = system.components[component_of(key)]
         current = entry(system.configuration, key, str)
         seeds = [self._seed(kind, key, number) for kind in ("system", "component", "instruction")]
         about_system = await self._ask(system_request(system, demos, seeds[0])) or ""
@@ -88,16 +96,9 @@ class Proposer:
             tip=TIPS[int(generator(task.seed, "mipro", "tip", key, number).integers(len(TIPS)))],
         )
 
-        def read(reply: str) -> str | None:
-            text = parse_prompt(reply)
-            return None if text is None or space.problem(text) else text
-
-        def is_known(text: str) -> bool:
-            return text == current or text in known
-
         request = instruction_request(system, component, briefing, seeds[2])
-        text = await ask_for_proposal(task, request, self.lm, read, is_known)
-        return None if text is None or is_known(text) else text
+        text = await ask_for_text(task, key, request, self.lm, [current, *known])
+        return None if text == current or text in known else text
 
     async def _ask(self, request: Request) -> str | None:
         if not self.task.scorer.may_ask(self.lm):
@@ -137,7 +138,7 @@ def observation_request(rows: Sequence[Example], earlier: str, seed: int) -> Req
         "What do all or most of these rows have in common, in subject, form, length and style? Which task is "
         f"the data set probably meant for? {ask}Reply with a few sentences."
     )
-    return _request(text, DESCRIPTION, seed)
+    return writing_request(text, seed, DESCRIPTION)
 
 
 def summary_request(observations: str, seed: int) -> Request:
@@ -146,7 +147,7 @@ def summary_request(observations: str, seed: int) -> Request:
         f"Observations on a data set:\n{observations}\n\n"
         "Condense them to the two or three sentences that matter most."
     )
-    return _request(text, DESCRIPTION, seed)
+    return writing_request(text, seed, DESCRIPTION)
 
 
 def describe_graph(system: System) -> str:
@@ -165,7 +166,7 @@ def system_request(system: System, demos: Sequence[Demo], seed: int) -> Request:
         f"A system of several steps, some of them calls to language models:\n{describe_graph(system)}\n\n"
         f"{_examples(demos)}Describe the task that the system solves, and how its steps work together."
     )
-    return _request(text, DESCRIPTION, seed)
+    return writing_request(text, seed, DESCRIPTION)
 
 
 def component_request(
@@ -175,9 +176,9 @@ def component_request(
     text = (
         f"A system of several steps, some of them calls to language models:\n{describe_graph(system)}\n\n"
         f"What it does: {about_system}\n\n{_examples(demos)}"
-        f"Describe the role of this step in the system: {purpose_of(component)}"
+        f"Describe the role of this step in the system: {outputs_of(component)}"
     )
-    return _request(text, DESCRIPTION, seed)
+    return writing_request(text, seed, DESCRIPTION)
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,7 @@ def instruction_request(
         f"The data set: {briefing.summary or 'unknown'}\n\n"
         f"A system of several steps:\n{describe_graph(system)}\n\n"
         f"What it does: {briefing.about_system or 'unknown'}\n\n"
-        f"One of its steps: {purpose_of(component)}\n"
+        f"One of its steps: {outputs_of(component)}\n"
         f"Its role: {briefing.about_component or 'unknown'}\n\n{_examples(briefing.demos)}"
         + (f"Instructions written before:\n{earlier}\n\n" if earlier else "")
         + f"The current instruction of the step:\n<prompt>{briefing.current}</prompt>\n\n"
@@ -217,11 +218,7 @@ def instruction_request(
         + (f"{briefing.tip} " if briefing.tip else "")
         + "Write it between <prompt> and </prompt>, and nothing else."
     )
-    return _request(text, MAX_TOKENS, seed)
-
-
-def _request(text: str, max_tokens: int, seed: int) -> Request:
-    return Request((Message("user", text),), max_tokens=max_tokens, temperature=1.0, seed=seed)
+    return writing_request(text, seed)
 
 
 def _examples(demos: Sequence[Demo]) -> str:

@@ -9,7 +9,6 @@ best prompt is proposed.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -17,7 +16,7 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from compound.core.engine import Message, Request
+from compound.core.engine import Request
 from compound.core.errors import TooManyFailures
 from compound.core.example import Example, Metric
 from compound.core.narrowing import entry
@@ -33,7 +32,15 @@ from compound.optimization.method import JobPlan, PlannedJob, Progress, Proposal
 from compound.optimization.settings.base import ModelName, Settings
 from compound.optimizers.baselines.pool import split
 from compound.optimizers.scheduling import text_keys
-from compound.optimizers.search.proposers.proposing import ask_for_proposal, fields
+from compound.optimizers.search.proposers.proposing import (
+    NO_REQUESTS,
+    Attempt,
+    ask_for_text,
+    fields,
+    outputs_of,
+    tried,
+    writing_request,
+)
 
 MOST = 20  # maximum number of generations
 GENERATIONS = 4  # generations that a small share should cover before fewer examples are used
@@ -132,10 +139,7 @@ class OPRO:
         if task.resume is not None:
             state = Generations.from_json(task.resume)
         elif not task.scorer.may_ask(self.lm):
-            note = (
-                "no further requests to the model: too many failed, or the planned number is used"
-            )
-            yield Proposal({}, note=note)
+            yield Proposal({}, note=NO_REQUESTS)
             return
         else:
             plan = self._plan(task.candidates, task.minibatch, len(examples), task.scorer.runs_left)
@@ -263,12 +267,7 @@ def _plans(each: int, most: int, least: int) -> Iterator[GenerationPlan]:
 
 SHOWN = 20  # earlier prompts in a request, as in the paper
 EXEMPLARS = 3  # maximum number of exemplars in a request, as in the paper
-MAX_TOKENS = 400  # of a new prompt
 INTRODUCTION = "Examples of the step's task:"
-Attempt = tuple[
-    str, float | None
-]  # an earlier prompt with its score; `None` stands for no score yet
-MARK = re.compile(r"<prompt>(.*?)(?:</prompt>|\Z)", re.DOTALL | re.IGNORECASE)
 
 
 def prompt_request(
@@ -294,7 +293,7 @@ def prompt_request(
         + "Write one new instruction that is different from all of these and scores higher. "
         "Write it between <prompt> and </prompt>, and nothing else."
     )
-    return Request((Message("user", text),), max_tokens=MAX_TOKENS, temperature=1.0, seed=seed)
+    return writing_request(text, seed)
 
 
 async def propose_prompts(
@@ -307,45 +306,17 @@ async def propose_prompts(
     exemplars: Sequence[str] = (),
 ) -> list[str]:
     """Ask a model for new prompts, each given the same history, and return the distinct new ones."""
-    purpose = purpose_of(task.system.components[component_of(key)])
-    space, before = task.system.parameters[key], {text for text, _ in history}
-    new: list[str] = []
-
-    def read(reply: str) -> str | None:
-        text = parse_prompt(reply)
-        return None if text is None or space.problem(text) else text
-
-    def is_known(text: str) -> bool:
-        return text in before or text in new
-
+    purpose = outputs_of(task.system.components[component_of(key)])
+    known, new = {text for text, _ in history}, list[str]()
     for seed in seeds:
         if not task.scorer.may_ask(lm):
             break
         request = prompt_request(purpose, history, seed, exemplars=exemplars)
-        text = await ask_for_proposal(task, request, lm, read, is_known)
-        if text is not None and not is_known(text):
+        text = await ask_for_text(task, key, request, lm, known)
+        if text is not None and text not in known:
+            known.add(text)
             new.append(text)
     return new
-
-
-def tried(task: Task, key: str) -> list[Attempt]:
-    """Return the prompts that earlier jobs scored by the global reward."""
-    return [(entry(candidate.values, key, str), candidate.score) for candidate in task.tried]
-
-
-def purpose_of(component: Component) -> str:
-    """Return a description of a component's task, from its declaration."""
-    return f"{component.name} writes {', '.join(component.outputs)}"
-
-
-def parse_prompt(text: str) -> str | None:
-    """Return the prompt in a reply, with all its lines; ``None`` if there is none.
-
-    >>> parse_prompt("Sure! <prompt>Answer.\\nBe brief.</prompt>")
-    'Answer.\\nBe brief.'
-    """
-    match = MARK.search(text)
-    return (match.group(1).strip() if match else "") or None
 
 
 MOST_KEPT = 24  # exemplars of a component that a job stores

@@ -33,10 +33,13 @@ from compound.optimizers.baselines.gradients import (
     most_requests,
     rewrite_request,
 )
-from compound.optimizers.baselines.opro import parse_prompt
 from compound.optimizers.baselines.pool import split
 from compound.optimizers.scheduling import keys_of, text_keys
-from compound.optimizers.search.proposers.proposing import ask_for_proposal
+from compound.optimizers.search.proposers.proposing import (
+    NO_REQUESTS,
+    ask_for_proposal,
+    ask_for_text,
+)
 
 
 class Descent(State):
@@ -101,10 +104,7 @@ class TextGrad:
         if task.resume is not None:
             state = Descent.from_json(task.resume)
         elif not task.scorer.may_ask(settings.lm):
-            yield Proposal(
-                {},
-                note="no further requests to the model: too many failed, or the planned number is used",
-            )
+            yield Proposal({}, note=NO_REQUESTS)
             return
         else:
             most, free = min(settings.held_out, len(examples) // 2), task.scorer.has_free_repeats
@@ -191,15 +191,7 @@ class TextGrad:
         request = rewrite_request(
             component, prompt, feedback, past, self.settings.constraints, task.system, seed
         )
-        space = task.system.parameters[key]
-
-        def read(reply: str) -> str | None:
-            text = parse_prompt(reply)
-            return None if text is None or space.problem(text) else text
-
-        return await ask_for_proposal(
-            task, request, self.settings.lm, read, lambda text: text == prompt
-        )
+        return await ask_for_text(task, key, request, self.settings.lm, [prompt])
 
     async def _validate(
         self, task: Task, state: Descent, new: Mapping[str, str], held: Sequence[Example]

@@ -2,18 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
-from compound.core.engine import Request
+from compound.core.engine import Message, Request
 from compound.core.errors import CallError
+from compound.core.narrowing import entry
 from compound.execution.trace import Call, Trace
 from compound.graph.component import Component
 from compound.graph.configuration import canonical_json, to_readable_json
 from compound.graph.system import System
 from compound.optimization.method import Task
 
+MAX_TOKENS = 400  # of a new prompt
+NO_REQUESTS = "no further requests to the model: too many failed, or the planned number is used"
+MARK = re.compile(r"<prompt>(.*?)(?:</prompt>|\Z)", re.DOTALL | re.IGNORECASE)
+Attempt = tuple[str, float | None]  # an earlier prompt with its score, if it has one
+
 T = TypeVar("T")
+
+
+def writing_request(text: str, seed: int, max_tokens: int = MAX_TOKENS) -> Request:
+    """Return a request with one message of a user, whose answers vary."""
+    return Request((Message("user", text),), max_tokens=max_tokens, temperature=1.0, seed=seed)
+
+
+def parse_prompt(reply: str) -> str | None:
+    """Return the prompt in a reply, with all its lines; ``None`` if there is none.
+
+    >>> parse_prompt("Sure! <prompt>Answer.\\nBe brief.</prompt>")
+    'Answer.\\nBe brief.'
+    """
+    match = MARK.search(reply)
+    return (match.group(1).strip() if match else "") or None
+
+
+def tried(task: Task, key: str) -> list[Attempt]:
+    """Return the prompts that earlier jobs scored by the global reward."""
+    return [(entry(candidate.values, key, str), candidate.score) for candidate in task.tried]
+
+
+def outputs_of(component: Component) -> str:
+    """Return a description of a component's task, from its declaration."""
+    return f"{component.name} writes {', '.join(component.outputs)}"
+
+
+async def ask_for_text(
+    task: Task,
+    key: str,
+    request: Request,
+    lm: str | None,
+    known: Collection[str],
+    parse: Callable[[str], str | None] = parse_prompt,
+) -> str | None:
+    """Ask a model for a text of a parameter; return it if it is valid, even if it is known."""
+    space = task.system.parameters[key]
+
+    def read(reply: str) -> str | None:
+        text = parse(reply)
+        return None if not text or space.problem(text) else text
+
+    return await ask_for_proposal(task, request, lm, read, lambda text: text in known)
 
 
 async def ask_for_proposal(

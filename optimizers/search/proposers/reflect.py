@@ -17,7 +17,6 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from compound.core.engine import Message, Request
 from compound.core.example import Example
 from compound.execution.rng import derive_seed, generator
 from compound.execution.trace import Trace
@@ -28,13 +27,14 @@ from compound.graph.system import System
 from compound.graph.types import format_ports
 from compound.optimization.method import Task
 from compound.optimizers.search.proposers.proposing import (
-    ask_for_proposal,
+    ask_for_text,
     calls,
     calls_of_others,
     diagram,
     fields,
     result,
     verdict,
+    writing_request,
 )
 
 MAX_TOKENS = 2000  # of a new prompt
@@ -95,16 +95,9 @@ async def _ask(
         + "\n\n".join([heading, *shown])
         + f"\n\n{kept}{AIM}"
     )
-    request = Request(
-        (Message("user", message),), max_tokens=MAX_TOKENS, temperature=1.0, seed=seed
-    )
-
-    def read(reply: str) -> str | None:
-        new = read_prompt(reply)
-        return None if new is None or space.problem(new) else new
-
-    new = await ask_for_proposal(task, request, lm, read, lambda found: found in known)
-    return None if new is None or new in known else new
+    request = writing_request(message, seed, MAX_TOKENS)
+    new = await ask_for_text(task, key, request, lm, known, read_prompt)
+    return None if new in known else new
 
 
 async def describe(
