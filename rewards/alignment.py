@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compound.evaluation.statistics import UNIT, binomial_lower, cluster_mean_interval
-from compound.optimization.runs.events import AccuracyDocument
 
 Vector = NDArray[np.float64]
 
@@ -33,15 +32,9 @@ class Accuracy:
     pairs: int
     inputs: int
 
-    def to_json(self) -> AccuracyDocument:
+    def to_json(self) -> dict[str, float | int | None]:
         """Return the fields as JSON types."""
-        return {
-            "mean": self.mean,
-            "low": self.low,
-            "high": self.high,
-            "pairs": self.pairs,
-            "inputs": self.inputs,
-        }
+        return asdict(self)
 
 
 @dataclass(frozen=True)

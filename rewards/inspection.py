@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,7 @@ from compound.core.errors import (
 from compound.core.security.untrusted import UntrustedFolder
 from compound.graph.system import System
 from compound.optimization.runs.directory import read_json, read_records
-from compound.optimization.runs.events import Event, JobFacts, read_events
+from compound.optimization.runs.recorder import Event, read_events
 from compound.rewards.alignment import (
     Accuracy,
     Bin,
@@ -65,7 +66,11 @@ class RewardPoint:
 
 @dataclass(frozen=True)
 class LocalUse:
-    """Use of a local reward in a joint search; see `compound.optimization.runs.events.LocalFacts`."""
+    """Use of a local reward in a joint search.
+
+    ``slope`` is the expected gain of the score per unit of the reward, ``trust`` says how sure it is
+    that the slope is positive, from 0 to 1; prices are those of an evaluation, in system runs.
+    """
 
     trust: float
     slope: float
@@ -378,7 +383,7 @@ class Inspection:
 
     # -- how ---------------------------------------------------------------------------------------------
 
-    def _facts(self) -> list[JobFacts]:
+    def _facts(self) -> list[dict[str, Any]]:
         return [
             e["facts"]
             for e in self.events

@@ -45,7 +45,7 @@ from benchmarks.simulated.acceptance.worlds import (
 from compound.evaluation.acceptance import bounded_p, student_p
 from compound.evaluation.statistics import UNIT
 from compound.execution.rng import generator
-from compound.optimization.runs.events import is_supported
+from compound.optimization.runs.recorder import is_supported
 
 OUTPUT = Path(__file__).parents[1] / "data" / "false_accepts.json"
 SIZES = (10, 20, 40, 80, 200)

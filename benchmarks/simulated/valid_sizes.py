@@ -30,8 +30,7 @@ from compound.graph.configuration import component_of
 from compound.graph.registry.engines import find_engine
 from compound.optimization.loop.loop import OptimizationLoop
 from compound.optimization.method import Problem
-from compound.optimization.runs.events import Event
-from compound.optimization.runs.recorder import Recorder
+from compound.optimization.runs.recorder import Event, Recorder
 from compound.optimization.settings.optimize import make_settings
 from compound.optimizers.methods import method
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from compound.core.engine import Usage
 from compound.core.errors import DataError, DeclarationError
@@ -20,14 +20,17 @@ from compound.graph.component import Component
 from compound.graph.composite import Composite
 from compound.graph.space import Choice, Float, Int
 from compound.graph.system import System
-from compound.optimization.method import Job, JobPlan, Method, PlannedJob, PlanningOptimizer
+from compound.optimization.method import (
+    Job,
+    JobPlan,
+    Method,
+    PlannedJob,
+    PlanningOptimizer,
+    Problem,
+)
 from compound.optimization.prices import Prices, estimate_prices
 from compound.optimization.proposals import Proposals
 from compound.optimization.scorer import has_free_repeats
-
-if TYPE_CHECKING:
-    from compound.optimization.method import Problem
-
 
 MIN_EXAMPLES = 2  # minimum number of examples for comparing candidates
 MINIBATCHES = 4  # minibatches per job: demonstrations, the incumbent, a candidate, and a reserve
@@ -60,6 +63,11 @@ def make_plan(problem: Problem, left: float, jobs: int, prices: Prices) -> Budge
     decidable = most_decisions(len(problem.valid), settings.alpha, bounded=has_bounds(problem))
     decisions = max(1, min(most, affordable, decidable))
     return BudgetPlan(decisions, jobs, cost, settings.alpha / decisions)
+
+
+def jobs_in_round(method: Method) -> int:
+    """Return the number of jobs before each decision."""
+    return len(method.jobs) if method.jobs_each is None else method.jobs_each
 
 
 def all_jobs(method: Method) -> list[Job]:

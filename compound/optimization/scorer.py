@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from compound.core.engine import Completion, Request
 from compound.core.errors import DeclarationError
@@ -20,13 +20,9 @@ from compound.execution.trace import Trace
 from compound.graph.configuration import canonical_json
 from compound.graph.registry.engines import worst_case
 from compound.graph.system import System
-from compound.optimization.method import ScoredCandidate
+from compound.optimization.method import Problem, ScoredCandidate
 from compound.optimization.proposals import ProposalOutcome, Proposals
 from compound.optimization.settings.base import references
-
-if TYPE_CHECKING:
-    from compound.optimization.method import Problem
-
 
 TRAIN_SAMPLE = -1  # one sample index for the whole search, so that equal runs come from the cache
 CHANCE = 0.01  # significance level of the test for systematic failure

@@ -17,7 +17,7 @@ from compound.optimization.runs.candidate_record import (
     read_candidates,
 )
 from compound.optimization.runs.directory import inconsistency_errors
-from compound.optimization.runs.events import is_supported
+from compound.optimization.runs.recorder import is_supported
 from compound.report.headline import headline
 from compound.report.record import (
     Facts,

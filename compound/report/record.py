@@ -27,7 +27,7 @@ from compound.optimization.runs.directory import (
     read_json,
     read_records,
 )
-from compound.optimization.runs.events import Event, read_events
+from compound.optimization.runs.recorder import Event, read_events
 from compound.optimization.runs.state import OptimizationState
 from compound.report.text import shown
 

@@ -26,7 +26,7 @@ from compound.evaluation.statistics import (
     difference_bounds,
     interval_of_means,
 )
-from compound.optimization.runs.events import is_supported
+from compound.optimization.runs.recorder import is_supported
 from compound.report.facts import SPENDING
 from compound.report.record import Facts, Record, items_of, to_strict_json, totals
 from compound.report.rendering import Columns, Table, escape, render_markdown, tabulate

@@ -24,7 +24,7 @@ from compound.evaluation.evaluate import Evaluation, gain_interval
 from compound.graph.configuration import Configuration
 from compound.graph.configuration import load as load_configuration
 from compound.optimization.runs.directory import read_records
-from compound.optimization.runs.events import read_events
+from compound.optimization.runs.recorder import read_events
 from compound.yaml import Program, load
 
 OUTPUT = Path(__file__).parents[2] / "data" / "distill_atlas.json"

@@ -27,8 +27,7 @@ from compound.graph.system import System
 from compound.optimization.loop.loop import OptimizationLoop
 from compound.optimization.method import Job, Method, Problem, Progress, Proposal, Task
 from compound.optimization.runs.directory import RunDirectory
-from compound.optimization.runs.events import DecisionEvent, Event, is_supported
-from compound.optimization.runs.recorder import Recorder
+from compound.optimization.runs.recorder import Event, Recorder, is_supported
 from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.scheduling import Uniform
 
@@ -111,7 +110,7 @@ def problem(
     )
 
 
-def decisions_of(made: Problem) -> list[DecisionEvent]:
+def decisions_of(made: Problem) -> list[Event]:
     """Run an optimization and return its decisions."""
     events: list[Event] = []
     with tempfile.TemporaryDirectory() as folder:

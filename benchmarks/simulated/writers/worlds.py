@@ -25,8 +25,7 @@ from compound.execution.rng import generator
 from compound.graph.configuration import Configuration
 from compound.graph.space import as_demos
 from compound.optimization.loop.loop import OptimizationLoop
-from compound.optimization.runs.events import Event
-from compound.optimization.runs.recorder import Recorder
+from compound.optimization.runs.recorder import Event, Recorder
 from compound.optimization.settings.optimize import make_settings
 from compound.yaml import Program, load
 

@@ -17,6 +17,7 @@ from compound.graph.system import System
 from compound.optimization.budget_plan import (
     BudgetPlan,
     all_jobs,
+    jobs_in_round,
     make_plan,
     minimum_job_runs,
     plan_jobs,
@@ -63,11 +64,9 @@ class RunBudget:
         prices: Prices,
     ) -> RunBudget:
         """Plan a new search: decisions, jobs, and their proposal requests."""
-        method = problem.method
-        jobs = len(method.jobs) if method.jobs_each is None else method.jobs_each
         left = meter.remaining_runs()
         for _ in range(2):  # requests and runs depend on each other
-            plan = make_plan(problem, left, jobs, prices)
+            plan = make_plan(problem, left, jobs_in_round(problem.method), prices)
             free = max(0.0, left - plan.decisions * plan.cost)
             known = free if math.isfinite(free) else None
             found = cls(problem, meter, proposals, plan, known, prices)

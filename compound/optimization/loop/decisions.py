@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from scipy import special
@@ -35,9 +36,10 @@ from compound.graph.configuration import Configuration
 from compound.graph.system import System
 from compound.optimization.budget_plan import decision_cost, further_cost, stochastic
 from compound.optimization.loop.context import RunContext
-from compound.optimization.runs.events import Verdict
 
 __all__ = ["decide", "stop_if_undecidable"]
+
+Verdict = Literal["supported", "promising", "rejected", "feasible"]
 
 PATIENCE = 3  # consecutive rounds without a proposal before the search ends
 MOST_REPETITIONS = 20  # of the validation examples, in the estimate of a sufficient number

@@ -1,4 +1,23 @@
-"""Record a run: events, traces, checkpoints, and notifications for listeners."""
+"""Record a run: events, traces, checkpoints, and notifications for listeners.
+
+A run writes an event for every step, with its kind as ``event``, the time as ``at``, and the amounts
+spent so far as ``spent``; its file has a checksum per line (`compound.core.storage.records`):
+
+- ``outlook``: the prospects of the run; see `compound.optimization.prospects`.
+- ``start``: the initial configuration was evaluated.
+- ``progress``: a job advanced by a step, or by an evaluation of its result so far.
+- ``job``: a job ended; see `compound.optimization.method.JobRecord`.
+- ``decision``: the working configuration was compared with the last supported one, if the budget
+  allowed. ``verdict`` is ``supported`` if the test supports the change, ``promising`` if it only
+  scored higher, with the ``probability`` that it is better and about how many ``examples`` would
+  support it, ``feasible`` if it meets the limits, which the best configuration so far does not.
+  ``over`` are limits that it exceeds. ``lost`` is the number of examples with runs of the reference
+  that were lost to transient failures; they are no evidence for the change. ``level`` is that of the
+  last of the ``looks``. If a loss of up to ``margin`` is accepted, verdict, ``p`` and
+  ``probability`` are about larger losses.
+- ``retry``: failed rows of an evaluation were rerun.
+- ``round``, ``proposals``, ``note``, ``test_before``, ``test_after``, ``done``.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +29,19 @@ from typing import Any
 from compound.core.errors import CompoundError
 from compound.core.example import Example
 from compound.core.security.sanitize import redact_values
+from compound.core.security.untrusted import UntrustedFolder
 from compound.evaluation.evaluate import OnTrace
 from compound.execution.budget import Meter
 from compound.execution.cache import Cache, DiskCache
 from compound.execution.exchange import is_stored
 from compound.execution.trace import Call, Trace, to_json, without_messages
-from compound.optimization.runs.directory import PILOT, RunDirectory
+from compound.optimization.runs.directory import PILOT, RunDirectory, read_records
 from compound.optimization.runs.state import OptimizationState
 
 Listener = Callable[[Mapping[str, Any]], None]
-MEMORY, MEMORY_FOLDER, CACHE, STOP = "memory.jsonl", "memory", "cache.sqlite", "STOP"
+Event = Mapping[str, Any]
+EVENTS, MEMORY, MEMORY_FOLDER = "events.jsonl", "memory.jsonl", "memory"
+CACHE, STOP = "cache.sqlite", "STOP"
 
 
 class Interrupted(CompoundError):
@@ -88,7 +110,7 @@ class Recorder:
         rows.append({"event": event, **facts})
         recorded = [{**row, "spent": spent, "at": time.time()} for row in rows]
         for row in recorded:
-            self.run.append("events.jsonl", row)
+            self.run.append(EVENTS, row)
         self._reported_problems = len(self._disk.problems)
         self.save()
         for row in recorded:
@@ -263,3 +285,19 @@ class _Layered:
             self._borrowed.discard(key)
             return True
         return self._own.take_pending(key)
+
+
+def read_events(place: str | Path | UntrustedFolder) -> list[Event]:
+    """Return the events of a run, in order.
+
+    Raises:
+        RunDirectoryError: a line is damaged.
+    """
+    return [*read_records(place, EVENTS)]
+
+
+def is_supported(decision: Event) -> bool:
+    """Return whether a test supported a change; earlier versions accepted only such changes."""
+    return bool(
+        decision["verdict"] == "supported" if "verdict" in decision else decision["accepted"]
+    )

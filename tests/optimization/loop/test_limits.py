@@ -10,7 +10,7 @@ import pytest
 
 import compound as cp
 from compound.core.errors import DeclarationError
-from compound.optimization.runs.events import read_events
+from compound.optimization.runs.recorder import read_events
 from compound.report import terminal_summary
 from compound.testing import ScriptedLM
 

@@ -28,7 +28,7 @@ from compound.engines.local.chat_tokens import ChatTokenizer  # noqa: E402
 from compound.engines.local.engine import TransformersEngine  # noqa: E402
 from compound.execution.schedule import setting_values  # noqa: E402
 from compound.graph.system import System  # noqa: E402
-from compound.optimization.runs.events import read_events  # noqa: E402
+from compound.optimization.runs.recorder import read_events  # noqa: E402
 from compound.optimization.settings.optimize import make_settings  # noqa: E402
 from compound.optimizers.methods import method  # noqa: E402
 from compound.optimizers.weights.learner.adapters import Adapters, FrozenModel  # noqa: E402
