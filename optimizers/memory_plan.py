@@ -79,6 +79,8 @@ class Demand:
     """Memory of one part of a run, in bytes.
 
     Attributes:
+        what: the part.
+        device: its device.
         fixed: weights, adapters and optimizer states; for a server, all its memory.
         working: upper bound of activations, logits and caches.
         lower: settings that lower the working memory.
@@ -114,6 +116,7 @@ class MemoryPlan:
     """Memory that a run needs, and the free memory of its devices.
 
     Attributes:
+        demands: the parts of the run.
         free: the free bytes by device, where known.
         unknown: parts whose memory is unknown, each with the reason.
         gpu_shares: the share of memory that each vLLM server of the run may use, by GPU.
@@ -178,6 +181,8 @@ class PlannedTraining:
 
     Attributes:
         keys: the weights that its job may change.
+        settings: the settings of the training.
+        section: the path of the settings.
         sharing: which components share an adapter.
         max_staleness: whether samples are drawn during training, by a number above 0.
         teacher: the model that scores answers instead of the base model, if any.
@@ -193,6 +198,10 @@ class PlannedTraining:
 
 def plan_memory(problem: Problem, baselines: Sequence[Method] = ()) -> MemoryPlan:
     """Return the memory that a run needs in this process and in the vLLM servers that it starts.
+
+    Args:
+        problem: the problem.
+        baselines: methods that run after that of the problem.
 
     Raises:
         DeclarationError: settings of a training or its engines are invalid.
@@ -272,6 +281,7 @@ class ServerPlan:
         trainers: the memory of the trainer on each device, with what sleeping servers release to
             it.
         shares: the share of memory that each server may use, by GPU.
+        notes: lines about the servers.
     """
 
     servers: list[Demand] = field(default_factory=list)
@@ -284,6 +294,11 @@ def plan_servers(
     servers: Sequence[VLLMEngine], trainers: Sequence[Demand], others: Sequence[Demand]
 ) -> ServerPlan:
     """Return the memory of servers on the GPUs of a trainer, and their shares.
+
+    Args:
+        servers: the engines of the servers.
+        trainers: the memory of the trainer on each of its devices.
+        others: the memory of other parts of the run.
 
     Raises:
         CompoundError: a GPU has no memory left for a server; the hint names the settings.

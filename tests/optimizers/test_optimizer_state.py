@@ -201,18 +201,6 @@ class TestEveryState:
         assert found == state
         assert found.to_json() == stored
 
-    def test_every_field_is_described(self, state: State) -> None:
-        text = inspect.getdoc(type(state)) or ""
-        inherited = "".join(
-            inspect.getdoc(base) or "" for base in type(state).__mro__ if issubclass(base, State)
-        )
-        assert text
-        if "Attributes:" in text:
-            assert all(
-                re.search(rf"^    {name}: ", inherited, re.MULTILINE)
-                for name in type(state).model_fields
-            )
-
     def test_a_snapshot_does_not_change(self, state: State) -> None:
         copied = state.model_copy(deep=True)
         stored = copied.to_json()
