@@ -29,14 +29,13 @@ from compound.optimizers.search.rewarding import (
     shared_backbone,
 )
 from compound.rewards import backbone_training as training
-from compound.rewards import policy
 from compound.rewards.backbone import Backbone, FeatureStore, batches
 from compound.rewards.backbone_training import train
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.candidates import Candidate
 from compound.rewards.features import Template
 from compound.rewards.fit import component_pairs, fit_rewards
-from compound.rewards.model import load
+from compound.rewards.model import _normalize, load, load_policy, store_reward
 from compound.rewards.pairs import Draw
 from compound.rewards.settings import BackboneLoRASettings
 from numerics import LOGPROBS, rounding
@@ -96,7 +95,7 @@ def backbone(folder: Path, **settings: Any) -> Backbone:
     return Backbone(str(folder), dtype="float32", **settings)
 
 
-tidy = policy._normalize
+tidy = _normalize
 
 
 def shuffled_and_tidied(adapter: Path, name: str) -> None:
@@ -394,11 +393,11 @@ class TestTraining:
             seed=0,
         )
         learned = fit_rewards(filled(), SYSTEM, ["a", "b"], model, str(folder), trained=True).model
-        first = policy.store_reward(learned, "a", tmp_path)
+        first = store_reward(learned, "a", tmp_path)
         monkeypatch.setattr(policy, "_normalize", shuffled_and_tidied)
-        assert policy.store_reward(learned, "a", tmp_path) == first
-        other = policy.load_policy(tmp_path / policy.store_reward(learned, "b", tmp_path)["path"])
-        stored = policy.load_policy(tmp_path / first["path"])
+        assert store_reward(learned, "a", tmp_path) == first
+        other = load_policy(tmp_path / store_reward(learned, "b", tmp_path)["path"])
+        stored = load_policy(tmp_path / first["path"])
         calls = [({"text": "number 1"}, {"output": word}) for word in ("good 1", "bad 2")]
         assert other.scores("b", calls) == pytest.approx(learned.rewards("b", calls), abs=REWARDS)
         assert stored.scores("a", calls) == pytest.approx(learned.rewards("a", calls), abs=REWARDS)
