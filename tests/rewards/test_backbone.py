@@ -29,6 +29,7 @@ from compound.optimizers.search.rewarding import (
     shared_backbone,
 )
 from compound.rewards import backbone_training as training
+from compound.rewards import model as reward_model
 from compound.rewards.backbone import Backbone, FeatureStore, batches
 from compound.rewards.backbone_training import train
 from compound.rewards.buffer import PairBuffer
@@ -381,7 +382,9 @@ class TestTraining:
         self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Equal weights are equal files, whatever order peft writes its sets in; two policies do not mix."""
-        monkeypatch.setattr(policy, "make_backbone", lambda name, length: backbone(Path(name)))
+        monkeypatch.setattr(
+            reward_model, "make_backbone", lambda name, length: backbone(Path(name))
+        )
         model = backbone(folder)
         train(
             model,
@@ -394,7 +397,7 @@ class TestTraining:
         )
         learned = fit_rewards(filled(), SYSTEM, ["a", "b"], model, str(folder), trained=True).model
         first = store_reward(learned, "a", tmp_path)
-        monkeypatch.setattr(policy, "_normalize", shuffled_and_tidied)
+        monkeypatch.setattr(reward_model, "_normalize", shuffled_and_tidied)
         assert store_reward(learned, "a", tmp_path) == first
         other = load_policy(tmp_path / store_reward(learned, "b", tmp_path)["path"])
         stored = load_policy(tmp_path / first["path"])
