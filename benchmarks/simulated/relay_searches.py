@@ -30,7 +30,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
@@ -131,7 +130,7 @@ def _run(problem: Problem, folder: Path) -> list[Event]:
     events: list[Event] = []
     recorder = Recorder(
         open_run(folder, "", describe(problem)),
-        listener=lambda event: events.append(cast("Event", event)),
+        listener=events.append,
     )
     try:
         run_blocking(OptimizationLoop(problem, recorder).run())

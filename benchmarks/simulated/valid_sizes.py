@@ -18,7 +18,6 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 from benchmarks.simulated.relays import Relay
 from benchmarks.simulated.systems import Simulated
@@ -92,7 +91,7 @@ def events_of(world: World, valid: int, runs: int, seed: int) -> list[Event]:
     with tempfile.TemporaryDirectory() as folder:
         recorder = Recorder(
             open_run(Path(folder) / "run", "", describe(problem)),
-            listener=lambda event: events.append(cast("Event", event)),
+            listener=events.append,
         )
         try:
             run_blocking(OptimizationLoop(problem, recorder).run())

@@ -53,7 +53,7 @@ from compound.optimization.method import (
 from compound.optimization.prices import estimate_prices
 from compound.optimization.scorer import TRAIN_SAMPLE, JobScorer
 from compound.optimization.settings.optimize import OptimizeSettings
-from compound.optimizers.baselines.opro import parse_prompt, prompt_request
+from compound.optimizers.baselines.opro import prompt_request
 from compound.optimizers.baselines.pool import split
 from compound.optimizers.baselines.random import RandomSearch
 from compound.optimizers.scheduling import Uniform, demo_keys
@@ -68,6 +68,7 @@ from compound.optimizers.search.proposers.demos import (
     draw_demos,
 )
 from compound.optimizers.search.proposers.edits import edit_prompt, sentences
+from compound.optimizers.search.proposers.proposing import parse_prompt
 from compound.optimizers.search.sources import CandidateSources
 from compound.testing import PlainMemory, ScriptedLM
 

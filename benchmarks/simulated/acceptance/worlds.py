@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
@@ -116,7 +115,7 @@ def decisions_of(made: Problem) -> list[Event]:
     with tempfile.TemporaryDirectory() as folder:
         recorder = Recorder(
             RunDirectory.create(Path(folder) / "run", "", {}),
-            listener=lambda event: events.append(cast("Event", event)),
+            listener=events.append,
         )
         try:
             asyncio.run(OptimizationLoop(made, recorder).run())
