@@ -21,7 +21,7 @@ from compound.evaluation.metrics.custom import custom
 from compound.graph.component import Input
 from compound.graph.space import Choice, Float, Int, Text
 from compound.graph.system import System
-from compound.optimization.budget_plan import job_minibatch, usable_runs
+from compound.optimization.budget_plan import job_minibatch
 from compound.optimization.method import Job
 from compound.optimization.runs.recorder import Interrupted, Recorder
 from compound.optimization.settings.optimize import make_settings
@@ -73,21 +73,6 @@ def run(
 
 def events(result: Result) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (result.path / "events.jsonl").read_text().splitlines()]
-
-
-@pytest.mark.parametrize("runs", [40, 50, 60, 100])
-def test_a_space_that_is_too_large_to_sample_is_drawn_from(runs: float, tmp_path: Path) -> None:
-    """The job's runs held no sample of TPE beside a race, so that "0 settings to race" was all that it did."""
-    facts = summarize(run(tmp_path, selecting(), runs).path)
-    worked = [job for job in facts["jobs"] if job["tried"]]
-    assert worked
-    assert facts["spent"]["system_runs"] >= 10 + 6
-
-
-def test_what_is_left_is_used_while_candidates_remain(tmp_path: Path) -> None:
-    """Of 60 runs, 10 measure the start and 20 are for the decision that nothing needed in the end."""
-    result = run(tmp_path, selecting(), 60)
-    assert result.spent["system_runs"] > 60 - 20 - 8
 
 
 def test_a_job_whose_share_is_too_small_takes_what_is_free(tmp_path: Path) -> None:
@@ -158,11 +143,6 @@ class TestTooFewExamples:
         ) in outlook["told"]
         assert outlook["detection"]["level"] == pytest.approx(0.05 / 3)
         assert outlook["detection"]["least_p"] == 1 / 64
-
-    def test_as_many_as_are_needed_are_not_mentioned(self, tmp_path: Path) -> None:
-        result = run(tmp_path, selecting("none"), 400, valid=7, iterations=5, method="random")
-        (outlook,) = (event for event in events(result) if event["event"] == "outlook")
-        assert not any("at most" in line for line in outlook["told"])
 
     def test_a_metric_without_bounds_is_named(self, tmp_path: Path) -> None:
         metric = custom(lambda outputs, example: float(outputs["answer"] == "yes"), "own")
@@ -279,16 +259,6 @@ def test_parameters_that_cannot_be_tried_are_named_before(tmp_path: Path) -> Non
 
 
 class TestRuns:
-    def test_a_job_gets_no_more_than_is_free(self) -> None:
-        for free in range(60):
-            for share in range(free + 1):
-                for tried in (False, True):
-                    assert usable_runs(share, free, 16, tried=tried) <= max(share, free)
-
-    def test_minibatches_shrink_with_the_runs(self) -> None:
-        assert [job_minibatch(8, runs) for runs in (8, 16, 31, 32, 400)] == [2, 4, 7, 8, 8]
-        assert job_minibatch(1, 4) == 1
-
     def test_cheap_candidates_leave_runs_for_larger_minibatches(self) -> None:
         """A job covers two minibatches at whole price, and two candidates: 2.5 minibatches at a quarter."""
         assert [job_minibatch(8, runs, price=0.25) for runs in (5, 13, 19.9, 20, 400)] == [
@@ -344,10 +314,6 @@ class TestAutomaticSize:
         result = self.run(tmp_path, 200, **given)
         assert json.loads((result.path / "config.json").read_text())["data"]["valid"]["n"] == 40
         assert "system runs is left" not in self.told(result)
-
-    def test_null_uses_all(self, tmp_path: Path) -> None:
-        result = self.run(tmp_path, 200, valid_size=None)
-        assert json.loads((result.path / "config.json").read_text())["data"]["valid"]["n"] == 60
 
     def test_a_resumed_run_keeps_its_examples(self, tmp_path: Path) -> None:
         with pytest.raises(Interrupted):

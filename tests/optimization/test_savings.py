@@ -29,8 +29,6 @@ from compound.optimizers.search.local_gains import (
 from compound.report.forecast import forecast
 from compound.yaml import Program
 
-NOTHING = "nothing counted follows it"
-
 
 def step(name: str, first: bool = False, options: int = 2, **reads: Any) -> Output:
     node = RelayStep(name, first, (0.5,) * options, 0.1, 0)(**reads)
@@ -84,32 +82,6 @@ class TestByHand:
         assert total_savings([searcher]) == 4
         assert presenter == LocalSavings("presenter", 0.75, 0.0)
         assert total_savings([presenter]) == math.inf
-
-    def test_the_last_component_saves_nothing(self) -> None:
-        system = headed()
-        found = savings_of(system, "shortener", estimate_prices(system))
-        assert found == LocalSavings("shortener", 0.25, 0.25, NOTHING)
-        assert (total_savings([found]), found.price) == (1.0, 0.25)
-
-    def test_little_that_follows_is_not_worth_a_reward(self) -> None:
-        """Seven calls of a component and one after it: 8/7 is less than 1.2."""
-        system = Relay(2, 2).system()
-        found = savings_of(system, "a", estimate_prices(system, {"a": 7, "b": 1}))
-        assert found.unused_reason == "a global evaluation costs less than 1.2 local ones"
-        assert total_savings([found]) == 1
-
-    def test_without_counted_calls_there_is_nothing_to_save(self) -> None:
-        only = Function("only", show, order=Choice(0, 1))(found=Input("found", str))
-        system = System("only", outputs={"answer": only})
-        assert savings_of(system, "only", estimate_prices(system)).unused_reason == NOTHING
-
-    def test_the_mean_over_jobs(self) -> None:
-        """Of prices 1, 0.75, 0.5 and 0.25, local rewards leave 0.25 each: 2.5 / 1."""
-        system = Relay(4, 4).system()
-        prices = estimate_prices(system)
-        found = [savings_of(system, name, prices) for name in "abcd"]
-        assert [total_savings([each]) for each in found] == [4, 3, 2, 1]
-        assert total_savings(found) == pytest.approx(2.5)
 
     def test_measured_prices_replace_the_estimates(self) -> None:
         """The number of items is known from traces only: two calls per run before, four after."""

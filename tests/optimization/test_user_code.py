@@ -16,7 +16,6 @@ from compound.api.optimize import run_optimization
 from compound.api.result import Result
 from compound.evaluation.metrics.custom import custom
 from compound.graph.registry.user_code import UserCodeError, definition
-from compound.graph.registry.user_code import _place as place_of
 from compound.optimization.settings.base import BudgetSettings
 from compound.testing import ScriptedLM
 
@@ -302,15 +301,6 @@ def test_a_run_with_a_mistake_continues_when_it_is_fixed(
         json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()
     ]
     assert [event["event"] for event in jobs].count("start") == 1
-
-
-def test_errors_that_no_code_of_a_user_took_part_in_have_no_such_place() -> None:
-    with pytest.raises(AttributeError) as raised:
-        cp.Float(0.0, 1.0).draw(None)  # type: ignore[arg-type]
-    error = raised.value
-    assert error.__traceback__
-    assert place_of(error, cp.Float) is not None  # in this file
-    assert place_of(error.with_traceback(error.__traceback__.tb_next), cp.Float) is None
 
 
 def test_a_definition_is_named_by_file_and_line() -> None:

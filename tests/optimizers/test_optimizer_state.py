@@ -383,19 +383,6 @@ class TestStored:
         states, _ = made(name).run(optimizer)
         assert all(state.from_json(stored).to_json() == stored for stored in states)
 
-    def test_steps_are_counted_up_to_their_number(
-        self, made: Callable[[str], Any], name: str
-    ) -> None:
-        found = asyncio.run(events(OPTIMIZERS[name][0], made(name).task))
-        steps = [event.step for event in found if event.step is not None]
-        assert steps == sorted(steps)
-        assert all(
-            event.step is not None and event.step <= event.of
-            for event in found
-            if event.of is not None
-        )
-        assert bool(steps) == (name in ("mipro", "opro", "textgrad", "gepa", "llm_selector"))
-
     def test_a_checkpoint_of_another_version_is_refused_before_anything_is_run(
         self, made: Callable[[str], Any], name: str
     ) -> None:

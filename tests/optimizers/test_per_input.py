@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -24,13 +23,10 @@ from compound.core.errors import ConfigurationError
 from compound.core.narrowing import entry
 from compound.core.storage.artifacts import folder_digest, store_folder
 from compound.core.storage.records import read_document, to_document
-from compound.execution.cache import MemoryCache
-from compound.execution.caller import Caller, PendingCall
 from compound.execution.executor import Executor
 from compound.execution.rng import generator
 from compound.graph.component import CallContext, Operation
 from compound.graph.configuration import canonical_json
-from compound.graph.registry import plugins
 from compound.graph.space import PerInput
 from compound.graph.system import System
 from compound.graph.types import Port
@@ -41,9 +37,9 @@ from compound.rewards.alignment import Accuracy
 from compound.rewards.features import FeatureMap, NoBackbone, Template
 from compound.rewards.gains import GOLD
 from compound.rewards.heads import Head
-from compound.rewards.model import LocalReward, RewardModel, load_policy, store_reward
+from compound.rewards.model import LocalReward, RewardModel, store_reward
 from compound.yaml import dump, loads
-from optimas_settings import guided_search, local_search, offline_rewards, optimas
+from optimas_settings import guided_search, local_search, optimas
 
 ROOT = Path(__file__).parents[2]
 Tool = Literal["low", "middle", "high"]
@@ -88,41 +84,6 @@ import compound as cp
 
 system = cp.load_system(sys.argv[1]).bind(cp.load(sys.argv[2]))
 print(json.dumps([cp.run(system, {"x": x}).outputs["done"] for x in json.loads(sys.argv[3])]))
-"""
-KILLED = """
-import os, pathlib, signal, sys
-import sklearn.linear_model  # loaded once: each attempt is a fork of this process
-from tests.optimizers.test_per_input import REWARDS, optimized
-
-system, folder = map(pathlib.Path, sys.argv[1:])
-made, last, original = 0, 0, os.replace
-
-
-def replace(*arguments, **named):
-    global made
-    made += 1
-    if made == last:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return original(*arguments, **named)
-
-
-def attempt(run, at):
-    global last
-    pid = os.fork()
-    if pid == 0:
-        last = at
-        optimized(system, folder / run, iterations=1, optimas=REWARDS)
-        (folder / "writes").write_text(str(made))
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-os.replace = replace
-assert attempt("whole", 0) == 0
-writes = int((folder / "writes").read_text())
-for at in (writes // 3, writes // 2, writes - 8):
-    assert attempt(f"killed{at}", at) == -signal.SIGKILL
-    assert attempt(f"killed{at}", 0) == 0
 """
 
 
@@ -172,10 +133,6 @@ def jobs(run: Path) -> list[dict[str, Any]]:
     return [
         event for event in RunDirectory.read_only(run, "events.jsonl") if event["event"] == "job"
     ]
-
-
-def without_clock(run: Path) -> list[dict[str, Any]]:
-    return [{**job, "at": 0, "spent": {**job["spent"], "seconds": 0}} for job in jobs(run)]
 
 
 def served(system: Path, best: Path, xs: list[float]) -> subprocess.CompletedProcess[str]:
@@ -311,30 +268,6 @@ class TestChoosing:
 
         assert asyncio.run(all_of_them()) == [chosen(system, x) for x in xs]
 
-    def test_the_event_loop_goes_on_while_a_reward_is_read(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A reward that waits for the loop to do something else would wait for ever on it."""
-        import threading
-
-        went_on = threading.Event()
-
-        class Waiting:
-            def scores(self, component: str, calls: Any) -> list[float]:
-                assert went_on.wait(120)
-                return [0.0, 1.0]
-
-        monkeypatch.setattr(plugins, "_load", lambda path, sha256: Waiting().scores)
-        system = toolbox("a", "b").bind({"tool.choice": {"path": "p", "sha256": "9f"}})
-
-        async def both() -> Any:
-            running = asyncio.ensure_future(Executor().run(system, {"x": 1.0}))
-            await asyncio.sleep(0.01)
-            went_on.set()
-            return (await running).outputs["tool"]
-
-        assert asyncio.run(both()) == "b"
-
     def test_a_relative_path_starts_where_the_executor_says(self, tmp_path: Path) -> None:
         reference = store_reward(linear({"low": -1.0, "high": 1.0}), "tool", tmp_path)
         assert not Path(reference["path"]).is_absolute()
@@ -346,25 +279,6 @@ class TestChoosing:
 
 class TestStored:
     SLOPES: Mapping[str, float] = {"low": -1.0, "high": 1.0}
-
-    def test_equal_rewards_are_one_folder(self, tmp_path: Path) -> None:
-        """What is only for figures does not count, and nothing is written twice."""
-        model = linear(self.SLOPES)
-        more = replace(model.rewards_of["tool"], margins=np.ones(5))
-        first = store_reward(model, "tool", tmp_path)
-        again = store_reward(RewardModel("none", NoBackbone(), {"tool": more}), "tool", tmp_path)
-        other = store_reward(linear({"low": -2.0, "high": 1.0}), "tool", tmp_path)
-        assert first == again
-        assert first["sha256"] != other["sha256"]
-        assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-            [first["path"], other["path"]]
-        )
-
-    def test_it_holds_one_component(self, tmp_path: Path) -> None:
-        both = linear(self.SLOPES)
-        both.rewards_of["other"] = linear(self.SLOPES, "other").rewards_of["other"]
-        found = load_policy(tmp_path / store_reward(both, "tool", tmp_path)["path"])
-        assert list(found.model.rewards_of) == ["tool"]
 
     def system(self, value: Mapping[str, str], *options: str, name: str = "tool") -> System:
         return toolbox(*(options or ("low", "high")), name=name).bind({f"{name}.choice": value})
@@ -463,32 +377,6 @@ class TestFolders:
         assert here != other
         assert len(here.diff(other)) == 1
 
-    def test_cached_calls_are_found_wherever_the_folder_lies(self) -> None:
-        class Tuned(Operation):
-            name, kind, cacheable, version = "tuned", "tuned", True, "1"
-            inputs: Mapping[str, Port] = {"x": Port(float)}
-            outputs = {"y": Port(str)}  # noqa: RUF012
-            settings = {"choice": PerInput("a", "b")}  # noqa: RUF012
-
-            async def run(self, inputs: Any, values: Any, call: CallContext) -> Any:
-                return {"y": values["choice"]["sha256"]}
-
-        caller = Caller(None, MemoryCache(), Executor().meter, asyncio.sleep)
-
-        def made(path: str, digest: str) -> Any:
-            values = {"choice": {"path": path, "sha256": digest}}
-            tuned = Tuned()
-            pending = PendingCall(tuned, "tuned", {"x": 1.0}, values, (0,), 0, tuned.outputs)
-
-            async def call() -> Any:
-                return await caller.call(pending)
-
-            return asyncio.run(call())
-
-        assert not made("here", "9f").reused
-        assert made("there", "9f").reused
-        assert not made("here", "8e").reused
-
     def test_a_saved_configuration_brings_its_folders_along(self, tmp_path: Path) -> None:
         (tmp_path / "run").mkdir()
         value = stored(tmp_path / "run", {"low": -1.0, "high": 1.0})
@@ -531,12 +419,6 @@ class TestOptimas:
         assert found.best["tool.choice"] in TOOLS
         assert found.test_after is not None
         assert found.test_after.mean < 0.5
-
-    def test_without_leave_it_stays_at_one_tool_too(self, file: Path, tmp_path: Path) -> None:
-        (tmp_path / "parts.py").write_text(PARTS)
-        (tmp_path / "system.yaml").write_text(SYSTEM.replace(", per_input: true", ""))
-        found = optimized(tmp_path / "system.yaml", tmp_path / "run")
-        assert found.best["tool.choice"] in TOOLS
 
     def test_the_stored_reward_reads_no_gold_answers(self, result: cp.Result) -> None:
         folder = Path(entry(entry(result.best, "tool.choice", dict), "path", str))
@@ -616,11 +498,6 @@ class TestLocalSearch:
             proposal.before is None
         )  # no candidate is scored by the global reward before the decision
 
-    def test_interrupted_anywhere_it_proposes_the_same(self, job: Any) -> None:
-        _, proposal = self.job(job).run(self.search(inputs=20))
-        assert isinstance(proposal.values["tool.choice"], dict)
-        assert self.job(job).check_resume(lambda: self.search(inputs=20))
-
 
 def test_the_joint_search_scores_it_on_examples_that_it_was_not_fitted_to(job: Any) -> None:
     """Otherwise it would displace the best single option by what it knows of these examples."""
@@ -636,54 +513,6 @@ def test_the_joint_search_scores_it_on_examples_that_it_was_not_fitted_to(job: A
         assert not {*each["rows"]} & {*fitted[canonical_json(each["values"]["tool.choice"])]}
 
 
-def test_the_choice_may_depend_on_a_text(job: Any) -> None:
-    """One tool for questions about cooking, another for questions about sports; wording never repeats."""
-    topics = {
-        "low": ("soup", "bread", "noodles", "a stew", "an omelette", "rice", "pancakes", "a salad"),
-        "high": (
-            "tennis",
-            "football",
-            "rowing",
-            "a marathon",
-            "judo",
-            "golf",
-            "hockey",
-            "swimming",
-        ),
-    }
-    asks = ("How does one begin with {}?", "Who is famous for {}?", "What do I need for {}?")
-    examples = [
-        cp.Example(f"{tool}{i}{j}", {"q": ask.format(topic)}, {"answer": tool})
-        for tool, some in topics.items()
-        for i, topic in enumerate(some)
-        for j, ask in enumerate(asks)
-    ]
-    q = cp.Input("q", str)
-    tool = Selector("tool", "low", "high", per_input=True)(q=q)
-    system = System("topics", {"done": Work("work", work)(tool=tool, q=q)})
-    made = job(system, cp.metrics.custom(score), examples, keys=("tool.choice",))
-    made.run(offline_rewards(optimas(inputs=30), CandidateSources(())))
-    _, proposal = made.run(local_search(optimas(), CandidateSources(())))
-    value = proposal.values["tool.choice"]
-    (best,) = asyncio.run(made.scorer.score([{"tool.choice": value}], made.task.train))
-    fixed = [{"tool.choice": each} for each in ("low", "high")]
-    assert [each.mean for each in asyncio.run(made.scorer.score(fixed, made.task.train))] == [
-        0.5,
-        0.5,
-    ]
-    assert best.mean >= 0.9
-
-
-def work(tool: str, q: str) -> str:
-    return tool
-
-
-class Work(cp.Function):
-    """A function whose calls are counted and cached."""
-
-    cacheable = True
-
-
 class Same(Operation):
     """Says which tool it was given."""
 
@@ -695,22 +524,3 @@ class Same(Operation):
         self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
     ) -> Any:
         return {"done": inputs["tool"]}
-
-
-def test_killed_at_any_write_a_run_goes_on_to_the_same_end(file: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(file), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support'}"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    whole, *killed = sorted(
-        tmp_path.glob("*/best.json"), key=lambda path: path.parent.name != "whole"
-    )
-    assert b"sha256" in whole.read_bytes()
-    assert len(killed) == 3
-    for best in killed:
-        assert best.read_bytes() == whole.read_bytes()
-        assert without_clock(best.parent) == without_clock(whole.parent)

@@ -153,15 +153,6 @@ def test_other_methods_name_the_model_that_writes(tmp_path: Path, name: str) -> 
         assert {line, other} <= set(check_program(made).notes)
 
 
-@pytest.mark.parametrize("name", ["opro", "gepa", "textgrad", "mipro"])
-def test_the_model_of_a_component_is_asked_if_the_system_names_none(
-    tmp_path: Path, name: str
-) -> None:
-    made = program(tmp_path, "engines: {mini: {class: own:Served}}", "lm: mini,", name)
-    facts = estimate(made)
-    assert all(row["model"] for row in facts["requests"])
-
-
 def test_engines_given_in_python_and_the_record_of_a_run(tmp_path: Path) -> None:
     answer = cp.LLM("answer", prompt=cp.Text("Answer."))(question=cp.Input("question"))
     system = cp.System("qa", outputs={"answer": answer}, lm="m")

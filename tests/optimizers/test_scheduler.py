@@ -56,31 +56,6 @@ class TestSchedulers:
         }
         assert names == {"a", "b"}
 
-    def test_untried_jobs_of_unmeasured_components_come_first(self) -> None:
-        """A round of as many jobs as components then leaves none out, which independent draws often do."""
-        gaps = {"a": 0.5, "b": 0.1}
-        for seed in range(20):
-            history = [self.step("a", gaps=gaps)]
-            for _ in range(2):
-                job = RewardGapScheduler().choose(self.JOBS, history, seed)
-                history.append(self.step(job.keys[0][0], gaps=gaps))
-            assert {record.keys[0][0] for record in history[1:]} == {"c", "d"}
-
-    def test_an_unmeasured_component_counts_as_the_mean_of_the_others(self) -> None:
-        """Jobs of c and d measured no gap."""
-        history = [self.step(name, gaps={"a": 0.5, "b": 0.1}) for name in "cd"]
-        chosen = [RewardGapScheduler().choose(self.JOBS, history, seed) for seed in range(50)]
-        chances = {job.keys[0][0]: (job.reason["gap"], job.reason["probability"]) for job in chosen}
-        assert chances["c"] == chances["d"] == pytest.approx((0.3, 0.25))
-        assert chances["a"] == pytest.approx((0.5, 0.5 / 1.2))
-
-    @pytest.mark.parametrize("gaps", [{}, {"a": 0.0, "b": 0.0, "c": 0.0, "d": 0.0}])
-    def test_without_gaps_all_are_equally_likely(self, gaps: Mapping[str, float]) -> None:
-        history = [self.step(name, gaps=gaps) for name in "abcd"]
-        chosen = [RewardGapScheduler().choose(self.JOBS, history, i) for i in range(40)]
-        assert {job.reason["probability"] for job in chosen} == {0.25}
-        assert {job.keys[0][0] for job in chosen} == set("abcd")
-
     @pytest.mark.parametrize("gaps", [{"a": 0.1, "b": 0.3}, {"a": 0.0, "b": 0.0}])
     def test_the_jobs_of_a_component_share_its_probability(self, gaps: Mapping[str, float]) -> None:
         jobs = [Job("local", ("b.prompt",)), *self.JOBS[:2]]
@@ -121,9 +96,3 @@ class TestSchedulers:
             reason = scheduler.choose(self.JOBS, history, 0).reason
             assert reason
             assert all(isinstance(value, float) for value in reason.values())
-
-    def test_uniform_says_which_round_it_is_and_how_many_wait(self) -> None:
-        history = [self.step(name) for name in "abcda"]
-        job = Uniform().choose(self.JOBS, history, 3)
-        assert job.keys[0] != "a.option"
-        assert job.reason == {"rounds": 1.0, "waiting": 3.0}

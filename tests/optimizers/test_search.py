@@ -6,7 +6,6 @@ import asyncio
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,12 +15,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
 from benchmarks.simulated.relays import Relay
-from compound.components.agent_prompt import AgentPrompt
-from compound.components.agents.agent import Agent
-from compound.components.external_agent import ExternalAgent
 from compound.components.function import Function
 from compound.components.index import PassageIndex
 from compound.components.llm import LLM
@@ -54,9 +49,8 @@ from compound.optimization.prices import estimate_prices
 from compound.optimization.scorer import TRAIN_SAMPLE, JobScorer
 from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.baselines.opro import prompt_request
-from compound.optimizers.baselines.pool import split
 from compound.optimizers.baselines.random import RandomSearch
-from compound.optimizers.scheduling import Uniform, demo_keys
+from compound.optimizers.scheduling import Uniform
 from compound.optimizers.search.joint import JointSearch
 from compound.optimizers.search.proposers import edits
 from compound.optimizers.search.proposers.demos import (
@@ -251,11 +245,6 @@ class TestHalving:
     ) -> None:
         assert self.sizes(Simulated(lambda arm: 0.9 if arm else 0.1, runs_left=runs)) == expected
 
-    def test_where_repeats_are_paid_for_every_round_costs_all_its_examples(self) -> None:
-        """36 of 144 for 9 on 4, 36 of 108 for 5 on 7, 36 of 73 for 3 on 12, and the rest for 2 on 18."""
-        scorer = Simulated(lambda arm: 0.9 if arm else 0.1, runs_left=144, has_free_repeats=False)
-        assert self.sizes(scorer) == [4, 7, 12, 18]
-
     def test_a_hopeless_candidate_is_not_measured_any_further(self) -> None:
         """It costs less than expected, so that the runs left would cover further examples."""
         hopeless, promising = (
@@ -284,10 +273,6 @@ class TestHalving:
         rows = [Example(name, {}) for name in scorer.batches[-1]]
         own, incumbent = asyncio.run(scorer.score([last.values, {}], rows))
         assert (last.after, last.before) == (own.mean, incumbent.mean)
-
-    def test_a_tie_keeps_the_incumbent(self) -> None:
-        _, last = proposed(RandomSearch(), task(numeric(), Simulated(lambda _: 1.0, runs_left=144)))
-        assert (last.values, last.note) == ({}, "no candidate beat the incumbent")
 
     @pytest.mark.parametrize("n", [60, 120])
     def test_a_job_of_the_last_component_compares_all_candidates(self, n: int) -> None:
@@ -333,45 +318,6 @@ def rng(seed: int) -> np.random.Generator:
 
 
 class TestEdits:
-    @given(PARTS, SEEDS)
-    def test_add_puts_one_clause_of_a_missing_kind_at_its_place(
-        self, parts: list[str], seed: int
-    ) -> None:
-        after = edits.add(parts, rng(seed))
-        kinds = {edits.kind_of(part) for part in parts} - {None}
-        if len(kinds) == len(edits.CLAUSES):
-            assert after == parts
-            return
-        (new,) = (Counter(after) - Counter(parts)).elements()
-        assert edits.kind_of(new) not in kinds
-        assert after == ([new, *parts] if edits.kind_of(new) == "role" else [*parts, new])
-
-    @given(PARTS, SEEDS)
-    def test_drop_takes_one_sentence_and_never_the_last(self, parts: list[str], seed: int) -> None:
-        after = edits.drop(parts, rng(seed))
-        assert len(after) == max(1, len(parts) - 1)
-        assert not Counter(after) - Counter(parts)
-
-    @given(PARTS, SEEDS)
-    def test_swap_changes_one_clause_for_another_of_its_kind(
-        self, parts: list[str], seed: int
-    ) -> None:
-        after = edits.swap(parts, rng(seed))
-        changed = [i for i, (a, b) in enumerate(zip(parts, after, strict=True)) if a != b]
-        assert len(changed) <= 1
-        for i in changed:
-            assert edits.kind_of(parts[i]) == edits.kind_of(after[i]) is not None
-
-    @given(PARTS, SEEDS)
-    def test_reorder_keeps_every_sentence(self, parts: list[str], seed: int) -> None:
-        assert sorted(edits.reorder(parts, rng(seed))) == sorted(parts)
-
-    @given(PARTS, SEEDS)
-    def test_shorten_only_shortens_and_leaves_something(self, parts: list[str], seed: int) -> None:
-        after = edits.shorten(parts, rng(seed))
-        assert len(" ".join(after)) <= len(" ".join(parts))
-        assert any(after)
-
     def test_shortening_breaks_no_sentence(self) -> None:
         kept = [
             "Do the following: sort.",
@@ -390,30 +336,6 @@ class TestEdits:
             "Sort to win.",
             "stop.",
         ]
-
-    @pytest.mark.parametrize(
-        "sentence",
-        [
-            "Use e.g. Lima.",
-            "Ask Dr. Smith, or J. S. Bach.",
-            "The law of the U.S. Senate applies.",
-            "No. 5 is right.",
-            "First: 1. Read. 2. Think. 3. Write.",
-            'Write {"a": "B. C"}.',
-            'Say "Yes. It is." or no.',
-            "Wait... then answer.",
-            "Nutze z.B. Wörter, ca. Drei.",
-            "Choose A. B. or C.",
-            "(See it. Really.)",
-        ],
-    )
-    def test_a_sentence_is_moved_and_dropped_as_a_whole(self, sentence: str) -> None:
-        assert edits.sentences(f"Be kind. {sentence} Be brief.") == [
-            "Be kind.",
-            sentence,
-            "Be brief.",
-        ]
-        assert edits.sentences(f"{sentence} Be brief. You are an expert.")[0] == sentence
 
     @pytest.mark.parametrize(
         ("output", "passages", "kinds", "never"),
@@ -438,28 +360,6 @@ class TestEdits:
         assert set(found) == kinds
         assert never not in " ".join(clause for clauses in found.values() for clause in clauses)
 
-    def test_the_text_of_a_tool_gets_no_clause(self) -> None:
-        def look_up(word: str) -> str:
-            """Look a word up."""
-            return word
-
-        agent = Agent("agent", [look_up], prompt=Text("Answer."), tune_tools=True)(
-            text=Input("text", str)
-        )
-        target = System("s", {"o": agent})
-        assert set(edits.clauses_for(target, "agent.prompt")) == {"care", "role"}
-        (key,) = (key for key in target.parameters if "look_up" in key)
-        assert edits.clauses_for(target, key) == {}
-
-    def test_prompts_of_an_agent_of_ones_own_get_the_clauses_of_any_task(self) -> None:
-        prompt = AgentPrompt("planner", system=Text("You plan."), prompt=Text("Plan {{text}}."))
-        agent = ExternalAgent("agent", call="module:function", prompts=[prompt])(
-            text=Input("text", str)
-        )
-        target = System("s", {"o": agent})
-        for key in ("planner.system", "planner.prompt"):
-            assert set(edits.clauses_for(target, key)) == {"care", "role"}
-
     @given(
         st.text(st.characters(codec="utf-8"), min_size=1).filter(str.strip) | PARTS.map(" ".join),
         SEEDS,
@@ -470,20 +370,6 @@ class TestEdits:
         after = edit_prompt(prompt, rng(seed), 3)
         assert after.strip()
         assert after == edit_prompt(prompt, rng(seed), 3)
-
-    @given(PARTS, SEEDS, st.integers(1, 4))
-    def test_the_distance_is_bounded_by_the_number_of_edits(
-        self, parts: list[str], seed: int, most: int
-    ) -> None:
-        """Shortening touches many sentences, and so counts by its own law; each other edit one at most."""
-        prompt = " ".join(parts)
-        before, after = (
-            Counter(part.removesuffix(".") for part in sentences(text))
-            for text in (prompt, edit_prompt(prompt, rng(seed), most))
-        )
-        added, removed = (after - before).total(), (before - after).total()
-        shortened = sum(edits.shorten([part], rng(0)) != [part] for part in sentences(prompt))
-        assert max(added, removed) <= most + shortened
 
     @pytest.mark.parametrize(
         "prompt", ["Be brief. x", "Answer the question", "Use the text. Question:"]
@@ -498,12 +384,6 @@ class TestEdits:
         for text in made:
             assert {part.removesuffix(".") for part in sentences(text)} <= known
 
-    def test_other_seeds_give_other_prompts(self) -> None:
-        made = {
-            edit_prompt("Answer the question. Use the passages.", rng(seed)) for seed in range(50)
-        }
-        assert len(made) > 20
-
     def test_lines_stay_lines(self) -> None:
         for seed in range(20):
             after = edit_prompt("Rules:\n- use the passages\n- be short", rng(seed), 1)
@@ -513,29 +393,7 @@ class TestEdits:
 # --- opro ----------------------------------------------------------------------------------------------
 
 
-def shown_prompts(request: Request) -> list[tuple[str, str]]:
-    return re.findall(r"<prompt>(.+?)</prompt> (.+)", request.messages[-1].text)
-
-
 class TestOpro:
-    @given(st.dictionaries(st.text("abc", min_size=1), st.floats(0, 1), min_size=1, max_size=20))
-    def test_the_history_is_shown_in_ascending_order_and_the_best_are_kept(
-        self, history: dict[str, float]
-    ) -> None:
-        shown = shown_prompts(prompt_request("step", list(history.items()), seed=0, shown=5))
-        scores = [float(score.removeprefix("score ")) for _, score in shown]
-        assert scores == sorted(scores)
-        best = sorted(history.values())[-5:]
-        assert scores == [float(f"{score:.3f}") for score in best]
-
-    def test_a_prompt_without_a_score_is_said_to_have_none(self) -> None:
-        request = prompt_request("step", [("Known.", 0.4), ("New.", None)], seed=0)
-        assert shown_prompts(request) == [("New.", "not scored yet"), ("Known.", "score 0.400")]
-
-    def test_the_request_names_its_random_stream(self) -> None:
-        assert prompt_request("step", [], seed=7).seed == 7
-        assert prompt_request("step", [], seed=7) == prompt_request("step", [], seed=7)
-
     @pytest.mark.parametrize(
         ("reply", "expected"),
         [
@@ -588,46 +446,11 @@ class TestCorrected:
         (demo,) = bootstrap([], ANSWERER, found)
         assert (demo.demo["outputs"], demo.weight) == ({"output": "a0"}, 1.0)
 
-    @pytest.mark.parametrize(
-        ("gold", "shown"),
-        [
-            (["one", "two"], "one"),  # the first of several
-            ({"two", "one"}, "one"),  # in an order that no hash seed changes
-            ([1, "one"], "one"),  # the first that the component may write
-        ],
-    )
-    def test_of_several_right_answers_one_is_shown(self, gold: Any, shown: str) -> None:
-        assert [call.outputs for _, call in self.of(gold)] == [{"output": shown}]
-
-    def test_a_right_answer_of_another_type_is_no_demonstration(self) -> None:
-        assert self.of(7) == []
-
     @pytest.mark.parametrize("metric", [custom(lambda o, e: 0.5), token_f1("other")])
     def test_a_metric_that_compares_no_output_with_an_answer_corrects_nothing(
         self, metric: Any
     ) -> None:
         assert self.corrected(answering(), metric, 0.5) == []
-
-    def test_an_output_that_no_model_wrote_is_left_as_it_is(self) -> None:
-        def shout(output: str) -> str:
-            return output.upper()
-
-        loud = Function("shout", shout)(output=ANSWERER(question=QUESTION))
-        assert self.of("one", System("loud", outputs={"answer": loud}, lm="lm")) == []
-
-    def test_earlier_calls_of_the_same_component_keep_their_score(self) -> None:
-        """Where a component is used twice, only the call that answered was corrected."""
-        row = Example("e0", {"question": "q0"}, {"answer": "a0"})
-        first = ANSWERER(question=QUESTION, name="first")
-        twice = System("twice", outputs={"answer": ANSWERER(question=first)}, lm="lm")
-        made = replace(trace(row, 0.5), outputs={"answer": "right e0"})
-        made = replace(
-            made, calls=(replace(made.calls[0], address="first", node="first"), *made.calls)
-        )
-        found = correct_calls([made], twice, self.METRIC, {"e0": row})
-        assert [call.address for _, call in found] == ["answerer"]
-        weights = [f.weight for f in bootstrap([made], ANSWERER, found)]
-        assert weights == pytest.approx([1.0, 0.5**4])
 
     def test_the_search_draws_from_them(self, job: Any) -> None:
         """All answers have two words too many."""
@@ -665,36 +488,6 @@ class TestDemos:
             "right e3",
         ]
         assert [f.weight for f in found] == pytest.approx([1.0, 0.1296, 0.0625, 0.0256])
-
-    def test_weights_do_not_depend_on_the_scale_of_the_metric(self) -> None:
-        rows = examples(2)
-        small, large = (
-            bootstrap(
-                [trace(e, s * scale) for e, s in zip(rows, (0.9, 0.45), strict=True)], ANSWERER
-            )
-            for scale in (0.1, 100)
-        )
-        assert [f.weight for f in small] == pytest.approx([1.0, 1 / 16])
-        assert [f.weight for f in large] == pytest.approx([1.0, 1 / 16])
-
-    def test_demonstrations_of_better_traces_are_drawn_more_often(self) -> None:
-        pool = [WeightedDemo({"inputs": {"n": 0}}, 1.0), WeightedDemo({"inputs": {"n": 1}}, 1 / 16)]
-        drawn = [draw_demos(pool, 1, rng(seed)) for seed in range(400)]
-        firsts = sum(d == [{"inputs": {"n": 0}}] for d in drawn)
-        assert 355 <= firsts <= 395  # 16 of 17: 376, standard deviation 4.7
-
-    def test_a_failed_call_is_no_demonstration(self) -> None:
-        rows = examples(3)
-        traces = [trace(e, 1.0, failure=None) for e in rows]
-        bad = replace(traces[1].calls[0], failure=Failure("parse", "no field"))
-        traces[1] = replace(
-            traces[1], calls=(bad, replace(traces[1].calls[0], outputs={"output": "again"}))
-        )
-        found = bootstrap(traces, ANSWERER)
-        assert [f.demo["outputs"]["output"] for f in found] == ["right e0", "again", "right e2"]
-
-    def test_where_nothing_is_right_there_are_no_demonstrations(self) -> None:
-        assert bootstrap([trace(e, 0.0) for e in examples(5)], ANSWERER) == []
 
     def test_equal_demonstrations_appear_once_and_long_ones_not_at_all(self) -> None:
         one, two, three = examples(3)
@@ -763,16 +556,6 @@ class TestDemos:
             scored |= {name for batch in scorer.batches for name in batch}
         assert shown
         assert not shown & scored
-
-    def test_without_demonstrations_no_example_is_set_aside(self) -> None:
-        plain = system(demos=())
-        pool, rest = split(task(plain, Simulated(lambda _: 0.5)))
-        assert (len(pool), len(rest)) == (0, 120)
-
-    def test_a_space_for_no_demonstrations_is_left_alone(self) -> None:
-        none = system(demos=Demos(max=0))
-        assert demo_keys(task(none, None)) == []
-        proposed(RandomSearch(), task(none, Simulated(lambda _: 0.5)))
 
 
 # --- laws of searches ----------------------------------------------------------------------------------
@@ -923,67 +706,6 @@ class TestUniform:
             history.append(recorded(job))
         assert chosen == expected
         assert len(set(chosen)) == len(JOBS)
-
-    def test_rounds_come_in_different_orders(self) -> None:
-        chosen = [key(job) for job in schedule(20 * len(JOBS), seed=0)]
-        orders = {tuple(chosen[i : i + len(JOBS)]) for i in range(0, len(chosen), len(JOBS))}
-        assert len(orders) > 10
-
-    def test_seeds_matter(self) -> None:
-        assert len({tuple(map(key, schedule(len(JOBS), seed))) for seed in range(20)}) > 10
-
-    def test_history_alone_decides(self) -> None:
-        """A scheduler that is made anew, as after a crash, chooses what the old one would have chosen."""
-        old = Uniform()
-        history: list[JobRecord] = []
-        for _ in range(12):
-            job = old.choose(JOBS, history, 5)
-            assert Uniform().choose(JOBS, list(history), 5) == job
-            history.append(recorded(job))
-
-    def test_a_choice_says_which_numbers_it_was_made_from(self) -> None:
-        reasons = [dict(job.reason) for job in schedule(6, seed=0)]
-        assert [r["waiting"] for r in reasons] == [5.0, 4.0, 3.0, 2.0, 1.0, 5.0]
-        assert [r["rounds"] for r in reasons] == [0.0] * 5 + [1.0]
-
-
-def test_demonstrations_are_what_a_configuration_can_hold() -> None:
-    """An output may be a model or a number that is not finite."""
-
-    class Answer(BaseModel):
-        text: str
-
-    one, two = examples(2)
-    typed = trace(one, 1.0, outputs={"output": Answer(text="hi")})
-    (found,) = bootstrap([typed, trace(two, 1.0, outputs={"output": math.inf})], ANSWERER)
-    assert found.demo["outputs"] == {"output": {"text": "hi"}}
-
-
-def test_random_search_draws_ratios_where_a_space_says_so() -> None:
-    target = system(
-        demos=(),
-        prompt="x",
-        temperature=Float(1e-6, 1.0, value=1.0, log=True),
-        max_tokens=Int(1, 1000, log=True),
-    )
-    search = RandomSearch()
-    progress, _ = proposed(
-        search, task(target, Simulated(lambda _: 0.5), candidates=200, minibatch=1)
-    )
-    drawn = [
-        c["answerer.temperature"]
-        for c in progress[0].state["candidates"]
-        if "answerer.temperature" in c
-    ]
-    small = sum(value < 1e-3 for value in drawn) / len(drawn)
-    assert 0.35 < small < 0.65  # half of the ratios
-    words = [
-        c["answerer.max_tokens"]
-        for c in progress[0].state["candidates"]
-        if "answerer.max_tokens" in c
-    ]
-    assert set(map(type, words)) == {int}
-    assert 0.3 < sum(value < 32 for value in words) / len(words) < 0.7
 
 
 def test_an_edit_leaves_the_other_lines_as_they_are() -> None:

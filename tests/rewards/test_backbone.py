@@ -124,14 +124,6 @@ class TestReading:
         assert together == pytest.approx(alone, abs=STATES)
         assert together.shape == (3, one.dim)
 
-    def test_equal_texts_are_read_once(self, folder: Path) -> None:
-        """Several heads of one text cost one pass."""
-        model = backbone(folder)
-        model.embed([PAIRS[0]] * 5 + PAIRS)
-        assert model.passes == 3
-        model.embed(PAIRS)
-        assert model.passes == 3
-
     def test_a_text_is_read_once_with_each_description(self, folder: Path) -> None:
         model = backbone(folder)
         learned = fit_rewards(filled(), SYSTEM, ["a", "b"], model, "tiny").model
@@ -285,11 +277,6 @@ class TestTraining:
         }
         assert all(torch.equal(p, after[name]) for name, p in before.items())  # the base is frozen
 
-    def test_only_inputs_that_training_saw_are_kept_from_the_judgement(self, folder: Path) -> None:
-        texts = component_pairs(filled(), Template.of(SYSTEM.components["a"]), held_out=True)
-        learned = fit_rewards(filled(), SYSTEM, ["a"], backbone(folder), "tiny", trained=True)
-        assert learned.model.rewards_of["a"].accuracy.pairs == sum(texts.is_judged)
-
     def test_checkpointing_trains_the_same_weights(self, folder: Path) -> None:
         losses = []
         for checkpointing in (False, True):
@@ -304,58 +291,6 @@ class TestTraining:
                 [loss for _, loss in train(backbone(folder), texts, training, seed=0).losses]
             )
         assert losses[1] == pytest.approx(losses[0], abs=1e-4)
-
-    def test_too_little_memory_says_what_to_lower(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def full(*_: object) -> None:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-        model = backbone(folder)
-        monkeypatch.setattr(model, "forward", full)
-        with pytest.raises(CompoundError, match=r"lower backbone\.max_length"):
-            model.embed([("a", "b")])
-        texts = [component_pairs(filled(16), Template.of(SYSTEM.components["a"]), held_out=True)]
-        with pytest.raises(CompoundError, match=r"lower reward\.lora\.batch"):
-            train(model, texts, TRAINING, seed=0)
-
-    def test_training_follows_its_seed_and_leaves_the_global_generator_alone(
-        self, folder: Path
-    ) -> None:
-        """Torch and peft draw weights from the global generator only: it is put back, whatever it was."""
-        names = []
-        for elsewhere in (1, 2):
-            torch.manual_seed(elsewhere)
-            before = torch.get_rng_state()
-            model = backbone(folder)
-            texts = [
-                component_pairs(filled(16), Template.of(SYSTEM.components["a"]), held_out=True)
-            ]
-            train(model, texts, BackboneLoRASettings(rank=2, alpha=4, epochs=1, batch=8), seed=0)
-            assert torch.equal(torch.get_rng_state(), before)
-            names.append(model.adapter)
-        assert names[0] == names[1]
-
-    def test_shuffled_labels_do_not_train(self, folder: Path) -> None:
-        """The weights with the lowest held-out loss are kept: here those before training, or nearly so."""
-        buffer = filled()
-        rng = np.random.default_rng(0)
-        for i, entry in enumerate(buffer.entries):
-            if rng.random() < 0.5:
-                candidates = entry.draw.candidates
-                swapped = tuple(
-                    Candidate(a.outputs, b.rewards, certain=True)
-                    for a, b in zip(candidates, reversed(candidates), strict=True)
-                )
-                draw = Draw(**{**entry.draw.__dict__, "candidates": swapped})
-                buffer.entries[i] = type(entry)(draw, entry.iteration)
-        curve = train(
-            backbone(folder),
-            [component_pairs(buffer, Template.of(SYSTEM.components["a"]), held_out=True)],
-            TRAINING,
-            seed=0,
-        )
-        assert min(loss for _, loss in curve.losses) > 0.55
 
     def test_a_checkpoint_of_trained_weights_scores_the_same(
         self, folder: Path, tmp_path: Path
@@ -415,19 +350,6 @@ class TestTraining:
             backbone(folder).load_adapter(tmp_path / "adapter", "0" * 64)
         with pytest.raises(ConfigurationError, match="has no reward adapter"):
             backbone(folder).load_adapter(tmp_path, "0" * 64)
-
-    def test_dropping_the_adapter_goes_back_to_the_base(self, folder: Path) -> None:
-        model = backbone(folder)
-        before = model.embed(PAIRS)
-        train(
-            model,
-            [component_pairs(filled(16), Template.of(SYSTEM.components["a"]), held_out=True)],
-            TRAINING,
-            seed=0,
-        )
-        assert not np.allclose(model.embed(PAIRS), before, atol=1e-3)
-        model.remove_adapter()
-        assert model.embed(PAIRS) == pytest.approx(before, abs=STATES)
 
 
 def adapter(rewards: RunRewards) -> RewardAdapter:

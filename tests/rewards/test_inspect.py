@@ -20,7 +20,6 @@ import pytest
 
 import compound as cp
 from compound.components.function import Function
-from compound.components.selector import Selector
 from compound.core.errors import (
     CompoundError,
     ConfigurationError,
@@ -39,7 +38,6 @@ from compound.rewards.buffer import PairBuffer
 from compound.rewards.candidates import Candidate, Sampling
 from compound.rewards.explain import (
     explain_ranking,
-    rewards_from_margins,
 )
 from compound.rewards.features import FeatureMap, NoBackbone, Template
 from compound.rewards.fit import component_pairs, fit_rewards
@@ -113,20 +111,6 @@ def tiny() -> Overview:
     return Inspection.open(TINY).overview()
 
 
-class TestPlaced:
-    def test_a_pair_lies_around_zero(self) -> None:
-        assert rewards_from_margins([(1, 0, 2.0)]) == [{0: -1.0, 1: 1.0}]
-
-    def test_groups_that_no_pair_joins_are_apart(self) -> None:
-        assert rewards_from_margins([(0, 1, 2.0), (3, 2, 4.0)]) == [
-            {0: 1.0, 1: -1.0},
-            {2: -2.0, 3: 2.0},
-        ]
-
-    def test_nothing_gives_nothing(self) -> None:
-        assert rewards_from_margins([]) == []
-
-
 def readings(outputs: Sequence[str]) -> list[Any]:
     template = Template.of(Function("short", shorten))
     return [template.read({"text": "some text"}, {"output": output}) for output in outputs]
@@ -150,26 +134,6 @@ class TestExplanation:
         assert weights["output.characters"] > 0  # a full stop is a character too
         assert set(weights) == {"output.sentence", "output.characters"}
         assert (found.agreement.mean, found.accuracy.mean) == (1.0, 0.0)
-
-    def test_limits_hold_the_weight_and_the_largest_comes_first(self) -> None:
-        rng = np.random.default_rng(0)
-        texts = [" ".join(["w"] * int(k)) for k in rng.integers(1, 9, 120)]
-        chosen, rejected = readings(texts[:60]), readings(texts[60:])
-        margins = np.array(
-            [len(b.output) - len(a.output) for a, b in zip(chosen, rejected, strict=True)]
-        )
-        found = explain_ranking(
-            short_map(), chosen, rejected, [str(i) for i in range(60)], margins.astype(float)
-        )
-        assert found is not None
-        assert found.agreement.mean > 0.95
-        sizes = [abs(weight.value) for weight in found.weights]
-        assert sizes == sorted(sizes, reverse=True)
-        assert all(weight.low <= weight.value <= weight.high for weight in found.weights)
-
-    def test_outputs_that_no_name_tells_apart_have_no_explanation(self) -> None:
-        same = readings(["abc"] * 10), readings(["xyz"] * 10)
-        assert explain_ranking(short_map(), *same, [str(i) for i in range(10)], np.ones(10)) is None
 
     def test_too_few_inputs_have_no_explanation(self) -> None:
         assert (
@@ -238,22 +202,6 @@ class TestInspection:
         assert worst.margin < 0
         assert worst.probability == pytest.approx(1 / (1 + math.exp(-worst.margin)))
 
-    def test_a_component_of_labels(self, tmp_path: Path) -> None:
-        chooser = Selector("model", "small", "large", "none")
-        system = System("choosing", outputs={"y": chooser(text=cp.Input("text", str))})
-        outcomes = {"small": 0.2, "large": 0.9, "none": 0.0}
-        draws = [(draw(f"e{i}", outcomes, "model", "choice"), 1) for i in range(8)]
-        found = Inspection.open(write_run(tmp_path, draws, system), system)
-        head = found.head("model")
-        assert (head.measure, head.labels) == (
-            "label",
-            ("choice=small", "choice=large", "choice=none"),
-        )
-        assert {p.x: round(p.global_, 2) for p in head.points} == {0: -0.17, 1: 0.53, 2: -0.37}
-        assert head.explanation is not None
-        assert head.explanation.weights[0].feature in {"choice=large", "choice=none"}
-        assert "large" in reward_svg("length", [head])
-
     def test_what_it_steered_and_why_not_is_read_from_the_events(self, tmp_path: Path) -> None:
         accuracy = {"mean": 0.55, "low": 0.4, "high": 0.7, "pairs": 9, "inputs": 3}
         facts = {
@@ -286,14 +234,6 @@ class TestInspection:
         assert [(j.iteration, j.accuracy.mean) for j in head.history] == [(1, 0.55), (2, 0.55)]
         assert [(m.component, m.why, m.pairs) for m in overview.missing] == [("other", "dull", 0)]
 
-    @pytest.mark.parametrize("iteration", [1, 2])
-    def test_pairs_that_were_remembered_since_are_left_out(self, run: Path, iteration: int) -> None:
-        """Those of a race come after the reward of their own iteration was learned."""
-        since = [(draw(f"raced{i}", {"one": 0.1, "one two": 0.4}), iteration) for i in range(3)]
-        other = write_run(run.parent / "other", [*shortest(), *since])
-        shutil.copy(other / "memory.jsonl", run / "memory.jsonl")
-        assert Inspection.open(run).head("short").pairs == 36
-
     def test_of_a_trained_backbone_only_held_out_pairs_are_shown(self, run: Path) -> None:
         """Its margins are those of the inputs set apart; the others have none."""
         found = Inspection.open(run)
@@ -312,13 +252,6 @@ class TestInspection:
             for (pair, _), out in zip(found.buffer.pairs("short"), apart, strict=True)
             if out
         }
-
-    def test_nothing_is_written(self, run: Path) -> None:
-        before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-        found = Inspection.open(run)
-        found.overview()
-        found.worst("short")
-        assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
 class TestErrors:
@@ -417,10 +350,6 @@ class TestFigures:
     def test_a_feature_has_words(self) -> None:
         assert reward_report.spoken("output.words", sole=True) == "number of words"
         assert reward_report.spoken("choice=large") == "choice=large"
-
-    def test_means_of_many_values_are_of_equal_parts(self) -> None:
-        found = reward_report.trend([(float(i), 2.0 * i) for i in range(25)])
-        assert found.tolist() == [[2, 4], [7, 14], [12, 24], [17, 34], [22, 44]]
 
     @pytest.mark.parametrize("name", ["calibration", "margins", "alignment", "length", "weights"])
     def test_every_figure_has_a_panel_for_each_component(self, name: str, tiny: Overview) -> None:
@@ -589,21 +518,3 @@ def test_the_notebook_has_the_outputs_of_the_tiny_run(monkeypatch: pytest.Monkey
     assert not re.search(
         r"/(home|root|tmp|work|usr|Users)/", str([cell["outputs"] for cell in code])
     )
-
-
-def test_the_comparison_has_ten_seeds_and_repeats(tmp_path: Path) -> None:
-    made, found = script(), json.loads((NOTEBOOKS / "tiny_searches.json").read_text("utf-8"))
-    assert {len(values) for name in ("search", "optimas") for values in found[name].values()} == {
-        10
-    }
-    assert [made.share(name, 60, 1) for name in ("search", "optimas")] == [
-        found[name]["60"][1] for name in ("search", "optimas")
-    ]
-
-
-def test_a_figure_can_be_drawn_on_axes_of_ones_own(tiny: Overview) -> None:
-    from matplotlib.figure import Figure
-
-    axes = Figure().subplots(1, 1)
-    reward_report.PLOTS["alignment"](axes, tiny.heads[0])
-    assert axes.get_xlabel() == "local reward minus call mean"

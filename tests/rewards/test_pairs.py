@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
-import random
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from benchmarks.measure import rewards_speed
 from benchmarks.simulated.systems import SHAPES, Simulated, options_of
 from compound.components.function import Function
 from compound.components.llm import LLM
@@ -57,49 +52,6 @@ def collected(
 # --- the simulated systems -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("interaction", [0.0, 0.8])
-def test_the_value_of_a_configuration_is_the_mean_of_many_runs(
-    shape: str, interaction: float
-) -> None:
-    world = Simulated(shape, interaction=interaction, noise=0.4, seed=3)
-    executor, system = Executor(), world.system()
-    example = Example("e", {"x": 0.7}, {})
-
-    async def run(sample: int) -> float:
-        trace = await executor.run(system, example.inputs, example="e", sample=sample)
-        return world.score(trace.outputs, example).value
-
-    async def many() -> list[float]:
-        return [await run(sample) for sample in range(2000)]
-
-    rewards = asyncio.run(many())
-    error = np.std(rewards) / np.sqrt(len(rewards))
-    known = world.value(options_of(system.configuration, world.names), 0.7)
-    assert abs(np.mean(rewards) - known) < 4 * error
-
-
-def test_without_interaction_the_optimum_is_each_components_own() -> None:
-    for shape in SHAPES:
-        world = Simulated(shape, seed=5)
-        best, value = world.optimum()
-        assert best == {name: int(np.argmax(world.qualities[name])) for name in world.names}
-        assert world.single(best) < 1e-12
-        assert value == world.value(best)
-
-
-@given(st.sampled_from(list(SHAPES)), st.integers(0, 50), st.floats(-2, 2))
-@settings(max_examples=30)
-def test_the_optimum_is_componentwise_and_no_value_exceeds_it(
-    shape: str, seed: int, strength: float
-) -> None:
-    world = Simulated(shape, interaction=strength, seed=seed)
-    best, value = world.optimum()
-    assert world.single(best) < 1e-12
-    first = dict.fromkeys(world.names, 0)
-    assert world.value(first) <= value + 1e-12
-
-
 # --- order ---------------------------------------------------------------------------------------------
 
 
@@ -119,23 +71,6 @@ def test_d4_pairs_go_in_both_directions_and_the_largest_gaps_come_first() -> Non
         (0, 2, 0.3),
     ]
     assert len(ordered_pairs(draw((0.5,), (1.0,), (0.2,)), Sampling(pairs=2))) == 2
-
-
-def test_a_gap_within_the_noise_is_no_pair() -> None:
-    # differences 1, 0.5, 1, 0: mean 0.625, standard error 0.239: t = 2.611, p = 0.0796 with 3
-    # degrees of freedom
-    noisy = draw((1.0, 0.5, 1.0, 0.0), (0.0, 0.0, 0.0, 0.0))
-    assert len(ordered_pairs(noisy, Sampling(level=0.08))) == 1
-    assert ordered_pairs(noisy, Sampling(level=0.0795)) == []
-    assert ordered_pairs(draw((0.5, 0.5), (0.5, 0.5)), Sampling(level=1)) == []
-
-
-@given(st.lists(st.floats(-5, 5), min_size=2, max_size=6), st.floats(-3, 3))
-def test_the_order_does_not_depend_on_which_comes_first_nor_on_a_common_shift(
-    rewards: list[float], shift: float
-) -> None:
-    a, b = Candidate({}, tuple(rewards)), Candidate({}, tuple(reversed(rewards)))
-    assert is_decided(a, b, 0.1) == is_decided(b, a, 0.1)
 
 
 # --- collecting ----------------------------------------------------------------------------------------
@@ -267,28 +202,6 @@ def test_d10_an_output_that_breaks_what_follows_gets_the_failure_score(
     assert (2.0, 3.0) in {(p.chosen["output"], p.rejected["output"]) for p in found.pairs}
 
 
-def test_with_noise_nearly_all_pairs_have_the_known_order() -> None:
-    world = Simulated("chain", noise=0.3, seed=1)
-    found = collected(world, n=40)
-    options = options_of(world.system().configuration, world.names)
-    right = 0
-    for pair in found.pairs:
-        before = {
-            name: entry(pair.inputs, name, (int, float)) for name in pair.inputs if name != "x"
-        }
-        values = [
-            world.downstream(
-                options, {**before, pair.component: entry(outputs, "y", (int, float))}, 0.0
-            )
-            for outputs in (pair.chosen, pair.rejected)
-        ]
-        right += values[0] > values[1]
-    assert len(found.pairs) > 100
-    assert (
-        right / len(found.pairs) > 0.97
-    )  # common random numbers leave a chain without products little doubt
-
-
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_calls_are_those_of_the_formula(n: int) -> None:
     """Node k of a chain of n: S draws of it, and m runs of the n - k after it for each of S + 1 candidates."""
@@ -310,67 +223,6 @@ def test_calls_are_those_of_the_formula(n: int) -> None:
         rollouts = 2 if k < n else 1  # nothing follows the last: its output is the result
         assert found.calls == 3 + rollouts * 4 * (n - k)
         assert found.system_runs == pytest.approx(found.calls / n)
-
-
-@pytest.mark.parametrize("way", ["two_rollouts", "until_decided"])
-def test_calls_on_a_chain_of_five_are_those_published_and_half_of_whole_runs(way: str) -> None:
-    """Where what follows runs until the order is sure, too: S calls, and n - k for every reward."""
-    found: Any = rewards_speed.pairs(*getattr(rewards_speed, way.upper()))
-    assert [row["calls"] for row in found["nodes"]] == [row["formula"] for row in found["nodes"]]
-    assert found["ratio"] <= 0.5
-    assert (
-        found == json.loads(rewards_speed.OUTPUT.read_text("utf-8"))["pairs_on_a_chain_of_5"][way]
-    )
-
-
-def test_order_of_completion_and_concurrency_leave_no_mark() -> None:
-    def answered(message: str, rng: np.random.Generator) -> str:
-        return f"{rng.integers(4)}"
-
-    first = LLM("first", prompt="Say.", temperature=1.0)(question=Input("question"))
-    system = System(
-        "two", outputs={"y": LLM("second", prompt="Go.", temperature=1.0)(said=first)}, lm="lm"
-    )
-    rows = [Example(f"e{i}", {"question": f"q{i}"}, {"y": "2"}) for i in range(5)]
-    told = set()
-    for concurrency in (1, 8, 64):
-        lm = ScriptedLM(answered, latency=lambda _: random.random() * 0.002)
-        executor = Executor({"lm": lm}, cache=MemoryCache())
-        found = asyncio.run(
-            collect(
-                executor,
-                system,
-                traces(executor, system, rows),
-                ["first", "second"],
-                exact_match("y"),
-                rules=EvaluationRules(concurrency=concurrency),
-            )
-        )
-        told.add(repr((found, executor.meter.usage.calls, executor.meter.system_runs)))
-    assert len(told) == 1
-
-
-def test_another_round_draws_other_candidates() -> None:
-    world = Simulated("chain", noise=0.5)
-    first, again, other = (collected(world, n=1, round_index=r) for r in (0, 0, 1))
-    assert first == again
-    assert {c.outputs["y"] for d in first.draws for c in d.candidates[1:]}.isdisjoint(
-        c.outputs["y"] for d in other.draws for c in d.candidates[1:]
-    )
-
-
-def test_a_component_that_can_only_repeat_itself_gives_no_pairs() -> None:
-    def same(x: float) -> float:
-        return x
-
-    system = System("s", outputs={"y": Function("same", same)(x=Input("x", float))})
-    executor = Executor()
-    traced = traces(executor, system, [Example("e", {"x": 1.0}, {})])
-    found = asyncio.run(
-        collect(executor, system, traced, ["same"], custom(lambda o, _: o["y"], "y"))
-    )
-    assert (found.pairs, found.calls) == ((), 0)
-    assert len(found.draws[0].candidates) == 1
 
 
 def test_settings_are_drawn_where_drawing_again_gives_nothing_new() -> None:

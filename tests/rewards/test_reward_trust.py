@@ -19,7 +19,7 @@ from compound.rewards.alignment import Accuracy, Evidence, evidence
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.candidates import Candidate
 from compound.rewards.features import FeatureMap, NoBackbone, Template
-from compound.rewards.fit import FittedRewards, fit_rewards
+from compound.rewards.fit import FittedRewards
 from compound.rewards.heads import Head, fit
 from compound.rewards.model import LocalReward, RewardModel
 from compound.rewards.pairs import Draw
@@ -64,19 +64,6 @@ class TestGate:
         passed = sum(passes(inputs, 0.0, columns, seed) for seed in range(cases))
         assert binomial_tail(passed, cases, LEVEL) > 0.01  # no more than chance allows at the level
 
-    def test_a_reward_with_information_passes_with_enough_inputs(self) -> None:
-        """With four inputs it cannot, with ten it may, with forty it nearly always does."""
-        passed = [sum(passes(inputs, 3.0, 3, seed) for seed in range(20)) for inputs in (4, 10, 40)]
-        assert passed[0] == 0
-        assert 4 <= passed[1] <= passed[2]
-        assert passed[2] >= 19
-
-    def test_four_of_four_inputs_are_no_certainty(self) -> None:
-        """Four of four counted as certain; a fair coin does as well in one case of sixteen."""
-        assert Evidence(4, 0).lower_limit(0.05) == pytest.approx(0.05 ** (1 / 4))  # 0.473
-        assert Evidence(5, 0).lower_limit(0.05) == pytest.approx(0.05 ** (1 / 5))  # 0.549
-        assert Evidence(11, 5).lower_limit(0.05) < 0.5 < Evidence(12, 4).lower_limit(0.05)
-
     def test_an_input_counts_once_however_many_pairs_it_has(self) -> None:
         """Pairs of one input are not independent: thirty right ones of one input are one case."""
         found = evidence(
@@ -106,23 +93,6 @@ def filled(inputs: int, *, informative: bool) -> PairBuffer:
         )
         buffer.add([Draw("a", "a", f"e{i}", "digest", {"text": f"text {i}"}, found)], 1)
     return buffer
-
-
-class TestFittedRewards:
-    def fitted(self, inputs: int, *, tested: bool = True, informative: bool = True) -> LocalReward:
-        buffer = filled(inputs, informative=informative)
-        found = fit_rewards(buffer, SYSTEM, ["a"], NoBackbone(), "none", tested=tested)
-        return found.model.rewards_of["a"]
-
-    def test_inputs_of_the_first_fold_are_no_evidence(self) -> None:
-        """Twenty inputs in five folds: the heads of four of them order sixteen inputs, all right."""
-        assert self.fitted(20).evidence == Evidence(16, 0)
-        assert self.fitted(7).evidence == Evidence(5, 0)
-
-    def test_labels_without_a_pattern_are_no_evidence(self) -> None:
-        found = self.fitted(40, informative=False).evidence
-        assert found is not None
-        assert found.lower_limit(LEVEL) < 0.5
 
 
 class TestTrust:
@@ -165,10 +135,6 @@ class TestTrust:
         rewards, learned = self.rewards(job), self.learned(accuracy, found)
         assert reason in rewards.untrusted_reason(learned, "a")
         assert bool(rewards.untrusted_reason(learned, "a")) == bool(reason)
-
-    def test_a_level_of_one_trusts_any_reward(self, job: Any) -> None:
-        rewards = self.rewards(job, trust_level=1.0, min_accuracy=0.5)
-        assert not rewards.untrusted_reason(self.learned(0.5, Evidence(0, 9)), "a")
 
     def test_a_missing_reward_is_not_trusted_and_the_reason_is_recorded(self, job: Any) -> None:
         none = FittedRewards(RewardModel("none", NoBackbone(), {}), {"a": "it was never called"})

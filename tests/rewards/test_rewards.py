@@ -30,10 +30,8 @@ from compound.rewards.heads import (
     MIN_INPUTS,
     ROLES,
     STRENGTHS,
-    Head,
     Role,
     fit,
-    fit_head,
     folds,
     slope,
 )
@@ -103,14 +101,6 @@ class TestTemplate:
         reading = Template.of(Function("weigh", weigh)).read({"x": 3.0}, {"output": 4.0})
         assert reading.numbers == {"output": 4.0, "output^2": 16.0, "output*x": 12.0}
 
-    def test_wired_settings_are_not_shown(self) -> None:
-        """The configuration is not what a reward goes by."""
-        component = Function("weigh", weigh, by=2.0)
-        template = Template.of(component)
-        assert template.read({"x": 1.0, "by": 9.0}, {"output": 1.0}).texts[0] == (
-            "weigh. Reads x. Writes output.\nx: 1"
-        )
-
     def test_the_description_says_what_a_component_is_for_but_not_its_configuration(self) -> None:
         """OPTIMAS renders description, inputs and output; the description was missing."""
         llm = LLM("writer", prompt=Text("A secret prompt."), temperature=0.7)
@@ -119,17 +109,6 @@ class TestTemplate:
         assert (
             "secret" not in Template.of(llm).read({"question": "why?"}, {"output": "so"}).texts[0]
         )
-
-    def test_a_description_is_one_short_line(self) -> None:
-        def verbose(x: float) -> float:
-            return x
-
-        verbose.__doc__ = f"{'word ' * 200}\n\nMore."
-        described = describe(Function("verbose", verbose))
-        assert described.startswith("verbose: word word")
-        assert described.endswith("word … Reads x. Writes output.")
-        assert len(described) < 220
-        assert "\n" not in described
 
     def test_a_label_is_no_text(self) -> None:
         template = Template.of(Selector("model", "small", "large"))
@@ -176,13 +155,6 @@ class TestFeatures:
             [0, 1, 0, 0, 5, 0],
         ]
 
-    def test_a_number_that_was_not_there_in_training_counts_as_nothing(self) -> None:
-        template = Template.of(Function("short", shorten))
-        features = FeatureMap.of(template, [template.read({"text": "a"}, {"output": "b"})], 0)
-        other = template.read({"text": "a", "hint": "b"}, {"output": "b"})
-        assert "output in hint" in other.numbers
-        assert features.matrix([other], NoBackbone()).shape == (1, len(features.columns))
-
 
 def loss_of(weights: Any, differences: Any, strength: float) -> float:
     margins = differences @ weights
@@ -206,32 +178,6 @@ class TestHeads:
         for direction in np.vstack([np.eye(3), -np.eye(3)]) * 1e-2:
             assert loss_of(found.head.weights + direction, differences, found.strength) > here
 
-    def test_the_gradient_of_equation_5_is_that_of_torch(self) -> None:
-        import torch
-
-        from compound.rewards.backbone_training import pairwise_loss
-
-        w = torch.tensor([0.3, -0.2], dtype=torch.float64, requires_grad=True)
-        a = torch.tensor([[1.0, 2.0], [0.0, 1.0]], dtype=torch.float64)
-        b = torch.tensor([[0.0, 1.0], [1.0, 0.5]], dtype=torch.float64)
-        pairwise_loss(a @ w, b @ w).backward()
-        d = (a - b).numpy()
-        expected = -(d.T @ (1 / (1 + np.exp(d @ [0.3, -0.2])))) / 2
-        assert w.grad is not None
-        assert w.grad.numpy() == pytest.approx(expected, abs=1e-6)
-
-    def test_the_loss_by_hand(self) -> None:
-        import torch
-
-        from compound.rewards.backbone_training import pairwise_loss
-
-        margins = torch.tensor([0.0, math.log(3)])
-        assert float(pairwise_loss(margins, torch.zeros(2))) == pytest.approx(
-            (math.log(2) + math.log(4 / 3)) / 2
-        )
-        weighted = pairwise_loss(margins, torch.zeros(2), torch.tensor([3.0, 1.0]))
-        assert float(weighted) == pytest.approx((3 * math.log(2) + math.log(4 / 3)) / 4)
-
     def test_no_pair_is_judged_by_a_head_that_saw_its_input(self) -> None:
         """Each input has a feature of its own that tells its pairs apart, and nothing else does."""
         n = 12
@@ -252,14 +198,6 @@ class TestHeads:
             fit(chosen, rejected, groups, recency=[0.5] * 20),
         )
         assert equal.head.weights == pytest.approx(plain.head.weights)
-
-    def test_age_weighs_pairs(self) -> None:
-        """Pairs that contradict each other: the heavier side wins."""
-        chosen, rejected = np.array([[1.0]] * 8 + [[-1.0]] * 8), np.zeros((16, 1))
-        groups = [str(i) for i in range(16)]
-        heavy, light = [3.0] * 8 + [1.0] * 8, [1.0] * 8 + [3.0] * 8
-        assert fit(chosen, rejected, groups, recency=heavy).head.weights[0] > 0
-        assert fit(chosen, rejected, groups, recency=light).head.weights[0] < 0
 
     @pytest.mark.parametrize(
         ("recency", "weights"),
@@ -332,41 +270,6 @@ class TestHeads:
                 differences[fold == number] @ best, abs=5e-3
             )
 
-    def test_rewards_of_standardized_features_by_hand(self) -> None:
-        """2 (9 - 1) / 4 - 3 (5 - 2) / 1"""
-        head = Head(np.array([2.0, -3.0]), np.array([1.0, 2.0]), np.array([4.0, 1.0]))
-        assert head.rewards(np.array([[9.0, 5.0]])).tolist() == [-5.0]
-
-    def test_text_that_decides_has_the_full_emphasis(self) -> None:
-        """A column of the backbone then weighs as much as a named one."""
-        rng = np.random.default_rng(0)
-        text, other = np.abs(rng.normal(size=(60, 1))) + 1.0, rng.normal(size=(60, 1))
-        chosen, names = np.hstack([text, other]), [str(i) for i in range(60)]
-        found = fit(chosen, np.zeros_like(chosen), names, soft=[True, False])
-        plain = fit(chosen, np.zeros_like(chosen), names)
-        assert found.emphasis == 1.0
-        assert found.head.weights == pytest.approx(plain.head.weights)
-
-    def test_a_head_without_held_out_results_does_not_depend_on_units(self) -> None:
-        rng = np.random.default_rng(0)
-        chosen, rejected, unit = (
-            rng.normal(1, 1, (30, 2)),
-            rng.normal(0, 1, (30, 2)),
-            np.array([1e-3, 1e3]),
-        )
-        one, other = (
-            fit_head(u * chosen, u * rejected, np.ones(30), soft=[False, False])
-            for u in (np.ones(2), unit)
-        )
-        assert other.weights == pytest.approx(one.weights, rel=1e-6)
-        assert other.scale == pytest.approx(unit * one.scale)
-
-    def test_a_constant_feature_has_a_finite_reward(self) -> None:
-        rows = np.column_stack([np.arange(10.0), np.full(10, 3.0)])
-        found = fit(rows + np.array([1.0, 0.0]), rows, [str(i) for i in range(10)])
-        assert found.head.scale[1] == 1.0
-        assert found.head.weights[1] == 0.0
-
     def test_the_slope_by_hand(self) -> None:
         """One margin of 2 right with weight 3 and wrong with weight 1: odds of 3 to 1."""
         margins = np.array([2.0, -2.0])
@@ -380,26 +283,10 @@ class TestHeads:
             fit(rows, 0 * rows, ["a", "b", "c"] * 3 + ["a"])
         assert len(fit(rows, 0 * rows, ["a", "b", "c", "d"] * 2 + ["a", "b"]).margins) == 10
 
-    def test_inputs_are_dealt_to_five_folds(self) -> None:
-        """The pairs of an input are in one fold; with fewer inputs each is a fold."""
-        names = [str(i // 2) for i in range(24)]
-        found = folds(names, 0)
-        assert sorted(Counter(found.tolist()).values()) == [4, 4, 4, 6, 6]
-        assert all(found[i] == found[i + 1] for i in range(0, 24, 2))
-        assert set(folds(["a", "b", "c", "d"], 0).tolist()) == {0, 1, 2, 3}
-        assert folds(names, 1).tolist() != found.tolist()
-
     def test_numbers_that_are_none_are_refused(self) -> None:
         rows = np.ones((8, 1))
         with pytest.raises(DataError, match="not finite"):
             fit(rows * np.nan, rows, [str(i) for i in range(8)])
-
-    def test_held_out_pairs_are_not_learned_from(self) -> None:
-        chosen = np.array([[1.0, 0.0]] * 8 + [[0.0, 1.0]] * 4)
-        roles = roles_of(8, 2, 2)
-        found = fit(chosen, 0 * chosen, [str(i) for i in range(12)], roles=roles)
-        assert found.head.weights[1] == pytest.approx(0, abs=1e-9)
-        assert found.margins == pytest.approx(np.zeros(2), abs=1e-9)
 
     def test_held_out_margins_become_log_odds(self) -> None:
         """Three of four held-out pairs are ordered right, all by one margin: odds of 3 to 1."""
@@ -408,38 +295,6 @@ class TestHeads:
         found = fit(chosen, 0 * chosen, [str(i) for i in range(13)], roles=roles)
         stated = (found.slope * found.margins).tolist()
         assert stated == pytest.approx([np.log(3)] * 3 + [-np.log(3)], rel=1e-2)
-
-    def test_features_trained_on_the_pairs_do_not_choose_their_own_emphasis(self) -> None:
-        """The text column knows each pair it was trained on, and nothing of the others; the named one is fair."""
-        rng = np.random.default_rng(0)
-        apart, judged = np.arange(80) >= 40, np.arange(80) >= 60
-        roles = roles_of(40, 20, 20)
-        fair = np.where(rng.random(80) < 0.9, 1.0, -1.0) + rng.normal(0, 0.1, 80)
-        text = np.where(apart, rng.normal(0, 1, 80), 1.0)
-        chosen = np.column_stack([text, fair])
-        names = [str(i) for i in range(80)]
-        found = fit(chosen, 0 * chosen, names, roles=roles, soft=[True, False])
-        assert found.emphasis == 0.0
-        assert found.margins.tolist() == pytest.approx(
-            (fair * found.head.weights[1] / found.head.scale[1])[judged]
-        )
-        assert (
-            fit(chosen, 0 * chosen, names, soft=[True, False]).emphasis > 0.0
-        )  # all pairs look alike
-
-    def test_emphasis_is_a_part_of_the_head(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Text columns multiplied by 0.1 cost a hundred times the regularization of the others."""
-        monkeypatch.setattr("compound.rewards.heads.EMPHASES", (0.1,))
-        rng = np.random.default_rng(0)
-        chosen, rejected = rng.normal(1, 1, (60, 3)), rng.normal(0, 1, (60, 3))
-        soft = np.array([True, False, True])
-        found = fit(chosen, rejected, [str(i // 3) for i in range(60)], soft=soft.tolist())
-        differences = (chosen - rejected) / np.vstack([chosen, rejected]).std(0)
-        factor = np.where(soft, 0.1, 1.0)
-        here = loss_of(found.head.weights / factor, differences * factor, found.strength)
-        for direction in np.vstack([np.eye(3), -np.eye(3)]) * 1e-2:
-            weights = (found.head.weights + direction) / factor
-            assert loss_of(weights, differences * factor, found.strength) > here
 
     def test_text_columns_are_left_out_when_they_only_add_noise(self) -> None:
         """One number decides; three hundred columns of noise must not hide it."""
@@ -522,28 +377,6 @@ class TestBuffer:
         buffer.add([single], 2)
         assert buffer.gap("short") == 0.0
 
-    def test_inputs_with_one_output_measure_no_gap_beside_undecided_ones(self) -> None:
-        """They counted as 0, and the inputs whose outputs differ not at all: the component was never chosen again."""
-        single = draw("e1", "Rome", {"a": [1.0], "b": [0.0]}, certain=False)
-        alone = draw("e2", "Lima", {"a": [1.0]}, certain=False)
-        buffer = PairBuffer("system")
-        buffer.add([alone], 1)
-        assert buffer.gap("short") == 0.0  # constant, as far as is known
-        buffer.add([single], 1)
-        assert buffer.gap("short") is None
-        buffer.add([draw("e3", "Oslo", {"a": [1.0], "b": [0.4]}, certain=True)], 1)
-        assert buffer.gap("short") == pytest.approx(0.6 / 2)
-
-    def test_what_is_certain_is_read_again(self) -> None:
-        draws = [
-            draw("e", "Lima", {"a": [1.0], "b": [0.0]}, certain=certain)
-            for certain in (True, False)
-        ]
-        records = json.loads(json.dumps(PairBuffer("system").add(draws, 1)))
-        found = PairBuffer.read(records, "system", Sampling())
-        assert [entry.draw for entry in found.entries] == draws
-        assert len(found.pairs("short")) == 1
-
     def test_another_systems_buffer_is_refused(self) -> None:
         other = System("other", outputs={"y": Function("weigh", weigh)(x=Input("x", float))})
         with pytest.raises(DataError, match="belongs to another system"):
@@ -583,16 +416,6 @@ class TestLearning:
         )
         assert high > low
 
-    def test_without_a_slope_rewards_are_as_the_head_says(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Held-out margins that point the wrong way have slope 0: no scale, but an order all the same."""
-        monkeypatch.setattr("compound.rewards.heads.slope", lambda *_: 0.0)
-        reward = fit_rewards(
-            filled(shortest), small(), ["short"], NoBackbone(), "none"
-        ).model.rewards_of["short"]
-        assert reward.slope == 1.0
-
     def test_shuffled_labels_teach_nothing(self) -> None:
         rng = np.random.default_rng(0)
         buffer = filled(lambda text, output: float(rng.random()), inputs=60)
@@ -611,13 +434,6 @@ class TestLearning:
         learned = fit_rewards(buffer, small(), ["short"], NoBackbone(), "none")
         assert not learned.model.rewards_of
         assert reason in learned.missing["short"]
-
-    def test_one_distinct_output_is_said_to_be_the_reason(self) -> None:
-        buffer = PairBuffer(small().identity)
-        for i in range(8):
-            buffer.add([draw(f"e{i}", f"t{i}", {"same": []})], 1)
-        learned = fit_rewards(buffer, small(), ["short"], NoBackbone(), "none")
-        assert "all draws gave the same output" in learned.missing["short"]
 
     def test_d12_equal_inputs_are_on_one_side(self) -> None:
         """D12: a split by pair had one input on both sides; here even two examples with one input are one."""
@@ -640,17 +456,6 @@ class TestLearning:
         )
         assert after.roles[: len(before.roles)] == before.roles
 
-    def test_the_reward_follows_when_the_system_changes(self) -> None:
-        """What was preferred turns around: new pairs outweigh old ones, and old ones are not forgotten at once."""
-        buffer = filled(shortest, 12, iteration=1)
-        newer = filled(lambda text, output: float(len(output)), 12, iteration=9)
-        buffer.entries += newer.entries
-        learned = fit_rewards(buffer, small(), ["short"], NoBackbone(), "none")
-        low, high = learned.model.rewards(
-            "short", [({"text": "t"}, {"output": y}) for y in ("a", "a b c")]
-        )
-        assert high > low
-
 
 class TestCheckpoint:
     def model(self) -> RewardModel:
@@ -668,12 +473,6 @@ class TestCheckpoint:
             "card.json",
             "heads.safetensors",
         }
-
-    def test_the_card_says_what_it_is(self, tmp_path: Path) -> None:
-        self.model().save(tmp_path / "m")
-        card = json.loads((tmp_path / "m" / "card.json").read_text())
-        assert card["components"]["short"]["accuracy"]["mean"] == 1.0
-        assert {"format", "template", "backbone", "data"} <= set(card)
 
     @pytest.mark.parametrize(
         "kind", ["missing", "no card", "torn card", "torn tensors", "wrong shape", "format"]

@@ -14,7 +14,6 @@ from scipy import stats
 from compound.rewards.candidates import (
     Candidate,
     Sampling,
-    can_become_significant,
     could_be_decided,
     differences,
     is_comparable,
@@ -81,68 +80,8 @@ class TestLevel:
         assert not is_significant([2.0, -1.0, -1.0], 1.0)
         assert not is_significant([0.0], 1.0)
 
-    @given(
-        st.lists(NUMBERS, min_size=1, max_size=6),
-        st.sampled_from([0.02, 0.1, 0.3, 1.0]),
-        st.floats(1e-6, 1e6),
-    )
-    def test_neither_sign_nor_unit_nor_order_matters(
-        self, differences: list[float], level: float, unit: float
-    ) -> None:
-        assume(all(d == 0 or abs(d) > 1e-3 for d in differences))
-        found = is_significant(differences, level)
-        assert is_significant([-d for d in differences], level) == found
-        assert is_significant([2.0 * d for d in differences], level) == found
-        assert is_significant(differences[::-1], level) == found
-
-
-class TestLooks:
-    @given(
-        st.lists(st.integers(-3, 3).map(float), min_size=2, max_size=5),
-        st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=4),
-        st.sampled_from([0.05, 0.1, 0.3]),
-    )
-    @settings(max_examples=300)
-    def test_runs_end_only_if_nothing_could_follow(
-        self, known: list[float], further: list[float], level: float
-    ) -> None:
-        """So that a look never changes the verdict of the full sample."""
-        if not can_become_significant(known, len(further), level):
-            assert not is_significant([*known, *further], level)
-            assert not is_significant(known, level)
-
-    @given(st.lists(st.floats(0.1, 5), min_size=2, max_size=4), st.integers(1, 3))
-    def test_the_bound_is_reached(self, known: list[float], further: int) -> None:
-        """With equal differences of Σd²/Σd, t is as large as the bound says, and with others it is not."""
-        assume(max(known) > 1.1 * min(known))
-        size = sum(d * d for d in known) / sum(known)
-        t, n = stats.ttest_1samp([*known, *[size] * further], 0.0).statistic, len(known) + further
-        level = float(2 * stats.t.sf(t, n - 1))
-        assert can_become_significant(known, further, level * 1.01)
-        assert not can_become_significant(known, further, level * 0.99)
-
-    def test_by_hand(self) -> None:
-        """With 4 rewards t must reach 2.353: the ratio (Σd)²/Σd² 2.594. After 2 rewards it needs 0.594."""
-        assert can_become_significant([1.0, 0.0], 2, LEVEL)  # 1
-        assert not can_become_significant([1.0, -1.0], 2, LEVEL)  # 0
-        assert not can_become_significant([1.0, 0.0, 0.0], 1, LEVEL)  # 1 + 1
-        assert can_become_significant([1.0, 1.0, 0.0], 1, LEVEL)  # 2 + 1
-        assert not can_become_significant([0.0, 0.0], 2, LEVEL)  # 0 + 2
-        assert can_become_significant([], 1, 1.0)
-        assert not can_become_significant([], 1, LEVEL)
-
 
 class TestCandidates:
-    def test_both_certain(self) -> None:
-        a, b = Candidate({}, (0.5,), certain=True), Candidate({}, (0.4,), certain=True)
-        assert is_decided(a, b, 0.001)
-        assert not is_decided(a, Candidate({}, (0.5,), certain=True), 0.001)
-        assert not could_be_decided(a, b, Sampling())
-
-    def test_only_samples_of_both_count(self) -> None:
-        a, b = Candidate({}, (1.0, 1.1, 0.9, -9.0)), Candidate({}, (0.0, 0.0, 0.0))
-        assert is_decided(a, b, LEVEL)
-
     def test_what_can_be_compared(self) -> None:
         """Two runs of each, exact rewards, or any at level 1."""
         once, twice = Candidate({}, (1.0,)), Candidate({}, (1.0, 0.0))

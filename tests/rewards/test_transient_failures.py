@@ -19,7 +19,6 @@ from compound.graph.component import CallContext, Input, Operation
 from compound.graph.space import Choice
 from compound.graph.system import System
 from compound.graph.types import Port
-from compound.rewards.buffer import PairBuffer
 from compound.rewards.candidates import Sampling
 from compound.rewards.pairs import Collection, collect
 
@@ -113,26 +112,6 @@ class TestCollecting:
         found = collected(server, {2: 1}, cache=cache)
         assert sorted(map(str, outputs(found))) == ["0", "1", "2", "3"]
         assert (found.pairs, found.lost) == ((), 0)
-
-    def test_nothing_is_stored_of_an_input_that_lost_its_other_outputs(
-        self, error: CallError, random: bool, cache: bool
-    ) -> None:
-        """A single output would mean that the component always gives the same."""
-        server = Server(random=random)
-        server.error = error
-        found = collected(server, dict.fromkeys((1, 2, 3), 100), cache=cache)
-        assert found.draws == ()
-        assert found.lost == 3
-        assert PairBuffer("s").add(found.draws, 1) == []
-
-    def test_the_current_output_is_lost_like_any_other(
-        self, error: CallError, random: bool, cache: bool
-    ) -> None:
-        server = Server(random=random)
-        server.error = error
-        found = collected(server, {0: 100}, cache=cache)
-        if random or not cache:  # otherwise the run that was forked is in the cache
-            assert sorted(map(str, outputs(found))) == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize("error", [ParseError("?"), OutputTypeError("?"), CallError("broken")])

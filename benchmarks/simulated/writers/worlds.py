@@ -216,7 +216,7 @@ class World:
         with tempfile.TemporaryDirectory() as folder:
             recorder = Recorder(
                 open_run(Path(folder) / "run", "", describe(problem)),
-                listener=lambda event: events.append(cast("Event", event)),
+                listener=events.append,
             )
             try:
                 loop = OptimizationLoop(problem, recorder)

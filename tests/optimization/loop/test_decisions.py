@@ -12,20 +12,17 @@ from typing import Any
 
 import pytest
 
-from benchmarks.simulated.acceptance.worlds import DECISIONS, WORLDS, problem
 from benchmarks.simulated.relays import Relay
 from compound.api.progress import format_event
 from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.core.errors import TransientError
 from compound.core.example import Example
-from compound.evaluation.acceptance import MOST_EXAMPLES
 from compound.evaluation.metrics.custom import custom
 from compound.graph.component import Input
 from compound.graph.space import Text
 from compound.graph.system import System
 from compound.optimization.budget_plan import make_plan
-from compound.optimization.loop.decisions import examples_to_know
 from compound.optimization.loop.loop import OptimizationLoop
 from compound.optimization.method import Job, Method, Problem, Progress, Proposal, Task
 from compound.optimization.prices import estimate_prices
@@ -102,12 +99,6 @@ def labelled(
 
 
 class TestLevels:
-    def test_the_levels_of_three_decisions_are_equal_parts_of_alpha(self, tmp_path: Path) -> None:
-        events, _ = run(problem(WORLDS["equal"], 0), tmp_path)
-        assert [event["level"] for event in kinds(events, "decision")] == [
-            0.05 / DECISIONS
-        ] * DECISIONS
-
     @pytest.mark.parametrize(
         ("proposes", "levels"),
         [
@@ -152,14 +143,6 @@ class TestBounds:
         # ten gains of 0.4: P(0.4 Gamma(10) <= Gamma(1)) = (1 / 1.4)**10
         assert (decision["test"], decision["p"]) == ("bounded mean", pytest.approx(1.4**-10))
         assert (decision["accepted"], state.bounds_violation) == (True, "")
-
-    def test_small_gains_on_ten_examples_are_no_evidence_against_a_rare_loss(
-        self, tmp_path: Path
-    ) -> None:
-        events, _ = run(labelled(Named("0.55"), {"iterations": 1}), tmp_path)
-        (decision,) = kinds(events, "decision")
-        assert decision["p"] == pytest.approx(1.05**-10)
-        assert decision["verdict"] == "promising"
 
     @pytest.mark.parametrize("label", ["1.5", "0.9 7"], ids=["on validation", "on train"])
     def test_a_score_outside_the_declared_bounds_changes_the_test_and_is_named(
@@ -289,23 +272,6 @@ def test_a_change_is_decided_on_the_examples_that_the_budget_covers(
     assert decision.get("after", {"n": 0})["n"] == covered
 
 
-def test_failed_runs_are_not_repeated_in_later_decisions(tmp_path: Path) -> None:
-    """Regression test: those of the start were, once a promising change had become the incumbent."""
-    runs: Counter[tuple[int, str]] = Counter()
-
-    def answer(x: int, label: str) -> float:
-        runs[x, label] += 1
-        if label == START and x < 2:
-            raise ValueError("no answer")
-        return rated(x, label)
-
-    made = judged(UNCLEAR, UNCLEAR + "1 ", WORSE)
-    step = Function("step", answer, label=Text(START))
-    system = System("judged", outputs={"answer": step(x=Input("x", int))})
-    run(replace(made, system=system), tmp_path)
-    assert [runs[x, START] for x in range(10)] == [1] * 10
-
-
 class TestHighScores:
     """Scores so high that even a perfect configuration could not be accepted."""
 
@@ -338,17 +304,6 @@ class TestHighScores:
             events, _ = run(made, tmp_path / accept)
             (note,) = kinds(events, "note")
             assert note["note"] == f"the search ends: {reason}"
-
-    def test_it_ends_after_a_decision_that_leaves_too_little_to_gain(self, tmp_path: Path) -> None:
-        given = {"iterations": 3, "accept": "supported"}
-        made = labelled(Named("0.8"), given, start="0.2", jobs_each=1, decisions=3)
-        events, _ = run(made, tmp_path)
-        (decision,) = kinds(events, "decision")
-        assert decision["accepted"]
-        assert (
-            "if all 10 validation examples scored 1, p would be 0.16"
-            in kinds(events, "note")[0]["note"]
-        )
 
     @pytest.mark.parametrize(("start", "decisions"), [("0.65", 1), ("0.66", 0)])
     def test_the_level_of_skipped_decisions_counts(
@@ -467,16 +422,6 @@ class TestVerdicts:
         assert state.search.best == {"step.label": label * 10 if accepted else START}
         assert ("no loss above" in format_event(decision)) == bool(margin)
 
-    def test_perfect_scores_do_not_end_a_search_that_accepts_equal_ones(
-        self, tmp_path: Path
-    ) -> None:
-        perfect = "1 " * 10
-        made = judged(perfect.strip(), start=perfect)
-        jobs = [replace(job, margin=0.05) for job in made.method.jobs]
-        events, _ = run(replace(made, method=replace(made.method, jobs=jobs)), tmp_path)
-        (decision,) = kinds(events, "decision")
-        assert (decision["p"], decision["accepted"]) == (pytest.approx(0.95**10), True)
-
     def test_every_decision_tests_against_what_was_supported_last(self, tmp_path: Path) -> None:
         """A promising change is kept, but it is no evidence for a later one, which must beat the start."""
         events, state = run(judged(UNCLEAR, BETTER), tmp_path)
@@ -514,25 +459,6 @@ class TestVerdicts:
         _, state = run(judged(UNCLEAR, BETTER, accept="supported"), tmp_path)
         assert state.search is not None
         assert (state.search.promising, state.search.promising_score) == (None, None)
-
-    def test_the_most_promising_one_is_kept_where_scores_are_0_or_less(
-        self, tmp_path: Path
-    ) -> None:
-        """Regression test: a score of 0 counted as none, so that a lower one took its place."""
-        start, higher = "-0.5 " * 10, "0.75 0.75 0.75 0.75 -0.75 -0.75 -0.75 -0.75 0 0"
-        lower = "0.5 0.5 0.5 0.5 -0.75 -0.75 -0.75 -0.75 0 0"
-        assert sum(map(float, higher.split())) == 0
-        made = judged(higher, lower, start=start, lowest=-1.0, accept="supported")
-        events, state = run(made, tmp_path)
-        assert [event["verdict"] for event in kinds(events, "decision")] == [
-            "promising",
-            "promising",
-        ]
-        assert state.search is not None
-        assert state.search.promising == {"step.label": higher}
-
-    def test_examples_to_know_have_a_limit(self) -> None:
-        assert examples_to_know([1e-7, *[1.0, -1.0] * 50], 0.05) == MOST_EXAMPLES
 
 
 class TestLooks:
@@ -578,33 +504,6 @@ class TestLooks:
         assert reserved == without + 2 * 10
         events, _ = run(made, tmp_path)
         assert kinds(events, "decision")[0]["looks"] == 2
-
-
-@dataclass(frozen=True)
-class Change:
-    """Proposes a label for a component; ``None`` proposes nothing."""
-
-    labels: Mapping[str, str | None]
-
-    async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
-        label = self.labels[task.keys[0].partition(".")[0]]
-        yield Proposal({} if label is None else {task.keys[0]: label})
-
-
-def two_steps(labels: Mapping[str, str | None], **values: Any) -> Problem:
-    """Two components, whose mean is the score, with a job for each, in turn."""
-    steps = {name: Function(name, score, label=Text("0.5"))(x=Input("x", int)) for name in labels}
-    system = System("steps", outputs=dict(steps))
-    metric = custom(
-        lambda outputs, example: sum(outputs.values()) / len(labels), "mean", bounds=(0, 1)
-    )
-    settings = OptimizeSettings.model_validate(
-        {"concurrency": 1, "minibatch": 1, "iterations": 1, **values}
-    )
-    jobs = [Job("change", (f"{name}.label",)) for name in labels]
-    method = Method("change", {"change": Change(labels)}, jobs, InOrder())
-    rows = [Example(f"v{i}", {"x": i}) for i in range(40)]
-    return Problem(system, TRAIN, rows, [], metric, settings, method, {})
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ from compound.components.hyperparameter import Hyperparameter
 from compound.components.llm import LLM
 from compound.core.errors import (
     BudgetExhausted,
-    CallError,
     CompoundError,
     DataError,
     DeclarationError,
@@ -50,12 +49,11 @@ from compound.optimization.budget_plan import (
     BudgetPlan,
     decision_cost,
     make_plan,
-    planned_job_runs,
     stochastic,
 )
 from compound.optimization.loop.loop import OptimizationLoop
 from compound.optimization.method import Job, Method, Problem, Progress, Proposal, Task
-from compound.optimization.prices import CallShare, Prices, estimate_prices
+from compound.optimization.prices import Prices, estimate_prices
 from compound.optimization.runs.changes import FORMAT
 from compound.optimization.runs.directory import RunDirectory, read_json
 from compound.optimization.runs.recorder import Interrupted, Recorder
@@ -182,19 +180,6 @@ class TestFinding:
         assert result.test_after.mean > result.test_before.mean + 0.15
         assert result.after.mean > result.before.mean
 
-    def test_a_number_that_spoils_everything_is_mended(self, tmp_path: Path) -> None:
-        def spoiled(answer: str, w: float) -> str:
-            return answer if w < 0.7 else "spoiled"
-
-        answer = LLM("answerer", prompt="Answer.", temperature=1.0)(question=Input("question", str))
-        spoiler = Function("spoil", spoiled, w=Float(0, 1, value=0.9))
-        system = System("demo", outputs={"answer": spoiler(answer=answer)}, lm="lm")
-        lm = ScriptedLM(lambda message, rng: asked_for(message) if rng.random() < 0.6 else "dunno")
-        result = run(tmp_path / "run", system=system, lm=lm)
-        assert result.before.mean == 0.0
-        assert entry(result.best, "spoil.w", float) < 0.7
-        assert result.after.mean > 0.3
-
     def test_what_a_written_prompt_gains_is_found(self, tmp_path: Path) -> None:
         options = OptimizeSettings(
             valid_size=50,
@@ -238,15 +223,6 @@ class TestFinding:
                         values[key] = after
             assert load(folder / "best.json").to_json() == values
 
-    def test_a_decision_is_accepted_exactly_when_p_is_within_its_level(
-        self, tmp_path: Path
-    ) -> None:
-        run(tmp_path / "run", system=demo(w=0.9))
-        decisions = events(tmp_path / "run", "decision")
-        assert decisions
-        for decision in decisions:
-            assert decision["accepted"] == (decision["p"] <= decision["level"])
-
     def test_no_search_begins_where_nothing_can_be_tuned(self, tmp_path: Path) -> None:
         answer = LLM("answerer", prompt="Answer.")(question=Input("question", str))
         with pytest.raises(CompoundError, match="has no parameter that method 'search' can change"):
@@ -289,18 +265,6 @@ class TestPlan:
         assert make_plan(problem(iterations=2, method="random"), 4000, 2, WHOLE) == BudgetPlan(
             2, 2, 40, 0.025
         )
-
-    def test_jobs_whose_candidates_take_no_whole_runs_need_less(self) -> None:
-        # No counted call follows `spoil.w`, so that only the incumbent's runs cost in its job,
-        # which halves it: a sweep takes 24 + 12 runs, and 2·40 + 36 = 116.
-        sampled = problem(iterations=10, method="random")
-        jobs = [Job("random", ("answerer.prompt",)), Job("random", ("spoil.w",))]
-        sampled = replace(sampled, method=replace(sampled.method, jobs=jobs))
-        prices = estimate_prices(sampled.system)
-        assert (prices.keys(["answerer.prompt"]), prices.keys(["spoil.w"])) == (1.0, 0.0)
-        assert make_plan(sampled, 348, 2, prices) == BudgetPlan(3, 2, 40, 0.05 / 3)
-        assert make_plan(sampled, 347, 2, prices) == BudgetPlan(2, 2, 40, 0.05 / 2)
-        assert (planned_job_runs(sampled, WHOLE), planned_job_runs(sampled, prices)) == (24, 18)
 
     def test_repeats_are_paid_for_and_a_certain_incumbent_is_not(self) -> None:
         assert make_plan(problem(repeats=3), math.inf, 2, WHOLE).cost == 120
@@ -350,13 +314,6 @@ class TestPlan:
         prices = estimate_prices(sampled.system)
         assert decision_cost(sampled, ["answerer.prompt"], prices) == 40
         assert decision_cost(sampled, ["spoil.w"], prices) == 21  # nothing counted follows
-
-    def test_traces_of_failing_runs_do_not_lower_what_is_reserved(self) -> None:
-        """Where the start fails at the first step, no trace has a call of the last one; candidates do."""
-        made = problem_of(Relay(2, 2))
-        failing = Prices(calls=[CallShare(component="a", depends=["a"], share=1.0)])
-        assert failing.keys(["b.option"]) == 0
-        assert decision_cost(made, ["b.option"], failing) == pytest.approx(20 / 2 + 1 / 2)
 
     def test_whole_runs_are_reserved_where_a_change_may_make_more_calls(self) -> None:
         step = Function("step", spoil, w=Float(0, 1))(answer=Input("answer", str))
@@ -415,26 +372,6 @@ class TestPlan:
         for decision in events(folder, "decision"):
             assert "note" not in decision
             assert "p" in decision
-
-    def test_neither_does_a_search_without_a_cache(self, tmp_path: Path) -> None:
-        """Plain functions are run again for every comparison; what that costs is part of the plan."""
-
-        def guess(question: str, a: float, b: float, rng: np.random.Generator) -> str:
-            right = rng.random() < 0.2 + 0.3 * a + 0.3 * b
-            return question.rsplit(maxsplit=1)[-1] if right else "dunno"
-
-        step = Function("guess", guess, a=Float(0, 1), b=Float(0, 1))(
-            question=Input("question", str)
-        )
-        system = System("plain", outputs={"answer": step})
-        for limit in (150, 300, 450):
-            folder = tmp_path / str(limit)
-            options = SMALL.model_copy(update={"budget": BudgetSettings(system_runs=limit)})
-            result = run(folder, options, system=system)
-            assert result.spent["system_runs"] <= limit
-            decisions = events(folder, "decision")
-            assert decisions
-            assert all("p" in decision for decision in decisions)
 
 
 def eager(message: str, rng: np.random.Generator) -> str:
@@ -536,28 +473,6 @@ class TestRounds:
         names = [event["optimizer"] for event in events(tmp_path / "run", "job")]
         assert len(names) == 4
         assert set(names[:2]) == set(names[2:]) == {"left", "right"}
-
-    def test_they_end_when_nothing_changed(self, tmp_path: Path) -> None:
-        assert self.values(tmp_path / "run", runs=72, most=12) == [11, 12, None]
-
-    def test_there_are_as_many_as_the_settings_say(self, tmp_path: Path) -> None:
-        assert self.values(tmp_path / "run", runs=72, iterations=2) == [11, 12]
-
-    def test_stopped_after_every_event_they_go_on_to_the_same_end(self, tmp_path: Path) -> None:
-        options = self.options(runs=72)
-        run(tmp_path / "whole", options, system=self.SYSTEM)
-        for _ in range(40):
-            try:
-                run(
-                    tmp_path / "run",
-                    options,
-                    system=self.SYSTEM,
-                    on_start=lambda recorder: recorder.stop(),
-                )
-                break
-            except Interrupted:
-                continue
-        assert without_clocks(tmp_path / "run") == without_clocks(tmp_path / "whole")
 
 
 # --- the test split ------------------------------------------------------------------------------------
@@ -737,13 +652,6 @@ class TestSeed:
             )
         assert len(written) == 1
 
-    def test_another_seed_makes_other_choices(self, tmp_path: Path) -> None:
-        made = set()
-        for seed in range(3):
-            run(tmp_path / str(seed), SMALL.model_copy(update={"seed": seed}), system=demo(w=0.9))
-            made.add(json.dumps([e["note"] for e in events(tmp_path / str(seed), "progress")]))
-        assert len(made) == 3
-
     def test_hash_order_leaves_no_mark(self, tmp_path: Path) -> None:
         """Four processes with four string hashes, one call at a time or many, write the same events."""
         program = (
@@ -872,27 +780,6 @@ class TestGoingOn:
         result = run(tmp_path / "run", list_changes)
         assert "random" in result.baselines
 
-    def test_a_metric_of_ones_own_is_the_same_in_another_process(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Its function has another address there; the run must not be refused for that."""
-        monkeypatch.setattr("compound.api.optimize.check_spending", lambda _: None)
-
-        def made() -> Any:
-            def close(outputs: Mapping[str, Any], example: Any) -> float:
-                return float(outputs["answer"] == example.gold["answer"])
-
-            return custom(close)
-
-        keep = [made() for _ in range(3)]  # so that no address is used twice
-        lm = ScriptedLM(student)
-        options = SMALL.model_copy(update={"budget": BudgetSettings(calls=10)})
-        for metric in keep:
-            with pytest.raises(BudgetExhausted):
-                run_optimization(
-                    demo(), data(), metric, options, run_dir=tmp_path / "run", engines={"lm": lm}
-                )
-
     def test_stopped_after_every_single_event_it_goes_on_to_the_same_end(
         self, tmp_path: Path
     ) -> None:
@@ -948,13 +835,6 @@ def test_an_evaluation_in_the_result_is_what_the_events_say(tmp_path: Path) -> N
     as_json = result.to_json()
     assert json.loads(json.dumps(as_json)) == as_json
     assert as_json["calls"] == events(tmp_path / "run")[-1]["spent"]["calls"]
-
-
-def test_scores_of_a_sequence_of_examples_follow_the_data(tmp_path: Path) -> None:
-    """Rows of the validation evaluation carry the ids of the examples, in their order."""
-    result = run(tmp_path / "run")
-    ids: Sequence[str] = [row.example for row in result.before.rows]
-    assert ids == [e.id for e in data().examples("valid", ["question"])]
 
 
 # --- what a review found -------------------------------------------------------------------------------
@@ -1022,14 +902,6 @@ class TestReviewed:
         assert [e["accepted"] for e in events(tmp_path / "run", "decision")] == [True]
         assert result.best["answerer.lm"] == "good"
 
-    def test_a_candidate_that_always_fails_only_loses(self, tmp_path: Path) -> None:
-        system = chosen()
-        engines = {**models(), "good": ScriptedLM(lambda _: CallError("out of order"), name="good")}
-        result = run_optimization(
-            system, data(), METRIC, SMALL, run_dir=tmp_path / "run", engines=engines
-        )
-        assert result.accepted == 0
-
     def test_a_limit_of_calls_leaves_room_for_decisions(self, tmp_path: Path) -> None:
         options = SMALL.model_copy(update={"budget": BudgetSettings(calls=250)})
         result = run_optimization(
@@ -1061,20 +933,6 @@ class TestReviewed:
         plan = read_json(tmp_path / "run", "checkpoint.json")["state"]["search"]["plan"]
         assert plan["decisions"] == 3
         assert plan["level"] >= 2.0**-6
-
-    def test_a_job_with_too_small_a_share_is_passed_over(self, tmp_path: Path) -> None:
-        for seed in range(4):
-            options = SMALL.model_copy(
-                update={
-                    "seed": seed,
-                    "minibatch": 8,
-                    "budget": BudgetSettings(system_runs=75),
-                    "iterations": 1,
-                }
-            )
-            result = run(tmp_path / str(seed), options, splits=data(valid=10))
-            assert result.spent["system_runs"] > 30
-            assert any(e["runs"] > 0 for e in events(tmp_path / str(seed), "job"))
 
     def test_a_temperature_that_comes_over_a_wire_makes_a_system_stochastic(self) -> None:
         warmth = Hyperparameter("warmth", Float(0.0, 1.0))()
@@ -1118,10 +976,3 @@ class TestReviewed:
                 stopped(tmp_path / "run", 0.25)
         with pytest.raises(RunDirectoryError, match="changed: metric: "):
             stopped(tmp_path / "run", 0.5)
-
-    def test_a_row_with_a_number_that_is_not_finite_is_no_crash(self, tmp_path: Path) -> None:
-        rows_ = [
-            {"question": f"what is {i}", "answer": str(i), "weight": math.nan} for i in range(60)
-        ]
-        splits = Dataset.of(train=rows_[:30], valid=rows_[30:50], test=rows_[50:])
-        assert run(tmp_path / "run", splits=splits).path.exists()

@@ -531,19 +531,6 @@ def test_killed_at_any_instant_a_run_goes_on_to_the_same_end(
     assert max(killed) >= 3
 
 
-def test_killed_around_every_event_a_run_goes_on_to_the_same_end(site: Site) -> None:
-    """One run, killed over and over: each attempt gets little further than the last checkpoint."""
-    draw = random.Random(5)
-    plan = [
-        {"write": draw.randrange(25, 60), "when": draw.choice(["before", "torn", "after"])}
-        for _ in range(60)
-    ]
-    folder, seen, statuses = site.play("again", plan)
-    same_end(site, folder)
-    asked_no_more(site, seen, statuses.count(-signal.SIGKILL))
-    assert statuses.count(-signal.SIGKILL) >= 5
-
-
 @pytest.mark.parametrize("site", ["optimas"], indirect=True)
 def test_killed_at_every_event_of_a_search_with_rewards_a_run_goes_on_to_the_same_end(
     site: Site, pytestconfig: pytest.Config

@@ -136,23 +136,6 @@ class TestRetrying:
         assert found.failed == 0
         assert events(tmp_path / "run" / "baselines" / "random", "retry")
 
-    def test_rows_that_fail_again_can_be_tried_once_more(self, tmp_path: Path) -> None:
-        DOWN.update({"te1", "te7"})
-        run(tmp_path / "run")
-        DOWN.remove("te1")
-        assert (found := run(tmp_path / "run", retry_failed=True).test_before) is not None
-        assert found.failed == 1
-        DOWN.clear()
-        assert (found := run(tmp_path / "run", retry_failed=True).test_before) is not None
-        assert found.failed == 0
-
-    def test_without_failed_rows_nothing_is_called(self, tmp_path: Path) -> None:
-        first = run(tmp_path / "run")
-        CALLS.clear()
-        again = run(tmp_path / "run", retry_failed=True)
-        assert (CALLS, events(tmp_path / "run", "retry")) == ([], [])
-        assert again.to_json()["test_after"] == first.to_json()["test_after"]
-
     def test_a_kill_in_between_loses_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

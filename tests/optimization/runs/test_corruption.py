@@ -368,15 +368,6 @@ def test_whatever_is_damaged_in_a_killed_run_it_ends_right_or_says_so(
     assert not wrong, "\n".join(wrong)
 
 
-def test_an_undamaged_copy_continues_to_the_same_end_and_says_nothing(
-    runs: Runs, tmp_path: Path
-) -> None:
-    for number, killed in enumerate(runs.killed):
-        copy = Path(shutil.copytree(killed, tmp_path / str(number)))
-        assert continued(copy) == (runs.best, [])
-        assert verify(copy) == []
-
-
 def test_a_run_without_checksums_is_read_and_continued(runs: Runs, tmp_path: Path) -> None:
     finished = without_checksums(Path(shutil.copytree(runs.finished, tmp_path / "finished")))
     assert (shown(finished), verify(finished)) == (runs.facts, [])

@@ -18,7 +18,7 @@ import compound as cp
 from compound.api.result import read_result
 from compound.core.errors import RunDirectoryError, SpecError
 from compound.optimization.runs.changes import FORMAT, list_changes
-from compound.optimization.settings.base import CommonSettings, Settings
+from compound.optimization.settings.base import CommonSettings
 from compound.optimization.settings.optimize import OptimizeSettings, make_settings
 from compound.optimization.settings.sections import optimize_model
 from compound.optimizers.methods import METHODS, method
@@ -120,10 +120,6 @@ class TestSections:
         with pytest.raises(cp.CompoundError, match=r"mygo.attempts: Input should be greater"):
             make_settings({"method": "search", "mygo": {"attempts": 0}})
 
-    def test_a_model_of_another_method_is_refused(self) -> None:
-        with pytest.raises(cp.CompoundError, match="ppo"):
-            make_settings({"ppo": MMGRPOSettings()})
-
     def test_all_mistakes_are_named_at_once(self) -> None:
         text = f"{FILE}optimize:\n  sed: 1\n  mmgrpo: {{step: 1, optimizer: {{lr: x}}}}\n"
         with pytest.raises(SpecError) as raised:
@@ -171,15 +167,6 @@ class TestSections:
         assert found.optimizer.lr == 0.5
         assert (found.loss.name, found.loss.settings.model_dump()["clip"]) == ("dapo", 0.1)
 
-    def test_a_loss_may_be_its_name(self) -> None:
-        program = loads(
-            f"{FILE}optimize: {{mmgrpo: {{loss: cispo}}, mygo: {{loss: {{sft_sum: {{}}}}}}}}"
-        )
-        assert program.optimize.sections["mmgrpo"].model_dump()["loss"] == {
-            "cispo": {"beta": 0.0, "entropy": 0.0, "correction": 2.0, "cap": 5.0}
-        }
-        assert program.optimize.sections["mygo"].model_dump()["loss"] == {"sft_sum": {}}
-
     def test_a_method_reads_the_sections_of_its_stages(self) -> None:
         program = load(ATLAS, overrides=[("optimize.better_together.stages", "[mipro, mhgpo_rr]")])
         made = method("better_together", program.system, program.optimize)
@@ -215,11 +202,6 @@ class TestOwnMethods:
             made = method("annealing:anneal", program.system, program.optimize, tmp_path)
             assert made.jobs[0].weight == 0.5
             assert [own.model_dump() for own in made.sections.values()] == [{"temperature": 0.5}]
-
-    def test_without_a_section_it_has_its_defaults(self, tmp_path: Path) -> None:
-        program = load(own(tmp_path, "{method: 'annealing:anneal'}"))
-        made = method("annealing:anneal", program.system, program.optimize, tmp_path)
-        assert made.jobs[0].weight == 1.0
 
     def test_as_a_baseline_or_a_stage_it_has_its_section_too(self, tmp_path: Path) -> None:
         stages = "better_together: {stages: ['annealing:anneal', random]}"
@@ -263,12 +245,6 @@ class TestOwnMethods:
             load(file, allow_import=False)
         assert len(raised.value.problems) == 1
         assert "imports are not allowed" in str(raised.value)
-
-    def test_its_section_may_be_a_model(self, tmp_path: Path) -> None:
-        class Mine(Settings):
-            depth: int = 2
-
-        assert OptimizeSettings(mine=Mine(depth=3)).section("somewhere:mine", Mine).depth == 3
 
 
 class TestEarlierVersions:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-import pickle
 import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -27,16 +24,13 @@ from compound.core.errors import (
     CallError,
     DeclarationError,
     MissingExtra,
-    TooManyFailures,
 )
 from compound.core.example import Example, Score
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics.custom import custom
 from compound.graph.component import Input
-from compound.graph.registry.user_code import UserCodeError
 from compound.graph.space import Demos, Text
 from compound.graph.system import System
-from compound.optimization.method import Progress
 from compound.optimization.settings.base import BudgetSettings
 from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.baselines.evolution import GEPASettings
@@ -117,33 +111,6 @@ class TestSearch:
         assert proposal.after == pytest.approx(0.8, abs=0.12)
         assert proposal.tried > 1
 
-    @pytest.mark.parametrize("bounds", [(0, 100), None], ids=["declared", "undeclared"])
-    def test_scores_above_one_are_not_perfect(
-        self, job: Any, bounds: tuple[float, float] | None
-    ) -> None:
-        """Of 100 points, one is not the maximum: the search reflects, and finds what it finds with one point."""
-        points = custom(
-            lambda outputs, example: 100.0 * (outputs["answer"] == "right"), bounds=bounds
-        )
-        _, proposal = job(system(), points, rows(100), scripted(), 300).run(GEPA())
-        assert HIDDEN in proposal.values["answerer.prompt"]
-        assert proposal.after == pytest.approx(80, abs=12)
-
-    def test_before_and_after_are_means_over_the_same_set(self, job: Any) -> None:
-        states, proposal = job(system(), METRIC, rows(100), scripted(), 300).run(GEPA())
-        found = proposal.values["answerer.prompt"]
-        assignment = job(system(), METRIC, rows(100), scripted(), 300)
-        batches = watched(assignment)
-        assignment.run(GEPA())
-        _, pareto = batches[0]
-        assert len(set(pareto)) == len(states[0]["answers"][0]["scores"]) == 37
-        assert proposal.before == fmean(
-            right(f"Answer. Question: {question}") for question in pareto
-        )
-        assert proposal.after == fmean(
-            right(f"{found} Question: {question}") for question in pareto
-        )
-
     def test_texts_of_all_components_change_together(self, job: Any) -> None:
         """Either phrase alone helps half; only a candidate with both is right everywhere."""
 
@@ -191,50 +158,6 @@ class TestSearch:
         assert proposal.before == proposal.after
         assert proposal.tried > 1
         assert proposal.note == "no rewritten prompt beat the incumbent"
-
-    def test_a_text_that_is_better_on_its_examples_only_is_not_proposed(self, job: Any) -> None:
-        """Any phrase is right on all examples that are reflected on, and wrong on the Pareto set."""
-        assignment = job(system(), METRIC, rows(60), scripted())
-        batches = watched(assignment)
-        assignment.run(GEPA(GEPASettings(iterations=0)))
-        _, pareto = batches[0]
-
-        def memorized(message: str, rng: np.random.Generator) -> str:
-            if REFLECTING not in message and "Answer. " in message:
-                return "wrong" if shown(message)[0] in pareto else "right"
-            return script(message, rng)
-
-        assignment = job(system(), METRIC, rows(60), scripted(memorized))
-        batches = watched(assignment)
-        _, proposal = assignment.run(GEPA(GEPASettings(iterations=3)))
-        assert any(values and questions == pareto for values, questions in batches)
-        assert (dict(proposal.values), proposal.before) == ({}, proposal.after)
-
-    def test_few_examples_are_run_once_each(self, job: Any) -> None:
-        assignment = job(functions(), METRIC, rows(4), scripted())
-        batches = watched(assignment)
-        assignment.run(GEPA(GEPASettings(iterations=3)))
-        assert len(batches) > 3
-        assert all(len(questions) == len(set(questions)) == 2 for _, questions in batches)
-
-    def test_where_all_is_right_nothing_is_asked(self, job: Any) -> None:
-        assignment = job(system(), custom(lambda outputs, example: 1.0), rows(60), scripted())
-        states, proposal = assignment.run(GEPA())
-        assert (len(states), dict(proposal.values), assignment.spent) == (1, {}, 30)
-        assert asked(assignment.lm, REFLECTING) == []
-
-    def test_a_batch_that_is_all_right_is_not_reflected_on(self, job: Any) -> None:
-        def nearly(outputs: Any, example: Example) -> float:
-            return float(example.inputs["question"] != pareto[0])
-
-        assignment = job(system(), METRIC, rows(60), scripted())
-        batches = watched(assignment)
-        assignment.run(GEPA(GEPASettings(iterations=0)))
-        _, pareto = batches[0]
-        assignment = job(system(), custom(nearly), rows(60), scripted())
-        states, _ = assignment.run(GEPA(GEPASettings(iterations=5)))
-        assert len(states) == 6
-        assert asked(assignment.lm, REFLECTING) == []
 
     def test_iterations_end_where_no_budget_does(self, job: Any) -> None:
         states, _ = job(system(), METRIC, rows(60), scripted()).run(
@@ -299,14 +222,6 @@ class TestReflection:
         assert "```\nAnswer.\n```" in text
         assert ("other wrote output: a hint" in text) == whole_runs
 
-    def test_an_example_without_gold_expects_nothing(self, job: Any) -> None:
-        plain = [Example(row.id, row.inputs) for row in rows(60)]
-        assignment = job(system(), METRIC, plain, scripted())
-        assignment.run(GEPA(GEPASettings(iterations=1)))
-        (text,) = asked(assignment.lm, REFLECTING)
-        assert "## Score" in text
-        assert "Expected" not in text
-
     def test_a_component_that_was_not_called_is_not_reflected_on(self, job: Any) -> None:
         """It has every other turn, and nothing to show."""
         question = Input("question", str)
@@ -354,30 +269,10 @@ class TestReflection:
         assert len(states) == 21
         assert HIDDEN in proposal.values["answerer.prompt"]
 
-    def test_another_error_of_the_model_is_raised_as_it_is(self, job: Any) -> None:
-        def broken(message: str, rng: np.random.Generator) -> str:
-            if REFLECTING in message:
-                raise ZeroDivisionError("a bug of the engine")
-            return script(message, rng)
-
-        with pytest.raises(UserCodeError, match="ZeroDivisionError: a bug of the engine") as raised:
-            job(system(), METRIC, rows(80), scripted(broken)).run(GEPA())
-        assert isinstance(raised.value.__cause__, ZeroDivisionError)
-
     def test_the_model_that_writes_is_the_one_that_was_named(self, job: Any) -> None:
         assignment = job(system(), METRIC, rows(40), scripted())
         assignment.run(GEPA(GEPASettings(iterations=3, lm="big")))
         assert {lm for lm, _ in assignment.proposal_requests} == {"big"}
-
-    def test_requests_of_one_job_differ_and_depend_on_the_seed(self, job: Any) -> None:
-        def seeds(seed: int) -> list[int]:
-            assignment = job(system(), METRIC, rows(40), scripted(), seed=seed)
-            assignment.run(GEPA(GEPASettings(iterations=6)))
-            return [r.seed for r in assignment.lm.requests if REFLECTING in r.messages[-1].text]
-
-        assert seeds(1) == seeds(1)
-        assert len(set(seeds(1))) == len(seeds(1)) >= 4
-        assert not set(seeds(1)) & set(seeds(2))
 
     def test_a_prompt_that_breaks_the_runs_only_loses(self, job: Any) -> None:
         def fragile(message: str, rng: np.random.Generator) -> str:
@@ -387,13 +282,6 @@ class TestReflection:
 
         _, proposal = job(system(), METRIC, rows(80), scripted(fragile), 300).run(GEPA())
         assert proposal.values == {"answerer.prompt": f"Answer. {HIDDEN}"}
-
-    def test_a_system_that_is_broken_is_an_error(self, job: Any) -> None:
-        def down(message: str) -> str:
-            raise CallError("no key")
-
-        with pytest.raises(TooManyFailures, match="no key"):
-            job(system(), METRIC, rows(80), scripted(down)).run(GEPA())
 
 
 class TestBudget:
@@ -422,12 +310,6 @@ class TestBudget:
             states, _ = assignment.run(GEPA())
             assert len(asked(assignment.lm, REFLECTING)) == len(states) - 1 == iterations
             assert assignment.spent == 8 + 6 * iterations
-
-    def test_what_comes_from_the_cache_leaves_room_for_more(self, job: Any) -> None:
-        """Of 20 examples 12 are reflected on: the incumbent's runs of all are paid for once."""
-        states, _ = job(system(f"Answer. {HIDDEN}"), METRIC, rows(20), scripted(), 120).run(GEPA())
-        paid, _ = job(functions(), METRIC, rows(20), scripted(), 120).run(GEPA())
-        assert len(states) > len(paid) + 3
 
     @pytest.mark.parametrize(
         ("arguments", "expected"),
@@ -504,36 +386,6 @@ class TestGoingOn:
         again.task = replace(again.task, resume=states[-1])
         assert again.run(GEPA()) == ([], proposal)
         assert again.spent == 0
-
-    def test_progress_is_kept_as_it_was(self, job: Any) -> None:
-        """What a checkpoint holds does not change when the search goes on."""
-
-        async def collected(task: Any) -> list[tuple[int, str]]:
-            events = [event async for event in GEPA(GEPASettings(iterations=4)).propose(task)]
-            return [(len(e.state["answers"]), e.note) for e in events if isinstance(e, Progress)]
-
-        found = asyncio.run(collected(job(system(), METRIC, rows(60), scripted()).task))
-        assert len({answers for answers, _ in found}) == 5
-        assert re.fullmatch(r"the incumbent on 30 examples: 0\.\d{3}", found[0][1])
-        assert re.fullmatch(r"best of \d candidates 0\.\d{3}", found[-1][1])
-
-    def test_nothing_is_written_printed_or_pickled(
-        self,
-        job: Any,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        capfd: pytest.CaptureFixture[str],
-    ) -> None:
-        def refuse(*_: Any, **__: Any) -> None:
-            raise AssertionError("something was pickled")
-
-        for name in ("dump", "dumps", "load", "loads"):
-            monkeypatch.setattr(pickle, name, refuse)
-        monkeypatch.chdir(tmp_path)
-        _, proposal = job(system(), METRIC, rows(60), scripted(), 200).run(GEPA())
-        assert proposal.values
-        assert list(tmp_path.iterdir()) == []
-        assert tuple(capfd.readouterr()) == ("", "")
 
 
 # --- as a method ---------------------------------------------------------------------------------------

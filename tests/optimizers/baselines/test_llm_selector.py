@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from compound.api.optimize import run_optimization
 from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.core.errors import CallError, TooManyFailures
+from compound.core.errors import TooManyFailures
 from compound.core.example import Example, Score
-from compound.core.narrowing import entry
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics.custom import custom
 from compound.execution.trace import Call, Failure, Trace
@@ -112,20 +111,6 @@ class TestPlurality:
     ) -> None:
         assert plurality(scores, current) == (chosen, votes)
 
-    @given(
-        st.lists(st.lists(st.integers(0, 2), min_size=4, max_size=4), min_size=1, max_size=4),
-        st.data(),
-    )
-    def test_every_row_votes_and_the_chosen_has_most(
-        self, scores: list[list[int]], data: Any
-    ) -> None:
-        current = data.draw(st.integers(0, len(scores) - 1))
-        chosen, votes = plurality(scores, current)
-        assert votes[chosen] == max(votes)
-        assert sum(votes) >= 4
-        if votes[current] == max(votes):
-            assert chosen == current
-
 
 class TestSelection:
     def test_the_known_best_allocation_is_found(self, job: Any) -> None:
@@ -143,12 +128,6 @@ class TestSelection:
         ]
         assert proposal.tried == len(states[-1]["means"]) == 3 + 2 + 2
 
-    def test_the_search_starts_at_the_incumbent(self, job: Any) -> None:
-        states, proposal = job(two_steps().bind(BEST), METRIC, rows(20)).run(LLMSelector())
-        assert proposal.values == {}
-        assert len(states) == 2  # one round confirms it
-        assert all(a == BEST for a in states[-1]["allocations"])
-
     def test_votes_decide_even_against_the_mean(self, job: Any) -> None:
         """Three rows of five are a little better with ``b``, two much worse."""
 
@@ -164,58 +143,6 @@ class TestSelection:
         assert proposal.values == {"worth.kind": "b"}
         assert proposal.before == pytest.approx(0.64)
         assert proposal.after == pytest.approx(0.56)
-
-    def test_options_of_equal_numbers_are_told_apart(self, job: Any) -> None:
-        def kind(n: int, flag: Any) -> str:
-            return type(flag).__name__
-
-        async def read(outputs: Any, example: Example) -> Score:
-            return Score(float(outputs["answer"] == "bool"))
-
-        system = System(
-            "equal",
-            outputs={"answer": Function("f", kind, flag=Choice(1, True))(n=Input("n", int))},
-        )
-        _, proposal = job(system, custom(read), rows(6)).run(LLMSelector())
-        assert proposal.values == {"f.flag": True}
-        assert type(proposal.values["f.flag"]) is bool
-        assert (proposal.before, proposal.after) == (0.0, 1.0)
-
-        async def indifferent(outputs: Any, example: Example) -> Score:
-            return Score(1.0)
-
-        _, proposal = job(system.bind({"f.flag": True}), custom(indifferent), rows(6)).run(
-            LLMSelector()
-        )
-        assert proposal.values == {}
-
-    def test_a_vote_that_goes_in_circles_ends(self, job: Any) -> None:
-        """Two rows of three prefer ab to aa, bb to ab, ba to bb, and aa to ba."""
-
-        def left(n: int, side: str) -> str:
-            return side
-
-        def right(text: str, side: str) -> str:
-            return text + side
-
-        worth = {"aa": [0, 3, 2], "ab": [1, 0, 3], "bb": [2, 1, 0], "ba": [3, 2, 1]}
-
-        async def read(outputs: Any, example: Example) -> Score:
-            return Score(float(worth[outputs["answer"]][entry(example.inputs, "n", int)]))
-
-        first = Function("left", left, side=Choice("a", "b"))(n=Input("n", int))
-        system = System(
-            "game", outputs={"answer": Function("right", right, side=Choice("a", "b"))(text=first)}
-        )
-        states, _ = job(system, custom(read), rows(3), minibatch=3).run(LLMSelector(rounds=3))
-        found = ["".join(allocation.values()) for allocation in states[-1]["allocations"]]
-        assert found == ["aa", "aa", "ab", "bb", "ba", "aa", "ab"]
-
-    def test_nothing_to_choose_from_proposes_nothing(self, job: Any) -> None:
-        node = Function("locator", locate, model=Choice("small"))(n=Input("n", int))
-        assignment = job(System("alone", outputs={"answer": node}), METRIC, rows(9))
-        states, proposal = assignment.run(LLMSelector(alpha=1.0))
-        assert (states, dict(proposal.values), assignment.spent) == ([], {}, 0)
 
     def test_a_number_is_no_slot(self, job: Any) -> None:
         def repeated(n: int, times: int, model: str) -> str:
@@ -380,41 +307,6 @@ class TestDiagnoser:
         assert seeing.values == BEST
         assert (seeing.before, seeing.after) == (0.0, 1.0)
 
-    def test_alpha_and_beta_weigh_verdict_and_score(self, job: Any) -> None:
-        """The score prefers ``b`` by 0.4, the verdict ``a`` by 1."""
-
-        def same(n: int, kind: str) -> str:
-            return kind
-
-        async def read(outputs: Any, example: Example) -> Score:
-            return Score({"a": 0.3, "b": 0.7}[outputs["answer"]])
-
-        def judge(message: str) -> str:
-            return f"[final answer: {'Yes' if 'The result: answer: b' in message else 'No'}]"
-
-        system = System(
-            "weigh",
-            outputs={"answer": Function("f", same, kind=Choice("a", "b"))(n=Input("n", int))},
-            lm="lm",
-        )
-        for alpha, beta, chosen in [(0.39, 1, "b"), (0.41, 1, "a"), (1, 2.6, "b"), (1, 2.4, "a")]:
-            _, proposal = job(system, custom(read), rows(8), lambda: ScriptedLM(judge)).run(
-                LLMSelector(alpha, beta)
-            )
-            assert {**system.configuration, **proposal.values} == {"f.kind": chosen}
-
-    def test_verdicts_that_are_not_given_decide_nothing(self, job: Any) -> None:
-        """A model that is down costs its verdicts, not the search: the scores still speak."""
-
-        def down(message: str) -> str:
-            raise CallError("content filter")
-
-        for script in (down, lambda _: "hm"):
-            _, proposal = job(two_steps(), METRIC, rows(10), lambda s=script: ScriptedLM(s)).run(
-                LLMSelector(1.0)
-            )
-            assert proposal.values == BEST
-
     @pytest.mark.parametrize("alpha", [0.0, 1.0])
     def test_an_option_that_fails_only_loses(self, job: Any, alpha: float) -> None:
         def fragile(n: int, model: str) -> str:
@@ -433,19 +325,6 @@ class TestDiagnoser:
                 LLMSelector(alpha)
             )
             assert {**target.configuration, **proposal.values} == {"f.model": "medium"}
-
-    def test_an_option_that_fails_has_no_vote_even_where_nothing_is_right(self, job: Any) -> None:
-        def fragile(n: int, model: str) -> str:
-            if model == "large":
-                raise ValueError("no such model")
-            return "row ?"
-
-        node = Function("f", fragile, model=Choice(*MODELS, value="large"))(n=Input("n", int))
-        system = System("fragile", outputs={"answer": node}, lm="lm")
-        judge = ScriptedLM(lambda _: "[final answer: Yes]")
-        _, proposal = job(system, METRIC, rows(8), lambda: judge).run(LLMSelector(1.0))
-        assert proposal.values == {"f.model": "small"}
-        assert (proposal.before, proposal.after) == (None, 0.0)
 
     @pytest.mark.parametrize("alpha", [0.0, 1.0])
     def test_when_all_options_fail_something_is_broken(self, job: Any, alpha: float) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compound.api.optimize import run_optimization
@@ -31,9 +31,7 @@ from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.baselines.mipro import SIZES, Mipro, MIPROSettings, demo_sets
 from compound.optimizers.baselines.mipro_proposer import TIPS
 from compound.optimizers.baselines.mipro_trials import (
-    FULL_EVERY,
     Trial,
-    TrialPlan,
     next_point,
     plan_trials,
     promising,
@@ -175,16 +173,6 @@ class TestRequests:
         assert len({re.findall("- read .*", text)[0] for text in second}) == 2  # another set each
         assert {tip for tip in TIPS if tip and any(tip in text for text in asked)}
 
-    def test_components_without_tunable_demonstrations_are_shown_at_work_as_well(
-        self, job: Any
-    ) -> None:
-        assignment = job(two_steps().bind(BEST), METRIC, rows(150), scripted())
-        traced, scored = watched(assignment)
-        assignment.run(Mipro(trials=1))
-        asked = [text for kind, text in requests(assignment) if kind == "instruction"]
-        assert all("Examples of the step at work:" in text for text in asked)
-        assert not {*traced[0]} & {name for _, names in scored for name in names}
-
     def test_later_observations_see_earlier_ones(self, job: Any) -> None:
         replies = iter("abcdefghij")
 
@@ -206,29 +194,6 @@ class TestRequests:
             ["a", "b", "c"],
         ]
         assert re.findall(r"Fact (\w)", dict(found)["summary"]) == ["a", "b", "c", "d"]
-
-    def test_five_batches_that_add_nothing_are_enough(self, job: Any) -> None:
-        def content(message: str, rng: np.random.Generator) -> str:
-            if kind_of(message) == "observation":
-                return "COMPLETE." if "Observations" in message else "All are questions."
-            return script(message, rng)
-
-        assignment = job(two_steps(), METRIC, rows(300), scripted(content))
-        assignment.run(Mipro(trials=1))
-        found = requests(assignment)
-        assert Counter(kind for kind, _ in found)["observation"] == 1 + 5
-        assert "COMPLETE" not in dict(found)["summary"]
-        assert "All are questions." in dict(found)["summary"]
-
-    def test_rows_are_summarized_that_no_candidate_is_scored_on(self, job: Any) -> None:
-        assignment = job(two_steps(), METRIC, rows(150), scripted())
-        _, scored = watched(assignment)
-        assignment.run(Mipro(trials=3))
-        used = {name for _, names in scored for name in names}
-        shown = " ".join(text for kind, text in requests(assignment) if kind == "observation")
-        assert {f"e{n}" for n in re.findall(r"what is e (\d+)", shown)} == {
-            e.id for e in rows(150)
-        } - used
 
     def test_edits_are_an_option_that_needs_no_model(self, job: Any) -> None:
         assignment = job(two_steps(), METRIC, rows(100), scripted())
@@ -253,32 +218,6 @@ class TestRequests:
         assert assignment._proposals.tallies["lm"].counts["unusable"] == 4
         assert set(proposal.values) <= {"second.demos"}
 
-    def test_a_model_that_does_not_answer_costs_the_instructions(self, job: Any) -> None:
-        def silent(message: str, rng: np.random.Generator) -> str:
-            if kind_of(message):
-                raise CallError("content filter")
-            return script(message, rng)
-
-        assignment = job(two_steps(), METRIC, rows(80), scripted(silent))
-        _, proposal = assignment.run(Mipro())
-        assert (dict(proposal.values), proposal.tried) == ({}, 0)
-        assert (
-            len(requests(assignment)) == assignment._proposals.tallies["lm"].asked == 5
-        )  # then it gives up
-        states, _ = job(two_steps(), METRIC, rows(80), scripted(silent)).run(
-            Mipro(proposers=("llm", "edits"))
-        )
-        assert all(len(texts) == 2 for texts in states[-1]["texts"].values())
-
-    def test_a_text_longer_than_allowed_is_no_value(self, job: Any) -> None:
-        step = LLM("second", prompt=Text("Answer. Think.", max_length=20))(
-            question=Input("question", str)
-        )
-        target = System("tight", outputs={"answer": step}, lm="lm")
-        states, _ = job(target, METRIC, rows(80), scripted()).run(Mipro(proposers=("llm", "edits")))
-        assert states[-1]["texts"]["second.prompt"]
-        assert all(len(text) <= 20 for text in states[-1]["texts"]["second.prompt"])
-
 
 class TestSearch:
     def test_the_best_pair_is_found_though_neither_change_helps_alone(self, job: Any) -> None:
@@ -289,22 +228,6 @@ class TestSearch:
             assert proposal.values == BEST, seed
             assert proposal.before == states[-1]["search"]["full"][0]["mean"] < 0.4
             assert (proposal.after or 0.0) > 0.7
-
-    def test_values_are_distinct_and_not_the_incumbents(self, job: Any) -> None:
-        target = two_steps(demos=Demos(max=2)).bind({"first.prompt": BEST["first.prompt"]})
-        states, _ = job(target, METRIC, rows(150), scripted()).run(
-            Mipro(proposers=("edits", "llm"), trials=1)
-        )
-        found = states[-1]["search"]["values"]
-        assert {key: len(values) for key, values in found.items()} == {
-            "first.prompt": 2,
-            "second.prompt": 2,
-            "second.demos": 5,
-        }
-        for key, values in found.items():
-            assert target.configuration[key] not in values
-            assert all(values.count(value) == 1 for value in values)
-            assert all(target.parameters[key].problem(value) == "" for value in values)
 
     def test_demonstrations_come_from_runs_that_were_right_and_are_never_scored_on(
         self, job: Any
@@ -343,16 +266,6 @@ class TestSearch:
         assert len(means) == 4
         assert (proposal.before, proposal.after) == (means[0], max(means))
 
-    def test_few_examples_are_all_scored_on_in_each_trial(self, job: Any) -> None:
-        assignment = job(two_steps(), METRIC, rows(40), scripted())
-        _, scored = watched(assignment)
-        states, proposal = assignment.run(Mipro(trials=6))
-        assert [len(names) for _, names in scored] == [40] * 7
-        search = states[-1]["search"]
-        assert proposal.after == max(
-            trial["mean"] for trial in [*search["full"], *search["trials"]]
-        )
-
     @settings(max_examples=60)
     @given(
         share=st.integers(0, 300),
@@ -371,16 +284,6 @@ class TestSearch:
         assignment.run(Mipro(trials=5))
         assert assignment.spent <= share
 
-    def test_a_share_too_small_for_one_trial_is_not_spent(self, job: Any) -> None:
-        """The incumbent and a trial on eight examples each: 16 runs."""
-        edits = Mipro(proposers=("edits",))
-        assignment = job(two_steps(), METRIC, rows(80), scripted(), 15, minibatch=8)
-        _, proposal = assignment.run(edits)
-        assert (assignment.spent, dict(proposal.values), proposal.tried) == (0, {}, 0)
-        assert (
-            job(two_steps(), METRIC, rows(80), scripted(), 16, minibatch=8).run(edits)[1].tried == 1
-        )
-
     def test_values_that_break_the_runs_only_lose(self, job: Any) -> None:
         def fragile(message: str, rng: np.random.Generator) -> str:
             if "second style" in message and not kind_of(message):
@@ -398,15 +301,6 @@ class TestSearch:
         ]
         assert broken
         assert set(broken) == {0.0}
-
-    def test_jobs_meet_other_minibatches(self, job: Any) -> None:
-        firsts = set()
-        for seed in range(5):
-            assignment = job(two_steps(), METRIC, rows(90), scripted(), seed=seed)
-            _, scored = watched(assignment)
-            assignment.run(Mipro(trials=1, minibatch=8, proposers=("edits",)))
-            firsts.add(frozenset(scored[1][1]))
-        assert len(firsts) == 5
 
 
 def functions() -> System:
@@ -430,13 +324,6 @@ class TestDemonstrations:
         pool = [WeightedDemo(demo(i), 1 / (1 + i)) for i in range(n)]
         return demo_sets(current, pool, labelled, count=count, most=3, seed=1, key="a.demos")
 
-    def test_the_best_come_first_then_random_draws(self) -> None:
-        first, *others = self.sets()
-        assert first == [demo(0), demo(1), demo(2)]
-        assert len(others) == 4
-        assert len({len(found) for found in others}) > 1
-        assert all(1 <= len(found) <= 3 for found in others)
-
     def test_labelled_ones_are_a_set_and_fill_up_the_others(self) -> None:
         labelled = [demo(number) for number in range(2, 9)]
         found = self.sets(n=2, labelled=labelled)
@@ -444,11 +331,6 @@ class TestDemonstrations:
         assert all(each in labelled for each in found[0])
         assert found[1][:2] == [demo(0), demo(1)]
         assert all(len({d["inputs"]["question"] for d in demos}) == 3 for demos in found)
-
-    def test_no_demonstrations_are_a_choice_if_there_are_some(self) -> None:
-        assert [] not in self.sets()
-        assert self.sets(current=[demo(0)])[0] == []
-        assert [demo(0)] not in self.sets(n=1, current=[demo(0)])
 
     def test_expected_answers_serve_where_the_inputs_are_those_of_the_system(self) -> None:
         question = Input("question", str)
@@ -532,66 +414,6 @@ class TestSizes:
         assert plan_trials(20, 35, 300, least=8, examples=0, runs=math.inf) is None
         assert plan_trials(0, 35, 300, least=8, examples=400, runs=math.inf) is None
 
-    @given(
-        st.integers(1, 40),
-        st.integers(1, 40),
-        st.integers(1, 400),
-        st.integers(1, 12),
-        st.integers(1, 300),
-        st.integers(0, 5000),
-    )
-    @example(
-        trials=4, most=2, full=1, least=2, examples=2, runs=4
-    )  # a minibatch larger than the full set
-    def test_a_plan_fits_and_more_runs_make_it_no_smaller(
-        self, trials: int, most: int, full: int, least: int, examples: int, runs: int
-    ) -> None:
-        found = [
-            plan_trials(trials, most, full, least=min(least, most), examples=examples, runs=some)
-            for some in (runs, runs + 100)
-        ]
-        for plan, some in zip(found, (runs, runs + 100), strict=True):
-            if plan is not None:
-                assert plan.runs <= some
-                assert plan.batch <= plan.full <= examples
-        if found[0] is not None and found[1] is not None:
-            assert found[1].trials >= found[0].trials
-            assert found[1].full >= found[0].full
-
-    def test_the_runs_of_a_plan_are_those_spent(self, job: Any) -> None:
-        """A function has no cache, so nothing is free."""
-        plan = TrialPlan(trials=11, batch=8, full=60)
-        assert plan.runs == 60 * (1 + math.ceil(11 / FULL_EVERY)) + 11 * 8
-        assignment = job(functions(), METRIC, rows(60), scripted())
-        assignment.run(Mipro(trials=11, minibatch=8, proposers=("edits",)))
-        assert assignment.spent == plan.runs
-
-
-class TestPromising:
-    @pytest.mark.parametrize(
-        ("trials", "scored", "expected"),
-        [
-            ([], [], None),
-            ([[{"a": 1}, 0.2], [{"a": 2}, 0.4]], [], {"a": 2}),
-            ([[{"a": 1}, 0.2], [{"a": 2}, 0.4]], [{"a": 2}], {"a": 1}),
-            ([[{"a": 1}, 0.2]], [{"a": 1}], None),
-            # a mean of 0.55 against one of 0.6
-            ([[{"a": 1}, 0.9], [{"a": 2}, 0.6], [{"a": 1}, 0.2]], [], {"a": 2}),
-            # the first of equal ones
-            ([[{"a": 3}, 0.5], [{"a": 1}, 0.5]], [], {"a": 3}),
-            # the same point, its parts in another order
-            (
-                [[{"a": 1, "b": 2}, 0.9], [{"b": 2, "a": 1}, 0.1], [{"a": 0, "b": 0}, 0.6]],
-                [],
-                {"a": 0, "b": 0},
-            ),
-        ],
-    )
-    def test_the_best_mean_not_yet_scored(self, trials: Any, scored: Any, expected: Any) -> None:
-        assert (
-            promising([Trial(point=point, mean=mean) for point, mean in trials], scored) == expected
-        )
-
 
 class TestTPE:
     def test_points_follow_from_seed_and_trials_alone(self) -> None:
@@ -603,14 +425,6 @@ class TestTPE:
             trials.append((point, math.sin(i)))
         others = [next_point(sizes, trials, seed) for seed in range(20)]
         assert len({tuple(p.items()) for p in others}) > 1
-
-    def test_joint_structure_is_learned(self) -> None:
-        """Equal choices score 1, others 0: a univariate estimator suggests equal ones half of the time."""
-        sizes = {"a": 4, "b": 4}
-        trials = [({"a": a, "b": b}, float(a == b)) for a in range(4) for b in range(4)]
-        points = [next_point(sizes, trials, seed) for seed in range(40)]
-        assert sum(point["a"] == point["b"] for point in points) >= 36
-        assert len({point["a"] for point in points}) > 1
 
 
 class TestMethod:
@@ -624,10 +438,6 @@ class TestMethod:
             ["first.prompt", "second.demos", "second.prompt"]
         ]
         assert dict(made.optimizers) == {"mipro": Mipro("heavy", ("llm", "edits"), 3, "big", 9)}
-
-    def test_the_first_job_may_use_the_whole_budget(self) -> None:
-        made = method("mipro", two_steps(), OptimizeSettings())
-        assert (made.decisions, made.jobs_each, len(made.jobs)) == (1, None, 1)
 
     def test_it_improves_a_system(self, tmp_path: Path) -> None:
         def data(kind: str, n: int) -> list[dict[str, Any]]:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from compound.components.llm import LLM
-from compound.core.engine import Completion, Request
+from compound.core.engine import Request
 from compound.core.errors import CallError
 from compound.core.example import Example
 from compound.evaluation.metrics.built_in import exact_match
@@ -23,16 +19,14 @@ from compound.execution.trace import Call, Trace
 from compound.graph.component import Input
 from compound.graph.space import Demos, Text
 from compound.graph.system import System
-from compound.optimization.method import ScoredCandidate, Task
+from compound.optimization.method import ScoredCandidate
 from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.baselines.opro import (
     OPRO,
     SHOWN,
-    GenerationPlan,
     exemplars,
     plan_generations,
     prompt_request,
-    propose_prompts,
 )
 from compound.optimizers.methods import method
 from compound.testing import ScriptedLM
@@ -194,91 +188,6 @@ class TestSizes:
         self, runs: float, expected: tuple[int, int, int]
     ) -> None:
         assert plan_generations(8, 50, 8, runs) == expected
-
-    def test_too_few_runs_are_no_plan(self) -> None:
-        assert plan_generations(8, 50, 8, 1) is None
-        assert plan_generations(8, 0, 8, math.inf) is None
-
-    @given(st.integers(1, 12), st.integers(1, 60), st.integers(1, 20), st.integers(0, 9000))
-    def test_a_plan_fits_and_more_runs_allow_no_fewer_prompts(
-        self, each: int, most: int, least: int, runs: int
-    ) -> None:
-        one, other = (plan_generations(each, most, min(least, most), n) for n in (runs, runs + 50))
-        if one is not None:
-            assert one.runs <= runs
-            assert other is not None
-            assert other.each * other.generations >= one.each * one.generations
-
-    def test_runs_are_those_of_the_incumbent_and_all_prompts(self) -> None:
-        assert GenerationPlan(8, 3, 4).runs == 8 + 8 * 3 * 4
-
-
-class Answering:
-    """A scorer that only answers requests."""
-
-    def __init__(self, *replies: str) -> None:
-        self.replies, self.seen, self.outcomes = list(replies), list[Request](), list[str]()
-
-    async def generate(self, request: Request, lm: str | None = None) -> Completion:
-        self.seen.append(request)
-        return Completion(f"<prompt>{self.replies.pop(0)}</prompt>")
-
-    def may_ask(self, lm: str | None = None) -> bool:
-        return bool(self.replies)
-
-    def record_outcome(self, outcome: str, lm: str | None = None) -> None:
-        self.outcomes.append(outcome)
-
-    def leaks(self, text: str, request: Any, lm: str | None = None) -> bool:
-        return False
-
-
-def local_task(scorer: Answering) -> Task:
-    return Task(one_step(), ("answerer.prompt",), [], scorer, 0, 0, 8, 2, SimpleNamespace())  # type: ignore[arg-type]
-
-
-LOCAL = [
-    (START, 0.0),
-    ("Answer in one word.", 1.7),
-    ("Explain at length.", -2.3),
-    ("Be brief.", 1.1),
-]
-
-
-class TestLocalScores:
-    """Scores may be local rewards, which have any range, and include losers."""
-
-    def test_all_scores_are_shown_in_ascending_order(self) -> None:
-        scorer = Answering("New.")
-        key, worked = "answerer.prompt", ("Input: a", "Input: b")
-        found = asyncio.run(
-            propose_prompts(local_task(scorer), key, LOCAL, [7], lm=None, exemplars=worked)
-        )
-        assert found == ["New."]
-        assert shown(scorer.seen[0]) == [
-            ("Explain at length.", "score -2.300"),
-            (START, "score 0.000"),
-            ("Be brief.", "score 1.100"),
-            ("Answer in one word.", "score 1.700"),
-        ]
-        text = scorer.seen[0].messages[-1].text
-        assert "The step: answerer writes output\n" in text
-        assert "Input: a\n\nInput: b\n" in text
-
-    def test_duplicates_are_dropped_and_counted(self) -> None:
-        scorer = Answering("Be brief.", "One.", "One.", "Two.")
-        found = asyncio.run(
-            propose_prompts(local_task(scorer), "answerer.prompt", LOCAL, range(9), lm=None)
-        )
-        assert found == ["One.", "Two."]
-        assert scorer.outcomes == ["duplicate", "proposed", "duplicate", "proposed"]
-
-    def test_no_more_is_asked_than_the_ledger_allows(self) -> None:
-        scorer = Answering("One.")
-        asyncio.run(
-            propose_prompts(local_task(scorer), "answerer.prompt", LOCAL, range(9), lm=None)
-        )
-        assert len(scorer.seen) == 1
 
 
 class TestExemplars:

