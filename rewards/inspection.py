@@ -1,6 +1,4 @@
-"""Results of inspecting local rewards: views of a pair, a head and a run.
-
-Inspect the local rewards of a run, read-only and without loading a model unless it is needed.
+"""Inspect the local rewards of a run, read-only and without loading a model unless it is needed.
 
 A pair's held-out margin is the difference of its candidates' local rewards, by a head that was not
 fitted to their input. The held-out rewards of the candidates of a call can therefore be recovered
@@ -226,21 +224,16 @@ class Inspection:
                 hint="method optimas stores them after jobs of components whose outputs changed the score",
             )
         try:
-            optimize = config["optimize"]
-            known = {
-                key: value
-                for key, value in optimize["optimas"]["pairs"].items()
-                if key in PairSettings.model_fields
-            }
+            pairs = config["optimize"]["optimas"]["pairs"]
+            known = {name: pairs[name] for name in PairSettings.model_fields if name in pairs}
             sampling = PairSettings.model_validate(known).sampling
-        except (KeyError, TypeError, AttributeError, ValidationError):
+        except (KeyError, TypeError, ValidationError):
             raise RunDirectoryError(
                 f"{folder}/config.json has no reward settings of this version"
             ) from None
         stored = read(folder / FOLDER)
-        records = [
-            record for record in read_records(folder, "memory.jsonl") if "kind" not in record
-        ]
+        memory = read_records(folder, "memory.jsonl")
+        records = [record for record in memory if "kind" not in record]
         whose = system or (str(records[0]["system"]) if records and "system" in records[0] else "")
         whole = PairBuffer.read(records, whose, sampling)
         events = read_events(folder)
@@ -283,37 +276,37 @@ class Inspection:
         found[judged] = reward.slope * reward.margins
         return found
 
-    # -- one component -----------------------------------------------------------------------------------
-
     def head(self, component: str) -> HeadView:
         """Return the recorded facts on a component's reward."""
-        reward, margins = self.reward(component), self.margins(component)
+        margins, uses, groups = (
+            self.margins(component),
+            self._uses(component),
+            self._points(component),
+        )
         known = margins[~np.isnan(margins)]
         bins = reliability(known, 1.0, BINS)
-        groups = self._points(component)
-        uses = self._uses(component)
         correlation = rank_correlation(
             [[p.local for p in g] for g in groups], [[p.global_ for p in g] for g in groups]
         )
         measure, labels = self._measure(component)
         return HeadView(
-            component,
-            reward.accuracy,
-            len(margins),
-            self.buffer.gap(component),
-            len(uses),
-            sum(not why for why in uses),
-            next((why for why in reversed(uses) if why), ""),
-            tuple(bins),
-            calibration_error(bins) if bins else None,
-            tuple(known.tolist()),
-            tuple(point for group in groups for point in group),
-            None if math.isnan(correlation) else correlation,
-            measure,
-            labels,
-            self.explanation(component),
-            self.history(component),
-            self._use(component),
+            component=component,
+            accuracy=self.reward(component).accuracy,
+            pairs=len(margins),
+            gap=self.buffer.gap(component),
+            jobs=len(uses),
+            steered=sum(not why for why in uses),
+            why=next((why for why in reversed(uses) if why), ""),
+            bins=tuple(bins),
+            error=calibration_error(bins) if bins else None,
+            margins=tuple(known.tolist()),
+            points=tuple(point for group in groups for point in group),
+            correlation=None if math.isnan(correlation) else correlation,
+            measure=measure,
+            labels=labels,
+            explanation=self.explanation(component),
+            history=self.history(component),
+            local=self._use(component),
         )
 
     def worst(self, component: str, count: int = 3) -> list[Judgement]:
@@ -357,31 +350,24 @@ class Inspection:
                 found[int(facts["iteration"])] = Accuracy(**accuracies[component])
         return tuple(Judged(iteration, found[iteration]) for iteration in sorted(found))
 
-    # -- all of them -------------------------------------------------------------------------------------
-
     def overview(self) -> Overview:
         """Return all recorded facts on the local rewards."""
         reasons = {
             name: why for facts in self._facts() for name, why in facts.get("missing", {}).items()
         }
-        known = dict.fromkeys([*self.buffer.components, *reasons])
-        return Overview(
-            self.stored.backbone,
-            bool(self.stored.adapter),
-            tuple(self.head(name) for name in self.components),
-            tuple(
-                Missing(
-                    name,
-                    reasons.get(name, ""),
-                    len(self.buffer.weighted_pairs(name)),
-                    self.buffer.gap(name),
-                )
-                for name in known
-                if name not in self.stored.rewards_of
-            ),
+        names = dict.fromkeys([*self.buffer.components, *reasons])
+        missing = (
+            Missing(
+                name,
+                reasons.get(name, ""),
+                len(self.buffer.weighted_pairs(name)),
+                self.buffer.gap(name),
+            )
+            for name in names
+            if name not in self.stored.rewards_of
         )
-
-    # -- how ---------------------------------------------------------------------------------------------
+        heads, trained = map(self.head, self.components), bool(self.stored.adapter)
+        return Overview(self.stored.backbone, trained, tuple(heads), tuple(missing))
 
     def _facts(self) -> list[dict[str, Any]]:
         return [
@@ -421,17 +407,11 @@ class Inspection:
             for group in rewards_from_margins([pair for pair in pairs if not math.isnan(pair[2])]):
                 chosen = [entry.draw.candidates[i] for i in group]
                 mean = sum(c.value for c in chosen) / len(chosen)
-                groups.append(
-                    [
-                        RewardPoint(
-                            entry.draw.example,
-                            local,
-                            c.value - mean,
-                            _x(template.read(entry.draw.inputs, c.outputs), measure, labels),
-                        )
-                        for c, local in zip(chosen, group.values(), strict=True)
-                    ]
-                )
+                read_ = [template.read(entry.draw.inputs, c.outputs) for c in chosen]
+                places = [_x(reading, measure, labels) for reading in read_]
+                made = zip(group.values(), chosen, places, strict=True)
+                example = entry.draw.example
+                groups.append([RewardPoint(example, r, c.value - mean, x) for r, c, x in made])
         return groups
 
     def _measure(self, component: str) -> tuple[str, tuple[str, ...]]:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from compound.core.errors import DataError
 from compound.rewards.alignment import (
@@ -25,7 +24,7 @@ from compound.rewards.buffer import Entry
 from compound.rewards.features import Embedder, NoBackbone, Reading
 from compound.rewards.gains import Critic, fit_critic, read_call
 from compound.rewards.heads import slope
-from compound.rewards.inspection import BINS, HeadView, Inspection, Judgement, RewardPoint
+from compound.rewards.inspection import BINS, HeadView, Inspection, Judgement, RewardPoint, Vector
 from compound.rewards.pairs import Pair
 
 
@@ -85,10 +84,12 @@ def inspect_search_reward(
     first = (
         [j for entry, readings in draws for j in _judge(prior, entry, readings)] if prior else []
     )
-    names, scale = [j.pair.example for j in judged], slope(np.array([j.margin for j in judged]))
+    margins, names = [j.margin for j in judged], [j.pair.example for j in judged]
+    scale = slope(np.array(margins))
     judged = [replace(j, margin=scale * j.margin) for j in judged]
+    local = [scale * _rewards(learned, entry, readings) for entry, readings in draws]
     return SearchReward(
-        _view(inspection.head(component), learned, scale, draws, [j.margin for j in judged], names),
+        _view(inspection.head(component), local, [entry for entry, _ in draws], judged),
         accuracy([j.margin for j in first], names) if first else NO_PAIRS,
         _weights(prior, learned, [reading for _, readings in draws for reading in readings]),
         tuple(judged),
@@ -106,7 +107,7 @@ def _read(critic: Critic, entry: Entry) -> list[Reading]:
     return [read_call(critic.template, draw.inputs, c.outputs, c.signals) for c in draw.candidates]
 
 
-def _rewards(critic: Critic, entry: Entry, readings: Sequence[Reading]) -> NDArray[np.float64]:
+def _rewards(critic: Critic, entry: Entry, readings: Sequence[Reading]) -> Vector:
     return critic.rewards(readings, [entry.draw.example] * len(readings))
 
 
@@ -130,20 +131,15 @@ def _judge(critic: Critic, entry: Entry, readings: Sequence[Reading]) -> list[Ju
 
 
 def _view(
-    view: HeadView,
-    critic: Critic,
-    scale: float,
-    draws: Sequence[tuple[Entry, Sequence[Reading]]],
-    margins: Sequence[float],
-    names: Sequence[str],
+    view: HeadView, local: Sequence[Vector], entries: Sequence[Entry], judged: Sequence[Judgement]
 ) -> HeadView:
     """Return the facts on the reward of the search in place of those on the stored one."""
-    local = [scale * _rewards(critic, entry, readings) for entry, readings in draws]
-    scores = [np.array([made.value for made in entry.draw.candidates]) for entry, _ in draws]
+    scores = [np.array([made.value for made in entry.draw.candidates]) for entry in entries]
+    margins, names = [j.margin for j in judged], [j.pair.example for j in judged]
     bins = reliability(margins, 1.0, BINS)
     points = [
         RewardPoint(entry.draw.example, float(r), float(score), 0.0)
-        for (entry, _), own, values in zip(draws, local, scores, strict=True)
+        for entry, own, values in zip(entries, local, scores, strict=True)
         for r, score in zip(own - own.mean(), values - values.mean(), strict=True)
     ]
     return replace(
@@ -166,10 +162,9 @@ def _weights(
     """Return the weights per standard deviation over some readings, the means over the folds."""
     rows = learned.features.matrix(readings, learned.backbone).astype(np.float64)
 
-    def mean(critic: Critic) -> NDArray[np.float64]:
-        return np.asarray(
-            np.mean([head.weights / head.scale for head in critic.heads], 0) * rows.std(0)
-        )
+    def mean(critic: Critic) -> Vector:
+        weights = np.mean([head.weights / head.scale for head in critic.heads], 0)
+        return np.asarray(weights * rows.std(0))
 
     before, after = np.zeros(rows.shape[1]) if prior is None else mean(prior), mean(learned)
     found = [

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -149,38 +149,29 @@ class Proposals:
             NotAsked: the request must not be sent.
         """
         tally = self.tallies.setdefault(lm, Tally())
-        if tally.answered:
-            async with self._count_request(tally, lm, worst):
+        alone = nullcontext() if tally.answered else self._locks.setdefault(lm, asyncio.Lock())
+        async with alone:
+            self._check_allowed(tally, lm, worst)
+            tally.asked += 1
+            self.left = None if self.left is None else self.left - 1
+            self.job_left = None if self.job_left is None else self.job_left - 1
+            if not self._in_flight:
+                self._usage_before = self._meter.usage
+            self._in_flight += 1
+            try:
                 yield
-            return
-        async with (
-            self._locks.setdefault(lm, asyncio.Lock()),
-            self._count_request(tally, lm, worst),
-        ):
-            yield
-
-    @asynccontextmanager
-    async def _count_request(self, tally: Tally, lm: str, worst: Usage) -> AsyncIterator[None]:
-        self._check_allowed(tally, lm, worst)
-        tally.asked += 1
-        self.left = None if self.left is None else self.left - 1
-        self.job_left = None if self.job_left is None else self.job_left - 1
-        if not self._in_flight:
-            self._usage_before = self._meter.usage
-        self._in_flight += 1
-        try:
-            yield
-            tally.answered += 1
-            tally.failed_in_a_row = 0
-        except CallError as error:
-            tally.fail(error)
-            if tally.failed_in_a_row >= self._give_up:
-                self._stop(tally, lm, f"{tally.failed_in_a_row} consecutive calls failed: {error}")
-            raise
-        finally:
-            self._in_flight -= 1
-            if not self._in_flight:  # the system is idle while a job waits for proposals
-                self.usage += difference(self._meter.usage, self._usage_before)
+                tally.answered += 1
+                tally.failed_in_a_row = 0
+            except CallError as error:
+                tally.fail(error)
+                if tally.failed_in_a_row >= self._give_up:
+                    calls = f"{tally.failed_in_a_row} consecutive calls failed"
+                    self._stop(tally, lm, f"{calls}: {error}")
+                raise
+            finally:
+                self._in_flight -= 1
+                if not self._in_flight:  # the system is idle while a job waits for proposals
+                    self.usage += difference(self._meter.usage, self._usage_before)
 
     def _check_allowed(self, tally: Tally, lm: str, worst: Usage) -> None:
         if tally.stopped:

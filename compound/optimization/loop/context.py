@@ -35,25 +35,17 @@ from compound.optimization.runs.recorder import MEMORY_FOLDER, Recorder
 from compound.optimization.runs.state import OptimizationState, SearchState
 
 
+@dataclass
 class RunBudget:
     """Budget of a search, in system runs."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        meter: Meter,
-        proposals: Proposals,
-        plan: BudgetPlan,
-        free_runs: float | None,
-        prices: Prices,
-    ) -> None:
-        self._problem = problem
-        self._meter = meter
-        self._proposals = proposals
-        self.plan = plan
-        self.free_runs = free_runs
-        self.prices = prices
-        self._costs: dict[frozenset[str], float] = {}
+    problem: Problem
+    meter: Meter
+    proposals: Proposals
+    plan: BudgetPlan
+    free_runs: float | None
+    prices: Prices
+    _costs: dict[frozenset[str], float] = field(default_factory=dict, init=False)
 
     @classmethod
     def divide(
@@ -76,7 +68,7 @@ class RunBudget:
 
     def runs_left(self) -> float:
         """Return the system runs left in the budget after the outstanding proposal requests."""
-        return runs_left(self._meter, self._proposals)
+        return runs_left(self.meter, self.proposals)
 
     def free(self, search: SearchState, job: Job | None = None) -> float:
         """Return the system runs left for jobs, excluding those reserved for decisions."""
@@ -96,13 +88,13 @@ class RunBudget:
 
     def _decision_cost(self, keys: frozenset[str]) -> float:
         if keys not in self._costs:
-            self._costs[keys] = reserved_cost(self._problem, keys, self.prices)
+            self._costs[keys] = reserved_cost(self.problem, keys, self.prices)
         return self._costs[keys]
 
     @functools.cached_property
     def _keys(self) -> Collection[str]:
         """The parameters of all jobs."""
-        return frozenset(key for job in all_jobs(self._problem.method) for key in job.keys)
+        return frozenset(key for job in all_jobs(self.problem.method) for key in job.keys)
 
     def fits_another_job(self, search: SearchState) -> bool:
         """Return whether the runs that are free allow another job."""
@@ -114,7 +106,7 @@ class RunBudget:
 
     def _least(self, search: SearchState) -> list[tuple[Job, float]]:
         """Return each job with its minimum system runs."""
-        minibatch, compared = self._problem.settings.minibatch, has_compared(search)
+        minibatch, compared = self.problem.settings.minibatch, has_compared(search)
         return [
             (job, minimum_job_runs(job, minibatch, self.prices, tried=compared))
             for job in self._jobs().values()
@@ -123,7 +115,7 @@ class RunBudget:
     def runs_of(self, job: Job, opening: Job | None, search: SearchState) -> float:
         """Return the system runs of a job, or 0 if they would be too few."""
         declared = self._jobs()[job.optimizer, job.keys]
-        needed = declared.least(self._problem.settings.minibatch, self.prices.keys(declared.keys))
+        needed = declared.least(self.problem.settings.minibatch, self.prices.keys(declared.keys))
         if opening is not None or declared.step is not None:
             share = (
                 self._share(job, search) if opening is None else self.free(search) * opening.weight
@@ -134,11 +126,11 @@ class RunBudget:
 
     def _jobs(self) -> dict[tuple[str, tuple[str, ...]], Job]:
         """Return the method's jobs by optimizer and keys."""
-        return {(job.optimizer, job.keys): job for job in all_jobs(self._problem.method)}
+        return {(job.optimizer, job.keys): job for job in all_jobs(self.problem.method)}
 
     def _share(self, job: Job, search: SearchState) -> float:
         """Return the job's share, by weight, of the runs left for jobs."""
-        weights = {(j.optimizer, j.keys): j.weight for j in self._problem.method.jobs}
+        weights = {(j.optimizer, j.keys): j.weight for j in self.problem.method.jobs}
         part = self.plan.jobs / len(weights)  # share of all jobs before each decision
         finished = search.history[len(search.history) - search.jobs_in_round :]
         worked = sum(weights[record.optimizer, record.keys] for record in finished)

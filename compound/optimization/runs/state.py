@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Annotated, Any, cast
 
@@ -182,66 +181,55 @@ REMOVED = ("joint",)  # fields of a search that earlier versions stored
 FORMAT = 3
 
 
-class _Stored(BaseModel):
-    """The file ``checkpoint.json``."""
+def _state(value: object) -> OptimizationState:
+    """Return a state from JSON, without fields of earlier versions."""
+    state = dict(value) if isinstance(value, Mapping) else {}
+    if isinstance(search := state.get("search"), Mapping):
+        state["search"] = {name: item for name, item in search.items() if name not in REMOVED}
+    return OptimizationState.from_json(state)
+
+
+class Checkpoint(BaseModel):
+    """The file ``checkpoint.json``.
+
+    Attributes:
+        step: number of checkpoints written so far.
+        lengths: lengths of the append-only files, to which they are truncated on resume.
+        checksums: checksums of their last lines.
+        cached: number of calls recorded in the cache.
+        state: state of the run.
+    """
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    format: NonNegativeInt = 1
     step: NonNegativeInt
     lengths: dict[str, NonNegativeInt]
     checksums: dict[str, str] = {}
     cached: NonNegativeInt = 0
-    state: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint of a run.
-
-    Attributes:
-        lengths: lengths of the append-only files, to which they are truncated on resume.
-        cached: number of calls recorded in the cache.
-    """
-
-    step: int
-    lengths: Mapping[str, int]
-    checksums: Mapping[str, str]
-    cached: int
-    state: OptimizationState
+    state: Annotated[OptimizationState, PlainValidator(_state)]
 
 
 def read_checkpoint(value: Mapping[str, Any], appended: tuple[str, ...]) -> Checkpoint:
-    """Validate and return a checkpoint.
+    """Validate and return a checkpoint, which must have the lengths of the append-only files.
 
     Raises:
         Damaged: a value is missing or has the wrong type; the message names the first one.
     """
+    if (found := value.get("format", 1)) != FORMAT:
+        raise Damaged(f"it has format {found}, but this version reads format {FORMAT}")
     try:
-        found = _Stored.model_validate(value)
+        checkpoint = Checkpoint.model_validate(value)
+    except StateError as error:
+        raise Damaged(error.message) from None
     except (ValidationError, RecursionError) as error:
         raise Damaged(f"it is not a checkpoint of this version: {first_problem(error)}") from None
-    if found.format != FORMAT:
-        raise Damaged(f"it has format {found.format}, but this version reads format {FORMAT}")
-    if missing := [name for name in appended if name not in found.lengths]:
+    if missing := [name for name in appended if name not in checkpoint.lengths]:
         raise Damaged(f"it is not a checkpoint of this version: lengths.{missing[0]} is missing")
-    state = _state(found)
-    if state.search is not None:
-        search = state.search
+    if (search := checkpoint.state.search) is not None:
         parts = {"best": search.best, "working": search.working, "supported": search.supported}
         for name, values in {**parts, "promising": search.promising or {}}.items():
             _check_places(name, values)
-    return Checkpoint(found.step, found.lengths, found.checksums, found.cached, state)
-
-
-def _state(stored: _Stored) -> OptimizationState:
-    state, search = dict(stored.state), stored.state.get("search")
-    if isinstance(search, Mapping):
-        state["search"] = {name: value for name, value in search.items() if name not in REMOVED}
-    try:
-        return OptimizationState.from_json(state)
-    except StateError as error:
-        raise Damaged(error.message) from None
+    return checkpoint
 
 
 def _check_places(part: str, values: Mapping[str, Any]) -> None:
