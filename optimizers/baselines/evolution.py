@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Literal, Protocol, overload
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from compound.core.example import Example
 from compound.optimization.settings.base import ModelName, Settings
@@ -34,58 +34,15 @@ class GEPASettings(Settings):
     """Number of examples of one reflection."""
     held_out: int = Field(default=50, ge=1)
     """Maximum size of the Pareto set, the train examples on which candidates are compared."""
-    parents: int = Field(default=1, ge=1)
-    """Number of candidates rewritten in one iteration (P of P×N). All reflections of an iteration, and the
-    runs of their candidates, are concurrent."""
-    proposals: int = Field(default=1, ge=1)
-    """Number of rewritten versions of each of these candidates, each from examples of its own (N of P×N)."""
-    keep: int | None = Field(default=None, ge=1)
-    """Maximum number of improvements of an iteration that become candidates, the largest first; all by
-    default."""
     merges: int = Field(default=0, ge=0)
     """Maximum number of accepted merges of two candidates with a common ancestor; 0 disables merging. The
     library recommends 5."""
-    frontier: Literal["instance", "objective", "hybrid", "cartesian"] = "instance"
-    """The criteria for which the best candidates form the frontier: the score on each example (`instance`),
-    the mean of each part of the metric (`objective`), both (`hybrid`), or each part on each example
-    (`cartesian`)."""
     selection: Literal["pareto", "current_best", "epsilon_greedy", "top_k_pareto"] = "pareto"
     """Choice of the candidate to rewrite: drawn from the frontier (`pareto`), the best by mean score
     (`current_best`), mostly the best (`epsilon_greedy`: a random one in one of ten cases), or drawn from the
     five best by mean score on the frontier (`top_k_pareto`)."""
     components: Literal["round_robin", "all"] = "round_robin"
     """Texts rewritten in one iteration: one after the other in turn, or all at once."""
-    acceptance: Literal["strict_improvement", "improvement_or_equal"] = "strict_improvement"
-    """Condition for running a rewritten candidate on the Pareto set: the sum of its scores on the examples
-    of the reflection is higher than before, or not lower."""
-    whole_runs: bool = True
-    """Whether a reflection also shows the inputs and outputs of all other steps of each run."""
-    template: str | None = None
-    """Text of the request, with `<curr_param>` and `<side_info>` in place of the current text and the
-    records of the runs; the library's own by default."""
-    max_tokens: int = Field(default=1000, ge=1)
-    """Maximum length of a reply, in tokens."""
-
-    @field_validator("template")
-    @classmethod
-    def _complete(cls, template: str | None) -> str | None:
-        """Check that the template has both placeholders."""
-        missing = [
-            mark for mark in ("<curr_param>", "<side_info>") if mark not in (template or mark)
-        ]
-        if missing and template is not None:
-            raise ValueError(f"must contain {' and '.join(missing)}")
-        return template
-
-    @property
-    def tasks(self) -> int:
-        """Number of rewritten candidates of an iteration."""
-        return self.parents * self.proposals
-
-    @property
-    def accepted(self) -> int:
-        """Maximum number of new candidates of an iteration."""
-        return min(self.tasks, self.keep or self.tasks)
 
 
 # Added to all scores if candidates are merged: the library draws a common ancestor in proportion to
@@ -97,15 +54,9 @@ Record = Mapping[str, str]  # the description of one run for a reflection
 
 @dataclass(frozen=True)
 class Scored:
-    """Scores of texts on examples.
-
-    Attributes:
-        parts: the scores of each example by objective; empty if the search has one objective.
-        records: the records of each run by key; empty if unknown.
-    """
+    """Scores of texts on examples, and the records of each run by key; empty if unknown."""
 
     scores: list[float]
-    parts: list[dict[str, float]]
     records: Sequence[Mapping[str, Record]] = ()
 
 
@@ -193,9 +144,8 @@ class _Adapter:
         plain = [({str(key): text for key, text in texts.items()}, batch) for texts, batch in items]
         for answer in self.ask(Evaluate(plain)):
             scores = [score + self.lift for score in answer.scores]
-            parts = [{name: part + self.lift for name, part in row.items()} for row in answer.parts]
             records = list(answer.records) or [{} for _ in scores]
-            found.append(EvaluationBatch(scores, scores, records, parts or None))
+            found.append(EvaluationBatch(scores, scores, records))
         return found
 
     def evaluate(
@@ -261,8 +211,6 @@ def search(
 ) -> None:
     """Run the library's search."""
     from gepa.api import optimize
-    from gepa.strategies.proposal_sampling import PxNSampling
-    from gepa.strategies.proposal_selection import TopKImprovements
 
     lift = LIFT - min(0.0, lowest) if settings.merges else 0.0
     optimize(
@@ -271,14 +219,8 @@ def search(
         valset=list(pareto),
         adapter=_Adapter(ask, lift),
         reflection_strategy=_Reflections(ask),
-        sampling_strategy=PxNSampling(settings.parents, settings.proposals)
-        if settings.tasks > 1
-        else None,
-        selection_strategy=TopKImprovements(settings.keep) if settings.keep else None,
         candidate_selection_strategy=settings.selection,
-        frontier_type=settings.frontier,
         module_selector=settings.components,
-        acceptance_criterion=settings.acceptance,
         use_merge=settings.merges > 0,
         max_merge_invocations=settings.merges,
         reflection_minibatch_size=min(settings.batch, len(feedback)),

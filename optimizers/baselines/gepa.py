@@ -55,6 +55,7 @@ TRIES = 2  # reflections per minibatch of runs in a job's share
 COMPARED = 8  # number of candidates whose scoring on the Pareto set a job's share should cover
 MERGED = 5  # examples of the Pareto set on which the library tries a merged candidate
 ROUNDING = 1e-9
+MAX_TOKENS = 1000  # of a new text
 
 
 class Evolution(State):
@@ -87,10 +88,10 @@ class GEPA:
     """Optimizer that rewrites texts, and keeps candidates that are best on some example.
 
     Candidates are compared on a part of the train examples, the Pareto set; reflections read runs
-    of the others. An iteration runs one or several candidates and their rewritten versions on
-    minibatches and, if a rewritten version scores higher, on the Pareto set; or it merges two
-    candidates. It starts only if the job's remaining share covers all of these runs; cached runs
-    are not charged, which allows further iterations.
+    of the others. An iteration runs a candidate and its rewritten version on a minibatch and, if
+    that scores higher, on the Pareto set; or it merges two candidates. It starts only if the job's
+    remaining share covers all of these runs; cached runs are not charged, which allows further
+    iterations.
 
     Raises:
         MissingExtra: the library is not installed.
@@ -120,7 +121,7 @@ class GEPA:
         """
         settings = self.settings
         held = math.ceil(runs / settings.batch) if math.isfinite(runs) else math.inf
-        candidates = min(settings.iterations * settings.tasks, TRIES * held)
+        candidates = min(settings.iterations, TRIES * held)
         return int(candidates * (texts if settings.components == "all" else 1))
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
@@ -135,15 +136,12 @@ class GEPA:
             return
         else:
             most, left = min(settings.held_out, len(examples) // 2), task.scorer.runs_left
-            size = pareto_size(
-                most, task.minibatch, settings.batch, left, settings.tasks, settings.accepted
-            )
+            size = pareto_size(most, task.minibatch, settings.batch, left)
             if not size or not start:
                 yield Proposal({}, note="too few examples or system runs to compare candidates")
                 return
             traces = await task.scorer.traces({}, examples[:size])
-            objectives = () if settings.frontier == "instance" else objectives_of(traces)
-            scores = scores_of(traces, objectives, task.context.rules.failure_score)
+            scores = Scores(scores=[trace.score or 0.0 for trace in traces])
             state = Evolution(answers=[scores], mean=fmean(scores.scores))
             note = f"the incumbent on {size} example{'s' * (size != 1)}: {state.mean:.3f}"
             yield Progress(state.to_json(), note)
@@ -196,7 +194,7 @@ class GEPA:
         can_improve = (
             progress.iterations < settings.iterations and progress.mean < perfect - ROUNDING
         )
-        cost = 2 * settings.batch * settings.tasks + pareto * settings.accepted
+        cost = 2 * settings.batch + pareto
         return can_improve and max(cost, MERGED + pareto if settings.merges else 0) <= left
 
 
@@ -209,18 +207,15 @@ def assumed_bounds(scores: Sequence[float]) -> tuple[float, float]:
     return min(scores), math.inf if max(scores) > 1 else 1.0
 
 
-def pareto_size(
-    most: int, least: int, batch: int, runs: float, tasks: int = 1, accepted: int = 1
-) -> int:
+def pareto_size(most: int, least: int, batch: int, runs: float) -> int:
     """Return the size of the Pareto set, such that ``runs`` covers `COMPARED` candidates on it.
 
-    It is at least ``least``, unless the runs would then not cover the incumbent and one iteration,
-    which rewrites ``tasks`` candidates and accepts at most ``accepted`` of them.
+    It is at least ``least``, unless the runs would then not cover the incumbent and one iteration.
 
     >>> pareto_size(50, 8, batch=3, runs=200), pareto_size(50, 8, 3, 40), pareto_size(50, 8, 3, 16)
     (25, 8, 5)
     """
-    first = (runs - 2 * batch * tasks) / (1 + accepted)
+    first = (runs - 2 * batch) / 2
     return max(0, math.floor(min(most, first, max(least, runs / COMPARED))))
 
 
@@ -228,36 +223,13 @@ def _note(progress: Proceed) -> str:
     return f"best of {len(progress.candidates)} candidates {progress.mean:.3f}"
 
 
-OVERALL = "score"  # name of the objective of a metric without parts
-
-
 class Scores(State):
-    """An answer: the scores of texts on examples.
-
-    Attributes:
-        parts: the scores of each example by objective; empty if the search has one objective.
-    """
+    """An answer: the score of each example."""
 
     scores: list[float]
-    parts: list[dict[str, float]] = Field(default_factory=list)
 
 
 Answer = Scores | str | None  # scores by example, or a new text (None if there is none)
-
-
-def objectives_of(traces: Sequence[Trace]) -> tuple[str, ...]:
-    """Return the names of a metric's parts in scored runs; `OVERALL` if there are none."""
-    return tuple(sorted({name for trace in traces for name in trace.parts})) or (OVERALL,)
-
-
-def scores_of(traces: Sequence[Trace], objectives: Sequence[str], failed: float) -> Scores:
-    """Return the scores of runs; a missing part has the score of a failed run."""
-    scores = [trace.score or 0.0 for trace in traces]
-    parts = [
-        {name: score if name == OVERALL else trace.parts.get(name, failed) for name in objectives}
-        for score, trace in zip(scores, traces, strict=True)
-    ]
-    return Scores(scores=scores, parts=parts if objectives else [])
 
 
 class Answers:
@@ -269,9 +241,6 @@ class Answers:
         self._known = len(known)
         self._given = 0
         self.all: list[Answer] = [*known]
-        incumbent = known[0]
-        assert isinstance(incumbent, Scores)
-        self._objectives = tuple(incumbent.parts[0]) if incumbent.parts else ()
 
     @property
     def has_new(self) -> bool:
@@ -300,7 +269,7 @@ class Answers:
             records = [run for _, run in found]
         answers = self.all[place : place + len(question.items)]
         return [
-            Scored(answer.scores, answer.parts, run)
+            Scored(answer.scores, run)
             for answer, run in zip(answers, records, strict=True)
             if isinstance(answer, Scores)
         ]
@@ -312,10 +281,9 @@ class Answers:
         try:
             traces = await task.scorer.traces(texts, examples)
         except TooManyFailures:  # texts that break the runs get the failure score
-            parts = [dict.fromkeys(self._objectives, failed) for _ in examples if self._objectives]
-            return Scores(scores=[failed] * len(examples), parts=parts), []
+            return Scores(scores=[failed] * len(examples)), []
         records = [self._records(*run, texts) for run in zip(traces, examples, strict=True)]
-        return scores_of(traces, self._objectives, failed), records
+        return Scores(scores=[trace.score or 0.0 for trace in traces]), records
 
     def _records(
         self, trace: Trace, example: Example, keys: Mapping[str, str]
@@ -325,9 +293,7 @@ class Answers:
         for key in keys:
             component = system.components[component_of(key)]
             if trace.calls_of(component.name):
-                others = (
-                    calls_of_others(trace, component, system) if self._settings.whole_runs else ""
-                )
+                others = calls_of_others(trace, component, system)
                 records[key] = {
                     "Inputs and outputs": calls(trace, component),
                     **({"Other steps of the run": others} if others else {}),
@@ -342,25 +308,23 @@ class Answers:
         if not item.records:
             return None
         seed = derive_seed(self._task.seed, "gepa", number)
-        request = reflection_request(item.text, item.records, seed, self._settings)
+        request = reflection_request(item.text, item.records, seed)
         new = await ask_for_text(
             self._task, item.key, request, self._settings.lm, [item.text], parse_instruction
         )
         return None if new == item.text else new
 
 
-def reflection_request(
-    text: str, records: Sequence[Record], seed: int, settings: GEPASettings
-) -> Request:
+def reflection_request(text: str, records: Sequence[Record], seed: int) -> Request:
     """Return the library's request for a better version of a text, given records of runs."""
     from gepa.strategies.instruction_proposal import InstructionProposalSignature as Form
 
     given = {
         "current_instruction_doc": text,
         "dataset_with_feedback": records,
-        "prompt_template": settings.template,
+        "prompt_template": None,
     }
-    return writing_request(Form.prompt_renderer(given), seed, settings.max_tokens)
+    return writing_request(Form.prompt_renderer(given), seed, MAX_TOKENS)
 
 
 def parse_instruction(reply: str) -> str:

@@ -105,13 +105,13 @@ STATES: list[State] = [
         history={"a.prompt": [TEXT]},
         exemplars={"a.prompt": ["Input: x: 1"]},
     ),
-    Scores(scores=[0.5], parts=[{"f1": 0.25}]),
+    Scores(scores=[0.5]),
     Evolution(
         answers=[
             Scores(scores=[0.5, 1.0]),
             None,
             "Another text.",
-            Scores(scores=[0.0], parts=[{"f1": 0.0}]),
+            Scores(scores=[0.0]),
         ],
         best={"a.prompt": "x"},
         mean=0.75,

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 from benchmarks.simulated import tickets, writer
 from compound.api.description import describe, open_run
