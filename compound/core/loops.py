@@ -120,9 +120,8 @@ class _Elsewhere(Generic[Result]):
 
     def _cancel(self) -> None:
         self._cancel_requested = True
-        with contextlib.suppress(
-            RuntimeError
-        ):  # the loop is closed: the coroutine has just finished
+        # the loop is closed: the coroutine has just finished
+        with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._cancel_task)
 
     def _cancel_task(self) -> None:
@@ -141,9 +140,8 @@ class _Elsewhere(Generic[Result]):
             try:
                 value = runner.run(self._main())
             except BaseException as error:  # noqa: BLE001 - reraised in the waiting thread
-                self._result.set_exception(
-                    error
-                )  # before closing the loop, which waits for its threads
+                # before closing the loop, which waits for its threads
+                self._result.set_exception(error)
                 return
         self._result.set_result(value)
 

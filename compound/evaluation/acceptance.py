@@ -249,9 +249,8 @@ def least_improved(level: float) -> int:
     >>> least_improved(0.05), least_improved(0.05 / 6)
     (5, 7)
     """
-    return max(
-        1, math.ceil(-math.log2(level) - 1e-9)
-    )  # tolerance: log2 of a power of two may round up
+    # tolerance: log2 of a power of two may round up
+    return max(1, math.ceil(-math.log2(level) - 1e-9))
 
 
 def power(n: int, level: float, better: float, worse: float = 0.0) -> float:

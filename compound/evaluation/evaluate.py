@@ -53,9 +53,8 @@ from compound.execution.trace import Failure, FailureRow, Trace
 from compound.graph.registry.user_code import located, place_in
 from compound.graph.system import System
 
-_WARNED: WeakKeyDictionary[Executor, set[str]] = (
-    WeakKeyDictionary()
-)  # components with searches in vain
+# components with searches in vain
+_WARNED: WeakKeyDictionary[Executor, set[str]] = WeakKeyDictionary()
 ONE_LANGUAGE = "check that the corpus and the queries are in one language, and the setting language"
 WINDOW = 4  # times the concurrency: maximum lead over the slowest run
 
@@ -529,9 +528,8 @@ class _Collector:
         self._on_trace = on_trace
         self._failures: Counter[str] = Counter()
         self._retrievers = retrievers
-        self._searches: Counter[tuple[str, bool]] = (
-            Counter()
-        )  # by component, and whether it found passages
+        # by component, and whether it found passages
+        self._searches: Counter[tuple[str, bool]] = Counter()
         self.rows: list[ScoredRun] = []
         self.usage = NO_USAGE
         self.metric_usage = NO_USAGE
@@ -549,9 +547,8 @@ class _Collector:
         self.system_runs += trace.equivalents
         for call in trace.calls:
             if call.component in self._retrievers and call.failure is None:
-                passages = cast(
-                    "Sequence[object]", call.outputs["passages"]
-                )  # of any form, if it is custom
+                # of any form, if it is custom
+                passages = cast("Sequence[object]", call.outputs["passages"])
                 found = any(not isinstance(p, Mapping) or p.get("score") != 0 for p in passages)
                 self._searches[call.component, found] += 1
         if self._on_trace is not None:

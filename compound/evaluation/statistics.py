@@ -333,9 +333,8 @@ def binomial_tail(successes: int, n: int, share: float) -> float:
 def _bounded(numbers: NDArray[np.float64], level: float, bounds: Bounds) -> Interval:
     low, high = bounds
     mean = min(max(float(numbers.mean()), low), high)
-    shares = np.clip(
-        (numbers - low) / (high - low), 0.0, 1.0
-    )  # clips rounding errors only: the bounds are checked
+    # clips rounding errors only: the bounds are checked
+    shares = np.clip((numbers - low) / (high - low), 0.0, 1.0)
     one_sided = (1 + level) / 2
     least = low + (high - low) * lower_limit(shares, one_sided)
     most = high - (high - low) * lower_limit(1 - shares, one_sided)

@@ -300,9 +300,8 @@ def limit_steps(db: sqlite3.Connection, path: Path) -> Iterator[None]:
 def restrict(db: sqlite3.Connection) -> None:
     """Prevent file content from running code on reading, and bound the memory used."""
     db.text_factory = _text
-    db.setlimit(
-        sqlite3.SQLITE_LIMIT_LENGTH, min(LINE.bytes, 10**9)
-    )  # SQLite's default maximum is 10**9
+    # SQLite's default maximum is 10**9
+    db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(LINE.bytes, 10**9))
     for setting in ("trusted_schema=OFF", "cell_size_check=ON", f"cache_size=-{MEMORY}"):
         db.execute(f"PRAGMA {setting}")
 
@@ -334,18 +333,15 @@ def _open_database(path: Path) -> sqlite3.Connection:
     try:
         with limit_steps(db, path):
             restrict(db)
-            statement = table_statement(
-                db, path
-            )  # before writing: it may be another program's database
+            # before writing: it may be another program's database
+            statement = table_statement(db, path)
         _enable_wal(db)
-        db.execute(
-            "PRAGMA synchronous=NORMAL"
-        )  # with WAL, a power failure may lose the last entries but not damage the file
+        # with WAL, a power failure may lose the last entries but not damage the file
+        db.execute("PRAGMA synchronous=NORMAL")
         if statement is None:
             db.execute("BEGIN IMMEDIATE")
-            db.execute(
-                CURRENT.replace("TABLE", "TABLE IF NOT EXISTS", 1)
-            )  # another process may have created it
+            # another process may have created it
+            db.execute(CURRENT.replace("TABLE", "TABLE IF NOT EXISTS", 1))
             db.execute(f"PRAGMA user_version={FORMAT}")
             db.execute("COMMIT")
         elif statement == UNCHECKED:

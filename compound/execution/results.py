@@ -70,11 +70,10 @@ def to_row(result: CallResult) -> CallResultRow | None:
         outputs = json.loads(dumps(result.outputs, allow_nan=True).encode())
     except (TypeError, ValueError, AttributeError):
         return None
+    # an equal value may be of another class
     return {
         "outputs": outputs,
-        "typed": not all(
-            map(is_json, result.outputs.values())
-        ),  # an equal value may be of another class
+        "typed": not all(map(is_json, result.outputs.values())),
         "failure": failure.row if failure else None,
         "usage": usage.to_json(),
         "tokens": [record.row for record in result.tokens],

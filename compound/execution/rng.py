@@ -25,9 +25,8 @@ def derive_seed(*names: str | int | float) -> int:
     """
     # types and a separator keep (1,) and ("1",), and ("a", "b") and ("ab",), apart
     text = "\x1f".join([f"{type(name).__name__}:{name}" for name in names])
-    return (
-        int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
-    )  # 63 bits fit a signed integer
+    # 63 bits fit a signed integer
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def generator(*names: str | int | float) -> np.random.Generator:

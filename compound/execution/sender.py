@@ -400,9 +400,8 @@ class Throttle:
         self.round = 0
         self._until = float("-inf")  # end of the pause, in loop time
         self._refused = 0  # consecutive slowdowns
-        self._refusing_since = float(
-            "inf"
-        )  # loop time of the first rejection after the last answer
+        # loop time of the first rejection after the last answer
+        self._refusing_since = float("inf")
 
     @asynccontextmanager
     async def turn(self, seed: int = 0, patience: float = float("inf")) -> AsyncIterator[Turn]:
@@ -510,6 +509,5 @@ class Throttle:
             waited_for = self._until
             seconds = waited_for - clock()
             turn.waited += seconds
-            await self._sleep(
-                seconds * (1 + JITTER * (seed % 1009) / 1009)
-            )  # 1009: a prime, to spread consecutive seeds
+            # 1009: a prime, to spread consecutive seeds
+            await self._sleep(seconds * (1 + JITTER * (seed % 1009) / 1009))

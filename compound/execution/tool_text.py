@@ -46,9 +46,8 @@ def to_text(request: Request) -> Request:
     """
     offered = request.tools if request.may_call else ()
     messages = _merged([_plain(message, request) for message in request.messages])
-    messages[0] = _prefixed(
-        messages[0], _instructions(request.tools)
-    )  # equal in all turns of an agent
+    # equal in all turns of an agent
+    messages[0] = _prefixed(messages[0], _instructions(request.tools))
     return replace(
         request,
         messages=tuple(messages),
@@ -214,9 +213,8 @@ def _format(offered: tuple[ToolSpec, ...], answer: AnswerFormat | None) -> Answe
 
 def _call_schema(tool: ToolSpec, number: int, definitions: dict[str, Any]) -> dict[str, Any]:
     arguments = _hoisted(json.loads(tool.parameters), f"t{number}_", definitions)
-    if isinstance(
-        arguments.get("properties"), dict
-    ):  # small models invent arguments where they may
+    # small models invent arguments where they may
+    if isinstance(arguments.get("properties"), dict):
         arguments = {"additionalProperties": False, **arguments}
     return _fields({TOOL: {"type": "string", "enum": [tool.name]}, ARGUMENTS: arguments})
 

@@ -96,9 +96,8 @@ def to_readable_json(value: object) -> object:
             return {str(key): to_readable_json(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [to_readable_json(item) for item in value]
-        return re.sub(
-            r" at 0x[0-9a-f]+", "", replace_surrogates(repr(value))
-        )  # addresses differ by process
+        # addresses differ by process
+        return re.sub(r" at 0x[0-9a-f]+", "", replace_surrogates(repr(value)))
 
 
 def to_readable_values(values: Mapping[str, object]) -> dict[str, object]:

@@ -66,9 +66,8 @@ def _cell_value(cell: CellType) -> object:
         value = cell.cell_contents
     except ValueError:  # the cell is empty
         return None
-    return (
-        value if isinstance(value, PLAIN) else type(value).__name__
-    )  # mutable, so only its type counts
+    # mutable, so only its type counts
+    return value if isinstance(value, PLAIN) else type(value).__name__
 
 
 def _walk(code: CodeType) -> str:

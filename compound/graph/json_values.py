@@ -94,9 +94,8 @@ def find_nonfinite(value: object) -> float | Decimal | None:
     >>> find_nonfinite({"a": [1.0, float("inf")]}), find_nonfinite([1, "nan"])
     (inf, None)
     """
-    if isinstance(value, Decimal | numbers.Real) and not isinstance(
-        value, numbers.Rational
-    ):  # also of numpy
+    # also of numpy
+    if isinstance(value, Decimal | numbers.Real) and not isinstance(value, numbers.Rational):
         return None if math.isfinite(value) else value  # type: ignore[return-value]
     if isinstance(value, Mapping):
         parts: Iterable[object] = [*value.keys(), *value.values()]

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
 Document = Mapping[str, object]
 Keyword = Callable[[Any, Any, Any, Any], "Iterable[ValidationProblem] | None"]
-NAMED_PARTS = frozenset(
-    {"properties", "$defs", "definitions", "dependentSchemas"}
-)  # mappings by name
+# mappings by name
+NAMED_PARTS = frozenset({"properties", "$defs", "definitions", "dependentSchemas"})
 VALUES = frozenset({"enum", "const", "default", "examples", "dependentRequired"})  # hold no schemas
 IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas")
 """Keywords whose schemas apply to the same value, and not to a part of it."""

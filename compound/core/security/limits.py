@@ -13,9 +13,8 @@ from compound.core.errors import DeclarationError
 
 MIB = 2**20
 DEPTH = 200  # levels of nested JSON; Python's json module fails at about 1000
-OUTPUT_DEPTH = (
-    DEPTH // 2
-)  # levels of an output of a component, which records hold inside further levels
+# levels of an output of a component, which records hold inside further levels
+OUTPUT_DEPTH = DEPTH // 2
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,8 @@ SHORTEST_GUESSED = 16  # minimum length for variables only named like a key
 NAMED_LIKE_A_KEY = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD)$")
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
-_CONTROLS = re.compile(
-    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]"
-)  # all but tab, newline and return
+# all but tab, newline and return
+_CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 _RETURNS = re.compile("\r(?!\n)")
 _REORDERING = re.compile("[\u2028-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
 """Characters that make a terminal reorder, break or hide text."""
@@ -97,9 +96,8 @@ def redact_secrets(text: str) -> str:
     'denied for [key removed]'
     """
     found = [secret for secret in _SECRETS if secret in text]
-    for secret in sorted(
-        found, key=len, reverse=True
-    ):  # one may contain another, whose rest would remain
+    # one may contain another, whose rest would remain
+    for secret in sorted(found, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     return text
 

@@ -31,9 +31,8 @@ else:
 
 FILE = "lock"
 UNSUPPORTED = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)
-LOCKED_BYTE = (
-    1 << 20
-)  # of the lock file, on Windows, where locked bytes cannot be read: after its content
+# of the lock file, on Windows, where locked bytes cannot be read: after its content
+LOCKED_BYTE = 1 << 20
 TAKEN = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
 
 

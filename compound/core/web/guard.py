@@ -301,9 +301,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
         self._in_head, self._size = True, 0
         self._stop_timer()  # of the rest of a body
-        if (
-            self.cycle.response_complete
-        ):  # the rest of the body has ended the time limit of an idle connection
+        # the rest of the body has ended the time limit of an idle connection
+        if self.cycle.response_complete:
             self._start_timer()
 
     def on_response_complete(self) -> None:

@@ -94,9 +94,8 @@ def bounds_violation(metric: Metric, score: float, example: str) -> str:
     )
 
 
-Scoring = Callable[
-    [Mapping[str, Any], Example], object
-]  # Any: only the user knows the types of outputs
+# Any: only the user knows the types of outputs
+Scoring = Callable[[Mapping[str, Any], Example], object]
 
 
 @dataclass(frozen=True)

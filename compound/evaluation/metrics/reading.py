@@ -172,9 +172,8 @@ def _translated(pattern: str, whole: bool, match: re.Match[str]) -> str:
         optional = f"{mark}?" if bounded else ""
         if match[0] == "$" and re.search(r"\(\?\w*m", pattern):
             return f"{optional}$"
-        final = (
-            r"\n?" if match[0] == "$" and not whole else ""
-        )  # Python's also matches before a final line break
+        # Python's also matches before a final line break
+        final = r"\n?" if match[0] == "$" and not whole else ""
         return rf"(?:{optional}{final}\z)"
     token = match[0]
     if match["set"]:

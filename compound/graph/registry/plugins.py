@@ -66,9 +66,8 @@ class Plugin:
             found: object = self._entry_point.load()
         except (Exception, SystemExit) as error:  # a package may raise anything
             package = self._entry_point.module.partition(".")[0]
-            if isinstance(
-                error, CompoundError
-            ):  # of a decorator, for example, which has named the place
+            # of a decorator, for example, which has named the place
+            if isinstance(error, CompoundError):
                 raise DeclarationError(
                     f"{self} cannot be loaded: {error.message}", hint=error.hint
                 ) from error
@@ -188,9 +187,8 @@ def _thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "policies")
 
 
-os.register_at_fork(
-    after_in_child=_thread.cache_clear
-)  # a child process has none of its parent's threads
+# a child process has none of its parent's threads
+os.register_at_fork(after_in_child=_thread.cache_clear)
 
 
 @functools.lru_cache(maxsize=LOADED)
