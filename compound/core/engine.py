@@ -127,10 +127,6 @@ class AnswerFormat:
 
     Exactly one of the two is set. Engines enforce it where they can; others ignore it, so the
     prompt must also describe it, and the answer must still be parsed.
-
-    Attributes:
-        schema: JSON schema as JSON text; the answer is one JSON value that it accepts.
-        choices: the possible answers.
     """
 
     schema: str = ""
@@ -453,11 +449,7 @@ class SleepingEngine(Engine, Protocol):
     def asleep(self, gpus: Collection[str]) -> AbstractAsyncContextManager[bool]:
         """Release the memory of GPUs while the block runs, after the requests in flight; later ones wait.
 
-        Args:
-            gpus: the GPUs, by their names in CUDA_VISIBLE_DEVICES.
-
-        Returns:
-            A context manager that yields whether memory was released.
+        Yields whether memory was released. ``gpus`` are names as in CUDA_VISIBLE_DEVICES.
         """
         ...
 

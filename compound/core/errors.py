@@ -349,26 +349,14 @@ def raise_missing_extra(error: BaseException, feature: str = "this") -> None:
 
 
 def check_installed(module: str, feature: str) -> None:
-    """Check that an optional library is installed, without importing it.
-
-    Args:
-        module: a key of `LIBRARIES`.
-        feature: what needs the library.
-
-    Raises:
-        MissingExtra: it is not installed.
-    """
+    """Check that an optional library is installed, without importing it."""
     if sys.modules.get(module, module) is None or find_spec(module) is None:
         raise MissingExtra(feature, *LIBRARIES[module])
 
 
 @contextmanager
 def explain_missing(feature: str) -> Iterator[None]:
-    """Raise `MissingExtra` for a failed import of an optional library in a block or a decorated function.
-
-    Args:
-        feature: what needs the library.
-    """
+    """Raise `MissingExtra` for a failed import of an optional library in a block or a decorated function."""
     try:
         yield
     except ImportError as error:
@@ -383,11 +371,7 @@ def libraries_of(part: object) -> Sequence[str]:
 
 
 def missing_libraries(needed: Iterable[tuple[str, Sequence[str]]]) -> list[MissingExtra]:
-    """Return an error for each optional library that is not installed.
-
-    Args:
-        needed: what needs libraries, and their modules.
-    """
+    """Return an error for each optional library that is not installed."""
     found: dict[str, MissingExtra] = {}
     for feature, modules in needed:
         for module in modules:

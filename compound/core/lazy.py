@@ -31,10 +31,6 @@ def public_names(package: str, file: str) -> PublicNames:
 
     A name that the stub assigns from an import is public too (``OpenAI = OpenAIEngine``), and a module
     that it imports is a namespace, which `all` leaves out.
-
-    Args:
-        package: the module's ``__name__``.
-        file: the module's ``__file__``; the stub has the same name with the suffix ``.pyi``.
     """
     homes = dict(_homes(Path(file).with_suffix(".pyi")))
     namespaces = {name for name, home in homes.items() if home == f"{package}:{name}"}

@@ -227,12 +227,7 @@ class Sessions:
         self._opened: dict[Hashable, asyncio.Task[Closable]] = {}
 
     async def get(self, key: Hashable, opener: Callable[[], Awaitable[Connection]]) -> Connection:
-        """Return the connection of a key; concurrent callers share one that is being opened.
-
-        Args:
-            key: identifies the connection.
-            opener: opens it; called on the background loop.
-        """
+        """Return the connection of a key; concurrent callers share one that is being opened."""
         return cast("Connection", await run_in_background(self._get(key, opener)))
 
     async def _get(self, key: Hashable, opener: Callable[[], Awaitable[Closable]]) -> Closable:
@@ -283,11 +278,7 @@ T = TypeVar("T")
 
 
 async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run coroutines concurrently and return their results in order; cancel the others if one fails.
-
-    Raises:
-        BaseException: the first error, not wrapped in a group.
-    """
+    """Run coroutines concurrently and return their results in order; cancel the others if one fails."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(coroutine) for coroutine in coroutines]

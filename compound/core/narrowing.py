@@ -142,11 +142,7 @@ def _unknown_argument(
 
 
 def check_fields(instance: object) -> None:
-    """Check that the fields of a dataclass have the annotated types.
-
-    Raises:
-        DeclarationError: one has another; the message names it.
-    """
+    """Check that the fields of a dataclass have the annotated types."""
     kind = type(instance)
     for field in fields(cast("Any", instance)):
         if problem := _problem(kind.__init__, field.name, getattr(instance, field.name)):

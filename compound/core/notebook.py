@@ -37,13 +37,7 @@ def escape(text: object, longest: int = MAX_TEXT) -> str:
 def table(
     headings: Sequence[str], rows: Iterable[Sequence[object]], total: int | None = None
 ) -> str:
-    """Return a table of at most `MAX_ROWS` rows.
-
-    Args:
-        headings: headings of the columns.
-        rows: the cells of each row.
-        total: the number of rows, if only some are given; default: those given.
-    """
+    """Return a table of at most `MAX_ROWS` rows."""
     waiting = iter(rows)
     kept = list(islice(waiting, MAX_ROWS))
     left = total - len(kept) if total is not None else sum(1 for _ in waiting)

@@ -43,15 +43,6 @@ _PLACES: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
 class FunctionRunner:
     """Calls a function, sync or async, on the event loop or in a thread.
 
-    Args:
-        name: the function's name, for threads and messages.
-        function: the function.
-        thread: where it runs if it is synchronous; a coroutine function always runs on the event
-            loop.
-
-    Raises:
-        DeclarationError: ``thread`` has another value.
-
     Example:
         >>> runner = FunctionRunner("double", lambda x: 2 * x)
         >>> asyncio.run(runner.call(x=2))
@@ -76,11 +67,7 @@ class FunctionRunner:
         return "<compound.concurrency.functions.FunctionRunner object>"
 
     async def call(self, /, *positional: object, **named: object) -> object:
-        """Call the function and return its result, awaited if necessary.
-
-        Raises:
-            CallError: the function tried to end the program.
-        """
+        """Call the function and return its result, awaited if necessary."""
         try:
             if self._async or self._thread == "never":
                 result = self._function(*positional, **named)
@@ -135,10 +122,6 @@ async def run_in_own_thread(function: Callable[[], T], name: str) -> T:
 
     Unlike in a pool, the number of functions that wait at the same time is not limited. If the
     awaiting task is cancelled, the function continues, and its result is discarded.
-
-    Args:
-        function: the function.
-        name: name of the thread.
 
     >>> asyncio.run(run_in_own_thread(lambda: threading.current_thread().name, "example"))
     'example'
@@ -257,10 +240,6 @@ class CallbackQuestions(Generic[Question]):
 
     The iteration ends when the function returns, and raises its exception. Leaving the ``with``
     block earlier raises `Stopped` from the pending question, and waits for the thread to end.
-
-    Args:
-        function: called with ``ask``, which returns the answer to a question.
-        name: name of the thread.
 
     >>> async def doubled() -> list[int]:
     ...     found: list[int] = []

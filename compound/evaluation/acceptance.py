@@ -223,11 +223,6 @@ MOST_EXAMPLES = 100_000
 def least_p(n: int, *, bounded: bool = True) -> float:
     """Return the smallest p-value that `paired_test` can return.
 
-    Args:
-        n: number of validation examples.
-        bounded: whether the bounds of the scores are known; without them, random sign patterns
-            limit it.
-
     >>> least_p(5), least_p(40) < 1e-12, round(least_p(40, bounded=False), 6)
     (0.03125, True, 5e-05)
     """
@@ -299,12 +294,6 @@ def _least_rises(n: int, level: float) -> NDArray[np.int64]:
 
 def detectable(n: int, level: float, worse: float = 0.0, chance: float = POWER) -> float | None:
     """Return the smallest mean gain accepted with probability ``chance``; ``None`` if there is none.
-
-    Args:
-        n: number of validation examples with scores of 0 and 1.
-        level: level of the test.
-        worse: share of examples that get worse.
-        chance: required power.
 
     >>> round(detectable(40, 0.05), 2), detectable(4, 0.05)
     (0.16, None)

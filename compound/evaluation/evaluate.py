@@ -272,11 +272,7 @@ class Evaluation:
 
 
 def gain_interval(before: Evaluation, after: Evaluation) -> Interval:
-    """Return the mean gain over the examples in both evaluations, with its 95 % interval.
-
-    Raises:
-        ValueError: they have no example in common.
-    """
+    """Return the mean gain over the examples in both evaluations, with its 95 % interval."""
     old, new = before.by_example(), after.by_example()
     both = [example for example in old if example in new]
     bounds = joint_bounds(before.range, after.range)

@@ -40,16 +40,7 @@ def read_examples(
 ) -> list[Example]:
     """Return the examples of a role, with values checked against the types of the inputs.
 
-    Args:
-        data: the data set.
-        role: the split to read.
-        inputs: types of the system's inputs by name.
-        limit: as in `Dataset.examples`.
-        seed: as in `Dataset.examples`.
-        report: called with the errors of rows, as in `Dataset.stream`; only without ``limit``.
-
-    Raises:
-        DataError: a row is invalid, or a value does not match the type of its input.
+    ``report`` is called with the errors of rows, as in `Dataset.stream`, without ``limit`` only.
     """
     names = list(inputs)
     if report is None:
@@ -76,16 +67,12 @@ def check_types(
 ) -> list[Example]:
     """Check the values of examples against the types of the inputs, converting CSV cells.
 
+    With ``text``, values are cells of a CSV file; ``report`` receives the errors instead of a
+    raise.
+
     Whole floats become integers where an input is one: a data frame stores a column of integers
     with missing values as floats. An empty CSV cell is ``None`` where an input is optional and not
     a text. NaN and infinity are no values, anywhere in an input, since they have no JSON form.
-
-    Args:
-        examples: the raw examples.
-        inputs: types of the inputs by name.
-        where: location that starts an error message.
-        text: whether the values are cells of a CSV file, which are converted.
-        report: called with the errors, which are not raised.
 
     Raises:
         DataError: a value does not match its type; for each input, the message names the first one
@@ -132,11 +119,7 @@ def check_types(
 def _with_images(
     example: Example, inputs: Mapping[str, object], folder: UntrustedFolder, where: str
 ) -> Example:
-    """Return an example in which paths of images are replaced by the images.
-
-    Raises:
-        DataError: a path leads out of the folder of the data file, or there is no image at it.
-    """
+    """Return an example in which paths of images are replaced by the images."""
     values = dict(example.inputs)
     for name, kind in inputs.items():
         if holds_images(kind):
@@ -264,10 +247,6 @@ class _Seen:
 def find_overlaps(splits: Mapping[str, Iterable[Example]], id_column: str = "id") -> list[Overlap]:
     """Return duplicates across and within splits, in the order train, valid, test.
 
-    Args:
-        splits: examples by role; each is iterated once.
-        id_column: the column that identifies a row; it does not count as gold.
-
     >>> one, two = Example("a", {"q": "Lima?"}), Example("b", {"q": "  LIMA?"})
     >>> [(o.first, o.second, o.exact, o.normalised) for o in find_overlaps({"train": [one], "test": [two]})]
     [('train', 'test', 0, 1)]
@@ -344,11 +323,7 @@ def find_in_data(data: Dataset, inputs: list[str]) -> list[Overlap]:
 
 
 def check_no_overlaps(found: list[Overlap]) -> None:
-    """Raise an error if splits share examples.
-
-    Raises:
-        DataError: two splits overlap; the message lists all overlaps.
-    """
+    """Raise an error if splits share examples."""
     shared = [str(overlap) for overlap in found if overlap.across]
     if shared:
         raise DataError(

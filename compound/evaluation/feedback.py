@@ -60,13 +60,7 @@ class RunFeedback:
 
 @dataclass(frozen=True)
 class FeedbackLog:
-    """The content of a feedback folder.
-
-    Attributes:
-        runs: the traces of the runs, by id.
-        about: what was said about each run, in the order of the last scores and corrections.
-        preferences: pairs of run ids, the better one first.
-    """
+    """The content of a feedback folder."""
 
     runs: Mapping[str, Trace]
     about: Mapping[str, RunFeedback] = field(default_factory=dict)

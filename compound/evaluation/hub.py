@@ -47,12 +47,7 @@ def missing_path_error(path: str, given: str) -> DataError:
 
 
 def hub_rows(path: str, subset: str | None, splits: Sequence[str]) -> tuple[str, Sequence[DataRow]]:
-    """Return the first available split of a hub data set, and its rows.
-
-    Raises:
-        DataError: the hub has no such data set or split, or a row cannot be read.
-        MissingExtra: a library is not installed.
-    """
+    """Return the first available split of a hub data set, and its rows."""
     name, given = hub_id(path), path.removeprefix(HUB)
     if name is None:
         raise missing_path_error(given, given)
@@ -138,11 +133,7 @@ def _cached_file(path: Path, shown: str) -> DataFile:
 
 
 def _only_subset(name: str) -> str | None:
-    """Return the only subset of a data set, or None if the hub has no Parquet copy.
-
-    Raises:
-        DataError: the data set has several subsets.
-    """
+    """Return the only subset of a data set, or None if the hub has no Parquet copy."""
     from httpx import HTTPError
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError, RevisionNotFoundError

@@ -92,11 +92,7 @@ class ClassName(str):
 
 
 def class_reader(feature: object) -> Reader | None:
-    """Return the function that replaces class numbers in values by names; None if there are no classes.
-
-    Args:
-        feature: features of the library `datasets`, or their JSON form in Parquet files.
-    """
+    """Return the function that replaces class numbers in values by names; None if there are no classes."""
     kind = feature.get("_type") if isinstance(feature, Mapping) else type(feature).__name__
     if isinstance(feature, Mapping) and not isinstance(kind, str):
         readers = {name: reader for name, part in feature.items() if (reader := class_reader(part))}
@@ -353,12 +349,7 @@ def _array_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
 
 
 def parquet_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
-    """Yield the rows of a Parquet file as stored: media remain bytes and names, and are not opened.
-
-    Raises:
-        DataError: the file is damaged, two columns have one name, or it holds more than the limit.
-        MissingExtra: pyarrow is not installed.
-    """
+    """Yield the rows of a Parquet file as stored: media remain bytes and names, and are not opened."""
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -454,11 +445,7 @@ def find_split_file(folder: UntrustedFolder, names: Sequence[str]) -> tuple[str,
 
 
 def choose_split(names: Sequence[str], present: Sequence[str], missing: str) -> str:
-    """Return the first name if it is present or if none is, else the only present one.
-
-    Raises:
-        DataError: several names are present, but not the first.
-    """
+    """Return the first name if it is present or if none is, else the only present one."""
     if not present or names[0] in present:
         return names[0]
     if len(present) > 1:

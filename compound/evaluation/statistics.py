@@ -438,16 +438,11 @@ def agreement_of(
 ) -> Agreement:
     """Return the agreement of scores with human labels on the same scale from 0 to 1.
 
+    ``quadratic`` weights count a difference d as agreement 1 - d²; ``none`` counts equal labels
+    only, with each score rounded to the nearest label.
+
     The interval is that of the mean agreement, which holds for every distribution, with the
     agreement by chance taken as known.
-
-    Args:
-        judged: scores from 0 to 1.
-        human: labels from 0 to 1.
-        weights: ``quadratic`` counts a difference d as agreement 1 - d²; ``none`` counts equal
-            labels only, with each score rounded to the nearest label.
-        failed: see `Agreement`.
-        consistent: see `Agreement`.
 
     Raises:
         DataError: there are no labels, their numbers differ, or one is outside 0 to 1.

@@ -137,11 +137,7 @@ class DiskCache:
         return int(count)
 
     def get(self, key: str) -> Mapping[str, object] | None:
-        """Return the result stored under ``key``; drop a damaged one and return ``None``.
-
-        Raises:
-            RunDirectoryError: the file cannot be read.
-        """
+        """Return the result stored under ``key``; drop a damaged one and return ``None``."""
         with self._report_errors():
             try:
                 row = self._row(key)
@@ -168,9 +164,6 @@ class DiskCache:
 
         A result with a registered key is not stored: without the key, it would be another result.
         The texts of models have none.
-
-        Raises:
-            RunDirectoryError: the file cannot be written.
         """
         plain = dict(result)
         if redact_values(plain) is not plain:
@@ -220,9 +213,6 @@ def check_files(folder: UntrustedFolder, name: str) -> bool:
     anything can be queried, and then deletes the file named in the journal, wherever it is. A
     write-ahead log, which a cache uses instead, names no file. Only the first page of a new
     database is written with a journal, which consists of a header without pages or names.
-
-    Raises:
-        RunDirectoryError: a file of the database is invalid, or could refer to another file.
     """
     path = folder.path / name
     for ending in SUFFIXES:

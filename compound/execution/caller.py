@@ -87,17 +87,7 @@ class AnswerRow(TypedDict):
 class PendingCall:
     """A call to execute, in one or several attempts.
 
-    Attributes:
-        component: the component.
-        address: the address of the call in the trace.
-        inputs: values by input port.
-        values: values of the component's parameters.
-        stream: names of the random stream of sampling and of the waits between attempts.
-        sample: index of the sample that the stream draws.
-        ports: the output ports of the component.
-        bypass: whether the cache is not used.
-        listener: receives the text of the call as it arrives.
-        exchanges: the requests to models so far, with their answers.
+    ``stream`` names the random stream of sampling and of the waits between attempts.
     """
 
     component: Operation
@@ -121,13 +111,7 @@ class PendingCall:
 
 
 class Context(Attempt):
-    """Resources of a running component; see `compound.graph.component.CallContext`.
-
-    Args:
-        pending: the call.
-        caller: sends its requests.
-        number: number of the attempt, starting at 1.
-    """
+    """Resources of a running component; see `compound.graph.component.CallContext`."""
 
     tokens: tuple[TokenRecord, ...] = ()
     _rng: np.random.Generator | None = None
@@ -201,11 +185,7 @@ class Context(Attempt):
 
     @asynccontextmanager
     async def reserve(self, worst: Usage) -> AsyncIterator[list[Usage]]:
-        """Reserve budget for requests that the component sends itself; append their usage to the list.
-
-        Raises:
-            DeclarationError: the cost is limited, and the price of the requests is unknown.
-        """
+        """Reserve budget for requests that the component sends itself; append their usage to the list."""
         used: list[Usage] = []
         meter = self._caller.meter
         try:
@@ -236,21 +216,7 @@ class Context(Attempt):
 
 
 class Caller:
-    """Executes calls for an executor.
-
-    Args:
-        engines: model name -> `Engine`, or a function that returns one.
-        cache: cache for cacheable calls; ``None`` disables caching.
-        meter: budget from which requests are reserved.
-        sleep: async sleep function.
-        folder: the folder that paths of adapters and rewards are relative to.
-        notify: receives one-line notices.
-
-    Attributes:
-        sessions: connections that stay open until the executor is closed.
-        tokens_of: returns the tokens of an answer to a request that wants them; ``None`` for the
-            engine's.
-    """
+    """Executes calls for an executor."""
 
     def __init__(
         self,
@@ -343,13 +309,7 @@ class Caller:
     def share(
         self, key: str, component: Component, execute: Callable[[], Awaitable[CallResult]]
     ) -> Awaitable[CallResult]:
-        """Return the result of a call from the cache or an equal call in flight, or execute it.
-
-        Args:
-            key: the cache key of the call.
-            component: the component, whose ports convert stored outputs.
-            execute: makes the call.
-        """
+        """Return the result of a call from the cache or an equal call in flight, or execute it."""
         return self._results.get(key, component, execute, self.meter)
 
     def settle(self, calls: Sequence[Call]) -> None:
@@ -357,12 +317,7 @@ class Caller:
         self._results.settle(calls)
 
     def execute(self, pending: PendingCall, key: str) -> Awaitable[CallResult]:
-        """Make a call, and record its exchanges with models; cancel it when the run's minutes are used up.
-
-        Args:
-            pending: the call.
-            key: its cache key; ``""`` if it is not cached.
-        """
+        """Make a call, and record its exchanges with models; cancel it when the run's minutes are used up."""
         return self.meter.before_deadline(self._attempts(pending, key))
 
     async def _attempts(self, pending: PendingCall, key: str) -> CallResult:

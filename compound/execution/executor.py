@@ -349,16 +349,6 @@ async def gather_ordered(
 
     The result and the amount spent therefore do not depend on which task finishes first.
 
-    Args:
-        executor: executor whose budget is charged.
-        factories: functions that start each awaitable.
-        charge: charges a result to the budget, given its index; called in order.
-        max_concurrency: maximum number of awaitables in flight.
-        costs: system runs to reserve for each; default: one.
-
-    Returns:
-        The results, in order.
-
     Raises:
         BudgetExhausted: the next one does not fit. Those in flight are cancelled and not charged.
     """

@@ -76,16 +76,7 @@ class RunState:
 
 @dataclass(slots=True)
 class OpenGraph:
-    """A graph in progress: a system, or one turn of a composite's body.
-
-    Attributes:
-        plan: its plan.
-        prefix: start of the addresses of its calls.
-        place: position of the turn in the order of calls.
-        inputs: values of its inputs.
-        waiting: by node, the number of nodes that it still waits for.
-        results: results of the nodes that have finished.
-    """
+    """A graph in progress: a system, or one turn of a composite's body."""
 
     plan: ExecutionPlan
     prefix: str
@@ -97,15 +88,7 @@ class OpenGraph:
 
 @dataclass(frozen=True, slots=True)
 class GraphRun:
-    """Executes a run.
-
-    Attributes:
-        run: what to run, and with a fork, what to keep; receives the calls.
-        caller: makes the calls.
-        meter: the budget.
-        plan_of: returns the plan of the run's system, or of a body in it.
-        on_call: called with each finished call.
-    """
+    """Executes a run."""
 
     run: RunState
     caller: Caller
@@ -375,12 +358,7 @@ def make_fork(
     resample: int | None,
     settings: Mapping[str, object] | None,
 ) -> Fork:
-    """Validate the arguments of `Executor.fork` and return the fork.
-
-    Raises:
-        DeclarationError: the trace belongs to another system, or the call cannot be changed this
-            way.
-    """
+    """Validate the arguments of `Executor.fork` and return the fork."""
     if (outputs is None) == (resample is None):
         raise DeclarationError("fork requires exactly one of outputs and resample")
     if outputs is not None and settings:

@@ -88,12 +88,7 @@ async def within(span: Span[T], work: Awaitable[T]) -> T:
 class TextPiece:
     """A piece of a model's text.
 
-    Attributes:
-        address: address of the call.
-        component: name of its component.
-        text: the piece.
-        attempt: number of the attempt, starting at 1; a later attempt starts the text again.
-        request: number of the request within the attempt, starting at 0.
+    Attempts count from 1, and a later one starts the text again; requests within one count from 0.
     """
 
     address: str
@@ -123,9 +118,6 @@ class TextRelay:
     """Relays the pieces of one request to the event loop, without registered keys.
 
     An engine may call the relay from any thread.
-
-    Args:
-        emit: receives each piece, on the event loop that created the relay.
     """
 
     def __init__(self, emit: Callable[[str], None]) -> None:

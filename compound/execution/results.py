@@ -45,12 +45,7 @@ class CallResult:
 class CallResultRow(TypedDict):
     """A `CallResult` as JSON types.
 
-    Attributes:
-        outputs: the outputs.
-        typed: whether the outputs hold models or similar objects, to be converted by the ports'
-            types.
-        failure: kind and message.
-        seconds: of the execution; earlier versions did not store it.
+    With ``typed``, the outputs hold models or similar objects, to be converted by the ports' types.
     """
 
     outputs: dict[str, object]
@@ -112,12 +107,7 @@ def from_row(row: CallResultRow, key: str, component: Component) -> CallResult:
 
 @dataclass
 class SharedResults:
-    """Results that equal calls share; one object for all callers of a budget and its parts.
-
-    Attributes:
-        cache: stores the results; ``None`` if calls are not cached here, as in workers, whose
-            driver has the cache. Only `get` needs it.
-    """
+    """Results that equal calls share; one object for all callers of a budget and its parts."""
 
     cache: Cache | None
     _in_flight: dict[str, asyncio.Future[CallResult]] = field(default_factory=dict)
@@ -151,12 +141,6 @@ class SharedResults:
         """Return the result of a call from the cache or an equal call in flight, or execute it.
 
         Equal calls wait for the one that is executed; if it is cancelled, one of them executes it.
-
-        Args:
-            key: the cache key of the call.
-            component: the component, whose ports convert stored outputs.
-            execute: makes the call.
-            meter: the budget that a result of an interrupted run is charged to.
         """
         assert self.cache is not None
         while (pending := self._in_flight.get(key)) is not None:

@@ -28,14 +28,7 @@ from compound.graph.types import Port, accepts, format_type, read_members
 
 
 class Wire(NamedTuple):
-    """Where a value is read: an input of the graph, or an output field of a node.
-
-    Attributes:
-        target: the port or the output that receives it.
-        node: name of the node; ``None`` for an input of the graph.
-        field: name of the output field or of the input.
-        path: names of fields within it.
-    """
+    """Where a value is read: an input of the graph, or an output field of a node."""
 
     target: str
     node: str | None
@@ -49,18 +42,7 @@ NodeResult = Call | Mapping[str, Value]
 
 @dataclass(frozen=True, slots=True)
 class PlannedNode:
-    """A node with what a run reads of it.
-
-    Attributes:
-        node: the node.
-        place: its position in the order.
-        wires: its wires.
-        guard: the source of its condition.
-        wired_settings: names of the settings that are wired.
-        values: the values of its settings.
-        outputs: the output ports of its component.
-        operation: its component, if that runs as one call.
-    """
+    """A node with what a run reads of it."""
 
     node: Node
     place: int

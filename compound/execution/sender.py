@@ -51,12 +51,7 @@ Notify = Callable[[str], object]
 
 
 class Attempt:
-    """One attempt of a call: its usage, and its time limit, which excludes the waits of its requests.
-
-    Attributes:
-        usage: usage of the requests so far.
-        timer: the time limit; ``None`` without one.
-    """
+    """One attempt of a call: its usage, and its time limit, which excludes the waits of its requests."""
 
     usage = NO_USAGE
     timer: asyncio.Timeout | None = None
@@ -82,13 +77,7 @@ class Attempt:
 
 
 class Sender:
-    """Sends requests to engines, opening each engine once.
-
-    Args:
-        engines: model name -> `Engine`, or a function that returns one.
-        sleep: async sleep function.
-        notify: receives one-line notices during the run.
-    """
+    """Sends requests to engines, opening each engine once."""
 
     def __init__(
         self,
@@ -123,14 +112,6 @@ class Sender:
         on_text: OnText | None = None,
     ) -> Completion:
         """Send a request and return the answer; wait and retry while the server limits the rate.
-
-        Args:
-            lm: the name of the model.
-            request: the request.
-            meter: the budget.
-            attempt: the attempt of a call, whose timeout excludes waits, and whose usage is
-                updated.
-            on_text: receives pieces of the text, if the engine can stream.
 
         Raises:
             BudgetExhausted: the worst case of the request does not fit into the budget.
@@ -322,12 +303,7 @@ class NeverAdmitted(Exception):
 
 @dataclass(slots=True)
 class Turn:
-    """Permission to send one request.
-
-    Attributes:
-        round: number of slowdowns of the engine before the request was sent.
-        waited: seconds that the sender waited for the rate limit.
-    """
+    """Permission to send one request."""
 
     round: int = 0
     waited: float = 0.0
@@ -335,13 +311,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Consequence of a rejection because of the rate limit.
-
-    Attributes:
-        ahead: seconds that all callers of the engine wait.
-        first: whether it is the first of the requests that were in flight together.
-        in_flight: number of other requests in flight.
-    """
+    """Consequence of a rejection because of the rate limit."""
 
     ahead: float
     first: bool
@@ -368,10 +338,6 @@ class Gate(Protocol):
 
 class Throttle:
     """Limits the requests in flight to one engine, in one event loop.
-
-    Args:
-        most: maximum number of requests in flight without rejections.
-        sleep: async sleep function.
 
     Attributes:
         limit: current maximum number of requests in flight.
@@ -407,10 +373,6 @@ class Throttle:
     async def turn(self, seed: int = 0, patience: float = float("inf")) -> AsyncIterator[Turn]:
         """Wait for a turn and hold it.
 
-        Args:
-            seed: seed of the wait's jitter.
-            patience: maximum seconds of continuous rejection to wait through.
-
         Raises:
             NeverAdmitted: the patience is exceeded, and the next request may not be sent yet.
         """
@@ -432,11 +394,7 @@ class Throttle:
     async def admit(
         self, seed: int, patience: float, meter: Meter, worst: Usage
     ) -> AsyncIterator[tuple[Turn, list[Usage]]]:
-        """Wait for a turn and then for a reservation, and hold both; see `turn` and `Meter.reserve`.
-
-        Yields:
-            The turn, and the list to which the actual usage is appended.
-        """
+        """Wait for a turn and then for a reservation, and hold both; see `turn` and `Meter.reserve`."""
         async with self.turn(seed, patience) as turn, meter.reserve(worst) as used:
             yield turn, used
 

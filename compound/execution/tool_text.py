@@ -60,10 +60,6 @@ def to_text(request: Request) -> Request:
 def from_text(request: Request, completion: Completion) -> Completion:
     """Return the answer to a request that `to_text` converted, with its tool call or its final answer.
 
-    Args:
-        request: the request before its conversion.
-        completion: the answer. A tool call keeps its text, which later requests repeat verbatim.
-
     Raises:
         ParseError: the answer is a tool call or a final answer that was cut at ``max_tokens``.
     """

@@ -62,12 +62,7 @@ class CallCount:
 
 
 def count_calls(system: System, examples: Iterable[Example] = ()) -> dict[str, CallCount]:
-    """Return the calls of each component in one run; components of bodies included.
-
-    Args:
-        system: the system.
-        examples: examples that the system may run on; their lists limit the maps over inputs.
-    """
+    """Return the calls of each component in one run; components of bodies included."""
     found: dict[str, CallCount] = {}
     _count(system, _input_sizes(examples), found, CallCount())
     return found

@@ -30,11 +30,7 @@ class Composite(CompositeBase):
     over: str | None = None
 
     def most_turns(self, sizes: Mapping[str, float]) -> float:
-        """Return the maximum number of body runs; infinite if it is known at run time only.
-
-        Args:
-            sizes: for each input, its number of items or its value; infinite if unknown.
-        """
+        """Return the maximum number of body runs; infinite if it is known at run time only."""
         return math.inf
 
     @abstractmethod

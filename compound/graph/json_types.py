@@ -57,9 +57,7 @@ LONGEST_SCHEMA = 100_000  # characters
 class JSONSchema:
     """Annotation of a type whose values a JSON schema describes.
 
-    Attributes:
-        text: the schema as JSON text, with properties in the declared order, in which models write
-            them.
+    The text keeps the declared order of properties, in which models write them.
     """
 
     text: str

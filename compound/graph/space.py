@@ -97,11 +97,7 @@ Demo = Mapping[str, Mapping[str, object]]  # "inputs" and "outputs", each a mapp
 
 
 def as_demos(value: object) -> list[Demo]:
-    """Return the demonstrations in a setting as a list.
-
-    Raises:
-        TypeError: the value is not a list of mappings.
-    """
+    """Return the demonstrations in a setting as a list."""
     demos = value if isinstance(value, Sequence) else [None]
     if not all(isinstance(demo, Mapping) for demo in demos):
         raise TypeError(f"demonstrations must be a list of mappings, but got {value!r:.80}")

@@ -40,12 +40,7 @@ class _TooManySteps(Exception):
 
 
 def problems_of(text: str, value: object) -> list[str]:
-    """Return descriptions of the parts of a value that a schema does not accept.
-
-    Args:
-        text: the schema as JSON text.
-        value: the value.
-    """
+    """Return descriptions of the parts of a value that a schema does not accept."""
     token = _LEFT.set(STEPS + STEPS_PER_PART * _count_parts(value))
     try:
         errors = sorted(
@@ -131,11 +126,7 @@ def _without_identifiers(part: Any) -> Any:  # noqa: ANN401 - JSON
 
 
 def check_keywords(schema: Document) -> None:
-    """Reject references to other documents, or of a schema to itself, and patterns that could backtrack.
-
-    Raises:
-        DeclarationError: the schema has one, or an unsupported keyword.
-    """
+    """Reject references to other documents, or of a schema to itself, and patterns that could backtrack."""
     try:
         _check_part(schema, schema, {})
     except RecursionError:

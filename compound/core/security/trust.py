@@ -153,16 +153,7 @@ class Trust:
 
     @classmethod
     def of_user(cls, entries: Iterable[str] = (), *, strict: bool = False) -> Trust:
-        """Combine the given entries with those of the environment and the user's configuration file.
-
-        Args:
-            entries: entries of the command line.
-            strict: whether to use only these.
-
-        Raises:
-            DeclarationError: an entry is malformed.
-            ConfigurationError: the configuration file cannot be read.
-        """
+        """Combine the given entries with those of the environment and the user's configuration file."""
         if strict:
             return cls.of(entries, strict=True)
         from_environment = re.split(r"[\s,]+", os.environ.get(VARIABLE, ""))

@@ -66,11 +66,7 @@ def error_text(error: OSError, place: object) -> str:
 
 @contextmanager
 def os_errors_as(place: object, error: type[CompoundError] = RunDirectoryError) -> Iterator[None]:
-    """Turn an `OSError` into an error with the location and advice.
-
-    Raises:
-        CompoundError: an instance of ``error``.
-    """
+    """Turn an `OSError` into an error with the location and advice."""
     try:
         yield
     except OSError as failure:
@@ -138,11 +134,7 @@ class UntrustedFolder:
     # --- looking ---------------------------------------------------------------------------------------
 
     def kind(self, name: str) -> Kind | None:
-        """Return whether a name is a file or a folder, or ``None`` if it does not exist.
-
-        Raises:
-            CompoundError: it is anything else, such as a link, or cannot be inspected.
-        """
+        """Return whether a name is a file or a folder, or ``None`` if it does not exist."""
         found = self._status(name)
         if found is None:
             return None
@@ -168,11 +160,7 @@ class UntrustedFolder:
                 return []
 
     def files(self) -> Iterator[tuple[str, ...]]:
-        """Yield the path parts of every file in the folder and below, in no particular order.
-
-        Raises:
-            CompoundError: an entry is neither a file nor a folder.
-        """
+        """Yield the path parts of every file in the folder and below, in no particular order."""
         for name in self.names():
             if self.kind(name) == "folder":
                 yield from ((name, *rest) for rest in self.below(name).files())
@@ -180,31 +168,19 @@ class UntrustedFolder:
                 yield (name,)
 
     def check(self) -> None:
-        """Check that the folder contains only files and folders.
-
-        Raises:
-            CompoundError: it contains a link, a FIFO, a socket or a device, or cannot be read.
-        """
+        """Check that the folder contains only files and folders."""
         for _ in self.files():
             pass
 
     def place(self, name: str) -> Path:
-        """Return the path of a file for a library that opens files by path; the file may not exist.
-
-        Raises:
-            CompoundError: it is not a regular file, or has another name (a hard link).
-        """
+        """Return the path of a file for a library that opens files by path; the file may not exist."""
         found = self._status(name)
         if found is not None:
             self._check_hard_links(found, name)
         return self.path.joinpath(*self._parts(name))
 
     def status(self) -> FolderStatus:
-        """Return identity, size and times of change of all files in the folder, without reading them.
-
-        Raises:
-            CompoundError: an entry is neither a file nor a folder.
-        """
+        """Return identity, size and times of change of all files in the folder, without reading them."""
         found = []
         for parts in sorted(self.files()):
             name = "/".join(parts)
@@ -215,14 +191,7 @@ class UntrustedFolder:
         return tuple(found)
 
     def digest(self, known: Mapping[str, bytes] | None = None) -> str:
-        """Return the SHA-256 of the names and contents of all files in the folder.
-
-        Args:
-            known: the SHA-256 of files by name; these files are not read.
-
-        Raises:
-            CompoundError: an entry is not a file, or the files are larger than the limit.
-        """
+        """Return the SHA-256 of the names and contents of all files in the folder."""
         hashed, total = hashlib.sha256(), 0
         for parts in sorted(self.files()):
             name = "/".join(parts)
@@ -248,23 +217,14 @@ class UntrustedFolder:
 
     @contextmanager
     def reader(self, name: str) -> Iterator[BinaryIO]:
-        """Open a file for reading for the duration of the block.
-
-        Raises:
-            CompoundError: it is missing, not a regular file, or cannot be read.
-        """
+        """Open a file for reading for the duration of the block."""
         with self._report_errors(name):
             descriptor = self._open(name, os.O_RDONLY)
         with os.fdopen(descriptor, "rb") as file:
             yield file
 
     def read(self, name: str, limit: Limit = FILE) -> bytes:
-        """Return the content of a file.
-
-        Raises:
-            CompoundError: it is missing, not a regular file, larger than the limit, or cannot be
-                read.
-        """
+        """Return the content of a file."""
         most = limit.bytes
         with self.reader(name) as file, self._report_errors(name):
             found = file.read(most + 1)
@@ -299,11 +259,7 @@ class UntrustedFolder:
         return self
 
     def write(self, name: str, content: str | bytes) -> None:
-        """Replace a file atomically: readers, also after a crash, see either the old or the new content.
-
-        Raises:
-            CompoundError: the name belongs to something other than a file, or it cannot be written.
-        """
+        """Replace a file atomically: readers, also after a crash, see either the old or the new content."""
         raw = content.encode(errors="backslashreplace") if isinstance(content, str) else content
         with self.writer(name) as file:
             file.write(raw)
@@ -313,9 +269,6 @@ class UntrustedFolder:
         """Open a file whose content replaces that of ``name`` atomically when the block ends.
 
         If the block raises, the old content is kept.
-
-        Raises:
-            CompoundError: the name belongs to something other than a file, or it cannot be written.
         """
         *above, last = self._parts(name)
         if (found := self._status(name)) is not None:
@@ -336,21 +289,12 @@ class UntrustedFolder:
                 raise
 
     def appender(self, name: str) -> BinaryIO:
-        """Open a file for appending, creating it if missing; the caller closes it.
-
-        Raises:
-            CompoundError: it is not a regular file with a single name, or cannot be written.
-        """
+        """Open a file for appending, creating it if missing; the caller closes it."""
         with self._report_errors(name):
             return os.fdopen(self._open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
 
     def truncate(self, name: str, size: int) -> None:
-        """Truncate a file to a size.
-
-        Raises:
-            CompoundError: it is missing, not a regular file with a single name, or cannot be
-                written.
-        """
+        """Truncate a file to a size."""
         with self._report_errors(name):
             descriptor = self._open(name, os.O_WRONLY)
             try:

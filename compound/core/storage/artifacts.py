@@ -70,11 +70,7 @@ def leads_outside(path: str) -> bool:
 
 
 def folder_digest(folder: Path) -> str:
-    """Return the SHA-256 of the names and contents of all files in a folder.
-
-    Raises:
-        ConfigurationError: an entry is not a regular file, such as a link, or cannot be read.
-    """
+    """Return the SHA-256 of the names and contents of all files in a folder."""
     return UntrustedFolder(folder, error=ConfigurationError).digest()
 
 
@@ -117,11 +113,7 @@ def verify_reference(
 
 
 def check_inside(entry: str, path: str) -> None:
-    """Reject a path in an untrusted file that refers outside of the file's folder.
-
-    Raises:
-        ConfigurationError: the path does; the message names the entry.
-    """
+    """Reject a path in an untrusted file that refers outside of the file's folder."""
     if leads_outside(path):
         raise ConfigurationError(
             f"{entry} refers to the folder {path!r}, which is outside of the file's folder",
@@ -137,17 +129,9 @@ def store_folder(
 ) -> dict[str, str]:
     """Store what ``write`` writes into an empty folder, and return its reference, relative to ``folder``.
 
+    ``known`` holds the SHA-256 of written files by name, where the caller knows them.
+
     Equal content is stored once. A crash leaves either all of it or nothing.
-
-    Args:
-        write: writes the files.
-        folder: where the folder is stored.
-        name: the start of its name.
-        known: the SHA-256 of written files by name, where the caller knows them; the others are
-            read.
-
-    Raises:
-        RunDirectoryError: the folder cannot be written.
     """
     with (
         os_errors_as(folder),
@@ -212,9 +196,6 @@ class WrittenFolders:
     """Digests of the latest folders that this process wrote, valid while no file in them is changed.
 
     A change is recognized by the status of the files: identity, size and times of change.
-
-    Args:
-        capacity: the maximum number of folders.
     """
 
     def __init__(self, capacity: int = 256) -> None:
@@ -232,11 +213,7 @@ class WrittenFolders:
                 del self._known[next(iter(self._known))]
 
     def digest(self, folder: UntrustedFolder) -> str | None:
-        """Return the digest of a folder; ``None`` if this process did not write it, or it was changed.
-
-        Raises:
-            CompoundError: an entry of the folder is neither a file nor a folder.
-        """
+        """Return the digest of a folder; ``None`` if this process did not write it, or it was changed."""
         with self._lock:
             known = self._known.get(os.path.realpath(folder.path))
         return known[0] if known is not None and known[1] == folder.status() else None

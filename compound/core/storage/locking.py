@@ -38,12 +38,7 @@ TAKEN = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that holds a lock.
-
-    Attributes:
-        host: name of its machine.
-        process: its process id.
-    """
+    """The process that holds a lock."""
 
     host: str
     process: int
@@ -104,9 +99,7 @@ class Lock:
     def _lock(self, descriptor: int, *, deletable: bool = False) -> bool:
         """Lock a file or folder; return whether its file system supports it.
 
-        Args:
-            descriptor: of the file or folder.
-            deletable: whether another process could take the lock if the file was deleted.
+        ``deletable``: whether another process could take the lock if the file was deleted.
         """
         try:
             _lock_file(descriptor)
@@ -149,12 +142,7 @@ class Lock:
             )
 
     def check(self) -> None:
-        """Check that the lock is still effective.
-
-        Raises:
-            RunDirectoryError: the lock file was deleted or replaced, so that another process may
-                write.
-        """
+        """Check that the lock is still effective."""
         if self._whole or self._file is None:
             return
         if not self.folder.is_same(FILE, self._file):
@@ -177,9 +165,6 @@ def _lock_file(descriptor: int) -> None:
     """Lock an open file without waiting, until it is closed.
 
     The libraries for portable locks open the file by its path, and would follow a link.
-
-    Raises:
-        OSError: another process holds the lock, or the file system has none.
     """
     if sys.platform == "win32":
         os.lseek(descriptor, LOCKED_BYTE, os.SEEK_SET)  # it locks the bytes at the current position

@@ -36,13 +36,7 @@ class TooLarge(Damaged):
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a record file.
-
-    Attributes:
-        value: the record, without its checksum.
-        checksum: checksum of the record, ``""`` for a line of an earlier version.
-        end: file offset of the end of the line.
-    """
+    """One line of a record file."""
 
     value: dict[str, object]
     checksum: str
@@ -50,15 +44,7 @@ class Line:
 
 
 def parse(text: bytes | str, parse_constant: Callable[[str], object] | None = None) -> object:
-    """Parse JSON.
-
-    Args:
-        text: the text.
-        parse_constant: converts ``NaN`` and the infinities; default: to floats.
-
-    Raises:
-        Damaged: the text is not JSON, or is nested too deeply.
-    """
+    """Parse JSON."""
     raw = text.encode(errors="replace") if isinstance(text, str) else text
     try:
         value = json.loads(text, parse_constant=parse_constant)
@@ -172,11 +158,7 @@ def to_document(value: Mapping[str, object]) -> str:
 
 
 def read_document(raw: bytes) -> dict[str, object]:
-    """Return the content of a document, without its checksum.
-
-    Raises:
-        Damaged: it is damaged or not a JSON object.
-    """
+    """Return the content of a document, without its checksum."""
     value = parse(raw)
     if not isinstance(value, dict):
         raise Damaged("it must hold a JSON object")

@@ -18,16 +18,7 @@ INTERNAL = "internal error; the server's log has the reason"
 
 @dataclass
 class HTTPProblem(Exception):
-    """A request that cannot be served.
-
-    Attributes:
-        status: the HTTP status.
-        kind: a short name, such as ``invalid_request``.
-        message: what happened and how to fix it.
-        run: id of the run, if there is one.
-        details: further facts, such as the invalid fields.
-        headers: headers of the answer.
-    """
+    """A request that cannot be served."""
 
     status: int
     kind: str

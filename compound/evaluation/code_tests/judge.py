@@ -68,11 +68,6 @@ async def check_suite(program: str, test: str, sandbox: Sandbox | None = None) -
 
     The program runs in a process of its own, as with `check_function`; names that the tests neither
     define nor import are its functions.
-
-    Args:
-        program: the generated program.
-        test: the test cases.
-        sandbox: where both run; default: one with `LIMITS`.
     """
     return await _judge_apart(program, test, "", sandbox)
 
@@ -94,14 +89,7 @@ async def _judge_apart(
 async def verdict_of(
     main: str, files: Mapping[str, str], stdin: str, sandbox: Sandbox | None
 ) -> Score:
-    """Run a program in the sandbox, and return its exit status as a score with its output as feedback.
-
-    Args:
-        main: the program, which imports only the standard library and ``files``.
-        files: texts of files beside it, by name.
-        stdin: its standard input.
-        sandbox: where it runs; default: one with `LIMITS`.
-    """
+    """Run a program in the sandbox, and return its exit status as a score with its output as feedback."""
     result = await (sandbox or shared()).run(main, stdin, files)
     if result.ok:
         return Score(1.0, "all tests pass")

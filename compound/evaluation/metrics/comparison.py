@@ -98,11 +98,7 @@ def _is_record(value: object) -> bool:
 
 
 def text_of(value: object, where: str) -> str:
-    """Return a text or a number as text; ``where`` starts the error message for other values.
-
-    Raises:
-        CallError: the value is neither.
-    """
+    """Return a text or a number as text; ``where`` starts the error message for other values."""
     if isinstance(value, str | numbers.Real):
         return str(value)
     raise CallError(f"{where}: the output must be text or a number, got {type(value).__name__}")
@@ -152,13 +148,7 @@ class Comparison(ABC):
         return self.compare(comparable(outputs[self.output]), self.accepted(example), where)
 
     def check(self, outputs: Collection[str], examples: Iterable[Example]) -> None:
-        """Reject outputs and examples that cannot be compared, before anything is run.
-
-        Raises:
-            DataError: the output does not exist, an example has no right answer, or the output's
-                fixed set of labels excludes the right answer.
-            MissingExtra: a library of the metric is not installed.
-        """
+        """Reject outputs and examples that cannot be compared, before anything is run."""
         for module in self.requires:
             check_installed(module, f"the metric {self.name}")
         if self.output not in outputs:
@@ -222,11 +212,7 @@ class Comparison(ABC):
         )
 
     def accepted(self, example: Example) -> list[object]:
-        """Return the right answers of an example in their `comparable` form, in the given order.
-
-        Raises:
-            DataError: there are none.
-        """
+        """Return the right answers of an example in their `comparable` form, in the given order."""
         where = f"{self.name}, example {example.id!r}"
         if self.gold not in example.gold:
             close = suggest_name(self.gold, map(str, example.gold))
@@ -265,11 +251,7 @@ def _of_row(error: DataError, example: Example) -> InvalidRow:
 
 
 def check_each(examples: Iterable[Example], check: Callable[[Example], object]) -> None:
-    """Call a function with each example, and raise the errors of all.
-
-    Raises:
-        DataError: the function rejects examples.
-    """
+    """Call a function with each example, and raise the errors of all."""
     errors = []
     for example in examples:
         try:

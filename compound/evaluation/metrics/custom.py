@@ -28,9 +28,6 @@ def bounds_of(metric: Metric) -> Bounds | None:
 
     A metric declares them by an attribute ``bounds``, a pair of numbers.
 
-    Raises:
-        DeclarationError: They are not two finite numbers in ascending order.
-
     >>> from compound.metrics import custom, token_f1
     >>> bounds_of(token_f1("answer")), bounds_of(custom(lambda outputs, example: 1.0))
     ((0.0, 1.0), None)
@@ -62,9 +59,6 @@ def check_failure_score(metric: Metric, failure_score: float) -> None:
     """Raise if failed runs would score as well as the best ones, so that a search would look for failures.
 
     Metrics that declare no bounds are not checked.
-
-    Raises:
-        DeclarationError: ``failure_score`` is at least the maximum score that the metric declares.
     """
     bounds = bounds_of(metric)
     if bounds is None or failure_score < bounds[1]:
@@ -119,11 +113,7 @@ class Custom:
         return self.score(outputs, example)
 
     def score(self, outputs: Mapping[str, object], example: Example) -> Score | Awaitable[Score]:
-        """Call the function and convert its result to a `Score`.
-
-        Raises:
-            MissingOutput: the function reads an output that does not exist.
-        """
+        """Call the function and convert its result to a `Score`."""
         given = _CheckedOutputs(outputs, self.name, example)
         with exit_as_error(self.name), self._misreading(given, example):
             value = self.function(given, example)
@@ -176,11 +166,7 @@ GUARDS = ("hasattr", "getattr", "isinstance", "try:")  # of functions for severa
 
 
 def _check_order(function: Callable[..., object], name: str) -> None:
-    """Reject a function of (example, outputs), such as a metric of DSPy, by its names and its code.
-
-    Raises:
-        UserCodeError: it is one; nothing was called.
-    """
+    """Reject a function of (example, outputs), such as a metric of DSPy, by its names and its code."""
     try:
         parameters = [*inspect.signature(function).parameters.values()][:2]
     except (TypeError, ValueError):

@@ -77,16 +77,7 @@ class JudgeCall(Operation):
 
 @dataclass(frozen=True)
 class Judge(ABC):
-    """Base of metrics that ask a model for a verdict on one output.
-
-    Attributes:
-        name: name for messages and tables.
-        output: the system output to judge.
-        lm: the model that judges.
-        gold: the field of `Example.gold` with a reference answer; ``None`` for none.
-        instructions: what the judge should know in addition, such as the task of the system.
-        max_tokens: maximum length of an answer of the judge.
-    """
+    """Base of metrics that ask a model for a verdict on one output."""
 
     bounds: ClassVar[Bounds] = UNIT
 
@@ -129,11 +120,7 @@ class Judge(ABC):
         )
 
     def check(self, outputs: Collection[str], examples: Iterable[Example]) -> None:
-        """Reject outputs and examples that cannot be judged, before anything is run.
-
-        Raises:
-            DataError: the output does not exist, or an example has no reference answer.
-        """
+        """Reject outputs and examples that cannot be judged, before anything is run."""
         if self.output not in outputs:
             raise DataError(
                 f"{self.name}: no output {self.output!r}", hint=suggest_name(self.output, outputs)
@@ -141,11 +128,7 @@ class Judge(ABC):
         check_each(examples, self.reference)
 
     def reference(self, example: Example) -> object:
-        """Return the reference answer of an example; of several, the first.
-
-        Raises:
-            DataError: there is none although the metric names its field.
-        """
+        """Return the reference answer of an example; of several, the first."""
         if self.gold is None:
             return None
         where = f"{self.name}, example {example.id!r}"
@@ -161,21 +144,13 @@ class Judge(ABC):
         return first
 
     def judged(self, outputs: Values, example: Example) -> object:
-        """Return the output to judge.
-
-        Raises:
-            MissingOutput: it does not exist.
-        """
+        """Return the output to judge."""
         if self.output not in outputs:
             raise missing_output(f"{self.name}, example {example.id!r}", self.output, outputs)
         return outputs[self.output]
 
     async def ask(self, name: str, prompt: str, models: MetricCalls) -> str:
-        """Send a request and return the answer.
-
-        Raises:
-            CallError: the call failed, or its answer is cut off.
-        """
+        """Send a request and return the answer."""
         call = JudgeCall(self.name, self.task, self.max_tokens, self.answer_format)
         found = await models.call(
             f"{self.name}.{name}" if name else self.name, call, {"prompt": prompt}, {"lm": self.lm}
@@ -219,12 +194,7 @@ _NAME = re.compile(r"[A-Za-z][\w -]*\Z")
 
 @dataclass(frozen=True)
 class Rubric(Judge):
-    """Mean of the grades of a judge, mapped to [0, 1]; see `rubric`.
-
-    Attributes:
-        criteria: name and description of each criterion.
-        scale: the best grade; the worst is 1.
-    """
+    """Mean of the grades of a judge, mapped to [0, 1]; see `rubric`."""
 
     criteria: tuple[tuple[str, str], ...] = ()
     scale: int = 5
@@ -290,11 +260,7 @@ class Rubric(Judge):
         return Score(mean, f"{told}: {_reason(answer, self.criteria)}".rstrip(": "), values)
 
     def _grades(self, answer: str) -> dict[str, int]:
-        """Return the grade of each criterion, from the last line or JSON member that has one.
-
-        Raises:
-            CallError: a grade is missing or outside the scale.
-        """
+        """Return the grade of each criterion, from the last line or JSON member that has one."""
         grades = {}
         for name, _ in self.criteria:
             found = re.findall(_grade_pattern(name), answer, re.IGNORECASE | re.MULTILINE)
@@ -429,11 +395,7 @@ class Pairwise(Judge):
     async def _choose(
         self, name: str, given: list[str], first: object, second: object, models: MetricCalls
     ) -> Preference:
-        """Return the choice of the judge, with A as the output.
-
-        Raises:
-            CallError: the answer has no verdict.
-        """
+        """Return the choice of the judge, with A as the output."""
         prompt = "\n\n".join([*given, section("Answer A", first), section("Answer B", second)])
         answer = await self.ask(name, prompt, models)
         found = _VERDICT.findall(answer) or _BARE.findall(answer)

@@ -94,17 +94,7 @@ def _checked(name: str, found: Callable[..., object]) -> Factory:
 def made_by(
     found: Callable[..., object], name: str, /, *arguments: object, **settings: object
 ) -> Metric:
-    """Return the metric that a user-defined function creates from its settings.
-
-    Args:
-        found: the function.
-        name: names it in messages.
-        arguments: settings by position.
-        settings: settings by name.
-
-    Raises:
-        UserCodeError: it takes other settings, raised an error, or returned something else.
-    """
+    """Return the metric that a user-defined function creates from its settings."""
     check_signature(found, f"metric {name!r}", *map(str, arguments), **settings)
     with reported(f"metric {name!r}", found):
         made = found(*arguments, **settings)

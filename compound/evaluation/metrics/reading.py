@@ -31,14 +31,7 @@ _NUMBER = re.compile(rf"(?<![\w.])(?<!\d[,/^:])[-+]?{DIGITS}(?![.,/^:]?\d)(?!\^)
 
 @dataclass(frozen=True)
 class RegexMatch(Comparison):
-    """1 if a pattern is found in the text, or if what it finds is an acceptable answer; see `regex_match`.
-
-    Attributes:
-        pattern: the pattern; ``""`` reads it from the gold field.
-        extracts: whether the text that the pattern finds is compared with the gold field.
-        whole: whether the pattern must match the whole text.
-        ignore_case: whether case is ignored.
-    """
+    """1 if a pattern is found in the text, or if what it finds is an acceptable answer; see `regex_match`."""
 
     bounds: ClassVar[Bounds | None] = UNIT
 
@@ -155,11 +148,7 @@ def _has_boundary(pattern: str) -> bool:
 
 
 def _translated(pattern: str, whole: bool, match: re.Match[str]) -> str:
-    """Return a token of a pattern in RE2's syntax; if the pattern has boundaries, for texts with marked ones.
-
-    Raises:
-        ValueError: RE2 has no counterpart.
-    """
+    """Return a token of a pattern in RE2's syntax; if the pattern has boundaries, for texts with marked ones."""
     bounded = _has_boundary(pattern)
     mark = _BOUNDARY if bounded else ""
     if match["kept"]:

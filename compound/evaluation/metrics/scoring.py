@@ -25,13 +25,7 @@ ADDRESS = "metric/"
 
 @dataclass
 class MetricCalls:
-    """Makes and records the calls of a metric for one run.
-
-    Attributes:
-        executor: provides engines, cache, budget and retries.
-        example: id of the example.
-        calls: the finished calls; a metric makes them one after the other.
-    """
+    """Makes and records the calls of a metric for one run."""
 
     executor: Executor
     example: str = ""
@@ -39,12 +33,6 @@ class MetricCalls:
 
     async def call(self, name: str, component: Operation, inputs: Values, values: Values) -> Values:
         """Return the outputs of one call of a component.
-
-        Args:
-            name: name of the call, unique within one scoring.
-            component: the component.
-            inputs: its inputs.
-            values: the values of its settings.
 
         Raises:
             CallError: the call failed.
@@ -96,12 +84,7 @@ def metric_lms(metric: Metric) -> Sequence[str]:
 
 
 def check_rows(metric: Metric, outputs: Collection[str], examples: Iterable[Example]) -> None:
-    """Reject examples that a metric cannot score, before the first call; user functions are not checked.
-
-    Raises:
-        DataError: the metric reads an unknown output, an example has no right answer, or the
-            output's labels cannot match it.
-    """
+    """Reject examples that a metric cannot score, before the first call; user functions are not checked."""
     if isinstance(metric, Comparison | ModelMetric):
         metric.check(outputs, examples)
 
@@ -128,9 +111,6 @@ async def apply_metric(
 
     Rounding errors at the metric's bounds are clipped. A score farther outside is returned as it
     is; see `bounds_violation`.
-
-    Raises:
-        CallError: The value is not a finite real number.
     """
     if isinstance(metric, ModelMetric) and models is not None:
         value: object = metric.score_with(outputs, example, models)
@@ -150,12 +130,7 @@ async def apply_metric(
 
 @dataclass(frozen=True)
 class PassAt:
-    """Estimates pass@k of an example from the scores of its repeats.
-
-    Attributes:
-        k: number of samples of which one must pass.
-        threshold: the lowest score that passes.
-    """
+    """Estimates pass@k of an example from the scores of its repeats."""
 
     k: int
     threshold: float = 1.0
@@ -175,12 +150,7 @@ class PassAt:
 
 @dataclass(frozen=True)
 class PassAtK:
-    """pass@k of another metric; see `pass_at_k`. A single run scores 1 if it passes, else 0.
-
-    Attributes:
-        of: the metric that decides whether a run passes.
-        at: the number of samples and the threshold.
-    """
+    """pass@k of another metric; see `pass_at_k`. A single run scores 1 if it passes, else 0."""
 
     of: Metric
     at: PassAt
@@ -260,11 +230,7 @@ def pass_at_of(metric: Metric) -> PassAt | None:
 
 
 def check_repeats(metric: Metric, repeats: int) -> None:
-    """Reject fewer repeats than pass@k needs.
-
-    Raises:
-        DeclarationError: there are fewer than k.
-    """
+    """Reject fewer repeats than pass@k needs."""
     at = pass_at_of(metric)
     if at is not None and repeats < at.k:
         raise DeclarationError(

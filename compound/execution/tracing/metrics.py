@@ -44,11 +44,7 @@ T = TypeVar("T")
 
 
 class MetricRecorder:
-    """Records runs, calls and requests as metrics; a `compound.execution.observers.Tracer`.
-
-    Args:
-        meter: an OpenTelemetry meter.
-    """
+    """Records runs, calls and requests as metrics; a `compound.execution.observers.Tracer`."""
 
     def __init__(self, meter: Meter) -> None:
         self._tokens = meter.create_histogram(
@@ -185,11 +181,7 @@ ANY_PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
 
 
 def chosen_exporter(variable: str, protocol: str, endpoint: str | None) -> str:
-    """Return the exporter of a signal: ``otlp`` for an endpoint, otherwise the one that a variable names.
-
-    Raises:
-        DeclarationError: the exporter or its protocol is not supported.
-    """
+    """Return the exporter of a signal: ``otlp`` for an endpoint, otherwise the one that a variable names."""
     if endpoint is not None:
         return "otlp"
     chosen = os.environ.get(variable, "otlp").strip().lower()
@@ -221,12 +213,7 @@ def resource() -> Resource:
 def meter_provider(
     given: MeterProvider | bool | None, endpoint: str | None
 ) -> tuple[MeterProvider | None, SdkMeterProvider | None]:
-    """Return the provider that receives metrics, if any, and the same one if it was created here.
-
-    Args:
-        given: a provider, or whether to record metrics; ``None`` if the environment decides.
-        endpoint: base address of an OTLP/HTTP receiver.
-    """
+    """Return the provider that receives metrics, if any, and the same one if it was created here."""
     if given is None:
         given = os.environ.get(METRICS, "none").strip().lower() != "none"
     if given is False:

@@ -213,11 +213,7 @@ def _new_provider(endpoint: str | None) -> SdkTracerProvider:
 
 
 def _exporter(endpoint: str | None) -> SpanExporter | None:
-    """Return the exporter to an endpoint, or the one that the environment names; None for ``none``.
-
-    Raises:
-        DeclarationError: the environment names an exporter or protocol that is not supported.
-    """
+    """Return the exporter to an endpoint, or the one that the environment names; None for ``none``."""
     chosen = chosen_exporter(EXPORTER, PROTOCOL, endpoint)
     if chosen == "none":
         return None

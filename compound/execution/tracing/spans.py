@@ -44,12 +44,7 @@ Set = Callable[[Callable[[], Attributes], "Failure | None"], None]
 
 
 class SpanRecorder:
-    """Records runs, calls and requests as nested spans; a `compound.execution.observers.Tracer`.
-
-    Args:
-        tracer: an OpenTelemetry tracer.
-        content: whether spans contain inputs, outputs, messages and error messages.
-    """
+    """Records runs, calls and requests as nested spans; a `compound.execution.observers.Tracer`."""
 
     def __init__(self, tracer: OtelTracer, *, content: bool) -> None:
         self._tracer = tracer

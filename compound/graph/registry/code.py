@@ -30,9 +30,6 @@ _BESIDE: dict[str, Path] = {}
 def find_code(spec: str, folder: Path) -> Any:  # noqa: ANN401 - whatever the user's module holds
     """Return what ``module:name`` stands for.
 
-    Raises:
-        DeclarationError: there is no such module or name, or importing it failed.
-
     >>> find_code("math:sqrt", Path())(9.0)
     3.0
     """

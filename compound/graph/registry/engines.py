@@ -55,11 +55,7 @@ BUILT_IN = (*KINDS, "class")
 
 
 def find_engine(lm: str) -> Engine:
-    """Return the engine of a model by its name.
-
-    Raises:
-        DeclarationError: the name fits no convention.
-    """
+    """Return the engine of a model by its name."""
     if lm in EMBEDDED or Path(lm).is_dir():
         return open_engine("transformers", model=lm)
     if lm.startswith("local/"):
@@ -181,11 +177,7 @@ def installed() -> Mapping[str, Plugin]:
 
 
 def engine_class(kind: str) -> Callable[..., Engine]:
-    """Return the class of a kind of engine; its typed parameters are the settings in files.
-
-    Raises:
-        DeclarationError: there is no such kind, or its package cannot be loaded.
-    """
+    """Return the class of a kind of engine; its typed parameters are the settings in files."""
     if kind in KINDS:
         module, _, name = KINDS[kind].partition(":")
         built_in: Callable[..., Engine] = getattr(importlib.import_module(module), name)
@@ -198,15 +190,7 @@ def engine_class(kind: str) -> Callable[..., Engine]:
 
 
 def own_engine(place: str, folder: Path) -> Callable[..., Engine]:
-    """Return the class of an engine of a user's own; errors in it are reported with their lines.
-
-    Args:
-        place: ``module:name``.
-        folder: where the module is looked for first.
-
-    Raises:
-        DeclarationError: it cannot be imported.
-    """
+    """Return the class of an engine of a user's own; errors in it are reported with their lines."""
     return _made_by(place, find_code(place, folder))
 
 
@@ -240,11 +224,7 @@ _COMPLETION = (
 
 
 def checked_engine(name: str, engine: object) -> Engine:
-    """Return what is given as an engine, if it has the members of one.
-
-    Raises:
-        UserCodeError: it has not.
-    """
+    """Return what is given as an engine, if it has the members of one."""
     if inspect.isclass(engine):
         raise UserCodeError(
             f"engine {name!r} is the class {engine.__name__} at {definition(engine)}, not an engine",
@@ -269,11 +249,7 @@ def has_stable_name(engine: Engine) -> bool:
 
 
 def worst_case(engine: Engine, request: Request) -> Usage:
-    """Return the most that a request can use.
-
-    Raises:
-        UserCodeError: the engine takes other arguments, raises an error, or returns something else.
-    """
+    """Return the most that a request can use."""
     with _checked_signature(engine, "worst_case"), reported(f"engine {engine.name!r}", engine):
         found: object = engine.worst_case(request)
     if not isinstance(found, Usage):
@@ -284,16 +260,7 @@ def worst_case(engine: Engine, request: Request) -> Usage:
 def started_completion(
     engine: Engine, request: Request, on_text: OnText | None = None
 ) -> Awaitable[object]:
-    """Start a request; check what it resolves to with `checked_completion`.
-
-    Args:
-        engine: the engine.
-        request: the request.
-        on_text: receives pieces of the text, if the engine can stream.
-
-    Raises:
-        UserCodeError: the engine takes other arguments, or is not asynchronous.
-    """
+    """Start a request; check what it resolves to with `checked_completion`."""
     method, parameters = _method(engine, on_text)
     with _checked_signature(engine, method, *parameters):
         started: object = (
@@ -309,11 +276,7 @@ def started_completion(
 
 
 def checked_completion(engine: Engine, found: object, on_text: OnText | None = None) -> Completion:
-    """Return an engine's answer, if it is one.
-
-    Raises:
-        UserCodeError: the engine returned something else.
-    """
+    """Return an engine's answer, if it is one."""
     method = _method(engine, on_text)[0]
     if not isinstance(found, Completion):
         raise _wrong(engine, method, found, _COMPLETION)
@@ -335,11 +298,7 @@ def _method(engine: Engine, on_text: OnText | None) -> tuple[str, tuple[str, ...
 
 
 def check_images(engine: Engine, name: str, request: Request) -> None:
-    """Check that an engine takes the images of a request.
-
-    Raises:
-        DeclarationError: it does not.
-    """
+    """Check that an engine takes the images of a request."""
     if (
         any(message.images for message in request.messages)
         and not Capabilities(engine).takes_images

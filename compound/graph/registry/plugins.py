@@ -41,14 +41,7 @@ GROUPS: tuple[Group, ...] = ("components", "engines", "methods", "metrics", "opt
 
 @dataclass(frozen=True)
 class Plugin:
-    """One entry point.
-
-    Attributes:
-        group: what it adds.
-        name: how files refer to it.
-        value: what it names, as ``module:name``.
-        distribution: the package that installs it.
-    """
+    """One entry point."""
 
     group: Group
     name: str
@@ -84,11 +77,7 @@ class Plugin:
 
 @functools.cache
 def plugins(group: Group) -> Mapping[str, Plugin]:
-    """Return the installed extensions of a group, by name. Nothing is imported.
-
-    Raises:
-        DeclarationError: two packages use the same name.
-    """
+    """Return the installed extensions of a group, by name. Nothing is imported."""
     found: dict[str, Plugin] = {}
     for entry in entry_points(group=f"compound.{group}"):
         distribution = "an unknown package" if entry.dist is None else entry.dist.name
@@ -104,23 +93,13 @@ def plugins(group: Group) -> Mapping[str, Plugin]:
 
 
 def visible(group: Group, built_in: Collection[str]) -> Mapping[str, Plugin]:
-    """Return the installed extensions of a group whose names are not built in.
-
-    Args:
-        group: the group.
-        built_in: the names that are.
-    """
+    """Return the installed extensions of a group whose names are not built in."""
     return {name: plugin for name, plugin in plugins(group).items() if name not in built_in}
 
 
 @functools.cache
 def warn_if_hidden(group: Group, name: str) -> None:
-    """Log, once, that a built-in name is used which an installed extension has, too.
-
-    Args:
-        group: the group of the extension.
-        name: the name that is built in.
-    """
+    """Log, once, that a built-in name is used which an installed extension has, too."""
     if name in plugins(group):
         logging.getLogger("compound").warning("%s is not used: %s", plugins(group)[name], HIDDEN)
 
@@ -164,12 +143,6 @@ async def score(
     reference: Reference, folder: Path | None, component: str, calls: Sequence[CallValues]
 ) -> Sequence[float]:
     """Score (inputs, outputs) of a component by a stored reward, in a dedicated thread.
-
-    Args:
-        reference: to the reward's checkpoint.
-        folder: where its path starts, if it is relative.
-        component: whose calls they are.
-        calls: what to score.
 
     Raises:
         ConfigurationError: the checkpoint is missing, damaged, or made for something else.

@@ -90,13 +90,6 @@ def reported(role: str, code: object) -> Iterator[None]:
     Errors of this package, and errors that no code of a user took part in, pass unchanged. A value
     or a key that the system does not have is reported like an error of the user's code, which
     passed it.
-
-    Args:
-        role: what the code is, such as ``optimizer 'anneal'``.
-        code: the function or the object that is called; it counts as a user's in a library, too.
-
-    Raises:
-        UserCodeError: a user's code raised another error.
     """
     try:
         yield
@@ -122,11 +115,9 @@ def reported(role: str, code: object) -> Iterator[None]:
 def place_of_error(error: BaseException, package: str = "") -> str:
     """Return `` (file:line)`` of the innermost line of a user's code that an error comes from; else ``""``.
 
-    For a syntax error, this is the line that cannot be read.
+    Code of ``package`` counts as a user's although it is installed.
 
-    Args:
-        error: the error.
-        package: the name of a package whose code counts as a user's although it is installed.
+    For a syntax error, this is the line that cannot be read.
 
     >>> place_of_error(ValueError("no words"))
     ''
@@ -164,10 +155,6 @@ def place_in(error: BaseException, code: object) -> str:
     """Return `` (file:line, in function)`` of a user's code that raised an error, or where it is defined.
 
     The file is named without its folder: the text is recorded in traces.
-
-    Args:
-        error: the error.
-        code: the function or the object that was called; it counts as a user's in a library, too.
     """
     place = _place(error, code)
     return short_place(code) if place is None else f" ({os.path.basename(place)})"
@@ -175,11 +162,6 @@ def place_in(error: BaseException, code: object) -> str:
 
 def located(error: BaseException, code: object, called: str = "") -> str:
     """Return an error as text, with the line of a user's code that raised it; see `place_in`.
-
-    Args:
-        error: the error.
-        code: the function or the object that was called.
-        called: how it is called, named where it does not take these arguments.
 
     >>> located(ValueError("no words"), print)
     'ValueError: no words'
@@ -197,17 +179,7 @@ def located(error: BaseException, code: object, called: str = "") -> str:
 def check_signature(
     code: Callable[..., object], role: str, *parameters: str, **named: object
 ) -> None:
-    """Reject a function that cannot be called with some arguments.
-
-    Args:
-        code: the function or class.
-        role: what it is.
-        parameters: the names of the positional arguments.
-        named: the arguments that are given by name.
-
-    Raises:
-        UserCodeError: it takes others; the message names its place.
-    """
+    """Reject a function that cannot be called with some arguments."""
     try:
         signature = inspect.signature(code)
     except (TypeError, ValueError):  # some callables of C have none

@@ -132,9 +132,6 @@ class Sandbox:
 def check_path(path: str) -> str:
     """Return a path below the working directory of a program.
 
-    Raises:
-        CallError: it is empty, absolute, too long, or leads elsewhere.
-
     >>> check_path("data/rows.csv")
     'data/rows.csv'
     >>> check_path("../rows.csv")
@@ -297,12 +294,7 @@ async def _follow(process: Process, reading: int, limits: SandboxLimits) -> Sand
 async def _wait_until_ready(
     reading: int, collecting: asyncio.Future[None], collected: _Outputs
 ) -> None:
-    """Wait until the program starts.
-
-    Raises:
-        CallError: its files cannot be written.
-        SandboxUnavailable: the sandbox cannot be built.
-    """
+    """Wait until the program starts."""
     reader = asyncio.StreamReader()
     pipe = os.fdopen(os.dup(reading), "rb", 0)
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
@@ -403,12 +395,7 @@ _LOW = 0xFFFFFFFF  # the kernel reads 32 bits of these arguments
 
 @functools.cache
 def compile_filter() -> bytes:
-    """Return the program of the filter for this machine's architecture.
-
-    Raises:
-        MissingExtra: pyseccomp is not installed.
-        SandboxUnavailable: libseccomp is not installed.
-    """
+    """Return the program of the filter for this machine's architecture."""
     try:
         import pyseccomp
     except ModuleNotFoundError as error:
