@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, BinaryIO, Literal, Self
 
 from compound.core.errors import CompoundError, RunDirectoryError
-from compound.core.security.directory import Directory, open_directory
+from compound.core.security.directory import Directory
 from compound.core.security.limits import ARTIFACT, FILE, Limit
 
 Kind = Literal["file", "folder"]
@@ -337,7 +337,7 @@ class UntrustedFolder:
             OSError: it does not exist, or cannot be opened.
             CompoundError: the path contains a link or similar.
         """
-        folder = open_directory(self._root) if self._directory is None else self._directory.copy()
+        folder = Directory.at(self._root) if self._directory is None else self._directory.copy()
         try:
             for part in (*self._inside, *more):
                 try:

@@ -1,7 +1,7 @@
 """Exclusive write access to a folder.
 
 The folder itself is locked, so that deleting a lock file does not admit a second writer. Where
-folders cannot be locked (NFS, Windows), the file ``lock`` inside it is used, and its owner detects
+folders cannot be locked (NFS), the file ``lock`` inside it is used, and its owner detects
 when it is replaced. The file is always locked as well, for versions that only know the file.
 
 The system releases the lock of a process that ends. But a shared file system may keep the lock of a
@@ -12,27 +12,20 @@ machine, and the file to delete if they are gone.
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import platform
-import sys
 from dataclasses import asdict, dataclass
 from typing import BinaryIO
 
 from compound.core.errors import CompoundError, RunDirectoryError
-from compound.core.security.directory import DescriptorDirectory, Directory, open_directory
+from compound.core.security.directory import Directory
 from compound.core.security.sanitize import sanitize_text
 from compound.core.security.untrusted import UntrustedFolder, os_errors_as
 
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
-
 FILE = "lock"
 UNSUPPORTED = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)
-# of the lock file, on Windows, where locked bytes cannot be read: after its content
-LOCKED_BYTE = 1 << 20
 TAKEN = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
 
 
@@ -80,16 +73,18 @@ class Lock:
     def __init__(self, unlocked: UntrustedFolder) -> None:
         path = unlocked.path
         with os_errors_as(path):
-            self._directory: Directory | None = open_directory(path)
+            self._directory: Directory | None = Directory.at(path)
         self.folder = UntrustedFolder(path, directory=self._directory)
         self._file: BinaryIO | None = None
         try:
-            directory = self._directory
-            self._whole = isinstance(directory, DescriptorDirectory) and self._lock(
-                directory.descriptor
-            )
+            self._whole = self._lock(self._directory.descriptor)
             self._file = self.folder.appender(FILE)
-            self._require(self._lock(self._file.fileno(), deletable=not self._whole) or self._whole)
+            locked = self._lock(self._file.fileno(), deletable=not self._whole)
+            if not (locked or self._whole):
+                raise RunDirectoryError(
+                    f"the file system of {self.folder} has no locks, so two runs could write to it at once",
+                    hint="choose a location on another disk",
+                )
             with os_errors_as(path):
                 Owner.current().write(self._file)
         except BaseException:
@@ -102,7 +97,8 @@ class Lock:
         ``deletable``: whether another process could take the lock if the file was deleted.
         """
         try:
-            _lock_file(descriptor)
+            # libraries for locks open the file by its path, and would follow a link
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in TAKEN:
                 raise self._taken(deletable) from None
@@ -134,13 +130,6 @@ class Lock:
             hint=f"{hint}; if the process has ended or its machine is gone, {gone}",
         )
 
-    def _require(self, taken: bool) -> None:
-        if not taken:
-            raise RunDirectoryError(
-                f"the file system of {self.folder} has no locks, so two runs could write to it at once",
-                hint="choose a location on another disk",
-            )
-
     def check(self) -> None:
         """Check that the lock is still effective."""
         if self._whole or self._file is None:
@@ -159,15 +148,3 @@ class Lock:
         if self._directory is not None:
             self._directory.close()
             self._directory = None
-
-
-def _lock_file(descriptor: int) -> None:
-    """Lock an open file without waiting, until it is closed.
-
-    The libraries for portable locks open the file by its path, and would follow a link.
-    """
-    if sys.platform == "win32":
-        os.lseek(descriptor, LOCKED_BYTE, os.SEEK_SET)  # it locks the bytes at the current position
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-    else:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -24,7 +24,6 @@ from compound.core.errors import CompoundError, ConfigurationError, RunDirectory
 from compound.core.narrowing import entry
 from compound.core.security.untrusted import UntrustedFolder
 from compound.core.storage.artifacts import folder_digest, store_folder, verify_reference
-from compound.core.storage.locking import Lock
 from compound.core.storage.paths import run_folder
 from compound.execution.cache import DiskCache
 from compound.graph.configuration import Configuration, load
@@ -120,19 +119,6 @@ def place(played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return folder
 
 
-@pytest.fixture
-def paths_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A platform without descriptors of directories, such as Windows."""
-    monkeypatch.setattr("compound.core.security.directory.HAS_DESCRIPTORS", False)
-
-
-@pytest.fixture(params=["descriptors", "paths"])
-def reached(request: pytest.FixtureRequest) -> None:
-    """Both ways to reach files."""
-    if request.param == "paths":
-        request.getfixturevalue("paths_only")
-
-
 def is_untouched(place: Path) -> bool:
     outside = place.parent / "outside"
     return [p.name for p in outside.iterdir()] == ["victim"] and (
@@ -206,44 +192,6 @@ def test_a_trap_in_a_run_directory_is_refused_by_every_command(
             assert cli("evaluate", "game.yaml", "--config", "runs/game/best.json").code == 2
     assert is_untouched(place)
     assert SECRET.strip() not in listed.out
-
-
-@pytest.mark.usefixtures("paths_only")
-@pytest.mark.parametrize("kind", [link, dangling, fifo, listening], ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("name", ["checkpoint.json", "lock", "report.md", "memory"])
-def test_a_trap_is_refused_without_descriptors_of_directories(
-    place: Path, cli: Any, name: str, kind: Callable[[Path, Path], None]
-) -> None:
-    for run in ("runs/game", "runs/killed"):
-        trap(place / run, name, kind, place)
-    with guarded():
-        assert cli("runs", "report", "runs/game").code == 2
-        assert cli("optimize", "game.yaml", "--run", "killed", "--quiet").code == 2
-    assert is_untouched(place)
-
-
-@pytest.mark.usefixtures("paths_only")
-def test_a_run_works_without_descriptors_of_directories(place: Path, cli: Any) -> None:
-    assert cli("optimize", "game.yaml", "--run", "killed", "--quiet").code == 0
-    assert cli("optimize", "game.yaml", "--run", "fresh", "--quiet").code == 0
-    first, second = (
-        json.loads((place / "runs" / run / "best.json").read_text()) for run in ("game", "fresh")
-    )
-    assert first == second
-    assert cli("runs", "verify").code == 0
-
-
-@pytest.mark.usefixtures("paths_only")
-def test_one_writer_without_descriptors_of_directories(tmp_path: Path) -> None:
-    held = Lock(UntrustedFolder(tmp_path))
-    with pytest.raises(RunDirectoryError, match="in use by another process"):
-        Lock(UntrustedFolder(tmp_path))
-    held.check()
-    (tmp_path / "lock").unlink()
-    with pytest.raises(RunDirectoryError, match="lock was deleted or replaced during the run"):
-        held.check()
-    held.release()
-    Lock(UntrustedFolder(tmp_path)).release()
 
 
 @pytest.mark.parametrize(
@@ -398,7 +346,6 @@ def test_a_file_of_a_run_beyond_the_limit_is_refused(
 # --- the parts -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("reached")
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "a/../b", "/etc/passwd", "a//b", "a\0b", "a\ud800", "a/"]
 )
@@ -423,7 +370,6 @@ def test_a_name_that_no_folder_can_have_is_refused(name: str) -> None:
         UntrustedFolder(name)
 
 
-@pytest.mark.usefixtures("reached")
 @pytest.mark.parametrize("above", ["link", "link/deeper"])
 def test_a_link_on_the_way_is_refused(tmp_path: Path, above: str) -> None:
     (tmp_path / "outside" / "deeper").mkdir(parents=True)
@@ -451,28 +397,6 @@ def test_a_link_on_the_way_is_refused(tmp_path: Path, above: str) -> None:
             use()
     assert (tmp_path / "outside" / "deeper" / "file").read_text() == SECRET
     assert sorted(p.name for p in (tmp_path / "outside").iterdir()) == ["deeper", "file"]
-
-
-@pytest.mark.usefixtures("paths_only")
-def test_a_file_that_is_exchanged_while_it_is_opened_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "victim").write_text(SECRET)
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "file").write_text("its own")
-    opened = os.open
-
-    def exchanging(path: Any, *how: Any) -> int:
-        (tmp_path / "folder" / "file").unlink()
-        (tmp_path / "folder" / "file").hardlink_to(tmp_path / "victim")
-        descriptor = opened(path, *how)
-        (tmp_path / "folder" / "file").unlink()
-        (tmp_path / "folder" / "file").write_text("its own")
-        return descriptor
-
-    monkeypatch.setattr(os, "open", exchanging)
-    with pytest.raises(RunDirectoryError):
-        UntrustedFolder(tmp_path / "folder").read("file")
 
 
 def test_features_are_not_kept_through_a_link(tmp_path: Path) -> None:
