@@ -13,14 +13,12 @@ from compound.core.security.untrusted import UntrustedFolder
 from compound.core.storage.artifacts import is_reference, verify_reference
 from compound.core.storage.records import Damaged, parse
 from compound.execution.cache import (
-    CURRENT,
-    FORMAT,
     WAIT,
     check_files,
+    check_schema,
     limit_steps,
     read_row,
     restrict,
-    table_statement,
 )
 from compound.graph.configuration import Configuration, load
 from compound.optimization.runs.candidate_record import read_candidates
@@ -180,18 +178,14 @@ def _entries(folder: UntrustedFolder, path: Path, problems: list[str]) -> Iterat
     address = f"{path.absolute().as_uri()}?{'immutable=1' if has_no_log else 'mode=ro'}"
     with closing(sqlite3.connect(address, uri=True, timeout=WAIT)) as db, limit_steps(db, path):
         restrict(db)
-        statement = table_statement(db, path)
-        if statement is None:
+        if not check_schema(db, path):
             return
         found = [text for (text,) in db.execute("PRAGMA quick_check")]
         problems += [f"{path}: {text}" for text in found if text != "ok"]
-        (version,) = db.execute("PRAGMA user_version").fetchone()
-        checksum = "checksum" if statement == CURRENT else "NULL"
-        query = f"SELECT key, step, value, {checksum} FROM outcome"  # nosec B608  # one of two constants
-        for key, *row in db.execute(query):
+        for key, step, *row in db.execute("SELECT key, step, value, checksum FROM outcome"):
             try:
-                read_row(key, *row, checked=version >= FORMAT)
+                read_row(key, step, *row)
             except Damaged as error:
                 yield 0, f"{path}: the recorded call {str(key)[:16]}… is damaged ({error})"
             else:
-                yield row[0], ""
+                yield step, ""

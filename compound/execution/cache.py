@@ -14,7 +14,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -24,7 +24,7 @@ from compound.core.security.sanitize import redact_values
 from compound.core.security.untrusted import UntrustedFolder, os_errors_as
 from compound.core.storage.records import Damaged, parse
 
-FORMAT = 2  # rows have checksums; files of format 0 may have rows without them
+FORMAT = 2  # rows have checksums; in earlier formats, some had none
 SUFFIXES = ("", "-wal", "-shm", "-journal")  # suffixes of the files of a database
 NO_FILE = ":memory:"
 WAIT, PAUSE = 30.0, 0.01  # seconds to wait for another process, and between attempts
@@ -32,8 +32,10 @@ SPARE, BETWEEN = 10**6, 10**5  # SQLite steps: allowed beyond the file size, and
 MEMORY = 2000  # KiB of cached pages; overrides larger values set in the file
 MAGIC = bytes.fromhex("d9d505f920a163d7")  # start of a journal; also ends one that names a file
 HEADER, SECTOR = 28, 2**16  # journal header in bytes; maximum with zero padding
-_TABLE = "CREATE TABLE outcome (key TEXT PRIMARY KEY, step INTEGER, value TEXT{}) WITHOUT ROWID"
-CURRENT, UNCHECKED = _TABLE.format(", checksum TEXT"), _TABLE.format("")  # both occur in format 0
+TABLE = (
+    "CREATE TABLE outcome "
+    "(key TEXT PRIMARY KEY, step INTEGER, value TEXT, checksum TEXT) WITHOUT ROWID"
+)
 RESET_HINT = "delete the file to start an empty one: needed calls are then repeated"
 logger = logging.getLogger(__name__)
 
@@ -115,33 +117,26 @@ class DiskCache:
         except sqlite3.DatabaseError as error:
             raise _unusable_error(self._path, error) from None
         with self._report_errors(), limit_steps(self._db, self._path):
-            (version,) = self._db.execute("PRAGMA user_version").fetchone()
-            self._checked = version >= FORMAT
             self.step = 0 if step is None else step
-            self._pending = set() if step is None else self._stored_since(step)
-            self.count = 0 if step is None else self._count()
+            self._pending: set[str] = set()
+            self.count = 0
+            if step is not None:
+                newer = "SELECT key FROM outcome WHERE step >= ?"
+                self._pending = {key for (key,) in self._db.execute(newer, (step,))}
+                # COUNT(*) would be a single step, which the progress handler could not interrupt
+                (self.count,) = self._db.execute("SELECT COUNT(key) FROM outcome").fetchone()
         if (lost := recorded - (self.count - len(self._pending))) > 0:
             self._report(
                 f"{lost} of {recorded} recorded calls are missing, perhaps because {self._path.name}-wal was "
                 "deleted; needed calls are repeated"
             )
 
-    def _stored_since(self, step: int) -> set[str]:
-        return {
-            key for (key,) in self._db.execute("SELECT key FROM outcome WHERE step >= ?", (step,))
-        }
-
-    def _count(self) -> int:
-        # COUNT(*) would be a single SQLite step, which the progress handler could not interrupt
-        (count,) = self._db.execute("SELECT COUNT(key) FROM outcome").fetchone()
-        return int(count)
-
     def get(self, key: str) -> Mapping[str, object] | None:
         """Return the result stored under ``key``; drop a damaged one and return ``None``."""
         with self._report_errors():
             try:
                 row = self._row(key)
-                return None if row is None else read_row(key, *row, checked=self._checked)
+                return None if row is None else read_row(key, *row)
             except Damaged as error:
                 self._db.execute("DELETE FROM outcome WHERE key = ?", (key,))
                 self.count -= 1
@@ -296,23 +291,28 @@ def restrict(db: sqlite3.Connection) -> None:
         db.execute(f"PRAGMA {setting}")
 
 
-def table_statement(db: sqlite3.Connection, path: Path) -> str | None:
-    """Return the CREATE statement of the entry table; ``None`` for a new file.
+def check_schema(db: sqlite3.Connection, path: Path) -> bool:
+    """Return whether a database has the table of entries; a new file has none.
+
+    Triggers, views, indexes and other tables could make the storing of a call write or compute
+    endlessly.
 
     Raises:
-        RunDirectoryError: the file holds anything else: triggers, views, indexes and other tables
-            could make the storing of a call write or compute endlessly.
+        RunDirectoryError: the file holds anything else, or was written by an earlier version.
     """
-    found = None
+    found, reason = False, ""
     for kind, name, statement in db.execute("SELECT type, name, sql FROM sqlite_master"):
         if (kind, name) != ("table", "outcome"):
             known = kind if kind in ("table", "view", "index", "trigger") else "object"
             reason = f"it holds the {known} {str(name)[:80]!r}"
-        elif statement not in (CURRENT, UNCHECKED):
+            break
+        found = True
+        if statement != TABLE:
             reason = "its table is not that of a cache"
-        else:
-            found = str(statement)
-            continue
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if found and not reason and version != FORMAT:
+        reason = f"it has format {version}, but this version reads format {FORMAT}"
+    if reason:
         raise RunDirectoryError(f"{path} is not a usable cache: {reason}", hint=RESET_HINT)
     return found
 
@@ -323,21 +323,16 @@ def _open_database(path: Path) -> sqlite3.Connection:
     try:
         with limit_steps(db, path):
             restrict(db)
-            # before writing: it may be another program's database
-            statement = table_statement(db, path)
+            exists = check_schema(db, path)  # before writing: it may be another program's database
         _enable_wal(db)
         # with WAL, a power failure may lose the last entries but not damage the file
         db.execute("PRAGMA synchronous=NORMAL")
-        if statement is None:
+        if not exists:
             db.execute("BEGIN IMMEDIATE")
             # another process may have created it
-            db.execute(CURRENT.replace("TABLE", "TABLE IF NOT EXISTS", 1))
+            db.execute(TABLE.replace("TABLE", "TABLE IF NOT EXISTS", 1))
             db.execute(f"PRAGMA user_version={FORMAT}")
             db.execute("COMMIT")
-        elif statement == UNCHECKED:
-            with suppress(sqlite3.OperationalError):  # another process may be adding it
-                db.execute("ALTER TABLE outcome ADD COLUMN checksum TEXT")
-            db.execute("SELECT checksum FROM outcome LIMIT 0")
     except BaseException:
         db.close()
         raise
@@ -368,60 +363,20 @@ def row_checksum(key: str, step: int, value: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
-def read_row(
-    key: str, step: object, value: object, checksum: object, *, checked: bool
-) -> dict[str, object]:
-    """Validate an entry and return its content.
-
-    Args:
-        key: key of the entry.
-        step: checkpoint that the entry belongs to.
-        value: result as JSON.
-        checksum: checksum of all three; ``None`` for entries of earlier versions.
-        checked: whether every entry of the file must have a checksum.
+def read_row(key: str, step: object, value: object, checksum: object) -> dict[str, object]:
+    """Validate an entry, and return its content.
 
     Raises:
         Damaged: the entry is not what was stored.
     """
     if not isinstance(value, str) or not isinstance(step, int):
         raise Damaged("it has the wrong type")
-    if checksum is not None or checked:
-        if checksum != row_checksum(key, step, value):
-            raise Damaged("it does not match its checksum")
-        found = parse(value)
-    else:
-        found = parse(value)
-        if not _is_call_result(found):
-            raise Damaged("it is not the result of a call")
+    if checksum != row_checksum(key, step, value):
+        raise Damaged("it does not match its checksum")
+    found = parse(value)
     if not isinstance(found, dict):
         raise Damaged("it must be a JSON object")
     return found
-
-
-def _is_call_result(value: object) -> bool:
-    """Return whether an entry without a checksum has the form of a stored call or answer."""
-    match value:
-        case {"text": str(), "usage": usage}:
-            return _is_usage(usage)
-        case {
-            "outputs": dict(),
-            "failure": None | [str(), str()],
-            "usage": usage,
-            "tokens": [*tokens],
-            "attempts": int(),
-        }:
-            return _is_usage(usage) and all(isinstance(t, list) and len(t) == 5 for t in tokens)
-    return False
-
-
-def _is_usage(value: object) -> bool:
-    """Return whether a value is stored usage: numbers by name, or the bare list of earlier versions."""
-    values = list(value.values()) if isinstance(value, dict) else value
-    return (
-        isinstance(values, list)
-        and len(values) >= 4
-        and all(type(value) in (int, float) and value >= 0 for value in values)
-    )
 
 
 def _unusable_error(path: Path, error: sqlite3.Error) -> RunDirectoryError:
