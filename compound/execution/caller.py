@@ -49,7 +49,14 @@ from compound.core.threads import exit_error
 from compound.execution.budget import Meter
 from compound.execution.cache import Cache
 from compound.execution.exchange import Exchange, record_exchange
-from compound.execution.observers import RunListener, TextPiece, TextRelay, active_tracer, within
+from compound.execution.observers import (
+    CallFacts,
+    RunListener,
+    TextPiece,
+    TextRelay,
+    active_tracer,
+    within,
+)
 from compound.execution.results import CallResult, SharedResults
 from compound.execution.rng import derive_seed
 from compound.execution.sender import (
@@ -272,7 +279,8 @@ class Caller:
         made, tracer = self._call(pending), active_tracer()
         if tracer is None:
             return made
-        return within(tracer.call(pending.component, pending.address, pending.inputs), made)
+        facts = CallFacts(pending.component, pending.address, pending.inputs)
+        return within(tracer(facts), made)
 
     def _call(self, pending: PendingCall) -> Awaitable[CallResult]:
         key = self.key(pending)

@@ -298,7 +298,7 @@ class Executor:
             return self.execute(run, inputs)
         fork = run.fork.address if run.fork is not None else ""
         facts = RunFacts(run.system, inputs, run.example, run.sample, run.seed, fork)
-        return within(tracer.run(facts), self.execute(run, inputs))
+        return within(tracer(facts), self.execute(run, inputs))
 
     def execute(self, run: RunState, inputs: Mapping[str, object]) -> Awaitable[Trace]:
         """Execute a validated run; the part that an executor on other machines replaces.

@@ -17,7 +17,7 @@ from compound.core.errors import CallError, DeclarationError, first_leaf, sugges
 from compound.core.example import Values
 from compound.execution.budget import Meter
 from compound.execution.caller import Caller, PendingCall
-from compound.execution.observers import RunListener, active_tracer, within
+from compound.execution.observers import CallFacts, RunListener, active_tracer, within
 from compound.execution.results import CallResult
 from compound.execution.schedule import (
     ABSENT,
@@ -254,7 +254,9 @@ class GraphRun:
         """Run a composite like `_drive`, in a span if a tracer is active."""
         work = self._drive(component, address, place, arguments, values)
         tracer = active_tracer()
-        return await work if tracer is None else await within(tracer.body(component, address), work)
+        if tracer is None:
+            return await work
+        return await within(tracer(CallFacts(component, address, body=True)), work)
 
     async def _drive(
         self,

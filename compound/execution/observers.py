@@ -2,8 +2,7 @@
 
 No tracer is active by default, and a run then checks one variable per run, call and request.
 `activate` is process-wide, like the instrumentations of OpenTelemetry; `compound.execution.tracing`
-contains the implementation. A `RunListener` belongs to one run, and receives the start of each
-call, pieces of text, and finished calls.
+contains the implementation. A `RunListener` belongs to one run.
 """
 
 from __future__ import annotations
@@ -12,19 +11,16 @@ import threading
 from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from compound.core.engine import Completion, Engine, Request
+from compound.core.engine import Engine, Request
 from compound.core.security.sanitize import StreamRedactor
-from compound.execution.results import CallResult
-from compound.execution.trace import Call, Trace
+from compound.execution.trace import Call
 from compound.graph.component import Component
 from compound.graph.system import System
 
 T = TypeVar("T")
-Span = AbstractContextManager[Callable[[T], object]]
-"""A span to enter; it yields a function that receives the result. An exception ends it as an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,27 +35,30 @@ class RunFacts:
     fork: str = ""
 
 
-class Tracer(Protocol):
-    """Records spans. Methods are called on the event loop and must not block."""
+@dataclass(frozen=True, slots=True)
+class CallFacts:
+    """Facts of a component call; a ``body`` is a loop or map, around the calls of its body."""
 
-    def run(self, run: RunFacts) -> Span[Trace]:
-        """Return the span of a system run."""
-        ...
+    component: Component
+    address: str
+    inputs: Mapping[str, object] = field(default_factory=dict)
+    body: bool = False
 
-    def call(
-        self, component: Component, address: str, inputs: Mapping[str, object]
-    ) -> Span[CallResult]:
-        """Return the span of a component call."""
-        ...
 
-    def body(self, component: Component, address: str) -> Span[object]:
-        """Return the span of a loop or map, which contains the spans of the calls of its body."""
-        ...
+@dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """Facts of one request to an engine."""
 
-    def request(self, engine: Engine, lm: str, request: Request) -> Span[Completion]:
-        """Return the span of one request to an engine."""
-        ...
+    engine: Engine
+    lm: str
+    request: Request
 
+
+Facts = RunFacts | CallFacts | RequestFacts
+Span = AbstractContextManager[Callable[[object], object]]
+"""A span to enter; it yields a function that receives the result. An exception ends it as an error."""
+Tracer = Callable[[Facts], Span]
+"""Returns a span to record; called on the event loop, so it must not block."""
 
 _ACTIVE: Tracer | None = None
 
@@ -76,7 +75,7 @@ def activate(tracer: Tracer | None) -> Tracer | None:
     return previous
 
 
-async def within(span: Span[T], work: Awaitable[T]) -> T:
+async def within(span: Span, work: Awaitable[T]) -> T:
     """Await within a span, and pass the result to it."""
     with span as record:
         result = await work

@@ -35,7 +35,7 @@ from compound.core.errors import (
 )
 from compound.core.security.sanitize import redact_secrets, sanitize_text
 from compound.execution.budget import Meter, clip_usage
-from compound.execution.observers import active_tracer, within
+from compound.execution.observers import RequestFacts, active_tracer, within
 from compound.graph.registry.engines import (
     checked_completion,
     checked_engine,
@@ -186,7 +186,9 @@ class Sender:
         """Send one request, in a span if a tracer is active, which records the charged answer."""
         answer = self._answer(engine, lm, request, on_text, worst, meter)
         tracer = active_tracer()
-        return answer if tracer is None else within(tracer.request(engine, lm, request), answer)
+        return (
+            answer if tracer is None else within(tracer(RequestFacts(engine, lm, request)), answer)
+        )
 
     async def _answer(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import sys
@@ -10,33 +11,29 @@ import time
 from collections.abc import Sequence
 from importlib import metadata
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from compound.core.errors import DISTRIBUTION, DeclarationError, MissingExtra, raise_missing_extra
+from compound.core.errors import DISTRIBUTION, DeclarationError, raise_missing_extra
 from compound.core.formatting import short_repr
 from compound.core.narrowing import report_wrong_arguments
 from compound.core.security.sanitize import remember_environment
 from compound.core.web.addresses import can_connect
-from compound.execution.observers import Tracer, activate, active_tracer
-from compound.execution.tracing.metrics import (
-    METRICS,
-    CombinedTracer,
-    MetricRecorder,
-    chosen_exporter,
-    meter_provider,
-    resource,
-)
-from compound.execution.tracing.spans import SpanRecorder
+from compound.execution.observers import activate, active_tracer
+from compound.execution.tracing.spans import Recorder
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.sdk.metrics import MeterProvider as SdkMeterProvider
+    from opentelemetry.sdk.metrics.export import MetricExporter
+    from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import TracerProvider
 
 CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 EXPORTER, PROTOCOL = "OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
+METRICS, METRICS_PROTOCOL = "OTEL_METRICS_EXPORTER", "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL"
+ANY_PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
 WITH_CONTENT = ("true", "1", "span_only", "span_and_event")
 CLOSE_SECONDS = 5.0
 DEFAULT_COLLECTOR = "http://localhost:4318"
@@ -64,12 +61,12 @@ class Tracing:
         self.collector = collector
         self.provider, self.meters, self.content = provider, meters, content
         self._owned = tuple(owned)
-        self._tracer: Tracer = SpanRecorder(
-            provider.get_tracer("compound", _version()), content=content
-        )
-        if meters is not None:
-            metrics = MetricRecorder(meters.get_meter("compound", _version()))
-            self._tracer = CombinedTracer(self._tracer, metrics)
+        try:
+            version = metadata.version(DISTRIBUTION)
+        except metadata.PackageNotFoundError:
+            version = None
+        meter = None if meters is None else meters.get_meter("compound", version)
+        self._tracer = Recorder(provider.get_tracer("compound", version), meter, content=content)
         self._previous = activate(self._tracer)
 
     def close(self) -> None:
@@ -151,8 +148,7 @@ def trace_with(
         content = os.environ.get(CONTENT, "").strip().lower() in WITH_CONTENT
     remember_environment()  # so that no key named in the environment is exported
     try:
-        found = provider or (_global_provider() if endpoint is None else None)
-        owned = _new_provider(endpoint) if found is None else None
+        found, owned = tracer_provider(provider, endpoint)
         meters, own_meters = meter_provider(metrics, endpoint)
     except ImportError as error:
         raise_missing_extra(error, "tracing")
@@ -163,9 +159,7 @@ def trace_with(
         logging.getLogger("compound").warning(
             "OpenTelemetry: no collector answers at %s", collector
         )
-    return Tracing(
-        found or _present(owned), meters, content=content, owned=made, collector=collector
-    )
+    return Tracing(found, meters, content=content, owned=made, collector=collector)
 
 
 def _collector(endpoint: str | None) -> str:
@@ -179,50 +173,86 @@ def _collector(endpoint: str | None) -> str:
     return os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or DEFAULT_COLLECTOR
 
 
-def _version() -> str | None:
-    try:
-        return metadata.version(DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _present(provider: SdkTracerProvider | None) -> TracerProvider:
-    if provider is None:
-        raise MissingExtra("tracing", "opentelemetry-sdk", "otel")
-    return provider
-
-
-def _global_provider() -> TracerProvider | None:
-    """Return the application's provider, or None if it has set none."""
+def tracer_provider(
+    given: TracerProvider | None, endpoint: str | None
+) -> tuple[TracerProvider, SdkTracerProvider | None]:
+    """Return the provider that receives spans, and the same one if it was created here."""
     from opentelemetry import trace
 
-    found: TracerProvider = trace.get_tracer_provider()
-    return None if isinstance(found, trace.ProxyTracerProvider) else found
-
-
-def _new_provider(endpoint: str | None) -> SdkTracerProvider:
-    """Return a provider that exports as the environment states."""
+    if given is None and endpoint is None:  # the application's, if it has set one
+        found = trace.get_tracer_provider()
+        given = None if isinstance(found, trace.ProxyTracerProvider) else found
+    if given is not None:
+        return given, None
     from opentelemetry.sdk.trace import TracerProvider as SdkProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    made = SdkProvider(resource=resource())
-    exporter = _exporter(endpoint)
+    made = SdkProvider(resource=_resource())
+    exporter: SpanExporter | None = _exporter("trace", endpoint)
     if exporter is not None:
         made.add_span_processor(BatchSpanProcessor(exporter))
-    return made
+    return made, made
 
 
-def _exporter(endpoint: str | None) -> SpanExporter | None:
+def meter_provider(
+    given: MeterProvider | bool | None, endpoint: str | None
+) -> tuple[MeterProvider | None, SdkMeterProvider | None]:
+    """Return the provider that receives metrics, if any, and the same one if it was created here."""
+    if given is None:
+        given = os.environ.get(METRICS, "none").strip().lower() != "none"
+    if given is False:
+        return None, None
+    if given is not True:
+        return given, None
+    from opentelemetry import metrics
+    from opentelemetry.sdk.metrics import MeterProvider as SdkProvider
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+
+    found: MeterProvider = metrics.get_meter_provider()
+    if endpoint is None and isinstance(found, SdkProvider):  # the application's
+        return found, None
+    exporter: MetricExporter | None = _exporter("metric", endpoint)
+    readers = [PeriodicExportingMetricReader(exporter)] if exporter is not None else []
+    made = SdkProvider(readers, _resource())
+    return made, made
+
+
+def _exporter(signal: Literal["trace", "metric"], endpoint: str | None) -> Any:  # noqa: ANN401 - of two kinds
     """Return the exporter to an endpoint, or the one that the environment names; None for ``none``."""
-    chosen = chosen_exporter(EXPORTER, PROTOCOL, endpoint)
+    tracing = signal == "trace"
+    variable, protocol = (EXPORTER, PROTOCOL) if tracing else (METRICS, METRICS_PROTOCOL)
+    chosen = "otlp" if endpoint else os.environ.get(variable, "otlp").strip().lower()
+    if chosen not in {"otlp", "console", "none"}:
+        raise DeclarationError(
+            f"{variable}={chosen} is not supported; possible: otlp, console, none",
+            hint="for another exporter, pass a provider of your own to compound.trace_with",
+        )
+    spoken = os.environ.get(protocol) or os.environ.get(ANY_PROTOCOL) or "http/protobuf"
+    if chosen == "otlp" and endpoint is None and spoken != "http/protobuf":
+        raise DeclarationError(
+            f"{protocol}={spoken} is not supported; possible: http/protobuf",
+            hint="for another protocol, pass a provider of your own to compound.trace_with",
+        )
     if chosen == "none":
         return None
     if chosen == "console":
-        from opentelemetry.sdk.trace.export import ConsoleSpanExporter
-
-        return ConsoleSpanExporter(out=sys.stderr)  # results go to stdout
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-
+        export = importlib.import_module(
+            f"opentelemetry.sdk.{'trace' if tracing else 'metrics'}.export"
+        )
+        kind = export.ConsoleSpanExporter if tracing else export.ConsoleMetricExporter
+        return kind(out=sys.stderr)  # results go to stdout
+    otlp = importlib.import_module(f"opentelemetry.exporter.otlp.proto.http.{signal}_exporter")
+    kind = otlp.OTLPSpanExporter if tracing else otlp.OTLPMetricExporter
     if endpoint is None:
-        return OTLPSpanExporter()
-    return OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
+        return kind()
+    return kind(endpoint=f"{endpoint.rstrip('/')}/v1/{signal}s")
+
+
+def _resource() -> Resource:
+    """Return the resource of own providers: the service ``compound``, unless the environment names one."""
+    from opentelemetry.sdk.resources import Resource
+
+    # arguments would replace the service name of the environment
+    attributes = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in attributes
+    return Resource.create({} if named else {"service.name": "compound"})

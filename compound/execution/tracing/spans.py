@@ -1,118 +1,98 @@
-"""Tracer that records OpenTelemetry spans.
+"""Tracer that records OpenTelemetry spans and metrics.
 
 Attributes follow OpenTelemetry's semantic conventions for generative AI; others begin with
 ``compound.``. Texts of users and models are included only if content is requested, since the
 conventions make them opt-in. They are free of registered keys, and truncated like the messages of
-traces.
+traces. Metrics hold neither texts nor examples, so that the number of series is bounded by the
+models and systems of the application.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING
-
-from compound.core.engine import Completion, Engine, Request
-from compound.core.errors import CallError
-from compound.core.security.sanitize import sanitize_text
-from compound.execution.exchange import truncate_text
-from compound.execution.observers import RunFacts
-from compound.execution.results import CallResult
-from compound.execution.trace import Failure, Trace
-from compound.graph.component import Component
-
-if TYPE_CHECKING:
-    from opentelemetry.trace import Span as OtelSpan
-    from opentelemetry.trace import Tracer as OtelTracer
-import json
 from urllib.parse import urlsplit
 
 from compound.core.engine import (
     Capabilities,
+    Completion,
+    Engine,
     Message,
+    Request,
     ToolCall,
     ToolSpec,
     Usage,
 )
+from compound.core.errors import CallError
+from compound.core.security.sanitize import sanitize_text
+from compound.execution.exchange import truncate_text
+from compound.execution.observers import Facts, RequestFacts, RunFacts
+from compound.execution.results import CallResult
+from compound.execution.trace import Failure, Trace
+from compound.graph.component import Component
 from compound.graph.configuration import to_readable_values
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import Meter
+    from opentelemetry.trace import Span as OtelSpan
+    from opentelemetry.trace import Tracer as OtelTracer
 
 Attribute = str | bool | int | float | list[str]
 Attributes = dict[str, Attribute]
-Set = Callable[[Callable[[], Attributes], "Failure | None"], None]
-"""Sets computed attributes, and the failure of the span, if any."""
+TOKENS, DURATION = "gen_ai.client.token.usage", "gen_ai.client.operation.duration"
+RUNS, CALLS = "compound.optimization.runs", "compound.calls"
+TOKEN_BUCKETS = [float(4**power) for power in range(14)]  # of the conventions
+SECOND_BUCKETS = [0.01 * 2**power for power in range(14)]
 
 
-class SpanRecorder:
-    """Records runs, calls and requests as nested spans; a `compound.execution.observers.Tracer`."""
+class Recorder:
+    """Records runs, calls and requests as nested spans; a `compound.execution.observers.Tracer`.
 
-    def __init__(self, tracer: OtelTracer, *, content: bool) -> None:
-        self._tracer = tracer
-        self._content = content
+    With a meter, they are also counted and timed. With ``content``, spans contain inputs, outputs,
+    messages and error messages.
+    """
 
-    @contextmanager
-    def run(self, run: RunFacts) -> Iterator[Callable[[Trace], None]]:
-        """Record a system run as ``invoke_workflow``."""
-        name = f"invoke_workflow {run.system.name}"
-        with self._span(name, lambda: run_attributes(run, content=self._content)) as put:
-            yield lambda trace: put(
-                lambda: trace_attributes(trace, content=self._content), trace.failure
-            )
+    def __init__(self, tracer: OtelTracer, meter: Meter | None, *, content: bool) -> None:
+        self._tracer, self._content = tracer, content
+        self._metrics = None if meter is None else Metrics(meter)
 
     @contextmanager
-    def call(
-        self, component: Component, address: str, inputs: Mapping[str, object]
-    ) -> Iterator[Callable[[CallResult], None]]:
-        """Record a component call."""
-        start = lambda: call_attributes(component, address, inputs, content=self._content)  # noqa: E731
-        with self._span(call_name(component, inputs), start) as put:
-            yield lambda result: put(
-                lambda: result_attributes(result, content=self._content), result.failure
-            )
-
-    @contextmanager
-    def body(self, component: Component, address: str) -> Iterator[Callable[[object], None]]:
-        """Record a loop or map, around the calls of its body."""
-        start = lambda: call_attributes(component, address, {}, content=False)  # noqa: E731
-        with self._span(call_name(component, {}), start) as put:
-            yield lambda result: put(dict, result if isinstance(result, Failure) else None)
-
-    @contextmanager
-    def request(
-        self, engine: Engine, lm: str, request: Request
-    ) -> Iterator[Callable[[Completion], None]]:
-        """Record a request as ``chat``; of kind client, unless the model runs in this process."""
-        start = lambda: request_attributes(engine, lm, request, content=self._content)  # noqa: E731
-        name = f"chat {model_name(engine, lm)[1]}"
-        with self._span(name, start, client=engine.remote) as put:
-            yield lambda answer: put(
-                lambda: completion_attributes(answer, content=self._content), None
-            )
-
-    @contextmanager
-    def _span(
-        self, name: str, start: Callable[[], Attributes], *, client: bool = False
-    ) -> Iterator[Set]:
+    def __call__(self, facts: Facts) -> Iterator[Callable[[object], None]]:
+        """Record what runs in the block, and the result that the yielded function is given."""
         from opentelemetry.trace import SpanKind
 
+        # a model in this process is no other service
+        client = isinstance(facts, RequestFacts) and facts.engine.remote
         kind = SpanKind.CLIENT if client else SpanKind.INTERNAL
+        found: list[object] = []
+        failed = ""
+        started = time.perf_counter()
         # exceptions are recorded below: their messages may quote prompts and answers
         with self._tracer.start_as_current_span(
-            name, kind=kind, record_exception=False, set_status_on_exception=False
+            span_name(facts), kind=kind, record_exception=False, set_status_on_exception=False
         ) as span:
-            _set(span, start)
-
-            def put(attributes: Callable[[], Attributes], failure: Failure | None) -> None:
-                _set(span, attributes)
-                if failure is not None:
-                    self._fail(span, failure.kind, failure.message)
-
+            _set(span, lambda: start_attributes(facts, content=self._content))
             try:
-                yield put
+                yield found.append
+                for result in found:
+                    _set(span, lambda: end_attributes(result, content=self._content))  # noqa: B023 - called at once
+                    failure = getattr(result, "failure", result)
+                    if isinstance(failure, Failure):
+                        failed = failure.kind
+                        self._fail(span, failed, failure.message)
             except BaseException as error:
-                kind_of = error.kind if isinstance(error, CallError) else type(error).__qualname__
-                self._fail(span, kind_of, str(error))
+                failed = error.kind if isinstance(error, CallError) else type(error).__qualname__
+                self._fail(span, failed, str(error))
                 raise
+            finally:
+                if self._metrics is not None:
+                    result = found[0] if found else None
+                    self._metrics.record(facts, result, failed, time.perf_counter() - started)
 
     def _fail(self, span: OtelSpan, kind: str, message: str) -> None:
         from opentelemetry.trace import Status, StatusCode
@@ -130,6 +110,50 @@ def _set(span: OtelSpan, attributes: Callable[[], Attributes]) -> None:
         span.set_attributes(attributes())
     except Exception:
         logging.getLogger("compound").warning("attributes of a span are missing", exc_info=True)
+
+
+class Metrics:
+    """Counts runs and calls, and records the durations and tokens of requests."""
+
+    def __init__(self, meter: Meter) -> None:
+        histogram = meter.create_histogram
+        self._tokens = histogram(
+            TOKENS,
+            "{token}",
+            "Tokens of a request",
+            explicit_bucket_boundaries_advisory=TOKEN_BUCKETS,
+        )
+        self._seconds = histogram(
+            DURATION,
+            "s",
+            "Duration of a request",
+            explicit_bucket_boundaries_advisory=SECOND_BUCKETS,
+        )
+        self._runs = meter.create_counter(RUNS, "{run}", "System runs that ended")
+        self._calls = meter.create_counter(CALLS, "{call}", "Component calls that ended")
+
+    def record(self, facts: Facts, result: object, failed: str, seconds: float) -> None:
+        """Record what has ended; a loop or map is not counted beside the calls of its body."""
+        labels: Attributes = {"error.type": failed} if failed else {}
+        if isinstance(facts, RunFacts):
+            labels["gen_ai.workflow.name"] = facts.system.name
+            labels["compound.forked"] = bool(facts.fork)
+            self._runs.add(1, labels)
+        elif isinstance(facts, RequestFacts):
+            named = {OPERATION: "chat", **_served(facts.engine, facts.lm)}
+            self._seconds.record(seconds, {**named, **labels})
+            if isinstance(result, Completion):
+                usage = result.usage
+                self._tokens.record(usage.prompt_tokens, {**named, "gen_ai.token.type": "input"})
+                self._tokens.record(
+                    usage.completion_tokens, {**named, "gen_ai.token.type": "output"}
+                )
+        elif not facts.body:
+            labels["compound.component"] = facts.component.name
+            labels["compound.component.kind"] = facts.component.kind
+            if isinstance(result, CallResult):
+                labels["compound.reused"] = result.reused
+            self._calls.add(1, labels)
 
 
 OPERATION = "gen_ai.operation.name"
@@ -156,32 +180,62 @@ PROVIDERS: Mapping[str, str] = {
 """Provider names of the conventions, by litellm's name where they differ."""
 
 
-def run_attributes(run: RunFacts, *, content: bool) -> Attributes:
-    """Return the attributes of a system run at its start."""
-    found: Attributes = {
-        OPERATION: "invoke_workflow",
-        "gen_ai.workflow.name": run.system.name,
-        "compound.system": run.system.identity,
-        "compound.configuration": run.system.configuration.digest,
-        "compound.example": sanitize_text(run.example),
-        "compound.sample": run.sample,
-        "compound.seed": run.seed,
-    }
-    if run.fork:
-        found["compound.fork"] = run.fork
-    return found | (_values("compound.inputs", run.inputs) if content else {})
+def span_name(facts: Facts) -> str:
+    """Return the name of a span, such as ``retrieval searcher`` or ``execute_tool search``."""
+    if isinstance(facts, RunFacts):
+        return f"invoke_workflow {facts.system.name}"
+    if isinstance(facts, RequestFacts):
+        return f"chat {model_name(facts.engine, facts.lm)[1]}"
+    operation, _ = OPERATIONS.get(facts.component.kind, ("call", ""))
+    return f"{operation} {_operated(facts.component, facts.inputs)}"
 
 
-def trace_attributes(trace: Trace, *, content: bool) -> Attributes:
-    """Return the attributes of a finished system run."""
-    found: Attributes = {**_usage(trace.usage), "compound.system_runs": trace.equivalents}
-    return found | (_values("compound.outputs", trace.outputs) if content else {})
+def start_attributes(facts: Facts, *, content: bool) -> Attributes:
+    """Return the attributes that are known at the start."""
+    if isinstance(facts, RequestFacts):
+        return _request_attributes(facts, content=content)
+    if isinstance(facts, RunFacts):
+        found: Attributes = {
+            OPERATION: "invoke_workflow",
+            "gen_ai.workflow.name": facts.system.name,
+            "compound.system": facts.system.identity,
+            "compound.configuration": facts.system.configuration.digest,
+            "compound.example": sanitize_text(facts.example),
+            "compound.sample": facts.sample,
+            "compound.seed": facts.seed,
+        }
+        if facts.fork:
+            found["compound.fork"] = facts.fork
+    else:
+        component = facts.component
+        found = {
+            "compound.component": component.name,
+            "compound.component.kind": component.kind,
+            "compound.address": facts.address,
+        }
+        if component.kind in OPERATIONS:
+            operation, named = OPERATIONS[component.kind]
+            found |= {OPERATION: operation, named: _operated(component, facts.inputs)}
+        if call_id := _tool_call(component, facts.inputs).get("id"):
+            found["gen_ai.tool.call.id"] = truncate_text(sanitize_text(call_id))
+            found["gen_ai.tool.type"] = "function"
+    if content and facts.inputs:
+        found |= _values("compound.inputs", facts.inputs)
+    return found
 
 
-def call_name(component: Component, inputs: Mapping[str, object]) -> str:
-    """Return the name of a call's span, such as ``retrieval searcher`` or ``execute_tool search``."""
-    operation, _ = OPERATIONS.get(component.kind, ("call", ""))
-    return f"{operation} {_operated(component, inputs)}"
+def end_attributes(result: object, *, content: bool) -> Attributes:
+    """Return the attributes of a result."""
+    if isinstance(result, Completion):
+        return _completion_attributes(result, content=content)
+    if isinstance(result, Trace):
+        found: Attributes = {**_usage(result.usage), "compound.system_runs": result.equivalents}
+    elif isinstance(result, CallResult):
+        found = {"compound.reused": result.reused, "compound.attempts": result.attempts}
+        found |= {} if result.reused else _usage(result.usage)
+    else:
+        return {}
+    return found | (_values("compound.outputs", result.outputs) if content else {})
 
 
 def _operated(component: Component, inputs: Mapping[str, object]) -> str:
@@ -196,36 +250,6 @@ def _tool_call(component: Component, inputs: Mapping[str, object]) -> Mapping[st
     """Return the record of the tool call that a component executes; empty for other components."""
     call = inputs.get("call") if component.kind == "tool" else None
     return call if isinstance(call, Mapping) else {}
-
-
-def call_attributes(
-    component: Component, address: str, inputs: Mapping[str, object], *, content: bool
-) -> Attributes:
-    """Return the attributes of a component call at its start."""
-    found: Attributes = {
-        "compound.component": component.name,
-        "compound.component.kind": component.kind,
-        "compound.address": address,
-    }
-    if component.kind in OPERATIONS:
-        operation, named = OPERATIONS[component.kind]
-        found |= {OPERATION: operation, named: _operated(component, inputs)}
-    if call_id := _tool_call(component, inputs).get("id"):
-        found |= {
-            "gen_ai.tool.call.id": truncate_text(sanitize_text(call_id)),
-            "gen_ai.tool.type": "function",
-        }
-    return found | (_values("compound.inputs", inputs) if content else {})
-
-
-def result_attributes(result: CallResult, *, content: bool) -> Attributes:
-    """Return the attributes of a finished component call."""
-    found: Attributes = {
-        "compound.reused": result.reused,
-        "compound.attempts": result.attempts,
-        **(_usage(result.usage) if not result.reused else {}),
-    }
-    return found | (_values("compound.outputs", result.outputs) if content else {})
 
 
 def model_name(engine: Engine, lm: str) -> tuple[str, str]:
@@ -243,25 +267,29 @@ def model_name(engine: Engine, lm: str) -> tuple[str, str]:
     return PROVIDERS.get(provider, provider), name or model
 
 
-def request_attributes(engine: Engine, lm: str, request: Request, *, content: bool) -> Attributes:
-    """Return the attributes of a request to a model."""
+def _served(engine: Engine, lm: str) -> Attributes:
+    """Return the provider, the model, and the host and port of its server."""
     provider, model = model_name(engine, lm)
+    found: Attributes = {"gen_ai.provider.name": provider, "gen_ai.request.model": model}
+    return found | _server(engine)
+
+
+def _request_attributes(facts: RequestFacts, *, content: bool) -> Attributes:
+    request = facts.request
     found: Attributes = {
         OPERATION: "chat",
-        "gen_ai.provider.name": provider,
-        "gen_ai.request.model": model,
+        **_served(facts.engine, facts.lm),
         "gen_ai.request.max_tokens": request.max_tokens,
         "gen_ai.request.temperature": float(request.temperature),
         "gen_ai.request.seed": request.seed,
-        "compound.lm": lm,
+        "compound.lm": facts.lm,
     }
     if request.stop:
         found["gen_ai.request.stop_sequences"] = list(request.stop)
-    return found | server_attributes(engine) | (_messages(request) if content else {})
+    return found | (_messages(request) if content else {})
 
 
-def completion_attributes(completion: Completion, *, content: bool) -> Attributes:
-    """Return the attributes of an answer."""
+def _completion_attributes(completion: Completion, *, content: bool) -> Attributes:
     found: Attributes = {
         "gen_ai.response.finish_reasons": [completion.finish_reason],
         "gen_ai.usage.input_tokens": completion.usage.prompt_tokens,
@@ -269,27 +297,20 @@ def completion_attributes(completion: Completion, *, content: bool) -> Attribute
     }
     if not completion.usage.unpriced:
         found["compound.usage.cost"] = completion.usage.cost
-    if not content:
-        return found
-    parts = [
-        *([_text(completion.text)] if completion.text else []),
-        *map(_call, completion.tool_calls),
-    ]
-    answer = {"role": "assistant", "parts": parts}
-    return found | {
-        "gen_ai.output.messages": _json([{**answer, "finish_reason": completion.finish_reason}])
-    }
+    if content:
+        text = [_text(completion.text)] if completion.text else []
+        parts = [*text, *map(_call, completion.tool_calls)]
+        answer = {"role": "assistant", "parts": parts, "finish_reason": completion.finish_reason}
+        found["gen_ai.output.messages"] = _json([answer])
+    return found
 
 
 def _usage(usage: Usage) -> Attributes:
     """Return totals under names of our own: backends add up the tokens of the requests themselves."""
-    named = {
-        name: value for name, value in usage.to_json().items() if isinstance(value, int | float)
-    }
-    return {f"compound.usage.{name}": value for name, value in named.items()}
+    return {f"compound.usage.{name}": value for name, value in asdict(usage).items()}
 
 
-def server_attributes(engine: Engine) -> dict[str, str | int]:
+def _server(engine: Engine) -> Attributes:
     """Return host and port of a server; never the user information or the path of its address."""
     address = Capabilities(engine).api_base
     if not isinstance(address, str):
@@ -299,7 +320,7 @@ def server_attributes(engine: Engine) -> dict[str, str | int]:
         port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
     except ValueError:
         return {}
-    found: dict[str, str | int] = {"server.address": parts.hostname} if parts.hostname else {}
+    found: Attributes = {"server.address": parts.hostname} if parts.hostname else {}
     return found | ({"server.port": port} if found and port else {})
 
 

@@ -16,8 +16,7 @@ import compound as cp
 from compound.core.errors import DeclarationError
 from compound.execution.observers import active_tracer
 from compound.execution.tracing import setup
-from compound.execution.tracing.metrics import ANY_PROTOCOL
-from compound.execution.tracing.setup import CONTENT, EXPORTER, PROTOCOL
+from compound.execution.tracing.setup import ANY_PROTOCOL, CONTENT, EXPORTER, PROTOCOL
 from compound.testing import ScriptedLM
 from otlp_collector import Collector, collector
 

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import compound as cp
 from compound.core.errors import DeclarationError, ParseError
-from compound.execution.tracing.metrics import METRICS, meter_provider
+from compound.execution.tracing.setup import METRICS, meter_provider
 from compound.testing import ScriptedLM
 
 SECRET = "a question that no metric may show"
