@@ -78,11 +78,7 @@ class Usage:
         return self.prompt_tokens + self.completion_tokens
 
     def to_json(self) -> UsageDocument:
-        """Return the fields as JSON.
-
-        >>> Usage(calls=1, cost=0.5).to_json()
-        {'calls': 1, 'prompt_tokens': 0, 'completion_tokens': 0, 'cost': 0.5, 'unpriced': 0}
-        """
+        """Return the fields as JSON."""
         return {
             "calls": self.calls,
             "prompt_tokens": self.prompt_tokens,
@@ -117,7 +113,6 @@ class Usage:
 
 OnText = Callable[[str], None]  # receives a piece of text; may be called from any thread
 
-USAGE_FIELDS = ("calls", "prompt_tokens", "completion_tokens", "cost", "unpriced")
 NO_USAGE = Usage()
 
 
@@ -133,11 +128,7 @@ class AnswerFormat:
     choices: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
-        """Return the field that is set, as JSON types.
-
-        >>> AnswerFormat(choices=("yes", "no")).to_json()
-        {'choices': ['yes', 'no']}
-        """
+        """Return the field that is set, as JSON types."""
         return {"schema": self.schema} if self.schema else {"choices": list(self.choices)}
 
 

@@ -142,22 +142,6 @@ class Image(BaseModel):
     __str__ = __repr__
 
 
-def images_in(value: object) -> list[Image]:
-    """Return the images in a value, also in collections, pydantic models and dataclasses.
-
-    >>> images_in({"photos": [Image.from_bytes(b"GIF89a-and-so-on")], "title": "a"})
-    [Image(image/gif, 16 bytes, sha256 d04673c31425)]
-    """
-    found: list[Image] = []
-
-    def keep(image: Image) -> Image:
-        found.append(image)
-        return image
-
-    replace_images(value, keep)
-    return found
-
-
 def replace_images(value: object, replacement: Callable[[Image], object]) -> object:
     """Return a value with the images in it replaced, also those in their JSON form.
 

@@ -48,11 +48,6 @@ def run_blocking(coroutine: Coroutine[object, None, Result], *, interrupted: str
     Raises:
         KeyboardInterrupt: the user interrupted the coroutine, which has been cancelled.
         MissingExtra: a required optional library is not installed.
-
-    >>> async def answer() -> int:
-    ...     return 42
-    >>> run_blocking(answer())
-    42
     """
     try:
         try:
@@ -151,13 +146,7 @@ _LOCK = threading.Lock()
 
 
 async def run_in_background(work: Coroutine[object, None, Value]) -> Value:
-    """Run a coroutine on the process-wide loop and await it on the caller's; cancellation is propagated.
-
-    >>> async def where() -> str:
-    ...     return threading.current_thread().name
-    >>> asyncio.run(run_in_background(where()))
-    'compound-background'
-    """
+    """Run a coroutine on the process-wide loop and await it on the caller's; cancellation is propagated."""
     with _LOCK:
         loop = _loop()
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
@@ -205,23 +194,7 @@ Connection = TypeVar("Connection", bound=Closable)
 
 
 class Sessions:
-    """Open connections by key.
-
-    Example:
-        >>> class Opened:
-        ...     async def aclose(self) -> None:
-        ...         print("closed")
-        >>> async def open_it() -> Opened:
-        ...     return Opened()
-        >>> async def main() -> bool:
-        ...     sessions = Sessions()
-        ...     one, other = [await sessions.get("server", open_it) for _ in range(2)]
-        ...     await sessions.aclose()
-        ...     return one is other
-        >>> asyncio.run(main())
-        closed
-        True
-    """
+    """Open connections by key."""
 
     def __init__(self) -> None:
         self._opened: dict[Hashable, asyncio.Task[Closable]] = {}
@@ -292,23 +265,6 @@ class RWLock:
 
     Readers and writers alternate: all readers waiting for a writer are admitted when it releases
     the lock, before the next writer, so that neither side can starve the other.
-
-    >>> async def passing(lock: RWLock, name: str, seen: list[str]) -> None:
-    ...     async with lock.read():
-    ...         await asyncio.sleep(0)
-    ...         seen.append(name)
-    >>> async def main() -> list[str]:
-    ...     lock, seen = RWLock(), []
-    ...     first = asyncio.create_task(passing(lock, "first", seen))
-    ...     await asyncio.sleep(0)
-    ...     async with lock.write():
-    ...         second = asyncio.create_task(passing(lock, "second", seen))
-    ...         await asyncio.sleep(0.01)
-    ...         seen.append("alone")
-    ...     await second
-    ...     return seen
-    >>> asyncio.run(main())
-    ['first', 'alone', 'second']
     """
 
     def __init__(self) -> None:

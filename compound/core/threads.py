@@ -41,13 +41,7 @@ _PLACES: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
 
 
 class FunctionRunner:
-    """Calls a function, sync or async, on the event loop or in a thread.
-
-    Example:
-        >>> runner = FunctionRunner("double", lambda x: 2 * x)
-        >>> asyncio.run(runner.call(x=2))
-        4
-    """
+    """Calls a function, sync or async, on the event loop or in a thread."""
 
     def __init__(
         self, name: str, function: Callable[..., object], thread: ThreadUse = "auto"
@@ -175,14 +169,7 @@ _THREAD = ThreadPoolExecutor(1, "compute")
 
 
 async def compute(function: Callable[P, T], /, *arguments: P.args, **named: P.kwargs) -> T:
-    """Run a function in the compute thread, one at a time, and await its result.
-
-    >>> import threading
-    >>> async def names() -> set[str]:
-    ...     return {await compute(lambda: threading.current_thread().name) for _ in range(3)}
-    >>> asyncio.run(names())
-    {'compute_0'}
-    """
+    """Run a function in the compute thread, one at a time, and await its result."""
     run = functools.partial(contextvars.copy_context().run, function, *arguments, **named)
     return await asyncio.get_running_loop().run_in_executor(_THREAD, run)
 
@@ -192,12 +179,6 @@ def one_matrix_thread() -> Iterator[None]:
     """Limit matrix products of NumPy and SciPy to one thread, which is faster if the matrices are small.
 
     Without threadpoolctl, a part of scikit-learn, nothing is limited.
-
-    Example:
-        >>> import numpy as np
-        >>> with one_matrix_thread():
-        ...     float((np.eye(2) @ np.eye(2)).sum())
-        2.0
     """
     try:
         controller = _controller()
@@ -240,15 +221,6 @@ class CallbackQuestions(Generic[Question]):
 
     The iteration ends when the function returns, and raises its exception. Leaving the ``with``
     block earlier raises `Stopped` from the pending question, and waits for the thread to end.
-
-    >>> async def doubled() -> list[int]:
-    ...     found: list[int] = []
-    ...     with CallbackQuestions(lambda ask: found.extend([ask(1), ask(2)]), "example") as questions:
-    ...         async for number in questions:
-    ...             questions.answer(2 * number)
-    ...     return found
-    >>> asyncio.run(doubled())
-    [2, 4]
     """
 
     def __init__(

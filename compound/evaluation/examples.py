@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -232,18 +233,6 @@ class Overlap:
         )
 
 
-Digests = dict[bytes, str]
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """Digests of a split's examples, each with the id of the first example that has it."""
-
-    exact: Digests
-    normalised: Digests
-    gold: Digests
-
-
 def find_overlaps(splits: Mapping[str, Iterable[Example]], id_column: str = "id") -> list[Overlap]:
     """Return duplicates across and within splits, in the order train, valid, test.
 
@@ -251,45 +240,31 @@ def find_overlaps(splits: Mapping[str, Iterable[Example]], id_column: str = "id"
     >>> [(o.first, o.second, o.exact, o.normalised) for o in find_overlaps({"train": [one], "test": [two]})]
     [('train', 'test', 0, 1)]
     """
-    seen: dict[str, _Seen] = {}
-    counts: dict[tuple[str, str], _Count] = {}
+    # by split: for each of the three kinds of digests, the id of the first example that has it
+    seen: dict[str, tuple[dict[bytes, str], ...]] = {}
+    counts: Counter[tuple[str, str, int]] = Counter()
+    examples: dict[tuple[str, str], tuple[str, str]] = {}
     for role in [role for role in ROLES if role in splits]:
-        own = _Seen({}, {}, {})
+        seen[role] = ({}, {}, {})
         for example in splits[role]:
             keys = _digests(example, id_column)
-            for other, known in (*seen.items(), (role, own)):
-                counts.setdefault((other, role), _Count()).add(known, keys, example.id)
-            for table, key in zip((own.exact, own.normalised, own.gold), keys, strict=True):
+            for other, known in seen.items():
+                for kind in range(3):
+                    counts[other, role, kind] += keys[kind] in known[kind]
+                if keys[1] in known[1]:
+                    examples.setdefault((other, role), (known[1][keys[1]], example.id))
+            for table, key in zip(seen[role], keys, strict=True):
                 table.setdefault(key, example.id)
-        seen[role] = own
     pairs = [*combinations(seen, 2), *((role, role) for role in seen)]
-    found = {pair: counts[pair] for pair in pairs if pair in counts}
     return [
-        Overlap(*pair, count.exact, count.normalised, count.gold, count.example)
-        for pair, count in found.items()
-        if count.example is not None
+        Overlap(*pair, *(counts[*pair, kind] for kind in range(3)), examples[pair])
+        for pair in pairs
+        if pair in examples
     ]
 
 
-@dataclass
-class _Count:
-    """Number of duplicates between two splits, and the first pair."""
-
-    exact: int = 0
-    normalised: int = 0
-    gold: int = 0
-    example: tuple[str, str] | None = None
-
-    def add(self, known: _Seen, keys: tuple[bytes, bytes, bytes], name: str) -> None:
-        exact, normalised, gold = keys
-        self.exact += exact in known.exact
-        self.normalised += normalised in known.normalised
-        self.gold += gold in known.gold
-        if self.example is None and normalised in known.normalised:
-            self.example = (known.normalised[normalised], name)
-
-
 def _digests(example: Example, id_column: str) -> tuple[bytes, bytes, bytes]:
+    """Return digests of the inputs, of the normalised inputs, and of those with the gold values."""
     inputs = to_readable_json(dict(example.inputs))
     gold = {
         name: value

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NotRequired, TypedDict, cast
+from typing import cast
 
 from compound.core.errors import DataError
 from compound.core.narrowing import entry
@@ -27,26 +27,6 @@ CONFIRMED = 1.0  # a run with this score confirms its own answer
 IDENTITY = (
     "feedback_id"  # column that identifies an example; the system may have an input named "id"
 )
-
-
-class RunDocument(TypedDict):
-    """A served run as JSON types; the trace is without messages and token records."""
-
-    run: str
-    time: str
-    trace: TraceDocument
-
-
-class FeedbackDocument(TypedDict):
-    """A statement about one run, or about two."""
-
-    time: str
-    run: NotRequired[str]
-    score: NotRequired[float]
-    correction: NotRequired[dict[str, object]]
-    comment: NotRequired[str]
-    better: NotRequired[str]
-    worse: NotRequired[str]
 
 
 @dataclass
@@ -110,8 +90,8 @@ def read_feedback(folder: UntrustedFolder | str | Path) -> FeedbackLog:
     runs: dict[str, Trace] = {}
     for place, document in _documents(folder, RUNS):
         try:
-            run = cast("RunDocument", document)
-            runs[run["run"]] = from_json(run["trace"])
+            trace = cast("TraceDocument", entry(document, "trace", dict))
+            runs[entry(document, "run", str)] = from_json(trace)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"{place}: not a run of a served system: {error!r}") from None
     about: dict[str, RunFeedback] = {}

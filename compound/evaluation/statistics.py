@@ -298,27 +298,18 @@ def interval_of_means(
     return Interval(mean, min(limits[0], mean), max(limits[1], mean), n)
 
 
-def binomial_upper(successes: int, n: int, level: float = 0.95) -> float:
-    """Return the exact one-sided upper limit of a probability (Clopper and Pearson 1934).
-
-    >>> round(binomial_upper(0, 10), 4)
-    0.2589
-    """
-    if not 0 <= successes <= n:
-        raise ValueError(f"0 <= successes <= n must hold, got successes={successes}, n={n}")
-    _check_share(level=level)
-    if successes == n:
-        return 1.0
-    return float(special.betaincinv(successes + 1, n - successes, level))
-
-
 def binomial_lower(successes: int, n: int, level: float = 0.95) -> float:
     """Return the exact one-sided lower limit of a probability (Clopper and Pearson 1934).
 
     >>> round(binomial_lower(4, 4), 4), round(binomial_lower(5, 5), 4)
     (0.4729, 0.5493)
     """
-    return 1 - binomial_upper(n - successes, n, level)
+    if not 0 <= successes <= n:
+        raise ValueError(f"0 <= successes <= n must hold, got successes={successes}, n={n}")
+    _check_share(level=level)
+    if not successes:
+        return 0.0
+    return 1 - float(special.betaincinv(n - successes + 1, successes, level))
 
 
 def binomial_tail(successes: int, n: int, share: float) -> float:

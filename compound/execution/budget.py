@@ -100,11 +100,6 @@ class Meter:
         incidents: counts of server incidents: ``rate_limited`` and ``lost`` requests,
             ``usage_corrected`` answers, and the ``milliseconds_waited`` for rate limits.
         metric_usage: the part of ``usage`` that metrics spent, such as the calls of a judge.
-
-    >>> meter = Meter(Budget(system_runs=10))
-    >>> meter.charge_runs(0.25)
-    >>> meter.remaining_runs()
-    9.75
     """
 
     def __init__(

@@ -57,13 +57,7 @@ class Cache(Protocol):
 
 
 class MemoryCache:
-    """A cache in the memory of the process.
-
-    >>> cache = MemoryCache()
-    >>> cache.put("k", {"outputs": {"a": 1}})
-    >>> cache.get("k"), cache.get("other")
-    ({'outputs': {'a': 1}}, None)
-    """
+    """A cache in the memory of the process."""
 
     def __init__(self) -> None:
         self._rows: dict[str, str] = {}

@@ -345,15 +345,6 @@ class Throttle:
         limit: current maximum number of requests in flight.
         sent: number of requests in flight.
         round: number of slowdowns.
-
-    Example:
-        >>> async def scenario() -> tuple[int, float]:
-        ...     throttle = Throttle(8)
-        ...     async with throttle.turn() as turn:
-        ...         seconds = throttle.slow_down(turn, retry_after=2.0)
-        ...     return int(throttle.limit), seconds
-        >>> asyncio.run(scenario())
-        (4, 2.0)
     """
 
     def __init__(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from random import Random
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from compound.evaluation.statistics import (
     UNIT,
     Bounds,
     Interval,
-    binomial_upper,
+    binomial_lower,
     cluster_mean_interval,
     interval_of_means,
     mean_interval,
@@ -85,6 +84,7 @@ LEVELS = st.sampled_from([0.5, 0.8, 0.95, 0.99])
 
 @settings(deadline=None)
 @given(SHARES, LEVELS)
+@example([6.329433525254405e-261, 2.276322494326455e-263], 0.95)  # an overflow, once
 def test_a_bounded_interval_lies_in_the_range_holds_the_mean_and_has_width(
     values: list[float], level: float
 ) -> None:
@@ -92,16 +92,6 @@ def test_a_bounded_interval_lies_in_the_range_holds_the_mean_and_has_width(
     assert 0 <= found.low <= found.mean <= found.high <= 1
     assert found.high - found.low > 0.001
     assert (found.low > 0) == (max(values) > 0) or max(values) < 1e-9
-
-
-@settings(deadline=None, max_examples=50)
-@given(SHARES)
-@example([6.329433525254405e-261, 2.276322494326455e-263])  # an overflow, once
-def test_a_bounded_interval_shrinks_with_more_of_the_same_values(values: list[float]) -> None:
-    widths = [
-        i.high - i.low for i in (mean_interval(values * times, bounds=UNIT) for times in (1, 2, 4))
-    ]
-    assert widths[0] > widths[1] > widths[2]
 
 
 @settings(deadline=None, max_examples=50)
@@ -114,22 +104,6 @@ def test_a_bounded_interval_follows_a_change_of_scale(
     found = mean_interval([shift + factor * value for value in values], bounds=(ends[0], ends[1]))
     limits = sorted((shift + factor * plain.low, shift + factor * plain.high))
     assert (found.low, found.high) == pytest.approx(limits, abs=1e-7)
-
-
-@settings(deadline=None, max_examples=50)
-@given(SHARES, st.randoms())
-def test_a_bounded_interval_does_not_depend_on_the_order(
-    values: list[float], random: Random
-) -> None:
-    shuffled = random.sample(values, len(values))
-    one, other = mean_interval(values, bounds=UNIT), mean_interval(shuffled, bounds=UNIT)
-    assert (one.low, one.high) == pytest.approx((other.low, other.high), abs=1e-9)
-
-
-def test_of_many_values_the_interval_is_close_to_that_of_the_normal_distribution() -> None:
-    values = rng(5).beta(2, 5, size=5_000)
-    found, t = mean_interval(values, bounds=UNIT), mean_interval(values)
-    assert (found.low, found.high) == pytest.approx((t.low, t.high), abs=5e-4)
 
 
 DRAWS: list[Callable[[np.random.Generator, int], NDArray[np.float64]]] = [
@@ -205,12 +179,6 @@ def test_a_level_outside_zero_and_one_is_refused(level: float) -> None:
         mean_interval([1.0, 2.0], level)
 
 
-def test_t_intervals_hold_the_mean_as_often_as_they_say() -> None:
-    draws = rng(1).normal(3.0, 2.0, size=(2000, 8))
-    missed = sum(not (i.low <= 3.0 <= i.high) for i in map(mean_interval, draws))
-    assert stats.binomtest(missed, 2000, 0.05).pvalue > 1e-4
-
-
 def test_repeats_of_one_example_count_as_one_example() -> None:
     repeated = cluster_mean_interval([[1.0, 0.0], [1.0] * 50, [0.0]])
     assert repeated == mean_interval([0.5, 1.0, 0.0])
@@ -224,27 +192,19 @@ def test_the_paired_interval_is_the_interval_of_the_differences() -> None:
 
 
 @pytest.mark.parametrize(
-    ("successes", "n", "upper"),
+    ("successes", "n", "lower"),
     [
-        (0, 10, 1 - 0.05 ** (1 / 10)),
-        (0, 1, 0.95),
-        (9, 10, 0.95 ** (1 / 10)),
-        (10, 10, 1.0),
-        (0, 0, 1.0),
+        (10, 10, 0.05 ** (1 / 10)),
+        (1, 1, 0.05),
+        (1, 10, 1 - 0.95 ** (1 / 10)),
+        (0, 10, 0),
+        (0, 0, 0),
     ],
 )
-def test_the_binomial_limit_equals_the_closed_form(successes: int, n: int, upper: float) -> None:
-    assert binomial_upper(successes, n) == pytest.approx(upper)
-
-
-@given(st.integers(0, 30), st.integers(1, 30), st.floats(0.5, 0.99))
-def test_at_the_binomial_limit_so_few_successes_are_just_credible(
-    s: int, more: int, level: float
-) -> None:
-    n = s + more
-    assert stats.binom.cdf(s, n, binomial_upper(s, n, level)) == pytest.approx(1 - level, rel=1e-6)
+def test_the_binomial_limit_equals_the_closed_form(successes: int, n: int, lower: float) -> None:
+    assert binomial_lower(successes, n) == pytest.approx(lower)
 
 
 def test_impossible_counts_are_refused() -> None:
     with pytest.raises(ValueError, match="successes=3, n=2"):
-        binomial_upper(3, 2)
+        binomial_lower(3, 2)

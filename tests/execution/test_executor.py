@@ -9,14 +9,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import BaseModel
 
 import compound
@@ -34,7 +31,7 @@ from compound.execution.executor import Executor
 from compound.execution.sender import LONGEST_WAIT
 from compound.execution.trace import Failure, Trace, from_json, to_json
 from compound.graph.component import CallContext, Input, Operation
-from compound.graph.space import Choice, Float, Int, Text
+from compound.graph.space import Float, Int
 from compound.graph.system import System
 from compound.graph.types import Port
 from compound.optimization.runs.directory import RunDirectory
@@ -174,12 +171,6 @@ def test_one_component_at_two_nodes_counts_its_invocations_in_graph_order() -> N
         ("again", "step", 1),
     ]
     assert [c.address for c in trace.calls_of("step")] == ["step", "again"]
-
-
-def test_d10_outputs_may_come_from_two_components() -> None:
-    # the reference scores -inf when the final outputs are spread over two components
-    system = System("s", outputs={"a": f("a", plus)(x=X), "b": f("b", times)(x=X)})
-    assert run(system, {"x": 1}).outputs == {"a": 2, "b": 10}
 
 
 # --- conditions ----------------------------------------------------------------------------------------
@@ -352,33 +343,6 @@ def test_a_map_over_something_that_is_no_list_is_a_failed_call(value: Any) -> No
     assert addresses(trace) == ["each"]
 
 
-def test_d3_results_belong_to_their_inputs_whatever_finishes_first() -> None:
-    # the reference zips inputs with results in completion order: 87.5 % of its pairs were
-    # mismatched
-    rng = np.random.default_rng(0)
-
-    async def slow(x: int) -> int:
-        for _ in range(int(rng.integers(0, 20))):
-            await asyncio.sleep(0)
-        return x * 10
-
-    trace = run(mapped(slow), {"xs": list(range(20))})
-    assert trace.outputs == {"ys": [x * 10 for x in range(20)]}
-    assert [(c.inputs["x"], c.outputs["output"]) for c in trace.calls] == [
-        (x, x * 10) for x in range(20)
-    ]
-
-    async def many() -> list[Trace]:
-        executor, system = Executor(), System("s", outputs={"y": f("slow", slow)(x=X)})
-        return await asyncio.gather(
-            *(executor.run(system, {"x": x}, example=str(x)) for x in range(20))
-        )
-
-    assert [(t.example, t.outputs["y"]) for t in asyncio.run(many())] == [
-        (str(x), 10 * x) for x in range(20)
-    ]
-
-
 def test_a_map_inside_a_loop_has_nested_addresses() -> None:
     item = System("item", outputs={"y": f("work", plus)(x=X)})
     turn = System("turn", outputs={"xs": Map("each", item, over="x")(x=XS)})
@@ -507,22 +471,6 @@ def test_d9_the_temperature_is_applied_and_makes_samples_differ() -> None:
     assert {request.temperature for request in lm.requests} == {1.5}
 
 
-def test_demonstrations_stops_and_the_system_message_reach_the_engine() -> None:
-    demo = {"inputs": {"question": "1+1"}, "outputs": {"output": "2"}}
-    system = asking(prompt=Text("Add."), demos=compound.Demos(), stop=("\n",), system="Be brief.")
-    lm = ScriptedLM(["4\n\nQuestion: 3+3"])
-    trace = run(
-        system.bind({"llm.demos": [demo], "llm.prompt": "Sum."}),
-        {"question": "2+2"},
-        Executor({"m": lm}),
-    )
-    assert trace.outputs == {"y": "4"}
-    assert [(m.role, m.text) for m in lm.requests[0].messages] == [
-        ("system", "Be brief."),
-        ("user", "Sum.\n\nQuestion: 1+1\nAnswer: 2\n\nQuestion: 2+2"),
-    ]
-
-
 # --- failures are data ---------------------------------------------------------------------------------
 
 
@@ -536,18 +484,6 @@ def test_d10_a_failed_call_is_recorded_and_independent_branches_still_run() -> N
     assert trace.call("broken").outputs == {}
     assert trace.call("next").outputs == {"output": 20}
     assert (trace.outputs, trace.failure) == ({}, cannot_take(1))
-
-
-def test_d10_every_example_gives_a_trace_also_those_that_crash() -> None:
-    def sometimes(x: int) -> int:
-        return x if x % 2 else boom(x)
-
-    async def many() -> list[Trace]:
-        executor, system = Executor(), System("s", outputs={"y": f("sometimes", sometimes)(x=X)})
-        return await asyncio.gather(*(executor.run(system, {"x": x}) for x in range(10)))
-
-    traces = asyncio.run(many())
-    assert [trace.failure is None for trace in traces] == [False, True] * 5
 
 
 def test_d10_a_failed_request_counts_in_the_trace_as_in_the_budget() -> None:
@@ -578,20 +514,6 @@ def test_a_failed_turn_ends_a_loop() -> None:
     )
     assert addresses(trace) == ["l[0]/shaky", "l[1]/shaky", "l[2]/shaky"]
     assert trace.failure == cannot_take(2)
-
-
-def test_a_parse_failure_keeps_the_fields_that_did_parse() -> None:
-    answer = LLM("llm", output={"reason": str, "score": int}, reasks=0)(question=Input("question"))
-    system = System("s", outputs={"y": answer.score}, lm="m")
-    trace = run(
-        system, {"question": "?"}, Executor({"m": ScriptedLM(["reason: because\nscore: high"])})
-    )
-    call = trace.call("llm")
-    assert call.outputs == {"reason": "because"}
-    assert call.failure is not None
-    assert (call.failure.kind, trace.failure) == ("parse", call.failure)
-    assert "'score': 'high' holds no number" in call.failure.message
-    assert call.usage.calls == 1
 
 
 def test_a_parse_failure_of_a_text_that_was_cut_says_so() -> None:
@@ -1054,37 +976,6 @@ def test_traces_do_not_depend_on_latency_or_concurrency(example: int) -> None:
     assert len(traces) == 1
 
 
-def test_runs_side_by_side_equal_runs_one_after_another() -> None:
-    system = varied()
-
-    def executor() -> Executor:
-        lm = ScriptedLM(judged, latency=lambda _: float(np.random.default_rng().random()) * 0.003)
-        return Executor({"m": lm}, seed=3)
-
-    async def together() -> list[str]:
-        shared = executor()
-        traces = await asyncio.gather(
-            *(shared.run(system, {"x": 4}, example=str(i)) for i in range(8))
-        )
-        return [told(trace) for trace in traces]
-
-    alone = [told(run(system, {"x": 4}, executor(), example=str(i))) for i in range(8)]
-    assert asyncio.run(together()) == alone
-    assert len(set(alone)) == 8
-
-
-def test_drawing_twice_from_a_calls_stream_gives_two_numbers() -> None:
-    class Twice(Returns):
-        async def run(
-            self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
-        ) -> Any:
-            return {"a": call.rng.random(), "b": call.rng.random()}
-
-    node = Twice(None, a=float, b=float)(x=X)
-    outputs = run(System("s", outputs={"a": node.a, "b": node.b}), {"x": 1}).outputs
-    assert outputs["a"] != outputs["b"]
-
-
 def test_seed_example_sample_and_address_each_name_another_stream() -> None:
     def draw(rng: np.random.Generator) -> int:
         return int(rng.integers(10**12))
@@ -1140,25 +1031,6 @@ def test_d5_a_trace_and_its_fork_are_the_same_under_every_hash_seed(
     trace = run(system, {"x": 6}, executor, example="e0")
     fork = asyncio.run(executor.fork(system, trace, "best", outputs={"output": 5}))
     assert printed == {f"{told(trace)}\n{told(fork)}\n"}
-
-
-@given(st.integers(1, 5), st.randoms(use_true_random=False))
-def test_any_order_of_completion_gives_the_same_trace(width: int, dice: random.Random) -> None:
-    def system(shuffled: bool) -> System:
-        async def work(x: int) -> int:
-            for _ in range(dice.randint(0, 5) if shuffled else 0):
-                await asyncio.sleep(0)
-            return x + 1
-
-        layer: list[Any] = [f(f"a{i}", work)(x=X) for i in range(width)]
-        second = [f(f"b{i}", work)(x=source) for i, source in enumerate(layer)]
-        joined = second[0]
-        for i, source in enumerate(second[1:]):
-            joined = f(f"c{i}", add)(a=joined, b=source)
-        return System("s", outputs={"y": joined})
-
-    traces = [replace(run(system(shuffled), {"x": 1}), system="") for shuffled in (True, False)]
-    assert told(traces[0]) == told(traces[1])
 
 
 # --- what is told --------------------------------------------------------------------------------------
@@ -1229,23 +1101,6 @@ def test_usage_adds_up_over_the_calls_of_a_run() -> None:
     prompt = len(lm.requests[0].cued[-1].text.split())
     assert trace.usage == Usage(2, 2 * prompt, 4, 0.5 * (2 * prompt + 4))
     assert executor.meter.usage == trace.usage
-
-
-@pytest.mark.parametrize("latency", [0.0, 0.002])
-def test_a_scripted_model_answers_requests_in_the_order_they_came(latency: float) -> None:
-    lm = ScriptedLM([f"answer {i}" for i in range(6)], latency=lambda _: latency)
-    body = System("one", outputs={"y": LLM("llm")(x=X)})
-    system = System("s", outputs={"ys": Map("each", body, over="x")(x=XS)}, lm="m")
-    assert run(system, {"xs": list(range(6))}, Executor({"m": lm})).outputs["ys"] == [
-        f"answer {i}" for i in range(6)
-    ]
-
-
-def test_a_choice_inside_a_body_is_set_from_outside() -> None:
-    body = System("one", outputs={"y": f("scale", scale, by=Choice(1, 10))(x=X)})
-    system = System("s", outputs={"ys": Map("each", body, over="x")(x=XS)})
-    assert run(system, {"xs": [1, 2]}).outputs == {"ys": [1, 2]}
-    assert run(system.bind({"scale.by": 10}), {"xs": [1, 2]}).outputs == {"ys": [10, 20]}
 
 
 def test_under_a_cost_limit_a_model_without_a_price_is_refused_before_it_is_called() -> None:

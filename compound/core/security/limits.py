@@ -19,11 +19,7 @@ OUTPUT_DEPTH = DEPTH // 2
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit in mebibytes, and the environment variable that overrides it.
-
-    >>> LINE.bytes // MIB
-    64
-    """
+    """A limit in mebibytes, and the environment variable that overrides it."""
 
     variable: str
     default: int

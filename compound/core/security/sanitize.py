@@ -179,15 +179,7 @@ def sanitized_output() -> Iterator[None]:
 
 
 class StreamRedactor:
-    """Sanitizes a text piece by piece.
-
-    Example:
-        >>> from compound.core.security.sanitize import remember_secret
-        >>> remember_secret("sk-divided-key")
-        >>> redactor = StreamRedactor()
-        >>> redactor.feed("denied for sk-divi"), redactor.feed("ded-key\\n"), redactor.flush()
-        ('denied for ', '[key removed]\\n', '')
-    """
+    """Sanitizes a text piece by piece."""
 
     def __init__(self) -> None:
         self._held = ""

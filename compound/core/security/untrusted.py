@@ -91,16 +91,6 @@ class UntrustedFolder:
         inside: parts of the path below it.
         error: class of the errors raised.
         directory: a handle of ``root``; by default the folder is opened by its path each time.
-
-    Example:
-        >>> import tempfile
-        >>> folder = UntrustedFolder(tempfile.mkdtemp())
-        >>> folder.write("notes.txt", "text")
-        >>> folder.read("notes.txt"), folder.kind("other.txt")
-        (b'text', None)
-        >>> folder.read("../secrets")
-        Traceback (most recent call last):
-        compound.core.errors.RunDirectoryError: '../secrets' is not a valid file name in a folder
     """
 
     def __init__(

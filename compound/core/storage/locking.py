@@ -79,12 +79,7 @@ class Lock:
         try:
             self._whole = self._lock(self._directory.descriptor)
             self._file = self.folder.appender(FILE)
-            locked = self._lock(self._file.fileno(), deletable=not self._whole)
-            if not (locked or self._whole):
-                raise RunDirectoryError(
-                    f"the file system of {self.folder} has no locks, so two runs could write to it at once",
-                    hint="choose a location on another disk",
-                )
+            self._require_lock(self._lock(self._file.fileno(), deletable=not self._whole))
             with os_errors_as(path):
                 Owner.current().write(self._file)
         except BaseException:
@@ -129,6 +124,13 @@ class Lock:
             f"{taken}, {owner.process} of machine {owner.host}, which cannot be checked from this one",
             hint=f"{hint}; if the process has ended or its machine is gone, {gone}",
         )
+
+    def _require_lock(self, locked: bool) -> None:
+        if not (locked or self._whole):
+            raise RunDirectoryError(
+                f"the file system of {self.folder} has no locks, so two runs could write to it at once",
+                hint="choose a location on another disk",
+            )
 
     def check(self) -> None:
         """Check that the lock is still effective."""

@@ -27,7 +27,6 @@ from compound.evaluation.metrics.text import (
     normalize_both,
 )
 from compound.evaluation.rows import ClassName
-from compound.evaluation.statistics import UNIT, Bounds
 
 HIT_RANKS = (1, 5)  # of the parts of the reciprocal rank
 
@@ -35,8 +34,6 @@ HIT_RANKS = (1, 5)  # of the parts of the reciprocal rank
 @dataclass(frozen=True)
 class ExactMatch(Comparison):
     """1 if the normalized texts are equal; a numeric gold value is compared as a number."""
-
-    bounds: ClassVar[Bounds | None] = UNIT
 
     def compare(self, found: object, accepted: list[object], where: str) -> Score:
         """Return 1 or 0."""
@@ -47,8 +44,6 @@ class ExactMatch(Comparison):
 @dataclass(frozen=True)
 class TokenF1(Comparison):
     """Harmonic mean of word precision and recall; a numeric gold value scores 0 or 1."""
-
-    bounds: ClassVar[Bounds | None] = UNIT
 
     def compare(self, found: object, accepted: list[object], where: str) -> Score:
         """Return the best F1, with its precision and recall as parts."""
@@ -61,8 +56,6 @@ class TokenF1(Comparison):
 @dataclass(frozen=True)
 class LabelAccuracy(Comparison):
     """1 if the values are equal or, given ``choices``, if the text decides on the gold label."""
-
-    bounds: ClassVar[Bounds | None] = UNIT
 
     choices: tuple[str, ...] = ()
 
@@ -103,7 +96,6 @@ class LabelAccuracy(Comparison):
 class MRR(Comparison):
     """Reciprocal rank of the first right item of a list; 0 if there is none (mean reciprocal rank)."""
 
-    bounds: ClassVar[Bounds | None] = UNIT
     listed: ClassVar[bool] = True
 
     key: str | None = None
@@ -124,7 +116,6 @@ class MRR(Comparison):
 class RecallAtK(Comparison):
     """Share of the gold items among the first ``k`` items of a list."""
 
-    bounds: ClassVar[Bounds | None] = UNIT
     listed: ClassVar[bool] = True
 
     k: int = 5

@@ -25,7 +25,7 @@ from compound.core.errors import (
 )
 from compound.core.example import Example, Score
 from compound.evaluation.rows import ClassName, is_finite, is_missing
-from compound.evaluation.statistics import Bounds
+from compound.evaluation.statistics import UNIT, Bounds
 from compound.graph.json_values import SCALARS, json_form
 
 
@@ -67,15 +67,11 @@ def _comparable(value: object) -> object:
     if isinstance(value, Enum):
         return _comparable(value.value)
     if isinstance(value, str):
-        return (
-            value
-            if unicodedata.is_normalized("NFC", value)
-            else unicodedata.normalize("NFC", value)
-        )
+        normal = unicodedata.normalize("NFC", value)
+        return value if normal == value else normal
     if isinstance(value, Decimal):
-        return (
-            int(value) if value.is_finite() and value == value.to_integral_value() else float(value)
-        )
+        whole = value.is_finite() and value == value.to_integral_value()
+        return int(value) if whole else float(value)
     if isinstance(value, Mapping):
         return {str(_comparable(key)): _comparable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -123,11 +119,11 @@ class Comparison(ABC):
         name: name for messages and tables.
         output: the system output to read.
         gold: the field of `Example.gold` with the right answer, or with several right answers.
-        bounds: minimum and maximum score; ``None`` unless declared by a subclass.
+        bounds: minimum and maximum score.
         listed: whether the output is a list.
     """
 
-    bounds: ClassVar[Bounds | None] = None
+    bounds: ClassVar[Bounds] = UNIT
     listed: ClassVar[bool] = False
     requires: ClassVar[tuple[str, ...]] = ()  # modules of optional libraries
 

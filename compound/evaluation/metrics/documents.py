@@ -7,14 +7,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import ClassVar
 
 from compound.core.errors import DataError, DeclarationError
 from compound.core.example import Example, Score
 from compound.core.narrowing import report_wrong_arguments
 from compound.evaluation.metrics.comparison import Comparison, comparable, format_value
 from compound.evaluation.rows import is_finite
-from compound.evaluation.statistics import UNIT, Bounds
 
 _FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 
@@ -22,8 +20,6 @@ _FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 @dataclass(frozen=True)
 class JsonMatch(Comparison):
     """1 if the output equals the gold document as JSON; see `json_match`."""
-
-    bounds: ClassVar[Bounds | None] = UNIT
 
     keys: tuple[str, ...] = ()
     subset: bool = False

@@ -8,9 +8,8 @@ import numbers
 import re
 import warnings
 from dataclasses import dataclass
-from typing import ClassVar
 
-from compound.core.errors import CallError, DataError, DeclarationError
+from compound.core.errors import DataError, DeclarationError
 from compound.core.example import Example, Score
 from compound.core.narrowing import report_wrong_arguments
 from compound.evaluation.metrics.comparison import (
@@ -22,7 +21,6 @@ from compound.evaluation.metrics.comparison import (
 )
 from compound.evaluation.metrics.text import ANSWER, CURRENCY, DIGITS, equal_answers, fold
 from compound.evaluation.rows import ClassName
-from compound.evaluation.statistics import UNIT, Bounds
 
 MAX_PATTERN = 1_000  # characters; patterns may come from data
 # not part of a fraction, a power, a time or a number with a decimal comma
@@ -32,8 +30,6 @@ _NUMBER = re.compile(rf"(?<![\w.])(?<!\d[,/^:])[-+]?{DIGITS}(?![.,/^:]?\d)(?!\^)
 @dataclass(frozen=True)
 class RegexMatch(Comparison):
     """1 if a pattern is found in the text, or if what it finds is an acceptable answer; see `regex_match`."""
-
-    bounds: ClassVar[Bounds | None] = UNIT
 
     pattern: str = ""
     extracts: bool = False
@@ -148,7 +144,10 @@ def _has_boundary(pattern: str) -> bool:
 
 
 def _translated(pattern: str, whole: bool, match: re.Match[str]) -> str:
-    """Return a token of a pattern in RE2's syntax; if the pattern has boundaries, for texts with marked ones."""
+    """Return a token of a pattern in RE2's syntax.
+
+    If the pattern has boundaries, it is for texts in which these are marked.
+    """
     bounded = _has_boundary(pattern)
     mark = _BOUNDARY if bounded else ""
     if match["kept"]:
@@ -200,8 +199,6 @@ def _translated_in_set(match: re.Match[str]) -> str:
 class NumericMatch(Comparison):
     """1 if the number in the text is close to the gold number; see `numeric_match`."""
 
-    bounds: ClassVar[Bounds | None] = UNIT
-
     absolute: float = 0.0
     relative: float = 1e-9
 
@@ -219,10 +216,7 @@ class NumericMatch(Comparison):
 
     def compare(self, found: object, accepted: list[object], where: str) -> Score:
         """Return 1 or 0."""
-        if not isinstance(found, str | numbers.Real):
-            raise CallError(
-                f"{where}: the output must be text or a number, got {type(found).__name__}"
-            )
+        text_of(found, where)  # rejects other values
         value = find_number(found)
         if value is None:
             return Score(

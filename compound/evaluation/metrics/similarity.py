@@ -16,7 +16,6 @@ from compound.core.example import Example, Score
 from compound.core.narrowing import report_wrong_arguments
 from compound.evaluation.metrics.comparison import Comparison, format_value, format_values, text_of
 from compound.evaluation.metrics.text import fold
-from compound.evaluation.statistics import UNIT, Bounds
 from compound.graph.registry.plugins import PACKAGED, find_encoder
 
 if TYPE_CHECKING:
@@ -34,8 +33,6 @@ class Rouge(Comparison):
     """ROUGE F1 with the best acceptable answer; see `rouge`."""
 
     requires: ClassVar[tuple[str, ...]] = ("rouge_score",)
-
-    bounds: ClassVar[Bounds | None] = UNIT
 
     variant: Variant = "rougeL"
     stem: bool = False
@@ -98,8 +95,6 @@ class SemanticSimilarity(Comparison):
     """Cosine similarity of embeddings with the best acceptable answer; see `semantic_similarity`."""
 
     requires: ClassVar[tuple[str, ...]] = ("sentence_transformers",)
-
-    bounds: ClassVar[Bounds | None] = UNIT
 
     model: str = PACKAGED
     revision: str | None = None

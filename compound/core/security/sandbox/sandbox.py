@@ -83,12 +83,6 @@ class Sandbox:
         concurrency: number of programs that run at the same time; default: the number of
             processors.
         launcher: ``bubblewrap`` or ``namespaces``; default: the first one that works.
-
-    Example:
-        >>> async def answer() -> SandboxResult:
-        ...     return await Sandbox().run("print(6 * 7)")
-        >>> asyncio.run(answer()).stdout  # doctest: +SKIP
-        '42\\n'
     """
 
     limits: SandboxLimits = field(default_factory=SandboxLimits)
