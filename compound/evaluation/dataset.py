@@ -225,11 +225,9 @@ class Dataset:
     def _names(self, role: Split) -> Sequence[str]:
         """Return the split of a role and its alternative names."""
         split = getattr(self, role)
-        return (
-            VALID_NAMES
-            if role == "valid" and split == VALID_NAMES[0] and self.split_by is None
-            else (split,)
-        )
+        if role == "valid" and split == VALID_NAMES[0] and self.split_by is None:
+            return VALID_NAMES
+        return (split,)
 
     def _local(self, role: Split) -> tuple[str, DataFile] | None:
         """Return the split of a role and its file; None if it is read from the hub or from memory."""

@@ -152,11 +152,9 @@ def _read_images(value: object, folder: UntrustedFolder) -> object:
 def _fitting(kind: object, value: object, text: bool) -> object:
     """Return a value, converting a CSV cell, a whole float or a class label to another type if possible."""
     if isinstance(value, ClassName):
-        return (
-            str(value)
-            if accepts(kind, str(value)) or not accepts(kind, value.number)
-            else value.number
-        )
+        if accepts(kind, str(value)) or not accepts(kind, value.number):
+            return str(value)
+        return value.number
     if isinstance(value, list) and value and all(isinstance(item, ClassName) for item in value):
         names, found = [str(item) for item in value], [item.number for item in value]
         return names if accepts(kind, names) or not accepts(kind, found) else found

@@ -76,11 +76,9 @@ class ClassName(str):
         return made
 
     def __eq__(self, other: object) -> bool:
-        return (
-            (len(self.answers) > 1 and self.number == other)
-            if isinstance(other, int)
-            else super().__eq__(other)
-        )
+        if isinstance(other, int):
+            return len(self.answers) > 1 and self.number == other
+        return super().__eq__(other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -432,10 +430,8 @@ def find_split_file(folder: UntrustedFolder, names: Sequence[str]) -> tuple[str,
     fitting = [name for name in files[split] if folder.kind(name) == "file"]
     if len(fitting) == 1:
         return split, DataFile(folder, fitting[0], folder.path / fitting[0])
-    count, hint = (
-        "several files" if fitting else "no file",
-        f"files: {', '.join(present) or 'none'}",
-    )
+    count = "several files" if fitting else "no file"
+    hint = f"files: {', '.join(present) or 'none'}"
     if split in present:
         stem = split.removesuffix(next(end for end in EXTENSIONS if split.endswith(end)))
         hint = f"write it without the suffix: {stem}"

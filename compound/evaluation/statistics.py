@@ -285,10 +285,8 @@ def interval_of_means(
     if bounds is None:
         return Interval(mean, mean - half, mean + half, n)
     low, high = checked_bounds(numbers, bounds)
-    share, relative = (
-        min(max((mean - low) / (high - low), ROUNDING), 1 - ROUNDING),
-        half / (high - low),
-    )
+    share = min(max((mean - low) / (high - low), ROUNDING), 1 - ROUNDING)
+    relative = half / (high - low)
     k = relative**2 / (share * (1 - share))
     middle = (share + k / 2) / (1 + k)
     reach = math.sqrt(k * share * (1 - share) + k**2 / 4) / (1 + k)

@@ -125,11 +125,9 @@ class Sender:
         await Capabilities(engine).warm_up()
         if meter.budget.cost is not None and not engine.priced:
             raise unpriced(lm)
-        most, gate, worst = (
-            Capabilities(engine).max_wait,
-            self._gate(lm, engine),
-            worst_case(engine, request),
-        )
+        most = Capabilities(engine).max_wait
+        gate = self._gate(lm, engine)
+        worst = worst_case(engine, request)
         waited, tries = 0.0, 0
         while True:
             tries, refusal = tries + 1, ""

@@ -106,10 +106,8 @@ class Lock:
 
     def _taken(self, deletable: bool) -> RunDirectoryError:
         """Return the error for a lock that another process holds."""
-        taken, hint = (
-            f"{self.folder} is in use by another process",
-            "wait until it ends, or choose another --run",
-        )
+        taken = f"{self.folder} is in use by another process"
+        hint = "wait until it ends, or choose another --run"
         owner = Owner.read(self.folder)
         if owner is None:
             return RunDirectoryError(taken, hint=hint)

@@ -50,11 +50,9 @@ def encode(value: object) -> object:
         str(getattr(getattr(value, "dtype", ""), "str", ""))
     ):
         array: Any = value
-        return (
-            {"array": [array.dtype.str, encode(array.tolist())]}
-            if array.shape
-            else encode(array.item())
-        )
+        if array.shape:
+            return {"array": [array.dtype.str, encode(array.tolist())]}
+        return encode(array.item())
     raise TypeError(f"a {type(value).__name__}, which is not a plain value")
 
 

@@ -79,11 +79,9 @@ async def _judge_apart(
     given = json.dumps({"tests": tests, "entry_point": entry_point}, ensure_ascii=False)
     found = await verdict_of(_source(tester), files, given, sandbox)
     needs = _OBJECTS.search(found.feedback or "") or _PATCHES.search(tests)
-    return (
-        found
-        if found.value or not needs
-        else replace(found, feedback=f"{found.feedback} ({ALONE})")
-    )
+    if found.value or not needs:
+        return found
+    return replace(found, feedback=f"{found.feedback} ({ALONE})")
 
 
 async def verdict_of(

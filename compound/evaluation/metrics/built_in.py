@@ -85,11 +85,9 @@ class LabelAccuracy(Comparison):
         wanted = {str(answer).strip().lower() for answer in accepted}
         label = find_label(text_of(found, where), self.choices)
         score = verdict(label is not None and label.lower() in wanted, accepted, label)
-        return (
-            score
-            if label is not None
-            else replace(score, feedback=f"no single label in {format_value(found)}")
-        )
+        if label is not None:
+            return score
+        return replace(score, feedback=f"no single label in {format_value(found)}")
 
 
 @dataclass(frozen=True)

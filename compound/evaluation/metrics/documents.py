@@ -56,10 +56,8 @@ class JsonMatch(Comparison):
         (gold,) = accepted
         try:
             document = _parsed(found)
-            differences, total = (
-                list(self._differences(gold, self._kept(document), "")),
-                _leaves(gold),
-            )
+            differences = list(self._differences(gold, self._kept(document), ""))
+            total = _leaves(gold)
         except _NotJson as error:
             if found == gold:  # a label, or another text that is no JSON
                 return Score(1.0, "correct", {"fields": 1.0})

@@ -168,10 +168,8 @@ def _spelled(before: str, char: str, after: str) -> str:
         return char
     if char.isdecimal():
         return str(unicodedata.decimal(char))
-    plain, kind = (
-        unicodedata.normalize("NFKC", char),
-        unicodedata.decomposition(char).partition(" ")[0],
-    )
+    plain = unicodedata.normalize("NFKC", char)
+    kind = unicodedata.decomposition(char).partition(" ")[0]
     if char in _DECORATION or plain[0] == " ":  # such as an accent without a letter
         return " "
     if kind == "<super>" and char not in "ªº":
@@ -213,11 +211,9 @@ def _is_article(words: Sequence[str], i: int) -> bool:
         return False
     if words[i + 1] in _ARTICLES or (i > 0 and words[i - 1] in _ARTICLES):
         return False
-    return (
-        words[i + 1][0].isalnum()
-        if words[i] == "the"
-        else words[i + 1][:2].isalpha() and len(words[i + 1]) > 1
-    )
+    if words[i] == "the":
+        return words[i + 1][0].isalnum()
+    return words[i + 1][:2].isalpha() and len(words[i + 1]) > 1
 
 
 def normalize_both(one: str, other: str) -> tuple[str, str]:

@@ -189,11 +189,9 @@ async def _try(launcher: Launcher) -> str | None:
         result = await _launch(launcher, SandboxLimits(), {MAIN: "print('works')"}, "", ())
     except SandboxUnavailable as error:
         return error.message
-    return (
-        None
-        if result.stdout == "works\n"
-        else f"a test program failed: {result.stderr.strip()[-300:]}"
-    )
+    if result.stdout == "works\n":
+        return None
+    return f"a test program failed: {result.stderr.strip()[-300:]}"
 
 
 @contextlib.contextmanager
