@@ -75,17 +75,6 @@ def test_leaving_early_stops_the_function_at_its_question_whatever_it_catches(mo
     assert alive() == []
 
 
-def test_an_error_of_the_one_who_answers_stops_the_function() -> None:
-    async def failing() -> None:
-        with CallbackQuestions[Any](lambda ask: [ask(1), ask(2)], "asking") as questions:
-            async for _ in questions:
-                raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        asyncio.run(failing())
-    assert alive() == []
-
-
 def test_being_cancelled_stops_the_function() -> None:
     async def waiting(begun: asyncio.Event) -> None:
         with CallbackQuestions[Any](lambda ask: ask(1), "asking") as questions:

@@ -20,7 +20,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compound.components.index import BM25
 from compound.core.errors import DataError, DeclarationError, MissingExtra, SpecError
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.examples import read_examples
@@ -185,17 +184,6 @@ def test_a_compressed_file_is_read_up_to_a_limit(
     assert "COMPOUND_MAX_DATA_MB" in str(caught.value)
     monkeypatch.setenv("COMPOUND_MAX_DATA_MB", "8")
     assert len(ids(Dataset(tmp_path))) == 3000
-
-
-@pytest.mark.parametrize("name", ["train.jsonl", "train.jsonl.gz"])
-def test_a_line_is_read_up_to_a_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setenv("COMPOUND_MAX_LINE_MB", "1")
-    line = json.dumps({"q": "x" * 2**20}).encode() + b"\n"
-    (tmp_path / name).write_bytes(gzip.compress(line) if name.endswith("gz") else line)
-    with pytest.raises(DataError, match=rf"{name}:1: the line is longer than 1 MiB"):
-        ids(Dataset(tmp_path))
 
 
 def test_a_damaged_gzip_file_is_an_error_not_a_short_data_set(tmp_path: Path) -> None:
@@ -804,16 +792,6 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
         list(read_rows(tmp_path / "none.jsonl"))
 
 
-@pytest.mark.skipif(
-    "COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets"
-)
-def test_every_row_of_real_data_becomes_an_example() -> None:
-    data = Dataset(Path(os.environ["COMPOUND_DATA"]) / "hotpotqa")
-    examples = data.examples("valid", ["question", "context"])
-    assert len(examples) == 200
-    assert all(example.gold["answer"] and example.inputs["question"] for example in examples)
-
-
 def test_a_data_set_may_lack_a_test_split_when_it_says_so(tmp_path: Path) -> None:
     for split in ("train", "dev"):
         (tmp_path / f"{split}.jsonl").write_text('{"q": "a"}\n')
@@ -858,13 +836,6 @@ def test_a_file_that_decompresses_to_too_much_is_refused_before_it_fills_the_mem
         list(itertools.islice(read, 200))
     monkeypatch.setenv("COMPOUND_MAX_DATA_MB", "9")
     assert sum(1 for _ in read_rows(path)) >= 8 * 1000
-
-
-def test_the_limit_of_a_corpus_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COMPOUND_MAX_DATA_MB", "1")
-    path = bomb(tmp_path / "corpus.jsonl.gz", b'{"text":"' + b"a" * 990 + b'"}\n', 3)
-    with pytest.raises(DataError, match="decompresses to more than 1 MiB"):
-        BM25(path).open()
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "train.jsonl.gz", "train.csv"])

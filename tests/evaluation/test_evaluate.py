@@ -45,7 +45,7 @@ from compound.execution.cache import DiskCache, MemoryCache
 from compound.execution.executor import Executor
 from compound.execution.trace import Failure, Trace
 from compound.graph.component import CallContext, Input, Operation
-from compound.graph.space import Choice, Text
+from compound.graph.space import Text
 from compound.graph.system import System
 from compound.graph.types import Port
 from compound.testing import ScriptedLM
@@ -577,23 +577,6 @@ class TestBudget:
         assert runs == 2.0
         assert recorded == ["e0", "e1", "e2"]
 
-    @pytest.mark.parametrize("concurrency", [1, 3, 20])
-    def test_calls_in_flight_never_exceed_the_limit(self, concurrency: int) -> None:
-        lm = ScriptedLM(asked_for, latency=any_time)
-        system = System("s", outputs={"answer": LLM("a", prompt="Say")(x=Input("x", int))}, lm="lm")
-        executor = Executor({"lm": lm}, meter=Meter(Budget(calls=13)))
-        with pytest.raises(BudgetExhausted, match="the calls to 14, above the limit of 13"):
-            finished(
-                evaluate(
-                    executor,
-                    system,
-                    examples(40),
-                    exact_match("answer"),
-                    rules=EvaluationRules(concurrency),
-                )
-            )
-        assert len(lm.requests) <= 13
-
     @settings(max_examples=30)
     @given(
         st.integers(1, 12),
@@ -710,21 +693,6 @@ def test_a_killed_evaluation_is_not_paid_for_twice(tmp_path: Path) -> None:
     cache.close()
 
 
-def test_a_choice_can_be_measured_at_each_of_its_values() -> None:
-    def pick(x: int, by: int) -> float:
-        return float(x * by)
-
-    step = Function("pick", pick, by=Choice(1, 2, 3))
-    system = System("s", outputs={"answer": step(x=Input("x", int))})
-    results = finished(
-        evaluate_all(
-            Executor(), [system.bind({"pick.by": b}) for b in (1, 2, 3)], examples(3), VALUE
-        )
-    )
-    assert [r.mean for r in results] == [1.0, 2.0, 3.0]
-    assert len({r.configuration for r in results}) == 3
-
-
 def test_an_output_that_the_metric_cannot_read_fails_one_run_and_not_the_evaluation() -> None:
     def answer(x: int) -> Any:
         return None if x == 3 else "yes"
@@ -738,37 +706,6 @@ def test_an_output_that_the_metric_cannot_read_fails_one_run_and_not_the_evaluat
 
 def spelled(x: int) -> str:
     return str(x)
-
-
-@pytest.mark.parametrize("right", [0, 1, 6, 7, 8])
-def test_the_interval_of_an_accuracy_stays_within_its_range(right: int) -> None:
-    """Regression test: of 7 right answers of 8, the interval reached from 0.58 to 1.17."""
-    rows = [
-        Example(f"e{i}", {"x": i}, {"answer": str(i) if i < right else "none"}) for i in range(8)
-    ]
-    found = finished(evaluate(Executor(), plain(spelled), rows, exact_match("answer"))).summary()
-    assert found["mean"] == right / 8
-    low, high = found["low"], found["high"]
-    assert low is not None
-    assert high is not None
-    assert 0 <= low < high <= 1
-    assert low <= found["mean"] <= high
-
-
-@pytest.mark.parametrize(("right", "gain"), [(0, 1.0), (1, 0.875), (8, 0.0)])
-def test_the_interval_of_a_gain_stays_within_the_range_of_differences(
-    right: int, gain: float
-) -> None:
-    before, after = (
-        Evaluation(
-            "d", tuple(ScoredRun(f"e{i}", 0, float(i < n)) for i in range(8)), bounds=(0.0, 1.0)
-        )
-        for n in (right, 8)
-    )
-    found = gain_interval(before, after)
-    assert found.mean == gain
-    assert -1 <= found.low < found.high <= 1
-    assert gain_interval(after, before).high == pytest.approx(-found.low)
 
 
 class TestBounds:

@@ -163,27 +163,6 @@ def test_a_request_that_failed_on_its_way_is_charged_its_worst_case(error: BaseE
 # --- requests in flight --------------------------------------------------------------------------------
 
 
-def test_a_request_waits_for_those_in_flight_to_give_back_their_rest() -> None:
-    order: list[str] = []
-
-    async def scenario() -> Meter:
-        meter = Meter(Budget(tokens=100))
-
-        async def work(name: str, turns: int) -> None:
-            async with meter.reserve(Usage(1, 0, 60)) as report:
-                order.append(f"{name} sent")
-                for _ in range(turns):
-                    await asyncio.sleep(0)
-                report.append(Usage(1, 0, 20))
-                order.append(f"{name} done")
-
-        await asyncio.gather(work("a", 5), work("b", 0), work("c", 0))
-        return meter
-
-    assert settled(scenario()).usage == Usage(3, 0, 60)
-    assert order == ["a sent", "a done", "b sent", "b done", "c sent", "c done"]
-
-
 def test_a_request_waits_only_as_long_as_waiting_can_help() -> None:
     refused_at_once: list[bool] = []
 

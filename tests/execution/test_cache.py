@@ -571,28 +571,6 @@ def test_what_was_stored_after_the_checkpoint_is_pending_once(tmp_path: Path) ->
     assert not MemoryCache().take_pending("k0")
 
 
-def test_a_resumed_run_counts_what_an_uninterrupted_one_would_have_counted(tmp_path: Path) -> None:
-    questions = ["a", "b", "a", "c"]
-
-    def counted(bench: Bench, part: Sequence[str]) -> Usage:
-        for q in part:
-            bench.answer(ask(), q)
-        return bench.executor.meter.usage
-
-    whole = counted(Bench(), questions)
-    # checkpoint 0 covers "a"; the kill comes after "b" was stored and before checkpoint 1
-    killed = Bench(cache=disk(tmp_path))
-    before = counted(killed, questions[:1])
-    assert isinstance(killed.cache, DiskCache)
-    killed.cache.step = 1
-    counted(killed, questions[1:2])
-    killed.cache.close()
-    resumed = Bench(cache=DiskCache(tmp_path / "cache.sqlite", step=1))
-    resumed.executor.meter.usage += before
-    assert counted(resumed, questions[1:]) == whole
-    assert (killed.requests, resumed.requests) == (2, 1)
-
-
 def test_what_is_asked_beside_the_calls_is_kept_too() -> None:
     bench = Bench(told_by_seed)
     request = Request((Message("user", "write a prompt"),), seed=3)

@@ -56,6 +56,10 @@ def told(trace: Trace) -> str:
     return json.dumps(plain, sort_keys=True)
 
 
+def system_of(lm: str | None = None, **outputs: Any) -> System:
+    return System("s", outputs=outputs, lm=lm)
+
+
 def f(name: str, function: Callable[..., Any], **options: Any) -> Function:
     return Function(name, function, **options)
 
@@ -125,12 +129,12 @@ def test_branches_of_a_diamond_run_at_the_same_time() -> None:
         await barrier[-1].wait()  # one after the other would wait for ever
         return x
 
-    system = System("s", outputs={"y": f("sum", add)(a=f("l", meet)(x=X), b=f("r", meet)(x=X))})
+    system = system_of(y=f("sum", add)(a=f("l", meet)(x=X), b=f("r", meet)(x=X)))
     assert run(system, {"x": 1}).outputs == {"y": 2}
 
 
 def test_a_system_may_hand_an_input_straight_through() -> None:
-    trace = run(System("s", outputs={"y": X}), {"x": 1})
+    trace = run(system_of(y=X), {"x": 1})
     assert (trace.outputs, trace.calls, trace.equivalents) == ({"y": 1}, (), 1.0)
 
 
@@ -139,7 +143,7 @@ def test_inputs_that_cannot_be_encoded_are_replaced_before_any_component_reads_t
         return len(text.encode()) + len("".join(parts).encode())
 
     measured = Function("size", size)(text=Input("text", str), parts=Input("parts", list[str]))
-    system = System("s", outputs={"size": measured})
+    system = system_of(size=measured)
     trace = asyncio.run(Executor().run(system, {"text": "Hi \ud83d", "parts": ["\udc80"]}))
     assert trace.failure is None
     assert trace.outputs == {"size": 9}
@@ -151,7 +155,7 @@ def test_an_output_that_no_record_could_hold_is_a_failed_call(kind: Any, tmp_pat
     text = "[" * 250 + "]" * 250
     deep = text if kind == list[object] else json.dumps({"a": json.loads(text)})
     answerer = LLM("llm", prompt="Answer.", output=kind)
-    system = System("s", outputs={"y": answerer(q=Input("q"))}, lm="m")
+    system = system_of(y=answerer(q=Input("q")), lm="m")
     trace = asyncio.run(Executor({"m": ScriptedLM([deep])}).run(system, {"q": "?"}))
     assert trace.failure is not None
     assert trace.failure.kind == "type"
@@ -165,7 +169,7 @@ def test_an_output_that_no_record_could_hold_is_a_failed_call(kind: Any, tmp_pat
 def test_one_component_at_two_nodes_counts_its_invocations_in_graph_order() -> None:
     step = f("step", plus)
     first = step(x=X)
-    trace = run(System("s", outputs={"y": step(x=first, name="again")}), {"x": 0})
+    trace = run(system_of(y=step(x=first, name="again")), {"x": 0})
     assert [(c.address, c.component, c.invocation) for c in trace.calls] == [
         ("step", "step", 0),
         ("again", "step", 1),
@@ -212,7 +216,7 @@ def test_a_skipped_node_leaves_optional_inputs_at_their_default_and_skips_what_n
     flag = Input("flag", bool)
     extra = f("extra", times)(x=X, when=flag)
     needs = f("needs", plus)(x=extra)
-    system = System("s", outputs={"y": f("sum", add)(a=X, b=needs)})
+    system = system_of(y=f("sum", add)(a=X, b=needs))
     assert run(system, {"x": 1, "flag": True}).outputs == {"y": 12}
     trace = run(system, {"x": 1, "flag": False})
     assert trace.outputs == {"y": 1}
@@ -221,15 +225,13 @@ def test_a_skipped_node_leaves_optional_inputs_at_their_default_and_skips_what_n
 
 def test_when_both_branches_ran_first_of_takes_the_first_of_its_ports() -> None:
     pick = FirstOf("pick", int, ("b", "a"))(a=f("left", plus)(x=X), b=f("right", times)(x=X))
-    assert run(System("s", outputs={"y": pick}), {"x": 7}).outputs == {"y": 70}
+    assert run(system_of(y=pick), {"x": 7}).outputs == {"y": 70}
 
 
 def test_when_every_branch_is_skipped_first_of_fails() -> None:
     flag = Input("flag", bool)
     left, right = f("l", plus)(x=X, when=flag), f("r", times)(x=X, when=flag)
-    trace = run(
-        System("s", outputs={"y": FirstOf("pick", int)(a=left, b=right)}), {"x": 1, "flag": False}
-    )
+    trace = run(system_of(y=FirstOf("pick", int)(a=left, b=right)), {"x": 1, "flag": False})
     assert trace.failure == Failure(
         "error", "LookupError: no input has a value: every branch was skipped"
     )
@@ -237,7 +239,7 @@ def test_when_every_branch_is_skipped_first_of_fails() -> None:
 
 def test_a_condition_on_a_failed_node_fails_and_does_not_skip() -> None:
     guarded = f("guarded", plus)(x=X, when=f("guard", boom)(x=X).equals(1))
-    trace = run(System("s", outputs={"y": f("sum", add)(a=X, b=guarded)}), {"x": 1})
+    trace = run(system_of(y=f("sum", add)(a=X, b=guarded)), {"x": 1})
     assert addresses(trace) == ["guard"]
     assert trace.failure == cannot_take(1)
 
@@ -292,7 +294,7 @@ def test_a_wired_setting_of_another_type_is_a_failed_call() -> None:
         (scaled(x=X, by=Input("n", Any)), "scale.by"),
         (loop(x=X, max_turns=Input("n", Any)), "shrink.max_turns"),
     ]:
-        system = System("s", outputs={"y": node})
+        system = system_of(y=node)
         trace = run(system, {"x": 8, "n": "two"})
         assert trace.failure is not None
         assert trace.failure.kind == "type"
@@ -304,11 +306,11 @@ def test_a_wired_setting_of_another_type_is_a_failed_call() -> None:
 def test_a_wired_turn_limit_below_one_is_a_failed_call(turns: int) -> None:
     body = System("turn", outputs={"x": f("halve", halve)(x=X)})
     loop = Loop("shrink", body, carry={"x": "x"}, max_turns=3)(x=X, max_turns=Input("turns", int))
-    trace = run(System("s", outputs={"y": loop}), {"x": 8, "turns": turns})
+    trace = run(system_of(y=loop), {"x": 8, "turns": turns})
     assert trace.failure is not None
     assert f"shrink: max_turns must be >= 1, but got {turns}" in trace.failure.message
     assert addresses(trace) == ["shrink"]
-    assert run(System("s", outputs={"y": loop}), {"x": 8, "turns": 2}).outputs == {"y": 2}
+    assert run(system_of(y=loop), {"x": 8, "turns": 2}).outputs == {"y": 2}
 
 
 def mapped(function: Callable[..., Any] = plus) -> System:
@@ -335,9 +337,7 @@ def test_calls_of_more_than_nine_items_are_ordered_by_number() -> None:
 @pytest.mark.parametrize("value", ["text", 3, {"a": 1}])
 def test_a_map_over_something_that_is_no_list_is_a_failed_call(value: Any) -> None:
     body = System("one", outputs={"y": f("work", plus)(x=X)})
-    trace = run(
-        System("s", outputs={"ys": Map("each", body, over="x")(x=Input("xs", Any))}), {"xs": value}
-    )
+    trace = run(system_of(ys=Map("each", body, over="x")(x=Input("xs", Any))), {"xs": value})
     assert trace.failure is not None
     assert trace.failure.message.startswith(f"each: x must be a list, but got {value!r}")
     assert addresses(trace) == ["each"]
@@ -361,7 +361,7 @@ def test_the_calls_inside_a_conditional_loop_or_map_obey_its_condition() -> None
     guard = f("guard", small)(x=X)
     body = System("one", outputs={"y": f("work", plus)(x=X)})
     ys = Map("each", body, over="x")(x=XS, when=guard)
-    system = System("s", outputs={"y": f("size", optional_length)(xs=ys)})
+    system = system_of(y=f("size", optional_length)(xs=ys))
     trace = run(system, {"x": 1, "xs": [1, 2]})
     assert trace.outputs == {"y": 2}
     assert [trace.call(f"each[{i}]/work").parents for i in range(2)] == [("guard",), ("guard",)]
@@ -375,7 +375,7 @@ def optional_length(xs: list[int] = []) -> int:  # noqa: B006 - a default to be 
 def test_a_skipped_output_of_a_body_fails_the_run_and_names_the_body() -> None:
     inner = f("work", plus)(x=X, when=f("guard", small)(x=X))
     body = System("one", outputs={"y": inner})
-    trace = run(System("s", outputs={"ys": Map("each", body, over="x")(x=XS)}), {"xs": [1, 7]})
+    trace = run(system_of(ys=Map("each", body, over="x")(x=XS)), {"xs": [1, 7]})
     assert trace.outputs == {}
     assert trace.failure == Failure(
         "skipped", "output 'y' ($work) of each[1] was skipped by a condition"
@@ -390,14 +390,12 @@ def scale(x: int, by: int) -> int:
 
 
 def test_a_setting_may_be_fixed_tuned_or_fed_by_an_edge() -> None:
-    assert run(System("s", outputs={"y": f("scale", scale, by=3)(x=X)}), {"x": 2}).outputs == {
-        "y": 6
-    }
-    tuned = System("s", outputs={"y": f("scale", scale, by=Int(1, 9, value=2))(x=X)})
+    assert run(system_of(y=f("scale", scale, by=3)(x=X)), {"x": 2}).outputs == {"y": 6}
+    tuned = system_of(y=f("scale", scale, by=Int(1, 9, value=2))(x=X))
     assert run(tuned, {"x": 2}).outputs == {"y": 4}
     assert run(tuned.bind({"scale.by": 9}), {"x": 2}).outputs == {"y": 18}
     depth = Hyperparameter("depth", Int(1, 9, value=5))()
-    wired = System("s", outputs={"y": f("scale", scale, by=3)(x=X, by=depth)})
+    wired = system_of(y=f("scale", scale, by=3)(x=X, by=depth))
     assert run(wired, {"x": 2}).outputs == {"y": 10}
     assert run(wired.bind({"depth.value": 7}), {"x": 2}).outputs == {"y": 14}
 
@@ -405,7 +403,7 @@ def test_a_setting_may_be_fixed_tuned_or_fed_by_an_edge() -> None:
 def test_a_selector_chooses_the_model_of_an_llm() -> None:
     chosen = Selector("model", "small", "large")(question=Input("question"))
     answer = LLM("answerer")(question=Input("question"), lm=chosen)
-    system = System("s", outputs={"y": answer})
+    system = system_of(y=answer)
     engines = {"small": ScriptedLM(["from small"]), "large": ScriptedLM(["from large"])}
     assert run(system, {"question": "?"}, Executor(engines)).outputs == {"y": "from small"}
     other = system.bind({"model.choice": "large"})
@@ -417,7 +415,7 @@ def test_the_systems_model_serves_every_llm_that_names_none() -> None:
     body = System("one", outputs={"y": LLM("inner")(x=Input("x", str))})
     ys = Map("each", body, over="x")(x=Input("xs", list[str]))
     named = LLM("named", lm="b")(x=Input("z", str))
-    system = System("s", outputs={"ys": ys, "z": named}, lm="a")
+    system = system_of(ys=ys, z=named, lm="a")
     engines = {
         "a": ScriptedLM(lambda _: "from a"),
         "b": ScriptedLM(lambda _: "from b"),
@@ -478,7 +476,7 @@ def test_d10_a_failed_call_is_recorded_and_independent_branches_still_run() -> N
     # the reference drops crashed examples from the mean
     broken, fine = f("broken", boom)(x=X), f("fine", plus)(x=X)
     after = f("after", plus)(x=broken)
-    trace = run(System("s", outputs={"a": after, "b": f("next", times)(x=fine)}), {"x": 1})
+    trace = run(system_of(a=after, b=f("next", times)(x=fine)), {"x": 1})
     assert addresses(trace) == ["broken", "fine", "next"]
     assert trace.call("broken").failure == cannot_take(1)
     assert trace.call("broken").outputs == {}
@@ -509,9 +507,7 @@ def test_a_failed_turn_ends_a_loop() -> None:
         return boom(x) if x > 1 else x + 1
 
     body = System("turn", outputs={"x": f("shaky", shaky)(x=X)})
-    trace = run(
-        System("s", outputs={"y": Loop("l", body, carry={"x": "x"}, max_turns=9)(x=X)}), {"x": 0}
-    )
+    trace = run(system_of(y=Loop("l", body, carry={"x": "x"}, max_turns=9)(x=X)), {"x": 0})
     assert addresses(trace) == ["l[0]/shaky", "l[1]/shaky", "l[2]/shaky"]
     assert trace.failure == cannot_take(2)
 
@@ -569,7 +565,7 @@ def test_outputs_of_another_type_than_declared_are_a_failed_call(
     value: Any, message: str, kept: Any
 ) -> None:
     node = Returns(value, a=int, b=str)(x=X)
-    trace = run(System("s", outputs={"a": node.a, "b": node.b}), {"x": 1})
+    trace = run(system_of(a=node.a, b=node.b), {"x": 1})
     line = Returns.run.__code__.co_firstlineno
     assert trace.failure == Failure("type", f"{message} (test_executor.py:{line})")
     assert trace.call("wrong").outputs == kept
@@ -587,7 +583,7 @@ def test_outputs_of_another_type_than_declared_are_a_failed_call(
 )
 def test_inputs_are_checked_before_anything_runs(inputs: dict[str, Any], message: str) -> None:
     ran: list[int] = []
-    system = System("s", outputs={"y": f("record", recording(ran))(x=X)})
+    system = system_of(y=f("record", recording(ran))(x=X))
     with pytest.raises(DeclarationError) as error:
         run(system, inputs)
     assert str(error.value) == message
@@ -608,7 +604,7 @@ def test_a_mistake_of_the_user_is_raised_and_not_recorded() -> None:
         DeclarationError, match=r"no engine for the model 'modle'; did you mean 'model'"
     ):
         run(system, {"question": "?"}, Executor({"model": ScriptedLM(["x"])}))
-    bare = System("s", outputs={"y": LLM("llm")(question=Input("question"))})
+    bare = system_of(y=LLM("llm")(question=Input("question")))
     with pytest.raises(DeclarationError, match="LLM 'llm' has no model"):
         run(bare, {"question": "?"}, Executor({}))
 
@@ -651,7 +647,7 @@ def test_a_second_try_sees_the_inputs_as_they_were() -> None:
 
     seen: list[list[int]] = []
     trace = run(
-        System("s", outputs={"y": f("picky", picky, retries=2)(xs=XS)}),
+        system_of(y=f("picky", picky, retries=2)(xs=XS)),
         {"xs": [1]},
         Executor(sleep=_no_sleep),
     )
@@ -671,11 +667,8 @@ def test_final_outputs_come_from_the_run_and_not_from_shared_state_under_a_1_us_
 
     scaled = f("scale", slowly, by=Int(1, 9, value=1))(x=X)
     body = System("turn", outputs={"x": f("plus", plus)(x=X)})
-    system = System(
-        "s",
-        outputs={
-            "y": f("sum", add)(a=scaled, b=Loop("l", body, carry={"x": "x"}, max_turns=2)(x=X))
-        },
+    system = system_of(
+        y=f("sum", add)(a=scaled, b=Loop("l", body, carry={"x": "x"}, max_turns=2)(x=X))
     )
     wrong: list[Any] = []
 
@@ -720,7 +713,7 @@ def retried(errors: list[Exception], retries: int = 3) -> tuple[Trace, list[floa
             raise errors.pop(0)
         return x
 
-    system = System("s", outputs={"y": f("work", work, retries=retries)(x=X)})
+    system = system_of(y=f("work", work, retries=retries)(x=X))
     return run(system, {"x": 7}, Executor(sleep=sleep)), waits
 
 
@@ -775,11 +768,11 @@ def test_an_attempt_that_takes_too_long_is_tried_again() -> None:
         return x
 
     component = f("stuck", stuck_once, timeout=0.01, retries=1)
-    trace = run(System("s", outputs={"y": component(x=X)}), {"x": 1}, Executor(sleep=_no_sleep))
+    trace = run(system_of(y=component(x=X)), {"x": 1}, Executor(sleep=_no_sleep))
     assert (trace.outputs, trace.call("stuck").attempts) == ({"y": 1}, 2)
     tries.clear()
     component = f("stuck", stuck_once, timeout=0.01)
-    trace = run(System("s", outputs={"y": component(x=X)}), {"x": 1})
+    trace = run(system_of(y=component(x=X)), {"x": 1})
     assert trace.failure == Failure("transient", "stuck took longer than 0.01 s")
 
 
@@ -792,9 +785,7 @@ def test_waiting_for_a_turn_at_the_engine_is_not_part_of_the_time_limit() -> Non
     lm = ScriptedLM(answer, concurrency=1)
     slow = LLM("a_slow", prompt="slow", timeout=None)(x=Input("q"))
     quick = LLM("quick", prompt="quick", timeout=0.02, retries=0)(x=Input("q"))
-    trace = run(
-        System("s", outputs={"a": slow, "b": quick}, lm="m"), {"q": ""}, Executor({"m": lm})
-    )
+    trace = run(system_of(a=slow, b=quick, lm="m"), {"q": ""}, Executor({"m": lm}))
     assert trace.outputs == {"a": "done", "b": "done"}
 
 
@@ -803,7 +794,7 @@ def test_only_a_remote_model_can_take_too_long(remote: bool) -> None:
     """A model in this process gives its answer in the end: leaving it would waste what it has done."""
     lm = ScriptedLM(lambda _: "done", latency=0.05, remote=remote)
     asked = LLM("asked", prompt="Say done.", timeout=0.01, retries=0)(x=Input("q"))
-    trace = run(System("s", outputs={"a": asked}, lm="m"), {"q": ""}, Executor({"m": lm}))
+    trace = run(system_of(a=asked, lm="m"), {"q": ""}, Executor({"m": lm}))
     assert (trace.failure is not None) == remote
 
 
@@ -817,7 +808,7 @@ def test_an_engine_that_takes_too_long_is_left_and_its_place_is_free_again() -> 
     stuck = LLM("a_stuck", prompt="stuck", timeout=0.01, retries=1)(x=Input("q"))
     fine = LLM("fine", prompt="fine")(x=Input("q"))
     executor = Executor({"m": lm}, sleep=_no_sleep)
-    trace = run(System("s", outputs={"a": stuck, "b": fine}, lm="m"), {"q": ""}, executor)
+    trace = run(system_of(a=stuck, b=fine, lm="m"), {"q": ""}, executor)
     assert trace.call("a_stuck").failure == Failure("transient", "a_stuck took longer than 0.01 s")
     assert trace.call("fine").outputs == {"output": "done"}
     assert (lm.in_flight, executor.meter.usage.calls, trace.usage.calls) == (0, 3, 3)
@@ -877,18 +868,14 @@ def test_a_mistake_in_one_branch_stops_the_others_and_leaves_no_task_behind(shap
         raise DeclarationError("a mistake")
 
     if shape == "diamond":
-        system = System(
-            "s", outputs={"y": f("sum", add)(a=f("wait", _for_ever)(x=X), b=f("wrong", wrong)(x=X))}
-        )
+        system = system_of(y=f("sum", add)(a=f("wait", _for_ever)(x=X), b=f("wrong", wrong)(x=X)))
     else:
 
         async def either(x: int) -> int:
             return wrong(x) if x == 3 else await _for_ever(x)
 
         body = System("one", outputs={"y": f("either", either)(x=X)})
-        system = System(
-            "s", outputs={"ys": Map("each", body, over="x")(x=f("spread", spread)(x=X))}
-        )
+        system = system_of(ys=Map("each", body, over="x")(x=f("spread", spread)(x=X)))
 
     async def scenario() -> None:
         with pytest.raises(DeclarationError, match="a mistake"):
@@ -907,7 +894,7 @@ def test_an_engine_never_has_more_requests_in_flight_than_it_allows(
 ) -> None:
     lm = ScriptedLM(lambda message: message, concurrency=concurrency, latency=0.001)
     body = System("one", outputs={"y": LLM("llm")(x=X)})
-    system = System("s", outputs={"ys": Map("each", body, over="x")(x=XS)}, lm="m")
+    system = system_of(ys=Map("each", body, over="x")(x=XS), lm="m")
     trace = run(system, {"xs": list(range(20))}, Executor({"m": lm}))
     assert trace.failure is None
     assert (lm.most_in_flight, lm.in_flight, len(lm.requests)) == (most, 0, 20)
@@ -923,7 +910,7 @@ def test_one_engine_under_two_names_still_has_one_limit() -> None:
 def test_an_executor_serves_one_event_loop_after_another() -> None:
     lm = ScriptedLM(lambda message: message, concurrency=1, latency=0.001)
     executor = Executor({"m": lm})
-    system = System("s", outputs={"a": LLM("a")(x=X), "b": LLM("b")(x=X)}, lm="m")
+    system = system_of(a=LLM("a")(x=X), b=LLM("b")(x=X), lm="m")
     assert [run(system, {"x": i}, executor).failure for i in range(3)] == [None] * 3
 
 
@@ -981,7 +968,7 @@ def test_seed_example_sample_and_address_each_name_another_stream() -> None:
         return int(rng.integers(10**12))
 
     one = f("one", draw)
-    system = System("s", outputs={"a": one(), "b": one(name="two")})
+    system = system_of(a=one(), b=one(name="two"))
     base = run(system, {}, Executor(seed=0), example="e", sample=0)
     drawn = [
         base.outputs["a"],
@@ -1066,9 +1053,7 @@ def test_a_trace_knows_which_calls_its_outputs_came_from() -> None:
     noted = f("note", plus)(x=X)  # only for the next turn: the last one leads to nothing
     body = System("turn", outputs={"x": written, "note": noted})
     loop = Loop("draft", body, carry={"x": "x", "note": "note"}, max_turns=2)
-    trace = run(
-        System("s", outputs={"y": loop(x=X, note=Input("start", int)).x}), {"x": 1, "start": 0}
-    )
+    trace = run(system_of(y=loop(x=X, note=Input("start", int)).x), {"x": 1, "start": 0})
     assert addresses(trace) == [
         "draft[0]/note",
         "draft[0]/write",
@@ -1093,9 +1078,7 @@ def test_each_finished_call_is_told_and_calls_are_found_by_address() -> None:
 
 def test_usage_adds_up_over_the_calls_of_a_run() -> None:
     lm = ScriptedLM(lambda _: "two words", price=0.5)
-    system = System(
-        "s", outputs={"a": LLM("a", prompt="p")(x=X), "b": LLM("b", prompt="p")(x=X)}, lm="m"
-    )
+    system = system_of(a=LLM("a", prompt="p")(x=X), b=LLM("b", prompt="p")(x=X), lm="m")
     executor = Executor({"m": lm})
     trace = run(system, {"x": 1}, executor)
     prompt = len(lm.requests[0].cued[-1].text.split())
@@ -1105,7 +1088,7 @@ def test_usage_adds_up_over_the_calls_of_a_run() -> None:
 
 def test_under_a_cost_limit_a_model_without_a_price_is_refused_before_it_is_called() -> None:
     lm = ScriptedLM(lambda _: "yes", priced=False)
-    system = System("s", outputs={"y": LLM("a", prompt="Say yes.")(x=X)}, lm="lm")
+    system = system_of(y=LLM("a", prompt="Say yes.")(x=X), lm="lm")
     assert asyncio.run(Executor({"lm": lm}).run(system, {"x": 1})).outputs == {"y": "yes"}
     limited = Executor({"lm": lm}, meter=Meter(Budget(cost=9.0)))
     with pytest.raises(
@@ -1123,7 +1106,7 @@ def test_a_node_that_would_not_run_anyway_does_not_pass_on_a_failure() -> None:
     go = Input("go", bool)
     fast = f("fast", plus)(x=f("broken", broken)(x=X), when=go)
     slow = f("slow", plus)(x=X, when=go.equals(False))
-    system = System("s", outputs={"y": FirstOf("any", int)(a=fast, b=slow)})
+    system = system_of(y=FirstOf("any", int)(a=fast, b=slow))
     assert run(system, {"x": 1, "go": False}).outputs == {"y": 2}
     assert run(system, {"x": 1, "go": True}).failure is not None
 
@@ -1133,7 +1116,7 @@ def test_a_blocking_function_has_a_time_limit_too() -> None:
         time.sleep(0.5)
         return x
 
-    trace = run(System("s", outputs={"y": f("sleepy", sleepy, timeout=0.02)(x=X)}), {"x": 1})
+    trace = run(system_of(y=f("sleepy", sleepy, timeout=0.02)(x=X)), {"x": 1})
     assert trace.failure == Failure("transient", "sleepy took longer than 0.02 s")
 
 
@@ -1142,7 +1125,7 @@ def test_a_timeout_of_the_components_own_is_its_error(timeout: float | None) -> 
     async def own(x: int) -> int:
         raise TimeoutError("the database")
 
-    trace = run(System("s", outputs={"y": f("own", own, timeout=timeout)(x=X)}), {"x": 1})
+    trace = run(system_of(y=f("own", own, timeout=timeout)(x=X)), {"x": 1})
     assert trace.failure == Failure("transient", "TimeoutError: the database")
 
 
@@ -1159,7 +1142,7 @@ def test_a_component_may_draw_another_sample_than_the_rest() -> None:
         return int(rng.integers(1_000_000))
 
     first = f("first", drawn)(x=X)
-    system = System("s", outputs={"a": first, "b": f("second", drawn)(x=first)})
+    system = system_of(a=first, b=f("second", drawn)(x=first))
     plain = [asyncio.run(Executor().run(system, {"x": 1}, sample=sample)) for sample in (0, 1)]
     mixed = asyncio.run(Executor().run(system, {"x": 1}, sample=1, samples={"first": 0}))
     assert plain[0].outputs["a"] == mixed.outputs["a"] != plain[1].outputs["a"]
@@ -1172,7 +1155,7 @@ def test_a_request_that_was_left_counts_with_its_worst_case() -> None:
     lm = ScriptedLM(lambda _: "late", latency=5.0, price=0.01)
     asked = LLM("asked", prompt="one two", timeout=0.01, retries=0, max_tokens=40)(x=Input("q"))
     executor = Executor({"m": lm})
-    trace = run(System("s", outputs={"a": asked}, lm="m"), {"q": "three"}, executor)
+    trace = run(system_of(a=asked, lm="m"), {"q": "three"}, executor)
     worst = lm.worst_case(lm.requests[0])
     assert executor.meter.usage == trace.usage == worst
 
@@ -1191,7 +1174,7 @@ def test_equal_calls_that_fail_are_all_counted() -> None:
     """A failure that may pass is not kept, so each of the equal calls is made, and was paid for."""
     lm = ScriptedLM([TransientError("busy"), TransientError("busy"), "fine"])
     asked = LLM("asked", prompt="x", retries=0)(x=Input("q"))
-    system = System("s", outputs={"a": asked}, lm="m")
+    system = system_of(a=asked, lm="m")
     executor = Executor({"m": lm}, cache=MemoryCache())
 
     async def thrice() -> list[Trace]:
@@ -1204,7 +1187,7 @@ def test_equal_calls_that_fail_are_all_counted() -> None:
 
 def test_ordinary_code_may_wait_inside_a_running_loop() -> None:
     """As in a notebook."""
-    system = System("s", outputs={"y": f("plus", plus)(x=X)})
+    system = system_of(y=f("plus", plus)(x=X))
 
     async def cell() -> Any:
         return compound.run(system, {"x": 1}).outputs

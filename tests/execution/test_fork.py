@@ -231,21 +231,6 @@ def test_a_fork_equals_a_run_of_the_system_with_the_node_replaced_by_a_constant(
     assert [call.address for call in fork.calls] == [call.address for call in reference.calls]
 
 
-@given(plans(), st.data())
-def test_a_fork_with_the_output_that_was_there_changes_nothing(
-    plan: Plan, data: st.DataObject
-) -> None:
-    lab, system = Lab(), plan.system()
-    trace = lab.run(system, {"x": 1})
-    whole = [call for call in trace.calls if call.failure is None]
-    call = data.draw(st.sampled_from([*whole, None]))
-    if call is not None:
-        fork = lab.fork(system, trace, call.address, outputs=call.outputs)
-        assert values(fork) == values(trace)
-        assert [c.parents for c in fork.calls] == [c.parents for c in trace.calls]
-        assert [c.invocation for c in fork.calls] == [c.invocation for c in trace.calls]
-
-
 # --- loops and maps ------------------------------------------------------------------------------------
 
 
@@ -392,15 +377,6 @@ def test_a_fork_that_stops_a_loop_earlier_runs_what_reads_its_outputs_again() ->
     assert fork.outputs == {"y": 16, "seen": 300}
 
 
-def test_a_fork_of_a_wired_turn_limit_runs_what_reads_the_loop_again() -> None:
-    lab = Lab()
-    search = Search(lab)
-    trace = lab.run(search.system, {"x": 60, "turns": 2})
-    fork = lab.fork(search.system, trace, "limit", outputs={"output": 1})
-    assert executed(fork)[-2:] == ["after", "seen"]
-    assert fork.outputs == {"y": 31, "seen": 600}
-
-
 # --- conditions ----------------------------------------------------------------------------------------
 
 
@@ -426,26 +402,6 @@ def test_a_fork_of_a_decision_switches_the_branch() -> None:
     assert (trace.outputs, fork.outputs) == ({"y": 7}, {"y": 51})
     back = lab.fork(system, fork, "way", outputs={"output": "low"})
     assert back.outputs == trace.outputs
-
-
-def test_a_fork_of_a_condition_switches_a_whole_map_on_and_off() -> None:
-    lab = Lab()
-    flag = lab.f("flag", is_even)(x=X)
-    body = System("item", outputs={"y": lab.f("work", times)(x=Input("i", int))})
-    each = Map("each", body, over="i")(i=XS, when=flag)
-    system = System("s", outputs={"y": lab.f("size", size)(xs=each)})
-    on = lab.run(system, {"x": 2, "xs": [1, 2]})
-    off = lab.fork(system, on, "flag", outputs={"output": False})
-    assert (on.outputs, off.outputs, executed(off)) == ({"y": 2}, {"y": 0}, ["size"])
-    assert lab.fork(system, off, "flag", outputs={"output": True}).outputs == {"y": 2}
-
-
-def is_even(x: int) -> bool:
-    return x % 2 == 0
-
-
-def size(xs: list[int] = []) -> int:  # noqa: B006 - a default to be passed on, not changed
-    return len(xs)
 
 
 # --- randomness ----------------------------------------------------------------------------------------
@@ -506,16 +462,6 @@ def test_a_fork_can_repair_a_failed_call() -> None:
     assert trace.failure == cannot_take(1)
     repaired = lab.fork(system, trace, "broken", outputs={"output": 40})
     assert (lab.ran, repaired.outputs, repaired.failure) == (["sum"], {"y": 42}, None)
-
-
-def test_a_fork_elsewhere_keeps_the_failure_without_running_it_again() -> None:
-    lab = Lab()
-    fine, broken = lab.f("fine", plus)(x=X), lab.f("broken", boom)(x=X)
-    system = System("s", outputs={"a": lab.f("after", times)(x=fine), "b": broken})
-    trace = lab.run(system, {"x": 1})
-    fork = lab.fork(system, trace, "fine", outputs={"output": 40})
-    assert (lab.ran, fork.failure) == (["after"], trace.failure)
-    assert fork.call("after").outputs == {"output": 400}
 
 
 def test_a_fork_can_break_what_worked() -> None:

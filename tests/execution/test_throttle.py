@@ -101,16 +101,6 @@ def test_sixty_of_sixty_calls_are_answered_at_each_rate(
     assert re.fullmatch(r"m: rate limit: waiting \d+(\.\d)? s, \d+ in flight", notes[0])
 
 
-def test_the_same_waits_come_from_the_same_seeds() -> None:
-    def once() -> tuple[int, list[str]]:
-        lm = Limited(3)
-        notes: list[str] = []
-        virtual_time.run(sixty(lm, notes))
-        return lm.refused, notes
-
-    assert once() == once()
-
-
 @litellm_speaks
 @pytest.mark.parametrize("kind", ["litellm", "vllm"])
 def test_a_server_that_limits_the_rate_answers_every_call(
@@ -357,17 +347,6 @@ def test_without_a_wish_of_the_server_waits_double_up_to_a_minute() -> None:
     waits = virtual_time.run(scenario())
     assert waits[:4] == pytest.approx([0.5, 1.0, 2.0, 4.0])
     assert waits[-1] == pytest.approx(LONGEST_WAIT)
-
-
-def test_everybody_waits_also_those_who_come_later() -> None:
-    async def scenario() -> float:
-        throttle = Throttle(4)
-        async with throttle.turn() as turn:
-            throttle.slow_down(turn, 7.0)
-        async with throttle.turn():
-            return asyncio.get_running_loop().time()
-
-    assert virtual_time.run(scenario()) == pytest.approx(7.0)
 
 
 @given(

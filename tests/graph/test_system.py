@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import queue
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
@@ -20,7 +18,6 @@ from compound.components.hyperparameter import Hyperparameter
 from compound.components.llm import LLM
 from compound.components.selector import Selector
 from compound.core.errors import ConfigurationError, DeclarationError, WiringError
-from compound.core.narrowing import entry
 from compound.graph.component import CallContext, Component, Input, Node, Operation, Output
 from compound.graph.space import Choice, Float, Int, Text
 from compound.graph.system import System
@@ -66,10 +63,6 @@ class Sum(Operation):
 
 def question() -> Input:
     return Input("question", str)
-
-
-def one_node_system(component: Any) -> System:
-    return System("demo", outputs={"y": component(text=question())})
 
 
 def message_of(make: Callable[[], object], kind: type[Exception] = WiringError) -> str:
@@ -386,65 +379,6 @@ def test_a_system_and_its_nodes_cannot_be_changed() -> None:
 def test_binding_the_same_values_gives_the_same_configuration() -> None:
     assert tuned().bind({"scale.by": 0.5}).configuration == tuned().configuration
     assert tuned().bind(tuned().configuration).configuration.digest == tuned().configuration.digest
-
-
-def test_context_leaks_two_threads_run_two_bindings_of_one_system_at_once() -> None:
-    # the reference edits shared defaults inside a context, so two at once clash, and one may leak
-    system = tuned()
-    results: dict[float, list[float]] = {0.25: [], 1.0: []}
-    barrier = threading.Barrier(2)
-
-    def work(by: float) -> None:
-        barrier.wait()
-        for _ in range(50):
-            results[by].append(
-                entry(compound.run(system.bind({"scale.by": by}), {"x": 4.0}).outputs, "y", float)
-            )
-
-    threads = [threading.Thread(target=work, args=(by,)) for by in results]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == {0.25: [1.0] * 50, 1.0: [4.0] * 50}
-    assert compound.run(system, {"x": 4.0}).outputs["y"] == 2.0
-
-
-def test_deadlocks_binding_is_the_first_thing_a_thread_may_do() -> None:
-    # the reference's update_config takes a non-reentrant lock twice when it is a thread's first
-    # touch
-    system = tuned()
-    seen: list[float] = []
-
-    def work() -> None:
-        bound = system.bind({"scale.by": 1.0})
-        seen.append(
-            entry(compound.run(bound.bind({"scale.by": 0.0}), {"x": 4.0}).outputs, "y", float)
-        )
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(timeout=120)  # reached only by a deadlock
-    assert seen == [0.0]
-
-
-def test_stale_threads_a_long_lived_worker_runs_the_binding_it_is_given() -> None:
-    # the reference's workers keep the variable they first read
-    jobs: queue.Queue[System | None] = queue.Queue()
-    results: list[float] = []
-
-    def worker() -> None:
-        while (system := jobs.get()) is not None:
-            results.append(entry(compound.run(system, {"x": 4.0}).outputs, "y", float))
-
-    thread = threading.Thread(target=worker)
-    thread.start()
-    system = tuned()
-    for by in (0.5, 1.0, 0.25):
-        jobs.put(system.bind({"scale.by": by}))
-    jobs.put(None)
-    thread.join()
-    assert results == [2.0, 4.0, 1.0]
 
 
 # --- order and identity --------------------------------------------------------------------------------

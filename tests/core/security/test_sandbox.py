@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from compound.core.errors import CompoundError, DeclarationError, MissingExtra, SandboxUnavailable
+from compound.core.errors import DeclarationError, MissingExtra, SandboxUnavailable
 from compound.core.security.sandbox import launchers, sandbox
 from compound.core.security.sandbox.launchers import LauncherName, python_view
-from compound.core.security.sandbox.limits import SandboxLimits, limit_of
+from compound.core.security.sandbox.limits import SandboxLimits
 from compound.core.security.sandbox.sandbox import Sandbox, SandboxResult
 from sandboxes import require_sandbox
 
@@ -254,38 +254,9 @@ def test_limits_are_positive_numbers(name: str, value: Any) -> None:
         SandboxLimits(**{name: value})
 
 
-def test_limits_as_the_kernel_takes_them() -> None:
-    found = SandboxLimits(cpu=1.2, memory=3, file_size=2).rlimits()
-    assert found["RLIMIT_CPU"] == [2, 3]
-    assert found["RLIMIT_AS"] == [3 * 2**20] * 2
-    assert found["RLIMIT_FSIZE"] == [2 * 2**20] * 2
-    assert found["RLIMIT_CORE"] == [0, 0]
-    assert found["RLIMIT_SIGPENDING"] == [64, 64]
-
-
-@pytest.mark.parametrize(
-    ("status", "stderr", "limit"),
-    [
-        (1, "Traceback:\n  x\nMemoryError", "memory"),
-        (1, "MemoryError\nduring which\nValueError: x", ""),
-        (0, "MemoryError", ""),
-        (1, "OSError: [Errno 28] No space left on device: 'f'\n", "disk"),
-        (152, "", "cpu"),
-        (153, "", "file_size"),
-        (137, "", ""),
-    ],
-)
-def test_the_limit_of_a_program_that_ended_by_itself(status: int, stderr: str, limit: str) -> None:
-    assert limit_of(status, stderr) == limit
-
-
 def test_a_long_message_of_the_program_is_kept_up_to_the_limit(launcher: LauncherName) -> None:
     limits = SandboxLimits(output=1)
     code = "import sys\nprint('x' * 600, flush=True)\nprint('y' * 600, file=sys.stderr)"
     found = asyncio.run(Sandbox(limits, launcher=launcher).run(code))
     assert found.limit == "output"
     assert len(found.stdout) + len(found.stderr) == 1024
-
-
-def test_errors_are_errors_of_the_package() -> None:
-    assert issubclass(SandboxUnavailable, CompoundError)

@@ -150,12 +150,3 @@ def test_a_folder_that_was_there_before_is_read(
     assert store_folder(write, path.parent, "adapter") == reference
     with pytest.raises(ConfigurationError, match="was changed"):
         verify_reference(reference, path.parent)
-
-
-def test_only_the_latest_folders_are_known(tmp_path: Path) -> None:
-    known = WrittenFolders(capacity=2)
-    folders = [UntrustedFolder(tmp_path / name) for name in "abc"]
-    for folder in folders:
-        folder.make()
-        known.add(folder, folder.path.name, folder.status())
-    assert [known.digest(folder) for folder in folders] == [None, "b", "c"]
