@@ -49,54 +49,30 @@ from compound.evaluation.statistics import (
 )
 
 
-def decision_level(
-    alpha: float,
-    planned: int,
-    tested: Sequence[bool] = (),
-    *,
-    shares: Sequence[float] | None = None,
-) -> float:
-    """Return the level of the next of ``planned`` decisions.
+def decision_level(alpha: float, planned: int, tested: Sequence[bool] = ()) -> float:
+    """Return the level of the next of ``planned`` decisions, of which each has an equal part of ``alpha``.
 
-    Each decision has its part of ``alpha``. A decision without a test returns its level, which all
-    later decisions divide by their shares. The levels of the tests of a run sum to at most
-    ``alpha`` (up to the rounding of floats), whatever happens, and no level is below the decision's
-    own part.
-
-    Whether a decision is skipped must not depend on the scores of the validation examples.
+    A decision without a test returns its level, which all later decisions divide. The levels of the
+    tests of a run sum to at most ``alpha`` (up to the rounding of floats), whatever happens, and no
+    level is below the decision's own part. Whether a decision is skipped must not depend on the
+    scores of the validation examples.
 
     Args:
         alpha: Sum of the levels of all decisions.
         planned: Number of decisions, chosen before the first one.
         tested: For each past decision, whether it made a test.
-        shares: Relative part of each planned decision; default: equal parts.
-
-    Raises:
-        ValueError: All planned decisions are made, or there is not one positive share for each.
 
     >>> decision_level(0.06, 3), decision_level(0.06, 3, [True, True])
     (0.02, 0.02)
     >>> decision_level(0.06, 3, [False]), decision_level(0.06, 3, [False, False])
     (0.03, 0.06)
-    >>> decision_level(0.06, 3, [False], shares=[1, 3, 2])
-    0.036
     """
-    weights = [1.0] * planned if shares is None else list(shares)
-    if len(weights) != planned or not all(weight > 0 for weight in weights):
-        raise ValueError(f"shares must be {planned} positive numbers, got {shares!r}")
     if len(tested) >= planned:
         raise ValueError(f"all {planned} planned decisions are made")
     returned = 0.0
     for number, was_tested in enumerate(tested):
-        if was_tested:
-            returned -= _part(returned, weights[number:])
-        else:
-            returned += _part(alpha, weights, number)
-    return _part(alpha, weights, len(tested)) + _part(returned, weights[len(tested) :])
-
-
-def _part(amount: float, weights: Sequence[float], number: int = 0) -> float:
-    return amount * weights[number] / sum(weights)
+        returned += -returned / (planned - number) if was_tested else alpha / planned
+    return alpha / planned + returned / (planned - len(tested))
 
 
 TestName = Literal["bounded mean", "sign flips and t"]
@@ -292,37 +268,33 @@ def _least_rises(n: int, level: float) -> NDArray[np.int64]:
     return found
 
 
-def detectable(n: int, level: float, worse: float = 0.0, chance: float = POWER) -> float | None:
-    """Return the smallest mean gain accepted with probability ``chance``; ``None`` if there is none.
+def detectable(n: int, level: float, worse: float = 0.0) -> float | None:
+    """Return the smallest mean gain accepted with probability `POWER`; ``None`` if there is none.
 
     >>> round(detectable(40, 0.05), 2), detectable(4, 0.05)
     (0.16, None)
     """
-    if power(n, level, 1 - worse, worse) < chance:
+    if power(n, level, 1 - worse, worse) < POWER:
         return None
     low, high = 0.0, 1 - worse
     for _ in range(30):
         middle = (low + high) / 2
-        low, high = (low, middle) if power(n, level, middle, worse) >= chance else (middle, high)
+        low, high = (low, middle) if power(n, level, middle, worse) >= POWER else (middle, high)
     return high - worse
 
 
-def examples_needed(
-    gain: float, level: float, worse: float = 0.0, chance: float = POWER
-) -> int | None:
-    """Return the number of validation examples that detect a mean gain with probability ``chance``.
+def examples_needed(gain: float, level: float) -> int | None:
+    """Return the number of validation examples that detect a mean gain with probability `POWER`.
 
     >>> examples_needed(0.1, 0.05), examples_needed(0.05, 0.05)
     (66, 134)
     """
     low, high = 1, 8
-    while power(high, level, gain + worse, worse) < chance:
+    while power(high, level, gain) < POWER:
         low, high = high, 2 * high
         if high > MOST_EXAMPLES:
             return None
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (
-            (low, middle) if power(middle, level, gain + worse, worse) >= chance else (middle, high)
-        )
+        low, high = (low, middle) if power(middle, level, gain) >= POWER else (middle, high)
     return high

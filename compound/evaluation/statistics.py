@@ -223,9 +223,7 @@ def mean_interval(values: Values, level: float = 0.95, *, bounds: Bounds | None 
     return Interval(mean, mean - half, mean + half, n)
 
 
-def cluster_mean_interval(
-    clusters: Iterable[Values], level: float = 0.95, *, bounds: Bounds | None = None
-) -> Interval:
+def cluster_mean_interval(clusters: Iterable[Values], *, bounds: Bounds | None = None) -> Interval:
     """Return the mean over examples that were each run several times.
 
     Repeats of one example are not independent: each example's repeats are averaged first, all
@@ -235,12 +233,10 @@ def cluster_mean_interval(
     0.5
     """
     means = [float(validated(repeats).mean()) for repeats in clusters]
-    return mean_interval(means, level, bounds=bounds)
+    return mean_interval(means, bounds=bounds)
 
 
-def paired_interval(
-    before: Values, after: Values, level: float = 0.95, *, bounds: Bounds | None = None
-) -> Interval:
+def paired_interval(before: Values, after: Values, *, bounds: Bounds | None = None) -> Interval:
     """Return the mean of ``after - before`` over the same examples, with its interval.
 
     ``bounds`` are the bounds of the scores; differences of scores in [0, 1] are in [-1, 1].
@@ -249,7 +245,7 @@ def paired_interval(
     >>> interval.mean, round(interval.low, 3), round(interval.high, 3)
     (0.5, -0.578, 0.933)
     """
-    return mean_interval(differences_of(before, after), level, bounds=difference_bounds(bounds))
+    return mean_interval(differences_of(before, after), bounds=difference_bounds(bounds))
 
 
 def difference_bounds(bounds: Bounds | None) -> Bounds | None:
@@ -261,9 +257,7 @@ def difference_bounds(bounds: Bounds | None) -> Bounds | None:
     return None if bounds is None else (bounds[0] - bounds[1], bounds[1] - bounds[0])
 
 
-def interval_of_means(
-    values: Values, level: float = 0.95, *, bounds: Bounds | None = None
-) -> Interval:
+def interval_of_means(values: Values, *, bounds: Bounds | None = None) -> Interval:
     """Return the mean of a few values that are themselves means of many scores, such as one per seed.
 
     Such values are close to normal, which `mean_interval` does not assume: from three arbitrary
@@ -276,15 +270,11 @@ def interval_of_means(
     >>> round(interval.mean, 3), round(interval.low, 3), round(interval.high, 3)
     (0.99, 0.924, 0.999)
     """
-    numbers = validated(values)
-    _check_share(level=level)
-    n, mean = len(numbers), float(numbers.mean())
-    if np.ptp(numbers) == 0:
-        return Interval(float(numbers[0]), -math.inf, math.inf, n)
-    half = _student(n, level) * float(numbers.std(ddof=1)) / math.sqrt(n)
-    if bounds is None:
-        return Interval(mean, mean - half, mean + half, n)
-    low, high = checked_bounds(numbers, bounds)
+    plain = mean_interval(values)
+    if bounds is None or math.isinf(plain.high):
+        return plain
+    mean, half = plain.mean, plain.high - plain.mean
+    low, high = checked_bounds(validated(values), bounds)
     share = min(max((mean - low) / (high - low), ROUNDING), 1 - ROUNDING)
     relative = half / (high - low)
     k = relative**2 / (share * (1 - share))
@@ -293,7 +283,7 @@ def interval_of_means(
     limits = [
         low + (high - low) * min(max(limit, 0.0), 1.0) for limit in (middle - reach, middle + reach)
     ]
-    return Interval(mean, min(limits[0], mean), max(limits[1], mean), n)
+    return Interval(mean, min(limits[0], mean), max(limits[1], mean), plain.n)
 
 
 def binomial_lower(successes: int, n: int, level: float = 0.95) -> float:

@@ -223,7 +223,6 @@ class Executor:
         *,
         address: str,
         example: str = "",
-        sample: int = 0,
     ) -> Call:
         """Call a component of a metric, outside of any system.
 
@@ -237,10 +236,9 @@ class Executor:
             values: the values of its settings.
             address: address in the record of metric calls (`Trace.metric_calls`).
             example: id of the example; part of the random stream.
-            sample: sample index; part of the random stream.
         """
         stream = (self.seed, "metric", example, address)
-        pending = PendingCall(component, address, inputs, values, stream, sample, component.outputs)
+        pending = PendingCall(component, address, inputs, values, stream, 0, component.outputs)
         started = time.perf_counter()
         result = await self._caller.call(pending)
         made = make_call(pending, result, component.name)

@@ -189,6 +189,7 @@ def copy_into(value: object, folder: Path) -> object:
     )
 
 
+CAPACITY = 256  # of `WrittenFolders`
 BACK = 10**9  # by which modification times of written files are set back, in ns
 
 
@@ -198,8 +199,8 @@ class WrittenFolders:
     A change is recognized by the status of the files: identity, size and times of change.
     """
 
-    def __init__(self, capacity: int = 256) -> None:
-        self._capacity, self._lock = capacity, threading.Lock()
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._known: dict[
             str, tuple[str, FolderStatus]
         ] = {}  # by real path, in the order of writing
@@ -209,7 +210,7 @@ class WrittenFolders:
         with self._lock:
             self._known.pop(os.path.realpath(folder.path), None)
             self._known[os.path.realpath(folder.path)] = sha256, status
-            while len(self._known) > self._capacity:
+            while len(self._known) > CAPACITY:
                 del self._known[next(iter(self._known))]
 
     def digest(self, folder: UntrustedFolder) -> str | None:
