@@ -53,9 +53,6 @@ class UsageDocument(TypedDict, total=False):
     unpriced: int
 
 
-UsageRow = Sequence[float]  # bare numbers, the format of earlier versions
-
-
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Usage of a call: engine calls, tokens, and cost in US dollars.
@@ -88,18 +85,9 @@ class Usage:
         }
 
     @staticmethod
-    def from_json(data: UsageDocument | UsageRow) -> Usage:
-        """Parse the output of `to_json`, or the bare list of numbers written by earlier versions.
-
-        >>> Usage.from_json([1, 10, 4, 0.0]) == Usage(1, 10, 4)
-        True
-        """
-        if isinstance(data, Mapping):
-            return Usage(**data)
-        calls, prompt_tokens, completion_tokens, cost, *unpriced = data
-        return Usage(
-            int(calls), int(prompt_tokens), int(completion_tokens), cost, *map(int, unpriced)
-        )
+    def from_json(data: UsageDocument) -> Usage:
+        """Parse the output of `to_json`."""
+        return Usage(**data)
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(

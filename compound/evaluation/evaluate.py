@@ -18,7 +18,7 @@ from typing import NoReturn, NotRequired, TypedDict, cast
 from weakref import WeakKeyDictionary
 
 from compound.core import notebook
-from compound.core.engine import NO_USAGE, Usage, UsageDocument, UsageRow
+from compound.core.engine import NO_USAGE, Usage, UsageDocument
 from compound.core.errors import (
     BudgetExhausted,
     CallError,
@@ -70,7 +70,7 @@ class EvaluationDocument(TypedDict):
 
     configuration: str
     rows: list[tuple[str, int, float, FailureRow | None]]
-    usage: UsageDocument | UsageRow
+    usage: UsageDocument
     system_runs: float
     bounds: NotRequired[Sequence[float] | None]
     violation: NotRequired[str]

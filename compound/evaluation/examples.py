@@ -255,7 +255,7 @@ def find_overlaps(splits: Mapping[str, Iterable[Example]], id_column: str = "id"
                 table.setdefault(key, example.id)
     pairs = [*combinations(seen, 2), *((role, role) for role in seen)]
     return [
-        Overlap(*pair, *(counts[*pair, kind] for kind in range(3)), examples[pair])
+        Overlap(*pair, counts[*pair, 0], counts[*pair, 1], counts[*pair, 2], examples[pair])
         for pair in pairs
         if pair in examples
     ]

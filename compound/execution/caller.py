@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Self, TypedDict, cast
+from typing import Self
 
 import numpy as np
 
@@ -29,7 +29,6 @@ from compound.core.engine import (
     Request,
     TokenRecord,
     Usage,
-    UsageDocument,
 )
 from compound.core.errors import (
     CallError,
@@ -41,6 +40,7 @@ from compound.core.errors import (
 )
 from compound.core.example import CallValues, copy_containers
 from compound.core.loops import Sessions
+from compound.core.narrowing import entry
 from compound.core.security.limits import OUTPUT_DEPTH
 from compound.core.security.sanitize import replace_surrogates
 from compound.core.storage.artifacts import Reference, without_path
@@ -81,13 +81,6 @@ from compound.graph.types import Port, accepts, format_type
 ASK_RETRIES, ASK_SECONDS = 3, 120.0  # for requests outside of nodes
 RUN = "run(self, inputs, values, call)"
 TokensOf = Callable[[Request, Completion], TokenRecord]
-
-
-class AnswerRow(TypedDict):
-    """Cached answer to a request outside of nodes."""
-
-    text: str
-    usage: UsageDocument
 
 
 @dataclass(slots=True)
@@ -406,16 +399,15 @@ class Caller:
         """Send a request outside of nodes; its answer is cached like that of a call."""
         cache = self._cache if self._is_cached(lm) else None
         key = digest(["ask", self.engine(lm).name, request_key(request)])
-        row = cast("AnswerRow | None", cache.get(key)) if cache is not None else None
+        row = cache.get(key) if cache is not None else None
         if row is not None:
-            usage = Usage.from_json(row["usage"])
+            usage = Usage(**entry(row, "usage", dict))
             if cache is not None and cache.take_pending(key):
                 await self.meter.charge_recorded(usage)
-            return Completion(row["text"], usage)
+            return Completion(entry(row, "text", str), usage)
         completion = await self.meter.before_deadline(self._ask_with_retries(lm, request))
         if cache is not None:
-            kept: AnswerRow = {"text": completion.text, "usage": completion.usage.to_json()}
-            cache.put(key, kept)
+            cache.put(key, {"text": completion.text, "usage": completion.usage.to_json()})
         return completion
 
     async def _ask_with_retries(self, lm: str, request: Request) -> Completion:

@@ -9,10 +9,10 @@ and outputs of components are always recorded.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Literal, NotRequired, TypedDict
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
 
-from compound.core.engine import Completion, Message, Request, Role, ToolCall
+from compound.core.engine import Completion, Message, Request, ToolCall
 from compound.core.errors import DeclarationError
 from compound.core.security.sanitize import redact_secrets
 
@@ -26,32 +26,9 @@ _RECORDINGS: dict[str, Recording] = {
 }
 
 
-class ToolCallDocument(TypedDict):
-    """A `ToolCall` as JSON types."""
-
-    id: str
-    name: str
-    arguments: str
-
-
-class MessageDocument(TypedDict):
-    """A message as JSON types; a text message has a role and a content only."""
-
-    role: Role
-    content: str
-    tool_calls: NotRequired[list[ToolCallDocument]]
-    tool_call_id: NotRequired[str]
-
-
-class ExchangeDocument(TypedDict):
-    """An `Exchange` as JSON types."""
-
-    model: str
-    messages: list[MessageDocument]
-    completion: str
-    finish_reason: str
-    tool_calls: NotRequired[list[ToolCallDocument]]
-    tools: NotRequired[list[str]]
+ExchangeDocument = dict[str, Any]
+"""An exchange, or a part of one, as JSON types."""
+OPTIONAL = ("tool_calls", "tool_call_id", "tools")  # left out if they are empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,28 +55,16 @@ class Exchange:
 
     def to_json(self) -> ExchangeDocument:
         """Return the exchange as JSON types."""
-        found: ExchangeDocument = {
-            "model": self.model,
-            "messages": [_message_to_json(message) for message in self.messages],
-            "completion": self.completion,
-            "finish_reason": self.finish_reason,
-        }
-        if self.tool_calls:
-            found["tool_calls"] = [_call_to_json(call) for call in self.tool_calls]
-        if self.tools:
-            found["tools"] = list(self.tools)
-        return found
+        messages = [_document(message, content=message.text) for message in self.messages]
+        return _document(self, messages=messages)
 
     @staticmethod
     def from_json(data: ExchangeDocument) -> Exchange:
         """Parse the output of `to_json`."""
+        messages = (Message(**{**m, "tool_calls": _calls(m)}) for m in data["messages"])
+        tools = tuple(data.get("tools", ()))
         return Exchange(
-            data["model"],
-            tuple(map(_message_from_json, data["messages"])),
-            data["completion"],
-            data["finish_reason"],
-            tuple(ToolCall(**call) for call in data.get("tool_calls", ())),
-            tuple(data.get("tools", ())),
+            **{**data, "messages": tuple(messages), "tool_calls": _calls(data), "tools": tools}
         )
 
     def __str__(self) -> str:
@@ -168,19 +133,14 @@ def _lines(text: str, calls: tuple[ToolCall, ...]) -> list[str]:
     ]
 
 
-def _call_to_json(call: ToolCall) -> ToolCallDocument:
-    return {"id": call.id, "name": call.name, "arguments": call.arguments}
+def _document(value: Exchange | Message, **changed: object) -> ExchangeDocument:
+    """Return the fields of an exchange or a message as JSON types."""
+    found = {field.name: getattr(value, field.name) for field in fields(value)} | changed
+    found["tool_calls"] = [asdict(call) for call in value.tool_calls]
+    if "tools" in found:
+        found["tools"] = list(found["tools"])
+    return {name: item for name, item in found.items() if item or name not in OPTIONAL}
 
 
-def _message_to_json(message: Message) -> MessageDocument:
-    found: MessageDocument = {"role": message.role, "content": message.text}
-    if message.tool_calls:
-        found["tool_calls"] = [_call_to_json(call) for call in message.tool_calls]
-    if message.tool_call_id:
-        found["tool_call_id"] = message.tool_call_id
-    return found
-
-
-def _message_from_json(data: MessageDocument) -> Message:
-    calls = tuple(ToolCall(**call) for call in data.get("tool_calls", ()))
-    return Message(data["role"], data["content"], calls, data.get("tool_call_id", ""))
+def _calls(data: ExchangeDocument) -> tuple[ToolCall, ...]:
+    return tuple(ToolCall(**call) for call in data.get("tool_calls", ()))

@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import NotRequired, TypedDict, cast
+from typing import Any
 
-from compound.core.engine import NO_USAGE, TokenRecord, TokenRow, Usage, UsageDocument, UsageRow
+from compound.core.engine import NO_USAGE, TokenRecord, Usage
 from compound.execution.budget import Meter
 from compound.execution.cache import Cache
-from compound.execution.exchange import Exchange, ExchangeDocument, is_stored
-from compound.execution.trace import Call, Failure, FailureRow
+from compound.execution.exchange import Exchange, is_stored
+from compound.execution.trace import Call, Failure
 from compound.graph.component import Component
 from compound.graph.json_values import dumps, is_json
 from compound.graph.types import convert
@@ -42,23 +42,11 @@ class CallResult:
         return replace(self, reused=True)
 
 
-class CallResultRow(TypedDict):
-    """A `CallResult` as JSON types.
-
-    With ``typed``, the outputs hold models or similar objects, to be converted by the ports' types.
-    """
-
-    outputs: dict[str, object]
-    typed: NotRequired[bool]
-    failure: FailureRow | None
-    usage: UsageDocument | UsageRow
-    tokens: list[TokenRow]
-    attempts: int
-    exchanges: NotRequired[list[ExchangeDocument]]
-    seconds: NotRequired[float]
+Row = dict[str, Any]
+"""A `CallResult` as JSON types; a ``typed`` one has outputs to convert by the types of the ports."""
 
 
-def to_row(result: CallResult) -> CallResultRow | None:
+def to_row(result: CallResult) -> Row | None:
     """Return the result as JSON types, or ``None`` if its outputs have no JSON form."""
     usage, failure = result.usage, result.failure
     try:
@@ -78,7 +66,7 @@ def to_row(result: CallResult) -> CallResultRow | None:
     }
 
 
-def read_outputs(row: CallResultRow, component: Component) -> Mapping[str, object]:
+def read_outputs(row: Row, component: Component) -> Mapping[str, object]:
     """Return the outputs of a row, converted to the declared types."""
     outputs = row["outputs"]
     if not row.get("typed"):
@@ -91,7 +79,7 @@ def read_outputs(row: CallResultRow, component: Component) -> Mapping[str, objec
         return {}
 
 
-def from_row(row: CallResultRow, key: str, component: Component) -> CallResult:
+def from_row(row: Row, key: str, component: Component) -> CallResult:
     """Parse a row."""
     return CallResult(
         outputs=read_outputs(row, component),
@@ -201,7 +189,7 @@ class SharedResults:
         """Return a stored result; charge it if an interrupted run recorded it."""
         assert self.cache is not None
         # rows are validated by the cache
-        result = from_row(cast("CallResultRow", row), key, component)
+        result = from_row(dict(row), key, component)
         if not self.cache.take_pending(key):
             return result.as_cached()
         self._unsettled[key] += 1

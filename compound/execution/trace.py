@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import NotRequired, TypedDict
 
 from compound.core import notebook
-from compound.core.engine import NO_USAGE, TokenRecord, TokenRow, Usage, UsageDocument, UsageRow
+from compound.core.engine import NO_USAGE, TokenRecord, TokenRow, Usage, UsageDocument
 from compound.core.errors import RateLimited, RunFailed, TransientError
 from compound.core.formatting import format_names, format_repr, short_repr
 from compound.core.security.sanitize import redact_secrets, redact_values, sanitize_text
@@ -303,7 +303,7 @@ class CallDocument(TypedDict):
     inputs: dict[str, object]
     outputs: dict[str, object]
     failure: FailureRow | None
-    usage: UsageDocument | UsageRow
+    usage: UsageDocument
     seconds: float
     sample: int
     reused: bool

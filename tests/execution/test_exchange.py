@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 
 import compound as cp
-from compound.core.engine import Message, Usage
+from compound.core.engine import Message
 from compound.core.errors import DeclarationError
-from compound.evaluation.evaluate import Evaluation
 from compound.execution.cache import DiskCache, MemoryCache
 from compound.execution.exchange import MAX_CHARACTERS, SWITCH
-from compound.execution.results import CallResultRow, from_row
 from compound.execution.trace import from_json, to_json
 from compound.report import write
 from compound.testing import ScriptedLM
@@ -75,28 +73,6 @@ def test_a_trace_in_json_names_usage_and_messages_and_reads_back() -> None:
     assert call["exchanges"][0]["messages"][0] == {"role": "system", "content": "Be brief."}
     assert from_json(data).calls[0].exchanges == trace.calls[0].exchanges
     assert from_json(data).usage == trace.usage
-
-
-def test_files_of_earlier_versions_are_read() -> None:
-    trace = run(["7"])
-    data = to_json(trace)
-    data["calls"][0]["usage"] = [1, 8, 1, 0.25]
-    del data["calls"][0]["exchanges"]
-    old = from_json(data)
-    assert old.usage == Usage(1, 8, 1, 0.25)
-    assert old.calls[0].exchanges == ()
-    found = Evaluation.from_json(
-        {"configuration": "c", "rows": [], "usage": [2, 3, 4, 0.5], "system_runs": 1.0}
-    )
-    assert found.usage == Usage(2, 3, 4, 0.5)
-    row: CallResultRow = {
-        "outputs": {},
-        "failure": None,
-        "usage": [1, 2, 3, 0.0],
-        "tokens": [],
-        "attempts": 1,
-    }
-    assert from_row(row, "k", system().components["answerer"]).usage == Usage(1, 2, 3)
 
 
 def test_long_texts_are_cut_in_the_middle() -> None:
