@@ -68,7 +68,7 @@ def to_row(result: CallResult) -> Row | None:
 
 def read_outputs(row: Row, component: Component) -> Mapping[str, object]:
     """Return the outputs of a row, converted to the declared types."""
-    outputs = row["outputs"]
+    outputs: Mapping[str, object] = row["outputs"]
     if not row.get("typed"):
         return outputs
     try:

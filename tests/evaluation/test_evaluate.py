@@ -27,7 +27,7 @@ from compound.core.errors import (
     DeclarationError,
     TooManyFailures,
 )
-from compound.core.example import Example, Score
+from compound.core.example import Example, Metric, Score
 from compound.core.narrowing import entry
 from compound.evaluation.evaluate import (
     WINDOW,
@@ -77,6 +77,29 @@ def plain(function: Callable[..., Any]) -> System:
     return System("plain", outputs={"answer": Function("step", function)(x=Input("x", int))})
 
 
+def saying() -> System:
+    """A system that asks the model ``lm`` for its input."""
+    return System("s", outputs={"answer": LLM("a", prompt="Say")(x=Input("x", int))}, lm="lm")
+
+
+RULES = ("concurrency", "failure_score", "max_failed", "cache")
+
+
+def evaluated(
+    system: System,
+    rows: Sequence[Example],
+    metric: Metric,
+    *,
+    lm: ScriptedLM | None = None,
+    executor: Executor | None = None,
+    **options: Any,
+) -> Evaluation:
+    """Evaluate to the end; options are those of `evaluate`, and the rules by name."""
+    executor = executor or Executor({"lm": lm} if lm else None)
+    rules = EvaluationRules(**{name: options.pop(name) for name in RULES if name in options})
+    return finished(evaluate(executor, system, rows, metric, **{"rules": rules, **options}))
+
+
 def asked_for(message: str) -> str:
     """Return the number in the message's last field."""
     found: list[str] = re.findall(r"\d+", message)
@@ -98,16 +121,13 @@ class TestOrder:
 
         seen: list[str] = []
         rows = examples(40)
-        result = finished(
-            evaluate(
-                Executor(),
-                plain(slow),
-                rows,
-                VALUE,
-                samples=(3, 1),
-                rules=EvaluationRules(concurrency=16),
-                on_trace=lambda example, _: seen.append(example.id),
-            )
+        result = evaluated(
+            plain(slow),
+            rows,
+            VALUE,
+            samples=(3, 1),
+            concurrency=16,
+            on_trace=lambda example, _: seen.append(example.id),
         )
         assert [(row.example, row.sample) for row in result.rows] == [
             (e.id, s) for e in rows for s in (3, 1)
@@ -118,22 +138,14 @@ class TestOrder:
     def test_d3_scores_stay_with_their_examples_under_random_latency(self) -> None:
         """The reference handed answers on as they came: most were compared with another row's gold."""
         lm = ScriptedLM(asked_for, latency=any_time)
-        system = System("s", outputs={"answer": LLM("a", prompt="Say")(x=Input("x", int))}, lm="lm")
-        result = finished(
-            evaluate(
-                Executor({"lm": lm}),
-                system,
-                examples(60),
-                exact_match("answer"),
-                rules=EvaluationRules(8),
-            )
-        )
+        system = saying()
+        result = evaluated(system, examples(60), exact_match("answer"), lm=lm, concurrency=8)
         assert result.mean == 1.0
 
     def test_nothing_to_run_is_refused(self) -> None:
         for rows, samples in (([], (0,)), (examples(1), ())):
             with pytest.raises(DeclarationError, match="at least one example"):
-                finished(evaluate(Executor(), plain(_identity), rows, VALUE, samples=samples))
+                evaluated(plain(_identity), rows, VALUE, samples=samples)
 
 
 class TestFailures:
@@ -143,15 +155,7 @@ class TestFailures:
                 raise RuntimeError("down")
             return str(x)
 
-        result = finished(
-            evaluate(
-                Executor(),
-                plain(half),
-                examples(10),
-                exact_match("answer"),
-                rules=EvaluationRules(4),
-            )
-        )
+        result = evaluated(plain(half), examples(10), exact_match("answer"), concurrency=4)
         assert result.mean == 0.5
         assert result.failed == 5
         assert result.summary()["n"] == 10
@@ -167,15 +171,7 @@ class TestFailures:
                 return 1.0
             raise RuntimeError("down")
 
-        result = finished(
-            evaluate(
-                Executor(),
-                plain(first),
-                examples(4),
-                VALUE,
-                rules=EvaluationRules(failure_score=failure_score),
-            )
-        )
+        result = evaluated(plain(first), examples(4), VALUE, failure_score=failure_score)
         assert result.scores == (failure_score, 1.0, 1.0, 1.0)
         assert result.mean == pytest.approx((3 + failure_score) / 4)
 
@@ -203,14 +199,11 @@ class TestFailures:
             return 1.0
 
         traces: list[Trace] = []
-        result = finished(
-            evaluate(
-                Executor(),
-                plain(_identity),
-                examples(4),
-                custom(odd_one),
-                on_trace=lambda _, trace: traces.append(trace),
-            )
+        result = evaluated(
+            plain(_identity),
+            examples(4),
+            custom(odd_one),
+            on_trace=lambda _, trace: traces.append(trace),
         )
         assert result.scores == (1.0, 0.0, 1.0, 1.0)
         failure = result.rows[1].failure
@@ -223,26 +216,14 @@ class TestFailures:
     def test_a_mistake_in_the_data_is_an_error_and_no_score(self) -> None:
         """It would be wrong on every row; a mean of zeros would hide it."""
         with pytest.raises(DataError):
-            finished(
-                evaluate(
-                    Executor(), plain(_identity), examples(2), exact_match("answer", gold="missing")
-                )
-            )
+            evaluated(plain(_identity), examples(2), exact_match("answer", gold="missing"))
 
     def test_too_many_failures_end_the_evaluation_with_the_most_frequent_reason(self) -> None:
         def mostly(x: int) -> int:
             raise (TimeoutError("slow") if x % 3 else PermissionError("no key"))
 
         with pytest.raises(TooManyFailures) as caught:
-            finished(
-                evaluate(
-                    Executor(),
-                    plain(mostly),
-                    examples(30),
-                    VALUE,
-                    rules=EvaluationRules(concurrency=5),
-                )
-            )
+            evaluated(plain(mostly), examples(30), VALUE, concurrency=5)
         assert "16 of 30 runs failed" in str(caught.value)
         assert "max_failed=0.5" in str(caught.value)
         assert "(10 times): transient: TimeoutError: slow" in str(caught.value)
@@ -254,23 +235,15 @@ class TestFailures:
             return x
 
         rows = examples(10)
-        finished(
-            evaluate(Executor(), plain(some), rows, VALUE, rules=EvaluationRules(max_failed=0.3))
-        )
+        evaluated(plain(some), rows, VALUE, max_failed=0.3)
         with pytest.raises(TooManyFailures, match="3 of 10"):
-            finished(
-                evaluate(
-                    Executor(), plain(some), rows, VALUE, rules=EvaluationRules(max_failed=0.29)
-                )
-            )
+            evaluated(plain(some), rows, VALUE, max_failed=0.29)
 
     def test_after_too_many_failures_no_task_is_left_and_nothing_more_is_asked(self) -> None:
         async def check() -> None:
             lm = ScriptedLM(_broken_for_few, latency=any_time, concurrency=100)
             executor = Executor({"lm": lm})
-            system = System(
-                "s", outputs={"answer": LLM("a", prompt="Say")(x=Input("x", int))}, lm="lm"
-            )
+            system = saying()
             with pytest.raises(TooManyFailures):
                 await evaluate(
                     executor,
@@ -292,18 +265,15 @@ class TestFailures:
         messages = set()
         for concurrency in (1, 3, 50):
             lm = ScriptedLM(_broken_for_few, latency=any_time)
-            system = System(
-                "s", outputs={"answer": LLM("a", prompt="Say")(x=Input("x", int))}, lm="lm"
-            )
+            system = saying()
             with pytest.raises(TooManyFailures) as caught:
-                finished(
-                    evaluate(
-                        Executor({"lm": lm}),
-                        system,
-                        examples(60),
-                        exact_match("answer"),
-                        rules=EvaluationRules(concurrency, max_failed=0.05),
-                    )
+                evaluated(
+                    system,
+                    examples(60),
+                    exact_match("answer"),
+                    lm=lm,
+                    concurrency=concurrency,
+                    max_failed=0.05,
                 )
             messages.add(str(caught.value))
         assert len(messages) == 1
@@ -327,15 +297,12 @@ class TestMetrics:
             )
 
         traces: list[Trace] = []
-        result = finished(
-            evaluate(
-                Executor(),
-                plain(_identity),
-                examples(12),
-                custom(judged),
-                rules=EvaluationRules(4),
-                on_trace=lambda _, trace: traces.append(trace),
-            )
+        result = evaluated(
+            plain(_identity),
+            examples(12),
+            custom(judged),
+            concurrency=4,
+            on_trace=lambda _, trace: traces.append(trace),
         )
         assert result.scores == tuple(map(float, range(12)))
         assert [t.feedback for t in traces] == [f"about e{i}" for i in range(12)]
@@ -345,7 +312,7 @@ class TestMetrics:
         def noisy(x: int, rng: np.random.Generator) -> float:
             return float(rng.integers(0, 100))
 
-        result = finished(evaluate(Executor(), plain(noisy), examples(5), VALUE, samples=(0, 1, 2)))
+        result = evaluated(plain(noisy), examples(5), VALUE, samples=(0, 1, 2))
         assert len(result.rows) == 15
         expected = [np.mean([r.score for r in result.rows[3 * i : 3 * i + 3]]) for i in range(5)]
         assert result.scores == pytest.approx(expected)
@@ -391,7 +358,7 @@ class TestTogether:
             )
         )
         alone = [
-            finished(evaluate(fresh(), one, rows, exact_match("answer"), samples=(0, 1)))
+            evaluated(one, rows, exact_match("answer"), executor=fresh(), samples=(0, 1))
             for one in bound
         ]
         assert [t.to_json() for t in together] == [a.to_json() for a in alone]
@@ -427,15 +394,13 @@ class TestSharing:
         lm = ScriptedLM(lambda message: f"{int(asked_for(message)) // 2}", latency=any_time)
         executor = Executor({"lm": lm}, cache=MemoryCache() if cached else None)
         traces: list[Trace] = []
-        result = finished(
-            evaluate(
-                executor,
-                self.system(),
-                self.rows(),
-                VALUE,
-                rules=EvaluationRules(concurrency),
-                on_trace=lambda _, trace: traces.append(trace),
-            )
+        result = evaluated(
+            self.system(),
+            self.rows(),
+            VALUE,
+            executor=executor,
+            concurrency=concurrency,
+            on_trace=lambda _, trace: traces.append(trace),
         )
         reused = [tuple(call.reused for call in trace.calls) for trace in traces]
         spent = (executor.meter.system_runs, executor.meter.usage)
@@ -491,15 +456,8 @@ class TestMemory:
 
         gc.collect()
         gc.freeze()  # what is there already, millions of things perhaps, is not looked at again
-        result = finished(
-            evaluate(
-                Executor(),
-                plain(step),
-                examples(total),
-                VALUE,
-                rules=EvaluationRules(concurrency),
-                on_trace=count,
-            )
+        result = evaluated(
+            plain(step), examples(total), VALUE, concurrency=concurrency, on_trace=count
         )
         assert len(result.rows) == total
         assert 0 < most <= (WINDOW + 1) * concurrency
@@ -529,23 +487,21 @@ def spend(
     """Evaluate rows of some kinds, of which a few are in the cache already, within a budget."""
     system = System("s", outputs={"answer": Stamp()(x=Input("x", int))})
     cache = MemoryCache()
-    finished(
-        evaluate(Executor(cache=cache), system, [Example(f"k{k}", {"x": k}) for k in known], VALUE)
+    evaluated(
+        system, [Example(f"k{k}", {"x": k}) for k in known], VALUE, executor=Executor(cache=cache)
     ) if known else None
     executor = Executor(cache=cache, meter=Meter(Budget(system_runs=limit)))
     rows = [Example(f"e{i}", {"x": kind}) for i, kind in enumerate(kinds)]
     recorded: list[str] = []
     ended = "finished"
     try:
-        finished(
-            evaluate(
-                executor,
-                system,
-                rows,
-                VALUE,
-                rules=EvaluationRules(concurrency),
-                on_trace=lambda example, _: recorded.append(example.id),
-            )
+        evaluated(
+            system,
+            rows,
+            VALUE,
+            executor=executor,
+            concurrency=concurrency,
+            on_trace=lambda example, _: recorded.append(example.id),
         )
     except BudgetExhausted as error:
         ended = str(error)
@@ -590,7 +546,7 @@ class TestBudget:
     ) -> None:
         """Regression test: workers that found the budget exhausted kept what they had reserved, and it hung."""
         lm = ScriptedLM(asked_for, latency=any_time)
-        system = System("s", outputs={"answer": LLM("a", prompt="Say")(x=Input("x", int))}, lm="lm")
+        system = saying()
         meter = Meter(Budget(system_runs=runs, calls=calls))
         covered = min(runs, calls, rows * samples) // samples
         work = evaluate(
@@ -633,16 +589,13 @@ class TestBudget:
 
         seen: list[str] = []
         system = System("s", outputs={"answer": Third()(x=Input("x", int))})
-        found = finished(
-            evaluate(
-                Executor(),
-                system,
-                examples(6),
-                custom(scored, "scored"),
-                partial=True,
-                rules=EvaluationRules(concurrency),
-                on_trace=lambda example, _: seen.append(example.id),
-            )
+        found = evaluated(
+            system,
+            examples(6),
+            custom(scored, "scored"),
+            partial=True,
+            concurrency=concurrency,
+            on_trace=lambda example, _: seen.append(example.id),
         )
         assert [*found.by_example()] == ["e0", "e1"]
         assert found.cut == "no calls left"
@@ -654,19 +607,17 @@ class TestBudget:
 
         executor = Executor(meter=Meter(Budget(system_runs=100)))
         with pytest.raises(TooManyFailures):
-            finished(
-                evaluate(executor, plain(broken), examples(20), VALUE, rules=EvaluationRules(8))
-            )
+            evaluated(plain(broken), examples(20), VALUE, executor=executor, concurrency=8)
         spent = executor.meter.system_runs
         rows = examples(int(100 - spent))
-        finished(evaluate(executor, plain(_identity), rows, VALUE, rules=EvaluationRules(8)))
+        evaluated(plain(_identity), rows, VALUE, executor=executor, concurrency=8)
         assert executor.meter.system_runs == 100
 
 
 def test_a_killed_evaluation_is_not_paid_for_twice(tmp_path: Path) -> None:
     """What the cache holds since the last checkpoint is charged once, as if it were called now."""
     lm = ScriptedLM(asked_for)
-    system = System("s", outputs={"answer": LLM("a", prompt="Say")(x=Input("x", int))}, lm="lm")
+    system = saying()
     rows = examples(10)
 
     async def first_half() -> None:
@@ -677,18 +628,14 @@ def test_a_killed_evaluation_is_not_paid_for_twice(tmp_path: Path) -> None:
     finished(first_half())
     cache = DiskCache(tmp_path / "cache.sqlite", step=0)
     resumed = Executor({"lm": lm}, cache=cache)
-    result = finished(
-        evaluate(resumed, system, rows, exact_match("answer"), rules=EvaluationRules(4))
-    )
+    result = evaluated(system, rows, exact_match("answer"), executor=resumed, concurrency=4)
     assert len(lm.requests) == 10
     assert (result.system_runs, resumed.meter.system_runs, resumed.meter.usage.calls) == (
         10.0,
         10.0,
         10,
     )
-    again = finished(
-        evaluate(resumed, system, rows, exact_match("answer"), rules=EvaluationRules(4))
-    )
+    again = evaluated(system, rows, exact_match("answer"), executor=resumed, concurrency=4)
     assert (again.system_runs, again.usage.calls) == (0.0, 0)
     cache.close()
 
@@ -699,7 +646,7 @@ def test_an_output_that_the_metric_cannot_read_fails_one_run_and_not_the_evaluat
 
     system = System("s", outputs={"a": Function("answer", answer)(x=Input("x", int))})
     rows = [Example(str(i), {"x": i}, {"a": "yes"}) for i in range(8)]
-    result = finished(evaluate(Executor(), system, rows, exact_match("a")))
+    result = evaluated(system, rows, exact_match("a"))
     assert (result.mean, result.failed) == (7 / 8, 1)
     assert "the output must be text or a number" in result.failures()[0][0]
 
@@ -711,11 +658,7 @@ def spelled(x: int) -> str:
 class TestBounds:
     def score(self, value: float, bounds: Any, **rules: Any) -> Evaluation:
         metric = custom(lambda outputs, example: value, "own", bounds=bounds)
-        return finished(
-            evaluate(
-                Executor(), plain(spelled), examples(3), metric, rules=EvaluationRules(**rules)
-            )
-        )
+        return evaluated(plain(spelled), examples(3), metric, **rules)
 
     def test_the_range_holds_the_score_of_a_failed_run(self) -> None:
         assert self.score(0.5, (0, 1)).bounds == (0.0, 1.0)
@@ -749,7 +692,7 @@ class TestBounds:
         values = iter([0.5, 1.5, 7.0])
         metric = custom(lambda outputs, example: next(values), "own", bounds=(0, 1))
         rules = EvaluationRules(concurrency=1)
-        found = finished(evaluate(Executor(), plain(spelled), examples(3), metric, rules=rules))
+        found = evaluated(plain(spelled), examples(3), metric, rules=rules)
         second = examples(3)[1].id
         assert found.violation == (
             f"metric 'own' returned 1.5 on example {second!r}, outside its declared bounds [0, 1]"
@@ -762,7 +705,7 @@ class TestBounds:
     def test_the_score_of_a_failed_run_violates_no_bounds(self, failure_score: float) -> None:
         metric = custom(lambda outputs, example: 1 / 0, "own", bounds=(0, 1))
         rules = EvaluationRules(failure_score=failure_score, max_failed=1.0)
-        found = finished(evaluate(Executor(), plain(spelled), examples(3), metric, rules=rules))
+        found = evaluated(plain(spelled), examples(3), metric, rules=rules)
         assert (found.failed, found.violation) == (3, "")
         assert found.bounds == (min(0.0, failure_score), max(1.0, failure_score))
 
@@ -795,7 +738,7 @@ class TestBounds:
             def score(self, outputs: Mapping[str, Any], example: Example) -> Score:
                 return Score(4.0)
 
-        found = finished(evaluate(Executor(), plain(spelled), examples(3), Judge()))
+        found = evaluated(plain(spelled), examples(3), Judge())
         assert found.bounds == (0.0, 5.0)  # a failed run would score 0
         assert 0 <= found.interval.low < 4 < found.interval.high <= 5
 
