@@ -14,10 +14,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from compound.core.engine import Engine
-from compound.core.errors import CompoundError, DeclarationError, check_installed
+from compound.core.errors import CompoundError, check_installed
 from compound.core.formatting import format_bytes
 from compound.engines import models
 from compound.engines.fleet import FleetEngine
@@ -62,15 +63,8 @@ SMALL = "minilm"  # a backbone of 90 MB, which is not planned
 # Keys and values of prompts that are processed once are repeated for each answer: 8 answers take up
 # to 1.6 times the memory of a batch with the same number of tokens (docs/guides/weights.md).
 REPEATED = 1.6
-UNKNOWN_SHARE = (
-    "the memory of the trainer is unknown, so that vLLM servers on its GPUs start with vLLM's default share; "
-    "set gpu_memory of their engines"
-)
 # Of a GPU, for contexts, fragmentation and other programs; vLLM's default leaves as much.
 HEADROOM = 0.08
-# Memory of a sleeping server: context, CUDA graphs and buffers. An estimate, which was not
-# measured.
-ASLEEP = 2 * 2**30
 LOGIT_COPIES = 3  # logits in float32, their exponentials, and their gradient
 
 
@@ -100,34 +94,25 @@ class Demand:
         return self.fixed + self.working
 
 
-def find_sizes(model: str, *, causal: bool = True) -> tuple[Path, Footprint] | str:
-    """Return the folder of a model and its sizes, or why they are unknown; downloads nothing."""
-    folder = models.find_local(model)
-    if folder is None:
-        return f"{model!r} is not on this machine yet"
-    try:
-        return folder, footprint.footprint(folder, causal=causal)
-    except (OSError, ValueError, AttributeError, ImportError) as error:
-        return f"{model!r} has no configuration that can be read ({type(error).__name__})"
+class _Unknown(Exception):
+    """The memory of a part is unknown; the message says why."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class MemoryPlan:
     """Memory that a run needs, and the free memory of its devices.
 
     Attributes:
         demands: the parts of the run.
         free: the free bytes by device, where known.
-        unknown: parts whose memory is unknown, each with the reason.
         gpu_shares: the share of memory that each vLLM server of the run may use, by GPU.
-        notes: lines about these servers.
+        notes: lines about these servers, and about parts whose memory is unknown.
     """
 
-    demands: tuple[Demand, ...]
-    free: Mapping[str, int]
-    unknown: tuple[str, ...] = ()
-    gpu_shares: Mapping[str, float] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    demands: list[Demand] = field(default_factory=list)
+    free: Mapping[str, int] = field(default_factory=dict)
+    gpu_shares: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def check(self) -> None:
         """Raise if weights, adapters and optimizer states do not fit into the free memory of a device.
@@ -140,22 +125,19 @@ class MemoryPlan:
             needed = sum(demand.fixed for demand in own)
             if needed > free:
                 parts = "; ".join(f"{d.what} {format_bytes(d.fixed)}" for d in own)
+                settings = dict.fromkeys(d.smaller for d in sorted(own, key=lambda d: -d.fixed))
                 raise CompoundError(
                     f"the run needs at least {format_bytes(needed)} of memory on {device}, of which "
                     f"{format_bytes(free)} are free: {parts}",
-                    hint="; ".join(
-                        dict.fromkeys(d.smaller for d in sorted(own, key=lambda d: -d.fixed))
-                    )
-                    + "; or free memory on the device",
+                    hint="; ".join([*settings, "or free memory on the device"]),
                 )
 
     def lines(self) -> list[str]:
         """Return the plan as lines of text: a line per device, then its parts."""
         found = []
         for device in dict.fromkeys(demand.device for demand in self.demands):
-            own = self._on(device)
+            own, free = self._on(device), self.free.get(device)
             fixed, most = sum(d.fixed for d in own), sum(d.most for d in own)
-            free = self.free.get(device)
             found.append(
                 f"memory on {device}: {format_bytes(fixed)} for weights and optimizer states, at most "
                 f"{format_bytes(most)} with activations and caches, "
@@ -165,11 +147,9 @@ class MemoryPlan:
                 f"  {d.what}: {format_bytes(d.fixed)}, at most {format_bytes(d.most)}" for d in own
             ]
             if free is not None and most > free:
-                lower = "; ".join(
-                    dict.fromkeys(d.lower for d in sorted(own, key=lambda d: -d.working))
-                )
-                found.append(f"  long prompts and answers may not fit: {lower}")
-        return [*found, *self.notes, *(f"memory of {reason}" for reason in self.unknown)]
+                settings = dict.fromkeys(d.lower for d in sorted(own, key=lambda d: -d.working))
+                found.append(f"  long prompts and answers may not fit: {'; '.join(settings)}")
+        return [*found, *dict.fromkeys(self.notes)]
 
     def _on(self, device: str) -> list[Demand]:
         return [demand for demand in self.demands if demand.device == device]
@@ -177,22 +157,12 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class PlannedTraining:
-    """Training of weights by an optimizer of a method.
-
-    Attributes:
-        keys: the weights that its job may change.
-        settings: the settings of the training.
-        section: the path of the settings.
-        sharing: which components share an adapter.
-        max_staleness: whether samples are drawn during training, by a number above 0.
-        teacher: the model that scores answers instead of the base model, if any.
-    """
+    """Training of weights by an optimizer of a method; ``section`` is the path of its settings."""
 
     keys: tuple[str, ...]
     settings: TrainingSettings
     section: str
     sharing: Sharing = "each"
-    max_staleness: int = 0
     teacher: str | None = None
 
 
@@ -208,28 +178,46 @@ def plan_memory(problem: Problem, baselines: Sequence[Method] = ()) -> MemoryPla
         CompoundError: a GPU does not have enough memory for the trainer and a vLLM server.
     """
     engine_of, methods = Executor(problem.engines).engine, (problem.method, *baselines)
-    unknown: list[str] = []
     engines = list({id(engine): engine for engine in open_engines(problem).values()}.values())
-    demands = [*_known((_engine(engine, problem.system) for engine in engines), unknown)]
-    trained = (
-        demand
-        for each in trainings(methods)
-        for demand in _trainers(each, problem.system, engine_of)
+    plan = MemoryPlan()
+
+    def known(parts: Iterable[Callable[[], Iterable[Demand]]]) -> list[Demand]:
+        found: list[Demand] = []
+        for part in parts:
+            try:
+                found += part()
+            except _Unknown as reason:
+                plan.notes.append(f"memory of {reason}")
+        return found
+
+    system = problem.system
+    trained = list(trainings(methods))
+    in_process = known(
+        partial(_engine, engine, system)
+        for engine in engines
+        if isinstance(engine, TransformersEngine)
     )
-    # trainings and methods run one after another, so only the largest on each device count
-    trainers = _largest([*_known(trained, unknown)])
-    backbones = _largest([*_known(map(_backbone, learnings(methods)), unknown)])
-    served = _servers(
-        own_servers(engines), methods, trainers, [*demands, *backbones], bool(unknown)
-    )
-    demands += [*served.servers, *served.trainers, *backbones]
-    places = dict.fromkeys(demand.device for demand in demands)
-    found = {
-        device: free for device in places if (free := footprint.free_memory(device)) is not None
+    # trainings and methods run one after another, so only the largest on each device counts
+    trainers = _largest(known(partial(_trainers, each, system, engine_of) for each in trained))
+    backbones = _largest(known(partial(_backbone, each) for each in learnings(methods)))
+    servers = own_servers(engines)
+    if plan.notes and servers and trained and not trainers:
+        plan.notes.append(
+            "the memory of the trainer is unknown, so that vLLM servers on its GPUs start with vLLM's "
+            "default share; set gpu_memory of their engines"
+        )
+    others = [*in_process, *backbones]
+    plan.demands += in_process
+    for trainer in trainers:
+        beside = sum(demand.most for demand in others if demand.device == trainer.device)
+        share_gpu(plan, trainer, servers, beside)
+    plan.demands += [*trainers, *backbones]
+    plan.free = {
+        device: free
+        for device in dict.fromkeys(demand.device for demand in plan.demands)
+        if (free := footprint.free_memory(device)) is not None
     }
-    return MemoryPlan(
-        tuple(demands), found, tuple(dict.fromkeys(unknown)), served.shares, tuple(served.notes)
-    )
+    return plan
 
 
 def own_servers(engines: Sequence[Engine]) -> list[VLLMEngine]:
@@ -243,138 +231,55 @@ def own_servers(engines: Sequence[Engine]) -> list[VLLMEngine]:
     return found
 
 
-def _servers(
-    servers: Sequence[VLLMEngine],
-    methods: Sequence[Method],
-    trainers: Sequence[Demand],
-    others: Sequence[Demand],
-    partly_unknown: bool,
-) -> ServerPlan:
-    """Return the memory of vLLM servers on the GPUs of trainers.
-
-    Raises:
-        DeclarationError: a server would sleep while samples are drawn during training.
-        CompoundError: a GPU does not have enough memory.
-    """
-    gpus = {gpu_of(trainer.device) for trainer in trainers}
-    for server in servers:
-        ahead = [training for training in trainings(methods) if training.max_staleness]
-        if ahead and server.sleep and not gpus.isdisjoint(server.gpus):
-            raise DeclarationError(
-                f"the engine of {server.model!r} has sleep: true and shares a GPU with the trainer, but "
-                f"{ahead[0].section} draws samples during training (rollouts.max_staleness)",
-                hint=f"set {ahead[0].section}.rollouts.max_staleness to 0, sleep to false, or let them use "
-                "different GPUs",
-            )
-    plan = plan_servers(servers, trainers, others)
-    if partly_unknown and servers and not trainers and any(trainings(methods)):
-        plan.notes.append(UNKNOWN_SHARE)
-    return plan
-
-
-@dataclass
-class ServerPlan:
-    """Memory of the vLLM servers of a run on the GPUs of its trainer.
-
-    Attributes:
-        servers: the memory of servers that are not running yet.
-        trainers: the memory of the trainer on each device, with what sleeping servers release to
-            it.
-        shares: the share of memory that each server may use, by GPU.
-        notes: lines about the servers.
-    """
-
-    servers: list[Demand] = field(default_factory=list)
-    trainers: list[Demand] = field(default_factory=list)
-    shares: dict[str, float] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-
-def plan_servers(
-    servers: Sequence[VLLMEngine], trainers: Sequence[Demand], others: Sequence[Demand]
-) -> ServerPlan:
-    """Return the memory of servers on the GPUs of a trainer, and their shares.
+def share_gpu(
+    plan: MemoryPlan, trainer: Demand, servers: Sequence[VLLMEngine], beside: int
+) -> None:
+    """Add servers that start on the GPU of a trainer to a plan, each with its share of the memory.
 
     Args:
-        servers: the engines of the servers.
-        trainers: the memory of the trainer on each of its devices.
-        others: the memory of other parts of the run.
+        plan: the plan.
+        trainer: the memory of the trainer on one of its devices.
+        servers: the servers of the run.
+        beside: the bytes that other parts of the run need on the device.
 
     Raises:
-        CompoundError: a GPU has no memory left for a server; the hint names the settings.
+        CompoundError: the GPU has no memory left for a server; the hint names the settings.
     """
-    plan = ServerPlan()
-    for trainer in trainers:
-        gpu = gpu_of(trainer.device)
-        if gpu is not None and (on_gpu := [server for server in servers if gpu in server.gpus]):
-            beside = sum(demand.most for demand in others if demand.device == trainer.device)
-            _share_gpu(plan, gpu, trainer, on_gpu, beside)
-        else:
-            plan.trainers.append(trainer)
-    gpus = {gpu_of(trainer.device) for trainer in trainers}
-    for server in servers:
-        if server.sleep and gpus.isdisjoint(server.gpus):
-            plan.notes.append(
-                f"sleep of the engine of {server.model!r} has no effect: no trainer computes on its GPU "
-                f"({', '.join(server.gpus) or 'none is visible'})"
-            )
-    plan.notes = list(dict.fromkeys(plan.notes))
-    return plan
-
-
-def _share_gpu(
-    plan: ServerPlan, gpu: str, trainer: Demand, servers: Sequence[VLLMEngine], beside: int
-) -> None:
-    """Add the servers on a GPU, which share it with a trainer, to a plan.
-
-    A server that sleeps while the trainer computes shares the memory of activations with it, but
-    not that of weights and optimizer states, which the trainer keeps on the GPU.
-    """
+    gpu = gpu_of(trainer.device)
+    shares = {server: _given_share(server) for server in servers if gpu in server.gpus}
+    starting = {server: share for server, share in shares.items() if not server.started}
+    if gpu is None or not starting:
+        return
     total, free = footprint.total_memory(trainer.device), footprint.free_memory(trainer.device) or 0
-    sleeping = all(server.sleep for server in servers)
-    starting = [server for server in servers if not server.started]
-    shares = [(server, _given_share(server)) for server in starting]
-    given = [(server, share) for server, share in shares if share is not None]
-    left = free - int(HEADROOM * total) - beside - (trainer.fixed if sleeping else trainer.most)
-    left -= sum(int(share * total) for _, share in given)
+    given = {server: share for server, share in starting.items() if share is not None}
+    left = free - int(HEADROOM * total) - beside - trainer.most
+    left -= sum(int(share * total) for share in given.values())
     open_ = [s for s in starting if s.gpu_memory is None and not arguments.sets_memory(s.args)]
     if open_:
         share = math.floor(100 * left / len(open_) / total) / 100
         if share <= 0:
             model = open_[0].model
-            remedies = [trainer.smaller, f"set gpu_memory of the engine of {model!r}"]
-            if not sleeping:
-                remedies[:0] = [f"set sleep: true of the engine of {model!r}", trainer.lower]
             raise CompoundError(
                 f"the trainer leaves no memory of {trainer.device} for the vLLM server of {model!r}: of "
                 f"{format_bytes(total)}, {format_bytes(free)} are free, and the {trainer.what} needs up to "
                 f"{format_bytes(trainer.most)}",
-                hint="; ".join(remedies),
+                hint=f"{trainer.lower}; {trainer.smaller}; set gpu_memory of the engine of {model!r}",
             )
-        plan.shares[gpu] = share
-        given += [(server, share) for server in open_]
+        plan.gpu_shares[gpu] = share
+        given |= dict.fromkeys(open_, share)
         plan.notes += [
             f"the vLLM server of {server.model!r} gets {share:g} of the memory of {trainer.device} "
             "(--gpu-memory-utilization), which the trainer leaves"
             for server in open_
         ]
-    for server, share in given:
+    for server, share in given.items():
         what = f"vLLM server of {server.model!r}, {share:g} of the device"
         setting = f"lower gpu_memory of the engine of {server.model!r}"
-        plan.servers.append(Demand(what, trainer.device, int(share * total), 0, setting, setting))
-    if sleeping:
-        plan.notes.append(f"the vLLM servers on {trainer.device} sleep while the trainer computes")
-        released = sum(max(0, int(share * total) - ASLEEP) for _, share in given)
-        what, working = f"{trainer.what}, beside sleeping servers", trainer.working - released
-        trainer = replace(trainer, what=what, working=max(0, working))
-    plan.trainers.append(trainer)
+        plan.demands.append(Demand(what, trainer.device, int(share * total), 0, setting, setting))
 
 
 def gpu_of(device: str) -> str | None:
-    """Return the name of a CUDA device in CUDA_VISIBLE_DEVICES; None for other devices.
-
-    >>> gpu_of("cpu")
-    """
+    """Return the name of a CUDA device in CUDA_VISIBLE_DEVICES; None for other devices."""
     kind, _, index = device.partition(":")
     return gpu_name(int(index)) if kind == "cuda" and index else None
 
@@ -418,13 +323,14 @@ def _check_adapters(
     engine_of: Callable[[str], Engine],
 ) -> None:
     """Check that adapters can be trained on the base model, if it is on this machine."""
-    found = find_sizes(base_model(system, trained, engine_of))
     check_installed("peft", "training")
-    if not isinstance(found, str):
-        for space in spaces(
-            system, partition(trained, training.sharing, training.section)
-        ).values():
-            check_targets(footprint.empty_model(found[0]), space.targets)
+    try:
+        folder, _ = _sizes(base_model(system, trained, engine_of))
+    except _Unknown:
+        return
+    adapted = spaces(system, partition(trained, training.sharing, training.section))
+    for space in adapted.values():
+        check_targets(footprint.empty_model(folder), space.targets)
 
 
 def _trained(training: PlannedTraining, system: System) -> list[str]:
@@ -446,21 +352,20 @@ def _placement(
     )
 
 
-def _known(found: Iterable[Demand | str | None], unknown: list[str]) -> Iterator[Demand]:
-    """Yield the known demands, and collect the reasons of the others."""
-    for each in found:
-        if isinstance(each, Demand):
-            yield each
-        elif each:
-            unknown.append(each)
+def _sizes(model: str, what: str = "", *, causal: bool = True) -> tuple[Path, Footprint]:
+    """Return the folder of a model and its sizes; downloads nothing."""
+    if (folder := models.find_local(model)) is None:
+        raise _Unknown(f"{what} is unknown: {model!r} is not on this machine yet")
+    try:
+        return folder, footprint.footprint(folder, causal=causal)
+    except (OSError, ValueError, AttributeError, ImportError) as error:
+        raise _Unknown(
+            f"{what} is unknown: {model!r} has no configuration that can be read ({type(error).__name__})"
+        ) from error
 
 
 def _largest(demands: Sequence[Demand]) -> list[Demand]:
-    """Return the memory on each device of demands that are held one after another, as one demand.
-
-    Its fixed memory is the maximum of theirs, and its bound the maximum of their bounds, which may
-    be that of another demand.
-    """
+    """Return one demand for each device, with the maxima of those that are held one after another."""
     found = []
     for device in dict.fromkeys(demand.device for demand in demands):
         own = [demand for demand in demands if demand.device == device]
@@ -485,23 +390,15 @@ def trainings(methods: Iterable[Method]) -> Iterator[PlannedTraining]:
 
 
 def _training(optimizer: Optimizer) -> PlannedTraining | None:
-    """Return the training of an optimizer; ``None`` if it trains no weights."""
     if isinstance(optimizer, FastSlow):
         optimizer = optimizer.training
     if isinstance(optimizer, WeightTraining):
-        staleness = optimizer.recipe.sampling.max_staleness
+        recipe = optimizer.recipe
         return PlannedTraining(
-            (),
-            optimizer.recipe.settings,
-            optimizer.section,
-            optimizer.adapters,
-            staleness,
-            optimizer.recipe.teacher,
+            (), recipe.settings, optimizer.section, optimizer.adapters, recipe.teacher
         )
     if isinstance(optimizer, LocalTraining):
-        settings = optimizer.training.settings
-        staleness = settings.rollouts.max_staleness
-        return PlannedTraining((), settings, optimizer.section, max_staleness=staleness)
+        return PlannedTraining((), optimizer.training.settings, optimizer.section)
     return None
 
 
@@ -514,10 +411,13 @@ def learnings(methods: Iterable[Method]) -> Iterator[RewardLearning]:
 
 def _trainers(
     training: PlannedTraining, system: System, engine_of: Callable[[str], Engine]
-) -> Iterator[Demand | str | None]:
-    """Yield the memory of the processes of a trainer on each device, or why it is unknown."""
-    found, processes = _trainer(training, system, engine_of), training.settings.learner.processes
-    if processes == 1 or not isinstance(found, Demand):
+) -> Iterator[Demand]:
+    """Yield the memory of the processes of a trainer on each device."""
+    processes = training.settings.learner.processes
+    if not (trained := _trained(training, system)):
+        return
+    found = _trainer(training, trained, system, engine_of)
+    if processes == 1:
         yield found
     elif found.device == "cpu":
         what = f"{found.what}, {processes} processes"
@@ -530,18 +430,16 @@ def _trainers(
 
 
 def _trainer(
-    training: PlannedTraining, system: System, engine_of: Callable[[str], Engine]
-) -> Demand | str | None:
-    """Return the memory of one process of a trainer, or why it is unknown."""
-    if not (trained := _trained(training, system)):
-        return None
+    training: PlannedTraining,
+    trained: Sequence[str],
+    system: System,
+    engine_of: Callable[[str], Engine],
+) -> Demand:
+    """Return the memory of one process of a trainer."""
     section, settings = training.section, training.settings
     model = base_model(system, trained, engine_of)
     placement = _placement(training, trained, system, engine_of)
-    found = find_sizes(model)
-    if isinstance(found, str):
-        return f"the trainer is unknown: {found}"
-    folder, sizes = found
+    folder, sizes = _sizes(model, "the trainer")
     own = [*spaces(system, partition(trained, training.sharing, section)).values()]
     if isinstance(settings, PPOSettings) and (critic := settings.critic.space):
         own.append(critic)
@@ -558,27 +456,17 @@ def _trainer(
         )  # one is gathered
     scored = 0
     if training.teacher:
-        taught = find_sizes(teacher_model(training.teacher, engine_of, section))
-        if isinstance(taught, str):
-            return f"the trainer is unknown: {taught}"
-        weights += taught[1].weights(dtype, placement.quantization)
-        scored = (
-            taught[1].activations(dtype) // taught[1].layers
-        )  # per token, of one layer at a time
+        _, taught = _sizes(teacher_model(training.teacher, engine_of, section), "the trainer")
+        weights += taught.weights(dtype, placement.quantization)
+        scored = taught.activations(dtype) // taught.layers  # per token, of one layer at a time
     tokens, checkpointing = settings.optimizer.micro_tokens, settings.base.gradient_checkpointing
-    eager = placement.attn_implementation == "eager"
-
-    def activations(number: int, attended: int) -> int:
-        return number * sizes.activations(
-            dtype, checkpointing=checkpointing, attended=eager * attended
-        )
-
+    stored_each = sizes.activations(dtype, checkpointing=checkpointing)
     # A batch of several samples has at most `tokens`; a sample that is longer is processed by
     # itself.
     longest = settings.rollouts.max_length if isinstance(settings, PolicySettings) else tokens
     longest = min(longest, sizes.context or longest)
-    batch = activations(tokens, min(tokens, longest)) * (1 if checkpointing else REPEATED)
-    stored = max(int(batch), activations(longest, longest), max(tokens, longest) * scored)
+    batch = int(tokens * stored_each * (1 if checkpointing else REPEATED))
+    stored = max(batch, longest * stored_each, max(tokens, longest) * scored)
     logits = LOGIT_COPIES * 4 * min(CHUNK, max(tokens, longest) * sizes.vocabulary)
     return Demand(
         f"trainer of {model!r} in {dtype}"
@@ -596,14 +484,9 @@ def _trainer(
     )
 
 
-def _engine(engine: Engine, system: System) -> Demand | str | None:
-    """Return the memory of an engine in this process; ``None`` if it needs none there."""
-    if not isinstance(engine, TransformersEngine):
-        return None
-    found = find_sizes(engine.model)
-    if isinstance(found, str):
-        return f"the engine of {engine.model!r} is unknown: {found}"
-    folder, sizes = found
+def _engine(engine: TransformersEngine, system: System) -> Iterator[Demand]:
+    """Yield the memory of an engine in this process."""
+    folder, sizes = _sizes(engine.model, f"the engine of {engine.model!r}")
     dtype, device = engine.dtype, _device(engine.placement.device)
     adapters = [
         sizes.adapter(space.rank, resolve(footprint.empty_model(folder), space.targets))
@@ -618,12 +501,10 @@ def _engine(engine: Engine, system: System) -> Demand | str | None:
         + engine.max_batch * sizes.vocabulary * 4 * LOGIT_COPIES
         + engine.max_adapters * max(adapters, default=0) * BYTES[dtype]
     )
-    return Demand(
+    yield Demand(
         f"engine of {engine.model!r} in {dtype}",
         device,
-        0
-        if engine.loaded
-        else sizes.weights(dtype, engine.quantization) + sizes.packed(device, dtype),
+        0 if engine.loaded else sizes.weights(dtype, engine.quantization),
         working,
         f"lower max_batch_tokens and max_batch of the engine of {engine.model!r}",
         f"set dtype: bfloat16, quantization: 4bit or another device of the engine of {engine.model!r}, or "
@@ -631,15 +512,12 @@ def _engine(engine: Engine, system: System) -> Demand | str | None:
     )
 
 
-def _backbone(learning: RewardLearning) -> Demand | str | None:
-    """Return the memory of a reward backbone; ``None`` if no text is embedded."""
+def _backbone(learning: RewardLearning) -> Iterator[Demand]:
+    """Yield the memory of a reward backbone, if texts are embedded."""
     settings, lora = learning.backbone, learning.reward.lora
     if settings.model in (NONE, SMALL):
-        return None
-    found = find_sizes(settings.model, causal=False)
-    if isinstance(found, str):
-        return f"the reward backbone is unknown: {found}"
-    _, sizes = found
+        return
+    _, sizes = _sizes(settings.model, "the reward backbone", causal=False)
     dtype = loading.dtype_of(settings.placement)
     adapter = (
         sum(lora.rank * (inputs + outputs) for _, inputs, outputs in sizes.linear) if lora else 0
@@ -649,7 +527,7 @@ def _backbone(learning: RewardLearning) -> Demand | str | None:
     if lora:
         stored = sizes.activations(dtype, checkpointing=lora.gradient_checkpointing)
         working = max(working, 2 * lora.batch * settings.max_length * stored)
-    return Demand(
+    yield Demand(
         f"reward backbone {settings.model!r} in {dtype}",
         _device(settings.device),
         sizes.weights(dtype) + OPTIMIZER_BYTES * adapter,

@@ -1,18 +1,18 @@
 """Engine of several replicas of one model.
 
-A request goes to the replica that `compound.engines.replicas` chooses. If that replica fails, the
-request moves to another one within the same call where it certainly cost nothing: the server could
-not be reached, or it has ended and bills nothing. Otherwise the call fails with a transient error,
-is charged like that of any other engine, and the executor's next attempt, which reserves budget of
-its own, goes to another replica. A call therefore never costs more than the worst case of one
-request.
+If a replica fails, the request moves to another one within the same call where it certainly cost
+nothing: the server could not be reached, or it has ended and bills nothing. Otherwise the call
+fails with a transient error, is charged like that of any other engine, and the executor's next
+attempt, which reserves budget of its own, goes to another replica. A call therefore never costs
+more than the worst case of one request.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+import logging
+import math
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from compound.core.engine import NO_USAGE, Adapter, Completion, OnText, Prefilled, Request, Usage
@@ -29,9 +29,10 @@ from compound.core.security.trust import Origin
 from compound.engines.openai import OpenAIEngine
 from compound.engines.options import Count, checked_settings
 from compound.engines.replicas import (
+    BALANCE,
     Replica,
-    ReplicaPool,
-    capacity_of,
+    ReplicaIdentity,
+    choose,
     only_model,
     start_of,
 )
@@ -41,11 +42,14 @@ from compound.engines.vllm.link import ServerEnded
 
 KINDS: Mapping[str, type[VLLMEngine | OpenAIEngine]] = {"vllm": VLLMEngine, "openai": OpenAIEngine}
 ReplicaSettings = Mapping[str, object]
+FIRST_WAIT, LONGEST_WAIT = 0.25, 15.0  # seconds between questions to a replica that is down
+RETRY_AFTER = 2.0  # seconds that a caller should wait if no replica answers
+_LOG = logging.getLogger("compound")
 
 
-def _ability(name: str, otherwise: object, doc: str) -> Any:  # noqa: ANN401 - any type
+def _ability(name: str, otherwise: object) -> Any:  # noqa: ANN401 - any type
     """Return a property with the value of the replicas' engine, or another value if it has none."""
-    return property(lambda fleet: getattr(fleet._first, name, otherwise), doc=doc)
+    return property(lambda fleet: getattr(fleet.replicas[0].engine, name, otherwise))
 
 
 @checked_settings
@@ -83,19 +87,17 @@ class FleetEngine:
     requires: ClassVar[tuple[str, ...]] = ("httpx",)
     writes_prompts = True
 
-    priced = _ability("priced", False, "Whether the price is known.")
-    remote = _ability("remote", True, "Whether the servers are independent of the engine.")
-    max_wait = _ability("max_wait", 0.0, "Maximum seconds that a call waits for rate limits.")
-    forwards = _ability("forwards", False, "Whether requests of other programs are sent unchanged.")
-    takes_format = _ability("takes_format", True, "Whether the format of an answer is sent.")
-    native_tools = _ability("native_tools", False, "Whether tools are declared to the model.")
-    takes_images = _ability("takes_images", False, "Whether the model takes images.")
-    trainable = _ability("trainable", None, "Base model of the adapters; None if there are none.")
-    max_loras = _ability("max_loras", 0, "Maximum number of adapters on each replica.")
-    max_lora_rank = _ability("max_lora_rank", None, "Maximum rank of an adapter, if it is known.")
-    distribution_options = _ability(
-        "distribution_options", (), "Settings that change the distribution a trainer computes."
-    )
+    priced = _ability("priced", False)
+    remote = _ability("remote", True)
+    max_wait = _ability("max_wait", 0.0)
+    forwards = _ability("forwards", False)
+    takes_format = _ability("takes_format", True)
+    native_tools = _ability("native_tools", False)
+    takes_images = _ability("takes_images", False)
+    trainable = _ability("trainable", None)
+    max_loras = _ability("max_loras", 0)
+    max_lora_rank = _ability("max_lora_rank", None)
+    distribution_options = _ability("distribution_options", ())
 
     def __init__(
         self,
@@ -110,25 +112,32 @@ class FleetEngine:
         self._kind = "openai" if vllm is None and urls else "vllm"
         self._settings = (openai if self._kind == "openai" else vllm) or {}
         self._mean = _made(self._kind, self._settings).concurrency
-        settings = {**self._settings, "concurrency": capacity_of(self._mean)}
+        # above the mean, as otherwise a busy fleet would have a place at one replica only at any
+        # time, and requests could not follow their start
+        self._capacity = math.ceil(BALANCE * self._mean)
+        settings = {**self._settings, "concurrency": self._capacity}
         if urls:
-            made = [
+            found = [
                 Replica(url, _made(self._kind, {**settings, "api_base": url}), url)
                 for url in _different_addresses(urls)
             ]
         else:
-            made = _processes(replicas or 0, devices or (), settings)
-        self._first = made[0].engine
-        self._pool = ReplicaPool(made, self._first.concurrency)
+            found = _processes(replicas or 0, devices or (), settings)
+        self.replicas = tuple(found)
+        self._use = object()  # stands for the time until the engine is closed
+        self._reference: ReplicaIdentity | None = None  # what all replicas serve
+        self._opening = asyncio.Lock()
+        self._changed = asyncio.Event()  # replaced at each change of a load or a condition
 
     @property
     def model(self) -> str:
         """Model that the replicas serve; the first use asks a server if no setting names it."""
-        if not self._first.model:
-            found = only_model(self._pool.replicas[0].name, self._first.api_key_env)
-            for replica in self._pool.replicas:
+        first = self.replicas[0]
+        if not first.engine.model:
+            found = only_model(first.name, first.engine.api_key_env)
+            for replica in self.replicas:
                 replica.engine.model = found
-        return self._first.model
+        return first.engine.model
 
     @property
     def name(self) -> str:
@@ -140,36 +149,25 @@ class FleetEngine:
     @property
     def concurrency(self) -> int:
         """Maximum number of requests in flight, the sum over replicas."""
-        return self._mean * len(self._pool.replicas)
+        return self._mean * len(self.replicas)
 
     @property
     def prefill(self) -> Prefilled:
         """Prompt tokens of all replicas, and those served from their prefix caches."""
-        return sum((engine.prefill for engine in self._engines), Prefilled())
-
-    @property
-    def replicas(self) -> Sequence[Replica]:
-        """Replicas, with what each has answered so far."""
-        return self._pool.replicas
+        return sum((engine.prefill for engine in self._vllm_engines()), Prefilled())
 
     @property
     def processes(self) -> Sequence[VLLMEngine]:
         """Engines of the vLLM processes that it starts."""
-        return [engine for engine in self._engines if engine.api_base is None]
-
-    @property
-    def _engines(self) -> list[VLLMEngine]:
-        """Engines of replicas that serve adapters."""
-        found = (replica.engine for replica in self._pool.replicas)
-        return [engine for engine in found if isinstance(engine, VLLMEngine)]
+        return [engine for engine in self._vllm_engines() if engine.api_base is None]
 
     def require_key(self) -> None:
         """Raise `CompoundError` if the environment variable of the key is not set."""
-        self._first.require_key()
+        self.replicas[0].engine.require_key()
 
     def prepare(self, lora_rank: int) -> None:
         """Raise the adapter rank of servers that are started later."""
-        for engine in self._engines:
+        for engine in self._vllm_engines():
             engine.prepare(lora_rank)
 
     def limit_gpu_memory(self, shares: Mapping[str, float]) -> None:
@@ -177,26 +175,9 @@ class FleetEngine:
         for engine in self.processes:
             engine.limit_gpu_memory(shares)
 
-    @contextlib.asynccontextmanager
-    async def asleep(self, gpus: Collection[str]) -> AsyncIterator[bool]:
-        """Release the memory of the servers that have one of the GPUs while the block runs.
-
-        Raises:
-            CompoundError: a server has no sleep mode.
-        """
-        async with contextlib.AsyncExitStack() as stack:
-            entering = (stack.enter_async_context(engine.asleep(gpus)) for engine in self.processes)
-            # a task group would cancel the others at a failure, and servers whose sleep is
-            # cancelled restart
-            found = await asyncio.gather(*entering, return_exceptions=True)
-            for result in found:
-                if isinstance(result, BaseException):
-                    raise result
-            yield any(found)
-
     def worst_case(self, request: Request) -> Usage:
         """Return an upper bound of the request's usage, which is charged at most once."""
-        return self._first.worst_case(request)
+        return self.replicas[0].engine.worst_case(request)
 
     async def warm_up(self) -> None:
         """Check all replicas, and start processes, before the first request.
@@ -204,9 +185,9 @@ class FleetEngine:
         Raises:
             CompoundError: a replica does not answer, or serves something else than the others.
         """
-        if not self._pool.opened:
+        if self._reference is None:
             await asyncio.to_thread(lambda: self.model)
-            await run_in_background(self._pool.open())
+            await run_in_background(self._open())
 
     async def admit(self, adapter: Adapter) -> None:
         """Load an adapter on every replica that is up and check it, without sampling.
@@ -241,49 +222,62 @@ class FleetEngine:
 
     async def aclose(self) -> None:
         """Close the connections, and end the servers that the engine started; a later call opens it again."""
-        await run_in_background(self._pool.aclose())
+        await run_in_background(self._close())
+
+    def _vllm_engines(self) -> list[VLLMEngine]:
+        engines = (replica.engine for replica in self.replicas)
+        return [engine for engine in engines if isinstance(engine, VLLMEngine)]
 
     # -- on the background loop, where the connections live ----------------------------------------------
 
-    async def _answer(self, request: Request, report: OnText | None) -> Completion:
-        start, limited, use = start_of(request), dict[Replica, RateLimited](), self._pool.use
-        reported: list[str] = []
+    async def _open(self) -> None:
+        """Check once that every replica answers, and that all serve the same."""
+        async with self._opening:
+            if self._reference is None:
+                self._reference = await self._check_all()
 
-        def relay(piece: str) -> None:
-            reported.append(piece)
-            assert report is not None
-            report(piece)
+    async def _check_all(self) -> ReplicaIdentity:
+        asked = (replica.identify(thoroughly=True) for replica in self.replicas)
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        pairs = list(zip(self.replicas, found, strict=True))
+        silent = [
+            f"{replica.name} ({result.message})"
+            for replica, result in pairs
+            if isinstance(result, TransientError)
+        ]
+        if silent:
+            raise CompoundError(
+                f"{len(silent)} of {len(pairs)} replicas do not answer: {', '.join(silent)}",
+                hint="start them, or remove their addresses from urls; nothing was sent to a model",
+            )
+        identities = []
+        for replica, result in pairs:
+            if isinstance(result, BaseException):
+                raise result
+            identities.append(result)
+            if problem := identities[0].difference(result):
+                raise _different(self.replicas[0].name, replica.name, problem)
+        return identities[0]
 
-        for moves_left in reversed(range(2 * len(self._pool.replicas))):
-            async with self._pool.taken(use, start, limited) as replica:
-                if replica is None:  # every free replica limits the rate
-                    raise next(iter(limited.values()))
-                try:
-                    return await replica.answer(request, None if report is None else relay)
-                except RateLimited as error:
-                    limited[replica] = error
-                except CompoundError as error:
-                    if use is not self._pool.use:  # closed: asking the replica would start it again
-                        raise
-                    again = await self._costs_nothing(replica, error)
-                    if not (again and moves_left) or reported:
-                        raise
-                    replica.moved += 1
-        raise next(iter(limited.values()))
-
-    async def _costs_nothing(self, replica: Replica, error: CompoundError) -> bool:
-        """Return whether a failed request certainly costs nothing, and so may be sent to another replica."""
-        if not isinstance(
-            error, TransientError
-        ):  # it was refused, or the process cannot be started
-            refused = isinstance(error, CallError) or not replica.ended
-            return not refused and await self._pool.has_ended(replica)
-        # the process may have been started again before this request noticed that it had ended
-        ended = await self._pool.has_ended(replica) or isinstance(error, ServerEnded)
-        return error.charged == NO_USAGE or (ended and not bills(replica))
+    async def _close(self) -> None:
+        """Stop asking replicas, and close their engines; requests that wait or are in flight fail."""
+        self._use, self._reference = object(), None
+        self._wake()
+        if running := [each.recovery for each in self.replicas if each.recovery is not None]:
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running)
+        for replica in self.replicas:
+            if replica.requests:
+                speed = f"{replica.tokens_per_second:.1f} tokens per second"
+                _LOG.info("replica %s: %d requests, %s", replica.name, replica.requests, speed)
+            await replica.engine.aclose()
+            replica.condition, replica.failure = "up", None
 
     async def _admit(self, adapter: Adapter) -> None:
-        up = (replica.engine for replica in await self._pool.up())
+        use = self._use
+        while not (up := [replica.engine for replica in self.replicas if replica.up]):
+            await self._wait(use)
         engines = [engine for engine in up if isinstance(engine, VLLMEngine)]
         asked = (engine.admit(adapter) for engine in engines)
         found = await asyncio.gather(*asked, return_exceptions=True)
@@ -292,17 +286,153 @@ class FleetEngine:
         if lasting or len(failures) == len(engines):
             raise (lasting or failures)[0]
 
+    async def _answer(self, request: Request, report: OnText | None) -> Completion:
+        start, limited, use = start_of(request), dict[Replica, RateLimited](), self._use
+        reported: list[str] = []
 
-def bills(replica: Replica) -> bool:
-    """Return whether a provider may charge money for a request of which no answer arrived.
+        def relay(piece: str) -> None:
+            reported.append(piece)
+            assert report is not None
+            report(piece)
 
-    A server without a price may bill, unless it is on this machine.
-    """
-    if not isinstance(replica.engine, OpenAIEngine):
-        return False
-    if replica.engine.price is not None:
-        return any(replica.engine.price)
-    return replica.address is None or not Origin.of(replica.address).is_loopback
+        for moves_left in reversed(range(2 * len(self.replicas))):
+            while (replica := self._choose(use, start, limited)) is None and not limited:
+                await self._wait(use)
+            if replica is None:  # every free replica limits the rate
+                break
+            try:
+                with replica.in_flight():
+                    return await replica.answer(request, None if report is None else relay)
+            except RateLimited as error:
+                limited[replica] = error
+            except CompoundError as error:
+                if use is not self._use:  # closed: asking the replica would start it again
+                    raise
+                again = await self._costs_nothing(replica, error)
+                if not (again and moves_left) or reported:
+                    raise
+                replica.moved += 1
+            finally:
+                self._wake()
+        raise next(iter(limited.values()))
+
+    def _choose(self, use: object, start: bytes, limited: Collection[Replica]) -> Replica | None:
+        self._check_use(use)
+        for replica in self.replicas:
+            if replica.up and replica.ended:
+                self._suspect(replica)  # its process ended while it had no request
+        up = {each.name: each for each in self.replicas if each.up and each not in limited}
+        loads = {name: replica.load for name, replica in up.items()}
+        found = choose(start, loads, self._capacity)
+        return None if found is None else up[found]
+
+    async def _wait(self, use: object) -> None:
+        """Wait until a replica may be free.
+
+        Raises:
+            TransientError: no replica answers, or the engine was closed.
+            CompoundError: no replica can be used again.
+        """
+        conditions = {replica.condition for replica in self.replicas}
+        if conditions & {"up", "checking"}:
+            await self._changed.wait()
+            self._check_use(use)
+            return
+        if "down" in conditions:
+            down = (replica.name for replica in self.replicas if replica.condition == "down")
+            raise TransientError(
+                f"no replica answers: {', '.join(down)}",
+                retry_after=RETRY_AFTER,
+                charged=NO_USAGE,
+                hint="start one",
+            )
+        failures = [replica.failure for replica in self.replicas if replica.failure is not None]
+        raise CompoundError(f"no replica can be used: {failures[0].message}", hint=failures[0].hint)
+
+    def _check_use(self, use: object) -> None:
+        """Raise if the engine was closed; a request must not start its processes again."""
+        if use is not self._use:
+            raise TransientError("the fleet was closed during the call", charged=NO_USAGE)
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _costs_nothing(self, replica: Replica, error: CompoundError) -> bool:
+        """Return whether a failed request certainly costs nothing, and so may be sent to another replica."""
+        if not isinstance(
+            error, TransientError
+        ):  # it was refused, or the process cannot be started
+            refused = isinstance(error, CallError) or not replica.ended
+            return not refused and await self._has_ended(replica)
+        # the process may have been started again before this request noticed that it had ended
+        ended = await self._has_ended(replica) or isinstance(error, ServerEnded)
+        return error.charged == NO_USAGE or (ended and not replica.bills)
+
+    async def _has_ended(self, replica: Replica) -> bool:
+        """Ask a replica that failed whether it still serves the model; return whether its server has ended.
+
+        It receives no requests until it has answered. The question is shared by all requests that
+        failed.
+        """
+        if replica.condition != "failed":  # otherwise it may live, and serve something else
+            self._suspect(replica)
+        return replica.gone is not None and await asyncio.shield(replica.gone)
+
+    def _suspect(self, replica: Replica) -> None:
+        """Take a replica out, and ask it whether it still serves the model; concurrent calls ask once."""
+        if replica.recovery is None:
+            replica.condition = "checking"
+            replica.gone = asyncio.get_running_loop().create_future()
+            replica.recovery = asyncio.create_task(self._recover(replica, replica.gone))
+            replica.recovery.add_done_callback(lambda _: self._recovered(replica))
+
+    async def _recover(self, replica: Replica, gone: asyncio.Future[bool]) -> None:
+        """Ask a replica until it serves the model again, or turns out to serve something else."""
+        wait, was_gone = FIRST_WAIT, replica.ended
+        if was_gone:
+            gone.set_result(True)
+        try:
+            while True:
+                try:
+                    identity = await replica.identify(thoroughly=was_gone)
+                    break
+                except TransientError as error:
+                    if not gone.done():
+                        gone.set_result(error.charged == NO_USAGE)
+                    if replica.condition != "down":
+                        _LOG.warning("replica %s is down: %s", replica.name, error.message)
+                    was_gone, replica.condition = True, "down"
+                    self._wake()
+                    await asyncio.sleep(wait)
+                    wait = min(2 * wait, LONGEST_WAIT)
+            reference = self._reference or identity
+            if problem := reference.difference(identity):
+                raise _different("the others", replica.name, problem)
+        except CompoundError as error:
+            replica.condition, replica.failure = "failed", error
+            _LOG.warning("replica %s is not used again: %s", replica.name, error)
+            return
+        if was_gone:
+            if isinstance(replica.engine, VLLMEngine):
+                replica.engine.forget_adapters()
+            _LOG.warning("replica %s is up again", replica.name)
+        replica.condition = "up"
+
+    def _recovered(self, replica: Replica) -> None:
+        """Release the requests that wait for a recovery; it may have been cancelled before it began."""
+        if replica.gone is not None and not replica.gone.done():
+            replica.gone.set_result(False)
+        replica.recovery = None
+        self._wake()
+
+
+def _different(one: str, other: str, problem: str) -> CompoundError:
+    return CompoundError(
+        f"replicas of a fleet must serve the same model in the same version, but {one} and {other} have "
+        f"{problem}",
+        hint="start all servers alike, or remove an address from urls",
+    )
 
 
 def _check_combination(

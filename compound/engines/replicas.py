@@ -1,4 +1,4 @@
-"""Replicas of one model: what each serves, which one answers a request, and how a failed one comes back.
+"""Replicas of a fleet: what each serves, and which one answers a request.
 
 Requests that start alike go to one replica, whose prefix cache then holds the start: the samples of
 a group, the turns of a conversation, the forks of a run. The replica is the first by rendezvous
@@ -16,17 +16,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import logging
 import math
 import time
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from compound.core.engine import NO_USAGE, Completion, OnText, Request
+from compound.core.engine import Completion, OnText, Request
 from compound.core.errors import CallError, CompoundError, TransientError
+from compound.core.loops import run_blocking
 from compound.core.security.sanitize import sanitize_for_terminal
+from compound.core.security.trust import Origin
 from compound.engines.adapter_files import TOLERANCE
 from compound.engines.credentials import read_key
 from compound.engines.openai import OpenAIEngine
@@ -35,24 +35,14 @@ from compound.engines.vllm.engine import Fingerprint, VLLMEngine
 
 BALANCE = 1.25  # most requests in flight at a replica, relative to the mean
 FORWARDED = 4096  # characters of a forwarded request's body that are its start
-FIRST_WAIT, LONGEST_WAIT = 0.25, 15.0  # seconds between questions to a replica that is down
-RETRY_AFTER = 2.0  # seconds that a caller should wait if no replica answers
 SECONDS, LARGEST = 10.0, 2**20  # limits of a question to a server, and of the bytes of its answer
 # Fields of a model in ``/v1/models`` that differ between models or versions; other fields differ
 # between equal servers, such as the time of their start. ``meta`` is llama.cpp's.
 COMPARED = ("root", "max_model_len", "owned_by", "parent", "meta")
-_LOG = logging.getLogger("compound")
 
 
 def start_of(request: Request) -> bytes:
-    """Return a digest of the start of a request: its adapter, and its messages up to the first of the user.
-
-    >>> from compound.core.engine import Message
-    >>> question = Message("user", "2 + 2?")
-    >>> later = (question, Message("assistant", "4"), Message("user", "Are you sure?"))
-    >>> start_of(Request((question,), seed=1)) == start_of(Request(later, seed=2))
-    True
-    """
+    """Return a digest of a request's adapter, and of its messages up to the first of the user."""
     parts = [request.adapter.sha256 if request.adapter is not None else ""]
     if request.forward is not None:
         parts.append(request.forward.body[:FORWARDED])
@@ -64,18 +54,6 @@ def start_of(request: Request) -> bytes:
             break
     text = "".join(parts).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(text, digest_size=16).digest()
-
-
-def capacity_of(concurrency: int) -> int:
-    """Return the most requests in flight at a replica, of a fleet whose mean is ``concurrency``.
-
-    It is above the mean, as otherwise a busy fleet would have a place at one replica only at any
-    time, and requests could not follow their start.
-
-    >>> capacity_of(64)
-    80
-    """
-    return math.ceil(BALANCE * concurrency)
 
 
 def choose(start: bytes, loads: Mapping[str, int], capacity: int) -> str | None:
@@ -103,23 +81,13 @@ def choose(start: bytes, loads: Mapping[str, int], capacity: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaIdentity:
-    """Description of what a replica serves.
+    """What a server reports of itself, and the log-probabilities of a text if it was asked for them."""
 
-    Attributes:
-        facts: what the server reports, such as its version; empty for a process of the engine's
-            own.
-        fingerprint: tokens and log-probabilities of a text, if the replica was asked for them.
-    """
-
-    facts: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, str]
     fingerprint: Fingerprint | None = None
 
     def difference(self, other: ReplicaIdentity) -> str:
-        """Return how another replica differs, as text; ``""`` if it serves the same.
-
-        >>> ReplicaIdentity({"version": "0.31"}).difference(ReplicaIdentity({"version": "0.32"}))
-        "version '0.31' and '0.32'"
-        """
+        """Return how another replica differs, as text; ``""`` if it serves the same."""
         for name in (*COMPARED, "version"):
             one, two = self.facts.get(name), other.facts.get(name)
             if one != two:
@@ -135,44 +103,25 @@ class ReplicaIdentity:
         return f"log-probabilities of the same text that differ by {apart:.2g} nats per token"
 
 
-class ReplicaCondition(Enum):
-    """Whether a replica receives requests."""
-
-    UP = "up"
-    """It receives requests."""
-    CHECKING = "checking"
-    """It is being asked whether it still serves the model, or its process is starting."""
-    DOWN = "down"
-    """It did not answer, and is asked again at growing intervals."""
-    FAILED = "failed"
-    """It serves something else, or cannot be started; it is not used again."""
-
-
 @dataclass(slots=True, eq=False)
 class Replica:
-    """A replica, used from one event loop, and its work so far.
+    """A replica and its work so far.
 
     Attributes:
         name: the address of its server, or ``process 0`` for a process of the engine's own.
-        engine: the engine that sends to it.
-        address: the address of its server; None for a process of the engine's own.
-        condition: whether it receives requests.
-        load: number of its requests in flight.
+        condition: ``up`` receives requests; ``checking`` is asked whether it still serves the
+            model, or starts; ``down`` did not answer, and is asked again at growing intervals;
+            ``failed`` serves something else or cannot be started, and is not used again.
         requests: number of requests that it answered.
-        moved: number of its requests that other replicas answered, because it ended or was not
-            reachable.
-        prompt_tokens: prompt tokens of the answered requests.
-        completion_tokens: completion tokens of the answered requests.
-        busy_seconds: time during which it had at least one request, until its last request ended.
-        failure: why it is not used again.
-        recovery: the task that asks it whether it still serves the model.
+        moved: number of its requests that others answered, because it ended or was not reachable.
+        busy_seconds: time with at least one request, until the last of them ended.
         gone: whether its server had ended when it was last asked; pending until it was.
     """
 
     name: str
     engine: VLLMEngine | OpenAIEngine
     address: str | None
-    condition: ReplicaCondition = ReplicaCondition.UP
+    condition: Literal["up", "checking", "down", "failed"] = "up"
     load: int = 0
     requests: int = 0
     moved: int = 0
@@ -187,7 +136,7 @@ class Replica:
     @property
     def up(self) -> bool:
         """Whether it receives requests."""
-        return self.condition is ReplicaCondition.UP
+        return self.condition == "up"
 
     @property
     def ended(self) -> bool:
@@ -199,12 +148,19 @@ class Replica:
         """Completion tokens per second of the busy time."""
         return self.completion_tokens / self.busy_seconds if self.busy_seconds else 0.0
 
-    async def identify(self, *, thoroughly: bool) -> ReplicaIdentity:
-        """Return what it serves; start its process if it is one of the engine's own.
+    @property
+    def bills(self) -> bool:
+        """Whether a provider may charge for a request of which no answer arrived."""
+        if not isinstance(self.engine, OpenAIEngine):
+            return False
+        if self.engine.price is not None:
+            return any(self.engine.price)
+        return self.address is None or not Origin.of(self.address).is_loopback
 
-        Args:
-            thoroughly: whether to compare log-probabilities, too, for which requests in flight are
-                awaited.
+    async def identify(self, *, thoroughly: bool) -> ReplicaIdentity:
+        """Return what it serves, after starting a process of the engine's own.
+
+        ``thoroughly`` compares log-probabilities, too, for which requests in flight are awaited.
 
         Raises:
             TransientError: it does not answer.
@@ -247,230 +203,14 @@ class Replica:
                 self.busy_seconds += time.monotonic() - self._since
 
 
-class ReplicaPool:
-    """Replicas of one model. Use it from one event loop only.
-
-    Args:
-        replicas: the replicas.
-        capacity: maximum number of requests in flight at a replica.
-    """
-
-    def __init__(self, replicas: Sequence[Replica], capacity: int) -> None:
-        self.replicas, self.capacity = tuple(replicas), capacity
-        self.use = object()  # stands for the time until the pool is closed
-        self._reference: ReplicaIdentity | None = None
-        self._opening: asyncio.Task[None] | None = None
-        self._changed = asyncio.Event()  # replaced at each change of a load or a condition
-
-    @property
-    def opened(self) -> bool:
-        """Whether all replicas were found to serve the same."""
-        return self._reference is not None
-
-    async def open(self) -> None:
-        """Check once that every replica answers, and that all serve the same; start processes of our own.
-
-        Raises:
-            CompoundError: one does not; the message has its address.
-        """
-        if self.opened:
-            return
-        if self._opening is None:
-            self._opening = asyncio.create_task(self._check_all())
-            self._opening.add_done_callback(self._checked)
-        await asyncio.shield(self._opening)
-
-    @contextlib.asynccontextmanager
-    async def taken(
-        self, use: object, start: bytes, avoid: Collection[Replica] = ()
-    ) -> AsyncIterator[Replica | None]:
-        """Wait for a replica, and count a request in flight at it while the block runs.
-
-        Args:
-            use: the value of `use` when the request began, so that it ends with the pool.
-            start: the start of the request; see `start_of`.
-            avoid: replicas not to take. If there are some, nothing is awaited, and the block may
-                get None.
-
-        Raises:
-            TransientError: no replica answers, or the pool was closed.
-            CompoundError: no replica can be used again.
-        """
-        while (replica := self._choose(use, start, avoid)) is None and not avoid:
-            await self._wait()
-        if replica is None:
-            yield None
-            return
-        try:
-            with replica.in_flight():
-                yield replica
-        finally:
-            self._wake()
-
-    async def up(self) -> Sequence[Replica]:
-        """Return the replicas that are up; wait until there is one; raises like `taken`."""
-        use = self.use
-        while not (found := [replica for replica in self.replicas if replica.up]):
-            await self._wait()
-            self._check_use(use)
-        return found
-
-    async def has_ended(self, replica: Replica) -> bool:
-        """Ask a replica that failed whether it still serves the model; return whether its server has ended.
-
-        It receives no requests until it has answered. The question is shared by all requests that
-        failed.
-        """
-        gone = replica.gone
-        if replica.condition is ReplicaCondition.FAILED:  # it may live, and serve something else
-            return gone is not None and gone.done() and not gone.cancelled() and gone.result()
-        return await asyncio.shield(self._suspect(replica))
-
-    async def aclose(self) -> None:
-        """Stop asking replicas, and close their engines; requests that wait or are in flight fail."""
-        self.use, self._reference = object(), None
-        self._wake()
-        tasks = (self._opening, *(replica.recovery for replica in self.replicas))
-        if running := [task for task in tasks if task is not None]:
-            for task in running:
-                task.cancel()
-            await asyncio.wait(running)
-        for replica in self.replicas:
-            if replica.requests:
-                speed = f"{replica.tokens_per_second:.1f} tokens per second"
-                _LOG.info("replica %s: %d requests, %s", replica.name, replica.requests, speed)
-            await replica.engine.aclose()
-            replica.condition, replica.failure = ReplicaCondition.UP, None
-
-    async def _check_all(self) -> None:
-        asked = (replica.identify(thoroughly=True) for replica in self.replicas)
-        found = await asyncio.gather(*asked, return_exceptions=True)
-        pairs = list(zip(self.replicas, found, strict=True))
-        silent = [
-            f"{replica.name} ({result.message})"
-            for replica, result in pairs
-            if isinstance(result, TransientError)
-        ]
-        if silent:
-            raise CompoundError(
-                f"{len(silent)} of {len(pairs)} replicas do not answer: {', '.join(silent)}",
-                hint="start them, or remove their addresses from urls; nothing was sent to a model",
-            )
-        reference: ReplicaIdentity | None = None
-        for replica, result in pairs:
-            if isinstance(result, BaseException):
-                raise result
-            reference = reference or result
-            if problem := reference.difference(result):
-                raise _different(self.replicas[0].name, replica.name, problem)
-        self._reference = reference
-
-    def _checked(self, task: asyncio.Task[None]) -> None:
-        self._opening = None
-        if not task.cancelled():
-            task.exception()  # retrieve it even if every waiting call was cancelled, or asyncio logs an error
-
-    def _choose(self, use: object, start: bytes, avoid: Collection[Replica]) -> Replica | None:
-        self._check_use(use)
-        for replica in self.replicas:
-            if replica.up and replica.ended:
-                self._suspect(replica)  # its process ended while it had no request
-        up = {each.name: each for each in self.replicas if each.up and each not in avoid}
-        loads = {name: replica.load for name, replica in up.items()}
-        found = choose(start, loads, self.capacity)
-        return None if found is None else up[found]
-
-    def _check_use(self, use: object) -> None:
-        """Raise if the pool was closed; a request must not start its processes again."""
-        if use is not self.use:
-            raise TransientError("the fleet was closed during the call", charged=NO_USAGE)
-
-    async def _wait(self) -> None:
-        """Wait until a replica may be free; raise if none is up or being checked."""
-        conditions = {replica.condition for replica in self.replicas}
-        if conditions & {ReplicaCondition.UP, ReplicaCondition.CHECKING}:
-            await self._changed.wait()
-            return
-        if ReplicaCondition.DOWN in conditions:
-            down = (r.name for r in self.replicas if r.condition is ReplicaCondition.DOWN)
-            raise TransientError(
-                f"no replica answers: {', '.join(down)}",
-                retry_after=RETRY_AFTER,
-                charged=NO_USAGE,
-                hint="start one",
-            )
-        failures = [replica.failure for replica in self.replicas if replica.failure is not None]
-        raise CompoundError(f"no replica can be used: {failures[0].message}", hint=failures[0].hint)
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    def _suspect(self, replica: Replica) -> asyncio.Future[bool]:
-        """Take a replica out, and ask it whether it still serves the model; concurrent calls ask once."""
-        if replica.gone is None or replica.recovery is None:
-            replica.condition = ReplicaCondition.CHECKING
-            replica.gone = asyncio.get_running_loop().create_future()
-            replica.recovery = asyncio.create_task(self._recover(replica, replica.gone))
-            replica.recovery.add_done_callback(lambda _: self._recovered(replica))
-        return replica.gone
-
-    async def _recover(self, replica: Replica, gone: asyncio.Future[bool]) -> None:
-        """Ask a replica until it serves the model again, or turns out to serve something else."""
-        wait, was_gone = FIRST_WAIT, replica.ended
-        if was_gone:
-            gone.set_result(True)
-        try:
-            while True:
-                try:
-                    identity = await replica.identify(thoroughly=was_gone)
-                    break
-                except TransientError as error:
-                    if not gone.done():
-                        gone.set_result(error.charged == NO_USAGE)
-                    if replica.condition is not ReplicaCondition.DOWN:
-                        _LOG.warning("replica %s is down: %s", replica.name, error.message)
-                    was_gone, replica.condition = True, ReplicaCondition.DOWN
-                    self._wake()
-                    await asyncio.sleep(wait)
-                    wait = min(2 * wait, LONGEST_WAIT)
-            reference = self._reference or identity
-            if problem := reference.difference(identity):
-                raise _different("the others", replica.name, problem)
-        except CompoundError as error:
-            replica.condition, replica.failure = ReplicaCondition.FAILED, error
-            _LOG.warning("replica %s is not used again: %s", replica.name, error)
-            return
-        if was_gone:
-            if isinstance(replica.engine, VLLMEngine):
-                replica.engine.forget_adapters()
-            _LOG.warning("replica %s is up again", replica.name)
-        replica.condition = ReplicaCondition.UP
-
-    def _recovered(self, replica: Replica) -> None:
-        """Release the requests that wait for a recovery; it may have been cancelled before it began."""
-        if replica.gone is not None and not replica.gone.done():
-            replica.gone.set_result(False)
-        replica.recovery = None
-        self._wake()
-
-
 def only_model(address: str, key_env: str | None) -> str:
-    """Return the name of the only model that a server serves; blocks until it has answered.
-
-    Raises:
-        CompoundError: the server does not answer, or serves several models, or one whose name
-            cannot be recorded.
-    """
+    """Return the name of the only model that a server serves; blocks until it has answered."""
     try:
-        with ThreadPoolExecutor(1) as pool:  # the calling thread may run an event loop
-            listing, _ = pool.submit(asyncio.run, _reports(address, "fleet", key_env)).result()
+        listing, _ = run_blocking(_reports(address, "fleet", key_env))
     except TransientError as error:
         hint = "start the server, or set the model of the fleet"
         raise CompoundError(error.message, hint=hint) from None
-    names = [
-        str(entry.get("id")) for entry in model_entries(listing or {}) if not entry.get("parent")
-    ]
+    names = _names(listing or {})
     if len(names) != 1:
         raise CompoundError(
             f"the server at {address} serves {_shown(names) or 'no model by name'}",
@@ -497,17 +237,14 @@ async def _served(address: str, model: str, key_env: str | None) -> Mapping[str,
     facts = {"version": str(version["version"])} if version and "version" in version else {}
     if listing is None:
         return facts
-    entries = model_entries(listing)
-    entry = next(
-        (each for each in entries if str(each.get("id")) == model and not each.get("parent")), None
+    for entry in model_entries(listing):
+        if str(entry.get("id")) == model and not entry.get("parent"):
+            known = {name: str(entry[name]) for name in COMPARED if entry.get(name) is not None}
+            return facts | known
+    raise CompoundError(
+        f"the server at {address} does not serve {model!r}",
+        hint=f"it serves {_shown(_names(listing)) or 'nothing'}; set the model of the fleet",
     )
-    if entry is None:
-        names = [str(each.get("id")) for each in entries if not each.get("parent")]
-        raise CompoundError(
-            f"the server at {address} does not serve {model!r}",
-            hint=f"it serves {_shown(names) or 'nothing'}; set the model of the fleet",
-        )
-    return facts | {name: str(entry[name]) for name in COMPARED if entry.get(name) is not None}
 
 
 async def _reports(
@@ -536,14 +273,11 @@ async def _ask(api: ServerAPI, path: str) -> Mapping[str, object] | None:
         raise CompoundError(f"{api.address}: {error.message}", hint=error.hint) from None
 
 
+def _names(listing: Mapping[str, object]) -> list[str]:
+    """Return the names of the models that a server lists, without adapters."""
+    return [str(each.get("id")) for each in model_entries(listing) if not each.get("parent")]
+
+
 def _shown(names: Sequence[str]) -> str:
     """Return names for a message; a server may report any text."""
     return ", ".join(sanitize_for_terminal(name) for name in names)
-
-
-def _different(one: str, other: str, problem: str) -> CompoundError:
-    return CompoundError(
-        f"replicas of a fleet must serve the same model in the same version, but {one} and {other} have "
-        f"{problem}",
-        hint="start all servers alike, or remove an address from urls",
-    )

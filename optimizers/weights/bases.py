@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from compound.core.engine import Adapter, AdapterEngine, Capabilities, Engine, SleepingEngine
+from compound.core.engine import Adapter, AdapterEngine, Capabilities, Engine
 from compound.core.errors import CompoundError, DeclarationError
 from compound.core.narrowing import entry
 from compound.core.storage.artifacts import Reference, is_reference, with_absolute_path
-from compound.core.threads import compute
-from compound.engines.local import devices
-from compound.engines.local.devices import Placement
-from compound.engines.vllm.arguments import gpu_name
 from compound.execution.schedule import setting_values
 from compound.graph.space import Weights
 from compound.graph.system import System
-from compound.optimizers.weights.distributed.learner import Learner, LearnerSettings, place
 from compound.optimizers.weights.learner.saved import Saved
 
 
@@ -269,45 +264,3 @@ async def load_adapters(
 async def _load(engine: AdapterEngine, adapter: Adapter) -> None:
     with contextlib.suppress(CompoundError):
         await engine.admit(adapter)
-
-
-def trainer_gpus(placement: Placement, settings: LearnerSettings) -> tuple[str, ...]:
-    """Return the GPUs that a trainer computes on, by their names in CUDA_VISIBLE_DEVICES.
-
-    Args:
-        placement: where the base model is loaded.
-        settings: the processes of the trainer.
-    """
-    device = devices.resolve_device(placement.device)
-    if devices.device_type(device) != "cuda":
-        return ()
-    ranks = range(settings.processes) if settings.world > 1 else ()
-    placed = [place(Placement(device), rank).device for rank in ranks] or [
-        devices.indexed_device(device)
-    ]
-    named = (gpu_name(int(name.partition(":")[2])) for name in placed)
-    return tuple(name for name in named if name is not None)
-
-
-@contextlib.asynccontextmanager
-async def trainer_turn(
-    engines: Iterable[Engine], gpus: Collection[str], trainer: Learner
-) -> AsyncIterator[None]:
-    """Let engines that share GPUs with a trainer sleep while the block runs; see `SleepingEngine`.
-
-    They have all the memory of the GPUs but that of the trainer's weights again when the block
-    ends.
-
-    Args:
-        engines: the engines that may use the GPUs.
-        gpus: the GPUs of the trainer.
-        trainer: the trainer that computes in the block.
-    """
-    async with contextlib.AsyncExitStack() as stack:
-        slept = False
-        for engine in engines if gpus else ():
-            if isinstance(engine, SleepingEngine):
-                slept |= await stack.enter_async_context(engine.asleep(gpus))
-        yield
-        if slept:
-            await compute(trainer.release_cache)

@@ -15,7 +15,6 @@ import asyncio
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -46,8 +45,6 @@ from compound.optimizers.weights.bases import (
     load_adapters,
     spaces,
     teacher_model,
-    trainer_gpus,
-    trainer_turn,
 )
 from compound.optimizers.weights.distributed.learner import Learner, LearnerSpec
 from compound.optimizers.weights.distributed.processes import open_learner
@@ -197,7 +194,6 @@ class TrainingSession:
             base_quantization(system, self.trained, engine_of),
             self.section,
         )
-        self._gpus = trainer_gpus(placement, self.settings.learner)
         loss, teacher = self.recipe.loss, self.recipe.teacher
         spec = LearnerSpec(
             model=model,
@@ -401,9 +397,8 @@ class TrainingSession:
     async def _train(self, drawn: StepBatch, number: int) -> tuple[Saved, dict[str, Any]]:
         """Update, checkpoint and record; return the checkpoint and the trainer's statistics."""
         samples = drawn.credited.samples
-        async with self._trainer_turn():
-            facts = await compute(self.trainer.step, samples, number)
-            saved = await compute(self.trainer.save, self.folder)
+        facts = await compute(self.trainer.step, samples, number)
+        saved = await compute(self.trainer.save, self.folder)
         record = self._record(number, drawn, facts)
         if self.recipe.sampling.max_staleness:
             record["staleness"] = number - drawn.version
@@ -429,20 +424,12 @@ class TrainingSession:
         )
         seed = derive_seed(task.seed, "step", number)
         folder, spare = task.context.folder, self.plan.spare_examples(number)
-        return RecipeContext(
-            sampler, self.trained, seed, self.trainer, task, kept, folder, spare, self._trainer_turn
-        )
+        return RecipeContext(sampler, self.trained, seed, self.trainer, task, kept, folder, spare)
 
     async def _load_adapters(self, context: RecipeContext) -> None:
         """Load the weights that a step samples with into engines that can load them in advance."""
         system, engine_of = context.sampler.system, self.task.context.executor.engine
         await load_adapters(system, self.trained, engine_of, self.folder)
-
-    def _trainer_turn(self) -> AbstractAsyncContextManager[None]:
-        """Open a block in which the trainer may compute; engines on its GPUs may sleep meanwhile."""
-        return trainer_turn(
-            [*self.task.context.executor.engines.values()], self._gpus, self.trainer
-        )
 
     def _index(self, number: int) -> int:
         """Return an index for a step that no other step of the run uses, so that samples are not reused."""

@@ -45,10 +45,6 @@ class FakeVLLM:
         version: what it says of its version.
         base: the bias of the base, to stand for other weights.
         answered: the last message of each chat whose answer was sent.
-        asleep: whether it sleeps; it then answers chats with an error.
-        stubborn: whether it stays asleep when it is woken.
-        deadly: the path of a request that kills the process.
-        endless: the path of a request that is not answered until `stop` or `kill` is called.
         log: a file to which the path of each request is appended, with the process.
     """
 
@@ -61,7 +57,6 @@ class FakeVLLM:
             list[str](),
             set[socket.socket](),
         )
-        self.asleep, self.stubborn, self.deadly, self.endless = False, False, "", ""
         self.log: Path | None = None
         self.stale, self.noise, self.raw, self.hang = "", 0.0, False, False
         self.fault: dict[str, tuple[int, str, dict[str, str]]] = {}
@@ -126,10 +121,6 @@ class FakeVLLM:
         if self.log is not None:
             with self.log.open("a") as file:
                 file.write(f"{os.getpid()} {path}\n")
-        if path == self.deadly:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if path == self.endless:
-            self.stopping.wait(60)
 
     def serve(self) -> FakeVLLM:
         threading.Thread(target=self.http.serve_forever, args=[0.01], daemon=True).start()
@@ -170,17 +161,6 @@ class FakeVLLM:
 
     def _version(self, _: dict[str, Any]) -> tuple[int, Any]:
         return 200, {"version": self.version}
-
-    def _sleep(self, _: dict[str, Any]) -> tuple[int, Any]:
-        self.asleep = True
-        return 200, {"status": "sleeping", "level": 1}
-
-    def _wake_up(self, _: dict[str, Any]) -> tuple[int, Any]:
-        self.asleep = self.stubborn
-        return 200, {"status": "sleeping" if self.asleep else "awake", "tags": None}
-
-    def _is_sleeping(self, _: dict[str, Any]) -> tuple[int, Any]:
-        return 200, {"is_sleeping": self.asleep}
 
     def load_lora_adapter(self, body: dict[str, Any]) -> tuple[int, Any]:
         name = body["lora_name"]
@@ -235,8 +215,6 @@ class FakeVLLM:
         bias = self.bias(body["model"])
         if bias is None:
             return unknown(body["model"])
-        if self.asleep:
-            return 400, error("the server is asleep")
         content = body["messages"][0]["content"]
         if content == "die":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -334,8 +312,6 @@ def main() -> None:
     fake = FakeVLLM(known.served_model_name, os.environ["VLLM_API_KEY"], known.port)
     fake.log = Path(behaviour["log"]) if "log" in behaviour else None
     fake.fault = {path: tuple(fault) for path, fault in behaviour.get("fault", {}).items()}
-    fake.stubborn, fake.deadly = behaviour.get("stubborn", False), behaviour.get("deadly", "")
-    fake.endless = behaviour.get("endless", "")
     fake.http.serve_forever()
 
 

@@ -42,14 +42,12 @@ class Footprint:
         hidden: the width of hidden states.
         intermediate: the width of the feed-forward states of a token, over the experts that it is
             sent to.
-        heads: the number of attention heads.
         queries: the width of the queries of a token, over all heads of a layer.
         normed: the width of the inputs of all norms in a layer.
         cached: the width of the keys of a token, over all key-value heads of a layer.
         vocabulary: the number of logits of a token.
         linear: inputs and outputs of each linear layer, by name.
         context: the maximum number of tokens of a request; 0 if unknown.
-        tied: the number of parameters that the output layer shares with the input embeddings.
     """
 
     parameters: int
@@ -57,14 +55,12 @@ class Footprint:
     layers: int
     hidden: int
     intermediate: int
-    heads: int
     queries: int
     normed: int
     cached: int
     vocabulary: int
     linear: tuple[tuple[str, int, int], ...]
     context: int = 0
-    tied: int = 0
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Footprint:
@@ -91,16 +87,12 @@ class Footprint:
             experts * (getattr(config, "moe_intermediate_size", None) or inner)
             if experts
             else inner,
-            heads,
             heads * width,
             _normed_width(model, config.num_hidden_layers, config.hidden_size, heads * width, keys),
             keys,
             config.vocab_size,
             tuple((name, layer.in_features, layer.out_features) for name, layer in linear),
             getattr(config, "max_position_embeddings", None) or 0,
-            output.weight.numel()
-            if getattr(config, "tie_word_embeddings", False) and output is not None
-            else 0,
         )
 
     def weights(self, dtype: str, quantization: str = "none") -> int:
@@ -109,12 +101,6 @@ class Footprint:
         if quantization == "none":
             return full
         return full - int(self.quantizable * (BYTES[dtype] - QUANTIZED[quantization]))
-
-    def packed(self, device: str, dtype: str) -> int:
-        """Return the bytes that packing adds: an output layer tied to the embeddings is copied on a CPU."""
-        return (
-            self.tied * BYTES[dtype] if device == "cpu" and dtype in ("float32", "bfloat16") else 0
-        )
 
     def adapter(self, rank: int, targets: Sequence[str]) -> int:
         """Return the number of parameters of a LoRA adapter on the layers with these name suffixes."""
@@ -129,15 +115,11 @@ class Footprint:
         """Return the bytes of the keys and values of a token in all layers."""
         return 2 * self.layers * self.cached * BYTES[dtype]
 
-    def activations(self, dtype: str, *, checkpointing: bool = False, attended: int = 0) -> int:
+    def activations(self, dtype: str, *, checkpointing: bool = False) -> int:
         """Return the bytes that a token stores for the backward pass.
 
-        Args:
-            dtype: the number format.
-            checkpointing: whether only the inputs of layers are stored, and the rest for one layer
-                at a time.
-            attended: the number of tokens whose attention weights are stored for each token: 0,
-                except with the attention kernels ``eager``.
+        With ``checkpointing``, only the inputs of layers are stored, and the rest for one layer at
+        a time.
         """
         size = BYTES[dtype]
         # the inputs of norms in float32; the inputs of adapters, queries, keys, values, and the
@@ -145,7 +127,6 @@ class Footprint:
         # the other factor, and the product
         attention = 2 * self.hidden + 3 * self.queries + 2 * self.cached
         layer = 4 * self.normed + size * (attention + 4 * self.intermediate)
-        layer += attended * self.heads * (4 + size)
         if checkpointing:
             return self.layers * self.hidden * size + layer
         return self.layers * layer

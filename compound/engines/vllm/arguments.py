@@ -22,7 +22,6 @@ RESERVED_ARGUMENTS = (  # budgets, token records and the server's security depen
     "trust-remote-code",
     "allow-credentials",
     "allowed-origins",
-    "enable-sleep-mode",
 )
 MEMORY_ARGUMENTS = ("gpu-memory-utilization", "kv-cache-memory-bytes")
 
@@ -47,7 +46,7 @@ def check_arguments(args: Sequence[str], model: str, *, gpu_memory: bool = False
         ):
             raise DeclarationError(
                 f"engine {model!r}: args must not set {argument!r}",
-                hint="the engine sets it; max_lora_rank, max_loras and sleep are settings of the engine",
+                hint="the engine sets it; max_lora_rank and max_loras are settings of the engine",
             )
         if (
             gpu_memory

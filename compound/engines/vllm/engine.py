@@ -8,17 +8,15 @@ tested once before records at a temperature other than 0 and 1 are accepted.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Collection, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from compound.core.engine import NO_USAGE, Adapter, Completion, Prefilled, Request, Usage
 from compound.core.errors import CallError, CompoundError, DeclarationError, TransientError
-from compound.core.loops import RWLock, run_in_background
+from compound.core.loops import run_in_background
 from compound.core.security.trust import Origin
 from compound.engines.adapter_files import TEXT, check_probe_model
 from compound.engines.credentials import read_key
@@ -82,13 +80,10 @@ class VLLMEngine:
             request may override it.
         max_wait: maximum total time in seconds that a call waits for a server that limits the rate.
         start_timeout: time limit in seconds for the server to become ready.
-        restarts: how often a server that ended by itself, or did not fall asleep or wake up, is
-            restarted.
+        restarts: how often a server that ended by itself is restarted.
         gpu_memory: share of the memory of each GPU that a server started by the engine uses, in (0,
             1]. By default, a run that trains weights on the same GPU computes the share that the
             trainer leaves; otherwise vLLM's default applies.
-        sleep: whether a server started by the engine releases the memory of its GPUs while training
-            computes on them; see `compound.engines.vllm.link`. It has no effect on other GPUs.
         extra: sampling and reasoning options (``top_p``, ``chat_template_kwargs`` …); see
             `VLLMOptions`.
         native_tools: whether to declare tools to the model, instead of describing them in the
@@ -138,7 +133,6 @@ class VLLMEngine:
         takes_images: bool = False,
         deterministic: bool = False,
         gpu_memory: Share | None = None,
-        sleep: bool = False,
     ) -> None:
         if model.startswith("-"):
             raise DeclarationError(
@@ -156,17 +150,16 @@ class VLLMEngine:
         self.environment: Mapping[str, str] = {}
         self.native_tools, self.takes_images = native_tools, takes_images
         self.deterministic = deterministic
-        self.gpu_memory, self.sleep = gpu_memory, sleep
+        self.gpu_memory = gpu_memory
         self._gpu_memory_left: float | None = None
-        self._awake = RWLock()  # held by requests, and exclusively while the server is asleep
         self._concurrency = concurrency
         self._link: Link | None = None
         self._opening: asyncio.Task[Link] | None = None
         self._starts = 0
         arguments.check_arguments(self.args, model, gpu_memory=gpu_memory is not None)
-        if api_base is not None and (gpu_memory is not None or sleep):
+        if api_base is not None and gpu_memory is not None:
             raise DeclarationError(
-                f"engine {model!r}: {'sleep' if sleep else 'gpu_memory'} is a setting of servers that the "
+                f"engine {model!r}: gpu_memory is a setting of servers that the "
                 f"engine starts, but the server at {api_base} is running",
                 hint="remove it; set the memory of that server with --gpu-memory-utilization",
             )
@@ -262,30 +255,6 @@ class VLLMEngine:
                 (shares[gpu] for gpu in self.gpus if gpu in shares), default=None
             )
 
-    @contextlib.asynccontextmanager
-    async def asleep(self, gpus: Collection[str]) -> AsyncIterator[bool]:
-        """Release the memory of the server while the block runs, if it uses one of the GPUs.
-
-        Yields whether it does.
-
-        This waits for the requests in flight, and later ones wait for the end of the block. The
-        first of them wakes the server.
-
-        Raises:
-            CompoundError: the server has no sleep mode.
-        """
-        if not self.sleep or set(gpus).isdisjoint(self.gpus):
-            yield False
-            return
-        stack = AsyncExitStack()
-        try:
-            await run_in_background(self._fall_asleep(stack))
-            yield True
-        finally:
-            await asyncio.shield(
-                run_in_background(stack.aclose())
-            )  # else later calls would wait forever
-
     async def admit(self, adapter: Adapter) -> None:
         """Load an adapter on the server and check it, without sampling.
 
@@ -301,7 +270,7 @@ class VLLMEngine:
             CompoundError: the server does not serve the model, or does not start.
             TransientError: the server does not answer.
         """
-        await run_in_background(self._connect_awake())
+        await run_in_background(self._connect())
 
     async def fingerprint(self) -> Fingerprint:
         """Return the base model's log-probabilities of a fixed text, while no other request is in flight."""
@@ -336,10 +305,6 @@ class VLLMEngine:
     # -- on the background loop, where the connections live ----------------------------------------------
 
     async def _generate(self, request: Request) -> Completion:
-        async with self._awake.read():
-            return await self._generate_awake(request)
-
-    async def _generate_awake(self, request: Request) -> Completion:
         link = await self._connect()
         try:
             async with link.adapters.sampling(request.adapter) as name:
@@ -360,33 +325,14 @@ class VLLMEngine:
             ) from error
 
     async def _admit(self, adapter: Adapter) -> None:
-        async with self._awake.read():
-            link = await self._connect()
-            async with link.adapters.sampling(adapter):
-                pass
+        link = await self._connect()
+        async with link.adapters.sampling(adapter):
+            pass
 
     async def _fingerprint(self) -> Fingerprint:
-        async with self._awake.read():
-            link = await self._connect()
-            async with link.adapters.drained():
-                return await link.api.logprobs(link.api.model, TEXT, self.timeout)
-
-    async def _connect_awake(self) -> None:
-        async with self._awake.read():
-            await self._connect()
-
-    async def _fall_asleep(self, stack: AsyncExitStack) -> None:
-        """Put the server to sleep, if there is one, and hold back requests until the stack is closed."""
-        try:
-            await stack.enter_async_context(self._awake.write())
-            if self._opening is not None:  # for a request that was cancelled
-                await asyncio.wait([self._opening])
-            if self._link is not None:
-                await self._link.sleep(self.timeout)
-        except BaseException:
-            # the caller may have closed the stack before this task noticed that it was cancelled
-            await stack.aclose()
-            raise
+        link = await self._connect()
+        async with link.adapters.drained():
+            return await link.api.logprobs(link.api.model, TEXT, self.timeout)
 
     async def _sample(self, link: Link, name: str, request: Request) -> Completion:
         if request.want_tokens and request.temperature not in {0, 1}:
@@ -424,8 +370,8 @@ class VLLMEngine:
             )
 
     async def _connect(self) -> Link:
-        """Return the connected server; start it or wake it up if needed, once for concurrent calls."""
-        if self._link is not None and self._link.answers:
+        """Return the connected server; start it if needed, once for concurrent calls."""
+        if self._link is not None and not self._link.ended:
             return self._link
         if self._opening is None:
             self._opening = asyncio.create_task(self._open())
@@ -438,8 +384,6 @@ class VLLMEngine:
             task.exception()  # retrieve it even if every waiting call was cancelled, or asyncio logs an error
 
     async def _open(self) -> Link:
-        if self._link is not None and await self._link.wake(self.timeout):
-            return self._link
         ended, self._link = self._link, None
         if ended is not None:
             await ended.close()
@@ -460,8 +404,7 @@ class VLLMEngine:
         if self._starts > self.restarts:
             last = f"; the log of the last is {ended.server.log}" if ended and ended.server else ""
             raise CompoundError(
-                f"{self._starts} vLLM servers of {self.model!r} ended by themselves, or did not fall asleep "
-                f"or wake up{last}"
+                f"{self._starts} vLLM servers of {self.model!r} ended by themselves{last}"
             )
         self._starts += 1
         loras = ["--max-lora-rank", str(self._server_rank), "--max-loras", str(self.max_loras)]
@@ -478,7 +421,6 @@ class VLLMEngine:
             seconds=self.timeout,
             start_seconds=self.start_timeout,
             environment=self.environment,
-            sleep=self.sleep,
         )
 
     async def _close(self) -> None:

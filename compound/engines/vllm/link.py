@@ -1,31 +1,21 @@
-"""Connections of an engine to a running server, or to a server that it starts; sleep mode.
-
-At level 1 of sleep mode, vLLM copies the weights of the model and of its adapters to the memory of
-the host, and discards the cache of keys and values, and with it the prefix cache. Adapters stay
-loaded. The context of CUDA, CUDA graphs and some buffers stay on the GPU. vLLM 0.32 supports this
-on CUDA, ROCm and XPU, not on the CPU. A server whose state is unknown, since a request to sleep
-failed or was cancelled, is ended and started again.
-"""
+"""Connections of an engine to a running server, or to a server that it starts."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from compound.core.errors import CallError, CompoundError, TransientError
+from compound.core.errors import CompoundError, TransientError
 from compound.core.security.sanitize import sanitize_for_terminal
 from compound.engines import models
 from compound.engines.adapter_files import CHECKS
 from compound.engines.credentials import read_key
 from compound.engines.known_models import KNOWN
 from compound.engines.model_folder import check_model_folder
-from compound.engines.remote import first_line
 from compound.engines.server_api import model_entries
 from compound.engines.vllm.adapters import ServedAdapters
 from compound.engines.vllm.api import FOR_ADAPTERS, VLLMAPI
@@ -37,10 +27,6 @@ MULTI_PROCESS_ARGUMENTS = ("data-parallel", "data_parallel", "-dp", "api-server-
 EXIT_TIMEOUT = (
     10.0  # seconds that a server may need to end after its last answer; measured 2 when idle
 )
-
-
-SLEEP, WAKE, STATE = "sleep?level=1", "wake_up", "is_sleeping"
-_LOG = logging.getLogger("compound")
 
 
 class ServerEnded(TransientError):
@@ -57,19 +43,12 @@ class Link:
         server: the server process, if the engine started it.
         logprobs_are_tempered: whether log-probabilities include temperature scaling; None until
             tested.
-        state: whether the server is asleep; see `sleep`.
     """
 
     api: VLLMAPI
     adapters: ServedAdapters
     server: VLLMServer | None
     logprobs_are_tempered: bool | None = None
-    state: Literal["awake", "asleep", "unknown"] = "awake"
-
-    @property
-    def answers(self) -> bool:
-        """Whether the server is awake and, if the engine started it, has not ended."""
-        return self.state == "awake" and not self.ended
 
     @property
     def ended(self) -> bool:
@@ -79,59 +58,6 @@ class Link:
     async def is_ending(self, within: float = EXIT_TIMEOUT) -> bool:
         """Return whether the engine started the server and it ends within the given seconds."""
         return self.server is not None and await self.server.ended(within)
-
-    async def sleep(self, seconds: float) -> None:
-        """Let the server release its memory, by its end if it does not fall asleep; no request is in flight.
-
-        Raises:
-            CompoundError: the server has no sleep mode.
-        """
-        if self.server is None or self.ended or self.state == "asleep":
-            return
-        self.state = "unknown"
-        try:
-            answer = await self.api.send(SLEEP, {}, seconds, root=True)
-        except TransientError as error:
-            problem = error.message
-        else:
-            if answer.status == 200:
-                self.state = "asleep"
-                return
-            problem = first_line(answer.message)
-            if answer.status < 500:
-                self.state = "awake"
-                raise CompoundError(
-                    f"the vLLM server of {self.api.model!r} has no sleep mode: {problem}",
-                    hint="sleep needs vLLM 0.32 or later; upgrade it, or set sleep of the engine to false",
-                )
-        self._warn("fall asleep", problem)
-        await self.server.stop()
-
-    async def wake(self, seconds: float) -> bool:
-        """Wake the server; return whether it is awake. If not, it must be started again."""
-        if self.ended or self.state == "unknown":
-            return False
-        try:
-            answer = await self.api.send(WAKE, {}, seconds, root=True)
-            if answer.status != 200:
-                self.api.read(answer)
-            # answers to the first request differ between versions of vLLM
-            found = self.api.read(await self.api.send(STATE, None, seconds, root=True))
-            if found.get("is_sleeping") is not False:
-                raise CallError("it is still asleep")
-        except CompoundError as error:
-            self._warn("wake up", error.message)
-            return False
-        self.state = "awake"
-        return True
-
-    def _warn(self, what: str, problem: str) -> None:
-        _LOG.warning(
-            "the vLLM server of %r did not %s, and is started again: %s",
-            self.api.model,
-            what,
-            problem,
-        )
 
     async def close(self) -> None:
         """Close the connections; end the server if the engine started it."""
@@ -190,9 +116,8 @@ async def start_server(
     seconds: float,
     start_seconds: float,
     environment: Mapping[str, str] | None = None,
-    sleep: bool = False,
 ) -> Link:
-    """Start a server, with sleep mode if ``sleep``, and wait until it is ready.
+    """Start a server, and wait until it is ready.
 
     Raises:
         CompoundError: the server ends or is not ready in time; the message contains the end of its
@@ -203,7 +128,7 @@ async def start_server(
         folder = str(await asyncio.to_thread(models.resolve, model))
     await asyncio.to_thread(check_model_folder, Path(folder))
     server = VLLMServer(
-        folder, model, command=command, arguments=arguments, environment=environment, sleeps=sleep
+        folder, model, command=command, arguments=arguments, environment=environment
     )
     api = VLLMAPI(
         server.address,

@@ -35,9 +35,6 @@ ACCELERATORS = (
 SHOWN = 20  # log lines in an error message
 KEPT = 16  # number of logs of earlier servers
 POLL = 0.1  # seconds between checks of a process
-SLEEP_ARGUMENTS = ("--enable-sleep-mode",)
-SLEEP_VARIABLES = {"VLLM_SERVER_DEV_MODE": "1"}  # serves the routes of sleep mode
-MIDDLEWARE = "compound_key_required"  # the module's name in vLLM's process
 
 
 class VLLMServer:
@@ -50,7 +47,6 @@ class VLLMServer:
             ``vllm``.
         arguments: additional arguments of ``vllm serve``.
         environment: variables to set for the process, such as ``CUDA_VISIBLE_DEVICES``.
-        sleeps: whether it has sleep mode. All its routes then require the key.
 
     Attributes:
         address: the URL of its API.
@@ -70,7 +66,6 @@ class VLLMServer:
         command: str | None = None,
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
-        sleeps: bool = False,
     ) -> None:
         self.key = secrets.token_hex(16)
         port = _free_port()
@@ -94,16 +89,6 @@ class VLLMServer:
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
             "VLLM_API_KEY": self.key,
         }
-        if sleeps:
-            served += [
-                *SLEEP_ARGUMENTS,
-                "--middleware",
-                f"{MIDDLEWARE}.{guard.KeyRequired.__name__}",
-            ]
-            variables |= {
-                **SLEEP_VARIABLES,
-                "PYTHONPATH": _with_middleware(variables.get("PYTHONPATH", "")),
-            }
         self._started = time.monotonic()
         with self.log.open("wb") as log:
             self._guard = subprocess.Popen(
@@ -164,18 +149,6 @@ def _safe_defaults(arguments: Sequence[str]) -> list[str]:
     if not any("chunked-prefill" in argument for argument in arguments) and not _accelerators():
         given += ["--no-enable-chunked-prefill"]
     return given
-
-
-def _with_middleware(python_path: str) -> str:
-    """Return a value of PYTHONPATH from which the server can import the middleware."""
-    folder = cache_folder() / "vllm" / "middleware"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    copy = folder / f".{secrets.token_hex(8)}.py"
-    copy.write_bytes(Path(guard.__file__).read_bytes())
-    os.replace(
-        copy, folder / f"{MIDDLEWARE}.py"
-    )  # servers that start at the same time read a whole file
-    return os.pathsep.join(filter(None, [str(folder), python_path]))
 
 
 def _accelerators() -> list[Path]:

@@ -136,9 +136,6 @@ class Learner(Protocol):
     def write_adapter(self, name: str, folder: Path) -> None:
         """Write the current weights of an adapter to a folder, in peft's format."""
 
-    def release_cache(self) -> None:
-        """Return memory that is not in use to the device, so that other processes can use it."""
-
     def interrupt(self) -> None:
         """End a call that another thread waits for, if it can be ended; the learner must then be closed."""
 

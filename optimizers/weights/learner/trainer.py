@@ -430,10 +430,6 @@ class Trainer:
         """Write the current weights of an adapter to a folder, in peft's format."""
         self.adapters.write(name, folder)
 
-    def release_cache(self) -> None:
-        """Return memory that is not in use to the device."""
-        loading.release()
-
     def interrupt(self) -> None:
         """Do nothing: a step in this process cannot be ended."""
 

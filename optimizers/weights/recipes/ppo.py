@@ -124,11 +124,10 @@ async def estimate_advantages(
         the mean log-ratio to the base model, if computed.
     """
     check_rewards(samples)
-    async with context.trainer_turn():
-        valued = await compute(context.trainer.values, samples)
-        log_ratios: list[tuple[float, ...]] = [()] * len(valued)
-        if settings.kl_reward:
-            log_ratios = await compute(context.trainer.divergences, valued)
+    valued = await compute(context.trainer.values, samples)
+    log_ratios: list[tuple[float, ...]] = [()] * len(valued)
+    if settings.kl_reward:
+        log_ratios = await compute(context.trainer.divergences, valued)
     estimated = []
     for sample, kl in zip(valued, log_ratios, strict=True):
         if (

@@ -10,7 +10,6 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -153,8 +152,6 @@ class RecipeContext:
         folder: the folder that code and files named in the settings are relative to.
         spare: further examples, in order, that may replace those without a gradient; see
             `compound.optimizers.weights.recipes.groups`.
-        trainer_turn: opens a block in which the trainer may compute; engines on its GPUs may sleep
-            meanwhile.
     """
 
     sampler: Sampler
@@ -165,7 +162,6 @@ class RecipeContext:
     state: dict[str, object] = field(default_factory=dict)
     folder: Path = Path()
     spare: Sequence[Example] = ()
-    trainer_turn: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
 
     @property
     def fallback(self) -> float:

@@ -19,7 +19,7 @@ from compound.core.errors import (
     DeclarationError,
     TransientError,
 )
-from compound.engines import replicas as fleet_pool
+from compound.engines import fleet as fleet_engine
 from compound.engines.fleet import FleetEngine
 from compound.engines.replicas import Replica, ReplicaIdentity
 from vllm_requests import new_adapter, request, running, until
@@ -200,7 +200,7 @@ def test_an_adapter_fails_to_be_admitted_only_if_no_replica_answers(
 def test_a_server_that_comes_back_loads_its_adapters_before_any_request(
     servers: Servers, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet_pool, "FIRST_WAIT", 0.05)
+    monkeypatch.setattr(fleet_engine, "FIRST_WAIT", 0.05)
     adapter = write(0.5)
     lm = fleet(servers[:1])
 
@@ -244,32 +244,26 @@ def test_servers_of_the_openai_engine_refuse_adapters(servers: Servers, write: W
     assert not servers[0].received
 
 
+@pytest.mark.parametrize("began", [False, True])
 def test_a_fleet_that_is_closed_while_it_asks_a_replica_releases_who_waits(
-    servers: Servers, monkeypatch: pytest.MonkeyPatch
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, began: bool
 ) -> None:
     """Also if the question has not begun."""
     lm = fleet(servers[:1])
-    began = asyncio.Event()
 
-    async def close_at_once() -> bool:
-        pool = lm._pool
-        waiting = asyncio.ensure_future(pool.has_ended(pool.replicas[0]))
-        closing = asyncio.ensure_future(pool.aclose())
-        await closing
-        return await asyncio.wait_for(waiting, 120)
+    async def run() -> bool:
+        asked = asyncio.Event()
 
-    async def close_later() -> bool:
         async def ask(replica: Replica, *, thoroughly: bool) -> ReplicaIdentity:
-            began.set()
+            asked.set()
             await asyncio.get_running_loop().create_future()
-            return ReplicaIdentity()
+            return ReplicaIdentity({})
 
         monkeypatch.setattr(Replica, "identify", ask)
-        pool = lm._pool
-        waiting = asyncio.ensure_future(pool.has_ended(pool.replicas[0]))
-        await began.wait()
-        await pool.aclose()
+        waiting = asyncio.ensure_future(lm._has_ended(lm.replicas[0]))
+        if began:
+            await asked.wait()
+        await asyncio.ensure_future(lm._close())
         return await asyncio.wait_for(waiting, 120)
 
-    assert not asyncio.run(close_at_once())
-    assert not asyncio.run(close_later())
+    assert not asyncio.run(run())

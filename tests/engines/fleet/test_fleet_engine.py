@@ -32,10 +32,10 @@ from compound.core.errors import (
     RateLimited,
     TransientError,
 )
-from compound.engines import replicas as fleet_pool
-from compound.engines.fleet import FleetEngine, bills
+from compound.engines import fleet as fleet_engine
+from compound.engines.fleet import FleetEngine
 from compound.engines.openai import OpenAIEngine
-from compound.engines.replicas import Replica, ReplicaCondition
+from compound.engines.replicas import Replica
 from compound.execution.budget import Budget, Meter
 from compound.execution.executor import Executor
 from vllm_requests import new_adapter, request, running, until
@@ -90,8 +90,8 @@ def revived(dead: fake.FakeVLLM, **changes: Any) -> fake.FakeVLLM:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_pool, "FIRST_WAIT", 0.05)
-    monkeypatch.setattr(fleet_pool, "LONGEST_WAIT", 0.05)
+    monkeypatch.setattr(fleet_engine, "FIRST_WAIT", 0.05)
+    monkeypatch.setattr(fleet_engine, "LONGEST_WAIT", 0.05)
 
 
 # -- what it is ----------------------------------------------------------------------------------------
@@ -467,7 +467,7 @@ def test_a_server_elsewhere_may_bill_unless_it_is_free(
     address: str, price: tuple[float, float] | None, expected: bool
 ) -> None:
     engine = OpenAIEngine("m", api_base=address, price=price)
-    assert bills(Replica(address, engine, address)) is expected
+    assert Replica(address, engine, address).bills is expected
 
 
 @pytest.mark.parametrize("gone", [False, True])
@@ -477,11 +477,11 @@ def test_a_replica_that_is_not_used_again_may_live(servers: Servers, gone: bool)
 
     async def work() -> bool:
         await lm.warm_up()
-        replica = lm._pool.replicas[0]
-        replica.condition = ReplicaCondition.FAILED
+        replica = lm.replicas[0]
+        replica.condition = "failed"
         replica.gone = asyncio.get_running_loop().create_future()
         replica.gone.set_result(gone)
-        return await lm._pool.has_ended(replica)
+        return await lm._has_ended(replica)
 
     assert run(lm, work) is gone
 

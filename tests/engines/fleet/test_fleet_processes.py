@@ -18,7 +18,7 @@ import fake_vllm as fake
 from compound.core.engine import Completion
 from compound.core.errors import CallError, CompoundError, TransientError
 from compound.engines.fleet import FleetEngine
-from compound.engines.replicas import Replica, ReplicaCondition
+from compound.engines.replicas import Replica
 from compound.engines.vllm.engine import VLLMEngine
 from compound.engines.vllm.link import Link
 from vllm_requests import new_adapter, request, until
@@ -132,7 +132,7 @@ def test_a_request_that_notices_the_death_after_the_restart_is_moved(
     async def run() -> list[Completion]:
         async with contextlib.aclosing(lm):
             await lm.warm_up()
-            first = lm._pool.replicas[0]
+            first = lm.replicas[0]
             pid = pid_of(first, told)
             os.kill(pid, signal.SIGSTOP if stopped else signal.SIGKILL)
             if not stopped:  # the port is closed, but its guard has not said so
@@ -179,7 +179,7 @@ def test_a_request_does_not_fail_because_its_process_cannot_be_started_again(
     async def run() -> Completion:
         async with contextlib.aclosing(lm):
             await lm.warm_up()
-            first = lm._pool.replicas[0]
+            first = lm.replicas[0]
             pid = pid_of(first, told)
 
             async def killed(replica: Replica, *arguments: Any) -> Completion:
@@ -191,7 +191,7 @@ def test_a_request_does_not_fail_because_its_process_cannot_be_started_again(
 
             monkeypatch.setattr(Replica, "answer", killed)
             found = await asyncio.gather(*(lm.generate(request(str(i))) for i in range(12)))
-            await until(lambda: first.condition is ReplicaCondition.FAILED)
+            await until(lambda: first.condition == "failed")
             return found[0]
 
     assert asyncio.run(run()).text == "four"
@@ -208,7 +208,7 @@ def test_a_fleet_that_is_closed_with_requests_in_flight_starts_no_process(told: 
             for row in started(told):
                 os.kill(row["pids"][0], signal.SIGSTOP)
             calls = [asyncio.create_task(lm.generate(request(str(i)))) for i in range(9)]
-            await until(lambda: sum(replica.load for replica in lm._pool.replicas) == 6)
+            await until(lambda: sum(replica.load for replica in lm.replicas) == 6)
             await asyncio.sleep(0.1)
             for row in started(told):
                 os.kill(row["pids"][0], signal.SIGKILL)

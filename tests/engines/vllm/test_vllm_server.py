@@ -19,7 +19,7 @@ import pytest
 import compound as cp
 import fake_vllm as fake
 from compound.core.engine import Adapter, Completion, Message, Request
-from compound.core.errors import CallError, CompoundError, TransientError
+from compound.core.errors import CallError, CompoundError, DeclarationError, TransientError
 from compound.core.storage.artifacts import folder_digest
 from compound.engines.vllm import guard
 from compound.engines.vllm import server as vllm_server
@@ -79,6 +79,49 @@ def test_a_server_is_started_as_training_needs_it_and_ended(told: Path) -> None:
     assert row["env"]["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
     assert len(row["env"]["VLLM_API_KEY"]) == 32
     assert not any(map(is_running, row["pids"]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"gpu_memory": 0.0}, "gpu_memory: Input should be greater than 0"),
+        ({"gpu_memory": 1.1}, "gpu_memory: Input should be less than or equal to 1"),
+        ({"gpu_memory": 0.5, "args": ["--gpu_memory_util=0.5"]}, "both limit the memory"),
+        ({"gpu_memory": 0.5, "args": ["--kv-cache-memory-bytes", "9"]}, "both limit the memory"),
+        ({"gpu_memory": 0.5, "api_base": "http://127.0.0.1:8000/v1"}, "gpu_memory is a setting of"),
+    ],
+)
+def test_settings_of_memory_that_do_not_fit_together_are_refused(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DeclarationError, match=message):
+        VLLMEngine("m", **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "left", "wanted"),
+    [
+        ({}, {"0": 0.3}, ["0.3"]),
+        ({}, {"1": 0.3}, []),
+        ({"args": ["-tp", "2"]}, {"0": 0.3, "1": 0.2}, ["0.2"]),
+        ({"gpu_memory": 0.5}, {"0": 0.3}, ["0.5"]),
+        ({"args": ["--gpu-memory-utilization", "0.6"]}, {"0": 0.3}, ["0.6"]),
+    ],
+)
+def test_settings_take_precedence_over_the_share_that_a_trainer_leaves(
+    told: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    left: dict[str, float],
+    wanted: list[str],
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    lm = VLLMEngine("m", **settings)
+    lm.limit_gpu_memory(left)
+    ask(lm)
+    argv = started(told)[0]["argv"]
+    found = [argv[i + 1] for i, name in enumerate(argv) if name == "--gpu-memory-utilization"]
+    assert found == wanted
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import warnings
 from collections.abc import Sequence
@@ -102,7 +101,7 @@ def test_a_teacher_is_counted_beside_the_base_model(folder: Path) -> None:
 
 
 def test_quantization_counts_linear_layers_by_their_bits() -> None:
-    sizes = Footprint(1000, 640, 1, 8, 8, 1, 8, 16, 8, 16, ())
+    sizes = Footprint(1000, 640, 1, 8, 8, 8, 16, 8, 16, ())
     assert sizes.weights("bfloat16", "8bit") == 360 * 2 + 640
     assert sizes.weights("bfloat16", "4bit") == 360 * 2 + 640 // 2 + 640 // 64 * 4
 
@@ -200,20 +199,6 @@ def stored_bytes(model: Any, checkpointing: bool) -> float:
     return float(found / ids.numel())
 
 
-def test_packing_copies_an_output_layer_that_is_tied_to_the_embeddings(
-    folder: Path, tmp_path: Path
-) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
-    tied, untied = footprint.footprint(tmp_path), footprint.footprint(folder)
-    shared = config["vocab_size"] * config["hidden_size"]
-    assert untied.parameters - tied.parameters == shared
-    assert tied.packed("cpu", "float32") == 4 * shared
-    assert tied.packed("cpu", "bfloat16") == 2 * shared
-    assert tied.packed("cpu", "float16") == tied.packed("cuda:0", "bfloat16") == 0
-    assert untied.packed("cpu", "float32") == 0
-
-
 def test_trainer_and_engine_are_planned_together(folder: Path) -> None:
     plan = plan_memory(
         problem(folder, optimizer={"micro_tokens": 128}, rollouts={"max_length": 128})
@@ -258,7 +243,6 @@ def test_checkpointing_and_smaller_batches_need_less(folder: Path) -> None:
     assert trainer(base={"gradient_checkpointing": True}).working < usual.working
     assert "gradient_checkpointing" in usual.lower
     assert "gradient_checkpointing" not in trainer(base={"gradient_checkpointing": True}).lower
-    assert trainer(base={"attn_implementation": "eager"}).working > usual.working
 
 
 @pytest.mark.parametrize(("max_length", "longest"), [(200, 200), (8192, 256)])  # of the model: 256
@@ -343,7 +327,7 @@ def test_devices_are_compared_one_by_one() -> None:
     def demand(device: str, fixed: int) -> Demand:
         return Demand(f"part on {device}", device, fixed, 0, "lower a", f"move {device}")
 
-    plan = MemoryPlan((demand("cuda:0", 10), demand("cuda:1", 10)), {"cuda:0": 15, "cuda:1": 15})
+    plan = MemoryPlan([demand("cuda:0", 10), demand("cuda:1", 10)], {"cuda:0": 15, "cuda:1": 15})
     plan.check()
     with pytest.raises(CompoundError, match="on cuda:0.*part on cuda:0") as raised:
         replace(plan, free={"cuda:0": 9, "cuda:1": 15}).check()
@@ -387,7 +371,8 @@ def trainers(folder: Path, monkeypatch: pytest.MonkeyPatch, **found: tuple[int, 
         name = training.section
         return Demand(f"trainer {name}", "cpu", *found[name], f"lower {name}", f"shrink {name}")
 
-    monkeypatch.setattr(memory_plan, "_engine", lambda *_: None)
+    monkeypatch.setattr(memory_plan, "_engine", lambda *_: ())
+    monkeypatch.setattr(memory_plan, "_trained", lambda *_: ["answerer"])
     monkeypatch.setattr(memory_plan, "_trainer", demand)
     monkeypatch.setattr(
         memory_plan,
@@ -417,15 +402,6 @@ def test_only_the_largest_of_successive_trainers_counts(
     assert "shrink a" in raised.value.hint
 
 
-def test_a_trainer_with_both_maxima_is_the_only_part(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = trainers(folder, monkeypatch, a=(5, 1), b=(7, 3))
-    assert [(demand.what, demand.fixed, demand.working) for demand in plan.demands] == [
-        ("trainer b", 7, 3)
-    ]
-
-
 def test_a_loaded_engine_needs_no_further_weights(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -435,7 +411,7 @@ def test_a_loaded_engine_needs_no_further_weights(
 
 def test_a_model_that_is_not_here_is_unknown_and_nothing_is_downloaded(folder: Path) -> None:
     plan = plan_memory(problem(folder, TransformersEngine("no/such-model", dtype="float32")))
-    assert plan.demands == ()
+    assert plan.demands == []
     assert "not on this machine" in plan.lines()[0]
     plan.check()
 
@@ -471,7 +447,7 @@ def test_systems_of_remote_models_plan_nothing() -> None:
     plan = plan_memory(
         make_problem(system, data, cp.metrics.exact_match("answer"), settings, find_engine)
     )
-    assert plan == MemoryPlan((), {})
+    assert plan == MemoryPlan()
     assert plan.lines() == []
 
 
@@ -503,14 +479,6 @@ def test_the_trainer_has_the_format_of_the_sampler(folder: Path) -> None:
     ):
         problem(folder, base={"dtype": "bfloat16"})
     problem(folder, base={"dtype": "float32"})
-
-
-def test_the_plan_lists_devices_and_their_parts(folder: Path) -> None:
-    lines = plan_memory(problem(folder)).lines()
-    assert lines[0].startswith(f"memory on {devices.indexed_device(devices.resolve_device())}: ")
-    assert "for weights and optimizer states, at most" in lines[0]
-    assert lines[1].startswith("  engine of")
-    assert lines[2].startswith("  trainer of")
 
 
 @pytest.fixture
@@ -558,18 +526,6 @@ def test_a_share_that_does_not_fit_beside_the_trainer_is_refused(folder: Path) -
 
 
 @pytest.mark.usefixtures("gpu_of_a_gib")
-def test_sleep_is_refused_where_samples_are_drawn_during_training(folder: Path) -> None:
-    lm = VLLMEngine(str(folder), sleep=True)
-    with pytest.raises(
-        DeclarationError, match=r"optimize\.mmgrpo draws samples during training"
-    ) as raised:
-        plan_memory(problem(folder, lm, rollouts={"max_staleness": 1}))
-    assert "rollouts.max_staleness to 0" in raised.value.hint
-    elsewhere = problem(folder, lm, rollouts={"max_staleness": 1}, base={"device": "cpu"})
-    assert "has no effect" in plan_memory(elsewhere).lines()[-1]
-
-
-@pytest.mark.usefixtures("gpu_of_a_gib")
 def test_a_run_starts_its_server_with_the_planned_share(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -600,7 +556,7 @@ def test_an_unknown_trainer_leaves_the_share_to_vllm_and_says_so(
 ) -> None:
     plan = plan_memory(problem(folder, VLLMEngine("no/such-model")))
     assert plan.gpu_shares == {}
-    assert "set gpu_memory of their engines" in plan.lines()[0]
+    assert "set gpu_memory of their engines" in plan.lines()[-1]
 
 
 SIZES: dict[str, Any] = {

@@ -109,10 +109,6 @@ class Both:
             assert others["components"][name] == pytest.approx(metrics, rel=1e-4, abs=1e-5)
         return facts
 
-    def release_cache(self) -> None:
-        self.one.release_cache()
-        self.several.release_cache()
-
     def values(self, samples: Sequence[Sample]) -> list[Sample]:
         found = self.one.values(samples)
         for ours, expected in zip(self.several.values(samples), found, strict=True):
