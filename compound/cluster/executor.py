@@ -28,12 +28,6 @@ class RemoteExecutor(Executor):
     Cache, budget, admission to servers, metrics and proposal requests are those of this process. A
     run that workers cannot rebuild is made in this process, too: one of a part of the system, or of
     a configuration that refers to stored folders.
-
-    Args:
-        engines: see `Executor`.
-        base: the system that workers rebuild, bound to any configuration.
-        open_pool: returns the workers; called in the event loop of the first run.
-        options: further arguments of `Executor`.
     """
 
     def __init__(

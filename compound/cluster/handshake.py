@@ -43,12 +43,7 @@ def rebuild(source: SystemFile) -> Program:
 
 
 def facts_of(system: System, folder: Path) -> Facts:
-    """Return what must be equal on every machine.
-
-    Args:
-        system: the system, bound to any configuration.
-        folder: the folder of its file.
-    """
+    """Return what must be equal on every machine."""
     return Facts(
         protocol=VERSION,
         compound=metadata.version(DISTRIBUTION),

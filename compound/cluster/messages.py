@@ -100,13 +100,7 @@ class Facts(WorkerMessage):
 
 
 class Hello(WorkerMessage):
-    """First message to a worker.
-
-    Attributes:
-        program: the file of the system.
-        seed: seed of all random streams.
-        folder: base of relative paths of stored folders.
-    """
+    """First message to a worker."""
 
     type: Literal["hello"] = "hello"
     program: SystemFile
@@ -216,13 +210,7 @@ class Finished(WorkerMessage):
 
 
 class Enter(WorkerMessage):
-    """Ask for a turn and a reservation to send a request to a model's server; see `Throttle.admit`.
-
-    Attributes:
-        worst: the worst case of the request.
-        claim: the claim of the call, if the request is its first; the reply may be the result of
-            the call.
-    """
+    """Ask for a turn and a reservation to send a request to a model's server; see `Throttle.admit`."""
 
     type: Literal["enter"] = "enter"
     job: int
@@ -417,11 +405,7 @@ class Transport(Protocol):
 
 
 class Outbox:
-    """Sends messages in order, those that wait together as one text.
-
-    Args:
-        connection: where to send them.
-    """
+    """Sends messages in order, those that wait together as one text."""
 
     def __init__(self, connection: WorkerConnection) -> None:
         self._connection = connection

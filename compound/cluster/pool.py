@@ -44,13 +44,7 @@ class _LostInStart(WorkersLost):
 
 
 class _RemoteWorker:
-    """A worker that has passed the handshake.
-
-    Args:
-        number: number of the worker.
-        connection: the driver's end of its connection.
-        notify: receives one-line notices.
-    """
+    """A worker that has passed the handshake."""
 
     def __init__(
         self, number: int, connection: WorkerConnection, notify: Callable[[str], object]

@@ -161,13 +161,6 @@ Function = Callable[[str], str]
 class RayTasks:
     """Runs tasks on a Ray cluster; see `compound.cluster.messages.Tasks`.
 
-    Args:
-        address: address of the cluster; see `RayCluster`.
-        cpus: processors that each task reserves.
-        start_seconds: maximum time in which every machine must answer the check.
-        check: the function that checks a machine, of a module.
-        run: the function of a task, of a module.
-
     Raises:
         MissingExtra: Ray is not installed.
     """
@@ -369,10 +362,6 @@ class _RayConnection:
 
 class RayTransport:
     """Starts workers on a Ray cluster.
-
-    Args:
-        address: address of the cluster; see `RayCluster`.
-        cpus: processors that each worker reserves.
 
     Raises:
         MissingExtra: Ray is not installed.

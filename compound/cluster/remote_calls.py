@@ -45,11 +45,7 @@ from compound.execution.sender import Engines, Gate, NeverAdmitted, Notify, Refu
 
 
 class DriverQuestions:
-    """Questions to the driver that wait for a reply.
-
-    Args:
-        outbox: where messages are queued.
-    """
+    """Questions to the driver that wait for a reply."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
@@ -67,13 +63,7 @@ class DriverQuestions:
     async def ask(
         self, job: int, make: Callable[[int], WorkerMessage], number: int | None = None
     ) -> tuple[int, Document]:
-        """Send a question and return its id and the reply; take it back if this is cancelled.
-
-        Args:
-            job: number of the job.
-            make: returns the question with an id.
-            number: the id; default: a new one.
-        """
+        """Send a question and return its id and the reply; take it back if this is cancelled."""
         number = self.next_id() if number is None else number
         future = self._open[number] = asyncio.get_running_loop().create_future()
         self.post(make(number))
@@ -120,15 +110,7 @@ class ExampleLink:
 
 @dataclass(eq=False)
 class CallClaim:
-    """The claim of a cached call: the driver returns its result, or lets this worker execute it.
-
-    Attributes:
-        link: the driver's services.
-        key: the cache key of the call.
-        component: name of the component.
-        id: id of the claim.
-        asked: whether the driver was asked.
-    """
+    """The claim of a cached call: the driver returns its result, or lets this worker execute it."""
 
     link: ExampleLink
     key: str
@@ -228,11 +210,7 @@ class RemoteGate:
 
 
 class RemoteMeter(Meter):
-    """The driver's budget, for one job.
-
-    Args:
-        link: the driver's services.
-    """
+    """The driver's budget, for one job."""
 
     def __init__(self, link: ExampleLink) -> None:
         # any limit of the cost makes models without a price an error; the driver has the amount
@@ -274,12 +252,7 @@ class WorkerSender(Sender):
 
 
 class WorkerCaller(Caller):
-    """Executes the calls of a job that the driver does not have.
-
-    Args:
-        engines: model name -> engine.
-        notify: receives one-line notices.
-    """
+    """Executes the calls of a job that the driver does not have."""
 
     _link: ExampleLink
 

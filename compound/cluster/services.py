@@ -48,18 +48,7 @@ Question = Claim | Finished | Enter | Leave | Rejected | Withdraw | Reserve | Se
 
 @dataclass(eq=False)
 class ExampleJob:
-    """A run that the driver waits for.
-
-    Attributes:
-        start: the message that starts it, without the calls that a lost worker finished.
-        system: the system, bound to the configuration of the run.
-        codec: converts its calls.
-        caller: cache and admission control of the driver.
-        meter: the budget.
-        result: the trace or the call, as JSON types.
-        done: results of the calls that were executed and paid, by address.
-        losses: number of workers that were lost during the job.
-    """
+    """A run that the driver waits for."""
 
     start: Start
     system: System
@@ -95,12 +84,7 @@ class _Open(Generic[T]):
 
 
 class ExampleServices:
-    """Answers the questions of a job.
-
-    Args:
-        job: the job.
-        reply: sends a message to the worker.
-    """
+    """Answers the questions of a job."""
 
     def __init__(self, job: ExampleJob, reply: Callable[[WorkerMessage], None]) -> None:
         self.job = job

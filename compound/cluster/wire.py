@@ -40,11 +40,6 @@ def usage_from_wire(numbers: Numbers) -> Usage:
 def values_to_wire(values: Mapping[str, object], types: Types, where: str) -> Document:
     """Return values by name as JSON types, those of classes marked.
 
-    Args:
-        values: the values.
-        types: returns the declared type of each.
-        where: the owner of the values, for messages.
-
     Raises:
         DeclarationError: a value does not read back as an equal one.
     """
@@ -126,11 +121,7 @@ def result_from_wire(data: Document, types: Types, key: str) -> CallResult:
 
 
 class CallCodec:
-    """Converts the calls and traces of one system.
-
-    Args:
-        system: the system, whose ports convert values.
-    """
+    """Converts the calls and traces of one system."""
 
     def __init__(self, system: System) -> None:
         self._system = system

@@ -67,11 +67,7 @@ async def _receive(connection: WorkerConnection, worker: ExampleWorker) -> None:
 
 
 class ExampleWorker:
-    """The state of a worker.
-
-    Args:
-        outbox: where messages to the driver are queued.
-    """
+    """The state of a worker."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
@@ -135,15 +131,7 @@ class ExampleWorker:
 
 
 class Rebuilt:
-    """A system rebuilt from its file, with its engines.
-
-    Args:
-        hello: what to rebuild.
-        questions: the driver.
-
-    Attributes:
-        facts: what must be equal on the driver.
-    """
+    """A system rebuilt from its file, with its engines."""
 
     def __init__(self, hello: Hello, questions: DriverQuestions) -> None:
         program = rebuild(hello.program)

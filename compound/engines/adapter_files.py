@@ -106,10 +106,6 @@ def read_adapter(folder: Path, layers: Mapping[str, tuple[int, int]]) -> dict[st
     This checks that the adapter fits the base, but cannot verify that it was trained on the same
     base.
 
-    Args:
-        folder: a folder with ``adapter_config.json`` and ``adapter_model.safetensors``.
-        layers: the base's linear layers by name, each with its number of inputs and of outputs.
-
     Raises:
         ConfigurationError: a file is missing or unreadable, the kind of adapter is not supported,
             or the adapter does not fit the layers.

@@ -10,7 +10,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from compound.core.engine import AnswerFormat, FinishReason, Message, ToolCall, ToolSpec, Usage
+from compound.core.engine import (
+    AnswerFormat,
+    FinishReason,
+    Message,
+    OnText,
+    ToolCall,
+    ToolSpec,
+    Usage,
+)
 
 MAX_CALLS = 64  # tool calls of an answer that are read
 TEXT_PARTS = ("text", "output_text")  # types of the parts of a content that are text
@@ -75,11 +83,7 @@ def tools_to_json(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
 
 
 def calls_from_json(found: object) -> tuple[ToolCall, ...]:
-    """Return the tool calls of an answer; entries that are no call of a function are left out.
-
-    Args:
-        found: a list of objects with ``id`` and ``function``, as mappings or with attributes.
-    """
+    """Return the tool calls of an answer; entries that are no call of a function are left out."""
     if not isinstance(found, Sequence) or isinstance(found, str | bytes):
         return ()
     calls = []
@@ -213,6 +217,33 @@ def _first_field(value: object, *names: str) -> object:
 
 def _field(value: object, name: str) -> object:
     return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+
+
+def cut_at_stop(text: str, stops: Sequence[str]) -> str:
+    """Return the text before the first stop string; some servers ignore them, or limit their number."""
+    return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]
+
+
+class ReportedText:
+    """Reports the pieces of a growing text that are final.
+
+    An incomplete character and what may be the start of a stop string are held back until the text
+    is complete; a stop string and what follows it are never reported.
+    """
+
+    def __init__(self, stops: Sequence[str], on_text: OnText) -> None:
+        self._stops, self._on_text, self._shown = stops, on_text, ""
+        self._held_back = max(map(len, stops), default=1) - 1
+
+    def update(self, text: str, *, complete: bool = False) -> None:
+        """Report what a text adds to the earlier ones."""
+        final = cut_at_stop(text, self._stops)
+        if final == text and not complete:
+            final = text.rstrip("\N{REPLACEMENT CHARACTER}")
+            final = final[: max(0, len(final) - self._held_back)]
+        if final.startswith(self._shown) and len(final) > len(self._shown):
+            piece, self._shown = final[len(self._shown) :], final
+            self._on_text(piece)
 
 
 def finish_reason(reason: object, calls: Sequence[ToolCall]) -> FinishReason:

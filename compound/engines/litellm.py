@@ -31,7 +31,9 @@ from compound.core.errors import (
 from compound.core.loops import run_in_background
 from compound.core.security.sanitize import remember_environment
 from compound.engines.chat_format import (
+    ReportedText,
     calls_from_json,
+    cut_at_stop,
     finish_reason,
     messages_to_json,
     response_format,
@@ -54,7 +56,6 @@ from compound.engines.options import (
 from compound.engines.remote import (
     answer_text,
     classify_error,
-    cut_at_stop,
     error_code,
     max_answer_bytes,
     max_prompt_tokens,
@@ -122,6 +123,7 @@ class LiteLLMEngine:
 
     requires: ClassVar[tuple[str, ...]] = ("litellm",)
 
+    remote = True
     stable_name = True
 
     def __init__(
@@ -146,7 +148,7 @@ class LiteLLMEngine:
         self.response_schema = response_schema
         check_ollama(model, self.extra)
         self._native_tools, self._takes_images = native_tools, takes_images
-        self._concurrency = concurrency
+        self.concurrency = concurrency
         self._connection = Connection(model, api_base, api_key_env)
         self._given_unsupported = ",".join(sorted(unsupported))
         self._unsupported = Unsupported(unsupported, model)
@@ -163,11 +165,8 @@ class LiteLLMEngine:
     @property
     def native_tools(self) -> bool:
         """Whether tools are declared to the model."""
-        return (
-            _supports(self.model, "function_calling")
-            if self._native_tools is None
-            else self._native_tools
-        )
+        given = self._native_tools
+        return _supports(self.model, "function_calling") if given is None else given
 
     @property
     def takes_format(self) -> bool:
@@ -185,14 +184,6 @@ class LiteLLMEngine:
     def unsupported(self) -> frozenset[str]:
         """Fields that its requests do not have, as far as litellm or a refusal says so."""
         return frozenset(self._unsupported.fields) | _unlisted(self.model)
-
-    @property
-    def concurrency(self) -> int:  # noqa: D102
-        return self._concurrency
-
-    @property
-    def remote(self) -> bool:  # noqa: D102
-        return True
 
     @property
     def priced(self) -> bool:
@@ -337,7 +328,7 @@ class LiteLLMEngine:
         if (sent := self._sent_format(request)) is not None:
             text, wrapped = unwrap(text, sent), text
             finish = "stop" if text != wrapped else finish  # complete JSON
-        text = cut_at_stop(text, request)
+        text = cut_at_stop(text, request.stop)
         return Completion(text, usage, finish_reason(finish, calls), tool_calls=calls)
 
     def _usage(self, request: Request, used: object, answered: bool) -> Usage:
@@ -452,27 +443,18 @@ async def _streamed(
 ) -> object:
     """Return the response assembled from a stream, after reporting its text piece by piece.
 
-    Text from a stop string on is not reported: some providers ignore stop strings.
-
     Raises:
         TransientError: the stream ended before the end of the answer.
     """
     options = {"stream": True, "stream_options": {"include_usage": True}}
-    chunks, text, shown = [], "", 0
-    longest = max((len(stop) for stop in request.stop), default=1) - 1
+    chunks, text, reported = [], "", ReportedText(request.stop, on_text)
     stream = await litellm.acompletion(**arguments, **options)
     async for chunk in stream:
         chunks.append(chunk)
         delta = chunk.choices[0].delta if chunk.choices else None
         text += getattr(delta, "content", None) or ""
-        cuts = [at for stop in request.stop if (at := text.find(stop)) >= 0]
-        end = min(cuts, default=len(text) - longest)
-        if end > shown:
-            on_text(text[shown:end])
-            shown = end
-    end = min((at for stop in request.stop if (at := text.find(stop)) >= 0), default=len(text))
-    if end > shown:
-        on_text(text[shown:end])
+        reported.update(text)
+    reported.update(text, complete=True)
     if not _has_ended(stream) and STREAM_END not in noted.end:
         raise TransientError(f"{arguments['model']}: the stream ended before the end of the answer")
     response = litellm.stream_chunk_builder(chunks, messages=arguments["messages"])

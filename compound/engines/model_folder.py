@@ -142,12 +142,6 @@ def load_empty(
     """Return the model in a folder without its weights, on the meta device; raises like `load_causal`.
 
     Only the configuration is read, and no memory is allocated for weights.
-
-    Args:
-        folder: the folder of the model.
-        causal: whether the model has its output layer.
-        dtype: the number format, as a name of torch; the model's own by default.
-        attention: the attention kernels; ``auto`` leaves the choice to transformers.
     """
     import torch
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM

@@ -26,7 +26,7 @@ from compound.core.engine import (
     Usage,
 )
 from compound.core.errors import CallError, CompoundError, TransientError
-from compound.engines.chat_format import plain_message, tokens_reported
+from compound.engines.chat_format import cut_at_stop, plain_message, tokens_reported
 from compound.engines.credentials import NO_KEY, Connection, read_key
 from compound.engines.options import (
     Count,
@@ -39,7 +39,6 @@ from compound.engines.options import (
 )
 from compound.engines.remote import (
     answer_text,
-    cut_at_stop,
     first_line,
     max_answer_bytes,
     max_prompt_tokens,
@@ -90,6 +89,7 @@ class OpenAIEngine:
     requires: ClassVar[tuple[str, ...]] = ("httpx",)
 
     forwards = True
+    remote = True
     takes_format = False  # a request states its format in the prompt only
     stable_name = True
 
@@ -105,17 +105,13 @@ class OpenAIEngine:
         price: tuple[Price, Price] | None = None,
         unsupported: Sequence[RefusedField] = (),
     ) -> None:
-        self.model, self.timeout, self.max_wait, self.price = (
-            model,
-            timeout,
-            max_wait,
-            price,
-        )
+        self.model, self.concurrency = model, concurrency
+        self.timeout, self.max_wait, self.price = timeout, max_wait, price
+        self.priced = price is not None
         self.api_base = (api_base or OWN_ADDRESS).rstrip("/")
         self.api_key_env = api_key_env if api_base or api_key_env else OWN_KEY
         # checks the address and reads the key
         self._connection = Connection(f"openai/{model or 'any'}", self.api_base, self.api_key_env)
-        self._concurrency = concurrency
         self._given_unsupported = ",".join(sorted(unsupported))
         self._unsupported = Unsupported(unsupported, self.name)
         self._api: ServerAPI | None = None
@@ -131,21 +127,6 @@ class OpenAIEngine:
     def unsupported(self) -> frozenset[str]:
         """Fields that its requests do not have, as far as a setting or a refusal says so."""
         return frozenset(self._unsupported.fields)
-
-    @property
-    def concurrency(self) -> int:
-        """Maximum number of requests in flight."""
-        return self._concurrency
-
-    @property
-    def remote(self) -> bool:
-        """True: an answer may never arrive."""
-        return True
-
-    @property
-    def priced(self) -> bool:
-        """Whether the price is known."""
-        return self.price is not None
 
     def require_key(self) -> None:
         """Raise `CompoundError` if the environment variable of the key is not set."""
@@ -196,8 +177,12 @@ class OpenAIEngine:
                 seconds = until - time.monotonic()
             if streamed is None:
                 return self._completion(request, forward, json.loads(answer.text))
-            self._check_stream(request, streamed)
-            completion = self._completion(request, forward, streamed.document())
+            document = streamed.document()
+            if streamed.error or not streamed.complete:
+                problem = streamed.error or "the stream ended before the end of the answer"
+                charged = self._usage(request, document.get("usage"))
+                raise TransientError(f"{self.name}: {first_line(problem)}", charged=charged)  # noqa: TRY301
+            completion = self._completion(request, forward, document)
         except CompoundError:
             raise
         except Exception as error:
@@ -222,11 +207,8 @@ class OpenAIEngine:
         if forward.stream:
             document["stream"] = True
             if forward.route == CHAT:  # without it, a stream reports no usage
-                usage = {"include_usage": True}
-                document["stream_options"] = {
-                    **document.get("stream_options", {}),
-                    **usage,
-                }
+                given = document.get("stream_options", {})
+                document["stream_options"] = {**given, "include_usage": True}
         read = codecs.getincrementaldecoder("utf-8")("replace").decode
 
         def report(piece: bytes) -> None:
@@ -250,13 +232,6 @@ class OpenAIEngine:
         """Return whether the text is cut off at a stop string after it has arrived."""
         return request.forward is None and bool(request.stop) and "stop" in self._unsupported.fields
 
-    def _check_stream(self, request: Request, answer: StreamedAnswer) -> None:
-        """Reject a stream that reported an error, or ended before the answer did."""
-        if answer.error or not answer.complete:
-            problem = first_line(answer.error or "the stream ended before the end of the answer")
-            charged = self._usage(request, answer.document().get("usage"))
-            raise TransientError(f"{self.name}: {problem}", charged=charged)
-
     def _connected(self) -> ServerAPI:
         """Return the client of the running event loop."""
         loop = asyncio.get_running_loop()
@@ -278,17 +253,15 @@ class OpenAIEngine:
         usage = self._usage(request, document.get("usage"), answered=bool(message.get("content")))
         if forward.route == CHAT and (problem := _missing_answer(document)):
             raise TransientError(f"{self.name}: {first_line(problem)}", charged=usage)
+        reason: FinishReason = "length" if finish in ("length", "incomplete") else "stop"
         if request.forward is None:
             text = answer_text(plain_message(message), finish, request, self.name, usage)
-            text = cut_at_stop(text, request)
-        else:
-            text = (
-                cast("str", message.get("content"))
-                if isinstance(message.get("content"), str)
-                else ""
-            )
-        reason: FinishReason = "length" if finish in ("length", "incomplete") else "stop"
-        body = json.dumps(document, ensure_ascii=False) if request.forward is not None else ""
+            return Completion(cut_at_stop(text, request.stop), usage, reason)
+        content = message.get("content")
+        text, body = (
+            content if isinstance(content, str) else "",
+            json.dumps(document, ensure_ascii=False),
+        )
         return Completion(text, usage, reason, body=body)
 
     def _usage(self, request: Request, used: object, *, answered: bool = False) -> Usage:
@@ -387,11 +360,8 @@ def _message(document: Mapping[str, object]) -> tuple[Mapping[str, object], obje
 
 Document = dict[str, object]
 MAX_CALLS = 128  # tool calls of one answer
-LAST_EVENTS = (
-    "response.completed",
-    "response.incomplete",
-    "response.failed",
-)  # of the Responses API
+# of the Responses API
+LAST_EVENTS = ("response.completed", "response.incomplete", "response.failed")
 
 
 class StreamedAnswer:
@@ -467,14 +437,9 @@ class StreamedAnswer:
         choices = chunk.get("choices")
         for choice in choices if isinstance(choices, list) else []:
             index = choice.get("index", 0)
-            known = self._choices.setdefault(
-                index,
-                {
-                    "index": index,
-                    "message": {"role": "assistant", "content": None},
-                    "finish_reason": None,
-                },
-            )
+            empty = {"role": "assistant", "content": None}
+            start: Document = {"index": index, "message": empty, "finish_reason": None}
+            known = self._choices.setdefault(index, start)
             message = cast("Document", known["message"])
             delta = plain_message(choice.get("delta") or {})
             _extend(message, delta)
@@ -482,10 +447,11 @@ class StreamedAnswer:
                 known["finish_reason"] = choice["finish_reason"]
                 self.complete = True
             if isinstance(choice.get("logprobs"), Mapping):
-                _extend_logprobs(
-                    cast("Document", known.setdefault("logprobs", {})),
-                    choice["logprobs"],
-                )
+                logprobs = cast("Document", known.setdefault("logprobs", {}))
+                for name, tokens in choice["logprobs"].items():  # lists by kind of token
+                    earlier = logprobs.get(name)
+                    lists = isinstance(earlier, list) and isinstance(tokens, list)
+                    logprobs[name] = [*earlier, *tokens] if lists else tokens
             added += delta.get("content") or "" if index == 0 else ""
         return added
 
@@ -501,15 +467,6 @@ def _extend(message: Document, delta: Mapping[str, object]) -> None:
             message[name] = f"{message[name]}{value}"
         elif value is not None:
             message[name] = value
-
-
-def _extend_logprobs(known: Document, more: Mapping[str, object]) -> None:
-    """Add the log-probabilities of further tokens, which are lists by kind of token."""
-    for name, value in more.items():
-        earlier = known.get(name)
-        known[name] = (
-            [*earlier, *value] if isinstance(earlier, list) and isinstance(value, list) else value
-        )
 
 
 def error_message(document: Mapping[str, object]) -> str:

@@ -159,12 +159,6 @@ def answer_text(
     raise CallError(f"{model} returned an answer without text", kind="empty", charged=charged)
 
 
-def cut_at_stop(text: str, request: Request) -> str:
-    """Return the text before the first stop string; some servers ignore them, or limit their number."""
-    places = [at for stop in request.stop if (at := text.find(stop)) >= 0]
-    return text[: min(places, default=len(text))]
-
-
 def first_line(message: str) -> str:
     """Return the first line of a message, truncated to 300 characters.
 

@@ -122,10 +122,6 @@ class GuardedTransport(httpx.AsyncBaseTransport):
 
     httpx closes the connections that exist. A request that is still connecting continues, and its
     connection is never closed; this transport therefore cancels its requests first.
-
-    Args:
-        inner: the wrapped transport.
-        plain: whether answers of OpenAI's chat API are changed to what its clients expect.
     """
 
     def __init__(self, inner: httpx.AsyncBaseTransport, *, plain: bool = False) -> None:
@@ -195,11 +191,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
 
 
 def guard_litellm(handlers: ModuleType) -> None:
-    """Make the clients of litellm, which has no setting for this, use `GuardedTransport`.
-
-    Args:
-        handlers: the module ``litellm.llms.custom_httpx.http_handler``.
-    """
+    """Make the clients of litellm, which has no setting for this, use `GuardedTransport`."""
     handler = handlers.AsyncHTTPHandler
     mounted = getattr(handler, "create_httpx_proxy_mounts", None)
 

@@ -33,13 +33,7 @@ if TYPE_CHECKING:
 
 
 class AdapterCache:
-    """Least-recently-used cache of a model's adapters.
-
-    Args:
-        model: a causal language model.
-        capacity: maximum number of adapters in memory.
-        on_evict: called with the version of each evicted adapter.
-    """
+    """Least-recently-used cache of a model's adapters."""
 
     def __init__(
         self, model: PreTrainedModel, capacity: int, on_evict: Callable[[str], None]

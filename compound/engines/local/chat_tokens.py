@@ -40,11 +40,6 @@ class ChatTokenizer:
 
     Control tokens are the special tokens, and the other added tokens that occur in the template, as
     those of roles do in some models.
-
-    Args:
-        tokenizer: the model's tokenizer.
-        model: the name of the model, for messages.
-        variables: further variables of the template.
     """
 
     def __init__(

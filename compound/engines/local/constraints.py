@@ -60,14 +60,7 @@ CONTINUATIONS = ('"', ",", ":", " ", "n", "0", "1", "f", "t", "[", "{", "-")
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """Restriction of one answer.
-
-    Attributes:
-        answer: the format of the answer.
-        lead: whether one space may precede the answer, because it follows a label such as
-            ``Answer:``.
-        max_tokens: maximum number of tokens, from which the closing is determined.
-    """
+    """Restriction of one answer."""
 
     answer: AnswerFormat
     lead: bool
@@ -125,11 +118,6 @@ def _bounded(schema: object) -> object:
 
 class ConstraintCompiler:
     """Compiles formats for the tokens of one model.
-
-    Args:
-        tokenizer: the model's tokenizer.
-        size: number of logits per token.
-        ends: the tokens that end an answer.
 
     Raises:
         MissingExtra: llguidance is not installed.

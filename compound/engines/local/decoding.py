@@ -22,6 +22,7 @@ from transformers import GenerationConfig
 
 from compound.core.engine import Adapter, FinishReason, Prefilled
 from compound.core.errors import CallError
+from compound.engines.chat_format import cut_at_stop
 from compound.engines.local.adapters import AdapterCache
 from compound.engines.local.constraints import (
     Constraint,
@@ -41,16 +42,7 @@ EXACT_ROWS = 8  # rows of a batch in exact mode
 
 
 class Decoder:
-    """Decoder of rows by a model and its tokenizer.
-
-    Args:
-        model: a causal language model with attention layers only (full or sliding).
-        tokenizer: the model's tokenizer.
-        exact: whether a row's result must be bit-identical for any other rows in its batch.
-        max_batch_tokens: maximum number of tokens in a batch's cache.
-        max_adapters: maximum number of adapters in memory, each with its cached prefixes.
-        skip_special_tokens: whether the text of an answer leaves out special tokens.
-    """
+    """Decoder of rows by a model and its tokenizer."""
 
     def __init__(
         self,
@@ -176,9 +168,7 @@ class Decoder:
         text = self._text(
             row.sampled[:-1] if row.sampled and row.sampled[-1] in self.ends else row.sampled
         )
-        return text[
-            : min((at for stop in row.stop if (at := text.find(stop)) >= 0), default=len(text))
-        ]
+        return cut_at_stop(text, row.stop)
 
     def _text(self, tokens: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(

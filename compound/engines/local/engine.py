@@ -32,7 +32,7 @@ from compound.core.engine import (
 )
 from compound.core.errors import CallError, DeclarationError, TransientError
 from compound.core.formatting import plural
-from compound.engines.chat_format import finish_reason
+from compound.engines.chat_format import ReportedText, finish_reason
 from compound.engines.local import loading
 from compound.engines.local.chat_tokens import ChatTokenizer, has_tools, read_calls
 from compound.engines.local.devices import (
@@ -83,24 +83,7 @@ class PendingRequest:
     future: Future[Completion] = field(default_factory=Future)
     row: SamplingRow | None = None
     abandoned: bool = False
-    on_text: OnText | None = None
-    shown: str = ""
-
-    def report(self, text: str, *, complete: bool) -> None:
-        """Report the part of the text that is new and final.
-
-        An incomplete character and the start of a stop string are held back until the answer is
-        complete.
-        """
-        if self.on_text is None:
-            return
-        if not complete:
-            longest = max((len(stop) for stop in self.request.stop), default=1) - 1
-            text = text.rstrip("\N{REPLACEMENT CHARACTER}")
-            text = text[: max(0, len(text) - longest)]
-        if text.startswith(self.shown) and len(text) > len(self.shown):
-            piece, self.shown = text[len(self.shown) :], text
-            self.on_text(piece)
+    reported: ReportedText | None = None
 
     def abandon(self) -> None:
         """Cancel the request; its row leaves the batch at the next token."""
@@ -152,6 +135,9 @@ class TransformersEngine:
 
     requires: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors")
 
+    remote = False
+    priced = True  # local computation: the cost is 0
+
     def __init__(
         self,
         model: str = "smollm2",
@@ -176,6 +162,7 @@ class TransformersEngine:
         except DeclarationError as error:
             raise DeclarationError(f"engine {model!r}: {error.message}", hint=error.hint) from None
         self.model, self.max_batch, self._max_wait = model, max_batch, max_wait_ms / 1000
+        self.concurrency = 2 * max_batch  # one batch runs while the next accumulates
         self.deterministic, self.max_batch_tokens = deterministic, max_batch_tokens
         self.max_adapters = max_adapters
         if chat_template and "messages" not in chat_template:
@@ -261,21 +248,9 @@ class TransformersEngine:
         return self._prefilled + decoder.prefilled if decoder is not None else self._prefilled
 
     @property
-    def concurrency(self) -> int:  # noqa: D102
-        return 2 * self.max_batch  # one batch runs while the next accumulates
-
-    @property
     def stable_name(self) -> bool:
         """Whether the name is that of a published model; the weights in a folder may change."""
         return not Path(self.model).is_dir()
-
-    @property
-    def remote(self) -> bool:  # noqa: D102
-        return False
-
-    @property
-    def priced(self) -> bool:  # noqa: D102
-        return True  # local computation: the cost is 0
 
     def worst_case(self, request: Request) -> Usage:  # noqa: D102
         if self._tokenizer is not None:
@@ -292,8 +267,9 @@ class TransformersEngine:
 
     async def stream(self, request: Request, on_text: OnText) -> Completion:
         """Answer one request, and report its text after each token."""
+        reported = ReportedText(request.stop, on_text)
         return await self._enqueue(
-            PendingRequest(request, asyncio.get_running_loop(), on_text=on_text)
+            PendingRequest(request, asyncio.get_running_loop(), reported=reported)
         )
 
     async def _enqueue(self, job: PendingRequest) -> Completion:
@@ -393,7 +369,7 @@ class TransformersEngine:
             )
             job.row.abandoned = job.abandoned
             job.row.constraint, job.row.state = constraint, state
-            if job.on_text is not None:
+            if job.reported is not None:
                 job.row.on_token = functools.partial(self._report, job)
             owners[id(job.row)] = job
             rows.append(job.row)
@@ -428,7 +404,8 @@ class TransformersEngine:
             usage = Usage(1, len(row.prompt), len(sampled))
             tokens = record if job.request.want_tokens else None
             text = decoder.text(row)
-            job.report(text, complete=True)
+            if job.reported is not None:
+                job.reported.update(text, complete=True)
             calls: tuple[ToolCall, ...] = ()
             if job.request.tools:
                 text, calls = read_calls(text)
@@ -437,8 +414,8 @@ class TransformersEngine:
 
     def _report(self, job: PendingRequest, row: SamplingRow) -> None:
         """Report the text of a row after a token; the last part follows with the answer."""
-        if self._decoder is not None and row.finish is None:
-            job.report(self._decoder.text(row), complete=False)
+        if self._decoder is not None and job.reported is not None and row.finish is None:
+            job.reported.update(self._decoder.text(row))
 
     def _load(self) -> Decoder:
         with naming_settings(

@@ -72,11 +72,6 @@ def load(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a model for inference, and its tokenizer.
 
-    Args:
-        name: a known model, a folder, or a hub id.
-        placement: where and how to load the model; a string is a number format.
-        chat_template: a Jinja template that replaces the model's own, unless it is empty.
-
     Raises:
         ModelNotFound: the weights are not on this machine and cannot be downloaded.
         CompoundError: the model is not supported.
@@ -202,11 +197,6 @@ def unshareable_kinds(config: PreTrainedConfig) -> list[str]:
 
 def checkpoint_layers(model: PreTrainedModel, name: str, setting: str) -> None:
     """Recompute the activations of each layer in the backward pass, also in evaluation mode.
-
-    Args:
-        model: the model, with adapters or without.
-        name: its name, for messages.
-        setting: the setting that asks for it, for messages.
 
     Raises:
         CompoundError: the model does not support it.

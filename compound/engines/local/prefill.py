@@ -107,12 +107,7 @@ class InPlaceLayer(DynamicLayer):  # type: ignore[misc]  # mypy skips transforme
 
 
 class Prefill:
-    """Prefill of all tokens of prompts but the last one, from which decoding starts.
-
-    Args:
-        model: a causal language model with attention layers only (full or sliding).
-        capacity: maximum number of tokens in cached prefixes, over all adapter versions.
-    """
+    """Prefill of all tokens of prompts but the last one, from which decoding starts."""
 
     def __init__(self, model: PreTrainedModel, capacity: int) -> None:
         self._model = model

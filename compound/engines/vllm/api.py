@@ -128,13 +128,6 @@ def body(
 ) -> dict[str, object]:
     """Return the JSON body of a request.
 
-    Args:
-        request: the request.
-        model: the name of the model or adapter on the server.
-        extra: options that are passed on.
-        seeded: whether sampled answers are drawn with the request's seed. vLLM then draws for each
-            request by itself.
-
     >>> from compound.core.engine import Message
     >>> body(Request((Message("user", "Hi"),), cue="answer:"), "m", {})["messages"][-1]
     {'role': 'assistant', 'content': 'answer:'}
@@ -195,12 +188,6 @@ def completion(
     request: Request, data: Mapping[str, object], worst: Usage, model: str = "the model"
 ) -> tuple[Completion, int]:
     """Convert an answer to a completion; also return how many prompt tokens came from the prefix cache.
-
-    Args:
-        request: the request.
-        data: the server's answer.
-        worst: the usage to assume for values that the server does not report.
-        model: the model's name, for messages.
 
     Raises:
         TransientError: the server aborted the answer.

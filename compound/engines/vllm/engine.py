@@ -107,11 +107,10 @@ class VLLMEngine:
     """
 
     requires: ClassVar[tuple[str, ...]] = ("httpx",)
+    code_settings: ClassVar[tuple[str, ...]] = ("command", "args")  # which can execute any code
 
-    code_settings: ClassVar[tuple[str, ...]] = (
-        "command",
-        "args",
-    )  # settings that can execute arbitrary code
+    priced = True  # local hardware: the cost is 0
+    writes_prompts = True  # also one that this process starts is large enough
 
     def __init__(  # noqa: PLR0913 - settings
         self,
@@ -152,7 +151,7 @@ class VLLMEngine:
         self.deterministic = deterministic
         self.gpu_memory = gpu_memory
         self._gpu_memory_left: float | None = None
-        self._concurrency = concurrency
+        self.concurrency = concurrency
         self._link: Link | None = None
         self._opening: asyncio.Task[Link] | None = None
         self._starts = 0
@@ -179,12 +178,6 @@ class VLLMEngine:
         return self.model
 
     @property
-    def concurrency(self) -> int:  # noqa: D102
-        return self._concurrency
-
-    writes_prompts = True  # also one that this process starts is large enough
-
-    @property
     def stable_name(self) -> bool:
         """Whether the name is that of a published model; the weights in a folder may change."""
         return not Path(self.model).is_dir()
@@ -193,10 +186,6 @@ class VLLMEngine:
     def remote(self) -> bool:
         """Whether the server is independent of the engine; if not, only the engine's time limits apply."""
         return self.api_base is not None
-
-    @property
-    def priced(self) -> bool:  # noqa: D102
-        return True  # local hardware: the cost is 0
 
     @property
     def distribution_options(self) -> list[str]:

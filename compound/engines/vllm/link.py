@@ -35,15 +35,7 @@ class ServerEnded(TransientError):
 
 @dataclass(slots=True, eq=False)
 class Link:
-    """Connection to a server that is ready.
-
-    Attributes:
-        api: the client of the server's API.
-        adapters: the adapters on the server.
-        server: the server process, if the engine started it.
-        logprobs_are_tempered: whether log-probabilities include temperature scaling; None until
-            tested.
-    """
+    """Connection to a server that is ready."""
 
     api: VLLMAPI
     adapters: ServedAdapters

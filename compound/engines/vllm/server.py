@@ -40,20 +40,6 @@ POLL = 0.1  # seconds between checks of a process
 class VLLMServer:
     """One server process, started by the constructor.
 
-    Args:
-        model: the folder or hub id to serve.
-        name: the model's name on the server.
-        command: the vLLM command, split like a shell command; default ``$COMPOUND_VLLM``, or else
-            ``vllm``.
-        arguments: additional arguments of ``vllm serve``.
-        environment: variables to set for the process, such as ``CUDA_VISIBLE_DEVICES``.
-
-    Attributes:
-        address: the URL of its API.
-        key: the API key that requests must send. It keeps other users of the machine out, and
-            distinguishes this server from another one that took the port in the meantime.
-        log: the file with the server's output.
-
     Raises:
         CompoundError: the command does not exist.
     """
