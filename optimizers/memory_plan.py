@@ -11,6 +11,7 @@ in equal parts.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,12 +26,7 @@ from compound.engines.fleet import FleetEngine
 from compound.engines.local import devices, footprint, loading
 from compound.engines.local.devices import Placement
 from compound.engines.local.engine import TransformersEngine
-from compound.engines.local.footprint import (
-    BYTES,
-    OPTIMIZER_BYTES,
-    SUM_BYTES,
-    Footprint,
-)
+from compound.engines.local.footprint import BYTES, OPTIMIZER_BYTES, SUM_BYTES, Footprint
 from compound.engines.vllm import arguments
 from compound.engines.vllm.arguments import gpu_name
 from compound.engines.vllm.engine import VLLMEngine
@@ -38,7 +34,7 @@ from compound.execution.executor import Executor
 from compound.graph.configuration import components_of
 from compound.graph.space import Weights
 from compound.graph.system import System
-from compound.optimization.method import Method, Optimizer, Problem
+from compound.optimization.method import Method, Problem
 from compound.optimization.preflight import open_engines
 from compound.optimizers.fast_slow import FastSlow
 from compound.optimizers.optimas.methods import LocalTraining
@@ -157,13 +153,33 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class PlannedTraining:
-    """Training of weights by an optimizer of a method; ``section`` is the path of its settings."""
+    """Training of the weights of some components; ``section`` is the path of its settings."""
 
-    keys: tuple[str, ...]
+    system: System
+    engine_of: Callable[[str], Engine]
+    trained: tuple[str, ...]
     settings: TrainingSettings
     section: str
     sharing: Sharing = "each"
     teacher: str | None = None
+
+    @property
+    def base(self) -> str:
+        """Name of the base model."""
+        return base_model(self.system, self.trained, self.engine_of)
+
+    @property
+    def placement(self) -> Placement:
+        """Device and number format of the base model."""
+        given = self.system, self.trained, self.engine_of
+        dtype, quantization = base_format(*given), base_quantization(*given)
+        return self.settings.base.placement(dtype, quantization, self.section)
+
+    @property
+    def adapters(self) -> list[Weights]:
+        """Spaces of the adapters."""
+        groups = partition(self.trained, self.sharing, self.section)
+        return [*spaces(self.system, groups).values()]
 
 
 def plan_memory(problem: Problem, baselines: Sequence[Method] = ()) -> MemoryPlan:
@@ -191,15 +207,15 @@ def plan_memory(problem: Problem, baselines: Sequence[Method] = ()) -> MemoryPla
         return found
 
     system = problem.system
-    trained = list(trainings(methods))
+    trained = [each for method in methods for each in trainings(method, system, engine_of)]
     in_process = known(
         partial(_engine, engine, system)
         for engine in engines
         if isinstance(engine, TransformersEngine)
     )
     # trainings and methods run one after another, so only the largest on each device counts
-    trainers = _largest(known(partial(_trainers, each, system, engine_of) for each in trained))
-    backbones = _largest(known(partial(_backbone, each) for each in learnings(methods)))
+    trainers = _largest(known(partial(_trainers, each) for each in trained))
+    backbones = _largest(known(partial(_backbone, method) for method in methods))
     servers = own_servers(engines)
     if plan.notes and servers and trained and not trainers:
         plan.notes.append(
@@ -303,53 +319,18 @@ def check_placements(made: Method, system: System, engine_of: Callable[[str], En
             adapter.
         MissingExtra: a library is missing.
     """
-    for learning in learnings([made]):
+    for learning in learnings(made):
         learning.backbone.placement.check(f"optimize.{made.name}.backbone")
-    for training in trainings([made]):
-        if trained := _trained(training, system):
-            _check_adapters(training, trained, system, engine_of)
-            placement = _placement(training, trained, system, engine_of)
-            training.settings.learner.check(placement, training.section)
-            if training.teacher:
-                teacher = teacher_model(training.teacher, engine_of, training.section)
-                base = base_model(system, trained, engine_of)
-                check_same_tokens(teacher, base, training.section)
-
-
-def _check_adapters(
-    training: PlannedTraining,
-    trained: Sequence[str],
-    system: System,
-    engine_of: Callable[[str], Engine],
-) -> None:
-    """Check that adapters can be trained on the base model, if it is on this machine."""
-    check_installed("peft", "training")
-    try:
-        folder, _ = _sizes(base_model(system, trained, engine_of))
-    except _Unknown:
-        return
-    adapted = spaces(system, partition(trained, training.sharing, training.section))
-    for space in adapted.values():
-        check_targets(footprint.empty_model(folder), space.targets)
-
-
-def _trained(training: PlannedTraining, system: System) -> list[str]:
-    """Return the components that a training trains, except those whose model may still change."""
-    keys = [key for key in training.keys if isinstance(system.parameters[key], Weights)]
-    return [name for name in components_of(keys) if f"{name}.lm" not in system.parameters]
-
-
-def _placement(
-    training: PlannedTraining,
-    trained: Sequence[str],
-    system: System,
-    engine_of: Callable[[str], Engine],
-) -> Placement:
-    return training.settings.base.placement(
-        base_format(system, trained, engine_of),
-        base_quantization(system, trained, engine_of),
-        training.section,
-    )
+    for training in trainings(made, system, engine_of):
+        check_installed("peft", "training")
+        with contextlib.suppress(_Unknown):
+            folder, _ = _sizes(training.base)
+            for space in training.adapters:
+                check_targets(footprint.empty_model(folder), space.targets)
+        training.settings.learner.check(training.placement, training.section)
+        if training.teacher:
+            teacher = teacher_model(training.teacher, engine_of, training.section)
+            check_same_tokens(teacher, training.base, training.section)
 
 
 def _sizes(model: str, what: str = "", *, causal: bool = True) -> tuple[Path, Footprint]:
@@ -376,47 +357,46 @@ def _largest(demands: Sequence[Demand]) -> list[Demand]:
     return found
 
 
+def _adapter(folder: Path, sizes: Footprint, space: Weights) -> int:
+    """Return the number of parameters of an adapter."""
+    return sizes.adapter(space.rank, resolve(footprint.empty_model(folder), space.targets))
+
+
 def _device(name: str) -> str:
     """Return the device of a name, under the only name that the plan uses for it."""
     return devices.indexed_device(devices.resolve_device(name))
 
 
-def trainings(methods: Iterable[Method]) -> Iterator[PlannedTraining]:
-    """Yield the trainings of weights of some methods."""
-    for made in methods:
-        for job in filter(None, (*made.jobs, made.opening)):
-            if (training := _training(made.optimizers[job.optimizer])) is not None:
-                yield replace(training, keys=job.keys)
+def trainings(
+    made: Method, system: System, engine_of: Callable[[str], Engine]
+) -> Iterator[PlannedTraining]:
+    """Yield the trainings of a method, without components whose model may still change."""
+    for job in filter(None, (*made.jobs, made.opening)):
+        keys = [key for key in job.keys if isinstance(system.parameters[key], Weights)]
+        fixed = [each for each in components_of(keys) if f"{each}.lm" not in system.parameters]
+        given = system, engine_of, tuple(fixed)
+        optimizer = made.optimizers[job.optimizer]
+        if isinstance(optimizer, FastSlow):
+            optimizer = optimizer.training
+        if fixed and isinstance(optimizer, WeightTraining):
+            recipe, shared = optimizer.recipe, optimizer.adapters
+            yield PlannedTraining(
+                *given, recipe.settings, optimizer.section, shared, recipe.teacher
+            )
+        elif fixed and isinstance(optimizer, LocalTraining):
+            yield PlannedTraining(*given, optimizer.training.settings, optimizer.section)
 
 
-def _training(optimizer: Optimizer) -> PlannedTraining | None:
-    if isinstance(optimizer, FastSlow):
-        optimizer = optimizer.training
-    if isinstance(optimizer, WeightTraining):
-        recipe = optimizer.recipe
-        return PlannedTraining(
-            (), recipe.settings, optimizer.section, optimizer.adapters, recipe.teacher
-        )
-    if isinstance(optimizer, LocalTraining):
-        return PlannedTraining((), optimizer.training.settings, optimizer.section)
-    return None
+def learnings(made: Method) -> list[RewardLearning]:
+    """Return the settings of the local rewards of a method, which are the same for its optimizers."""
+    found = [getattr(optimizer, "learning", None) for optimizer in made.optimizers.values()]
+    return [each for each in found if isinstance(each, RewardLearning)][:1]
 
 
-def learnings(methods: Iterable[Method]) -> Iterator[RewardLearning]:
-    """Yield the settings of the local rewards of some methods."""
-    for made in methods:
-        found = [getattr(optimizer, "learning", None) for optimizer in made.optimizers.values()]
-        yield from [each for each in found if isinstance(each, RewardLearning)][:1]
-
-
-def _trainers(
-    training: PlannedTraining, system: System, engine_of: Callable[[str], Engine]
-) -> Iterator[Demand]:
+def _trainers(training: PlannedTraining) -> Iterator[Demand]:
     """Yield the memory of the processes of a trainer on each device."""
     processes = training.settings.learner.processes
-    if not (trained := _trained(training, system)):
-        return
-    found = _trainer(training, trained, system, engine_of)
+    found = _trainer(training)
     if processes == 1:
         yield found
     elif found.device == "cpu":
@@ -429,34 +409,24 @@ def _trainers(
         yield from (replace(found, device=_device(f"{kind}:{n}")) for n in range(processes))
 
 
-def _trainer(
-    training: PlannedTraining,
-    trained: Sequence[str],
-    system: System,
-    engine_of: Callable[[str], Engine],
-) -> Demand:
+def _trainer(training: PlannedTraining) -> Demand:
     """Return the memory of one process of a trainer."""
-    section, settings = training.section, training.settings
-    model = base_model(system, trained, engine_of)
-    placement = _placement(training, trained, system, engine_of)
-    folder, sizes = _sizes(model, "the trainer")
-    own = [*spaces(system, partition(trained, training.sharing, section)).values()]
+    section, settings, placement = training.section, training.settings, training.placement
+    folder, sizes = _sizes(training.base, "the trainer")
+    own = training.adapters
     if isinstance(settings, PPOSettings) and (critic := settings.critic.space):
         own.append(critic)
-    empty = footprint.empty_model(folder)
-    adapters = sum(sizes.adapter(space.rank, resolve(empty, space.targets)) for space in own)
+    adapters = sum(_adapter(folder, sizes, space) for space in own)
     dtype = loading.dtype_of(placement)
     weights = sizes.weights(dtype, placement.quantization)
     if settings.learner.sharding == "fsdp":
-        layers = (
-            sizes.quantizable * BYTES[dtype]
-        )  # the rest, such as embeddings, is copied to every process
-        weights += (
-            layers // settings.learner.world + layers // sizes.layers - layers
-        )  # one is gathered
+        # one layer is gathered; the rest, such as embeddings, is copied to every process
+        layers = sizes.quantizable * BYTES[dtype]
+        weights += layers // settings.learner.world + layers // sizes.layers - layers
     scored = 0
     if training.teacher:
-        _, taught = _sizes(teacher_model(training.teacher, engine_of, section), "the trainer")
+        teacher = teacher_model(training.teacher, training.engine_of, section)
+        _, taught = _sizes(teacher, "the trainer")
         weights += taught.weights(dtype, placement.quantization)
         scored = taught.activations(dtype) // taught.layers  # per token, of one layer at a time
     tokens, checkpointing = settings.optimizer.micro_tokens, settings.base.gradient_checkpointing
@@ -469,7 +439,7 @@ def _trainer(
     stored = max(batch, longest * stored_each, max(tokens, longest) * scored)
     logits = LOGIT_COPIES * 4 * min(CHUNK, max(tokens, longest) * sizes.vocabulary)
     return Demand(
-        f"trainer of {model!r} in {dtype}"
+        f"trainer of {training.base!r} in {dtype}"
         + (f", taught by {training.teacher!r}" if training.teacher else ""),
         _device(placement.device),
         weights + (OPTIMIZER_BYTES + SUM_BYTES) * adapters,
@@ -488,14 +458,10 @@ def _engine(engine: TransformersEngine, system: System) -> Iterator[Demand]:
     """Yield the memory of an engine in this process."""
     folder, sizes = _sizes(engine.model, f"the engine of {engine.model!r}")
     dtype, device = engine.dtype, _device(engine.placement.device)
-    adapters = [
-        sizes.adapter(space.rank, resolve(footprint.empty_model(folder), space.targets))
-        for space in system.parameters.values()
-        if isinstance(space, Weights)
-    ]
-    cached = (
-        engine.max_batch_tokens + engine.max_batch_tokens // 4
-    )  # of the batch, and of shared prefixes
+    spaces_of_weights = (s for s in system.parameters.values() if isinstance(s, Weights))
+    adapters = [_adapter(folder, sizes, space) for space in spaces_of_weights]
+    # of the batch, and of shared prefixes
+    cached = engine.max_batch_tokens + engine.max_batch_tokens // 4
     working = (
         cached * sizes.cache(dtype)
         + engine.max_batch * sizes.vocabulary * 4 * LOGIT_COPIES
@@ -512,22 +478,25 @@ def _engine(engine: TransformersEngine, system: System) -> Iterator[Demand]:
     )
 
 
-def _backbone(learning: RewardLearning) -> Iterator[Demand]:
-    """Yield the memory of a reward backbone, if texts are embedded."""
+def _backbone(made: Method) -> Iterator[Demand]:
+    """Yield the memory of the reward backbone of a method, if texts are embedded."""
+    for learning in learnings(made):
+        if learning.backbone.model not in (NONE, SMALL):
+            yield _embedder(learning)
+
+
+def _embedder(learning: RewardLearning) -> Demand:
     settings, lora = learning.backbone, learning.reward.lora
-    if settings.model in (NONE, SMALL):
-        return
     _, sizes = _sizes(settings.model, "the reward backbone", causal=False)
     dtype = loading.dtype_of(settings.placement)
-    adapter = (
-        sum(lora.rank * (inputs + outputs) for _, inputs, outputs in sizes.linear) if lora else 0
-    )
+    widths = sum(inputs + outputs for _, inputs, outputs in sizes.linear)
+    adapter = lora.rank * widths if lora else 0
     # inference keeps the states of one layer; training those of all layers for two texts per pair
     working = BATCH_TOKENS * sizes.activations(dtype) // sizes.layers
     if lora:
         stored = sizes.activations(dtype, checkpointing=lora.gradient_checkpointing)
         working = max(working, 2 * lora.batch * settings.max_length * stored)
-    yield Demand(
+    return Demand(
         f"reward backbone {settings.model!r} in {dtype}",
         _device(settings.device),
         sizes.weights(dtype) + OPTIMIZER_BYTES * adapter,

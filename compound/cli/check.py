@@ -24,7 +24,7 @@ from compound.cli.options import (
 from compound.core.errors import CompoundError, SpecError
 
 if TYPE_CHECKING:
-    from compound.engines.known_models import KnownModel, TermsOfUse
+    from compound.engines.models import KnownModel, TermsOfUse
 
 
 @app.command(

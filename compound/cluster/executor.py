@@ -48,9 +48,7 @@ class RemoteExecutor(Executor):
         codec = self._workers.codec(run.system)
         start = self._start(
             run.system,
-            run.example,
-            run.sample,
-            run.seed,
+            run,
             bypass=run.bypass,
             inputs=values_to_wire(inputs, codec.inputs(), "inputs"),
             settings={name: _plain(values, name) for name, values in run.settings.items()},
@@ -88,18 +86,7 @@ class RemoteExecutor(Executor):
             resample=sample,
             settings=_plain(settings or {}, address),
         )
-        start = self._start(
-            system,
-            trace.example,
-            trace.sample,
-            trace.seed,
-            bypass=False,
-            inputs={},
-            settings={},
-            samples={},
-            fork=changed,
-            alone=True,
-        )
+        start = self._start(system, trace, fork=changed, alone=True)
         found = await self._run(system, codec, start)
         return _read(lambda: codec.from_wire(found))
 
@@ -114,35 +101,17 @@ class RemoteExecutor(Executor):
             map(is_reference, system.configuration.values())
         )
 
-    def _start(
-        self,
-        system: System,
-        example: str,
-        sample: int,
-        seed: int,
-        *,
-        bypass: bool,
-        inputs: Document,
-        settings: Mapping[str, Document],
-        samples: Mapping[str, int],
-        fork: ForkRequest | None,
-        alone: bool = False,
-    ) -> Start:
+    def _start(self, system: System, of: RunState | Trace, **changes: Any) -> Start:  # noqa: ANN401
         return Start(
             job=self._workers.pool.next_job(),
             configuration=system.configuration.to_json(),
-            inputs=inputs,
-            example=example,
-            sample=sample,
-            seed=seed,
-            bypass=bypass,
+            example=of.example,
+            sample=of.sample,
+            seed=of.seed,
             caches=self._caller.caches,
             shares=self._caller.shares,
-            settings=dict(settings),
-            samples=dict(samples),
             priced=self.meter.budget.cost is not None,
-            fork=fork,
-            alone=alone,
+            **changes,
         )
 
     async def _run(self, system: System, codec: CallCodec, start: Start) -> Document:

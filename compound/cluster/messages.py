@@ -10,22 +10,13 @@ import asyncio
 import json
 import math
 from collections.abc import Sequence
-from typing import Annotated, Literal, Protocol, TypeVar
+from typing import Annotated, Protocol, cast, get_args
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeInt,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeInt
 
 from compound.core.errors import CompoundError
 
 VERSION = 2
-T = TypeVar("T")
 Document = dict[str, object]
 UsageFields = tuple[int, int, int, float, int]
 
@@ -54,6 +45,18 @@ class WorkerMessage(BaseModel):
     """Base of all messages."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class JobMessage(WorkerMessage):
+    """Message about a job."""
+
+    job: int
+
+
+class JobQuestion(JobMessage):
+    """Message of a worker about a job, mostly with a `Reply`, which repeats the id."""
+
+    id: int
 
 
 class SystemFile(WorkerMessage):
@@ -102,7 +105,6 @@ class Facts(WorkerMessage):
 class Hello(WorkerMessage):
     """First message to a worker."""
 
-    type: Literal["hello"] = "hello"
     program: SystemFile
     seed: int
     folder: str | None = None
@@ -123,48 +125,43 @@ class Start(WorkerMessage):
 
     Attributes:
         configuration: the values that the system is bound to.
-        inputs: a value for each input.
         seed: seed of the random streams; a fork has that of its trace.
-        bypass: whether cached results are ignored.
         caches: whether the driver has a cache.
         shares: whether the entries of that cache are read by other programs.
+        priced: whether the cost is limited, so that models without a price are rejected.
+        inputs: a value for each input.
+        bypass: whether cached results are ignored.
         settings: by component, settings that override its own.
         samples: by component, sample indices that override ``sample``.
-        priced: whether the cost is limited, so that models without a price are rejected.
         fork: what to change in a recorded trace; None for a new run.
         alone: whether to run only the changed call of the fork.
         done: results of calls that a lost worker finished, by address.
     """
 
-    type: Literal["start"] = "start"
     job: int
     configuration: Document
-    inputs: Document
     example: str
     sample: int
     seed: int
-    bypass: bool
     caches: bool
     shares: bool
-    settings: dict[str, Document]
-    samples: dict[str, int]
     priced: bool
+    inputs: Document = {}
+    bypass: bool = False
+    settings: dict[str, Document] = {}
+    samples: dict[str, int] = {}
     fork: ForkRequest | None = None
     alone: bool = False
     done: dict[str, Document] = {}
 
 
-class Cancel(WorkerMessage):
+class Cancel(JobMessage):
     """Stop a job; nothing about it is sent any more."""
-
-    type: Literal["cancel"] = "cancel"
-    job: int
 
 
 class Reply(WorkerMessage):
     """Answer to a question of a worker."""
 
-    type: Literal["reply"] = "reply"
     id: int
     value: Document
 
@@ -175,46 +172,38 @@ class Reply(WorkerMessage):
 class Ready(WorkerMessage):
     """The system is rebuilt."""
 
-    type: Literal["ready"] = "ready"
     facts: Facts
 
 
 class Refused(WorkerMessage):
     """The system cannot be rebuilt."""
 
-    type: Literal["refused"] = "refused"
     message: str
     hint: str
 
 
-class Claim(WorkerMessage):
+class Claim(JobQuestion):
     """Ask for the result of a cached call, or for the right to execute it."""
 
-    type: Literal["claim"] = "claim"
-    job: int
-    id: int
     key: str
     component: str
 
 
-class Finished(WorkerMessage):
+class Finished(JobQuestion):
     """A call was executed; ``id`` is that of its claim and ``key`` its cache key, 0 and "" without one."""
 
-    type: Literal["finished"] = "finished"
-    job: int
-    id: int
     key: str
     address: str
     component: str
     result: Document
 
 
-class Enter(WorkerMessage):
-    """Ask for a turn and a reservation to send a request to a model's server; see `Throttle.admit`."""
+class Enter(JobQuestion):
+    """Ask for a turn and a reservation to send a request to a model's server; see `Throttle.admit`.
 
-    type: Literal["enter"] = "enter"
-    job: int
-    id: int
+    With the claim of a call, whose first request it is, the reply may be the result of the call.
+    """
+
     lm: str
     seed: int
     patience: float
@@ -222,66 +211,48 @@ class Enter(WorkerMessage):
     claim: Claim | None = None
 
 
-class Leave(WorkerMessage):
+class Leave(JobMessage):
     """End a turn and charge what was used; ``answered`` if the server answered."""
 
-    type: Literal["leave"] = "leave"
-    job: int
     turn: int
     answered: bool
     used: list[Numbers]
 
 
-class Rejected(WorkerMessage):
+class Rejected(JobQuestion):
     """The server rejected the request of a turn because of its rate limit; see `Throttle.refuse`."""
 
-    type: Literal["rejected"] = "rejected"
-    job: int
-    id: int
     turn: int
     retry_after: float | None
 
 
-class Withdraw(WorkerMessage):
+class Withdraw(JobQuestion):
     """Take back a question, or the right to execute a call, because its asker was cancelled."""
 
-    type: Literal["withdraw"] = "withdraw"
-    job: int
-    id: int
 
-
-class Reserve(WorkerMessage):
+class Reserve(JobQuestion):
     """Reserve the worst case of a request that is not sent to a server; see `Meter.reserve`."""
 
-    type: Literal["reserve"] = "reserve"
-    job: int
-    id: int
     worst: Numbers
 
 
-class Settle(WorkerMessage):
+class Settle(JobMessage):
     """Charge what was used of a reservation."""
 
-    type: Literal["settle"] = "settle"
-    job: int
     lease: int
     used: list[Numbers]
 
 
-class Done(WorkerMessage):
+class Done(JobMessage):
     """A job is finished: the trace of a run, or the one call of a job that resamples a call."""
 
-    type: Literal["done"] = "done"
-    job: int
     result: Document
     incidents: dict[str, NonNegativeInt]
 
 
-class JobFailed(WorkerMessage):
+class JobFailed(JobMessage):
     """A job ended with an error that ends the evaluation, such as a missing library."""
 
-    type: Literal["failed"] = "failed"
-    job: int
     error: str
     message: str
     hint: str
@@ -290,12 +261,11 @@ class JobFailed(WorkerMessage):
 class Notice(WorkerMessage):
     """One line for the user."""
 
-    type: Literal["notice"] = "notice"
     text: str
 
 
-ToWorker = Annotated[Hello | Start | Cancel | Reply, Field(discriminator="type")]
-ToDriver = Annotated[
+ToWorker = Hello | Start | Cancel | Reply
+ToDriver = (
     Ready
     | Refused
     | Claim
@@ -308,17 +278,20 @@ ToDriver = Annotated[
     | Settle
     | Done
     | JobFailed
-    | Notice,
-    Field(discriminator="type"),
-]
-_TO_WORKER: TypeAdapter[list[ToWorker]] = TypeAdapter(list[ToWorker])
-_TO_DRIVER: TypeAdapter[list[ToDriver]] = TypeAdapter(list[ToDriver])
+    | Notice
+)
+
+
+def name_of(message: type[WorkerMessage]) -> str:
+    """Return the name of a kind of messages in texts."""
+    return message.__name__.lower()
 
 
 def encode(messages: Sequence[WorkerMessage]) -> str:
     """Return messages as one text."""
     # the standard library writes NaN and lone surrogates in a form that it reads back
-    return json.dumps([dict(message) for message in messages], default=dict)
+    named = [{"type": name_of(type(message)), **dict(message)} for message in messages]
+    return json.dumps(named, default=dict)
 
 
 def for_worker(text: str) -> list[ToWorker]:
@@ -327,7 +300,7 @@ def for_worker(text: str) -> list[ToWorker]:
     Raises:
         ProtocolError: the text holds anything else.
     """
-    return _parse(_TO_WORKER, text)
+    return cast("list[ToWorker]", _parse(get_args(ToWorker), text))
 
 
 def for_driver(text: str) -> list[ToDriver]:
@@ -337,15 +310,16 @@ def for_driver(text: str) -> list[ToDriver]:
         ProtocolError: the text holds anything else.
 
     >>> for_driver(encode([Withdraw(job=1, id=2)]))
-    [Withdraw(type='withdraw', job=1, id=2)]
+    [Withdraw(job=1, id=2)]
     """
-    return _parse(_TO_DRIVER, text)
+    return cast("list[ToDriver]", _parse(get_args(ToDriver), text))
 
 
-def _parse(adapter: TypeAdapter[list[T]], text: str) -> list[T]:
+def _parse(kinds: Sequence[type[WorkerMessage]], text: str) -> list[WorkerMessage]:
+    known = {name_of(kind): kind for kind in kinds}
     try:
-        return adapter.validate_python(json.loads(text))
-    except (ValidationError, ValueError, RecursionError) as error:
+        return [known[data.pop("type")].model_validate(data) for data in json.loads(text)]
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         reason = str(error).splitlines()
         raise ProtocolError(
             f"a message that cannot be read: {' '.join(reason[:3])[:300]}"
@@ -360,19 +334,11 @@ class WorkerConnection(Protocol):
     """One end of a connection. Texts arrive once and in order, or the connection is lost."""
 
     async def send(self, text: str) -> None:
-        """Send a text.
-
-        Raises:
-            WorkerLost: the other end is gone.
-        """
+        """Send a text, or raise `WorkerLost`."""
         ...
 
     async def receive(self) -> str:
-        """Wait for the next text.
-
-        Raises:
-            WorkerLost: the other end is gone.
-        """
+        """Wait for the next text, or raise `WorkerLost`."""
         ...
 
     async def aclose(self) -> None:
@@ -381,22 +347,14 @@ class WorkerConnection(Protocol):
 
 
 class Transport(Protocol):
-    """Starts workers."""
+    """Starts workers; raises `CompoundError` if it cannot."""
 
     async def machines(self) -> int:
-        """Return the number of machines that can run workers.
-
-        Raises:
-            CompoundError: there is none.
-        """
+        """Return the number of machines that can run workers, at least one."""
         ...
 
     async def connect(self, number: int) -> WorkerConnection:
-        """Start a worker and return the driver's end of its connection.
-
-        Raises:
-            CompoundError: no worker can be started; the message says why.
-        """
+        """Start a worker and return the driver's end of its connection."""
         ...
 
     async def aclose(self) -> None:
@@ -434,19 +392,11 @@ class Tasks(Protocol):
     """Runs tasks: a task receives a text and returns one."""
 
     async def check(self, text: str) -> dict[str, str]:
-        """Run the check on every machine that can run tasks; return the answer of each by its name.
-
-        Raises:
-            CompoundError: there is no such machine, or one does not answer.
-        """
+        """Run the check on every machine; return the answers by name, or raise `CompoundError`."""
         ...
 
     async def run(self, text: str) -> str:
-        """Run a task on a machine with a free place and return its answer.
-
-        Raises:
-            WorkerLost: its process or its machine is gone.
-        """
+        """Run a task on a machine with a free place, or raise `WorkerLost` if it is gone."""
         ...
 
     async def aclose(self) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 import compound.core.errors
 from compound.cluster.handshake import SAME, WorkerMismatch, compare
@@ -25,6 +26,7 @@ from compound.cluster.messages import (
     WorkerConnection,
     WorkerLost,
     for_driver,
+    name_of,
 )
 from compound.cluster.services import ExampleJob, ExampleServices
 from compound.core.errors import CompoundError
@@ -87,7 +89,8 @@ class _RemoteWorker:
             try:
                 services.handle(message)
             except Exception as error:  # its fields may hold any JSON
-                raise ProtocolError(f"{message.type}: {type(error).__name__}: {error}") from error
+                name = name_of(type(message))
+                raise ProtocolError(f"{name}: {type(error).__name__}: {error}") from error
             return
         del self.jobs[message.job]
         services.close()
@@ -249,28 +252,19 @@ class WorkerPool:
 
     def _attach(self, worker: _RemoteWorker) -> None:
         """Exchange messages with a worker until it is lost."""
-        worker.tasks = [
-            asyncio.create_task(self._send(worker)),
-            asyncio.create_task(self._listen(worker)),
-        ]
+        sending = self._guarded(worker.outbox.run, f"sending to {worker.name}")
+        receiving = self._guarded(partial(self._receive, worker), f"receiving from {worker.name}")
+        worker.tasks = [asyncio.create_task(sending), asyncio.create_task(receiving)]
 
-    async def _send(self, worker: _RemoteWorker) -> None:
+    async def _guarded(self, work: Callable[[], Awaitable[None]], doing: str) -> None:
         try:
-            await worker.outbox.run()
+            await work()
         except WorkerLost:
-            pass  # the listener notices it, too
+            pass  # of the sender; the receiver notices it, too
+        except CompoundError as error:
+            self._break(error)
         except Exception as error:  # noqa: BLE001 - jobs would wait for ever
-            self._break(_unexpected(f"sending to {worker.name}", error))
-
-    async def _listen(self, worker: _RemoteWorker) -> None:
-        try:
-            await self._receive(worker)
-        except ProtocolError as error:
-            self._break(
-                WorkerMismatch(f"{worker.name} sent {error.message}", hint=f"{SAME}; {RESUME}")
-            )
-        except Exception as error:  # noqa: BLE001 - jobs would wait for ever
-            self._break(_unexpected(f"receiving from {worker.name}", error))
+            self._break(_unexpected(doing, error))
 
     async def _receive(self, worker: _RemoteWorker) -> None:
         """Act on the messages of a worker until it is lost, and then replace it."""
@@ -278,6 +272,9 @@ class WorkerPool:
             while True:
                 for message in for_driver(await worker.connection.receive()):
                     worker.handle(message)
+        except ProtocolError as error:
+            problem = f"{worker.name} sent {error.message}"
+            raise WorkerMismatch(problem, hint=f"{SAME}; {RESUME}") from error
         except WorkerLost as error:
             self._lose(worker, str(error))
 
@@ -319,9 +316,8 @@ class WorkerPool:
             replacing = f"replacing {lost.name}"
             error = found if isinstance(found, CompoundError) else _unexpected(replacing, found)
             if (task := asyncio.current_task()) is not None:
-                self._replacing.discard(
-                    task
-                )  # another one may fail in the same pass of the event loop
+                # another one may fail in the same pass of the event loop
+                self._replacing.discard(task)
             if self._workers or self._replacing:
                 self._notify(f"{lost.name} cannot be replaced: {error.message}")
             else:
@@ -336,15 +332,15 @@ class WorkerPool:
 
     async def _restarted(self, number: int) -> _RemoteWorker:
         """Start a replacement, again if it is lost while it starts."""
-        for _ in range(START_ATTEMPTS - 1):
+        for attempts_left in reversed(range(START_ATTEMPTS)):
             try:
                 return await self._started(number)
             except _LostInStart as error:
-                if self._restarts_left == 0:
+                if not attempts_left or not self._restarts_left:
                     raise
                 self._restarts_left -= 1
                 self._notify(f"{error.message}; it will be started again")
-        return await self._started(number)
+        raise AssertionError("the last attempt returns or raises")
 
     def _break(self, error: CompoundError) -> None:
         """End all jobs, now and later, with an error."""

@@ -15,16 +15,17 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Self, cast
+from typing import Any, Self, cast
 
 from compound.cluster.messages import (
     Claim,
     Document,
     Enter,
     Finished,
+    JobQuestion,
     Leave,
     Outbox,
     Rejected,
@@ -33,7 +34,6 @@ from compound.cluster.messages import (
     Settle,
     Start,
     Withdraw,
-    WorkerMessage,
 )
 from compound.cluster.wire import Types, result_from_wire, result_to_wire, usage_to_wire
 from compound.components.llm import LLM
@@ -48,32 +48,22 @@ class DriverQuestions:
     """Questions to the driver that wait for a reply."""
 
     def __init__(self, outbox: Outbox) -> None:
-        self._outbox = outbox
-        self._ids = itertools.count(1)
+        self.post = outbox.post
+        self.ids = itertools.count(1)
         self._open: dict[int, asyncio.Future[Document]] = {}
 
-    def post(self, message: WorkerMessage) -> None:
-        """Send a message that has no reply."""
-        self._outbox.post(message)
-
-    def next_id(self) -> int:
-        """Return the id of a new question."""
-        return next(self._ids)
-
-    async def ask(
-        self, job: int, make: Callable[[int], WorkerMessage], number: int | None = None
-    ) -> tuple[int, Document]:
-        """Send a question and return its id and the reply; take it back if this is cancelled."""
-        number = self.next_id() if number is None else number
-        future = self._open[number] = asyncio.get_running_loop().create_future()
-        self.post(make(number))
+    async def ask(self, question: JobQuestion) -> Document:
+        """Send a question and return the reply; take it back if this is cancelled."""
+        future: asyncio.Future[Document] = asyncio.get_running_loop().create_future()
+        self._open[question.id] = future
+        self.post(question)
         try:
-            return number, await future
+            return await future
         except asyncio.CancelledError:
-            self.post(Withdraw(job=job, id=number))
+            self.post(Withdraw(job=question.job, id=question.id))
             raise
         finally:
-            del self._open[number]
+            del self._open[question.id]
 
     def answer(self, reply: Reply) -> None:
         """Pass a reply on; one to a question that was taken back is dropped."""
@@ -89,46 +79,35 @@ class ExampleLink:
     start: Start
     questions: DriverQuestions
 
-    @property
-    def job(self) -> int:
-        """Number of the job."""
-        return self.start.job
+    def next(self) -> dict[str, Any]:
+        """Return the job and the id of a new question."""
+        return {"job": self.start.job, "id": next(self.questions.ids)}
 
     def finish(self, claim: int, key: str, pending: PendingCall, result: Document) -> None:
         """Report an executed call."""
         address, component = pending.address, pending.component.name
-        self.questions.post(
-            Finished(
-                job=self.job, id=claim, key=key, address=address, component=component, result=result
-            )
-        )
-
-    def withdraw(self, claim: int) -> None:
-        """Give up a call that was claimed and not finished."""
-        self.questions.post(Withdraw(job=self.job, id=claim))
+        call: dict[str, Any] = {"id": claim, "key": key, "address": address, "component": component}
+        self.questions.post(Finished(job=self.start.job, **call, result=result))
 
 
 @dataclass(eq=False)
 class CallClaim:
     """The claim of a cached call: the driver returns its result, or lets this worker execute it."""
 
-    link: ExampleLink
-    key: str
-    component: str
-    id: int
+    questions: DriverQuestions
+    message: Claim
     asked: bool = False
 
-    def message(self) -> Claim:
-        """Return the question, which is asked once."""
-        self.asked = True
-        return Claim(job=self.link.job, id=self.id, key=self.key, component=self.component)
+    def once(self) -> Claim | None:
+        """Return the question; None if it was asked."""
+        asked, self.asked = self.asked, True
+        return None if asked else self.message
 
     async def ask(self) -> Document | None:
         """Return the result of the call; None if it is to be executed here, or was already claimed."""
-        if self.asked:
+        if (question := self.once()) is None:
             return None
-        _, value = await self.link.questions.ask(self.link.job, lambda _: self.message(), self.id)
-        return cast("Document | None", value["result"])
+        return cast("Document | None", (await self.questions.ask(question))["result"])
 
 
 class ResultKnown(BaseException):
@@ -168,31 +147,28 @@ class RemoteGate:
         Raises:
             ResultKnown: the request is the first of a call whose result the driver has.
         """
-        job, questions, first = self.link.job, self.link.questions, self.claim
-        claim = first.message() if first is not None and not first.asked else None
-        number, value = await questions.ask(
-            job,
-            lambda number: Enter(
-                job=job,
-                id=number,
-                lm=self.lm,
-                seed=seed,
-                patience=patience,
-                worst=usage_to_wire(worst),
-                claim=claim,
-            ),
-        )
+        claim = None if self.claim is None else self.claim.once()
+        request: dict[str, Any] = {
+            "lm": self.lm,
+            "seed": seed,
+            "patience": patience,
+            "claim": claim,
+        }
+        question = Enter(**self.link.next(), **request, worst=usage_to_wire(worst))
+        value = await self.link.questions.ask(question)
         if "result" in value:
             raise ResultKnown(cast("Document", value["result"]))
         if not value["admitted"]:
             raise NeverAdmitted
-        turn = RemoteTurn(cast("int", value["round"]), cast("float", value["waited"]), number)
+        number, round_ = question.id, cast("int", value["round"])
+        turn = RemoteTurn(round_, cast("float", value["waited"]), number)
         used: list[Usage] = []
         try:
             yield turn, used
         finally:
             spent = [usage_to_wire(item) for item in used or [worst]]
-            questions.post(Leave(job=job, turn=number, answered=turn.answered, used=spent))
+            left = Leave(job=question.job, turn=number, answered=turn.answered, used=spent)
+            self.link.questions.post(left)
 
     def speed_up(self, turn: Turn) -> None:
         """Record the answer to the request of a turn."""
@@ -200,9 +176,9 @@ class RemoteGate:
 
     async def refuse(self, turn: Turn, retry_after: float | None) -> Refusal:
         """Record that the request of a turn was rejected because of the rate limit."""
-        job, held = self.link.job, cast("RemoteTurn", turn).id
-        _, value = await self.link.questions.ask(
-            job, lambda number: Rejected(job=job, id=number, turn=held, retry_after=retry_after)
+        held = cast("RemoteTurn", turn).id
+        value = await self.link.questions.ask(
+            Rejected(**self.link.next(), turn=held, retry_after=retry_after)
         )
         return Refusal(
             cast("float", value["ahead"]), bool(value["first"]), cast("int", value["in_flight"])
@@ -220,17 +196,15 @@ class RemoteMeter(Meter):
     @asynccontextmanager
     async def reserve(self, worst: Usage) -> AsyncIterator[list[Usage]]:
         """Reserve ``worst`` while a request is in flight; see `Meter.reserve`."""
-        job, questions = self._link.job, self._link.questions
         # also without a limit: the driver charges what is in flight when the worker is lost
-        lease, _ = await questions.ask(
-            job, lambda number: Reserve(job=job, id=number, worst=usage_to_wire(worst))
-        )
+        question = Reserve(**self._link.next(), worst=usage_to_wire(worst))
+        await self._link.questions.ask(question)
         used: list[Usage] = []
         try:
             yield used
         finally:
             spent = [usage_to_wire(item) for item in used or [worst]]
-            questions.post(Settle(job=job, lease=lease, used=spent))
+            self._link.questions.post(Settle(job=question.job, lease=question.id, used=spent))
 
 
 class WorkerSender(Sender):
@@ -279,7 +253,8 @@ class WorkerCaller(Caller):
             if result.usage != NO_USAGE:  # free calls can be repeated
                 link.finish(0, "", pending, result_to_wire(result, types, pending.address))
             return result
-        claim = CallClaim(link, key, component.name, link.questions.next_id())
+        question = Claim(**link.next(), key=key, component=component.name)
+        claim = CallClaim(link.questions, question)
         found = None if self._only_sends(pending) else await claim.ask()
         if found is None:
             made = await self._claimed(pending, claim, types)
@@ -306,7 +281,7 @@ class WorkerCaller(Caller):
         caller._sender = self._own_sender.for_job(self._link, claim)
         try:
             try:
-                result = await caller.execute(pending, claim.key)
+                result = await caller.execute(pending, claim.message.key)
             except Exception:
                 if (found := await claim.ask()) is None:
                     raise
@@ -317,9 +292,10 @@ class WorkerCaller(Caller):
         except ResultKnown as known:
             return known.result
         except BaseException:
-            self._link.withdraw(claim.id)
+            question = claim.message
+            self._link.questions.post(Withdraw(job=question.job, id=question.id))
             raise
-        self._link.finish(claim.id, claim.key, pending, made)
+        self._link.finish(claim.message.id, claim.message.key, pending, made)
         return result
 
 

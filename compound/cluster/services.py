@@ -107,7 +107,7 @@ class ExampleServices:
             case Finished():
                 self._finish(message)
             case Enter(claim=None):
-                self._begin_turn(message)
+                self._begin(self._turns, message.id, lambda open_: self._enter(message, open_))
             case Enter(claim=Claim() as claim):
                 self._begin_claim(claim, message)
             case Leave():
@@ -136,9 +136,6 @@ class ExampleServices:
             self._claims, message.id, lambda open_: self._claim(message, component, request, open_)
         )
 
-    def _begin_turn(self, message: Enter) -> None:
-        self._begin(self._turns, message.id, lambda open_: self._enter(message, open_))
-
     def _begin(
         self,
         kind: dict[int, _Open[T]],
@@ -147,16 +144,17 @@ class ExampleServices:
     ) -> None:
         opened: _Open[T] = _Open(asyncio.get_running_loop().create_future())
         kind[number] = opened
-        opened.task = asyncio.create_task(self._guarded(kind, number, lambda: work(opened)))
+        opened.task = asyncio.create_task(self._guarded(kind, number, opened, work))
 
     async def _guarded(
         self,
         kind: dict[int, _Open[T]],
         number: int,
-        work: Callable[[], Coroutine[object, object, None]],
+        opened: _Open[T],
+        work: Callable[[_Open[T]], Coroutine[object, object, None]],
     ) -> None:
         try:
-            await work()
+            await work(opened)
         except Exception as error:  # noqa: BLE001 - such as an exhausted budget; it is raised by the job
             self.job.fail(error)
         finally:
@@ -182,7 +180,7 @@ class ExampleServices:
                 self._answer(message.id, {"result": None})
             else:
                 opened.follows = request.id
-                self._begin_turn(request)
+                self._begin(self._turns, request.id, lambda open_: self._enter(request, open_))
             return await opened.outcome
 
         result = await self.job.caller.share(message.key, component, execute)

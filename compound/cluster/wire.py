@@ -11,7 +11,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping
-from typing import cast
+from typing import Any, cast
 
 from compound.cluster.messages import Document, Numbers, UsageFields, checked_usage_fields
 from compound.core.engine import TokenRecord, TokenRow, Usage
@@ -23,6 +23,8 @@ from compound.graph.json_values import dumps, is_json
 from compound.graph.system import System
 from compound.graph.types import convert
 
+NAMES, NUMBERS = ("address", "node", "component", "key"), ("sample", "invocation", "counted")
+RESULT_FIELDS = dataclasses.fields(CallResult)
 Types = Callable[[str], object]  # the declared type of a value, by name
 
 
@@ -79,7 +81,7 @@ def _from_wire(item: list[object], types: Types, name: str) -> object:
     return convert(types(name), item[0]) if len(item) > 1 else item[0]
 
 
-def result_to_wire(result: CallResult, types: Types, where: str) -> Document:
+def result_to_wire(result: CallResult | Call, types: Types, where: str) -> Document:
     """Return the result of a call as JSON types."""
     return {
         "outputs": values_to_wire(result.outputs, types, where),
@@ -125,11 +127,15 @@ class CallCodec:
 
     def __init__(self, system: System) -> None:
         self._system = system
-        self._inputs = {node.name: node.inputs for node in system.all_nodes()}
+        self._ports = {node.name: node.inputs for node in system.all_nodes()}
 
     def outputs_of(self, component: str) -> Types:
         """Return the types of a component's outputs."""
         ports = self._system.components[component].outputs
+        return lambda name: ports[name].type
+
+    def _inputs_of(self, node: str) -> Types:
+        ports = self._ports[node]
         return lambda name: ports[name].type
 
     def inputs(self) -> Types:
@@ -138,29 +144,11 @@ class CallCodec:
 
     def to_wire(self, call: Call) -> Document:
         """Return a call as JSON types."""
-        ports = self._inputs[call.node]
-        result = CallResult(
-            call.outputs,
-            call.failure,
-            call.usage,
-            call.tokens,
-            call.attempts,
-            call.reused,
-            call.key,
-            call.exchanges,
-            call.seconds,
-        )
         return {
-            **result_to_wire(result, self.outputs_of(call.component), call.address),
-            "inputs": values_to_wire(call.inputs, lambda name: ports[name].type, call.address),
-            "address": call.address,
-            "node": call.node,
-            "component": call.component,
+            **result_to_wire(call, self.outputs_of(call.component), call.address),
+            **{name: getattr(call, name) for name in (*NAMES, *NUMBERS)},
+            "inputs": values_to_wire(call.inputs, self._inputs_of(call.node), call.address),
             "parents": list(call.parents),
-            "sample": call.sample,
-            "invocation": call.invocation,
-            "counted": call.counted,
-            "key": call.key,
         }
 
     def from_wire(self, data: Document) -> Call:
@@ -169,28 +157,15 @@ class CallCodec:
         Raises:
             ValueError: its usage, seconds or number of attempts is impossible.
         """
-        ports = self._inputs[str(data["node"])]
         found = result_from_wire(data, self.outputs_of(str(data["component"])), str(data["key"]))
+        shared: dict[str, Any] = {field.name: getattr(found, field.name) for field in RESULT_FIELDS}
+        inputs = cast("Document", data["inputs"])
         return Call(
-            address=str(data["address"]),
-            node=str(data["node"]),
-            component=str(data["component"]),
             parents=tuple(cast("list[str]", data["parents"])),
-            inputs=values_from_wire(
-                cast("Document", data["inputs"]), lambda name: ports[name].type
-            ),
-            outputs=found.outputs,
-            failure=found.failure,
-            usage=found.usage,
-            seconds=found.seconds,
-            sample=cast("int", data["sample"]),
-            invocation=cast("int", data["invocation"]),
-            reused=found.reused,
-            counted=bool(data["counted"]),
-            attempts=found.attempts,
-            tokens=found.tokens,
-            key=found.key,
-            exchanges=found.exchanges,
+            inputs=values_from_wire(inputs, self._inputs_of(str(data["node"]))),
+            **shared,
+            **{name: data[name] for name in NUMBERS},  # type: ignore[arg-type]
+            **{name: str(data[name]) for name in NAMES if name not in shared},  # type: ignore[arg-type]
         )
 
     def trace_to_wire(self, trace: Trace) -> Document:

@@ -5,49 +5,29 @@ policy than the trained one, so it is rejected with an error that names the sett
 
 A server that accepts an adapter but continues with the old weights corrupts training silently: the
 samples look right, but their gradients belong to another policy. Each adapter therefore contains a
-probe, written with the adapter: a file ``probe.json`` in its folder (and so covered by its digest),
-one JSON object with
+file ``probe.json``, which its digest covers: n token ids (``tokens``), and the n - 1 log-probabilities
+(nats, temperature 1) of each but the first, under this adapter (``logprobs``) and under the weights
+that it replaces (``before``). The server's log-probabilities are compared with both. Serving in
+bfloat16 adds noise of about 0.06 nats per token (root mean square, SmolLM2 against float32).
 
-- ``tokens``: n token ids, n at least 2;
-- ``logprobs``: n - 1 numbers, the log-probabilities (nats, temperature 1) of each token but the first, given
-  the tokens before it, under this adapter;
-- ``before``: the same under the adapter it replaces, or under the base model.
+1. Their mean distance from ``logprobs`` must be at most `TOLERANCE`.
+2. If ``logprobs`` and ``before`` are at least `APART` × `NOISE` apart, they must be nearer to
+   ``logprobs``: the midpoint is then 4 standard deviations away, at almost twice the measured noise.
+3. Otherwise they must not be identical to those of the base or of an adapter with other weights. One
+   training step moves log-probabilities by less than the noise, but a relative change of 1e-6 in the
+   weights (the smallest one measured) changes some rounding. Concurrent requests of other processes
+   can hide such an identity, but never create one.
 
-The server's log-probabilities of the same tokens are compared with both. Serving in bfloat16 adds
-noise of about 0.06 nats per token (root mean square, SmolLM2 against float32), which changes with
-any change of the weights.
+An adapter whose ``logprobs`` and ``before`` differ by less than `VISIBLE`, or whose B matrices are
+zero, is indistinguishable, and only rule 1 applies. Without a probe, rule 3 is applied to a fixed text.
 
-1. The mean distance from ``logprobs`` must be at most `TOLERANCE`, well above the error of number formats.
-2. If ``logprobs`` and ``before`` differ by more than noise explains, the answer must be nearer to
-   ``logprobs``. With noise of standard deviation s per token, the answer's position along the line
-   between them, whose length is d, has standard deviation s, and the midpoint is at d / 2. They
-   count as distinguishable from d = `APART` × `NOISE`: 4 standard deviations, at almost twice the
-   measured noise.
-3. One training step moves log-probabilities by thousandths, which is below that noise. But a server that
-   still computes with other weights returns *exactly* their numbers, whereas a relative change of
-   1e-6 in the weights (the smallest one measured) changes some rounding and therefore the numbers.
-   So if rule 2 does not apply, the answer must not be identical to that of the base or of an
-   adapter with other weights. Concurrent requests of other processes can hide such an identity, but
-   never create one.
-
-If ``logprobs`` and ``before`` differ by less than `VISIBLE`, or all B matrices of the adapter are
-zero, the adapter is indistinguishable and only rule 1 applies. For an adapter without a probe, rule
-3 is applied to a fixed text.
-
-Several servers behind one address (a load balancer, data parallelism) may be in different states. A
-version is therefore checked `CHECKS` times, each time over a new connection and with other first
-tokens, because balancers choose by connection, by request, or by the start of the prompt; rule 3
-applies from the second check. A server that does not know the version, or computes without it, ends
-the run. If a share s of the requests goes to such servers, one version passes with probability (1 -
-s)^8: 0.4 % for one of two, 10 % for one of four; round-robin balancing reaches all servers if there
-are at most 8. Each later version is checked again: one bad server of four passes for three versions
-with probability 0.1 %. The cost is 8 requests of one short prompt for the version, and 8 for the
-base and each other version on the server. A balancer that sends all requests of a client to one
-server passes, and then samples come from the checked server. Each sampled answer must also name its
-version as its model (`check_probe_model`).
-
-Not detected: a server that fails or joins after the checks and still answers under the version's
-name, and a balancer that routes short prompts or `/v1/completions` differently from chat requests.
+Several servers behind one address may be in different states. A version is therefore checked
+`CHECKS` times, each time over a new connection and with other first tokens, because balancers choose
+by connection, by request, or by the start of the prompt. If a share s of the requests goes to servers
+without the version, it passes with probability (1 - s)^8: 0.4 % for one of two, 10 % for one of four;
+round-robin balancing reaches all of at most 8. Each sampled answer must also name its version as its
+model. Not detected: a server that fails or joins after the checks and still answers under the
+version's name, and a balancer that routes short prompts differently from chat requests.
 """
 
 from __future__ import annotations
@@ -58,7 +38,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NotRequired, TypeAlias, TypedDict, TypeVar, cast
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NotRequired, TypeAlias, TypedDict, cast
 
 from compound.core.errors import AdapterNotServed, ConfigurationError
 from compound.core.security.limits import ARTIFACT
@@ -69,9 +50,8 @@ if TYPE_CHECKING:
     import torch
 
 
-Addition: TypeAlias = (
-    "tuple[torch.Tensor, torch.Tensor]"  # A (r, in), and B (out, r) times alpha / r
-)
+# A (r, in), and B (out, r) times alpha / r
+Addition: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX, SIDES = "base_model.model.", (".lora_A.weight", ".lora_B.weight")
@@ -80,24 +60,11 @@ PREFIX, SIDES = "base_model.model.", (".lora_A.weight", ".lora_B.weight")
 IGNORED_SETTINGS = {
     *("auto_mapping", "base_model_name_or_path", "eva_config", "exclude_modules", "fan_in_fan_out"),
     *("inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform", "lora_alpha"),
-    *(
-        "lora_dropout",
-        "megatron_core",
-        "peft_type",
-        "peft_version",
-        "qalora_group_size",
-        "r",
-        "revision",
-    ),
-    *("target_modules", "task_type"),
+    *("lora_dropout", "megatron_core", "peft_type", "peft_version", "qalora_group_size", "r"),
+    *("revision", "target_modules", "task_type"),
 }
-SUPPORTED_INITS = (
-    True,
-    False,
-    "gaussian",
-    "orthogonal",
-    "eva",
-)  # other initializations also change the base
+# Other initializations also change the base.
+SUPPORTED_INITS = (True, False, "gaussian", "orthogonal", "eva")
 
 
 def read_adapter(folder: Path, layers: Mapping[str, tuple[int, int]]) -> dict[str, Addition]:
@@ -268,7 +235,7 @@ class Probe:
     @property
     def differs(self) -> bool:
         """Whether they differ at all, according to the log-probabilities in the file."""
-        return max(map(_difference, self.logprobs, self.before)) >= VISIBLE
+        return max(_differences(self.logprobs, self.before)) >= VISIBLE
 
 
 def read_probe(folder: Path) -> Probe | None:
@@ -282,10 +249,9 @@ def read_probe(folder: Path) -> Probe | None:
         return None
     try:
         held = json.loads(path.read_text("utf-8"))
-        tokens = tuple(_checked(int, held["tokens"]))
-        logprobs, before = (
-            tuple(map(float, _checked((int, float), held[n]))) for n in ("logprobs", "before")
-        )
+        tokens = tuple(_numbers(held["tokens"], int))
+        logprobs = tuple(map(float, _numbers(held["logprobs"], int, float)))
+        before = tuple(map(float, _numbers(held["before"], int, float)))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
             f"{path} is not a probe: {type(error).__name__}: {error}"
@@ -308,7 +274,7 @@ def check_logprobs(probe: Probe, served: Sequence[float]) -> bool:
     Raises:
         AdapterNotServed: the log-probabilities are not the adapter's.
     """
-    distance = sum(map(_difference, served, probe.logprobs)) / len(served)
+    distance = fmean(_differences(served, probe.logprobs))
     if probe.distinguishable and math.dist(served, probe.before) <= math.dist(
         served, probe.logprobs
     ):
@@ -377,19 +343,14 @@ def changes_nothing(folder: Path) -> bool:
         raise ConfigurationError(f"{path} is not a safetensors file: {error}") from error
 
 
-Number = TypeVar("Number", int, float)
-
-
-def _checked(kind: type[Number] | tuple[type[Number], ...], values: object) -> list[Number]:
-    """Return a list after checking that its items are finite numbers of a type."""
-    if not isinstance(values, list) or not all(
-        type(v) is not bool and isinstance(v, kind) for v in values
-    ):
+def _numbers(values: object, *kinds: type) -> list[Any]:
+    """Return a list after checking that its items are finite numbers of some types."""
+    if not isinstance(values, list) or not all(type(value) in kinds for value in values):
         raise TypeError("not a list of numbers")
     if not all(map(math.isfinite, values)):
         raise ValueError("not finite")
     return values
 
 
-def _difference(one: float, other: float) -> float:
-    return abs(one - other)
+def _differences(some: Sequence[float], others: Sequence[float]) -> list[float]:
+    return [abs(one - other) for one, other in zip(some, others, strict=False)]

@@ -38,7 +38,7 @@ from compound.engines.replicas import (
 )
 from compound.engines.vllm import arguments
 from compound.engines.vllm.engine import VLLMEngine
-from compound.engines.vllm.link import ServerEnded
+from compound.engines.vllm.server import ServerEnded
 
 KINDS: Mapping[str, type[VLLMEngine | OpenAIEngine]] = {"vllm": VLLMEngine, "openai": OpenAIEngine}
 ReplicaSettings = Mapping[str, object]

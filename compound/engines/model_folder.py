@@ -36,24 +36,19 @@ ARGUMENTS = {
 }
 """Settings of sentence-transformers that it passes on to transformers."""
 HARMLESS = {
-    *(
-        "add_pooling_layer",
-        "attn_implementation",
-        "do_lower_case",
-        "dtype",
-        "model_max_length",
-        "padding_side",
-    ),
-    *("torch_dtype", "truncation_side", "use_cache", "use_fast", "use_safetensors"),
+    "add_pooling_layer",
+    "attn_implementation",
+    "do_lower_case",
+    "dtype",
+    "model_max_length",
+    "padding_side",
+    "torch_dtype",
+    "truncation_side",
+    "use_cache",
+    "use_fast",
+    "use_safetensors",
 }
-KERNELS = (
-    None,
-    "",
-    "eager",
-    "sdpa",
-    "grouped_mm",
-    "batched_mm",
-)  # those that are part of transformers
+KERNELS = (None, "", "eager", "sdpa", "grouped_mm", "batched_mm")  # those of transformers
 MODULES = (
     "Transformer",
     "Pooling",
@@ -93,15 +88,25 @@ def load_causal(
     from transformers import AutoModelForCausalLM
 
     tokenizer = load_tokenizer(folder)
+    options = _options(dtype, device, attention, quantization)
     model = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=_dtype(dtype),
-        trust_remote_code=False,
-        use_safetensors=True,
-        local_files_only=True,
-        **_options(dtype, device, attention, quantization),
+        folder, use_safetensors=True, trust_remote_code=False, local_files_only=True, **options
     )
     return (model if quantization != "none" else model.to(device)), tokenizer
+
+
+def load_encoder(
+    folder: Path, dtype: str, *, device: str = "cpu", attention: str = "auto"
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load the model in a folder without its head, and its tokenizer; raises like `load_causal`."""
+    from transformers import AutoModel
+
+    tokenizer = load_tokenizer(folder)
+    options = _options(dtype, device, attention)
+    model = AutoModel.from_pretrained(
+        folder, use_safetensors=True, trust_remote_code=False, local_files_only=True, **options
+    )
+    return model.to(device), tokenizer
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -113,27 +118,6 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         folder, trust_remote_code=False, local_files_only=True
     )
     return tokenizer
-
-
-def load_encoder(
-    folder: Path, dtype: str, *, device: str = "cpu", attention: str = "auto"
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load the model in a folder without its head, and its tokenizer; raises like `load_causal`."""
-    from transformers import AutoModel, AutoTokenizer
-
-    check_model_folder(folder)
-    tokenizer = AutoTokenizer.from_pretrained(
-        folder, trust_remote_code=False, local_files_only=True
-    )
-    model = AutoModel.from_pretrained(
-        folder,
-        dtype=_dtype(dtype),
-        trust_remote_code=False,
-        use_safetensors=True,
-        local_files_only=True,
-        **_options(dtype, device, attention),
-    )
-    return model.to(device), tokenizer
 
 
 def load_empty(
@@ -149,9 +133,10 @@ def load_empty(
     check_model_folder(folder)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     kind = AutoModelForCausalLM if causal else AutoModel
-    options = {**_options(dtype, "meta", attention), **({"dtype": _dtype(dtype)} if dtype else {})}
     with torch.device("meta"):
-        made: PreTrainedModel = kind.from_config(config, trust_remote_code=False, **options)
+        made: PreTrainedModel = kind.from_config(
+            config, trust_remote_code=False, **_options(dtype, "meta", attention)
+        )
     made.tie_weights()
     return made
 
@@ -329,7 +314,7 @@ def _options(
     dtype: str, device: str, attention: str, quantization: str = "none"
 ) -> dict[str, object]:
     """Return the arguments of ``from_pretrained`` for settings other than the defaults."""
-    options: dict[str, object] = {}
+    options: dict[str, object] = {"dtype": _dtype(dtype)} if dtype else {}
     if attention != "auto":
         options["attn_implementation"] = attention
     if quantization != "none":

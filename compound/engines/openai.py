@@ -37,12 +37,7 @@ from compound.engines.options import (
     Wait,
     checked_settings,
 )
-from compound.engines.remote import (
-    answer_text,
-    first_line,
-    max_answer_bytes,
-    max_prompt_tokens,
-)
+from compound.engines.remote import answer_text, first_line, max_answer_bytes, max_prompt_tokens
 from compound.engines.server_api import ServerAnswer, ServerAPI
 from compound.execution.budget import clip_usage
 
@@ -450,8 +445,9 @@ class StreamedAnswer:
                 logprobs = cast("Document", known.setdefault("logprobs", {}))
                 for name, tokens in choice["logprobs"].items():  # lists by kind of token
                     earlier = logprobs.get(name)
-                    lists = isinstance(earlier, list) and isinstance(tokens, list)
-                    logprobs[name] = [*earlier, *tokens] if lists else tokens
+                    if isinstance(earlier, list) and isinstance(tokens, list):
+                        tokens = [*earlier, *tokens]  # noqa: PLW2901
+                    logprobs[name] = tokens
             added += delta.get("content") or "" if index == 0 else ""
         return added
 

@@ -17,12 +17,7 @@ from typing import TYPE_CHECKING
 
 from compound.core.engine import NO_USAGE
 from compound.core.errors import CallError, CompoundError, TransientError
-from compound.engines.remote import (
-    charge_for_status,
-    classify_error,
-    error_code,
-    first_line,
-)
+from compound.engines.remote import charge_for_status, classify_error, error_code, first_line
 
 if TYPE_CHECKING:
     import httpx
@@ -78,12 +73,7 @@ class ServerAPI:
         name: str = "",
     ) -> None:
         self.address, self.model = address.rstrip("/"), model
-        self._name, self._key_name, self._key, self._own = (
-            name or model,
-            key_name,
-            key,
-            own,
-        )
+        self._name, self._key_name, self._key, self._own = (name or model, key_name, key, own)
         self._kept, self._closed = _client(key, own), False
         self._fresh: httpx.AsyncClient | None = None
         # `httpx.Limits` would count a connection forever if its request is cancelled before it is
@@ -157,12 +147,7 @@ class ServerAPI:
                 ) from error
 
     async def ask(
-        self,
-        path: str,
-        body: Mapping[str, object] | None,
-        seconds: float,
-        *,
-        fresh: bool = False,
+        self, path: str, body: Mapping[str, object] | None, seconds: float, *, fresh: bool = False
     ) -> dict[str, object]:
         """Send a request with `send`, and return the answer's JSON object as `read` does."""
         return self.read(await self.send(path, body, seconds, fresh=fresh))
@@ -209,8 +194,7 @@ class ServerAPI:
     def _client(self, *, fresh: bool) -> httpx.AsyncClient:
         if self._closed:
             raise TransientError(
-                f"{self._name}: the connections to {self.address} are closed",
-                charged=NO_USAGE,
+                f"{self._name}: the connections to {self.address} are closed", charged=NO_USAGE
             )
         if not fresh:
             return self._kept
@@ -226,9 +210,7 @@ def _client(key: str | None, own: bool, keep: int = 256) -> httpx.AsyncClient:
     client = httpx.AsyncClient(  # nosec B113  # asyncio.timeout bounds the total time of each request
         headers={"Authorization": f"Bearer {key}"} if key else {},
         limits=httpx.Limits(
-            max_connections=None,
-            max_keepalive_connections=keep,
-            keepalive_expiry=KEEP_ALIVE,
+            max_connections=None, max_keepalive_connections=keep, keepalive_expiry=KEEP_ALIVE
         ),
         timeout=None,
         trust_env=not own,

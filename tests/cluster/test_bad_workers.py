@@ -103,7 +103,7 @@ def test_a_worker_that_lies_about_its_version_is_found_by_its_first_trace(
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ('"type": "claim"', '"type": "clam"'),
+        ('"type": "enter"', '"type": "entr"'),
         ('"component": "writer"', '"component": "reader"'),
         ('"outputs": {"output": ["', '"outputs": {"text": [["'),
         ("[{", "{["),

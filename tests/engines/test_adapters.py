@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import itertools
 import json
 import random
 import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from numerics import LOGPROBS, rounding
+from numerics import LOGPROBS
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -45,9 +44,10 @@ from compound.execution.cache import MemoryCache  # noqa: E402
 from compound.execution.executor import Executor  # noqa: E402
 from compound.execution.trace import Call  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.is_gradient_checkpointing:FutureWarning"
-)  # peft asks for it
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning"),  # of peft
+]
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 EVERY = (*ATTENTION, "gate_proj", "up_proj", "down_proj", "lm_head")
@@ -82,14 +82,6 @@ def make_adapter(
         made = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **settings))
     made.save_pretrained(folder, save_embedding_layers=False)
     return version(folder)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -273,23 +265,6 @@ def test_logprobs_are_those_of_peft(
         )
 
 
-def test_an_adapter_takes_the_format_of_the_model(base: Path, many: list[Adapter]) -> None:
-    lm = TransformersEngine(str(base), dtype="bfloat16")
-    request = ask(adapter=many[0])
-
-    async def work() -> Completion:
-        answer = await lm.generate(request)
-        assert lm._decoder is not None
-        [kept] = lm._decoder._adapters._cached.values()
-        assert {side.dtype for addition in kept.values() for side in addition} == {torch.bfloat16}
-        await lm.aclose()
-        return answer
-
-    answer = asyncio.run(work())
-    found, wanted = record(answer).logprobs, expected(base, request, answer)
-    assert found == pytest.approx(wanted, abs=rounding(5.0, dtype="bfloat16"))
-
-
 def test_the_record_names_the_adapter_version(base: Path, many: list[Adapter]) -> None:
     answers = run(
         engine(base), ask(adapter=many[0]), ask(), ask(adapter=many[1], want_tokens=False)
@@ -357,25 +332,6 @@ def test_prefixes_are_reused_by_their_own_version_only(
     assert min(new[:3]) > 2 * max(new[3:])
 
 
-def test_prefixes_shared_in_a_batch_belong_to_its_version(base: Path, many: list[Adapter]) -> None:
-    lm = engine(base)
-    bursts = [
-        [ask(SHARED + line, adapter=adapter) for line in LINES] for adapter in (None, *many)
-    ] * 2
-
-    async def work() -> list[Completion]:
-        answers: list[Completion] = []
-        for burst in bursts:
-            answers += await asyncio.gather(*(lm.generate(request) for request in burst))
-        await lm.aclose()
-        return answers
-
-    for request, answer in zip(itertools.chain(*bursts), asyncio.run(work()), strict=True):
-        assert record(answer).logprobs == pytest.approx(
-            expected(base, request, answer), abs=LOGPROBS
-        )
-
-
 def test_the_least_recently_used_adapter_is_evicted_with_its_prefixes(
     base: Path, many: list[Adapter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -419,20 +375,6 @@ def test_the_least_recently_used_adapter_is_evicted_with_its_prefixes(
     assert answers[0] == answers[3] == answers[5]
 
 
-def test_the_prefix_cache_limit_covers_all_versions(base: Path, many: list[Adapter]) -> None:
-    lm = engine(base, max_wait_ms=1.0, max_batch_tokens=1000)  # a quarter of them may be kept
-    requests = [ask(SHARED + line, adapter=adapter) for adapter in (None, *many) for line in LINES]
-
-    async def work() -> None:
-        for request in requests:
-            await lm.generate(request)
-            assert lm._decoder is not None
-            assert 0 < sum(len(tokens) for _, tokens in lm._decoder._prefill._cached) <= 250
-        await lm.aclose()
-
-    asyncio.run(work())
-
-
 def test_the_oldest_call_runs_first_with_calls_of_the_same_adapter(
     base: Path, many: list[Adapter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -444,58 +386,6 @@ def test_the_oldest_call_runs_first_with_calls_of_the_same_adapter(
     seen.clear()
     run(engine(base, max_batch=2), *(ask(str(i), adapter=which) for i, which in enumerate(order)))
     assert seen == [(a, 2), (b, 2), (None, 2), (a, 2), (a, 1), (c, 1)]
-
-
-def test_calls_of_a_rare_adapter_are_not_starved(
-    base: Path, many: list[Adapter], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = batches(monkeypatch)
-    lm = engine(base, max_batch=2, max_wait_ms=1.0)
-
-    async def work() -> int:
-        answered = 0
-        lone: asyncio.Task[Completion] | None = None
-
-        async def keep_asking(i: int) -> None:
-            nonlocal answered, lone
-            for j in range(50):
-                await lm.generate(ask(f"{i} {j}", adapter=many[0], max_tokens=1))
-                answered += 1
-                if lone is None:
-                    lone = asyncio.create_task(
-                        lm.generate(ask("alone", adapter=many[1], max_tokens=1))
-                    )
-                if lone.done():
-                    return
-
-        await asyncio.gather(*(keep_asking(i) for i in range(6)))
-        await lm.aclose()
-        return answered
-
-    asyncio.run(work())
-    behind = [adapter for adapter, _ in seen].index(many[1])
-    assert behind <= 6, "it waited for at most the five calls before it"
-
-
-def test_switching_adapters_does_not_copy_the_base(
-    base: Path, many: list[Adapter], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lm = engine(base, max_wait_ms=1.0)
-
-    async def work() -> tuple[list[int], list[int]]:
-        await lm.generate(ask())
-        assert lm._decoder is not None
-        model = lm._decoder._model
-        before = [id(layer) for layer in model.modules()]
-        for adapter in (*many, None, *many):
-            await lm.generate(ask(adapter=adapter))
-        after = [id(layer) for layer in model.modules()]
-        assert not any(layer._forward_hooks for layer in model.modules())
-        await lm.aclose()
-        return before, after
-
-    before, after = asyncio.run(work())
-    assert before == after
 
 
 def test_a_failed_batch_removes_its_adapter(
@@ -784,19 +674,6 @@ def test_a_version_in_memory_stays_what_it_was_when_its_folder_changes(
         run(lm, request)
 
 
-def test_a_version_does_not_depend_on_the_path_of_its_folder(
-    base: Path, many: list[Adapter], own: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = readings(monkeypatch)
-    copied = version(own)
-    assert copied.sha256 == many[0].sha256
-    here, there, lost = run(
-        engine(base), *(ask(adapter=a) for a in (many[0], copied, replace(copied, path="nowhere")))
-    )
-    assert here == there == lost
-    assert seen == [many[0].path]
-
-
 # -- through the executor -------------------------------------------------------------------------------
 
 
@@ -843,21 +720,6 @@ def test_a_configuration_with_an_adapter_samples_with_it_and_versions_are_cached
     assert [call.reused for call in calls] == [False, False, False, True, True]
     assert len({call.tokens[0].logprobs for call in calls}) == 3
     assert calls[1].tokens == calls[3].tokens
-
-
-def test_a_configuration_whose_adapter_was_changed_ends_the_run(base: Path, own: Path) -> None:
-    system = bound(version(own))
-    rewrite(lambda tensors: tensors[key("B")].mul_(2))(own)
-
-    async def work() -> None:
-        executor = Executor({"lm": engine(base, max_wait_ms=1.0)})
-        try:
-            await executor.run(system, {"question": "the king"})
-        finally:
-            await executor.aclose()
-
-    with pytest.raises(ConfigurationError, match="was changed"):
-        asyncio.run(work())
 
 
 @pytest.mark.parametrize(("off", "fits"), [(0.0, True), (0.1, True), (0.5, False)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import os
 import random
@@ -11,17 +10,15 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from numerics import LOGPROBS, REAL, rounding
+from numerics import LOGPROBS, rounding
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -49,6 +46,8 @@ from compound.engines.local import (  # noqa: E402
 from compound.engines.local.decoding import SamplingRow  # noqa: E402
 from compound.engines.local.engine import TransformersEngine  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 HALF = rounding(4.0, dtype="bfloat16")
 LINES = [
     "the quick brown fox jumps over the lazy dog and runs far away",
@@ -61,15 +60,6 @@ SHARED = "answer in a few words about the quick brown fox and the king of the to
 @pytest.fixture(scope="module")
 def folder(make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Use one thread: with tiny products, several threads mostly wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def engine(folder: Path, **settings: Any) -> TransformersEngine:
@@ -293,22 +283,6 @@ def test_finished_rows_leave_the_batch(folder: Path, monkeypatch: pytest.MonkeyP
 # -- shared beginnings ----------------------------------------------------------------------------------
 
 
-@given(
-    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9).map(tuple), min_size=1, max_size=9)
-)
-def test_groups_contain_every_prompt_once_and_share_their_prefix(
-    prompts: list[tuple[int, ...]],
-) -> None:
-    groups = prefill.group_by_prefix(prompts, min_length=2)
-    assert sorted(itertools.chain.from_iterable(rows for _, rows in groups)) == list(
-        range(len(prompts))
-    )
-    for length, rows in groups:
-        assert len({prompts[i][:length] for i in rows}) == 1
-        assert all(length < len(prompts[i]) for i in rows)
-        assert length >= 2 if len(rows) > 1 else length == 0
-
-
 def test_a_shared_prefix_is_computed_once_and_changes_no_answer(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -393,16 +367,6 @@ def test_sequential_calls_compute_only_new_tokens(
     assert lm.prefill == Prefilled(every, every - sum(new))
 
 
-def test_cached_prefixes_are_evicted_at_the_limit(folder: Path) -> None:
-    model, _ = loading.load(str(folder), "float32")
-    reader = prefill.Prefill(model, capacity=100)
-    with torch.inference_mode():
-        for first in range(10):
-            reader.read([(first, *range(50))])
-    assert sorted(len(kept) for _, kept in reader._cached) == [50, 50]
-    assert [kept[0] for _, kept in reader._cached] == [8, 9]
-
-
 @pytest.mark.parametrize(("dtype", "atol"), [("float32", LOGPROBS), ("bfloat16", HALF)])
 def test_packed_layers_compute_what_the_layers_did(
     folder: Path, dtype: str, atol: float, monkeypatch: pytest.MonkeyPatch
@@ -431,32 +395,6 @@ def test_other_formats_and_devices_are_not_packed(device: str, dtype: str) -> No
 
 
 # -- the deterministic mode -----------------------------------------------------------------------------
-
-
-def test_deterministic_answers_are_bit_identical_in_any_batch(folder: Path) -> None:
-    requests = varied(16) + varied(4, SHARED)
-    lm = engine(folder, deterministic=True)
-    expected = dict(zip(requests, run(lm, *requests), strict=True))
-    for seed in range(3):
-        order = random.Random(seed).sample(requests, len(requests) - 3 * seed)
-        assert run(lm, *order) == [expected[request] for request in order]
-
-    async def one_by_one() -> list[Completion]:
-        answers = [await lm.generate(request) for request in requests]
-        await lm.aclose()
-        return answers
-
-    assert asyncio.run(one_by_one()) == [expected[request] for request in requests]
-
-
-def test_deterministic_batches_have_one_shape_per_length_class(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lm = engine(folder, deterministic=True)
-    passes = watch(lm, monkeypatch)
-    run(lm, *varied(21))
-    assert {rows for rows, _, _ in passes} == {decoding.EXACT_ROWS}
-    assert all(tokens == 1 or tokens % decoding.BUCKET == 0 for _, tokens, _ in passes)
 
 
 WHOLE_RUN = """
@@ -733,17 +671,6 @@ def test_a_chat_template_without_the_messages_is_refused(folder: Path) -> None:
         engine(folder, chat_template="prompt.jinja")
 
 
-def test_closing_gives_memory_back_once_there_was_a_model(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given_back: list[bool] = []
-    monkeypatch.setattr(loading, "release", lambda: given_back.append(True))
-    asyncio.run(engine(folder).aclose())
-    assert given_back == []
-    run(engine(folder), ask())
-    assert given_back == [True]
-
-
 def test_closing_joins_the_thread_fails_what_runs_and_is_not_final(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -847,40 +774,3 @@ def test_the_real_model_answers_a_simple_question(smollm2: str) -> None:
     assert "Paris" in answers[0].text
     assert "Jupiter" in answers[1].text
     assert answers[2].text.startswith("Bees")
-
-
-@pytest.mark.slow
-def test_the_real_model_is_bitwise_deterministic_when_asked(smollm2: str) -> None:
-    torch.set_num_threads(2)
-    requests = [ask(text, temperature=0.8, seed=i) for i, text in enumerate(QUESTIONS * 3)]
-    lm = TransformersEngine(smollm2, dtype="float32", deterministic=True)
-
-    async def work() -> tuple[list[Completion], list[Completion], Completion]:
-        a = await together(lm, requests)
-        b = await together(lm, requests[::-1])
-        c = await lm.generate(requests[4])
-        await lm.aclose()
-        return a, b[::-1], c
-
-    forth, back, alone = asyncio.run(work())
-    assert forth == back
-    assert forth[4] == alone
-
-
-@pytest.mark.slow
-def test_the_real_model_answers_the_same_with_a_shared_prefix(
-    smollm2: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch.set_num_threads(2)
-    requests = [
-        ask("Answer in a few words, as in a quiz. " * 6 + text, max_tokens=12) for text in QUESTIONS
-    ]
-    shared = run(TransformersEngine(smollm2, dtype="float32"), *requests)
-    monkeypatch.setattr(
-        prefill, "group_by_prefix", lambda prompts: [(0, [i]) for i in range(len(prompts))]
-    )
-    for one, other in zip(
-        shared, run(TransformersEngine(smollm2, dtype="float32"), *requests), strict=True
-    ):
-        assert sampled(one) == sampled(other)
-        assert logprobs(one) == pytest.approx(logprobs(other), abs=REAL)

@@ -65,19 +65,9 @@ def _embedder(folder: Path) -> None:
 
 def _served(folder: Path) -> None:
     pytest.importorskip("httpx")
-    from compound.engines.vllm import link as vllm_link
+    from compound.engines.vllm.engine import VLLMEngine
 
-    asyncio.run(
-        vllm_link.start_server(
-            str(folder),
-            command="false",
-            arguments=[],
-            connections=1,
-            adapters=1,
-            seconds=1.0,
-            start_seconds=1.0,
-        )
-    )
+    asyncio.run(VLLMEngine(str(folder), command="false").connect())
 
 
 IN_PROCESS: dict[str, Callable[[Path], None]] = {
@@ -404,7 +394,7 @@ def test_every_call_that_loads_a_model_refuses_code_and_pickles() -> None:
             assert given.get("model_kwargs") == "{'use_safetensors': True, 'weights_only': True}", (
                 place
             )
-    assert seen == 9
+    assert seen == 8
 
 
 def test_nothing_in_the_package_unpickles_or_evaluates() -> None:

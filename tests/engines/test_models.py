@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from compound.core.errors import CompoundError, ModelNotFound
-from compound.engines import known_models, models
+from compound.engines import models
 from compound.engines.local import loading
 
 pytest.importorskip("transformers")
@@ -130,7 +130,7 @@ def test_no_module_of_the_working_directory_is_taken_for_pip(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(CompoundError, match="could not install"):
-        known_models.pip("install", "no-such-package-of-ours==0", "--no-deps")
+        models._pip("install", "no-such-package-of-ours==0", "--no-deps")
     assert not (tmp_path / "canary").exists()
 
 

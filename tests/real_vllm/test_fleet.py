@@ -70,7 +70,7 @@ def distance(one: TokenRecord, reference: Any, adapter: str) -> float:
 
 def worker(fleet: FleetEngine, number: int) -> int:
     """Return the last process of the line below the guard of a replica: the one that computes."""
-    engine = fleet._pool.replicas[number].engine
+    engine = fleet.replicas[number].engine
     assert isinstance(engine, VLLMEngine)
     assert engine._link is not None
     assert engine._link.server is not None
@@ -110,7 +110,7 @@ def test_a_replica_that_is_killed_in_a_step_loses_nothing_and_comes_back(
 
     async def step() -> list[Completion]:
         working = asyncio.create_task(answers(fleet, requests("second", adapter, max_tokens=64)))
-        while min(replica.load for replica in fleet._pool.replicas) < 2:  # noqa: ASYNC110
+        while min(replica.load for replica in fleet.replicas) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         await asyncio.sleep(1)
         os.kill(worker(fleet, 1), signal.SIGKILL)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import shlex
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import fake_vllm as fake
 from compound.core.engine import Adapter, Completion, Message, Request
@@ -53,3 +58,26 @@ def new_adapter(folder: Path, bias: float, before: float | None = 0.0) -> Adapte
     made = folder / f"adapter-{len(list(folder.iterdir()))}"
     fake.write_adapter(made, bias, before)
     return Adapter(str(made), folder_digest(made))
+
+
+def started(told: Path) -> list[dict[str, Any]]:
+    """Return the processes that were started instead of vLLM."""
+    return [json.loads(line) for line in told.read_text().splitlines()] if told.exists() else []
+
+
+def replace_vllm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Replace the command ``vllm`` by the fake; return the file that lists the started processes."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "started.jsonl"
+    command = [sys.executable, str(Path(fake.__file__))]
+    monkeypatch.setenv("COMPOUND_VLLM", shlex.join(command))
+    monkeypatch.setenv("COMPOUND_CACHE", str(folder / "cache"))
+    monkeypatch.setenv("FAKE_VLLM", json.dumps({"file": str(path)}))
+    return path
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

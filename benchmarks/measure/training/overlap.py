@@ -56,12 +56,7 @@ class SimulatedServer(TransformersEngine):
 
     def __init__(self, model: str, latency: float) -> None:
         super().__init__(model, dtype="float32")
-        self.latency = latency
-
-    @property
-    def concurrency(self) -> int:
-        """Every request of a step at once."""
-        return 1024
+        self.latency, self.concurrency = latency, 1024  # every request of a step at once
 
     async def generate(self, request: Request) -> Completion:
         """Wait, and answer; equal requests get equal answers after equal times."""

@@ -20,12 +20,7 @@ import torch
 from compound.core.engine import Adapter
 from compound.core.errors import AdapterNotServed, ConfigurationError
 from compound.core.storage.artifacts import verify_reference
-from compound.engines.adapter_files import (
-    Addition,
-    check_logprobs,
-    read_adapter,
-    read_probe,
-)
+from compound.engines.adapter_files import Addition, check_logprobs, read_adapter, read_probe
 from compound.engines.local.kernels import PackedLinear
 
 if TYPE_CHECKING:

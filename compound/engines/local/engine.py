@@ -50,28 +50,13 @@ from compound.graph.configuration import digest
 if TYPE_CHECKING:
     from compound.engines.local.decoding import Decoder, SamplingRow
 
-RESERVED = {
-    *(
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "documents",
-    ),
-    *(
-        "max_length",
-        "messages",
-        "padding",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-    ),
-    *("tokenize", "tokenizer_kwargs", "tools", "truncation"),
-}  # arguments of `apply_chat_template`
-HEAD, TURN = (
-    128,
-    16,
-)  # upper bounds of the tokens that chat templates add to a prompt and to each message
+RESERVED = {  # arguments of `apply_chat_template`
+    *("add_generation_prompt", "chat_template", "continue_final_message", "conversation"),
+    *("documents", "max_length", "messages", "padding", "return_assistant_tokens_mask"),
+    *("return_dict", "return_tensors", "tokenize", "tokenizer_kwargs", "tools", "truncation"),
+}
+# upper bounds of the tokens that chat templates add to a prompt and to each message
+HEAD, TURN = 128, 16
 
 
 @dataclass(slots=True, eq=False)
@@ -174,10 +159,8 @@ class TransformersEngine:
             raise DeclarationError(
                 f"engine {model!r}: chat_template_kwargs must not set {min(reserved)!r}, set by the engine"
             )
-        self.chat_template, self.chat_template_kwargs = (
-            chat_template,
-            dict(chat_template_kwargs or {}),
-        )
+        self.chat_template = chat_template
+        self.chat_template_kwargs = dict(chat_template_kwargs or {})
         self._skip_special_tokens = skip_special_tokens
         self._native_tools = native_tools
         self._template_has_tools: bool | None = None  # known once the template has been read
@@ -201,11 +184,8 @@ class TransformersEngine:
         tools = "" if self._native_tools is None else f":native_tools={self._native_tools}"
         # the device and the attention kernels change results only by rounding
         bits = "" if self.quantization == "none" else f":{self.quantization}"
-        variables = (
-            f":variables-{digest(self.chat_template_kwargs)[:12]}"
-            if self.chat_template_kwargs
-            else ""
-        )
+        given_variables = self.chat_template_kwargs
+        variables = f":variables-{digest(given_variables)[:12]}" if given_variables else ""
         special = "" if self._skip_special_tokens else ":skip_special_tokens=False"
         own = f"transformers:{self.model}:{self.dtype}{bits}{given}{variables}{tools}{special}"
         return own + ":deterministic" * self.deterministic
@@ -256,9 +236,8 @@ class TransformersEngine:
         if self._tokenizer is not None:
             with contextlib.suppress(CallError):
                 return Usage(1, len(self._encode_request(request)), request.max_tokens)
-        own = len(
-            self.chat_template.encode()
-        )  # at most the whole template is repeated for each message
+        # at most the whole template is repeated for each message
+        own = len(self.chat_template.encode())
         size = request.size + (TURN + own) * len(request.cued)
         return Usage(1, size + HEAD + own, request.max_tokens)  # a token has at least one byte
 
@@ -356,9 +335,8 @@ class TransformersEngine:
             r = job.request
             try:
                 prompt = self._prompt(r)
-                enforced = (
-                    None if r.may_call else r.format
-                )  # the grammar of an answer excludes tool calls
+                # the grammar of an answer excludes tool calls
+                enforced = None if r.may_call else r.format
                 constraint = Constraint(enforced, bool(r.cue), r.max_tokens) if enforced else None
                 state = self._decoder.start(constraint) if constraint else None
             except CallError as error:

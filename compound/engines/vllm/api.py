@@ -31,13 +31,7 @@ NEUTRAL = {  # sent explicitly, as defaults come from the model's generation_con
 
 # These do not change the distribution that tokens are sampled from, or change only the prompt.
 PASSIVE = {
-    *(
-        "add_special_tokens",
-        "cache_salt",
-        "chat_template",
-        "chat_template_kwargs",
-        "documents",
-    ),
+    *("add_special_tokens", "cache_salt", "chat_template", "chat_template_kwargs", "documents"),
     *("mm_processor_kwargs", "priority", "request_id", "skip_special_tokens"),
     *("spaces_between_special_tokens", "user"),
 }
@@ -47,12 +41,7 @@ class VLLMAPI(ServerAPI):
     """Client of a vLLM server; for the arguments, see `ServerAPI`."""
 
     async def logprobs(
-        self,
-        name: str,
-        prompt: str | Sequence[int],
-        seconds: float,
-        *,
-        fresh: bool = False,
+        self, name: str, prompt: str | Sequence[int], seconds: float, *, fresh: bool = False
     ) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """Return a prompt's n tokens and the n - 1 log-probabilities of each but the first.
 
@@ -150,10 +139,7 @@ def body(
         messages.append({"role": "assistant", "content": request.cue})
         sent |= {"add_generation_prompt": False, "continue_final_message": True}
     if request.tools:
-        sent |= {
-            "tools": tools_to_json(request.tools),
-            "tool_choice": request.tool_choice,
-        }
+        sent |= {"tools": tools_to_json(request.tools), "tool_choice": request.tool_choice}
     if request.want_tokens:
         sent |= {"return_token_ids": True, "logprobs": True, "top_logprobs": 0}
     return sent

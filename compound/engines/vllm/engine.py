@@ -17,9 +17,12 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from compound.core.engine import NO_USAGE, Adapter, Completion, Prefilled, Request, Usage
 from compound.core.errors import CallError, CompoundError, DeclarationError, TransientError
 from compound.core.loops import run_in_background
+from compound.core.security.sanitize import sanitize_for_terminal
 from compound.core.security.trust import Origin
-from compound.engines.adapter_files import TEXT, check_probe_model
+from compound.engines import models
+from compound.engines.adapter_files import CHECKS, TEXT, check_probe_model
 from compound.engines.credentials import read_key
+from compound.engines.model_folder import check_model_folder
 from compound.engines.options import (
     Count,
     Natural,
@@ -31,11 +34,13 @@ from compound.engines.options import (
     validate_options,
 )
 from compound.engines.remote import max_answer_bytes, max_prompt_tokens
+from compound.engines.server_api import model_entries
 from compound.engines.vllm import api as vllm_api
 from compound.engines.vllm import arguments
-from compound.engines.vllm import link as vllm_link
+from compound.engines.vllm.adapters import ServedAdapters
+from compound.engines.vllm.api import FOR_ADAPTERS, VLLMAPI
 from compound.engines.vllm.arguments import gpu_name
-from compound.engines.vllm.link import Link, ServerEnded
+from compound.engines.vllm.server import Link, ServerEnded, VLLMServer
 from compound.execution.budget import clip_usage
 
 if TYPE_CHECKING:
@@ -47,6 +52,8 @@ Fingerprint = tuple[tuple[int, ...], tuple[float, ...]]  # n tokens, n - 1 log-p
 PER_PROMPT_TOKEN = 16  # bytes of an answer that repeats the prompt's token ids
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM accepts for --max-lora-rank
 MIN_RANK = 16
+# Arguments of `vllm serve` with which several processes answer.
+SEVERAL_PROCESSES = ("data-parallel", "data_parallel", "-dp", "api-server-count", "-asc")
 
 
 @checked_settings
@@ -380,16 +387,27 @@ class VLLMEngine:
         return self._link
 
     async def _find(self, address: str) -> Link:
-        return await vllm_link.connect_server(
-            address,
-            self.model,
-            key_env=self.api_key_env,
-            connections=self.concurrency,
-            adapters=self.max_loras,
-            seconds=self.timeout,
+        """Connect to a running server."""
+        key, key_name = read_key(self.model, self.api_key_env), self.api_key_env or "api_key_env"
+        connections = self.concurrency + FOR_ADAPTERS
+        api = VLLMAPI(address, self.model, key=key, key_name=key_name, connections=connections)
+        link = Link(api, ServedAdapters(api, self.max_loras, self.timeout), None)
+        try:
+            listing = await api.ask("models", None, self.timeout)
+        except BaseException:
+            await link.close()
+            raise
+        names = [str(entry.get("id")) for entry in model_entries(listing)]
+        if self.model in names:
+            return link
+        await link.close()
+        raise CompoundError(
+            f"the server at {address} does not serve {self.model!r}",
+            hint=f"it serves {', '.join(map(sanitize_for_terminal, names)) or 'nothing'}",
         )
 
     async def _start(self, ended: Link | None) -> Link:
+        """Start a server, and wait until it is ready; ``ended`` is the connection to an earlier one."""
         if self._starts > self.restarts:
             last = f"; the log of the last is {ended.server.log}" if ended and ended.server else ""
             raise CompoundError(
@@ -401,16 +419,28 @@ class VLLMEngine:
         logprobs = ["--logprobs-mode", "processed_logprobs"]
         share = self.gpu_memory or self._gpu_memory_left
         memory = [] if share is None else ["--gpu-memory-utilization", f"{share:g}"]
-        return await vllm_link.start_server(
+        folder = self.model
+        if folder in models.KNOWN:
+            folder = str(await asyncio.to_thread(models.resolve, folder))
+        await asyncio.to_thread(check_model_folder, Path(folder))
+        server = VLLMServer(
+            folder,
             self.model,
             command=self.command,
             arguments=["--enable-lora", *loras, *caching, *logprobs, *memory, *self.args],
-            connections=self.concurrency,
-            adapters=self.max_loras,
-            seconds=self.timeout,
-            start_seconds=self.start_timeout,
             environment=self.environment,
         )
+        connections = self.concurrency + FOR_ADAPTERS
+        api = VLLMAPI(server.address, self.model, key=server.key, connections=connections, own=True)
+        several = any(name in argument for argument in self.args for name in SEVERAL_PROCESSES)
+        checks = CHECKS if several else 1
+        link = Link(api, ServedAdapters(api, self.max_loras, self.timeout, checks), server)
+        try:
+            await link.ready(self.start_timeout)
+        except BaseException:
+            await link.close()
+            raise
+        return link
 
     async def _close(self) -> None:
         if self._opening is not None:

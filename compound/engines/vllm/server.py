@@ -18,12 +18,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from compound.core.errors import CompoundError
+from compound.core.errors import CompoundError, TransientError
 from compound.core.security.sanitize import sanitize_text
 from compound.core.storage.paths import cache_folder
 from compound.engines.vllm import guard
+from compound.engines.vllm.adapters import ServedAdapters
+from compound.engines.vllm.api import VLLMAPI
 
 VARIABLE = "COMPOUND_VLLM"
 ACCELERATORS = (
@@ -35,6 +38,9 @@ ACCELERATORS = (
 SHOWN = 20  # log lines in an error message
 KEPT = 16  # number of logs of earlier servers
 POLL = 0.1  # seconds between checks of a process
+# Seconds that a server may need to end after its last answer; measured 2 when idle.
+EXIT_TIMEOUT = 10.0
+READY_TIMEOUT = 5.0  # seconds for a request that asks whether a server is ready
 
 
 class VLLMServer:
@@ -168,3 +174,48 @@ def _log(port: int) -> Path:
         with contextlib.suppress(OSError):
             old.unlink()
     return folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{port}.log"
+
+
+class ServerEnded(TransientError):
+    """The server that the engine started ended during a call."""
+
+
+@dataclass(slots=True, eq=False)
+class Link:
+    """Connection to a server that is ready."""
+
+    api: VLLMAPI
+    adapters: ServedAdapters
+    server: VLLMServer | None
+    logprobs_are_tempered: bool | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the engine started the server and the server has ended."""
+        return self.server is not None and self.server.exit_code is not None
+
+    async def is_ending(self, within: float = EXIT_TIMEOUT) -> bool:
+        """Return whether the engine started the server and it ends within the given seconds."""
+        return self.server is not None and await self.server.ended(within)
+
+    async def ready(self, seconds: float) -> None:
+        """Wait until the server that the engine started is ready."""
+        assert self.server is not None
+        until = time.monotonic() + seconds
+        while True:
+            with contextlib.suppress(TransientError):
+                if (await self.api.send("models", None, READY_TIMEOUT)).status == 200:
+                    return
+            if self.server.exit_code is not None:
+                code = self.server.exit_code
+                raise self.server.failure(f"ended with exit code {code} before it was ready")
+            if time.monotonic() > until:
+                raise self.server.failure("was not ready")
+            await asyncio.sleep(0.2)
+
+    async def close(self) -> None:
+        """Close the connections; end the server if the engine started it."""
+        await self.adapters.aclose()
+        await self.api.aclose()
+        if self.server is not None:
+            await self.server.stop()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import pytest
 
 import fake_vllm as fake
-from compound.core.engine import NO_USAGE, Adapter, Completion, Request
+from compound.core.engine import Adapter, Completion, Request
 from compound.core.errors import (
     AdapterNotServed,
     CallError,
@@ -21,23 +19,11 @@ from compound.core.errors import (
 )
 from compound.engines import fleet as fleet_engine
 from compound.engines.fleet import FleetEngine
-from compound.engines.replicas import Replica, ReplicaIdentity
-from vllm_requests import new_adapter, request, running, until
+from vllm_requests import request, until
 
 pytest.importorskip("httpx")
 Servers = list[fake.FakeVLLM]
 Write = Callable[..., Adapter]
-
-
-@pytest.fixture
-def servers() -> Iterator[Servers]:
-    with running(3) as found:
-        yield found
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    return functools.partial(new_adapter, tmp_path)
 
 
 def fleet(servers: Sequence[fake.FakeVLLM]) -> FleetEngine:
@@ -218,52 +204,8 @@ def test_a_server_that_comes_back_loads_its_adapters_before_any_request(
     assert len(servers[0].sent("load_lora_adapter")) == 1
 
 
-def test_an_adapter_is_not_admitted_by_servers_that_are_down(
-    servers: Servers, write: Write
-) -> None:
-    adapter = write(0.5)
-    lm = fleet(servers[:1])
-
-    async def run() -> None:
-        async with contextlib.aclosing(lm):
-            await lm.generate(request())
-            await asyncio.to_thread(servers[0].kill)
-            with pytest.raises(TransientError):
-                await lm.generate(request())
-            with pytest.raises(TransientError, match="no replica answers") as caught:
-                await lm.admit(adapter)
-            assert caught.value.charged == NO_USAGE
-
-    asyncio.run(run())
-
-
 def test_servers_of_the_openai_engine_refuse_adapters(servers: Servers, write: Write) -> None:
     lm = FleetEngine([servers[0].address], openai={"model": "tiny"})
     with pytest.raises(DeclarationError, match="openai does not serve adapters"):
         asyncio.run(lm.admit(write(0.5)))
     assert not servers[0].received
-
-
-@pytest.mark.parametrize("began", [False, True])
-def test_a_fleet_that_is_closed_while_it_asks_a_replica_releases_who_waits(
-    servers: Servers, monkeypatch: pytest.MonkeyPatch, began: bool
-) -> None:
-    """Also if the question has not begun."""
-    lm = fleet(servers[:1])
-
-    async def run() -> bool:
-        asked = asyncio.Event()
-
-        async def ask(replica: Replica, *, thoroughly: bool) -> ReplicaIdentity:
-            asked.set()
-            await asyncio.get_running_loop().create_future()
-            return ReplicaIdentity({})
-
-        monkeypatch.setattr(Replica, "identify", ask)
-        waiting = asyncio.ensure_future(lm._has_ended(lm.replicas[0]))
-        if began:
-            await asked.wait()
-        await asyncio.ensure_future(lm._close())
-        return await asyncio.wait_for(waiting, 120)
-
-    assert not asyncio.run(run())

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -38,24 +36,13 @@ from compound.engines.openai import OpenAIEngine
 from compound.engines.replicas import Replica
 from compound.execution.budget import Budget, Meter
 from compound.execution.executor import Executor
-from vllm_requests import new_adapter, request, running, until
+from vllm_requests import request, until
 
 pytest.importorskip("httpx")
 Servers = list[fake.FakeVLLM]
 Write = Callable[[float], Adapter]
 Settings = dict[str, Any]
 BOTH: list[Settings] = [{"vllm": {"model": "tiny"}}, {"openai": {"model": "tiny"}}]
-
-
-@pytest.fixture
-def servers() -> Iterator[Servers]:
-    with running(3) as found:
-        yield found
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    return functools.partial(new_adapter, tmp_path)
 
 
 def fleet(servers: Sequence[fake.FakeVLLM], **settings: Any) -> FleetEngine:
@@ -312,25 +299,6 @@ def test_equal_prompts_go_to_one_replica_and_different_ones_are_spread(servers: 
     assert lm.prefill.tokens == 60 * 5
 
 
-def test_requests_in_flight_are_balanced_also_if_all_start_alike(servers: Servers) -> None:
-    lm = fleet(servers, vllm={"model": "tiny", "concurrency": 20})
-    for server in servers:
-        server.hang = True
-
-    async def work() -> list[int]:
-        calls = [asyncio.create_task(lm.generate(request(seed=i))) for i in range(30)]
-        await until(lambda: sum(server.chatting for server in servers) == 30)
-        found = [server.chatting for server in servers]
-        for server in servers:
-            server.stopping.set()
-        await asyncio.gather(*calls)
-        return found
-
-    found = run(lm, work)
-    assert max(found) <= 13  # 1.25 times 30 / 3
-    assert sum(found) == 30
-
-
 def test_no_replica_gets_more_than_a_quarter_above_the_concurrency(servers: Servers) -> None:
     """A fleet of two with 4 requests each has at most 5 at each, however many are asked for."""
     lm = fleet(servers[:2], vllm={"model": "tiny", "concurrency": 4})
@@ -468,22 +436,6 @@ def test_a_server_elsewhere_may_bill_unless_it_is_free(
 ) -> None:
     engine = OpenAIEngine("m", api_base=address, price=price)
     assert Replica(address, engine, address).bills is expected
-
-
-@pytest.mark.parametrize("gone", [False, True])
-def test_a_replica_that_is_not_used_again_may_live(servers: Servers, gone: bool) -> None:
-    """A request in flight that fails there costs nothing only if its server has ended."""
-    lm = fleet(servers[:2])
-
-    async def work() -> bool:
-        await lm.warm_up()
-        replica = lm.replicas[0]
-        replica.condition = "failed"
-        replica.gone = asyncio.get_running_loop().create_future()
-        replica.gone.set_result(gone)
-        return await lm._has_ended(replica)
-
-    assert run(lm, work) is gone
 
 
 def test_a_dead_replica_comes_back_when_it_answers(servers: Servers, write: Write) -> None:

@@ -6,46 +6,25 @@ import asyncio
 import contextlib
 import json
 import os
-import shlex
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import fake_vllm as fake
 from compound.core.engine import Completion
 from compound.core.errors import CallError, CompoundError, TransientError
 from compound.engines.fleet import FleetEngine
 from compound.engines.replicas import Replica
 from compound.engines.vllm.engine import VLLMEngine
-from compound.engines.vllm.link import Link
-from vllm_requests import new_adapter, request, until
+from vllm_requests import is_running, new_adapter, replace_vllm, request, started, until
 
 pytest.importorskip("httpx")
 
 
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Replace the command ``vllm`` by the fake; the file lists the started processes."""
-    path = tmp_path / "told" / "started.jsonl"
-    path.parent.mkdir()
-    monkeypatch.setenv("COMPOUND_VLLM", shlex.join([sys.executable, str(Path(fake.__file__))]))
-    monkeypatch.setenv("COMPOUND_CACHE", str(tmp_path / "told"))
-    monkeypatch.setenv("FAKE_VLLM", json.dumps({"file": str(path)}))
-    return path
-
-
-def started(told: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in told.read_text().splitlines()] if told.exists() else []
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    return replace_vllm(tmp_path / "told", monkeypatch)
 
 
 def test_a_process_is_started_for_each_group_of_gpus_and_ended(told: Path) -> None:
@@ -110,49 +89,6 @@ def test_a_process_that_is_killed_in_mid_step_loses_nothing_and_is_started_again
     assert {c.tokens.logprobs[0] for c in completions if c.tokens} == {-1.0}  # those of the adapter
     assert all(stats.requests > 0 for stats in lm.replicas)
     assert not any(is_running(pid) for row in started(told) for pid in row["pids"])
-
-
-@pytest.mark.parametrize("stopped", [True, False], ids=["in flight", "refused"])
-def test_a_request_that_notices_the_death_after_the_restart_is_moved(
-    told: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool
-) -> None:
-    """The first request that fails has the process started again; the others learn of its death later."""
-    lm = FleetEngine(replicas=2, vllm={"model": "m", "concurrency": 24})
-    is_ending, noticed = Link.is_ending, 0
-
-    async def late(link: Link) -> bool:
-        nonlocal noticed
-        noticed += 1
-        if noticed == 1:  # the replica stays in use until others have failed, too
-            await until(lambda: noticed > 2)
-        else:
-            await until(lambda: len(started(told)) == 3 and all(stats.up for stats in lm.replicas))
-        return await is_ending(link)
-
-    async def run() -> list[Completion]:
-        async with contextlib.aclosing(lm):
-            await lm.warm_up()
-            first = lm.replicas[0]
-            pid = pid_of(first, told)
-            os.kill(pid, signal.SIGSTOP if stopped else signal.SIGKILL)
-            if not stopped:  # the port is closed, but its guard has not said so
-                monkeypatch.setattr(
-                    Link, "ended", property(lambda link: noticed > 2 and _ended(link))
-                )
-                await until(lambda: not is_running(pid))
-            calls = [asyncio.create_task(lm.generate(request(str(i)))) for i in range(24)]
-            await until(lambda: first.load > 2 or noticed > 2)
-            if stopped:
-                os.kill(pid, signal.SIGKILL)
-            return await asyncio.gather(*calls)
-
-    monkeypatch.setattr(Link, "is_ending", late)
-    assert [completion.text for completion in asyncio.run(run())] == ["four"] * 24
-    assert noticed > 2
-
-
-def _ended(link: Link) -> bool:
-    return link.server is not None and link.server.exit_code is not None
 
 
 def pid_of(replica: Replica, told: Path) -> int:

@@ -186,11 +186,7 @@ def test_deterministic_rows_are_bit_identical_in_any_batch(faster: None, calls: 
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"position_bias": torch.zeros(1)},
-        {"softcap": 30.0},
-        {"s_aux": torch.zeros(4)},
-    ],
+    [{"position_bias": torch.zeros(1)}, {"softcap": 30.0}, {"s_aux": torch.zeros(4)}],
     ids=lambda change: next(iter(change)),
 )
 def test_attention_of_another_kind_uses_the_fused_kernel(

@@ -164,10 +164,7 @@ def test_no_content_becomes_a_control_token(base: Any, shape: str, text: str) ->
     else:
         assert control_tokens(tokenizer, tokens) == harmless
     rendered = tokenizer.apply_chat_template(
-        turns_of(chat(text)),
-        add_generation_prompt=True,
-        tokenize=False,
-        tools=[json_tool(text)],
+        turns_of(chat(text)), add_generation_prompt=True, tokenize=False, tools=[json_tool(text)]
     )
     assert tokenizer.decode(tokens) == rendered + text
 

@@ -37,19 +37,13 @@ from compound.core.errors import (
 )
 from compound.core.storage.artifacts import folder_digest
 from compound.engines.adapter_files import (
-    APART,
     NOISE,
-    TOLERANCE,
     VISIBLE,
     Probe,
     check_logprobs,
     read_probe,
 )
-from compound.engines.vllm.adapters import (
-    DIFFERS_FROM_OTHERS,
-    INDISTINGUISHABLE,
-    MATCHES_PROBE,
-)
+from compound.engines.vllm.adapters import DIFFERS_FROM_OTHERS, INDISTINGUISHABLE, MATCHES_PROBE
 from compound.engines.vllm.engine import VLLMEngine
 from compound.graph.registry.engines import find_engine
 from compound.optimizers.methods import check_trainable, method
@@ -230,27 +224,10 @@ def test_the_prefill_that_the_prefix_cache_saved_is_summed(server: Any) -> None:
     assert Prefilled().share == 0.0
 
 
-def test_calls_made_together_are_all_answered_and_loops_may_change(server: Any) -> None:
-    lm = engine(server)
-
-    async def run() -> list[str]:
-        found = await asyncio.gather(*(lm.generate(request(str(i))) for i in range(64)))
-        return [completion.text for completion in found]
-
-    assert asyncio.run(run()) == asyncio.run(run()) == ["four"] * 64
-    asyncio.run(lm.aclose())
-    assert len(server.sent("chat/completions")) == 128
-
-
 def test_the_worst_case_bounds_the_prompt_by_its_bytes() -> None:
     worst = VLLMEngine("m").worst_case(request("☃" * 10, max_tokens=9, cue="answer:"))
     assert worst.prompt_tokens >= 30 + len("answer:")
     assert (worst.calls, worst.completion_tokens) == (1, 9)
-
-
-def test_what_components_set_cannot_be_set_behind_the_budget() -> None:
-    with pytest.raises(DeclarationError, match=r"extra must not set '(n|max_tokens)'"):
-        VLLMEngine("m", extra={"n": 5, "max_tokens": 9999, "top_p": 0.5})
 
 
 # -- temperature in the records ------------------------------------------------------------------------
@@ -351,12 +328,6 @@ def test_the_names_of_another_server_are_sanitized(server: Any, name: str) -> No
     )
 
 
-def test_a_timeout_is_transient(server: Any) -> None:
-    server.hang = True
-    with pytest.raises(TransientError, match=r"did not answer completely within 0\.3 s"):
-        ask(engine(server), request(timeout=0.3))
-
-
 def test_an_unreachable_server_is_tried_again() -> None:
     other = fake.FakeVLLM()
     lm = engine(other, timeout=0.5)
@@ -428,20 +399,6 @@ def test_an_adapter_is_loaded_under_its_version_and_sampled_with(server: Any, wr
         {"lora_name": name, "lora_path": adapter.path}
         for name, adapter in zip(names, (one, two), strict=True)
     ]
-
-
-def test_calls_made_together_load_an_adapter_once(server: Any, write: Write) -> None:
-    lm, adapters = engine(server), [write(0.5), write(0.8)]
-
-    async def run() -> list[Completion]:
-        async with contextlib.aclosing(lm):
-            return await asyncio.gather(*(lm.generate(sampled(adapters[i % 2])) for i in range(20)))
-
-    records = [completion.tokens for completion in asyncio.run(run())]
-    assert [record.adapter for record in records if record] == [
-        adapters[i % 2].sha256 for i in range(20)
-    ]
-    assert len(server.sent("load_lora_adapter")) == 2
 
 
 def test_a_folder_that_was_changed_is_not_loaded(server: Any, write: Write) -> None:
@@ -568,44 +525,6 @@ def test_a_server_that_does_not_know_what_it_acknowledged_is_detected(
     assert "does not exist" in refused(server, write(0.5))
 
 
-def test_the_least_recently_used_versions_are_unloaded(server: Any, write: Write) -> None:
-    a, b, c = (write(bias) for bias in (0.5, 0.6, 0.7))
-    ask(engine(server, max_loras=2), sampled(a), sampled(b), sampled(a), sampled(c))
-    assert [body["lora_name"] for body in server.sent("unload_lora_adapter")] == [b.sha256[:16]]
-    assert set(server.loaded) == {a.sha256[:16], c.sha256[:16]}
-
-
-def test_a_swap_waits_for_calls_in_flight_and_calls_wait_for_it(server: Any, write: Write) -> None:
-    """A version that a waiting call is about to use is not unloaded either."""
-    a, b = write(0.5), write(0.6)
-    lm = engine(server, max_loras=1)
-
-    async def run() -> None:
-        async with contextlib.aclosing(lm):
-            await lm.generate(sampled(a))
-            server.received.clear()
-            server.hang = True
-            calls = [asyncio.create_task(lm.generate(request()))]
-            await until(lambda: len(server.sent("chat/completions")) == 1)
-            calls.append(asyncio.create_task(lm.generate(sampled(b))))
-            await asyncio.sleep(0.05)
-            calls += [asyncio.create_task(lm.generate(each)) for each in (sampled(a), request())]
-            await asyncio.sleep(0.05)
-            assert [path for path, _ in server.received] == ["chat/completions"]
-            server.hang = False
-            server.stopping.set()
-            await asyncio.gather(*calls)
-            assert server.sent("unload_lora_adapter") == []
-            assert [path for path, _ in server.received][1] == "load_lora_adapter"
-            await lm.generate(sampled(write(0.7)))
-
-    asyncio.run(run())
-    assert {body["lora_name"] for body in server.sent("unload_lora_adapter")} == {
-        a.sha256[:16],
-        b.sha256[:16],
-    }
-
-
 def test_a_cancelled_call_does_not_delay_a_swap(server: Any, write: Write) -> None:
     lm = engine(server)
 
@@ -722,22 +641,6 @@ def test_the_adapters_own_logprobs_pass_and_the_previous_ones_fail(
     if probe.distinguishable:
         with pytest.raises(AdapterNotServed):
             check_logprobs(probe, before)
-
-
-@given(logprobs, st.floats(0, 1))
-def test_noise_up_to_half_the_distance_passes(
-    pairs: list[tuple[float, float]], share: float
-) -> None:
-    """Noise of at most half of the least distinguishable distance never changes the verdict."""
-    after, before = zip(*pairs, strict=True)
-    probe = Probe(tuple(range(len(pairs) + 1)), after, before)
-    length = math.dist(after, before)
-    if not probe.distinguishable:
-        return
-    step = 0.49 * share * APART * NOISE / length
-    moved = tuple(a + step * (b - a) for a, b in pairs)
-    if sum(abs(x - a) for x, a in zip(moved, after, strict=True)) / len(after) <= TOLERANCE:
-        assert check_logprobs(probe, moved)
 
 
 # -- in files ------------------------------------------------------------------------------------------

@@ -171,30 +171,6 @@ def test_calls_that_want_a_new_version_all_sample_at_once_after_one_load(write: 
     asyncio.run(run())
 
 
-def test_one_write_lock_loads_all_requested_versions(
-    write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    closings = []
-    write_lock = RWLock.write
-
-    def counted(lock: RWLock) -> Any:
-        closings.append(lock)
-        return write_lock(lock)
-
-    monkeypatch.setattr(RWLock, "write", counted)
-
-    async def run() -> None:
-        api = Scripted()
-        wanted = [write(bias) for bias in (0.5, 0.7, 0.8, 0.9)]
-        burst = await together(api, made(api), [wanted[i % 4] for i in range(CALLS)])
-        assert burst.most == {name(adapter): CALLS / 4 for adapter in wanted}
-        assert sorted(api.loads) == sorted(map(name, wanted))
-        assert len(closings) == 1
-        assert set(api.checked_among) == {0}
-
-    asyncio.run(run())
-
-
 def test_more_versions_than_the_server_keeps_are_loaded_once_each_while_calls_want_them(
     write: Write,
 ) -> None:
@@ -527,7 +503,8 @@ def test_each_check_goes_over_a_connection_of_its_own_with_another_beginning(
 def test_a_server_of_our_own_is_checked_once_unless_it_runs_as_several_processes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from compound.engines.vllm import link as vllm_link
+    from compound.engines.vllm import engine
+    from compound.engines.vllm.server import Link
 
     class Started:
         address, key, exit_code = "http://127.0.0.1:1/v1", "", None
@@ -541,22 +518,14 @@ def test_a_server_of_our_own_is_checked_once_unless_it_runs_as_several_processes
     async def ready(*_: Any) -> None:
         pass
 
-    monkeypatch.setattr(vllm_link, "VLLMServer", Started)
-    monkeypatch.setattr(vllm_link, "_ready", ready)
+    monkeypatch.setattr(engine, "VLLMServer", Started)
+    monkeypatch.setattr(Link, "ready", ready)
 
     async def checks(*arguments: str) -> int:
-        link = await vllm_link.start_server(
-            "m",
-            command=None,
-            arguments=arguments,
-            connections=1,
-            adapters=1,
-            seconds=1.0,
-            start_seconds=1.0,
-        )
+        link = await VLLMEngine("m", args=arguments)._start(None)
         await link.close()
         return link.adapters._checks
 
-    assert asyncio.run(checks("--enable-lora")) == 1
+    assert asyncio.run(checks()) == 1
     for several in ("--data-parallel-size=2", "--data_parallel_size", "-dp", "--api-server-count"):
-        assert asyncio.run(checks("--enable-lora", several)) == CHECKS
+        assert asyncio.run(checks(several)) == CHECKS

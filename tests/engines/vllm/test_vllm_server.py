@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -18,41 +17,20 @@ import pytest
 
 import compound as cp
 import fake_vllm as fake
-from compound.core.engine import Adapter, Completion, Message, Request
+from compound.core.engine import Adapter
 from compound.core.errors import CallError, CompoundError, DeclarationError, TransientError
 from compound.core.storage.artifacts import folder_digest
 from compound.engines.vllm import guard
 from compound.engines.vllm import server as vllm_server
 from compound.engines.vllm.engine import VLLMEngine
-from compound.execution.cache import MemoryCache
-from compound.execution.executor import Executor
-from vllm_requests import ask, request, until
+from vllm_requests import ask, is_running, replace_vllm, request, started, until
 
 pytest.importorskip("httpx")
-
-SCRIPT = Path(fake.__file__)
 
 
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Replace the command ``vllm`` by the fake; the file lists the started processes."""
-    path = tmp_path / "started.jsonl"
-    monkeypatch.setenv("COMPOUND_VLLM", shlex.join([sys.executable, str(SCRIPT)]))
-    monkeypatch.setenv("COMPOUND_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("FAKE_VLLM", json.dumps({"file": str(path)}))
-    return path
-
-
-def started(told: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in told.read_text().splitlines()] if told.exists() else []
-
-
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
+    return replace_vllm(tmp_path / "told", monkeypatch)
 
 
 def wait_until_gone(pids: list[int]) -> None:
@@ -214,7 +192,7 @@ def test_a_server_that_dies_during_a_call_is_started_again(told: Path, tmp_path:
             assert completion.tokens.logprobs[0] == -1.0
 
     asyncio.run(run())
-    assert Path(logs[0]).parent == tmp_path / "cache" / "vllm"
+    assert Path(logs[0]).parent == tmp_path / "told" / "cache" / "vllm"
     assert Path(logs[0]).is_file()
     rows = started(told)
     assert len(rows) == 2
@@ -252,33 +230,6 @@ def test_restarts_are_bounded(told: Path) -> None:
 
     asyncio.run(run())
     assert len(started(told)) == 2
-
-
-def test_the_executor_tries_again_and_succeeds(told: Path) -> None:
-    class Once(VLLMEngine):
-        async def generate(self, request: Request) -> Completion:
-            if not self._starts:
-                request = Request((Message("user", "die"),))
-            return await super().generate(request)
-
-    async def no_sleep(_: float) -> None:
-        pass
-
-    lm = Once("m")
-    answerer = cp.LLM("answerer", prompt="Say it.", lm="lm")
-    system = cp.System("s", outputs={"answer": answerer(question=cp.Input("question"))})
-    executor = Executor({"lm": lm}, cache=MemoryCache(), sleep=no_sleep)
-
-    async def run() -> Any:
-        try:
-            return await executor.run(system, {"question": "x"})
-        finally:
-            await executor.aclose()
-
-    trace = asyncio.run(run())
-    assert trace.outputs == {"answer": "four"}
-    assert len(started(told)) == 2
-    assert trace.usage.calls == 2
 
 
 def test_a_server_that_cannot_start_shows_the_end_of_its_log(

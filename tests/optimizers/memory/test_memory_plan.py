@@ -367,18 +367,16 @@ def trainers(folder: Path, monkeypatch: pytest.MonkeyPatch, **found: tuple[int, 
     """Return the plan of methods whose trainers need these fixed and working bytes, without its engine."""
     made = problem(folder)
 
-    def demand(training: PlannedTraining, *_: object) -> Demand:
+    def demand(training: PlannedTraining) -> Demand:
         name = training.section
         return Demand(f"trainer {name}", "cpu", *found[name], f"lower {name}", f"shrink {name}")
 
+    def trainings(_: object, *given: Any) -> list[PlannedTraining]:
+        return [PlannedTraining(*given, ("answerer",), PolicySettings(), name) for name in found]
+
     monkeypatch.setattr(memory_plan, "_engine", lambda *_: ())
-    monkeypatch.setattr(memory_plan, "_trained", lambda *_: ["answerer"])
     monkeypatch.setattr(memory_plan, "_trainer", demand)
-    monkeypatch.setattr(
-        memory_plan,
-        "trainings",
-        lambda _: [PlannedTraining((), PolicySettings(), section) for section in found],
-    )
+    monkeypatch.setattr(memory_plan, "trainings", trainings)
     return plan_memory(made)
 
 
