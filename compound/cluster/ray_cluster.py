@@ -221,9 +221,8 @@ class RayTasks:
         return answer
 
 
-GRACE = (
-    0.001  # seconds that a reply of the driver may take before the worker is asked for more texts
-)
+# seconds that a reply of the driver may take before the worker is asked for more texts
+GRACE = 0.001
 
 
 class _Reordered:

@@ -35,7 +35,7 @@ from compound.graph.registry.engines import for_system
 from compound.graph.system import System
 
 KEPT = 32  # configurations that stay bound
-MAX_TRACEBACK = 2000  # characters of a traceback that the driver shows
+SHOWN = 20  # last lines of a traceback that the driver shows
 
 
 async def serve(connection: WorkerConnection) -> None:
@@ -182,13 +182,7 @@ class Rebuilt:
 
 
 def _end_of_traceback(error: BaseException) -> str:
-    """Return the last lines of an error's traceback, as many whole ones as a hint has room for."""
-    lines, size = "".join(traceback.format_exception(error)).splitlines(), 0
-    for count, line in enumerate(reversed(lines)):
-        size += len(line) + 1
-        if size > MAX_TRACEBACK:
-            return "\n".join(["...", *lines[len(lines) - count :]])
-    return "\n".join(lines)
+    return "\n".join("".join(traceback.format_exception(error)).splitlines()[-SHOWN:])
 
 
 async def _resample(executor: Executor, system: System, codec: CallCodec, start: Start) -> Call:

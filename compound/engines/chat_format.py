@@ -169,10 +169,9 @@ def _whole_counts(usage: object) -> object:
     if (total := usage.get("total_tokens")) is not None and type(total) is not int:
         found.pop("completion_tokens", None)  # it may be less than what the total says
     details, cached = found.get("prompt_tokens_details"), found.pop("cache_read_input_tokens", None)
-    if cached is not None and (_field(details, "cached_tokens") in (None, cached)):
-        found["cache_read_input_tokens"] = (
-            cached  # litellm bills the larger one of the two as a discount
-        )
+    if cached is not None and _field(details, "cached_tokens") in (None, cached):
+        # litellm bills the larger one of the two as a discount
+        found["cache_read_input_tokens"] = cached
     return found
 
 
@@ -199,13 +198,9 @@ def tokens_reported(used: object, worst: Usage, *, answered: bool) -> tuple[int,
     if type(prompt) is int and type(completion) is int and prompt > 0 and completion >= 0:
         details = _first_field(used, "completion_tokens_details", "output_tokens_details")
         total, thoughts = _field(used, "total_tokens"), _field(details, "reasoning_tokens")
-        hidden = (
-            total - prompt
-            if type(total) is int
-            else 0
-            if total is None
-            else worst.completion_tokens
-        )
+        hidden = 0 if total is None else worst.completion_tokens
+        if type(total) is int:
+            hidden = total - prompt
         completion = max(completion, hidden, thoughts if type(thoughts) is int else 0)
     return prompt, completion  # type: ignore[return-value]  # checked where it is charged
 
@@ -257,29 +252,12 @@ WRAPPED = "answer"  # name of the property that holds an answer that is no objec
 NAME = "answer"  # name of the schema, which the API requires
 # In strict mode OpenAI takes no others, and rejects a request that has them.
 STRICT_KEYWORDS = frozenset(
-    {
-        *(
-            "type",
-            "properties",
-            "required",
-            "additionalProperties",
-            "items",
-            "enum",
-            "const",
-            "anyOf",
-        ),
-        *(
-            "$ref",
-            "$defs",
-            "description",
-            "pattern",
-            "format",
-            "minimum",
-            "maximum",
-            "exclusiveMinimum",
-        ),
-        *("exclusiveMaximum", "multipleOf", "minItems", "maxItems", "minLength", "maxLength"),
-    }
+    (
+        *("type", "properties", "required", "additionalProperties", "items", "enum", "const"),
+        *("anyOf", "$ref", "$defs", "description", "pattern", "format", "minimum", "maximum"),
+        *("exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minItems", "maxItems"),
+        *("minLength", "maxLength"),
+    )
 )
 
 
@@ -291,25 +269,11 @@ def response_format(answer: AnswerFormat) -> dict[str, object]:
     """
     schema = _schema(answer)
     if not _is_object(schema):
-        definitions = {key: schema.pop(key) for key in ("$defs",) if key in schema}
-        schema = {
-            "type": "object",
-            "properties": {WRAPPED: schema},
-            "required": [WRAPPED],
-            "additionalProperties": False,
-            **definitions,
-        }
+        definitions = {"$defs": schema.pop("$defs")} if "$defs" in schema else {}
+        wrapped = {"type": "object", "properties": {WRAPPED: schema}, "required": [WRAPPED]}
+        schema = {**wrapped, "additionalProperties": False, **definitions}
     described = {"name": NAME, "schema": schema, "strict": is_strict(schema)}
     return {"type": "json_schema", "json_schema": described}
-
-
-def is_wrapped(answer: AnswerFormat) -> bool:
-    """Return whether `response_format` wraps answers of a format in an object.
-
-    >>> is_wrapped(AnswerFormat(choices=("yes", "no"))), is_wrapped(AnswerFormat('{"type": "object"}'))
-    (True, False)
-    """
-    return not _is_object(_schema(answer))
 
 
 def unwrap(text: str, answer: AnswerFormat) -> str:
@@ -318,10 +282,8 @@ def unwrap(text: str, answer: AnswerFormat) -> str:
     >>> unwrap('{"answer": "yes"}', AnswerFormat(choices=("yes", "no")))
     'yes'
     """
-    if not is_wrapped(answer):
-        return text
     try:
-        value = json.loads(text, strict=False)
+        value = None if _is_object(_schema(answer)) else json.loads(text, strict=False)
     except (ValueError, RecursionError):
         return text
     if not isinstance(value, dict) or value.keys() != {WRAPPED}:
@@ -343,10 +305,8 @@ def is_strict(schema: object) -> bool:
     if not schema.keys() <= STRICT_KEYWORDS:
         return False
     if _is_object(schema):
-        properties = schema.get("properties", {})
-        if schema.get("additionalProperties") is not False or set(properties) != set(
-            schema.get("required", ())
-        ):
+        is_closed = schema.get("additionalProperties") is False
+        if not is_closed or {*schema.get("properties", {})} != {*schema.get("required", ())}:
             return False
     parts = [*schema.get("properties", {}).values(), *schema.get("$defs", {}).values()]
     parts += [*schema.get("anyOf", ()), *([schema["items"]] if "items" in schema else [])]

@@ -22,13 +22,8 @@ if TYPE_CHECKING:
     import httpx
 
 NO_KEY = "EMPTY"
-SDK_PROVIDERS = (
-    "openai",
-    "azure",
-    "litellm_proxy",
-    "lm_studio",
-    "llamafile",
-)  # called by the OpenAI client
+# called by the OpenAI client
+SDK_PROVIDERS = ("openai", "azure", "litellm_proxy", "lm_studio", "llamafile")
 HTTP_PROVIDERS = ("hosted_vllm", "ollama", "ollama_chat", "anthropic")
 CONFIGURABLE_PROVIDERS = (*SDK_PROVIDERS, *HTTP_PROVIDERS)
 """Providers for which `Connection` sends only what it is given; a YAML file may name their servers."""
@@ -76,11 +71,9 @@ class Connection:
         if self.api_base is None:
             return {} if key is None else {"api_key": key}
         given = {"api_base": self.api_base, "api_key": NO_KEY if key is None else key}
+        provider = self.model.partition("/")[0]
         with self._making:
-            if self._client is None:
-                self._client = _client(
-                    self.model.partition("/")[0], self.api_base, given["api_key"]
-                )
+            self._client = self._client or _client(provider, self.api_base, given["api_key"])
             client = self._client
         return {**given} if client is None else {**given, "client": client}
 

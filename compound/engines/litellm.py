@@ -16,7 +16,7 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -157,10 +157,13 @@ class LiteLLMEngine:
     def name(self) -> str:  # noqa: D102
         server = f"@{self.api_base}" if self.api_base else ""
         extra = ":" + json.dumps(self.extra, sort_keys=True) if self.extra else ""
-        schema = "" if self.response_schema is None else f":response_schema={self.response_schema}"
-        tools = "" if self._native_tools is None else f":native_tools={self._native_tools}"
-        unsupported = f":unsupported={self._given_unsupported}" if self._given_unsupported else ""
-        return f"litellm:{self.model}{server}{extra}{schema}{tools}{unsupported}"
+        given = {
+            "response_schema": self.response_schema,
+            "native_tools": self._native_tools,
+            "unsupported": self._given_unsupported or None,
+        }
+        others = [f":{name}={value}" for name, value in given.items() if value is not None]
+        return f"litellm:{self.model}{server}{extra}{''.join(others)}"
 
     @property
     def native_tools(self) -> bool:
@@ -284,20 +287,14 @@ class LiteLLMEngine:
             arguments |= {"tools": tools_to_json(request.tools), "tool_choice": request.tool_choice}
         adapted = self._unsupported.adapt(arguments)
         known = _litellm().get_supported_openai_params(self.model) or ()
-        kept = [
-            name for name in self.extra if name not in known
-        ]  # litellm drops what it does not know
+        kept = [name for name in self.extra if name not in known]  # which litellm would drop
         if "max_completion_tokens" in adapted:
             kept.append("max_completion_tokens")
-        if kept:
-            adapted["allowed_openai_params"] = kept
         adapted |= self.extra | self._connection.arguments()
-        if "thinking" in kept and _speaks_openai(
-            self.model
-        ):  # a field that OpenAI's client does not have
+        if "thinking" in kept and _speaks_openai(self.model):  # OpenAI's client does not have it
             kept.remove("thinking")
             adapted["extra_body"] = {"thinking": adapted.pop("thinking")}
-        return adapted
+        return {**adapted, "allowed_openai_params": kept} if kept else adapted
 
     def _sent_format(self, request: Request) -> AnswerFormat | None:
         """Return the format that is sent as the response format, or None if the model does not take it."""
@@ -358,16 +355,8 @@ class LiteLLMEngine:
             return (prompt * self.price[0] + completion * self.price[1]) / MILLION
         if _listed(self.model) is None:
             return 0.0
-        price = functools.partial(
-            _litellm().cost_per_token,
-            model=self.model,
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-        )
         readings = [None] if used is None else _readings(used, prompt, completion)
-        cost = max(float(sum(price(usage_object=usage))) for usage in readings) + _search_fee(
-            self.model
-        )
+        cost = max(listed_cost(self.model, prompt, completion, usage) or 0.0 for usage in readings)
         return cost if cost >= 0 and math.isfinite(cost) else self._cost(prompt, completion)
 
     def _classify(
@@ -394,7 +383,7 @@ class LiteLLMEngine:
             message,
             status,
             model=self.model,
-            code=error_code(noted.error) or str(_first(error, "code") or ""),
+            code=error_code(noted.error) or str(getattr(error, "code", None) or ""),
             keys=self._key_names() if status in {401, 403} else "",
             naming_hint="check the model's name; its form is provider/model",
             too_long=isinstance(error, litellm.ContextWindowExceededError),
@@ -512,14 +501,16 @@ def _readings(used: object, prompt: int, completion: int) -> list[object]:
     return [used, rest, totals]
 
 
-def listed_cost(model: str, prompt: int, completion: int) -> float | None:
-    """Return the dollars of a request at litellm's list price, or ``None`` if it is unknown."""
+def listed_cost(model: str, prompt: int, completion: int, used: object = None) -> float | None:
+    """Return the dollars of a request at litellm's list price, or ``None`` if it is unknown.
+
+    With ``used``, the usage report of litellm, the discount of prompt caching is applied.
+    """
     try:
         if _listed(model) is None:
             return None
-        parts = _litellm().cost_per_token(
-            model=model, prompt_tokens=prompt, completion_tokens=completion
-        )
+        counts = {"prompt_tokens": prompt, "completion_tokens": completion}
+        parts = _litellm().cost_per_token(model=model, **counts, usage_object=used)
     except ImportError:
         return None
     return float(sum(parts)) + _search_fee(model)
@@ -619,31 +610,8 @@ def _search_fee(model: str) -> float:
     return max((float(fee) for fee in fees.values() if isinstance(fee, int | float)), default=0.0)
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and its causes."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _first(error: BaseException, attribute: str) -> object:
-    """Return the attribute of the first error in the chain of causes that has it as text."""
-    return next(
-        (found for e in _chain(error) if isinstance(found := getattr(e, attribute, None), str)),
-        None,
-    )
-
-
 def _retry_after(error: Exception) -> float | None:
-    """Return the seconds that a server asks to wait; litellm stores the headers in several places.
-
-    >>> class Error(Exception):
-    ...     litellm_response_headers = {"retry-after": "7"}
-    >>> _retry_after(Error())
-    7.0
-    """
+    """Return the seconds that a server asks to wait; litellm stores the headers in several places."""
     places = (
         getattr(error, "headers", None),
         getattr(error, "litellm_response_headers", None),

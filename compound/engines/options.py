@@ -125,14 +125,10 @@ def validate_options(
         first = error.errors(include_url=False)[0]
         name = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
-            near, possible = (
-                suggest_name(name, kind.model_fields),
-                suggest_name("", kind.model_fields),
-            )
-            names = near if near == possible else f"{near}; {possible}"
+            names = (suggest_name(name, kind.model_fields), suggest_name("", kind.model_fields))
             raise DeclarationError(
                 f"engine {model!r}: extra must not set {name!r}",
-                hint=f"{names}; only sampling and reasoning options are passed on",
+                hint=f"{'; '.join(dict.fromkeys(names))}; only sampling and reasoning options are passed on",
             ) from None
         raise DeclarationError(
             f"engine {model!r}: extra.{name}: {first['msg']}, but got {first['input']!r:.100}"
@@ -275,7 +271,11 @@ def refused_field(status: int, body: bytes, names: Collection[str]) -> str:
     if status not in STATUSES:
         return ""
     text = body.decode(errors="replace")
-    error = _error(text)
+    error: object = None
+    with contextlib.suppress(ValueError, RecursionError):
+        error = json.loads(text)
+    error = error.get("error", error) if isinstance(error, dict) else {}
+    error = error if isinstance(error, dict) else {}
     code, parameter = str(error.get("code")), str(error.get("param"))
     is_refusal = code in CODES or (REFUSAL.search(text) and not RANGE.search(text))
     if code in OTHER_CODES or not is_refusal:
@@ -288,16 +288,6 @@ def refused_field(status: int, body: bytes, names: Collection[str]) -> str:
     found = {name: re.search(pattern, text, re.IGNORECASE) for name, pattern in patterns.items()}
     places = {name: place.start() for name, place in found.items() if place}
     return min(places, key=lambda name: places[name], default="")
-
-
-def _error(text: str) -> Mapping[str, object]:
-    """Return the error in the body of an answer."""
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    found = document.get("error", document) if isinstance(document, dict) else {}
-    return found if isinstance(found, dict) else {}
 
 
 def _without_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -314,11 +304,8 @@ def _without_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             held.append(cast("str", content))
         elif message["role"] == "user" and held:
             start = "\n\n".join(held)
-            text = (
-                f"{start}\n\n{content}"
-                if isinstance(content, str)
-                else [{"type": "text", "text": start}, *content]
-            )
+            parts = [{"type": "text", "text": start}, *content]
+            text = f"{start}\n\n{content}" if isinstance(content, str) else parts
             plain.append({**message, "content": text})
             held = []
         else:

@@ -22,15 +22,11 @@ from compound.core.security.sanitize import sanitize_text
 HEAD, TURN = 128, 16  # tokens that a provider's chat format adds to a prompt, and to each message
 BODY, PER_TOKEN = 2**20, 2**10  # bytes that an answer may have: fixed, and per token of max_tokens
 TRANSIENT_STATUSES = {408, 409, 425, 429}  # in addition to all statuses from 500
-UNPROCESSED_STATUSES = {
-    503,
-    529,
-}  # an overloaded server's refusals; after others from 500 an answer may exist
+# refusals of an overloaded server; after other statuses from 500 an answer may exist
+UNPROCESSED_STATUSES = {503, 529}
 QUOTA = {"insufficient_quota", "insufficient_user_quota"}
-QUOTA_MESSAGES = (
-    "insufficient_quota",
-    "credit balance is too low to access the",
-)  # OpenAI, Anthropic
+# of OpenAI and Anthropic
+QUOTA_MESSAGES = ("insufficient_quota", "credit balance is too low to access the")
 FILTERS = {"content_filter", "content_policy_violation"}
 
 
@@ -167,15 +163,10 @@ def first_line(message: str) -> str:
 
     >>> first_line("1 validation error:\\n  name: is missing\\nin request 3")
     '1 validation error: name: is missing'
-    >>> first_line("Bad request:\\n\\nname is missing")
-    'Bad request: name is missing'
     """
-    first, *others = [
-        line.strip() for line in (message.strip() or "no message").splitlines() if line.strip()
-    ]
-    if first.endswith(":") and others:
-        first = f"{first} {others[0]}"
-    return sanitize_text(first)[:300]
+    lines = (line.strip() for line in (message.strip() or "no message").splitlines())
+    first, *others = filter(None, lines)
+    return sanitize_text(f"{first} {others[0]}" if first.endswith(":") and others else first)[:300]
 
 
 def requested_wait(headers: Mapping[str, str] | None) -> float | None:
@@ -205,10 +196,6 @@ def requested_wait(headers: Mapping[str, str] | None) -> float | None:
 
 def _date(headers: Mapping[str, str], name: str) -> float | None:
     """Return a date in a header in seconds since the epoch; ``None`` if it is missing or invalid."""
-    with contextlib.suppress(ValueError, TypeError, OverflowError):
-        return (
-            email.utils.parsedate_to_datetime(str(headers[name])).timestamp()
-            if name in headers
-            else None
-        )
+    with contextlib.suppress(ValueError, TypeError, OverflowError, KeyError):
+        return email.utils.parsedate_to_datetime(str(headers[name])).timestamp()
     return None

@@ -81,11 +81,8 @@ class HTTPExchange:
             IncompleteAnswer: the same request was sent before, and may have been answered and
                 billed.
         """
-        if (
-            self.sent
-            and to == self.to
-            and (not self.status or charge_for_status(self.status) is None)
-        ):
+        charged = not self.status or charge_for_status(self.status) is None
+        if self.sent and to == self.to and charged:
             raise IncompleteAnswer(self.problem or "the request was already sent once")
         self.sent, self.to, self.status, self.wait = True, to, 0, None
         self.error, self.complete, self.end = b"", False, b""
@@ -151,9 +148,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         noted.status, noted.wait = response.status_code, requested_wait(response.headers)
         if 300 <= response.status_code < 400:
             await response.aclose()
-            noted.problem = (
-                "the server redirects to another address; use that address if you trust it"
-            )
+            noted.problem = "the server redirects to another address; use it if you trust it"
             raise Redirected(noted.problem, request=request)
         headers = [
             (k, v)

@@ -28,7 +28,7 @@ peft = pytest.importorskip("peft")
 safetensors_torch = pytest.importorskip("safetensors.torch")
 
 import compound as cp  # noqa: E402
-from compound.core.engine import Adapter, Completion, Message, Request, TokenRecord  # noqa: E402
+from compound.core.engine import Adapter, Completion, Request, TokenRecord  # noqa: E402
 from compound.core.errors import CallError, ConfigurationError  # noqa: E402
 from compound.core.storage.artifacts import folder_digest  # noqa: E402
 from compound.engines.adapter_files import CONFIG, WEIGHTS, read_adapter  # noqa: E402
@@ -39,10 +39,10 @@ from compound.engines.local import (  # noqa: E402
     prefill,
 )
 from compound.engines.local.decoding import SamplingRow  # noqa: E402
-from compound.engines.local.engine import TransformersEngine  # noqa: E402
 from compound.execution.cache import MemoryCache  # noqa: E402
 from compound.execution.executor import Executor  # noqa: E402
 from compound.execution.trace import Call  # noqa: E402
+from local_engine import ask, engine, one_by_one, outcomes, run  # noqa: E402
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -113,41 +113,9 @@ def own(many: list[Adapter], tmp_path: Path) -> Path:
     return shutil.copytree(many[0].path, tmp_path / "own")
 
 
-def engine(base: Path, **settings: Any) -> TransformersEngine:
-    return TransformersEngine(str(base), dtype="float32", **{"max_wait_ms": 200.0, **settings})
-
-
-def ask(text: str = "the king", **settings: Any) -> Request:
-    return Request((Message("user", text),), **{"max_tokens": 8, "want_tokens": True, **settings})
-
-
 def record(answer: Completion) -> TokenRecord:
     assert answer.tokens is not None
     return answer.tokens
-
-
-def together(
-    lm: TransformersEngine, requests: Sequence[Request]
-) -> list[Completion | BaseException]:
-    """Make requests concurrently; return each one's completion or error, and close the engine."""
-
-    async def work() -> list[Completion | BaseException]:
-        calls = (lm.generate(request) for request in requests)
-        done = await asyncio.gather(*calls, return_exceptions=True)
-        await lm.aclose()
-        return done
-
-    return asyncio.run(work())
-
-
-def run(lm: TransformersEngine, *requests: Request) -> list[Completion]:
-    """Make requests concurrently, and raise the first error."""
-    answers = []
-    for answer in together(lm, requests):
-        if isinstance(answer, BaseException):
-            raise answer
-        answers.append(answer)
-    return answers
 
 
 @functools.cache
@@ -164,15 +132,6 @@ def expected(base: Path, request: Request, answer: Completion) -> list[float]:
         logits = trained(base, request.adapter)(torch.tensor([[*prompt, *tokens]])).logits[0]
     scaled = (logits[len(prompt) - 1 : -1] / (request.temperature or 1.0)).log_softmax(-1)
     return [float(line[token]) for line, token in zip(scaled, tokens, strict=True)]
-
-
-def one_by_one(lm: TransformersEngine, requests: Sequence[Request]) -> list[Completion]:
-    async def work() -> list[Completion]:
-        answers = [await lm.generate(request) for request in requests]
-        await lm.aclose()
-        return answers
-
-    return asyncio.run(work())
 
 
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Adapter | None, int]]:
@@ -332,44 +291,13 @@ def test_prefixes_are_reused_by_their_own_version_only(
     assert min(new[:3]) > 2 * max(new[3:])
 
 
-def test_the_least_recently_used_adapter_is_evicted_with_its_prefixes(
+def test_the_least_recently_used_adapter_is_evicted(
     base: Path, many: list[Adapter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = readings(monkeypatch)
-    lm = engine(base, max_wait_ms=1.0, max_adapters=2)
     order = [many[0], None, many[1], many[0], many[2], many[0], many[1]]
-    held: list[tuple[set[str], set[str]]] = []
-
-    async def work() -> list[Completion]:
-        answers = []
-        for adapter in order:
-            answers.append(await lm.generate(ask(SHARED, adapter=adapter)))
-            assert lm._decoder is not None
-            read = {of for of, _ in lm._decoder._prefill._cached}
-            held.append((set(lm._decoder._adapters._cached), read))
-        await lm.aclose()
-        return answers
-
-    answers = asyncio.run(work())
-    names = {adapter.sha256: i for i, adapter in enumerate(many)} | {"": "base"}
-    assert [{names[v] for v in kept} for kept, _ in held] == [
-        {0},
-        {0},
-        {0, 1},
-        {0, 1},
-        {0, 2},
-        {0, 2},
-        {0, 1},
-    ]
-    assert [{names[v] for v in read} for _, read in held] == [
-        {0},
-        {0, "base"},
-        {0, 1, "base"},
-        {0, 1, "base"},
-        {0, 2, "base"},
-        {0, 2, "base"},
-        {0, 1, "base"},
-    ]
+    requests = [ask(SHARED, adapter=adapter) for adapter in order]
+    answers = one_by_one(engine(base, max_wait_ms=1.0, max_adapters=2), requests)
     assert [Path(folder).name for folder in seen] == ["0", "1", "2", "1"]
     assert answers[6] == answers[2]
     assert answers[0] == answers[3] == answers[5]
@@ -400,7 +328,7 @@ def test_a_failed_batch_removes_its_adapter(
             raise RuntimeError("no memory left")
 
     monkeypatch.setattr(decoding.Decoder, "_decode", broken)
-    failed, after = together(engine(base), [ask(adapter=many[0], seed=99), ask()])
+    failed, after = outcomes(engine(base), [ask(adapter=many[0], seed=99), ask()])
     assert isinstance(failed, CallError)
     assert after == plain
 
@@ -474,15 +402,6 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "a list": (lambda f: (f / CONFIG).write_text("[]"), f"a {CONFIG} that is not a JSON object"),
     "another kind": (edit(peft_type="IA3"), "of the kind 'IA3'"),
     "no kind": (edit(peft_type=None), "of the kind None"),
-    "dora": (edit(use_dora=True), "use_dora=True, which is not supported; train without use_dora"),
-    "rslora": (edit(use_rslora=True), "use_rslora=True, which is not supported"),
-    "biases": (edit(bias="lora_only"), "bias='lora_only', which is not supported"),
-    "ranks": (
-        edit(rank_pattern={"q_proj": 8}),
-        "rank_pattern={'q_proj': 8}, which is not supported",
-    ),
-    "alphas": (edit(alpha_pattern={"q_proj": 8}), "alpha_pattern="),
-    "whole layers": (edit(modules_to_save=["lm_head"]), "modules_to_save="),
     "a later invention": (edit(use_something_new=1), "use_something_new=1, which is not supported"),
     "pissa": (edit(init_lora_weights="pissa"), "init_lora_weights='pissa', which changes the base"),
     "a rank of nothing": (edit(r=0), "r=0, which must be a positive number"),
@@ -551,7 +470,7 @@ def test_adapters_that_cannot_be_used_fail_only_their_calls(
         change(shutil.copytree(many[0].path, tmp_path / str(i)))
         bad.append(version(tmp_path / str(i)))
     good = [None, *many]
-    done = together(engine(base), [ask(adapter=adapter) for adapter in (*bad, *good, *bad)])
+    done = outcomes(engine(base), [ask(adapter=adapter) for adapter in (*bad, *good, *bad)])
     answers, errors = done[len(bad) : -len(bad)], done[: len(bad)] + done[-len(bad) :]
     for error, (_, said) in zip(errors, [*WRONG.values()] * 2, strict=True):
         assert isinstance(error, ConfigurationError)
@@ -643,7 +562,7 @@ def test_a_folder_that_was_changed_or_is_gone_is_an_error(base: Path, own: Path)
     before = version(own)
     rewrite(lambda tensors: tensors[key("B")].mul_(2))(own)
     elsewhere = replace(before, path=str(own / "nowhere"))
-    changed, gone, now = together(
+    changed, gone, now = outcomes(
         engine(base), [ask(adapter=a) for a in (before, elsewhere, version(own))]
     )
     assert isinstance(changed, ConfigurationError)
@@ -739,7 +658,7 @@ def test_an_adapter_of_another_base_of_the_same_shape_is_refused(
         json.dumps({"tokens": tokens, "logprobs": logprobs, "before": logprobs})
     )
     held = engine(base)
-    plain, found, again = together(
+    plain, found, again = outcomes(
         held, [ask(), ask(adapter=version(folder)), ask(adapter=version(folder))]
     )
     assert not isinstance(plain, Exception)

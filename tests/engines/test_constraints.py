@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 import json
 from collections.abc import Callable
@@ -39,6 +38,7 @@ from compound.engines.model_folder import load_causal  # noqa: E402
 from compound.optimizers.weights.learner.adapters import Adapters  # noqa: E402
 from compound.optimizers.weights.learner.forward import forward  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
+from local_engine import outcomes  # noqa: E402
 
 PERSON = {
     "type": "object",
@@ -77,16 +77,7 @@ def ask(answer: AnswerFormat | None, seed: int = 0, **given: Any) -> Request:
 
 
 def run(folder: Path, *requests: Request, **given: Any) -> list[Completion | BaseException]:
-    lm = TransformersEngine(str(folder), dtype="float32", **given)
-
-    async def work() -> list[Completion | BaseException]:
-        try:
-            asked = (lm.generate(request) for request in requests)
-            return list(await asyncio.gather(*asked, return_exceptions=True))
-        finally:
-            await lm.aclose()
-
-    return asyncio.run(work())
+    return outcomes(TransformersEngine(str(folder), dtype="float32", **given), requests)
 
 
 def answers(folder: Path, *requests: Request, **given: Any) -> list[Completion]:

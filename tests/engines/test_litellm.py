@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +20,7 @@ from compound.core.errors import (
 )
 from compound.engines.chat_format import is_strict
 from compound.engines.litellm import LiteLLMEngine
+from fake_openai import FakeOpenAI, chat, fake_openai
 
 pytest.importorskip("litellm")
 pytestmark = [  # litellm's own, at its first call
@@ -33,87 +32,37 @@ class Server:
     """An OpenAI-compatible server that returns a fixed answer, and records the requests."""
 
     def __init__(self) -> None:
-        self.status = 200
-        self.headers: dict[str, str] = {}
-        self.body: Any = None
-        self.delay = threading.Event()
-        self.hang = False
-        self.received: list[dict[str, Any]] = []
-        self.keys: list[str] = []
-        server = self
+        self.status, self.body = 200, b""
+        self.fake = FakeOpenAI("")
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                server.received.append(
-                    json.loads(self.rfile.read(int(self.headers["content-length"])))
-                )
-                server.keys.append(self.headers.get("authorization", ""))
-                if server.hang:
-                    server.delay.wait(10)
-                body = (
-                    server.body
-                    if isinstance(server.body, bytes)
-                    else json.dumps(server.body).encode()
-                )
-                self.send_response(server.status)
-                for name, value in {"content-type": "application/json", **server.headers}.items():
-                    self.send_header(name, value)
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+    @property
+    def address(self) -> str:
+        return self.fake.url
 
-            def log_message(self, *_: Any) -> None:
-                pass
+    @property
+    def received(self) -> list[dict[str, Any]]:
+        return self.fake.requests
 
-        class Many(ThreadingHTTPServer):
-            request_queue_size = 128
-
-        self.http = Many(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = True
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
-        self.address = f"http://127.0.0.1:{self.http.server_port}/v1"
-
-    def answer(
-        self, text: str | None = "four", finish: str = "stop", prompt: int = 20, completion: int = 5
-    ) -> None:
-        self.body = {
-            "id": "1",
-            "object": "chat.completion",
-            "created": 0,
-            "model": "tiny",
-            "choices": [
-                {
-                    "index": 0,
-                    "message": {"role": "assistant", "content": text},
-                    "finish_reason": finish,
-                }
-            ],
-            "usage": {
-                "prompt_tokens": prompt,
-                "completion_tokens": completion,
-                "total_tokens": prompt + completion,
-            },
-        }
+    def answer(self, text: str | None = "four", finish: str = "stop") -> None:
+        usage = {"prompt_tokens": 20, "completion_tokens": 5, "total_tokens": 25}
+        self.body = chat({"content": text}, finish, usage=usage)
 
     def fail(
         self, status: int, message: str, headers: dict[str, str] | None = None, code: str = "x"
     ) -> None:
-        self.status, self.headers = status, headers or {}
-        self.body = {"error": {"message": message, "type": "error", "code": code}}
-
-    def stop(self) -> None:
-        self.delay.set()
-        self.http.shutdown()
-        self.http.server_close()
+        self.status, self.fake.headers = status, headers or {}
+        error = {"message": message, "type": "error", "code": code}
+        self.body = json.dumps({"error": error}).encode()
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("TINY_KEY", "secret-1")
-    server = Server()
-    server.answer()
-    yield server
-    server.stop()
+    made = Server()
+    made.answer()
+    with fake_openai(lambda path, sent: (made.status, "application/json", made.body)) as fake:
+        made.fake = fake
+        yield made
 
 
 def engine(server: Server, **settings: Any) -> LiteLLMEngine:
@@ -159,7 +108,7 @@ def test_the_server_is_sent_the_messages_the_key_and_the_sampling_settings(serve
     ]
     assert (sent["max_tokens"], sent["temperature"], sent["seed"]) == (7, 0.5, 3)
     assert (sent["stop"], sent["top_p"], sent["model"]) == (["\n"], 0.9, "tiny")
-    assert server.keys == ["Bearer secret-1"]
+    assert server.fake.keys == ["Bearer secret-1"]
 
 
 def test_a_cue_is_shown_at_the_end_of_the_last_message(server: Server) -> None:

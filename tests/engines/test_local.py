@@ -26,7 +26,6 @@ transformers = pytest.importorskip("transformers")
 from compound.core.engine import (  # noqa: E402
     Completion,
     Engine,
-    Message,
     Prefilled,
     Request,
 )
@@ -45,6 +44,7 @@ from compound.engines.local import (  # noqa: E402
 )
 from compound.engines.local.decoding import SamplingRow  # noqa: E402
 from compound.engines.local.engine import TransformersEngine  # noqa: E402
+from local_engine import ask, engine, one_by_one, outcomes, run  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -62,28 +62,8 @@ def folder(make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
     return make_model(tmp_path_factory.mktemp("model"))
 
 
-def engine(folder: Path, **settings: Any) -> TransformersEngine:
-    return TransformersEngine(str(folder), dtype="float32", **{"max_wait_ms": 200.0, **settings})
-
-
-def ask(text: str = "the king", **settings: Any) -> Request:
-    return Request((Message("user", text),), **{"max_tokens": 8, "want_tokens": True, **settings})
-
-
 async def together(lm: TransformersEngine, requests: Sequence[Request]) -> list[Completion]:
     return list(await asyncio.gather(*(lm.generate(request) for request in requests)))
-
-
-def run(lm: TransformersEngine, *requests: Request) -> list[Completion]:
-    """Make requests concurrently, and close the engine."""
-
-    async def work() -> list[Completion]:
-        try:
-            return await together(lm, requests)
-        finally:
-            await lm.aclose()
-
-    return asyncio.run(work())
 
 
 def varied(n: int, shared: str = "") -> list[Request]:
@@ -347,12 +327,7 @@ def test_sequential_calls_compute_only_new_tokens(
     passes = watch(lm, monkeypatch)
     requests = [ask(SHARED + line, max_tokens=3) for line in LINES]
 
-    async def work() -> list[Completion]:
-        answers = [await lm.generate(request) for request in requests]
-        await lm.aclose()
-        return answers
-
-    answers = asyncio.run(work())
+    answers = one_by_one(lm, requests)
     assert [list(sampled(answer)) for answer in answers] == [
         oracle.greedy(request) for request in requests
     ]
@@ -571,13 +546,7 @@ def test_too_little_memory_for_the_model_names_settings(
 def test_a_prompt_beyond_the_context_fails_alone_and_says_how_long_it_is(folder: Path) -> None:
     lm = engine(folder)
 
-    async def work() -> list[Completion | BaseException]:
-        calls = (lm.generate(ask(text)) for text in ("short", "king " * 600))
-        done = await asyncio.gather(*calls, return_exceptions=True)
-        await lm.aclose()
-        return done
-
-    good, bad = asyncio.run(work())
+    good, bad = outcomes(lm, [ask(text) for text in ("short", "king " * 600)])
     assert isinstance(good, Completion)
     assert isinstance(bad, CallError)
     assert "max_tokens=8 exceed the 512 tokens" in str(bad)
@@ -585,13 +554,7 @@ def test_a_prompt_beyond_the_context_fails_alone_and_says_how_long_it_is(folder:
 
 def test_a_missing_model_reaches_every_waiting_call(tmp_path: Path) -> None:
     lm = TransformersEngine("no-user/no-model", dtype="float32")
-
-    async def work() -> list[Completion | BaseException]:
-        done = await asyncio.gather(*(lm.generate(ask()) for _ in range(3)), return_exceptions=True)
-        await lm.aclose()
-        return done
-
-    assert [type(error) for error in asyncio.run(work())] == [ModelNotFound] * 3
+    assert [type(error) for error in outcomes(lm, [ask()] * 3)] == [ModelNotFound] * 3
 
 
 def test_a_model_without_a_chat_template_is_refused(

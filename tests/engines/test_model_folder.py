@@ -116,6 +116,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def change(file: Path, **settings: Any) -> None:
     """Change the settings in a JSON file."""
+    file.parent.mkdir(exist_ok=True)
     found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     file.write_text(json.dumps({**found, **settings}), encoding="utf-8")
 
@@ -143,98 +144,52 @@ def with_code_of_the_tokenizer(folder: Path, canary: Path) -> None:
     change(folder / "config.json", model_type="llama", auto_map={})
 
 
+def pickled(file: Path, canary: Path) -> None:
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(pickle.dumps(Touch(canary), protocol=2))
+
+
 def with_pickled_weights(folder: Path, canary: Path) -> None:
     (folder / "model.safetensors").unlink()
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Touch(canary), protocol=2))
+    pickled(folder / "pytorch_model.bin", canary)
 
 
-def with_pickled_weights_of_a_module(folder: Path, canary: Path) -> None:
-    (folder / "2_Dense").mkdir()
-    (folder / "2_Dense" / "pytorch_model.bin").write_bytes(pickle.dumps(Touch(canary), protocol=2))
+def module(folder: Path, path: str, kind: str) -> None:
+    """Declare a module of an embedding model."""
+    modules = [{"idx": 0, "name": "0", "path": path, "type": kind}]
+    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
 
 
 def with_a_foreign_module(folder: Path, canary: Path) -> None:
     """joblib.numpy_pickle.load(path) unpickles; some versions of sentence-transformers call it."""
-    (folder / "0_Pickle").write_bytes(pickle.dumps(Touch(canary), protocol=2))
-    modules = [{"idx": 0, "name": "0", "path": "0_Pickle", "type": "joblib.numpy_pickle"}]
-    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    pickled(folder / "0_Pickle", canary)
+    module(folder, "0_Pickle", "joblib.numpy_pickle")
 
 
 def with_a_foreign_activation(folder: Path, _: Path) -> None:
-    (folder / "1_Dense").mkdir()
     change(folder / "1_Dense" / "config.json", activation_function="torch.hub.get_dir")
-    modules = [
-        {"idx": 0, "name": "0", "path": "1_Dense", "type": "sentence_transformers.models.Dense"}
-    ]
-    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    module(folder, "1_Dense", "sentence_transformers.models.Dense")
 
 
-def with_downloaded_kernels(folder: Path, _: Path) -> None:
-    change(folder / "config.json", attn_implementation="someone/kernel")
-
-
-def with_flash_attention(folder: Path, _: Path) -> None:
-    """Without flash-attn, transformers downloads it as a kernel."""
-    change(folder / "config.json", _attn_implementation="flash_attention_2")
-
-
-def with_kernels_of_a_part(folder: Path, _: Path) -> None:
-    change(
-        folder / "config.json",
-        attn_implementation={"text_config": "sdpa", "vision": "flash_attention_3"},
-    )
-
-
-def with_another_base(folder: Path, canary: Path) -> None:
+def with_another_base(folder: Path, canary: Path, place: str = ".") -> None:
     """transformers would load the base that an adapter names, from any path."""
     base = folder.parent / "base"
     base.mkdir()
     with_code(base, canary)
-    change(folder / "adapter_config.json", peft_type="LORA", base_model_name_or_path=str(base))
+    file = folder / place / "adapter_config.json"
+    change(file, peft_type="LORA", base_model_name_or_path=str(base))
 
 
 def with_weights_of_another_name(folder: Path, canary: Path) -> None:
     (folder / "model.safetensors").unlink()
-    (folder / "weights.txt").write_bytes(pickle.dumps(Touch(canary), protocol=2))
-    index = {
-        "metadata": {"total_size": 1},
-        "weight_map": {"model.embed_tokens.weight": "weights.txt"},
-    }
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    pickled(folder / "weights.txt", canary)
+    weights = {"model.embed_tokens.weight": "weights.txt"}
+    change(folder / "model.safetensors.index.json", metadata={"total_size": 1}, weight_map=weights)
 
 
 def with_weights_that_the_settings_name(folder: Path, canary: Path) -> None:
-    (folder / "weights.txt").write_bytes(pickle.dumps(Touch(canary), protocol=2))
+    pickled(folder / "weights.txt", canary)
     change(folder / "config.json", transformers_weights="weights.txt")
-
-
-def with_arguments_of_loaders(folder: Path, _: Path) -> None:
-    """sentence-transformers passes these arguments on, and would unpickle weights without restrictions."""
-    (folder / "0_T").mkdir()
-    change(folder / "0_T" / "sentence_roberta_config.json", model_args={"weights_only": False})
-
-
-def with_kernels_of_a_module(folder: Path, _: Path) -> None:
-    (folder / "0_T").mkdir()
-    change(folder / "0_T" / "config.json", _attn_implementation="someone/kernel")
-
-
-def with_another_base_of_a_module(folder: Path, canary: Path) -> None:
-    (folder / "0_T").mkdir()
-    with_another_base(folder, canary)
-    (folder / "adapter_config.json").rename(folder / "0_T" / "adapter_config.json")
-
-
-def with_a_module_elsewhere(folder: Path, _: Path) -> None:
-    modules = [
-        {
-            "idx": 0,
-            "name": "0",
-            "path": "../base",
-            "type": "sentence_transformers.models.Transformer",
-        }
-    ]
-    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
 
 
 def with_a_link_to_a_folder(folder: Path, _: Path) -> None:
@@ -248,30 +203,46 @@ def with_a_pipe(folder: Path, _: Path) -> None:
     os.mkfifo(folder / "config.json")
 
 
+def setting(file: str = "config.json", **settings: Any) -> Callable[[Path, Path], None]:
+    return lambda folder, _: change(folder / file, **settings)
+
+
+KERNELS, NOT_SAFE = "would download code", "not a safetensors file in the same folder"
 FOREIGN: dict[str, tuple[Callable[[Path, Path], None], str]] = {
     "pickled weights": (with_pickled_weights, "pickled weights"),
-    "pickled weights of a module": (with_pickled_weights_of_a_module, "pickled weights"),
+    "pickled weights of a module": (
+        lambda folder, canary: pickled(folder / "2_Dense" / "pytorch_model.bin", canary),
+        "pickled weights",
+    ),
     "a foreign module": (with_a_foreign_module, "names the class .*, which is not allowed"),
-    "a foreign activation": (
-        with_a_foreign_activation,
-        "names .torch.hub.get_dir., which is not allowed",
+    "a foreign activation": (with_a_foreign_activation, "names .torch.hub.get_dir., which is not"),
+    "downloaded kernels": (setting(attn_implementation="someone/kernel"), KERNELS),
+    # without flash-attn, transformers downloads it as a kernel
+    "flash attention": (setting(_attn_implementation="flash_attention_2"), KERNELS),
+    "kernels of a part of the model": (
+        setting(attn_implementation={"text_config": "sdpa", "vision": "flash_attention_3"}),
+        KERNELS,
     ),
-    "downloaded kernels": (with_downloaded_kernels, "would download code"),
-    "kernels that transformers downloads": (with_flash_attention, "would download code"),
-    "kernels of a part of the model": (with_kernels_of_a_part, "would download code"),
     "another base": (with_another_base, "is an adapter, not a model"),
-    "pickled weights of another name": (
-        with_weights_of_another_name,
-        "not a safetensors file in the same folder",
+    "pickled weights of another name": (with_weights_of_another_name, NOT_SAFE),
+    "weights that the settings name": (with_weights_that_the_settings_name, NOT_SAFE),
+    # sentence-transformers passes these arguments on, and would unpickle weights
+    "arguments of loaders": (
+        setting("0_T/sentence_roberta_config.json", model_args={"weights_only": False}),
+        "passes weights_only=False",
     ),
-    "weights that the settings name": (
-        with_weights_that_the_settings_name,
-        "not a safetensors file in the same folder",
+    "downloaded kernels of a module": (
+        setting("0_T/config.json", _attn_implementation="someone/kernel"),
+        KERNELS,
     ),
-    "arguments of loaders": (with_arguments_of_loaders, "passes weights_only=False"),
-    "downloaded kernels of a module": (with_kernels_of_a_module, "would download code"),
-    "another base of a module": (with_another_base_of_a_module, "is an adapter, not a model"),
-    "a module elsewhere": (with_a_module_elsewhere, "not a subfolder of its folder"),
+    "another base of a module": (
+        lambda folder, canary: with_another_base(folder, canary, "0_T"),
+        "is an adapter, not a model",
+    ),
+    "a module elsewhere": (
+        lambda folder, _: module(folder, "../base", "sentence_transformers.models.Transformer"),
+        "not a subfolder of its folder",
+    ),
     "a link to a folder": (with_a_link_to_a_folder, "is a link"),
     "a pipe": (with_a_pipe, "not a regular file"),
 }

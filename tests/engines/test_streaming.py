@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import threading
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from compound.core.engine import Completion, Engine, Message, Request, StreamingEngine
+from compound.core.engine import Completion, Message, Request
 from compound.core.errors import TransientError
 from compound.engines.litellm import LiteLLMEngine
+from fake_openai import FakeOpenAI, events, fake_openai
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Item 'summary' on TypedDict:UserWarning"),
@@ -34,88 +33,30 @@ async def streamed(lm: Any, request: Request) -> tuple[list[str], Completion]:
         await lm.aclose()
 
 
-class SseServer:
-    """An OpenAI-compatible server that streams chunks.
+USAGE = {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13}
+EVERY_END = ("finish", "usage", "done")
 
-    Args:
-        pieces: the pieces of the text.
-        cut: whether it ends the connection after them.
-        end: the kinds of chunks that it sends after them.
-    """
 
-    def __init__(
-        self,
-        pieces: list[str],
-        *,
-        cut: bool = False,
-        end: tuple[str, ...] = ("finish", "usage", "done"),
-    ) -> None:
-        self.received: list[dict[str, Any]] = []
-        server = self
+def body(pieces: Sequence[str], end: Sequence[str] = EVERY_END) -> bytes:
+    """Return a stream of pieces of a text, and of the kinds of chunks after them."""
+    head = {"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "tiny"}
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                server.received.append(
-                    json.loads(self.rfile.read(int(self.headers["content-length"])))
-                )
-                self.send_response(200)
-                self.send_header("content-type", "text/event-stream")
-                self.send_header("transfer-encoding", "chunked")
-                self.end_headers()
-                for piece in pieces:
-                    self.send({"content": piece}, None)
-                if cut:
-                    self.close_connection = True
-                    return
-                if "finish" in end:
-                    self.send({}, "stop")
-                if "usage" in end:
-                    usage = {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13}
-                    self.send(None, None, usage=usage)
-                if "done" in end:
-                    self.chunk(b"data: [DONE]\n\n")
-                self.chunk(b"")
+    def chunk(delta: dict[str, str], finish: str | None = None) -> dict[str, Any]:
+        return {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
 
-            def send(self, delta: Any, finish: str | None, **more: Any) -> None:
-                choices = (
-                    [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": finish}]
-                )
-                body = {
-                    "id": "1",
-                    "object": "chat.completion.chunk",
-                    "created": 0,
-                    "model": "tiny",
-                    "choices": choices,
-                    **more,
-                }
-                self.chunk(f"data: {json.dumps(body)}\n\n".encode())
+    chunks = [chunk({"content": piece}) for piece in pieces]
+    chunks += [chunk({}, "stop")] * ("finish" in end)
+    chunks += [{**head, "choices": [], "usage": USAGE}] * ("usage" in end)
+    found = events(*chunks)
+    return found if "done" in end else found.removesuffix(b"data: [DONE]\n\n")
 
-            def chunk(self, data: bytes) -> None:
-                self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
 
-            def log_message(self, *_: Any) -> None:
-                pass
-
-            protocol_version = "HTTP/1.1"
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = True
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
-
-    def __enter__(self) -> SseServer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.http.shutdown()
-        self.http.server_close()
-
-    def engine(self) -> LiteLLMEngine:
-        return LiteLLMEngine(
-            "openai/tiny",
-            api_base=f"http://127.0.0.1:{self.http.server_port}/v1",
-            api_key_env="TINY_KEY",
-            price=(1.0, 10.0),
-        )
+@contextmanager
+def serving(*stream: Any) -> Iterator[tuple[FakeOpenAI, LiteLLMEngine]]:
+    """Serve a stream; yields the server and an engine that calls it."""
+    with fake_openai(lambda path, sent: (200, "text/event-stream", body(*stream))) as fake:
+        settings: dict[str, Any] = {"api_base": fake.url, "api_key_env": "TINY_KEY"}
+        yield fake, LiteLLMEngine("openai/tiny", **settings, price=(1.0, 10.0))
 
 
 @pytest.fixture(autouse=True)
@@ -128,51 +69,33 @@ def request(**settings: Any) -> Request:
 
 
 def test_a_remote_answer_is_reported_in_pieces_and_charged_as_a_whole() -> None:
-    with SseServer(["The", " Rí", "mac", "."]) as server:
-        pieces, completion = asyncio.run(streamed(server.engine(), request()))
+    with serving(["The", " Rí", "mac", "."]) as (server, lm):
+        pieces, completion = asyncio.run(streamed(lm, request()))
     assert pieces == ["The", " Rí", "mac", "."]
     assert completion.text == "The Rímac."
     assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (9, 4)
     assert completion.usage.cost == pytest.approx((9 + 40) / 1e6)
-    assert server.received[0]["stream_options"] == {"include_usage": True}
+    assert server.requests[0]["stream_options"] == {"include_usage": True}
 
 
 def test_text_after_a_stop_string_is_not_reported() -> None:
-    with SseServer(["one", "\nQue", "stion: two"]) as server:
-        pieces, completion = asyncio.run(streamed(server.engine(), request(stop=("\nQuestion",))))
+    with serving(["one", "\nQue", "stion: two"]) as (_, lm):
+        pieces, completion = asyncio.run(streamed(lm, request(stop=("\nQuestion",))))
     assert "".join(pieces) == completion.text == "one"
-
-
-def test_a_stream_that_ends_early_is_a_transient_failure() -> None:
-    with SseServer(["The", " Rí"], cut=True) as server, pytest.raises(TransientError):
-        asyncio.run(streamed(server.engine(), request()))
 
 
 @pytest.mark.parametrize("pieces", [["The", " Rí"], []])
 def test_a_stream_that_a_proxy_ends_early_is_a_transient_failure(pieces: list[str]) -> None:
-    with (
-        SseServer(pieces, end=()) as server,
-        pytest.raises(TransientError, match="ended before the end"),
-    ):
-        asyncio.run(streamed(server.engine(), request()))
+    with serving(pieces, ()) as (_, lm), pytest.raises(TransientError, match="before the end"):
+        asyncio.run(streamed(lm, request()))
 
 
 @pytest.mark.parametrize("end", [("finish",), ("done",)])
 def test_a_stream_without_usage_is_charged_its_worst_case(end: tuple[str, ...]) -> None:
-    with SseServer(["The", " Rí"], end=end) as server:
-        lm = server.engine()
+    with serving(["The", " Rí"], end) as (_, lm):
         _, completion = asyncio.run(streamed(lm, request()))
     assert completion.text == "The Rí"
     assert completion.usage == lm.worst_case(request())
-
-
-def test_engines_say_by_their_methods_whether_they_stream(
-    make_model: Callable[..., Path], tmp_path: Path
-) -> None:
-    with SseServer([]) as server:
-        lm = server.engine()
-        assert isinstance(lm, Engine)
-        assert isinstance(lm, StreamingEngine)
 
 
 @pytest.mark.parametrize("settings", [{}, {"stop": ("e", "th")}, {"temperature": 1.0, "seed": 3}])

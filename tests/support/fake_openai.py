@@ -20,6 +20,7 @@ class FakeOpenAI:
     url: str
     requests: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
+    headers: dict[str, str] = field(default_factory=dict)  # of each answer, beside the usual ones
 
 
 def chat(message: dict[str, Any], finish: str = "stop", **more: Any) -> bytes:
@@ -58,7 +59,8 @@ def fake_openai(answer: Answer) -> Iterator[FakeOpenAI]:
             fake.keys.append(self.headers.get("Authorization", ""))
             status, kind, body = answer(self.path, document)
             self.send_response(status)
-            self.send_header("Content-Type", kind)
+            for name, value in {"Content-Type": kind, **fake.headers}.items():
+                self.send_header(name, value)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -66,7 +68,10 @@ def fake_openai(answer: Answer) -> Iterator[FakeOpenAI]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Many(ThreadingHTTPServer):
+        request_queue_size = 128
+
+    server = Many(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     thread = threading.Thread(
         target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True

@@ -40,9 +40,7 @@ class AdapterCache:
         }
         self._dtype, self._device = model.dtype, model.device
         self._capacity, self._on_evict = capacity, on_evict
-        self._cached: OrderedDict[str, dict[str, Addition]] = (
-            OrderedDict()
-        )  # least recently used first
+        self._cached = OrderedDict[str, dict[str, Addition]]()  # least recently used first
 
     @contextmanager
     def applied(self, adapter: Adapter | None) -> Iterator[str]:

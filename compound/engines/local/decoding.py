@@ -58,11 +58,8 @@ class Decoder:
         # Otherwise `generate` would apply the checkpoint's own sampling settings (penalties,
         # top-p).
         model.generation_config = GenerationConfig()
-        self._model, self._tokenizer, self._skip_special_tokens = (
-            model,
-            tokenizer,
-            skip_special_tokens,
-        )
+        self._model, self._tokenizer = model, tokenizer
+        self._skip_special_tokens = skip_special_tokens
         self._constraints: ConstraintCompiler | None = None
         self._exact, self._max_batch_tokens = exact, max_batch_tokens
         self._prefill = Prefill(model, capacity=max_batch_tokens // 4)
@@ -111,13 +108,10 @@ class Decoder:
         """
         with torch.inference_mode(), self._adapters.applied(adapter) as version:
             if self._exact:
-                spare = [
-                    SamplingRow((0,), 0, finish="length") for _ in range(EXACT_ROWS - len(batch))
-                ]
-                rows = [*batch, *spare]
-                self._decode(
-                    rows, *self._prefill.read_padded([row.prompt for row in rows], _width(batch[0]))
-                )
+                spare = range(EXACT_ROWS - len(batch))
+                rows = [*batch, *(SamplingRow((0,), 0, finish="length") for _ in spare)]
+                prompts, width = [row.prompt for row in rows], _width(batch[0])
+                self._decode(rows, *self._prefill.read_padded(prompts, width))
             else:
                 order, cache, mask = self._prefill.read([row.prompt for row in batch], version)
                 self._decode([batch[i] for i in order], cache, mask)
@@ -165,10 +159,8 @@ class Decoder:
     def text(self, row: SamplingRow) -> str:
         """Decode a row's answer, without the end token and truncated at the first stop string."""
         # An end token is not always one of the tokenizer's special tokens, which decoding skips.
-        text = self._text(
-            row.sampled[:-1] if row.sampled and row.sampled[-1] in self.ends else row.sampled
-        )
-        return cut_at_stop(text, row.stop)
+        ended = bool(row.sampled) and row.sampled[-1] in self.ends
+        return cut_at_stop(self._text(row.sampled[:-1] if ended else row.sampled), row.stop)
 
     def _text(self, tokens: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(
@@ -180,11 +172,7 @@ class Decoder:
 
 
 def _width(row: SamplingRow) -> int:
-    """Return a row's length class: the length of its prompt without the last token, rounded up.
-
-    >>> _width(SamplingRow(tuple(range(34)), 1)), _width(SamplingRow((1,), 1))
-    (64, 32)
-    """
+    """Return a row's length class: the length of its prompt without the last token, rounded up."""
     return max(-(-(len(row.prompt) - 1) // BUCKET), 1) * BUCKET
 
 

@@ -86,44 +86,33 @@ class Placement:
         if self.attn_implementation != "flash_attention_2":
             return
         setting = f"{where}.attn_implementation"
+        problem, hint = "", f"set {setting} to sdpa"
         if device_type(device) != "cuda":
-            raise DeclarationError(
-                f"{setting} is flash_attention_2, which needs a CUDA device, but the device is {device}",
-                hint=f"set {setting} to sdpa",
-            )
-        if self.dtype == "float32":
-            raise DeclarationError(
-                f"{setting} is flash_attention_2, which does not support float32",
-                hint=f"set {where}.dtype to bfloat16, or {setting} to sdpa",
-            )
-        # transformers would otherwise download kernels
-        if importlib.util.find_spec("flash_attn") is None:
-            raise DeclarationError(
-                f"{setting} is flash_attention_2, but flash-attn is not installed",
-                hint=f"pip install flash-attn, or set {setting} to sdpa",
-            )
+            problem = f", which needs a CUDA device, but the device is {device}"
+        elif self.dtype == "float32":
+            problem = ", which does not support float32"
+            hint = f"set {where}.dtype to bfloat16, or {setting} to sdpa"
+        elif importlib.util.find_spec("flash_attn") is None:  # transformers would download kernels
+            problem = ", but flash-attn is not installed"
+            hint = f"pip install flash-attn, or {hint}"
+        if problem:
+            raise DeclarationError(f"{setting} is flash_attention_2{problem}", hint=hint)
 
     def _check_quantization(self, where: str, device: str) -> None:
         if self.quantization == "none":
             return
+        setting = f"{where}.quantization"
         if device_type(device) != "cuda":
             raise DeclarationError(
-                f"{where}.quantization is {self.quantization}, which needs a CUDA device, but the device is "
-                f"{device}",
-                hint=f"set {where}.quantization to none, or use a smaller model",
+                f"{setting} is {self.quantization}, which needs a CUDA device, but the device is {device}",
+                hint=f"set {setting} to none, or use a smaller model",
             )
         if importlib.util.find_spec("bitsandbytes") is None:
-            raise MissingExtra(
-                f"{where}.quantization: {self.quantization}", "bitsandbytes", "quantized"
-            )
+            raise MissingExtra(f"{setting}: {self.quantization}", "bitsandbytes", "quantized")
 
 
 def device_type(device: str) -> str:
-    """Return the kind of a device, without its index.
-
-    >>> device_type("cuda:1"), device_type("cpu")
-    ('cuda', 'cpu')
-    """
+    """Return the kind of a device, without its index: ``cuda`` for ``cuda:1``."""
     return device.partition(":")[0]
 
 
@@ -152,9 +141,8 @@ def resolve_device(name: str = "auto", where: str = "device") -> str:
         raise DeclarationError(
             f"{where}.device is {name}, but PyTorch finds {count} {kind.upper()} "
             f"device{'s' * (count > 1)}: {names}",
-            hint=f"set {where}.device to one of them; CUDA_VISIBLE_DEVICES hides devices"
-            if kind == "cuda"
-            else f"set {where}.device to one of them",
+            hint=f"set {where}.device to one of them"
+            + "; CUDA_VISIBLE_DEVICES hides devices" * (kind == "cuda"),
         )
     return name
 
@@ -163,9 +151,6 @@ def indexed_device(device: str) -> str:
     """Return the name of an available device with its index, so that equal devices have equal names.
 
     ``cuda`` and ``xpu`` are the current device of PyTorch; other names are returned unchanged.
-
-    >>> indexed_device("cuda:1"), indexed_device("cpu")
-    ('cuda:1', 'cpu')
     """
     if device not in ("cuda", "xpu"):
         return device

@@ -31,16 +31,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
-_LOADING = (
-    threading.Lock()
-)  # the first import of transformers is not safe in several threads at once
-PRODUCT_SHAPE = (
-    256,
-    512,
-    1024,
-)  # of the measured product, which takes milliseconds in the slower format
-
-
+# the first import of transformers is not safe in several threads at once
+_LOADING = threading.Lock()
+# of the measured product, which takes milliseconds in the slower format
+PRODUCT_SHAPE = (256, 512, 1024)
 # bfloat16 must take at most this fraction of float32's time: it takes 0.3 with AMX, and several
 # times as long without native support.
 CLEARLY_FASTER = 0.7
@@ -95,9 +89,9 @@ def load_base(
             attention=placement.attn_implementation,
             quantization=placement.quantization,
         )
-    return use_grouped_attention(
-        model
-    ) if placement.attn_implementation == "auto" else model, tokenizer
+    if placement.attn_implementation == "auto":
+        model = use_grouped_attention(model)
+    return model, tokenizer
 
 
 def _load(
@@ -165,12 +159,10 @@ def release() -> None:
 
 def _product_seconds(*dtypes: torch.dtype) -> list[float]:
     """Return the shortest time of a matrix product in each format."""
-    torch = devices.torch_module()
+    ones, matmul = devices.torch_module().ones, devices.torch_module().matmul
     rows, inner, columns = PRODUCT_SHAPE
-    factors = [
-        (torch.ones(rows, inner, dtype=d), torch.ones(inner, columns, dtype=d)) for d in dtypes
-    ]
-    return devices.shortest_times(*(functools.partial(torch.matmul, *pair) for pair in factors))
+    factors = ((ones(rows, inner, dtype=d), ones(inner, columns, dtype=d)) for d in dtypes)
+    return devices.shortest_times(*(functools.partial(matmul, *pair) for pair in factors))
 
 
 PER_TOKEN_KINDS = frozenset({"full_attention", "sliding_attention"})

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
 Tokens = tuple[int, ...]
 Layers = list[tuple[torch.Tensor, torch.Tensor]]  # keys and values: (rows, heads, tokens, width)
-Part = tuple[
-    list[int], Layers, torch.Tensor
-]  # indices of prompts, their cache, and the mask of real tokens
+# indices of prompts, their cache, and the mask of real tokens
+Part = tuple[list[int], Layers, torch.Tensor]
 
 MIN_PREFIX = 32  # minimum number of tokens of a shared prefix
 GROWTH = 64  # number of tokens by which a cache grows
@@ -40,14 +39,9 @@ ALONE = 128
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the length of the common prefix of two prompts.
-
-    >>> common_prefix((1, 2, 3), (1, 2, 4, 5))
-    2
-    """
-    return next(
-        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
-    )
+    """Return the length of the common prefix of two prompts."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
 def group_by_prefix(
@@ -116,9 +110,8 @@ class Prefill:
         self._alone = ALONE * torch.get_num_threads() if on_cpu else float("inf")
         self._capacity = capacity
         self._requested = self._computed = 0  # numbers of prompt tokens so far
-        self._cached: OrderedDict[tuple[str, Tokens], Layers] = (
-            OrderedDict()
-        )  # least recently used first
+        # least recently used first
+        self._cached = OrderedDict[tuple[str, Tokens], Layers]()
 
     def read(
         self, prompts: Sequence[Tokens], version: str = ""
@@ -186,9 +179,7 @@ class Prefill:
         suffixes = [prompts[i][start:-1] for i in members]
         self._computed += sum(map(len, suffixes))
         ids = [[0] * (width - len(suffix)) + list(suffix) for suffix in suffixes]
-        real = [
-            [1] * start + [0] * (width - len(suffix)) + [1] * len(suffix) for suffix in suffixes
-        ]
+        real = [[1] * start + [0] * (width - len(s)) + [1] * len(s) for s in suffixes]
         shape = (len(members), -1, -1, -1)
         repeated = [(keys.expand(shape), values.expand(shape)) for keys, values in prefix]
         mask = torch.tensor(real, device=self._model.device)
@@ -212,9 +203,8 @@ class Prefill:
     def _match(self, tokens: Tokens, version: str) -> tuple[Tokens, int]:
         """Return the cached prompt with the longest common prefix, and its length, if long enough."""
         own = (cached for owner, cached in self._cached if owner == version)
-        length, best = max(
-            ((common_prefix(cached, tokens), cached) for cached in own), default=(0, ())
-        )
+        lengths = ((common_prefix(cached, tokens), cached) for cached in own)
+        length, best = max(lengths, default=(0, ()))
         return (best, length) if length >= MIN_PREFIX else ((), 0)
 
     def _prefix(self, tokens: Tokens, version: str) -> Layers:
@@ -227,11 +217,9 @@ class Prefill:
             before = [(keys[:, :, :length], values[:, :, :length]) for keys, values in cached]
         if length == len(tokens):
             return before
-        ids = torch.tensor([tokens[length:]])
         self._computed += len(tokens) - length
-        layers = self._forward(
-            ids, torch.ones(1, len(tokens), dtype=torch.long, device=self._model.device), before
-        )
+        mask = torch.ones(1, len(tokens), dtype=torch.long, device=self._model.device)
+        layers = self._forward(torch.tensor([tokens[length:]]), mask, before)
         self._remember(tokens, version, layers)
         return layers
 
@@ -239,10 +227,9 @@ class Prefill:
         """Cache a prefix; drop those that it extends, then the least recently used ones."""
         if len(tokens) < MIN_PREFIX:
             return
-        for key in [
-            key for key in self._cached if key[0] == version and key[1] == tokens[: len(key[1])]
-        ]:
-            del self._cached[key]
+        for owner, cached in list(self._cached):
+            if owner == version and cached == tokens[: len(cached)]:
+                del self._cached[owner, cached]
         self._cached[version, tokens] = layers
         while sum(len(cached) for _, cached in self._cached) > self._capacity:
             self._cached.popitem(last=False)

@@ -76,21 +76,15 @@ class VLLMAPI(ServerAPI):
         """
         seen = []
         for temperature in (0.0, 0.01):
-            body = {
-                "model": name,
-                "prompt": "The",
-                "max_tokens": 1,
-                "temperature": temperature,
-                "logprobs": 0,
-                "seed": 0,
-            }
-            answer: Any = await self.ask("completions", body, seconds)
+            body = {"model": name, "prompt": "The", "max_tokens": 1, "logprobs": 0, "seed": 0}
+            answer: Any = await self.ask(
+                "completions", {**body, "temperature": temperature}, seconds
+            )
             try:
                 seen.append(float(answer["choices"][0]["logprobs"]["token_logprobs"][0]))
             except (KeyError, IndexError, TypeError):
-                raise CallError(
-                    f"{self.model}: {self.address} does not return log-probabilities"
-                ) from None
+                problem = f"{self.model}: {self.address} does not return log-probabilities"
+                raise CallError(problem) from None
         return seen[1] - seen[0] > 0.1
 
 
@@ -157,12 +151,7 @@ def is_enforced(request: Request) -> bool:
 
 
 def _constraint(request: Request) -> dict[str, object]:
-    """Return the fields that restrict the answer to its format.
-
-    >>> from compound.core.engine import AnswerFormat
-    >>> _constraint(Request((), format=AnswerFormat(choices=("yes", "no"))))
-    {'structured_outputs': {'choice': ['yes', 'no']}}
-    """
+    """Return the fields that restrict the answer to its format."""
     if request.format is None or not is_enforced(request):
         return {}
     if request.format.choices:

@@ -27,7 +27,7 @@ MEMORY_ARGUMENTS = ("gpu-memory-utilization", "kv-cache-memory-bytes")
 
 
 def check_arguments(args: Sequence[str], model: str, *, gpu_memory: bool = False) -> None:
-    """Reject arguments that the engine sets, including abbreviated names.
+    """Reject arguments that the engine sets, including abbreviated names, which argparse accepts.
 
     Args:
         args: the arguments.
@@ -38,22 +38,12 @@ def check_arguments(args: Sequence[str], model: str, *, gpu_memory: bool = False
         DeclarationError: an argument is set by the engine.
     """
     for argument in args:
-        name = _name(argument)
-        if (
-            argument.startswith("--")
-            and name
-            and any(own.startswith(name) for own in RESERVED_ARGUMENTS)
-        ):
+        if _is_one_of(argument, RESERVED_ARGUMENTS):
             raise DeclarationError(
                 f"engine {model!r}: args must not set {argument!r}",
                 hint="the engine sets it; max_lora_rank and max_loras are settings of the engine",
             )
-        if (
-            gpu_memory
-            and argument.startswith("--")
-            and name
-            and _is_abbreviation(name, MEMORY_ARGUMENTS)
-        ):
+        if gpu_memory and _is_one_of(argument, MEMORY_ARGUMENTS):
             raise DeclarationError(
                 f"engine {model!r}: gpu_memory and {argument!r} in args both limit the memory of the server",
                 hint="remove one of them",
@@ -66,10 +56,7 @@ def sets_memory(args: Sequence[str]) -> bool:
     >>> sets_memory(["--gpu-memory-utilization", "0.5"]), sets_memory(["--dtype", "bfloat16"])
     (True, False)
     """
-    return any(
-        argument.startswith("--") and _is_abbreviation(_name(argument), MEMORY_ARGUMENTS)
-        for argument in args
-    )
+    return any(_is_one_of(argument, MEMORY_ARGUMENTS) for argument in args)
 
 
 def value_of(args: Sequence[str], long: str, short: str = "") -> str | None:
@@ -114,9 +101,10 @@ def _name(argument: str) -> str:
     return argument.partition("=")[0].removeprefix("--").replace("_", "-")
 
 
-def _is_abbreviation(name: str, arguments: Sequence[str]) -> bool:
-    """Return whether a name abbreviates one of some arguments, which argparse accepts."""
-    return any(argument.startswith(name) for argument in arguments) if name else False
+def _is_one_of(argument: str, arguments: Sequence[str]) -> bool:
+    """Return whether an argument is one of the given ones, or an abbreviation of it."""
+    name = _name(argument) if argument.startswith("--") else ""
+    return bool(name) and any(own.startswith(name) for own in arguments)
 
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"

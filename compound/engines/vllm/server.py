@@ -29,12 +29,8 @@ from compound.engines.vllm.adapters import ServedAdapters
 from compound.engines.vllm.api import VLLMAPI
 
 VARIABLE = "COMPOUND_VLLM"
-ACCELERATORS = (
-    "nvidia[0-9]*",
-    "kfd",
-    "accel*",
-    "davinci[0-9]*",
-)  # in /dev: NVIDIA, AMD, TPU, Ascend
+# in /dev: NVIDIA, AMD, TPU, Ascend
+ACCELERATORS = ("nvidia[0-9]*", "kfd", "accel*", "davinci[0-9]*")
 SHOWN = 20  # log lines in an error message
 KEPT = 16  # number of logs of earlier servers
 POLL = 0.1  # seconds between checks of a process
@@ -64,16 +60,8 @@ class VLLMServer:
         self.address = f"http://127.0.0.1:{port}/v1"
         self.log = _log(port)
         program, defaults = _program(command), _safe_defaults(arguments)
-        served = [
-            "serve",
-            model,
-            "--served-model-name",
-            name,
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-        ]
+        address = ["--host", "127.0.0.1", "--port", str(port)]
+        served = ["serve", model, "--served-model-name", name, *address]
         variables = {
             "VLLM_NO_USAGE_STATS": "1",
             **os.environ,
@@ -118,9 +106,8 @@ class VLLMServer:
     def failure(self, problem: str) -> CompoundError:
         """Return the error for a server that does not start, with the end of its log."""
         lines = self.log.read_text("utf-8", "replace").splitlines()[-SHOWN:]
-        output = (
-            "\n".join(f"    {sanitize_text(line)[:300]}" for line in lines) or "    (no output)"
-        )
+        shown = [f"    {sanitize_text(line)[:300]}" for line in lines]
+        output = "\n".join(shown or ["    (no output)"])
         seconds = time.monotonic() - self._started
         return CompoundError(
             f"the vLLM server {problem} after {seconds:.0f} s. The end of its log:\n{output}\n",

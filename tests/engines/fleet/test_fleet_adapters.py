@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -19,11 +21,22 @@ from compound.core.errors import (
 )
 from compound.engines import fleet as fleet_engine
 from compound.engines.fleet import FleetEngine
-from vllm_requests import request, until
+from vllm_requests import new_adapter, request, running, until
 
 pytest.importorskip("httpx")
 Servers = list[fake.FakeVLLM]
 Write = Callable[..., Adapter]
+
+
+@pytest.fixture
+def servers() -> Iterator[Servers]:
+    with running(3) as found:
+        yield found
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    return functools.partial(new_adapter, tmp_path)
 
 
 def fleet(servers: Sequence[fake.FakeVLLM]) -> FleetEngine:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,13 +38,24 @@ from compound.engines.openai import OpenAIEngine
 from compound.engines.replicas import Replica
 from compound.execution.budget import Budget, Meter
 from compound.execution.executor import Executor
-from vllm_requests import request, until
+from vllm_requests import new_adapter, request, running, until
 
 pytest.importorskip("httpx")
 Servers = list[fake.FakeVLLM]
 Write = Callable[[float], Adapter]
 Settings = dict[str, Any]
 BOTH: list[Settings] = [{"vllm": {"model": "tiny"}}, {"openai": {"model": "tiny"}}]
+
+
+@pytest.fixture
+def servers() -> Iterator[Servers]:
+    with running(3) as found:
+        yield found
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    return functools.partial(new_adapter, tmp_path)
 
 
 def fleet(servers: Sequence[fake.FakeVLLM], **settings: Any) -> FleetEngine:

@@ -99,22 +99,6 @@ def test_single_queries_get_what_torch_computes(
     assert torch.allclose(result, expected, atol=rounding(4.0, length=tokens, depth=2))
 
 
-def test_bfloat16_is_as_accurate_as_eager_attention() -> None:
-    query, key, value = (tensor.to(torch.bfloat16) for tensor in tensors(2, 2, 2, 1, 400))
-    attention = torch.nn.functional.scaled_dot_product_attention
-    exact = attention(query.double(), key.double(), value.double(), enable_gqa=True)
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        eager = attention(query, key, value, enable_gqa=True)
-    grouped = kernels.attend(query, key, value, None, 8**-0.5)
-    errors = [float((result - exact).pow(2).mean().sqrt()) for result in (grouped, eager)]
-    assert errors[0] < 4 * errors[1] + 1e-4
-    assert errors[0] < rounding(dtype="bfloat16", depth=2)
-
-
-def test_the_measurement_runs() -> None:
-    assert kernels.clearly_faster.__wrapped__() in (True, False)
-
-
 def bfloat16_model(window: int | None = None) -> Any:
     config = transformers.MistralConfig(**MISTRAL, sliding_window=window)
     with torch.random.fork_rng():
@@ -203,18 +187,6 @@ def test_attention_of_another_kind_uses_the_fused_kernel(
         assert not calls
         kernels._forward(module, query, key, value, None)
         assert calls == [1]
-
-
-def test_other_tensors_use_the_fused_kernel() -> None:
-    query, key, value = (tensor.to(torch.bfloat16) for tensor in tensors(1, 2, 2, 1, 60))
-    mask = mask_of(1, 60, [0], 100)
-    assert kernels._suitable(query, key, value, mask)
-    assert kernels._suitable(query, key, value, None)
-    assert not kernels._suitable(query.expand(1, 4, 60, 8), key, value, None)
-    assert not kernels._suitable(query, key, value, mask.to(torch.bfloat16))
-    assert not kernels._suitable(query, key, value, mask.expand(1, 4, 1, 60))
-    assert not kernels._suitable(query, key, value[..., :4], mask)
-    assert not kernels._suitable(query.float(), key.float(), value.float(), mask)
 
 
 @pytest.mark.parametrize(

@@ -48,24 +48,6 @@ def test_existing_seeds_give_the_same_tokens_on_the_cpu() -> None:
         assert step(rows, logits) == expected
 
 
-def test_finished_and_greedy_rows_draw_no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[list[int]] = []
-
-    def noted(rows: Sequence[SamplingRow], size: int, device: Any) -> Any:
-        drawn.append([r.seed for r in rows])
-        return host_noise(rows, size, device)
-
-    monkeypatch.setattr(decoding, "host_noise", noted)
-    rows = [row(1, tokens=1), row(2), row(3, temperature=0.0)]
-    alone = row(2)
-    logits = torch.zeros(3, SIZE)
-    for _ in range(3):
-        step(rows, logits)
-        step([alone], logits[:1])
-    assert drawn[::2] == [[1, 2], [2], [2]]
-    assert rows[1].sampled == alone.sampled
-
-
 def test_noise_of_a_device_depends_on_the_row_alone() -> None:
     cpu = torch.device("cpu")
     together, alone = [row(3), row(4)], row(4)
@@ -90,10 +72,3 @@ def test_tokens_follow_the_softmax_with_either_noise(
     counts = Counter(step([row(seed) for seed in range(n)], logits.expand(n, SIZE)))
     for token, share in enumerate(logits.softmax(-1).tolist()):
         assert abs(counts[token] - n * share) <= 4.5 * (n * share * (1 - share)) ** 0.5
-
-
-def test_recorded_log_probabilities_are_those_of_the_softmax() -> None:
-    logits = torch.linspace(-1, 1, SIZE)[None]
-    sampled = row(5)
-    [token] = step([sampled], logits)
-    assert sampled.logprobs == pytest.approx([float(logits[0].log_softmax(-1)[token])])

@@ -656,31 +656,6 @@ outputs: {{answer: $answerer}}
 """
 
 
-def test_a_file_names_a_server_and_its_settings() -> None:
-    program = loads(
-        FILE.format(settings="args: [--dtype, bfloat16], max_loras: 8, concurrency: 128")
-    )
-    lm = program.find_engine("fast")
-    assert isinstance(lm, VLLMEngine)
-    assert (lm.name, lm.max_loras, lm.concurrency) == (
-        'vllm:smollm2:["--dtype", "bfloat16"]',
-        8,
-        128,
-    )
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ("max_lora: 8", r"f\.yaml:4:41: engines\.fast\.vllm\.max_lora: .*did you mean 'max_loras'"),
-        ("concurrency: many", r"engines\.fast\.vllm\.concurrency: must be an integer"),
-    ],
-)
-def test_a_wrong_setting_is_named(settings: str, message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        loads(FILE.format(settings=settings), path="f.yaml")
-
-
 @pytest.mark.parametrize("settings", ["command: ./vllm", "args: [--enforce-eager]"])
 def test_a_file_that_says_how_to_run_a_program_is_as_trusted_as_python(settings: str) -> None:
     loads(FILE.format(settings=settings))

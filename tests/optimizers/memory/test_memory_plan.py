@@ -371,8 +371,9 @@ def trainers(folder: Path, monkeypatch: pytest.MonkeyPatch, **found: tuple[int, 
         name = training.section
         return Demand(f"trainer {name}", "cpu", *found[name], f"lower {name}", f"shrink {name}")
 
-    def trainings(_: object, *given: Any) -> list[PlannedTraining]:
-        return [PlannedTraining(*given, ("answerer",), PolicySettings(), name) for name in found]
+    def trainings(_: object, system: Any, engine_of: Any) -> list[PlannedTraining]:
+        given = system, engine_of, ("answerer",), PolicySettings()
+        return [PlannedTraining(*given, name) for name in found]
 
     monkeypatch.setattr(memory_plan, "_engine", lambda *_: ())
     monkeypatch.setattr(memory_plan, "_trainer", demand)
