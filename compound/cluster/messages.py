@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeInt
 
 from compound.core.errors import CompoundError
 
-VERSION = 2
+VERSION = 3
 Document = dict[str, object]
 UsageFields = tuple[int, int, int, float, int]
 
@@ -212,7 +212,7 @@ class Enter(JobQuestion):
 
 
 class Leave(JobMessage):
-    """End a turn and charge what was used; ``answered`` if the server answered."""
+    """End a request and charge what was used; ``turn`` is the id of its question."""
 
     turn: int
     answered: bool
@@ -234,13 +234,6 @@ class Reserve(JobQuestion):
     """Reserve the worst case of a request that is not sent to a server; see `Meter.reserve`."""
 
     worst: Numbers
-
-
-class Settle(JobMessage):
-    """Charge what was used of a reservation."""
-
-    lease: int
-    used: list[Numbers]
 
 
 class Done(JobMessage):
@@ -275,7 +268,6 @@ ToDriver = (
     | Rejected
     | Withdraw
     | Reserve
-    | Settle
     | Done
     | JobFailed
     | Notice

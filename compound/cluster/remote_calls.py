@@ -31,7 +31,6 @@ from compound.cluster.messages import (
     Rejected,
     Reply,
     Reserve,
-    Settle,
     Start,
     Withdraw,
 )
@@ -204,7 +203,8 @@ class RemoteMeter(Meter):
             yield used
         finally:
             spent = [usage_to_wire(item) for item in used or [worst]]
-            self._link.questions.post(Settle(job=question.job, lease=question.id, used=spent))
+            left = Leave(job=question.job, turn=question.id, answered=False, used=spent)
+            self._link.questions.post(left)
 
 
 class WorkerSender(Sender):

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Any
 
 from compound.cluster.messages import (
     Claim,
@@ -22,7 +23,6 @@ from compound.cluster.messages import (
     Rejected,
     Reply,
     Reserve,
-    Settle,
     Start,
     Withdraw,
     WorkerMessage,
@@ -32,7 +32,6 @@ from compound.cluster.wire import (
     result_from_wire,
     result_to_wire,
     usage_from_wire,
-    usage_to_wire,
 )
 from compound.core.engine import NO_USAGE, Usage
 from compound.execution.budget import Meter, clip_usage
@@ -42,8 +41,7 @@ from compound.execution.sender import NeverAdmitted, Throttle, Turn
 from compound.graph.component import Component
 from compound.graph.system import System
 
-T = TypeVar("T")
-Question = Claim | Finished | Enter | Leave | Rejected | Withdraw | Reserve | Settle
+Question = Claim | Finished | Enter | Leave | Rejected | Withdraw | Reserve
 
 
 @dataclass(eq=False)
@@ -66,13 +64,14 @@ class ExampleJob:
 
 
 @dataclass(eq=False)
-class _Open(Generic[T]):
+class _Open:
     """A question in progress: its task, and the outcome that the worker reports."""
 
-    outcome: asyncio.Future[T]
+    outcome: asyncio.Future[Any]
     task: asyncio.Task[None] | None = None
     granted: bool = False
     worst: Usage = NO_USAGE  # what it reserves
+    held: tuple[Throttle, Turn] | None = None
     follows: int = 0  # id of the question that was asked together with this one
 
     def close(self) -> bool:
@@ -83,16 +82,17 @@ class _Open(Generic[T]):
         return self.granted
 
 
+Work = Callable[[_Open], Coroutine[object, object, None]]
+
+
 class ExampleServices:
     """Answers the questions of a job."""
 
     def __init__(self, job: ExampleJob, reply: Callable[[WorkerMessage], None]) -> None:
         self.job = job
         self._reply = reply
-        self._claims: dict[int, _Open[CallResult]] = {}
-        self._turns: dict[int, _Open[Leave]] = {}
-        self._held: dict[int, tuple[Throttle, Turn]] = {}
-        self._leases: dict[int, _Open[list[Usage]]] = {}
+        self._claims: dict[int, _Open] = {}
+        self._reserved: dict[int, _Open] = {}  # requests
 
     def handle(self, message: Question) -> None:
         """Act on a message about the job; errors of the driver's own checks end the job.
@@ -107,18 +107,17 @@ class ExampleServices:
             case Finished():
                 self._finish(message)
             case Enter(claim=None):
-                self._begin(self._turns, message.id, lambda open_: self._enter(message, open_))
+                self._begin(self._reserved, message.id, partial(self._enter, message))
             case Enter(claim=Claim() as claim):
                 self._begin_claim(claim, message)
+            case Reserve():
+                self._begin(self._reserved, message.id, partial(self._reserve, message))
             case Leave():
                 self._leave(message)
             case Rejected():
-                held = self._held[message.turn]
+                if (held := self._reserved[message.turn].held) is None:
+                    raise KeyError(message.turn)
                 self._begin({}, message.id, lambda _: self._reject(message, *held))
-            case Reserve():
-                self._begin(self._leases, message.id, lambda open_: self._reserve(message, open_))
-            case Settle():
-                self._end(self._leases, message.lease, list(map(usage_from_wire, message.used)))
             case Withdraw():
                 self._withdraw(message.id)
 
@@ -126,32 +125,19 @@ class ExampleServices:
         """Cancel what is in progress, because the worker is lost or the job has ended."""
         for claim in self._claims.values():
             claim.close()
-        lost = sum(turn.close() for turn in self._turns.values())
-        lost += sum(lease.close() for lease in self._leases.values())
+        lost = sum(request.close() for request in self._reserved.values())
         self.job.meter.incidents["lost"] += lost
 
     def _begin_claim(self, message: Claim, request: Enter | None) -> None:
         component = self.job.system.components[message.component]
-        self._begin(
-            self._claims, message.id, lambda open_: self._claim(message, component, request, open_)
-        )
+        self._begin(self._claims, message.id, partial(self._claim, message, component, request))
 
-    def _begin(
-        self,
-        kind: dict[int, _Open[T]],
-        number: int,
-        work: Callable[[_Open[T]], Coroutine[object, object, None]],
-    ) -> None:
-        opened: _Open[T] = _Open(asyncio.get_running_loop().create_future())
-        kind[number] = opened
+    def _begin(self, kind: dict[int, _Open], number: int, work: Work) -> None:
+        opened = kind[number] = _Open(asyncio.get_running_loop().create_future())
         opened.task = asyncio.create_task(self._guarded(kind, number, opened, work))
 
     async def _guarded(
-        self,
-        kind: dict[int, _Open[T]],
-        number: int,
-        opened: _Open[T],
-        work: Callable[[_Open[T]], Coroutine[object, object, None]],
+        self, kind: dict[int, _Open], number: int, opened: _Open, work: Work
     ) -> None:
         try:
             await work(opened)
@@ -161,8 +147,7 @@ class ExampleServices:
             kind.pop(number, None)
 
     @staticmethod
-    def _end(kind: dict[int, _Open[T]], number: int, outcome: T) -> None:
-        opened = kind.get(number)
+    def _end(opened: _Open | None, outcome: object) -> None:
         if opened is not None and not opened.outcome.done():
             opened.outcome.set_result(outcome)
 
@@ -170,7 +155,7 @@ class ExampleServices:
         self._reply(Reply(id=number, value=value))
 
     async def _claim(
-        self, message: Claim, component: Component, request: Enter | None, opened: _Open[CallResult]
+        self, message: Claim, component: Component, request: Enter | None, opened: _Open
     ) -> None:
         """Answer with the result of the call, or let the worker execute it, with its first request."""
 
@@ -180,8 +165,9 @@ class ExampleServices:
                 self._answer(message.id, {"result": None})
             else:
                 opened.follows = request.id
-                self._begin(self._turns, request.id, lambda open_: self._enter(request, open_))
-            return await opened.outcome
+                self._begin(self._reserved, request.id, partial(self._enter, request))
+            found: CallResult = await opened.outcome
+            return found
 
         result = await self.job.caller.share(message.key, component, execute)
         if not opened.granted:
@@ -194,67 +180,51 @@ class ExampleServices:
         types = self.job.codec.outputs_of(message.component)
         result = result_from_wire(message.result, types, message.key)
         self.job.done[message.address] = message.result
-        self._end(self._claims, message.id, result)
+        self._end(self._claims.get(message.id), result)
 
     def _leave(self, message: Leave) -> None:
-        """End a turn, whose request is charged at most its reservation, as in one process."""
-        if (opened := self._turns.get(message.turn)) is not None:
-            used = sum(map(usage_from_wire, message.used), NO_USAGE)
-            if wrong := clip_usage(used, opened.worst)[1]:
-                raise ValueError(f"a request used more than it reserved ({wrong})")
-        self._end(self._turns, message.turn, message)
+        """End a request, which is charged at most its reservation, as in one process."""
+        opened = self._reserved.get(message.turn)
+        used = list(map(usage_from_wire, message.used))
+        if opened is not None and (wrong := clip_usage(sum(used, NO_USAGE), opened.worst)[1]):
+            raise ValueError(f"a request used more than it reserved ({wrong})")
+        self._end(opened, (message.answered, used))
 
-    async def _enter(self, message: Enter, opened: _Open[Leave]) -> None:
-        throttle, worst = self.job.caller.throttle(message.lm), usage_from_wire(message.worst)
-        opened.worst = worst
+    async def _enter(self, message: Enter, opened: _Open) -> None:
+        throttle = self.job.caller.throttle(message.lm)
+        opened.worst = usage_from_wire(message.worst)
+        limits = message.seed, message.patience, self.job.meter, opened.worst
         try:
-            async with throttle.admit(message.seed, message.patience, self.job.meter, worst) as (
-                turn,
-                used,
-            ):
-                opened.granted = True
-                self._held[message.id] = throttle, turn
-                try:
-                    self._answer(
-                        message.id, {"admitted": True, "round": turn.round, "waited": turn.waited}
-                    )
-                    end = await opened.outcome
-                    used.extend(map(usage_from_wire, end.used))
-                    if end.answered:
-                        throttle.speed_up()
-                finally:
-                    del self._held[message.id]
+            async with throttle.admit(*limits) as (turn, used):
+                opened.granted, opened.held = True, (throttle, turn)
+                admitted = {"admitted": True, "round": turn.round, "waited": turn.waited}
+                self._answer(message.id, admitted)
+                answered, spent = await opened.outcome
+                used.extend(spent)
+                if answered:
+                    throttle.speed_up()
         except NeverAdmitted:
             self._answer(message.id, {"admitted": False})
 
     async def _reject(self, message: Rejected, throttle: Throttle, turn: Turn) -> None:
         found = await throttle.refuse(turn, message.retry_after)
-        self._answer(
-            message.id, {"ahead": found.ahead, "first": found.first, "in_flight": found.in_flight}
-        )
+        value = {"ahead": found.ahead, "first": found.first, "in_flight": found.in_flight}
+        self._answer(message.id, value)
 
-    async def _reserve(self, message: Reserve, opened: _Open[list[Usage]]) -> None:
-        async with self.job.meter.reserve(usage_from_wire(message.worst)) as used:
+    async def _reserve(self, message: Reserve, opened: _Open) -> None:
+        opened.worst = usage_from_wire(message.worst)
+        async with self.job.meter.reserve(opened.worst) as used:
             opened.granted = True
             self._answer(message.id, {})
-            used.extend(await opened.outcome)
+            used.extend((await opened.outcome)[1])
 
     def _withdraw(self, number: int) -> None:
+        """Give up a claim, or give back what was reserved for a request that was not sent."""
         if (claim := self._claims.get(number)) is not None:
             claim.close()
             self._withdraw(claim.follows)
-        unsent = usage_to_wire(NO_USAGE)
-        self._give_back(
-            self._turns.get(number),
-            Leave(job=self.job.start.job, turn=number, answered=False, used=[unsent]),
-        )
-        self._give_back(self._leases.get(number), [NO_USAGE])
-
-    @staticmethod
-    def _give_back(opened: _Open[T] | None, outcome: T) -> None:
-        """End a reservation whose request was not sent."""
-        if opened is None or opened.outcome.done():
-            return
-        opened.outcome.set_result(outcome)
-        if not opened.granted and opened.task is not None:
-            opened.task.cancel()
+        request = self._reserved.get(number)
+        if request is not None and not request.outcome.done():
+            request.outcome.set_result((False, [NO_USAGE]))
+            if not request.granted and request.task is not None:
+                request.task.cancel()

@@ -90,7 +90,6 @@ class ServerAPI:
         largest: int = MAX_ANSWER_BYTES,
         *,
         fresh: bool = False,
-        root: bool = False,
         on_piece: Callable[[bytes], None] | None = None,
     ) -> ServerAnswer:
         """Send a POST request, or GET without a body, and return the answer, errors included.
@@ -103,7 +102,6 @@ class ServerAPI:
             largest: maximum number of bytes of the answer.
             fresh: whether to use a new connection, which a load balancer may route to another
                 server.
-            root: whether the path is one of vLLM's own routes, outside of ``/v1``.
             on_piece: takes the pieces of a successful answer as they arrive; its text is then
                 empty.
 
@@ -115,8 +113,7 @@ class ServerAPI:
 
         from compound.engines import wire
 
-        url = f"{self.address.removesuffix('/v1') if root else self.address}/{path}"
-        waiting = True
+        url, waiting = f"{self.address}/{path}", True
         with wire.record_exchange(largest) as noted:
             try:
                 async with asyncio.timeout(seconds), self._slots:
@@ -131,20 +128,16 @@ class ServerAPI:
                                 on_piece(piece)
                     return ServerAnswer(got.status_code, text.decode(errors="replace"), noted.wait)
             except TimeoutError:
-                problem = (
-                    "had no free place for a request" if waiting else "did not answer completely"
-                )
+                problem = f"{url} did not answer completely within {seconds:g} s"
+                if waiting:
+                    problem = f"{url} had no free place for a request within {seconds:g} s"
                 unsent = waiting or bool(noted.to and not noted.sent)
-                raise TransientError(
-                    f"{self._name}: {url} {problem} within {seconds:g} s",
-                    charged=NO_USAGE if unsent else None,
-                ) from None
+                charged = NO_USAGE if unsent else None
+                raise TransientError(f"{self._name}: {problem}", charged=charged) from None
             except (httpx.HTTPError, httpx.InvalidURL) as error:
-                problem = noted.problem or str(error) or type(error).__name__
-                raise TransientError(
-                    f"{self._name}: {url}: {first_line(problem)}",
-                    charged=charge_for_status(noted.status or 500) if noted.sent else NO_USAGE,
-                ) from error
+                problem = first_line(noted.problem or str(error) or type(error).__name__)
+                charged = charge_for_status(noted.status or 500) if noted.sent else NO_USAGE
+                raise TransientError(f"{self._name}: {url}: {problem}", charged=charged) from error
 
     async def ask(
         self, path: str, body: Mapping[str, object] | None, seconds: float, *, fresh: bool = False

@@ -54,7 +54,7 @@ def edited(kind: str, change: Callable[[dict[str, Any]], object]) -> LocalTransp
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("protocol", 99, "it has protocol 99, but the driver has 2"),
+        ("protocol", 99, "it has protocol 99, but the driver has 3"),
         ("compound", "0.0.1", "it has compound 0.0.1, but the driver has"),
         ("python", "3.99", "it has Python 3.99, but the driver has"),
         ("source", "0123", "its source of compound .* differs from the driver's"),
@@ -157,23 +157,21 @@ def test_a_result_with_any_content_ends_the_run_and_never_hangs(
     ],
     ids=str,
 )
-@pytest.mark.parametrize("kind", ["enter", "leave", "reserve", "settle", "finished", "done"])
+@pytest.mark.parametrize("kind", ["enter", "leave", "reserve", "finished", "done"])
 def test_usage_that_would_lower_or_hide_spending_is_refused(
     tmp_path: Path, kind: str, usage: list[float]
 ) -> None:
     def change(message: dict[str, Any]) -> None:
         if kind in ("enter", "reserve"):
             message["worst"] = usage
-        elif kind in ("leave", "settle"):
+        elif kind == "leave":
             message["used"] = [usage]
         elif kind == "finished":
             message["result"]["usage"] = usage
         else:
             message["result"]["calls"][0]["usage"] = usage
 
-    source = write_program(
-        tmp_path, local=kind in ("reserve", "settle")
-    )  # a model in the worker's process
+    source = write_program(tmp_path, local=kind == "reserve")  # a model in the worker's process
     budget = Budget(calls=1000, cost=10.0)
     executor = remote_executor(source, edited(kind, change), 1, budget=budget)
     with pytest.raises(
