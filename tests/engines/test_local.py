@@ -280,46 +280,6 @@ def test_a_shared_prefix_is_computed_once_and_changes_no_answer(
         assert logprobs(answer) == pytest.approx(logprobs(alone), abs=LOGPROBS)
 
 
-@pytest.mark.parametrize("window", [None, 24])
-def test_a_sliding_window_counts_no_padding(window: int | None) -> None:
-    """Padding between a shared prefix and the suffixes would push real tokens out of the window."""
-    from transformers import MistralConfig, MistralForCausalLM
-
-    config = MistralConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=256,
-        sliding_window=window,
-        initializer_range=0.3,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = MistralForCausalLM(config).eval()
-    tokenizer: Any = SimpleNamespace(eos_token_id=63, decode=lambda *_, **__: "")
-    decoder = decoding.Decoder(
-        model, tokenizer, exact=False, max_batch_tokens=10_000, max_adapters=2
-    )
-    draw = random.Random(0)
-    begin = tuple(7 * i % 60 for i in range(40))
-    endings = [tuple(draw.randrange(60) for _ in range(length)) for length in (4, 19, 19)]
-    rows = [SamplingRow(begin + end, 4, 1.0, (), seed, True) for seed, end in enumerate(endings)]
-    decoder.run(rows)
-    for row in rows:
-        with torch.no_grad():
-            logits = (
-                model(torch.tensor([row.prompt + tuple(row.sampled)])).logits[0].log_softmax(-1)
-            )
-        expected = [
-            float(logits[len(row.prompt) - 1 + i, token]) for i, token in enumerate(row.sampled)
-        ]
-        assert row.logprobs == pytest.approx(expected, abs=LOGPROBS)
-    assert decoder.prefilled.cached > 0
-
-
 def test_sequential_calls_compute_only_new_tokens(
     folder: Path, oracle: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,7 +30,6 @@ from compound.graph.space import LoRA  # noqa: E402
 from compound.optimizers.weights.learner import adapters as adapters_module  # noqa: E402
 from compound.optimizers.weights.learner import forward as forward_module  # noqa: E402
 from compound.optimizers.weights.learner.adapters import Adapters, reason_unshared  # noqa: E402
-from compound.optimizers.weights.learner.batching import micro_batches  # noqa: E402
 from compound.optimizers.weights.learner.forward import forward, shared_fraction  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 from training_settings import plain  # noqa: E402
@@ -279,73 +278,3 @@ def test_the_sampler_refuses_models_with_other_layers_and_names_them(
         loading.load(str(tmp_path), "float32")
     for kind in unshareable_kinds(model.config):
         assert kind in str(caught.value)
-
-
-# -- micro-batches -------------------------------------------------------------------------------------
-
-
-def read(batches: Sequence[Sequence[Sample]]) -> float:
-    """Return how often each prompt's tokens are computed."""
-    tokens = sum(
-        sum(map(len, {s.tokens.prompt for s in batch}))
-        if shared_fraction(batch) <= 0.5
-        else sum(len(s.tokens.prompt) for s in batch)
-        for batch in batches
-    )
-    return tokens / sum(map(len, {s.tokens.prompt for batch in batches for s in batch}))
-
-
-def group(prompt: int, answer: int, each: int, groups: int = 4) -> list[Sample]:
-    rng = random.Random(0)
-    found = []
-    for _ in range(groups):
-        tokens = tuple(rng.randrange(50_000) for _ in range(prompt))
-        record = TokenRecord(tokens, tuple(range(answer)), (), "stop")
-        found += [Sample("x", "e", "x", 0, record, 0.0) for _ in range(each)]
-    return found
-
-
-@pytest.mark.parametrize(
-    ("prompt", "answer", "each", "most", "times"),
-    [
-        (192, 32, 4, 4096, 1.0),
-        (320, 32, 4, 4096, 1.0),
-        (1000, 64, 8, 4096, 1.0),
-        (2000, 128, 8, 4096, 1.0),
-        (4000, 256, 8, 8192, 1.0),
-        (3000, 256, 8, 4096, 2.0),  # a group that fits only in two batches
-        (4000, 256, 8, 4096, 8.0),  # one sample is too long already, and goes alone
-    ],
-)
-def test_a_shared_prompt_counts_once_when_micro_batches_are_cut(
-    prompt: int, answer: int, each: int, most: int, times: float
-) -> None:
-    some = group(prompt, answer, each)
-    batches = micro_batches(some, most)
-    assert read(batches) == times
-    assert sorted(id(s) for batch in batches for s in batch) == sorted(map(id, some))
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_long_prompts_are_computed_alone_on_the_cpu(
-    threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(prefill, "ALONE", 40)
-    model, rng = make(*WINDOWED["mistral"]), random.Random(0)
-    shapes: list[tuple[int, ...]] = []
-    passes = model.base_model.forward
-
-    def forward(*args: Any, **given: Any) -> Any:
-        shapes.append(tuple(given["input_ids"].shape))
-        return passes(*args, **given)
-
-    monkeypatch.setattr(model.base_model, "forward", forward)
-    prompts = [tuple(rng.randrange(5, 90) for _ in range(n)) for n in (60, 10, 64, 12, 61)]
-    found = decoded(model, Prefill(model, capacity=4096), prompts)
-    expected = {1: [(2, 11), (1, 59), (1, 60), (1, 63)], 2: [(2, 11), (3, 63)]}
-    assert shapes[:-1] == expected[threads]  # the last pass computes the logits
-    with torch.inference_mode():
-        for prompt, logprobs in zip(prompts, found, strict=True):
-            alone = model(input_ids=torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
-            assert float((logprobs - alone).abs().max()) <= LOGPROBS

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -446,30 +445,6 @@ def test_a_server_that_answers_with_the_base_later_and_says_so_ends_the_run(
     with pytest.raises(AdapterNotServed, match="answered with the model 'tiny', but the adapter"):
         sample(server, write(0.5), 3)
     assert len(server.sent("chat/completions")) == 3
-
-
-@pytest.mark.parametrize(("share", "most"), [(0.5, 0.02), (0.25, 0.16)])
-def test_servers_chosen_at_random_pass_as_rarely_as_is_stated(
-    write: Write, share: float, most: float
-) -> None:
-    adapter, rng, times = write(0.5), random.Random(0), 400
-
-    class Random(Scripted):
-        async def logprobs(self, model: str, *rest: Any, **how: Any) -> Any:
-            bad = model != self.model and rng.random() < share
-            return await super().logprobs(self.model if bad else model, *rest, **how)
-
-    async def passes() -> bool:
-        with suppress(AdapterNotServed):
-            async with made(Random()).sampling(adapter):
-                return True
-        return False
-
-    async def run() -> float:
-        return sum([await passes() for _ in range(times)]) / times
-
-    assert (1 - share) ** CHECKS < most
-    assert asyncio.run(run()) < most
 
 
 def test_servers_that_all_serve_the_version_are_sampled_from(balanced: Any, write: Write) -> None:
