@@ -600,7 +600,6 @@ ALLOWED = {
     "compound/cluster/ray_cluster.py": "connects to a cluster, at the address that Ray wrote, if the file is this user's",
     "optimizers/weights/distributed/processes.py": "a temporary folder of its own",
     "compound/cluster/handshake.py": "reads the source of this package, and Python files beside the user's own file",
-    "compound/engines/fleet.py": "starts replicas",
     "compound/engines/replicas.py": "connects to a replica",
     "compound/engines/local/footprint.py": "reads the limits of memory from files of the kernel",
     "compound/evaluation/code_tests/candidate.py": "inside the sandbox",
