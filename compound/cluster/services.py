@@ -197,7 +197,7 @@ class ExampleServices:
         try:
             async with throttle.admit(*limits) as (turn, used):
                 opened.granted, opened.held = True, (throttle, turn)
-                admitted = {"admitted": True, "round": turn.round, "waited": turn.waited}
+                admitted: Document = {"admitted": True, "round": turn.round, "waited": turn.waited}
                 self._answer(message.id, admitted)
                 answered, spent = await opened.outcome
                 used.extend(spent)
@@ -208,7 +208,7 @@ class ExampleServices:
 
     async def _reject(self, message: Rejected, throttle: Throttle, turn: Turn) -> None:
         found = await throttle.refuse(turn, message.retry_after)
-        value = {"ahead": found.ahead, "first": found.first, "in_flight": found.in_flight}
+        value: Document = {"ahead": found.ahead, "first": found.first, "in_flight": found.in_flight}
         self._answer(message.id, value)
 
     async def _reserve(self, message: Reserve, opened: _Open) -> None:
