@@ -3,11 +3,11 @@
 from compound.api.agreement import agreement as agreement
 from compound.evaluation.metrics.built_in import accuracy as accuracy
 from compound.evaluation.metrics.built_in import exact_match as exact_match
+from compound.evaluation.metrics.built_in import json_match as json_match
 from compound.evaluation.metrics.built_in import mrr as mrr
 from compound.evaluation.metrics.built_in import recall_at_k as recall_at_k
 from compound.evaluation.metrics.built_in import token_f1 as token_f1
 from compound.evaluation.metrics.custom import custom as custom
-from compound.evaluation.metrics.documents import json_match as json_match
 from compound.evaluation.metrics.judges import pairwise as pairwise
 from compound.evaluation.metrics.judges import rubric as rubric
 from compound.evaluation.metrics.reading import numeric_match as numeric_match

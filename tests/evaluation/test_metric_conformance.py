@@ -10,9 +10,15 @@ import pytest
 
 from compound.core.engine import Engine
 from compound.core.example import Example, Metric, Score, Values
-from compound.evaluation.metrics.built_in import accuracy, exact_match, mrr, recall_at_k, token_f1
+from compound.evaluation.metrics.built_in import (
+    accuracy,
+    exact_match,
+    json_match,
+    mrr,
+    recall_at_k,
+    token_f1,
+)
 from compound.evaluation.metrics.custom import custom
-from compound.evaluation.metrics.documents import json_match
 from compound.evaluation.metrics.judges import pairwise, rubric
 from compound.evaluation.metrics.named import METRICS
 from compound.evaluation.metrics.reading import numeric_match, regex_match

@@ -20,9 +20,8 @@ from dataclasses import asdict, dataclass
 from typing import BinaryIO
 
 from compound.core.errors import CompoundError, RunDirectoryError
-from compound.core.security.directory import Directory
 from compound.core.security.sanitize import sanitize_text
-from compound.core.security.untrusted import UntrustedFolder, os_errors_as
+from compound.core.security.untrusted import Directory, UntrustedFolder, os_errors_as
 
 FILE = "lock"
 UNSUPPORTED = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)

@@ -9,9 +9,15 @@ from collections.abc import Callable, Mapping
 from compound.core.errors import DeclarationError, suggest_name
 from compound.core.example import Metric
 from compound.core.formatting import short_repr
-from compound.evaluation.metrics.built_in import accuracy, exact_match, mrr, recall_at_k, token_f1
+from compound.evaluation.metrics.built_in import (
+    accuracy,
+    exact_match,
+    json_match,
+    mrr,
+    recall_at_k,
+    token_f1,
+)
 from compound.evaluation.metrics.custom import custom
-from compound.evaluation.metrics.documents import json_match
 from compound.evaluation.metrics.judges import pairwise, rubric
 from compound.evaluation.metrics.reading import numeric_match, regex_match
 from compound.evaluation.metrics.similarity import rouge, semantic_similarity

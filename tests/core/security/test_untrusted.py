@@ -570,7 +570,6 @@ HARMLESS = {
 # Everything else that opens, creates or looks for files, and why it may. Nobody may open files of
 # run directories, adapters, caches or reports in another way than by UntrustedFolder.
 ALLOWED = {
-    "compound/core/security/directory.py": "the one way",
     "compound/core/security/untrusted.py": "the one way",
     "compound/execution/cache.py": "SQLite, after UntrustedFolder.place",
     "compound/api/verify.py": "SQLite, after UntrustedFolder.place; asks whether the folder is there",
@@ -611,7 +610,6 @@ ALLOWED = {
     "compound/core/image.py": "an image that the user's own code names; paths in data files are read by `read_examples`",
     "components/gateway/worker.py": "its own standard streams and the null device",
     "compound/core/lazy.py": "reads the stubs of the package",
-    "compound/report/rendering.py": "the template of the page, a file of this package",
     "compound/cli/serve.py": "a new file that the user names, or beside the user's own file; an existing name is refused",
     "components/tools/openapi_document.py": "a document that the user names; one of a file was checked by `FileContext.resolve_path`",
     "compound/graph/registry/code.py": "looks for Python files beside the user's own file",
