@@ -54,8 +54,7 @@ from compound.execution.observers import (
     RunListener,
     TextPiece,
     TextRelay,
-    active_tracer,
-    within,
+    traced,
 )
 from compound.execution.results import CallResult, SharedResults
 from compound.execution.rng import derive_seed
@@ -269,18 +268,16 @@ class Caller:
 
     def call(self, pending: PendingCall) -> Awaitable[CallResult]:
         """Make a call, or reuse the result from the cache or from an equal call in flight."""
-        made, tracer = self._call(pending), active_tracer()
-        if tracer is None:
-            return made
-        facts = CallFacts(pending.component, pending.address, pending.inputs)
-        return within(tracer(facts), made)
+        return traced(
+            self._call(pending),
+            lambda: CallFacts(pending.component, pending.address, pending.inputs),
+        )
 
     def _call(self, pending: PendingCall) -> Awaitable[CallResult]:
         key = self.key(pending)
         if not key:
             return self.execute(pending, "")
-        execute = lambda: self.execute(pending, key)  # noqa: E731
-        return self._results.get(key, pending.component, execute, self.meter)
+        return self.share(key, pending.component, lambda: self.execute(pending, key))
 
     def key(self, pending: PendingCall) -> str:
         """Return the cache key of a call; ``""`` if it is not cached."""

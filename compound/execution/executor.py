@@ -26,7 +26,7 @@ from compound.execution.cache import Cache
 from compound.execution.caller import Caller, PendingCall, TokensOf
 from compound.execution.exchange import recording
 from compound.execution.graph_run import ComponentSettings, GraphRun, RunState, make_call, make_fork
-from compound.execution.observers import RunFacts, RunListener, active_tracer, within
+from compound.execution.observers import RunFacts, RunListener, traced
 from compound.execution.schedule import ExecutionPlan, prepare, setting_values
 from compound.execution.trace import Call, Trace
 from compound.graph.component import Operation
@@ -291,12 +291,11 @@ class Executor:
         await self._caller.aclose()
 
     def _traced(self, run: RunState, inputs: Mapping[str, object]) -> Awaitable[Trace]:
-        tracer = active_tracer()
-        if tracer is None:
-            return self.execute(run, inputs)
         fork = run.fork.address if run.fork is not None else ""
-        facts = RunFacts(run.system, inputs, run.example, run.sample, run.seed, fork)
-        return within(tracer(facts), self.execute(run, inputs))
+        return traced(
+            self.execute(run, inputs),
+            lambda: RunFacts(run.system, inputs, run.example, run.sample, run.seed, fork),
+        )
 
     def execute(self, run: RunState, inputs: Mapping[str, object]) -> Awaitable[Trace]:
         """Execute a validated run; the part that an executor on other machines replaces.

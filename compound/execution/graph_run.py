@@ -17,7 +17,7 @@ from compound.core.errors import CallError, DeclarationError, first_leaf, sugges
 from compound.core.example import Values
 from compound.execution.budget import Meter
 from compound.execution.caller import Caller, PendingCall
-from compound.execution.observers import CallFacts, RunListener, active_tracer, within
+from compound.execution.observers import CallFacts, RunListener, traced
 from compound.execution.results import CallResult
 from compound.execution.schedule import (
     ABSENT,
@@ -171,7 +171,10 @@ class GraphRun:
         else:
             failure = Failure("type", wrong)
             if isinstance(component, Composite) and not wrong:
-                driven = await self._composite(component, address, here, arguments, values)
+                driven = await traced(
+                    self._drive(component, address, here, arguments, values),
+                    lambda: CallFacts(component, address, body=True),
+                )
                 if not isinstance(driven, Failure):
                     return driven or {name: Value(Mark("error"), parents) for name in step.outputs}
                 failure = driven
@@ -242,21 +245,6 @@ class GraphRun:
         call.sample = self.run.samples.get(node.component.name, self.run.sample)
         call.reused, call.counted = True, node.component.cacheable
         return call
-
-    async def _composite(
-        self,
-        component: Composite,
-        address: str,
-        place: Place,
-        arguments: Mapping[str, Value],
-        values: Mapping[str, object],
-    ) -> Mapping[str, Value] | Failure | None:
-        """Run a composite like `_drive`, in a span if a tracer is active."""
-        work = self._drive(component, address, place, arguments, values)
-        tracer = active_tracer()
-        if tracer is None:
-            return await work
-        return await within(tracer(CallFacts(component, address, body=True)), work)
 
     async def _drive(
         self,

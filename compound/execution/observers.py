@@ -75,8 +75,12 @@ def activate(tracer: Tracer | None) -> Tracer | None:
     return previous
 
 
-async def within(span: Span, work: Awaitable[T]) -> T:
-    """Await within a span, and pass the result to it."""
+def traced(work: Awaitable[T], facts: Callable[[], Facts]) -> Awaitable[T]:
+    """Return work that is done within a span if a tracer is active; it records the result."""
+    return work if _ACTIVE is None else _within(_ACTIVE(facts()), work)
+
+
+async def _within(span: Span, work: Awaitable[T]) -> T:
     with span as record:
         result = await work
         record(result)

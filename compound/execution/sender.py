@@ -35,7 +35,7 @@ from compound.core.errors import (
 )
 from compound.core.security.sanitize import redact_secrets, sanitize_text
 from compound.execution.budget import Meter, clip_usage
-from compound.execution.observers import RequestFacts, active_tracer, within
+from compound.execution.observers import RequestFacts, traced
 from compound.graph.registry.engines import (
     checked_completion,
     checked_engine,
@@ -138,7 +138,10 @@ class Sender:
                     if engine.remote:
                         attempt.resume()
                     try:
-                        completion = await self._traced(engine, lm, request, on_text, worst, meter)
+                        completion = await traced(
+                            self._answer(engine, lm, request, on_text, worst, meter),
+                            lambda: RequestFacts(engine, lm, request),
+                        )
                     except RateLimited as error:
                         used.append(NO_USAGE)
                         meter.incidents["rate_limited"] += 1
@@ -171,22 +174,6 @@ class Sender:
             attempt.pause()
             if refusal:
                 self._notify(refusal)
-
-    def _traced(
-        self,
-        engine: Engine,
-        lm: str,
-        request: Request,
-        on_text: OnText | None,
-        worst: Usage,
-        meter: Meter,
-    ) -> Awaitable[Completion]:
-        """Send one request, in a span if a tracer is active, which records the charged answer."""
-        answer = self._answer(engine, lm, request, on_text, worst, meter)
-        tracer = active_tracer()
-        return (
-            answer if tracer is None else within(tracer(RequestFacts(engine, lm, request)), answer)
-        )
 
     async def _answer(
         self,
