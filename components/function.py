@@ -76,7 +76,7 @@ class Function(Operation):
         within = "always" if timeout is not None and thread == "auto" else thread
         self._runner = FunctionRunner(name, function, within)
         self._settings = settings
-        hints, parameters = _signature(name, function)
+        hints, parameters = _signature(f"function {name!r}", function)
         unknown = [s for s in settings if s not in parameters]
         if unknown:
             raise DeclarationError(
@@ -85,7 +85,7 @@ class Function(Operation):
             )
         self.stochastic = "rng" in parameters
         self._inputs = {
-            p: _port(name, p, parameters[p], hints)
+            p: _port(f"function {name!r}", p, parameters[p], hints)
             for p in parameters
             if p not in {*settings, "rng"}
         }
@@ -132,17 +132,16 @@ class Function(Operation):
 
 
 def _signature(
-    name: str, function: Callable[..., object]
+    what: str, function: Callable[..., object]
 ) -> tuple[dict[str, object], dict[str, inspect.Parameter]]:
     try:
         target = function if inspect.isroutine(function) else type(function).__call__
         hints = typing.get_type_hints(target)
         parameters = dict(inspect.signature(function).parameters)
     except (NameError, TypeError, ValueError) as error:
-        raise DeclarationError(
-            f"function {name!r}: cannot read its annotations: {error}"
-        ) from error
-    check_returns(f"function {name!r}", target)
+        raise DeclarationError(f"{what}: cannot read its annotations: {error}") from error
+    if inspect.isgeneratorfunction(target) or inspect.isasyncgenfunction(target):
+        raise DeclarationError(f"{what} is a generator", hint="return a list of its values")
     for parameter in parameters.values():
         if parameter.kind in (
             parameter.VAR_KEYWORD,
@@ -150,20 +149,9 @@ def _signature(
             parameter.POSITIONAL_ONLY,
         ):
             raise DeclarationError(
-                f"function {name!r}: parameter {parameter.name!r} must not be positional-only, "
-                "*args or **kwargs"
+                f"{what}: parameter {parameter.name!r} must not be positional-only, *args or **kwargs"
             )
     return hints, parameters
-
-
-def check_returns(what: str, function: Callable[..., object]) -> None:
-    """Check that a function returns its result instead of yielding it.
-
-    Raises:
-        DeclarationError: it is a generator, whose values only its first reader would get.
-    """
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise DeclarationError(f"{what} is a generator", hint="return a list of its values")
 
 
 def typed_signature(name: str, function: Callable[..., object]) -> tuple[dict[str, object], object]:
@@ -172,26 +160,27 @@ def typed_signature(name: str, function: Callable[..., object]) -> tuple[dict[st
     Raises:
         DeclarationError: one of them is missing, or a parameter cannot be given by name.
     """
-    return parameter_types(name, function), _returned(name, _signature(name, function)[0])
+    what = f"function {name!r}"
+    return parameter_types(what, function), _returned(name, _signature(what, function)[0])
 
 
-def parameter_types(name: str, function: Callable[..., object]) -> dict[str, object]:
-    """Return the types of a function's parameters.
+def parameter_types(what: str, function: Callable[..., object]) -> dict[str, object]:
+    """Return the types of a function's parameters; ``what`` names it in messages.
 
     Raises:
-        DeclarationError: one of them is missing, or a parameter cannot be given by name.
+        DeclarationError: one of them is missing, a parameter cannot be given by name, or the
+            function is a generator, whose values only its first reader would get.
     """
-    hints, parameters = _signature(name, function)
-    return {p: _port(name, p, parameters[p], hints).type for p in parameters}
+    hints, parameters = _signature(what, function)
+    return {p: _port(what, p, parameters[p], hints).type for p in parameters}
 
 
 def _port(
-    name: str, parameter: str, declared: inspect.Parameter, hints: Mapping[str, object]
+    what: str, parameter: str, declared: inspect.Parameter, hints: Mapping[str, object]
 ) -> Port:
     if parameter not in hints:
         raise DeclarationError(
-            f"function {name!r}: parameter {parameter!r} has no type",
-            hint=f"write `{parameter}: str`",
+            f"{what}: parameter {parameter!r} has no type", hint=f"write `{parameter}: str`"
         )
     if declared.default is inspect.Parameter.empty:
         return Port(hints[parameter])

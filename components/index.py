@@ -27,7 +27,7 @@ from functools import cache, cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, ClassVar, NotRequired, Protocol, TypedDict
+from typing import Annotated, Any, ClassVar, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,20 +72,6 @@ class Passage(TypedDict):
     score: NotRequired[float]
 
 
-class PassageRetriever(Protocol):
-    """Interface of a bm25s index, as far as it is used."""
-
-    vocab_dict: Mapping[str, int]
-
-    def get_scores(self, query_tokens_single: list[str]) -> Scores:
-        """Return the score of every passage."""
-        ...
-
-    def save(self, save_dir: Path, *, show_progress: bool) -> None:
-        """Write the index into a folder."""
-        ...
-
-
 class Index(ABC):
     """Open index. Searching is thread-safe."""
 
@@ -112,19 +98,12 @@ class Index(ABC):
 
 
 class LexicalIndex(Index):
-    """Okapi BM25 over words (Robertson and Zaragoza 2009; Lucene's variant, whose weights are positive).
-
-    Args:
-        passages: the passages.
-        retriever: their index.
-        language: the language of the index.
-        every_word: returns an index of the same passages that includes stop words.
-    """
+    """Okapi BM25 over words (Robertson and Zaragoza 2009; Lucene's variant, whose weights are positive)."""
 
     def __init__(
         self,
         passages: Sequence[Passage],
-        retriever: PassageRetriever,
+        retriever: Any,  # noqa: ANN401 - an index of bm25s, which has no types
         language: str | None,
         every_word: Callable[[], Index],
     ) -> None:
@@ -178,31 +157,21 @@ class DenseIndex(Index):
             )
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """Names of the columns that hold a passage's parts."""
-
-    text: str = "text"
-    title: str = "title"
-    id: str = "id"
-
-    def passage(self, row: object, number: int, place: str) -> Passage:
-        """Convert a row to a passage; without an id, the row number is its id."""
-        row = {self.text: row} if isinstance(row, str) else row
-        text = row.get(self.text) if isinstance(row, Mapping) else None
-        if not isinstance(row, Mapping) or not isinstance(text, str):
-            hint = (
-                suggest_name(self.text, map(str, row))
-                if isinstance(row, Mapping)
-                else "give texts or objects"
-            )
-            raise DataError(f"{place}: a passage needs text in {self.text!r}", hint=hint)
-        identity, title = row.get(self.id), row.get(self.title)
-        return {
-            "id": str(number if identity is None else identity),
-            "title": "" if title is None else str(title),
-            "text": text,
-        }
+def _passage(columns: _Declared | PassageIndex, row: object, number: int, place: str) -> Passage:
+    """Convert a row to a passage; without an id, the row number is its id."""
+    row = {columns.text: row} if isinstance(row, str) else row
+    text = row.get(columns.text) if isinstance(row, Mapping) else None
+    if not isinstance(row, Mapping) or not isinstance(text, str):
+        hint = "give texts or objects"
+        if isinstance(row, Mapping):
+            hint = suggest_name(columns.text, map(str, row))
+        raise DataError(f"{place}: a passage needs text in {columns.text!r}", hint=hint)
+    identity, title = row.get(columns.id), row.get(columns.title)
+    return {
+        "id": str(number if identity is None else identity),
+        "title": "" if title is None else str(title),
+        "text": text,
+    }
 
 
 @dataclass(frozen=True)
@@ -249,11 +218,10 @@ class _Declared(ABC):
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NOT_IN_DIGEST}
 
     def _passages(self) -> list[Passage]:
-        columns = _Columns(self.text, self.title, self.id)
         lines: dict[str, int] = {}
         passages = []
         for line, row in read_rows(Path(self.corpus), self.within):
-            passage = columns.passage(row, line, f"{self.corpus}:{line}")
+            passage = _passage(self, row, line, f"{self.corpus}:{line}")
             if passage["id"] in lines:
                 first = lines[passage["id"]]
                 raise DataError(
@@ -420,8 +388,7 @@ class PassageIndex:
         word come last, in the given order. The id of a passage without one is its position, counted
         from 1.
         """
-        columns = _Columns(self.text, self.title, self.id)
-        chosen = [columns.passage(p, i, f"passage {i}") for i, p in enumerate(passages, 1)]
+        chosen = [_passage(self, p, i, f"passage {i}") for i, p in enumerate(passages, 1)]
         if not chosen:
             return []
         if self.model is None:
@@ -589,15 +556,12 @@ def _check_language(language: str | None) -> None:
         )
 
 
-def _bm25(
-    passages: Sequence[Passage], k1: float, b: float, language: str | None
-) -> PassageRetriever:
+def _bm25(passages: Sequence[Passage], k1: float, b: float, language: str | None) -> Any:  # noqa: ANN401
     retriever = _bm25s().BM25(k1=k1, b=b, method="lucene")
     # A passage of stop words alone has no words, and bm25s needs at least one word in the corpus.
     words = [split_words(text, language) for text in _texts(passages)]
     retriever.index(words if any(words) else [[""] for _ in words], show_progress=False)
-    found: PassageRetriever = retriever
-    return found
+    return retriever
 
 
 def _texts(passages: Sequence[Passage]) -> list[str]:

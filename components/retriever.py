@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,7 +11,6 @@ from pydantic import PositiveInt
 
 from compound.components.index import PassageIndex
 from compound.core.errors import CallError, DataError, DeclarationError
-from compound.core.example import Values
 from compound.core.narrowing import entry, report_wrong_arguments
 from compound.graph.component import CallContext, Operation, check_name
 from compound.graph.composite import largest_number
@@ -23,14 +22,6 @@ FoundPassage = dict[
 ]  # the type of a port; see `compound.components.index.Passage` for its fields
 
 
-class SearchableIndex(Protocol):
-    """An index that answers queries with passages, best first."""
-
-    def search(self, query: str, k: int) -> Sequence[Values]:
-        """Return at most ``k`` passages."""
-        ...
-
-
 class IndexDeclaration(Protocol):
     """A declared index, which is built at the first search."""
 
@@ -39,8 +30,8 @@ class IndexDeclaration(Protocol):
         """Digest of the corpus and the settings; part of cache keys."""
         ...
 
-    def open(self) -> SearchableIndex:
-        """Build the index, or load it."""
+    def open(self) -> Any:  # noqa: ANN401
+        """Build or load the index; its ``search(query, k)`` returns at most ``k`` passages, best first."""
         ...
 
 

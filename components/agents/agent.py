@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -16,11 +17,12 @@ from compound.components.agents.conversation import (
     problem_of,
 )
 from compound.components.agents.tool_runner import Record, ToolRunner
-from compound.components.agents.tool_texts import check_names, setting_name, tool_text
+from compound.components.agents.tool_texts import setting_name, tool_text
 from compound.components.agents.turn import RESERVED, AgentTurn
 from compound.components.flow import Map
+from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.components.tools.conversion import AnyTool, as_tool
+from compound.components.tools.tool import Tool
 from compound.core.errors import CallError, DeclarationError, suggest_name
 from compound.core.narrowing import report_wrong_arguments
 from compound.graph.component import Input, Value, check_name, merge_addresses
@@ -47,8 +49,7 @@ class Agent(Composite):
 
     Args:
         name: the component's name.
-        tools: what the model can call: `Tool` objects, typed functions, and tools of LangChain and
-            DSPy that call a function.
+        tools: what the model can call: `Tool` objects and typed functions.
         prompt: the instruction.
         output: one type (field ``output``), or types by field name, as in `LLM`.
         demos: demonstrations, shown as earlier conversations; as `Demos`, those that optimizers
@@ -94,7 +95,7 @@ class Agent(Composite):
     def __init__(  # noqa: PLR0913 - settings
         self,
         name: str,
-        tools: Sequence[AnyTool],
+        tools: Sequence[Tool | Callable[..., object]],
         *,
         prompt: str | Text = "",
         output: object = str,
@@ -118,7 +119,7 @@ class Agent(Composite):
     ) -> None:
         check_name("Agent", name)
         self.name, self.tune_tools, self.takes = name, tune_tools, takes
-        self.tools = tuple(as_tool(name, tool) for tool in tools)
+        self.tools = tuple(_as_tool(name, tool) for tool in tools)
         self.max_turns, self.max_calls, self.max_result = max_turns, max_calls, max_result
         self.texts = dict(texts or {})
         self._check()
@@ -151,8 +152,13 @@ class Agent(Composite):
         self.body = self._make_body()
 
     def _check(self) -> None:
-        if problem := check_names(self.name, self.tools):
-            raise DeclarationError(problem, hint="give tools different names: name=…")
+        settings = [setting_name(tool) for tool in self.tools]
+        for tool in self.tools:
+            if settings.count(setting_name(tool)) > 1:
+                raise DeclarationError(
+                    f"agent {self.name!r} has several tools named {tool.name!r}",
+                    hint="give tools different names: name=…",
+                )
         least = {
             "max_turns": self.max_turns.low if isinstance(self.max_turns, Int) else self.max_turns,
             "max_calls": self.max_calls,
@@ -252,6 +258,21 @@ class Agent(Composite):
             name: Value(answer[name].data, merge_addresses(answer[name].sources, limit))
             for name in self.outputs
         }
+
+
+def _as_tool(owner: str, given: Tool | Callable[..., object]) -> Tool:
+    if isinstance(given, Tool):
+        return given
+    if isinstance(given, Function):  # made by `compound.component`
+        return Tool.from_function(given.function, name=given.name)
+    if inspect.isroutine(given):
+        return Tool.from_function(given)
+    kind = given.__name__ if isinstance(given, type) else type(given).__name__
+    raise DeclarationError(
+        f"agent {owner!r}: a tool must be a tool or a function, but got {kind}",
+        hint="pass a cp.Tool, or a function with annotations, such as `def search(query: str) -> str`; of a "
+        "tool of LangChain or DSPy, pass its function, tool.func",
+    )
 
 
 def _extended(history: Value, ran: Mapping[str, Value]) -> Value:

@@ -21,15 +21,7 @@ CUT = "\n[cut]"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ToolRunner(Operation):
-    """Executes one call of a tool, and returns its result or an error as text.
-
-    Attributes:
-        name: the component's name.
-        tools: the tools that may be called.
-        max_characters: length at which results are cut.
-        retries: how often a call is repeated that a server did not answer, or cannot answer at the
-            moment.
-    """
+    """Executes one call of a tool, and returns its result or an error as text."""
 
     name: str
     tools: Sequence[Tool]

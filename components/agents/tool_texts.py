@@ -14,7 +14,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from compound.components.tools.source import NAME
 from compound.components.tools.tool import Tool
 from compound.core.engine import ToolSpec
 
@@ -106,13 +105,3 @@ def declarations(
         shown = ToolSpec(tool.name, spec.description, spec.parameters) if taken else spec
         found[shown.name] = (shown, tool)
     return found
-
-
-def check_names(owner: str, tools: Sequence[Tool]) -> str:
-    """Return what is wrong with the names of an agent's tools, or ``""``."""
-    settings = [setting_name(tool) for tool in tools]
-    twice = sorted({tool.name for tool in tools if settings.count(setting_name(tool)) > 1})
-    if twice:
-        return f"agent {owner!r} has several tools named {twice[0]!r}"
-    invalid = next((tool.name for tool in tools if not NAME.match(tool.name)), "")
-    return f"agent {owner!r}: {invalid!r} is not the name of a tool" if invalid else ""

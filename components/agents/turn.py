@@ -52,14 +52,6 @@ class AgentTurn(Operation):
     Its inputs are the task, the earlier turns, and whether it is the last one. Its outputs are the
     text that the model wrote, the tools that it calls, and, if it calls none, the fields of the
     final answer.
-
-    Attributes:
-        name: the component's name.
-        model: prompt, model, sampling parameters and output types.
-        tools: the tools that may be called.
-        texts: texts of tools that replace their own, or spaces of them, by the name of the setting.
-        takes: types of the fields of the task, if declared.
-        max_calls: maximum number of tool calls in a turn; further ones are dropped.
     """
 
     name: str

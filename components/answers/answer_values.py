@@ -22,7 +22,9 @@ from compound.components.answers.answer_types import (
     without_annotation,
 )
 from compound.components.answers.answer_words import (
+    NO_JSON,
     check_cut,
+    json_of,
     list_items,
     plain_text,
     read_bool,
@@ -30,6 +32,7 @@ from compound.components.answers.answer_words import (
     read_number,
     read_union,
 )
+from compound.core.security.sanitize import replace_surrogates
 from compound.execution.answer_text import json_values
 from compound.graph.configuration import canonical_json
 from compound.graph.types import Port, accepts, convert, format_type, reads_decimals
@@ -124,10 +127,7 @@ def _from_json_value(raw: object, kind: object, origin: object) -> object:
 def _constrained_text(raw: str, kind: object) -> object:
     """Return a text that fits its type; engines that enforce the type write it as a JSON string."""
     if not takes_any_text(kind):
-        try:
-            unquoted = json.loads(raw, strict=False)
-        except (ValueError, RecursionError):
-            unquoted = None
+        unquoted = json_of(raw)
         if isinstance(unquoted, str) and accepts(kind, unquoted):
             return convert(kind, writable(unquoted))
     return convert(kind, raw)
@@ -219,16 +219,16 @@ def _structured_or_text(raw: str, kind: object) -> object:
     text = raw.strip()
     fenced = re.fullmatch(r"```\w*\n(.*)```", text, re.DOTALL)
     body = (fenced[1] if fenced else text).strip()
-    (values, _), is_json = _json_values(body, kind), _is_json(body)
+    (values, _), whole = _json_values(body, kind), json_of(body) is not NO_JSON
     problem = ""
     for value in reversed(values):
-        if not is_json and isinstance(value, list):
+        if not whole and isinstance(value, list):
             continue  # brackets in a text, such as a citation
         try:
             return convert(kind, writable(value))
         except ValueError as error:
             problem = problem or str(error)
-    if body.startswith(STRUCTURE_STARTS) or (is_json and isinstance(values[0], list)):
+    if body.startswith(STRUCTURE_STARTS) or (whole and isinstance(values[0], list)):
         raise ValueError(problem or f"{raw!r:.100} holds no complete JSON for {format_type(kind)}")
     return convert(kind, raw)
 
@@ -243,14 +243,6 @@ def _json_values(text: str, kind: object) -> tuple[list[object], str]:
     return [value for value, _, _ in values], text[values[-1][2] :] if values else text
 
 
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text, strict=False)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
 def writable(value: object) -> object:
     """Replace lone surrogates (``\\ud800``), which cannot be encoded as UTF-8.
 
@@ -258,14 +250,6 @@ def writable(value: object) -> object:
         ValueError: the value is nested too deeply.
     """
     try:
-        return _writable(value)
+        return replace_surrogates(value)
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
-
-
-def _writable(value: object) -> object:
-    if isinstance(value, dict):
-        return {_writable(key): _writable(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_writable(item) for item in value]
-    return value.encode(errors="replace").decode() if isinstance(value, str) else value

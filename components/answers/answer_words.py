@@ -61,13 +61,21 @@ def list_items(raw: str, item: str) -> list[object]:
     return [lines[i].strip() for i in filled]
 
 
+NO_JSON = object()
+
+
+def json_of(text: str) -> object:
+    """Return the JSON value that a text is, or `NO_JSON`."""
+    try:
+        return json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return NO_JSON
+
+
 def _members(text: str) -> list[object] | None:
     """Return the values of the JSON object that a text is."""
-    try:
-        value = json.loads(text, strict=False) if text.startswith("{") else None
-    except (ValueError, RecursionError):
-        return None
-    return None if value is None else list(value.values())
+    value = json_of(text) if text.startswith("{") else None
+    return list(value.values()) if isinstance(value, dict) else None
 
 
 def is_array(raw: str) -> bool:
@@ -307,12 +315,9 @@ def plain_text(raw: str) -> str:
     text = re.sub(r"\A```\w*\n(.*)```\Z", r"\1", raw.strip(), flags=re.DOTALL).strip()
     if not text.startswith("{"):
         return raw
-    try:
-        (value,) = json.loads(text, strict=False).values()
-    except (ValueError, RecursionError):
-        value = {}
-    if isinstance(value, (dict, list)):
-        raise ValueError(f"{raw!r:.100} is a JSON object and no single value")  # noqa: TRY004
+    value, *others = _members(text) or [{}]
+    if isinstance(value, (dict, list)) or others:
+        raise ValueError(f"{raw!r:.100} is a JSON object and no single value")
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -321,10 +326,6 @@ def read_union(raw: str, options: Sequence[tuple[str, Callable[[str], object]]])
 
     An exact number is one. If any text is valid (``str``), another type must be the whole text;
     otherwise, only one of the types may find a value.
-
-    Args:
-        raw: the text.
-        options: the name of each type, and the function that reads its values.
 
     Raises:
         ValueError: the text has a value of no type, or several values.
@@ -366,13 +367,6 @@ def check_cut(
 ) -> None:
     """Check that a text cut at the maximum length certainly holds the whole value.
 
-    Args:
-        raw: the text.
-        form: how the value is written: ``json``, a ``list`` of lines, or in ``words``.
-        value: the value that was read from the whole text.
-        read: the function that reads a value.
-        labels: the only values, if they are finitely many; one that begins no other is complete.
-
     Raises:
         ValueError: the value may be incomplete.
     """
@@ -385,7 +379,7 @@ def check_cut(
     elif (form == "json" or text.startswith(("{", "`"))) and found:
         certain = re.search(r"[{\[]", raw[found[-1][2] :]) is None
     elif text.startswith('"') and (form == "json" or isinstance(value, str)):
-        certain = _is_json(text)
+        certain = json_of(text) is not NO_JSON
     else:
         # the value must come first, and not depend on the last words, which may be incomplete
         lines, words = text.splitlines(), ANSWER_IS.sub("", text, count=1).split()
@@ -401,14 +395,6 @@ def _reads(text: str, value: object, read: Callable[[str], object]) -> bool:
         return bool(text.strip()) and read(text) == value
     except ValueError:
         return False
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text, strict=False)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def labelled_fields(text: str, names: Sequence[str]) -> dict[str, str]:

@@ -25,26 +25,8 @@ class FunctionComponent(Function, Generic[P, R]):
 
     positional = True
 
-    def __init__(
-        self,
-        name: str,
-        function: Callable[P, R],
-        *,
-        outputs: Mapping[str, object] | None = None,
-        timeout: float | None = None,
-        retries: int = 0,
-        thread: ThreadUse = "auto",
-        **settings: object,
-    ) -> None:
-        super().__init__(
-            name,
-            function,
-            outputs=outputs,
-            timeout=timeout,
-            retries=retries,
-            thread=thread,
-            **settings,
-        )
+    def __init__(self, name: str, function: Callable[P, R], **options: Any) -> None:  # noqa: ANN401
+        super().__init__(name, function, **options)
         functools.update_wrapper(self, function, updated=())
 
     @overload
@@ -101,11 +83,7 @@ def component(
     /,
     *,
     name: str = "",
-    outputs: Mapping[str, object] | None = None,
-    timeout: float | None = None,
-    retries: int = 0,
-    thread: ThreadUse = "auto",
-    **settings: object,
+    **options: Any,
 ) -> FunctionComponent[P, R] | Callable[[Callable[P, R]], FunctionComponent[P, R]]:
     """Make a component of a typed function, sync or async; a decorator with or without options.
 
@@ -115,13 +93,8 @@ def component(
     Args:
         function: an annotated function; its parameters are the inputs.
         name: the component's name; default: the function's name.
-        outputs: output fields and their types, for a function that returns a mapping with several
-            outputs.
-        timeout: time limit of one attempt in seconds.
-        retries: how often transient errors are retried.
-        thread: where a sync function runs; see `compound.components.function.Function`.
-        **settings: values or spaces for parameters of the function; the other parameters are
-            inputs.
+        **options: ``outputs``, ``timeout``, ``retries`` and ``thread`` of `cp.Function`, and values
+            or spaces for parameters of the function; its other parameters are inputs.
 
     Raises:
         DeclarationError: the function lacks annotations, or a setting is no parameter of it.
@@ -137,14 +110,6 @@ def component(
 
     def decorate(decorated: Callable[P, R]) -> FunctionComponent[P, R]:
         own = name or getattr(decorated, "__name__", type(decorated).__name__)
-        return FunctionComponent(
-            own,
-            decorated,
-            outputs=outputs,
-            timeout=timeout,
-            retries=retries,
-            thread=thread,
-            **settings,
-        )
+        return FunctionComponent(own, decorated, **options)
 
     return decorate if function is None else decorate(function)

@@ -6,9 +6,8 @@ import dataclasses
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from typing import overload
+from typing import Any, get_args, get_origin, overload
 
-from compound.components.declaration.returned import check_returned
 from compound.components.function import parameter_types
 from compound.components.hyperparameter import Hyperparameter, is_constant
 from compound.core.errors import CompoundError, DeclarationError, GraphBuildError, WiringError
@@ -17,6 +16,7 @@ from compound.graph.building import active_build, building
 from compound.graph.component import Input, Node, Output, Outputs, Source
 from compound.graph.registry.user_code import definition, place_in
 from compound.graph.system import System
+from compound.graph.types import format_type, is_assignable, member_types
 
 SINGLE = "output"
 
@@ -84,7 +84,10 @@ def _build(function: Callable[..., object], name: str, lm: str | None) -> System
             f"system {own!r} is an async function, which cannot build a graph",
             hint="write def; components may be async, and independent ones run concurrently",
         )
-    inputs = [Input(parameter, kind) for parameter, kind in parameter_types(own, function).items()]
+    inputs = [
+        Input(parameter, kind)
+        for parameter, kind in parameter_types(f"function {own!r}", function).items()
+    ]
     _check_defaults(own, function)
     with building(_constant_source) as build:
         try:
@@ -102,7 +105,7 @@ def _build(function: Callable[..., object], name: str, lm: str | None) -> System
                 hint="its parameters are placeholders without values; compute with them in a @cp.component",
             ) from error
         outputs = _outputs(own, function, returned)
-        check_returned(own, function, returned)
+        _check_types(own, function, returned, outputs)
     nodes = [node for node in build.nodes.values() if isinstance(node, Node)]
     return System(own, outputs, inputs=inputs, nodes=nodes, lm=lm)
 
@@ -178,3 +181,51 @@ def _named_after_nodes(values: tuple[object, ...] | list[object]) -> Mapping[obj
             )
         found[key] = value
     return found
+
+
+def _check_types(
+    name: str, function: Callable[..., object], returned: object, outputs: Mapping[str, Source]
+) -> None:
+    """Reject outputs whose types do not match the annotation of a function."""
+    annotation = typing.get_type_hints(function).get("return", Any)
+    if annotation in (Any, object) or isinstance(returned, Outputs):
+        return
+    declared = _declared_types(returned, annotation, list(outputs))
+    for key, source in outputs.items():
+        if declared is not None and is_assignable(source.type, declared.get(key, Any)):
+            continue
+        if declared is not None:
+            what, expected = f"{source.label} as {format_type(source.type)}", declared.get(key, Any)
+            hint = "correct the annotation, or convert the value in a function with @cp.component"
+        else:
+            what, expected = f"several outputs as a {type(returned).__name__}", annotation
+            hint = "correct the annotation, such as `-> dict[str, str]`"
+            if isinstance(returned, list):
+                hint = "make the list in a function with @cp.component, or return a dict of outputs"
+        raise DeclarationError(
+            f"system {name!r} returns {what}, but declares {format_type(expected)} "
+            f"({definition(function)})",
+            hint=hint,
+        )
+
+
+def _declared_types(
+    returned: object, annotation: object, names: list[str]
+) -> Mapping[str, object] | None:
+    """Return the declared type of each output; None if the annotation is not of several outputs."""
+    origin, arguments = get_origin(annotation) or annotation, get_args(annotation)
+    if isinstance(returned, Input | Output):
+        return {SINGLE: annotation}
+    if dataclasses.is_dataclass(returned) or hasattr(returned, "_asdict"):
+        return typing.get_type_hints(type(returned))
+    if not isinstance(origin, type):
+        return None
+    if isinstance(returned, Mapping):
+        values = arguments[1] if len(arguments) == 2 else Any
+        fields = member_types(annotation)
+        return fields or (dict.fromkeys(names, values) if issubclass(origin, Mapping) else None)
+    if isinstance(returned, tuple) and issubclass(origin, tuple):
+        if not arguments or arguments[-1] is Ellipsis:
+            arguments = (arguments or (Any,))[:1] * len(names)
+        return dict(zip(names, arguments, strict=True)) if len(arguments) == len(names) else None
+    return None

@@ -23,6 +23,7 @@ from compound.core.engine import Message, Role, ToolCall, ToolChoice, ToolSpec
 from compound.core.errors import CallError
 from compound.core.image import Image
 from compound.core.security.sanitize import replace_surrogates
+from compound.core.storage.records import is_deep
 from compound.core.web.problems import HTTPProblem
 
 MAX_DEPTH = 64  # of nested objects and lists
@@ -110,7 +111,7 @@ def read_document(body: bytes) -> Document:
         found = None
     if not isinstance(found, dict):
         raise HTTPProblem(400, "not_json", "the body must be a JSON object")
-    if _is_deeper(found, MAX_DEPTH):
+    if is_deep(found, MAX_DEPTH):
         raise _invalid(f"the body is nested more than {MAX_DEPTH} levels deep")
     for name, most in COUNTS.items():
         value = found.get(name)
@@ -164,14 +165,6 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{text:.40} is too large")
     return value
-
-
-def _is_deeper(value: object, levels: int) -> bool:
-    """Return whether objects and lists are nested more than ``levels`` deep."""
-    if not isinstance(value, dict | list):
-        return False
-    items = value.values() if isinstance(value, dict) else value
-    return levels == 0 or any(_is_deeper(item, levels - 1) for item in items)
 
 
 def _invalid(message: str) -> HTTPProblem:

@@ -66,14 +66,7 @@ TEXT_PARTS = ("text", "input_text", "output_text")
 
 @dataclass
 class TextSlot:
-    """A text in a request that a prompt may match and replace.
-
-    Attributes:
-        role: ``system`` or ``user``.
-        text: the text.
-        holder: the object of the body that holds the text.
-        name: the key in it.
-    """
+    """A text in a request that a prompt may match and replace."""
 
     role: str
     text: str

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import inspect
 import os
 import signal
-import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from compound.core.errors import CallError, DeclarationError
 from compound.core.security.sanitize import remember_environment, sanitize_text
+from compound.core.threads import run_in_own_thread
 
 MAX_OUTPUT = 16 * 2**20  # bytes of stdout
 MAX_ERRORS = 4_000  # characters of the end of stderr that a message quotes
@@ -178,15 +177,7 @@ async def _bounded(stream: asyncio.StreamReader) -> bytes:
     return b"".join(parts)
 
 
-_ENDPOINT: contextvars.ContextVar[Endpoint | None] = contextvars.ContextVar(
-    "gateway_endpoint", default=None
-)
 PARAMETERS = ("base_url", "api_key")
-
-
-def endpoint() -> Endpoint | None:
-    """Return the address and key of the gateway for the agent that runs in this context."""
-    return _ENDPOINT.get()
 
 
 def takes_address(function: Callable[..., object]) -> bool:
@@ -203,7 +194,7 @@ def takes_address(function: Callable[..., object]) -> bool:
 
 
 async def call_in_thread(
-    function: Callable[..., object], inputs: Mapping[str, object], found: Endpoint
+    function: Callable[..., object], inputs: Mapping[str, object], endpoint: Endpoint
 ) -> object:
     """Call a function, sync or async, in a new thread, and return its result.
 
@@ -212,45 +203,14 @@ async def call_in_thread(
     A thread cannot be ended: one that is cancelled continues, but its requests are refused.
     """
     parameters = inspect.signature(function).parameters
-    given = {name: getattr(found, name) for name in PARAMETERS if name in parameters}
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[object] = loop.create_future()
+    given = {name: getattr(endpoint, name) for name in PARAMETERS if name in parameters}
 
-    def work() -> None:
-        _ENDPOINT.set(found)
-        try:
-            value = function(**inputs, **given)
-            if inspect.isawaitable(value):
-                value = asyncio.run(_finish(value))
-        except BaseException as error:  # noqa: BLE001 - raised again where the result is awaited
-            _deliver(loop, result, None, error)
-        else:
-            _deliver(loop, result, value, None)
+    def work() -> object:
+        value = function(**inputs, **given)
+        return asyncio.run(_finish(value)) if inspect.isawaitable(value) else value
 
-    context = contextvars.copy_context()
-    threading.Thread(target=context.run, args=(work,), name="compound-agent", daemon=True).start()
-    return await result
+    return await run_in_own_thread(work, "compound-agent")
 
 
-async def _finish(value: object) -> object:
-    return await value  # type: ignore[misc]  # it is awaitable
-
-
-def _deliver(
-    loop: asyncio.AbstractEventLoop,
-    result: asyncio.Future[object],
-    value: object,
-    error: BaseException | None,
-) -> None:
-    def settle() -> None:
-        if result.done():
-            return
-        if isinstance(error, Exception) and not isinstance(error, StopIteration):
-            result.set_exception(error)
-        elif error is not None:
-            result.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
-        else:
-            result.set_result(value)
-
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(settle)
+async def _finish(value: Awaitable[object]) -> object:
+    return await value

@@ -24,12 +24,7 @@ from compound.core.web.problems import HTTPProblem, json_response
 
 @dataclass(frozen=True, kw_only=True)
 class GatewaySettings:
-    """Limits of the requests that a gateway accepts; it listens on loopback only.
-
-    Attributes:
-        max_body: maximum bytes of a request's body; images are part of it.
-        body_timeout: time limit in seconds for receiving a body.
-    """
+    """Limits of the requests that a gateway accepts; it listens on loopback only."""
 
     max_body: int = 32 * 2**20
     body_timeout: float = 30.0

@@ -19,46 +19,38 @@ DONE = "data: [DONE]\n\n"
 
 
 async def stream_of(
-    exchange: GatewayExchange,
-    answer: Document | asyncio.Task[Document | None],
-    pieces: AsyncIterator[str],
+    exchange: GatewayExchange, answer: asyncio.Task[Document | None], first: str | None
 ) -> AsyncIterator[str]:
     """Yield the events of a stream.
 
     Args:
-        exchange: the request.
-        answer: the complete answer, or the task that returns it.
-        pieces: pieces of the answer as they arrive; an upstream's own events are passed on
-            unchanged, without a usage that the agent has not asked for.
+        exchange: the request, whose further pieces are waited for; an upstream's own events are
+            passed on unchanged, without a usage that the agent has not asked for.
+        answer: the task that returns the complete answer.
+        first: the first piece; ``None`` if the answer has come as a whole.
     """
     forwarded = _ForwardedEvents(exchange)
     encoder = (_ResponsesEvents if exchange.route == "responses" else _ChatEvents)(exchange)
-    streamed = False
-    async for piece in pieces:
-        if not exchange.raw and not streamed:
-            for event in encoder.start():
-                yield event
-        streamed = True
-        text = forwarded.text(piece) if exchange.raw else encoder.text(piece)
-        if text:
+    is_raw = exchange.raw and first is not None
+    for event in () if is_raw else encoder.start():
+        yield event
+    piece = first
+    while piece is not None:
+        if text := forwarded.text(piece) if is_raw else encoder.text(piece):
             yield text
+        piece = await exchange.pieces.get()
     if rest := forwarded.rest():
         yield rest
     try:
-        document = await answer if isinstance(answer, asyncio.Task) else answer
+        document = await answer
     except HTTPProblem as problem:  # it failed within the stream
         yield _data(problem.document())
         return
     if document is None:
         yield _data(HTTPProblem(502, exchange.kind or "failed", exchange.message).document())
-        return
-    if streamed and exchange.raw:
-        return
-    if not streamed:
-        for event in encoder.start():
+    elif not is_raw:
+        for event in encoder.end(document, text_sent=first is not None):
             yield event
-    for event in encoder.end(document, text_sent=streamed):
-        yield event
 
 
 class _ForwardedEvents:
@@ -278,9 +270,8 @@ class AgentSession:
             return self._document(exchange, await task)
         first = await exchange.pieces.get()
         if first is None:  # nothing was streamed: the answer is complete, or it failed
-            document = self._document(exchange, await task)
-            return stream_of(exchange, document, _nothing())
-        return stream_of(exchange, task, _rest(exchange, first))
+            self._document(exchange, await task)
+        return stream_of(exchange, task, first)
 
     async def close(self) -> None:
         """Refuse further requests, and cancel those in flight."""
@@ -351,18 +342,6 @@ def _ended(error: CompoundError) -> HTTPProblem:
     if isinstance(error, BudgetExhausted):
         return HTTPProblem(429, "budget_exhausted", f"{error}. The run ends.", headers=NO_RETRY)
     return HTTPProblem(500, "run_failed", str(error), headers=NO_RETRY)
-
-
-async def _nothing() -> AsyncIterator[str]:
-    for piece in list[str]():
-        yield piece
-
-
-async def _rest(exchange: GatewayExchange, first: str) -> AsyncIterator[str]:
-    piece: str | None = first
-    while piece is not None:
-        yield piece
-        piece = await exchange.pieces.get()
 
 
 class AgentSessions:

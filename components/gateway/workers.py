@@ -56,12 +56,7 @@ class _Worker:
 
 
 class AgentWorkers:
-    """The idle workers of one function.
-
-    Args:
-        gateway: the gateway that answers their requests, which ends them.
-        command: what they run.
-    """
+    """The idle workers of one function."""
 
     def __init__(self, gateway: Gateway, command: WorkerCommand) -> None:
         self._gateway, self._command = gateway, command
@@ -80,11 +75,6 @@ class AgentWorkers:
         self, session: AgentSession, inputs: Mapping[str, object], *, fresh: bool = False
     ) -> object:
         """Call the function in a worker whose requests belong to a session.
-
-        Args:
-            session: the run.
-            inputs: the arguments; they must have a JSON form.
-            fresh: whether to start a new process for the call, and end it afterwards.
 
         Raises:
             CallError: the function failed, or its process ended.

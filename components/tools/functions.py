@@ -14,8 +14,8 @@ from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 from pydantic_core import ArgsKwargs
 
-from compound.components.function import check_returns
-from compound.components.tools.source import Declaration
+from compound.components.function import parameter_types
+from compound.components.tools.tool import Tool
 from compound.core.errors import DeclarationError
 from compound.core.image import replace_images
 from compound.core.loops import Sessions
@@ -48,12 +48,7 @@ _FIELD = re.compile(r":param\s+(?:[\w\[\], |]+\s+)?(?P<name>\w+):\s*(?P<text>.*)
 
 @dataclass(frozen=True, eq=False)
 class FunctionSource:
-    """A Python function.
-
-    Attributes:
-        function: the function, sync or async.
-        reproducible: whether equal arguments give equal results.
-    """
+    """A Python function."""
 
     function: Callable[..., object]
     reproducible: bool = False
@@ -123,18 +118,17 @@ def to_text(value: object) -> str:
     return shown if isinstance(shown, str) else canonical_json(to_readable_json(shown))
 
 
-def declare_function(
+def function_tool(
     function: Callable[..., object],
     name: str | None,
     description: str | None,
     *,
     reproducible: bool,
-    timeout: float | None,
-    executes_code: bool,
-) -> Declaration:
-    """Return the parts of the tool of a function; see `Tool.from_function`."""
+    **settings: Any,  # noqa: ANN401
+) -> Tool:
+    """Return the tool of a function; see `Tool.from_function`."""
     shown = name or str(getattr(function, "__name__", ""))
-    check_returns(f"tool {shown!r}", function)
+    parameter_types(f"tool {shown!r}", function)
     try:
         schema = _adapter(function).json_schema()
     except (PydanticUserError, NameError, TypeError) as error:
@@ -142,7 +136,6 @@ def declare_function(
             f"tool {shown!r}: the arguments have no JSON schema: {str(error).splitlines()[0]}",
             hint="annotate every parameter with a type that has a JSON form",
         ) from error
-    _check_parameters(shown, function)
     summary, arguments = read_docstring(function)
     properties = {
         argument: {
@@ -157,7 +150,7 @@ def declare_function(
         "properties": {n: _untitled(p) for n, p in properties.items()},
     }
     source = FunctionSource(function, reproducible)
-    return Declaration(shown, description or summary, parameters, source, timeout, executes_code)
+    return Tool(shown, description or summary, parameters, source, **settings)
 
 
 def _adapter(function: Callable[..., object]) -> TypeAdapter[object]:
@@ -166,23 +159,6 @@ def _adapter(function: Callable[..., object]) -> TypeAdapter[object]:
 
 def _untitled(part: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in part.items() if key != "title"}
-
-
-def _check_parameters(name: str, function: Callable[..., object]) -> None:
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind in (
-            parameter.VAR_KEYWORD,
-            parameter.VAR_POSITIONAL,
-            parameter.POSITIONAL_ONLY,
-        ):
-            raise DeclarationError(
-                f"tool {name!r}: parameter {parameter.name!r} must not be positional-only, *args or **kwargs"
-            )
-        if parameter.annotation is parameter.empty:
-            raise DeclarationError(
-                f"tool {name!r}: parameter {parameter.name!r} has no type",
-                hint=f"write `{parameter.name}: str`",
-            )
 
 
 def read_docstring(function: Callable[..., object]) -> tuple[str, dict[str, str]]:

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any
 
-from compound.components.tools.source import TIMEOUT, Declaration, unanswered, usable_name
+from compound.components.tools.source import TIMEOUT, unanswered, usable_name
+from compound.components.tools.tool import Tool
 from compound.core.errors import (
     CallError,
     CompoundError,
@@ -84,14 +85,7 @@ class MCPServer:
 
 @dataclass(frozen=True)
 class MCPSource:
-    """A tool of an MCP server.
-
-    Attributes:
-        server: the server.
-        name: the tool's name on the server.
-        repeatable: whether the server declares the tool read-only or idempotent, so that a call
-            without an answer may be repeated.
-    """
+    """A tool of an MCP server."""
 
     server: MCPServer
     name: str
@@ -127,8 +121,8 @@ class _Unsent(TransientError):
     """The session was closed before the call was sent."""
 
 
-def declare_tools(server: MCPServer, only: Sequence[str] = ()) -> list[Declaration]:
-    """Return the parts of the tools of a server; see `Tool.from_mcp`."""
+def server_tools(server: MCPServer, only: Sequence[str] = ()) -> list[Tool]:
+    """Return the tools of a server; see `Tool.from_mcp`."""
 
     async def listed() -> list[Any]:
         session = await _open(server)
@@ -137,12 +131,9 @@ def declare_tools(server: MCPServer, only: Sequence[str] = ()) -> list[Declarati
         finally:
             await session.aclose()
 
-    async def in_background() -> list[Any]:
-        return await run_in_background(listed())
-
     _mcp()
     try:
-        found = run_blocking(in_background())
+        found = run_blocking(run_in_background(listed()))
     except TransientError as error:
         raise CompoundError(error.message, hint=error.hint) from error
     names = [entry.name for entry in found]
@@ -155,7 +146,7 @@ def declare_tools(server: MCPServer, only: Sequence[str] = ()) -> list[Declarati
     return [_tool(server, entry) for entry in found if not only or entry.name in only]
 
 
-def _tool(server: MCPServer, entry: Any) -> Declaration:  # noqa: ANN401 - an object of the optional library
+def _tool(server: MCPServer, entry: Any) -> Tool:  # noqa: ANN401 - an object of the optional library
     schema = {"type": "object", "properties": {}, **(entry.input_schema or {})}
     schema.pop("$schema", None)
     description = sanitize_text(entry.description or "")
@@ -163,7 +154,7 @@ def _tool(server: MCPServer, entry: Any) -> Declaration:  # noqa: ANN401 - an ob
     hints = entry.annotations
     repeatable = bool(hints is not None and (hints.read_only_hint or hints.idempotent_hint))
     source = MCPSource(server, entry.name, repeatable)
-    return Declaration(usable_name(entry.name), description, schema, source, 2 * server.timeout + 5)
+    return Tool(usable_name(entry.name), description, schema, source, 2 * server.timeout + 5)
 
 
 def _mcp() -> ModuleType:
@@ -306,6 +297,7 @@ class MCPSession:
         """Turn errors of the library into those of calls."""
         import anyio
         from mcp import MCPError
+        from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT
         from pydantic import ValidationError
 
         try:
@@ -316,16 +308,13 @@ class MCPSession:
             problem = f"returned an invalid answer to {what!r}: {place}: {first['msg']}"
             raise CallError(f"the MCP server {self._server.label!r} {problem}") from error
         except MCPError as error:
-            if error.error.code in _lost():
-                raise self._lost(what, error.error.message) from error
+            if error.error.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT):  # reported by the client
+                raise TransientError(self._message(what, error.error.message)) from error
             raise CallError(error.error.message) from error
         except (anyio.ClosedResourceError, anyio.BrokenResourceError) as error:
             raise _Unsent(self._message(what, str(error) or type(error).__name__)) from error
         except OSError as error:
-            raise self._lost(what, str(error) or type(error).__name__) from error
-
-    def _lost(self, what: str, why: str) -> TransientError:
-        return TransientError(self._message(what, why))
+            raise TransientError(self._message(what, str(error) or type(error).__name__)) from error
 
     def _message(self, what: str, why: str) -> str:
         return f"the MCP server {self._server.label!r} did not answer {what!r}: {why}{self._last_messages()}"
@@ -364,13 +353,6 @@ async def _open(server: MCPServer) -> MCPSession:
     session = MCPSession(server)
     await session.start()
     return session
-
-
-def _lost() -> set[int]:
-    """Return the codes of errors that the client itself reports: a closed connection, and a time limit."""
-    from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT
-
-    return {CONNECTION_CLOSED, REQUEST_TIMEOUT}
 
 
 def _text(part: Any) -> str:  # noqa: ANN401 - a content block of the optional library

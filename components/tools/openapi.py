@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,8 @@ from compound.components.tools.openapi_arguments import (
     as_path_part,
 )
 from compound.components.tools.openapi_document import OpenAPIDocument
-from compound.components.tools.source import Declaration, PassingError, unanswered, usable_name
+from compound.components.tools.source import PassingError, unanswered, usable_name
+from compound.components.tools.tool import Tool
 from compound.core.errors import (
     CallError,
     DeclarationError,
@@ -201,195 +202,183 @@ class OpenAPISource:
         return url, query, headers, body
 
 
-def declare_operation(
-    document: OpenAPIDocument,
-    operation: str,
-    *,
-    base_url: str | None,
-    hosts: Sequence[str],
-    auth_env: str | None,
-    auth_header: str,
-    name: str | None,
-    timeout: float,
-) -> Declaration:
-    """Return the parts of the tool of an operation; see `Tool.from_openapi`."""
-    reader = _Reader(document)
-    method, path, entry, item = reader.operation(operation)
-    server = document.server(base_url, entry.get("servers") or item.get("servers"))
-    _check_server(server, hosts, operation)
-    _check_path(path, operation)
+@dataclass(frozen=True)
+class Access:
+    """How an interface is called: settings of `Tool.from_openapi`."""
+
+    base_url: str | None
+    hosts: Sequence[str]
+    auth_env: str | None
+    auth_header: str
+    timeout: float
+
+
+def operation_tool(
+    document: OpenAPIDocument, operation: str, access: Access, name: str | None = None
+) -> Tool:
+    """Return the tool of an operation; see `Tool.from_openapi`."""
+    method, path, entry, item = _find(document, operation)
+    server = document.server(access.base_url, entry.get("servers") or item.get("servers"))
+    origin = Origin.of(server)
+    if not origin.is_loopback and origin not in Trust.of(access.hosts).hosts:
+        raise DeclarationError(
+            f"operation {operation!r} would send requests to {origin}, which is not allowed",
+            hint=f"if you trust it, set hosts=[{str(origin)!r}]",
+        )
+    if not path.startswith("/"):  # it would continue the name of the server, as @evil.example
+        raise DeclarationError(f"operation {operation!r}: the path {path!r:.100} must begin with /")
     try:
-        schema, places = reader.arguments(entry, item.get("parameters") or (), auth_header)
+        shared = item.get("parameters") or ()
+        schema, places = _arguments(document, entry, shared, access.auth_header)
     except RecursionError:
         raise DeclarationError(
             f"operation {operation!r}: the schema is nested too deeply"
         ) from None
-    missing = [part for part in _placeholders(path) if Place(part, "path") not in places.values()]
-    if missing:
-        raise DeclarationError(
-            f"operation {operation!r}: the path parameter {missing[0]!r} is not declared"
-        )
-    shown = name or str(entry.get("operationId") or f"{method}_{path}")
+    for part in path.split("{")[1:]:
+        if Place(part.partition("}")[0], "path") not in places.values():
+            raise DeclarationError(
+                f"operation {operation!r}: the path parameter {part.partition('}')[0]!r} is not declared"
+            )
     source = OpenAPISource(
         method.upper(),
         server + path,
         places,
-        auth_env,
-        auth_header,
-        timeout,
+        access.auth_env,
+        access.auth_header,
+        access.timeout,
         bool(schema["additionalProperties"]),
         document.file,
         operation,
         server,
     )
+    shown = name or str(entry.get("operationId") or f"{method}_{path}")
     description = str(entry.get("description") or entry.get("summary") or "").strip()
-    return Declaration(usable_name(shown), description, schema, source, timeout + 5)
+    return Tool(usable_name(shown), description, schema, source, access.timeout + 5)
 
 
-def declare_operations(
-    document: OpenAPIDocument,
-    only: Sequence[str],
-    *,
-    base_url: str | None,
-    hosts: Sequence[str],
-    auth_env: str | None,
-    auth_header: str,
-    timeout: float,
-) -> list[Declaration]:
-    """Return the parts of the tools of several operations; see `Tool.all_from_openapi`."""
+def operation_tools(document: OpenAPIDocument, only: Sequence[str], access: Access) -> list[Tool]:
+    """Return the tools of several operations; see `Tool.all_from_openapi`."""
     names = list(only) or document.operations()
     if not names:
         raise DeclarationError("the OpenAPI document has no operations")
-    found: dict[str, Declaration] = {}
+    found: dict[str, Tool] = {}
     for operation in names:
         try:
-            declared = declare_operation(
-                document,
-                operation,
-                base_url=base_url,
-                hosts=hosts,
-                auth_env=auth_env,
-                auth_header=auth_header,
-                name=None,
-                timeout=timeout,
-            )
+            tool = operation_tool(document, operation, access)
         except DeclarationError as error:
             if only or error.hint:
                 raise
             raise DeclarationError(
                 error.message, hint="leave it out: name the others with only=[…]"
             ) from None
-        if declared.name in found:
+        if tool.name in found:
             raise DeclarationError(
-                f"two operations would be tools named {declared.name!r}",
+                f"two operations would be tools named {tool.name!r}",
                 hint="make one of them with Tool.from_openapi(…, name=…), and leave it out of only=[…]",
             )
-        found[declared.name] = declared
+        found[tool.name] = tool
     return list(found.values())
 
 
-class _Reader:
-    """Reads operations of a document."""
+def _find(
+    document: OpenAPIDocument, wanted: str
+) -> tuple[str, str, Mapping[str, Any], Mapping[str, Any]]:
+    """Return method, path, entry and the item of its path."""
+    known = []
+    for method, path, entry, item in document.entries():
+        names = {str(entry.get("operationId", "")), f"{method.upper()} {path}"}
+        if wanted in names:
+            return method, path, entry, item
+        known += sorted(filter(None, names))
+    raise DeclarationError(
+        f"the OpenAPI document has no operation {wanted!r}", hint=suggest_name(wanted, known)
+    )
 
-    def __init__(self, document: OpenAPIDocument) -> None:
-        self._document = document
 
-    def operation(self, wanted: str) -> tuple[str, str, Mapping[str, Any], Mapping[str, Any]]:
-        """Return method, path, entry and the item of its path."""
-        known = []
-        for method, path, entry, item in self._document.entries():
-            names = {str(entry.get("operationId", "")), f"{method.upper()} {path}"}
-            if wanted in names:
-                return method, path, entry, item
-            known += sorted(filter(None, names))
-        raise DeclarationError(
-            f"the OpenAPI document has no operation {wanted!r}", hint=suggest_name(wanted, known)
-        )
-
-    def arguments(
-        self, entry: Mapping[str, Any], shared: Sequence[Any], auth_header: str
-    ) -> tuple[dict[str, Any], dict[str, Place]]:
-        """Return the schema of the arguments, and where each is sent; ``auth_header`` is no argument."""
-        properties: dict[str, Any] = {}
-        required: list[str] = []
-        places: dict[str, Place] = {}
-        for each in (*shared, *(entry.get("parameters") or ())):
-            parameter = self._document.resolved(each)
-            name, where = str(parameter.get("name")), str(parameter.get("in"))
-            if where not in ("path", "query", "header"):
-                if where == "cookie" and not parameter.get("required"):
-                    continue  # the server's default applies
-                raise DeclarationError(
-                    f"the parameter {name!r} is sent in {where!r}, which is not supported",
-                    hint="tools send parameters in path, query and header",
-                )
-            if where == "header" and name.lower() in CONNECTION_HEADERS | {auth_header.lower()}:
-                continue
-            part, place = self._parameter(name, where, parameter)
-            if name in places and places[name].where != where:
-                both = f"{places[name].where} and {where}"
-                raise DeclarationError(f"two parameters are named {name!r}, in {both}")
-            if parameter.get("description"):
-                part["description"] = parameter["description"]
-            properties[name], places[name] = part, place
-            if (parameter.get("required") or where == "path") and name not in required:
-                required.append(name)
-        body = self._document.resolved(entry.get("requestBody", {}))
-        schema = _json_schema(body)
-        more: Any = False
-        if schema is not None:
-            given = self._document.resolved(schema)
-            self._add_body(given, bool(body.get("required")), properties, required, places)
-            if BODY not in places:
-                more = given.get("additionalProperties", False)
-                more = True if more == {} else more
-        elif body:
+def _arguments(
+    document: OpenAPIDocument, entry: Mapping[str, Any], shared: Sequence[Any], auth_header: str
+) -> tuple[dict[str, Any], dict[str, Place]]:
+    """Return the schema of the arguments, and where each is sent; ``auth_header`` is no argument."""
+    properties: dict[str, Any] = {}
+    required: list[str] = []
+    places: dict[str, Place] = {}
+    for each in (*shared, *(entry.get("parameters") or ())):
+        parameter = document.resolved(each)
+        name, where = str(parameter.get("name")), str(parameter.get("in"))
+        if where not in ("path", "query", "header"):
+            if where == "cookie" and not parameter.get("required"):
+                continue  # the server's default applies
             raise DeclarationError(
-                f"operation {entry.get('operationId')!r} has a body that is not {JSON}"
+                f"the parameter {name!r} is sent in {where!r}, which is not supported",
+                hint="tools send parameters in path, query and header",
             )
-        whole = {
-            "type": "object",
-            "properties": properties,
-            "required": required,
-            "additionalProperties": more,  # an unknown argument is reported to the model
-        }
-        return SchemaConverter(self._document).converted(whole), places
+        if where == "header" and name.lower() in CONNECTION_HEADERS | {auth_header.lower()}:
+            continue
+        part, place = _parameter(document, name, where, parameter)
+        if name in places and places[name].where != where:
+            both = f"{places[name].where} and {where}"
+            raise DeclarationError(f"two parameters are named {name!r}, in {both}")
+        if parameter.get("description"):
+            part["description"] = parameter["description"]
+        properties[name], places[name] = part, place
+        if (parameter.get("required") or where == "path") and name not in required:
+            required.append(name)
+    body, more = document.resolved(entry.get("requestBody", {})), False
+    schema = _json_schema(body)
+    if schema is not None:
+        given = document.resolved(schema)
+        _add_body(given, bool(body.get("required")), properties, required, places)
+        if BODY not in places:
+            more = given.get("additionalProperties", False)
+            more = True if more == {} else more
+    elif body:
+        raise DeclarationError(
+            f"operation {entry.get('operationId')!r} has a body that is not {JSON}"
+        )
+    whole = {
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": more,  # an unknown argument is reported to the model
+    }
+    return SchemaConverter(document).converted(whole), places
 
-    def _parameter(
-        self, name: str, where: str, given: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], Place]:
-        """Return the schema of a parameter, and where it is sent."""
-        if "content" in given:
-            schema = _json_schema(given)
-            if schema is None:
-                raise DeclarationError(f"the parameter {name!r} has content that is not {JSON}")
-            return dict(self._document.resolved(schema)), Place(name, where, "json")
-        part = dict(self._document.resolved(given.get("schema", {"type": "string"})))
-        if where != "query":
-            return part, Place(name, where)
-        style = str(given.get("style") or "form")
-        return part, Place(name, where, style, bool(given.get("explode", style == "form")))
 
-    def _add_body(
-        self,
-        schema: Mapping[str, Any],
-        needed: bool,
-        properties: dict[str, Any],
-        required: list[str],
-        places: dict[str, Place],
-    ) -> None:
-        members = schema.get("properties")
-        whole = not isinstance(members, Mapping) or not COMBINED.isdisjoint(schema)
-        if whole or not isinstance(members, Mapping) or members.keys() & properties.keys():
-            if BODY in properties:
-                raise DeclarationError(f"a parameter has the name of the body, {BODY!r}")
-            properties[BODY], places[BODY] = dict(schema), Place(BODY, "whole")
-            required += [BODY] * needed
-            return
-        for name, part in members.items():
-            properties[name], places[name] = part, Place(name, "body")
-        if needed:
-            required += [name for name in schema.get("required") or () if name not in required]
+def _parameter(
+    document: OpenAPIDocument, name: str, where: str, given: Mapping[str, Any]
+) -> tuple[dict[str, Any], Place]:
+    """Return the schema of a parameter, and where it is sent."""
+    if "content" in given:
+        schema = _json_schema(given)
+        if schema is None:
+            raise DeclarationError(f"the parameter {name!r} has content that is not {JSON}")
+        return dict(document.resolved(schema)), Place(name, where, "json")
+    part = dict(document.resolved(given.get("schema", {"type": "string"})))
+    if where != "query":
+        return part, Place(name, where)
+    style = str(given.get("style") or "form")
+    return part, Place(name, where, style, bool(given.get("explode", style == "form")))
+
+
+def _add_body(
+    schema: Mapping[str, Any],
+    needed: bool,
+    properties: dict[str, Any],
+    required: list[str],
+    places: dict[str, Place],
+) -> None:
+    members = schema.get("properties")
+    whole = not isinstance(members, Mapping) or not COMBINED.isdisjoint(schema)
+    if whole or not isinstance(members, Mapping) or members.keys() & properties.keys():
+        if BODY in properties:
+            raise DeclarationError(f"a parameter has the name of the body, {BODY!r}")
+        properties[BODY], places[BODY] = dict(schema), Place(BODY, "whole")
+        required += [BODY] * needed
+        return
+    for name, part in members.items():
+        properties[name], places[name] = part, Place(name, "body")
+    if needed:
+        required += [name for name in schema.get("required") or () if name not in required]
 
 
 def _json_schema(part: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
@@ -399,26 +388,6 @@ def _json_schema(part: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
         if str(kind).partition(";")[0].strip().lower() in (JSON, "application/*", "*/*"):
             return media.get("schema", {}) if isinstance(media, Mapping) else {}
     return None
-
-
-def _check_server(server: str, hosts: Sequence[str], operation: str) -> None:
-    origin = Origin.of(server)
-    if not origin.is_loopback and origin not in Trust.of(hosts).hosts:
-        raise DeclarationError(
-            f"operation {operation!r} would send requests to {origin}, which is not allowed",
-            hint=f"if you trust it, set hosts=[{str(origin)!r}]",
-        )
-
-
-def _check_path(path: str, operation: str) -> None:
-    """Reject a path that continues the name of the server, such as ``@evil.example``."""
-    if not path.startswith("/"):
-        raise DeclarationError(f"operation {operation!r}: the path {path!r:.100} must begin with /")
-
-
-def _placeholders(path: str) -> Iterator[str]:
-    for part in path.split("{")[1:]:
-        yield part.partition("}")[0]
 
 
 async def _read(response: Any) -> str:  # noqa: ANN401 - an answer of the optional library

@@ -121,11 +121,7 @@ LIMITS = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}  # boole
 
 
 class SchemaConverter:
-    """Converts one schema; the schemas that it refers to become its definitions.
-
-    Args:
-        document: the document that references lead into.
-    """
+    """Converts one schema; the schemas that it refers to become its definitions."""
 
     def __init__(self, document: OpenAPIDocument) -> None:
         self._document = document

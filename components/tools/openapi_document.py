@@ -1,22 +1,20 @@
-"""Read OpenAPI documents from mappings, files and addresses."""
+"""Read OpenAPI documents from mappings and files."""
 
 from __future__ import annotations
 
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urljoin
 
 import yaml
 from referencing import Registry, Specification
 from referencing.exceptions import Unresolvable
 
-from compound.core.errors import CompoundError, DeclarationError, MissingExtra
-from compound.core.security.trust import Origin, Trust
+from compound.core.errors import DeclarationError
 
 METHODS = ("get", "post", "put", "patch", "delete")
 MAX_DOCUMENT = 10 * 2**20  # bytes
@@ -24,50 +22,22 @@ MAX_CHARACTERS = 4 * MAX_DOCUMENT  # of a document whose aliases are written out
 MAX_MERGED = 100_000  # entries that the merge keys of a document add to mappings
 MAX_REFERENCES = 20  # that follow each other
 MAX_ADDRESS = 2_000  # characters of the address of a server
-SCHEMES = ("http://", "https://")
 
 
 @dataclass(frozen=True)
 class OpenAPIDocument:
-    """An OpenAPI document.
-
-    Attributes:
-        content: the document.
-        file: its file, ``""`` if it was read from none.
-        url: its address, ``""`` if it was read from none. Relative addresses of servers start here.
-    """
+    """An OpenAPI document."""
 
     content: Mapping[str, Any]
     file: str = ""
-    url: str = ""
 
     def server(self, base_url: str | None, servers: Any = None) -> str:  # noqa: ANN401 - JSON
         """Return the address of the server: ``base_url``, or the first of ``servers`` or of the document.
 
         Raises:
-            DeclarationError: there is none, or a document of another machine names this one.
+            DeclarationError: there is none.
         """
-        found = base_url or self._first_server(servers or self.content.get("servers") or [{}])
-        if (
-            not base_url
-            and self.url
-            and not Origin.of(self.url).is_loopback
-            and Origin.of(found).is_loopback
-        ):
-            raise DeclarationError(
-                f"the OpenAPI document {self.url} names a server of this machine: {found}",
-                hint="if you trust it, set base_url=…",
-            )
-        return found.rstrip("/")
-
-    def _first_server(self, servers: Sequence[Any]) -> str:
-        first = servers[0] if isinstance(servers[0], Mapping) else {}
-        url = _with_defaults(first.get("url"), first.get("variables") or {})
-        if self.url:
-            url = urljoin(self.url, url if isinstance(url, str) else "/")
-        if not isinstance(url, str) or "://" not in url:
-            raise DeclarationError("the OpenAPI document names no server", hint="set base_url=…")
-        return url
+        return (base_url or _first_server(servers or self.content.get("servers"))).rstrip("/")
 
     def entries(self) -> Iterator[tuple[str, str, Mapping[str, Any], Mapping[str, Any]]]:
         """Yield method, path, entry and the item of the path of each operation, in the document's order."""
@@ -120,17 +90,19 @@ class OpenAPIDocument:
         )
 
 
-def _with_defaults(url: object, variables: Mapping[str, Any]) -> object:
-    """Return the address of a server with the defaults of its variables.
+def _first_server(servers: Any) -> str:  # noqa: ANN401 - JSON
+    """Return the address of the first server, with the defaults of its variables.
 
     Raises:
-        DeclarationError: it is too long.
+        DeclarationError: there is none, or it is too long.
 
-    >>> _with_defaults("https://{host}/{path}", {"host": {"default": "example.com"}})
-    'https://example.com/{path}'
+    >>> _first_server([{"url": "https://{host}/v1", "variables": {"host": {"default": "example.com"}}}])
+    'https://example.com/v1'
     """
-    if not isinstance(url, str):
-        return url
+    first = servers[0] if servers and isinstance(servers[0], Mapping) else {}
+    url, variables = first.get("url"), first.get("variables") or {}
+    if not isinstance(url, str) or "://" not in url:
+        raise DeclarationError("the OpenAPI document names no server", hint="set base_url=…")
     parts = re.split(r"\{([^{}]*)\}", url[: MAX_ADDRESS + 1])
     for index, name in enumerate(parts[1::2]):
         variable = variables.get(name)
@@ -142,52 +114,31 @@ def _with_defaults(url: object, variables: Mapping[str, Any]) -> object:
     return found
 
 
-def open_document(
-    document: str | Path | Mapping[str, Any], hosts: Sequence[str] = ()
-) -> OpenAPIDocument:
-    """Return a document.
-
-    Args:
-        document: its content, its file (JSON or YAML), or its address.
-        hosts: servers that it may be read from, besides this machine.
+def open_document(document: str | Path | Mapping[str, Any]) -> OpenAPIDocument:
+    """Return a document, given its content or its file (JSON or YAML).
 
     Raises:
-        DeclarationError: it is no OpenAPI document, or its server is not among ``hosts``.
-        CompoundError: it cannot be read from its address.
+        DeclarationError: it is no OpenAPI document, or too large.
     """
     if isinstance(document, Mapping):
         return OpenAPIDocument(_checked(document, "the document"))
-    if isinstance(document, str) and document.startswith(SCHEMES):
-        return OpenAPIDocument(_parsed(_fetched(document, hosts), document), url=document)
-    return OpenAPIDocument(read_document(Path(document)), file=str(document))
-
-
-def read_document(path: Path) -> Mapping[str, Any]:
-    """Return the OpenAPI document in a JSON or YAML file.
-
-    Raises:
-        DeclarationError: the file is missing, too large, or holds no such document.
-    """
+    if str(document).startswith(("http://", "https://")):
+        raise DeclarationError(
+            f"{document} is no file", hint="download the document, and pass its file and base_url=…"
+        )
     try:
-        with path.open("rb") as file:
+        with Path(document).open("rb") as file:
             data = file.read(MAX_DOCUMENT + 1)
-    except OSError as error:
-        raise DeclarationError(f"{path} is not an OpenAPI document: {error}") from None
-    return _parsed(data, str(path))
-
-
-def _parsed(data: bytes, place: str) -> Mapping[str, Any]:
-    if len(data) > MAX_DOCUMENT:
-        raise DeclarationError(f"{place} is larger than {MAX_DOCUMENT // 2**20} MiB")
-    try:
+        if len(data) > MAX_DOCUMENT:
+            raise DeclarationError(f"{document} is larger than {MAX_DOCUMENT // 2**20} MiB")
         if data.lstrip().startswith(b"{"):
             found = json.loads(data)
         else:
             found = _Loader(data).get_single_data()
             _check_size(found)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise DeclarationError(f"{place} is not an OpenAPI document: {error}") from None
-    return _checked(found, place)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise DeclarationError(f"{document} is not an OpenAPI document: {error}") from None
+    return OpenAPIDocument(_checked(found, str(document)), str(document))
 
 
 def _checked(found: object, place: str) -> Mapping[str, Any]:
@@ -250,41 +201,3 @@ def _check_size(document: object) -> None:
         raise ValueError(
             f"it has more than {MAX_CHARACTERS:,} characters when its aliases are written out"
         )
-
-
-def _fetched(url: str, hosts: Sequence[str]) -> bytes:
-    """Return the start of the document at an address, without keys, proxies and redirects."""
-    origin = Origin.of(url)
-    if not origin.is_loopback and origin not in Trust.of(hosts).hosts:
-        raise DeclarationError(
-            f"the OpenAPI document would be read from {origin}, which is not allowed",
-            hint=f"if you trust it, set hosts=[{str(origin)!r}]",
-        )
-    try:
-        import httpx
-    except ImportError:
-        raise MissingExtra("a tool of an HTTP interface", "httpx", "remote") from None
-    data = bytearray()
-    try:
-        with (
-            httpx.Client(timeout=30.0, trust_env=False, follow_redirects=False) as client,
-            client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as response,
-        ):
-            if response.status_code != 200:
-                raise CompoundError(
-                    f"{url}: HTTP {response.status_code}",
-                    hint="download the document, and pass its file"
-                    if response.status_code < 500
-                    else "",
-                )
-            if response.headers.get("content-encoding", "identity") != "identity":
-                raise CompoundError(
-                    f"{url}: the answer is compressed", hint="download the document"
-                )
-            for chunk in response.iter_raw():
-                data += chunk
-                if len(data) > MAX_DOCUMENT:
-                    break
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise CompoundError(f"{url} cannot be read: {error or type(error).__name__}") from None
-    return bytes(data)

@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from compound.components.code import shared_sandbox
-from compound.components.tools.source import Declaration
+from compound.components.tools.tool import Tool
 from compound.core.loops import Sessions
 from compound.core.security.sandbox.limits import SandboxLimits
 
@@ -26,11 +26,7 @@ PARAMETERS: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class SandboxSource:
-    """Programs in a sandbox.
-
-    Attributes:
-        limits: resources of each program.
-    """
+    """Programs in a sandbox."""
 
     limits: SandboxLimits
     reproducible = False
@@ -54,9 +50,7 @@ class SandboxSource:
         return "\n".join(filter(None, [result.stdout, f"error: {why}", result.stderr[-MAX_ERROR:]]))
 
 
-def declare_python(limits: SandboxLimits, name: str) -> Declaration:
-    """Return the parts of the tool; see `Tool.python`."""
+def python_tool(limits: SandboxLimits, name: str) -> Tool:
+    """Return the tool; see `Tool.python`."""
     # the sandbox has its own time limit, and programs may wait for their turn
-    return Declaration(
-        name, DESCRIPTION, PARAMETERS, SandboxSource(limits), None, executes_code=True
-    )
+    return Tool(name, DESCRIPTION, PARAMETERS, SandboxSource(limits), None, executes_code=True)

@@ -1,10 +1,9 @@
-"""Parts of a tool: its declaration for models, and its implementation."""
+"""Implementations of tools."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from compound.core.errors import TransientError
@@ -63,15 +62,3 @@ class ToolSource(Protocol):
             Exception: any other error is shown to the model.
         """
         ...
-
-
-@dataclass(frozen=True)
-class Declaration:
-    """Parts of a `compound.components.tools.tool.Tool`; see there."""
-
-    name: str
-    description: str
-    parameters: Mapping[str, Any]
-    source: ToolSource
-    timeout: float | None = TIMEOUT
-    executes_code: bool = False

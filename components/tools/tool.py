@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from pydantic import PositiveFloat
 
-from compound.components.tools.source import NAME, TIMEOUT, Declaration, ToolSource
+from compound.components.tools.source import NAME, TIMEOUT, ToolSource
 from compound.core.engine import ToolSpec
 from compound.core.errors import CallError, CompoundError, DeclarationError, TransientError
 from compound.core.formatting import format_repr
@@ -194,17 +194,15 @@ class Tool:
             timeout: time limit of one call in seconds.
             executes_code: whether it executes code given by the model, which is refused.
         """
-        from compound.components.tools.functions import declare_function
+        from compound.components.tools.functions import function_tool
 
-        return Tool._of(
-            declare_function(
-                function,
-                name,
-                description,
-                reproducible=reproducible,
-                timeout=timeout,
-                executes_code=executes_code,
-            )
+        return function_tool(
+            function,
+            name,
+            description,
+            reproducible=reproducible,
+            timeout=timeout,
+            executes_code=executes_code,
         )
 
     @staticmethod
@@ -218,9 +216,9 @@ class Tool:
         Raises:
             SandboxUnavailable: at the first call, on a machine without a sandbox.
         """
-        from compound.components.tools.programs import declare_python
+        from compound.components.tools.programs import python_tool
 
-        return Tool._of(declare_python(limits or SandboxLimits(), name))
+        return python_tool(limits or SandboxLimits(), name)
 
     @staticmethod
     def from_openapi(
@@ -237,12 +235,11 @@ class Tool:
         """Return a tool that calls an operation of an HTTP interface.
 
         Args:
-            document: an OpenAPI 3 document, its file (JSON or YAML), or its address.
+            document: an OpenAPI 3 document, or its file (JSON or YAML).
             operation: an ``operationId``, or method and path such as ``GET /items/{id}``.
             base_url: address of the server; default: the first of the document.
-            hosts: servers that may be called, and that the document may be read from, besides this
-                machine: ``["api.example.com"]`` by HTTPS, ``["http://shop:8080"]`` without
-                encryption.
+            hosts: servers that may be called, besides this machine: ``["api.example.com"]`` by
+                HTTPS, ``["http://shop:8080"]`` without encryption.
             auth_env: environment variable with the key. It is sent in ``auth_header``, as ``Bearer
                 KEY`` if that is ``Authorization``, and removed from records.
             auth_header: header of the key.
@@ -252,21 +249,11 @@ class Tool:
         Raises:
             DeclarationError: the operation does not exist, or its server is not among ``hosts``.
         """
-        from compound.components.tools.openapi import declare_operation
+        from compound.components.tools.openapi import Access, operation_tool
         from compound.components.tools.openapi_document import open_document
 
-        return Tool._of(
-            declare_operation(
-                open_document(document, hosts),
-                operation,
-                base_url=base_url,
-                hosts=hosts,
-                auth_env=auth_env,
-                auth_header=auth_header,
-                name=name,
-                timeout=timeout,
-            )
-        )
+        access = Access(base_url, hosts, auth_env, auth_header, timeout)
+        return operation_tool(open_document(document), operation, access, name)
 
     @staticmethod
     def all_from_openapi(
@@ -282,7 +269,7 @@ class Tool:
         """Return tools that call the operations of an HTTP interface.
 
         Args:
-            document: an OpenAPI 3 document, its file (JSON or YAML), or its address.
+            document: an OpenAPI 3 document, or its file (JSON or YAML).
             only: the operations to return, each an ``operationId``, or method and path such as
                 ``GET /items/{id}``; default: all.
             base_url: address of the server; default: the first of the document.
@@ -295,19 +282,11 @@ class Tool:
             DeclarationError: an operation does not exist or cannot be called, two would have the
                 same name, or the server is not among ``hosts``.
         """
-        from compound.components.tools.openapi import declare_operations
+        from compound.components.tools.openapi import Access, operation_tools
         from compound.components.tools.openapi_document import open_document
 
-        declared = declare_operations(
-            open_document(document, hosts),
-            only,
-            base_url=base_url,
-            hosts=hosts,
-            auth_env=auth_env,
-            auth_header=auth_header,
-            timeout=timeout,
-        )
-        return [Tool._of(parts) for parts in declared]
+        access = Access(base_url, hosts, auth_env, auth_header, timeout)
+        return operation_tools(open_document(document), only, access)
 
     @staticmethod
     def from_mcp(
@@ -340,21 +319,10 @@ class Tool:
             CompoundError: the server cannot be started or reached.
             MissingExtra: mcp is not installed.
         """
-        from compound.components.tools.mcp_server import MCPServer, declare_tools
+        from compound.components.tools.mcp_server import MCPServer, server_tools
 
         found = server or MCPServer(tuple(command), url, auth_env, tuple(env), timeout)
-        return [Tool._of(declared) for declared in declare_tools(found, only)]
-
-    @staticmethod
-    def _of(parts: Declaration) -> Tool:
-        return Tool(
-            parts.name,
-            parts.description,
-            parts.parameters,
-            parts.source,
-            parts.timeout,
-            parts.executes_code,
-        )
+        return server_tools(found, only)
 
     def __repr__(self) -> str:
         arguments = ", ".join(self.parameters.get("properties", {}))
@@ -375,11 +343,7 @@ def tool(
 def tool(
     function: Callable[..., object] | None = None,
     /,
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    reproducible: bool = False,
-    timeout: float | None = TIMEOUT,
+    **settings: Any,
 ) -> Tool | Callable[[Callable[..., object]], Tool]:
     """Turn a typed function into a `Tool`; with the settings of `Tool.from_function`.
 
@@ -393,9 +357,6 @@ def tool(
     (Tool('double', arguments=x), 8)
     """
 
-    def made(found: Callable[..., object]) -> Tool:
-        return Tool.from_function(
-            found, name=name, description=description, reproducible=reproducible, timeout=timeout
-        )
-
-    return made if function is None else made(function)
+    if function is None:
+        return lambda found: Tool.from_function(found, **settings)
+    return Tool.from_function(function, **settings)

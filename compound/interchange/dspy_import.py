@@ -28,16 +28,13 @@ from compound.graph.system import System
 from compound.graph.types import Port, format_type
 from compound.interchange.black_box import BlackBox, Price, Report, counted
 from compound.interchange.dspy_models import (
-    TEMPERATURE,
     DSPyModels,
     DSPyPredictor,
-    bind_attempts,
     check_modules,
     describe_model,
     flat,
     options,
     own_adapter,
-    sampled_predictors,
 )
 from compound.interchange.dspy_program import DSPyProgram, bind_predictors, field_of
 
@@ -82,8 +79,7 @@ def from_dspy(
         outputs: types of the fields that the program returns, or their names, which have the types
             of the predictors' fields; default: those of its signature, of its only predictor, or of
             the predictor whose prediction ``forward`` returns.
-        temperature: temperature of all predictors; default: their own in DSPy, or 0. Predictors
-            that a `dspy.BestOfN` samples have 1 by default, as in DSPy.
+        temperature: temperature of all predictors; default: their own in DSPy, or 0.
         max_tokens: maximum length of an answer in tokens; default: that in DSPy, or 1000.
         max_demos: maximum number of demonstrations of a predictor.
         weights: a space of LoRA adapters for each predictor.
@@ -111,18 +107,11 @@ def from_dspy(
         "max_demos": max_demos,
         "weights": weights,
     }
-    sampled, models = sampled_predictors(copied), DSPyModels(lm)
+    models = DSPyModels(lm)
     common = lm is not None or any(predictor.lm is None for _, predictor, _ in named.values())
     default = models.use("dspy.settings", dspy.settings.lm, {}) if common else None
     predictors = {
-        component: _predictor(
-            component,
-            predictor,
-            tuned,
-            given,
-            models,
-            usual=TEMPERATURE if id(predictor) in sampled else None,
-        )
+        component: _predictor(component, predictor, tuned, given, models)
         for component, (_, predictor, tuned) in named.items()
     }
     if not predictors:
@@ -133,7 +122,6 @@ def from_dspy(
     bind_predictors(
         copied, {id(predictor): component for component, (_, predictor, _) in named.items()}
     )
-    bind_attempts(copied)
     ports, returned = module_ports(program, inputs, outputs)
     composite = DSPyProgram(
         f"{own}_program" if own in predictors else own,
@@ -195,13 +183,12 @@ def _predictor(
     tuned: bool,
     given: Mapping[str, Any],
     models: DSPyModels,
-    usual: float | None,
 ) -> DSPyPredictor:
     import dspy
 
     own = predictor.lm or dspy.settings.lm
     model = models.use(f"predictor {name!r}", own, predictor.config)
-    config = options(own, {**({} if usual is None else {"temperature": usual}), **predictor.config})
+    config = options(own, predictor.config)
     several = config.get("n") or config.get("num_generations") or 1
     if several > 1:
         raise DeclarationError(
@@ -256,18 +243,11 @@ def module_ports(
 ) -> tuple[Mapping[str, object], Mapping[str, object]]:
     """Return the types of a module's arguments and of the fields of its prediction.
 
-    Args:
-        module: the module.
-        inputs: the types of the arguments, if the user states them.
-        outputs: the types or names of the fields, if the user states them.
-
     Raises:
         DeclarationError: they are not stated, and cannot be determined.
     """
     import dspy
 
-    while isinstance(module, dspy.BestOfN):  # it passes its arguments to its module
-        module = module.module
     signatures = [
         predictor.signature for _, predictor in module.named_sub_modules(type_=dspy.Predict)
     ]
@@ -491,13 +471,7 @@ def from_dspy_module(
         lm: the model of DSPy; default: that of the module or of ``dspy.configure``.
         inputs: types of the arguments; default: as in `from_dspy`.
         outputs: types of the fields of its prediction; default: as in `from_dspy`.
-        version: text that changes when the module's behavior does, for the cache; added to its
-            state.
-        price: dollars per million prompt and completion tokens; default: litellm's price of the
-            model.
-        worst: upper bound of the usage of one run, which is reserved before it.
-        cache: whether results are cached.
-        timeout: time limit of one run in seconds.
+        version, price, worst, cache, timeout: as for `from_langchain`.
 
     Raises:
         DeclarationError: it is no module, or its inputs or outputs are not known.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,14 +10,13 @@ from typing import TYPE_CHECKING, Any, get_args
 from compound.components.answers.asking import ask
 from compound.components.llm import LLM
 from compound.core.engine import Completion, Engine, Message, Request
-from compound.core.errors import CompoundError, DeclarationError, ParseError
+from compound.core.errors import DeclarationError, ParseError
 from compound.core.narrowing import entry
 from compound.core.security.sanitize import remember_secret
 from compound.engines.litellm import LiteLLMEngine
 from compound.engines.options import RemoteOptions
 from compound.graph.component import CallContext
 from compound.graph.configuration import digest
-from compound.graph.fingerprint import code_digest
 from compound.graph.registry.engines import find_engine
 from compound.graph.space import Choice, Demo, as_demos
 from compound.graph.types import Port, format_type
@@ -54,12 +51,7 @@ HINTS = {
 
 
 class DSPyModels:
-    """The models of a program, by the names that its components give to engines.
-
-    Args:
-        lm: the model that replaces those of DSPy, if the user gives one. Where it has the name of
-            one of them, it is that one.
-    """
+    """The models of a program, by the names that its components give to engines."""
 
     def __init__(self, lm: str | Choice | None) -> None:
         self._given = lm
@@ -68,11 +60,6 @@ class DSPyModels:
 
     def use(self, place: str, lm: Any, config: Mapping[str, object]) -> str | Choice | None:  # noqa: ANN401
         """Return the name of a model with the options of a predictor.
-
-        Args:
-            place: what has the model, for messages.
-            lm: the `dspy.LM`, if any.
-            config: options of the predictor, which precede those of the model.
 
         Raises:
             DeclarationError: an option cannot be carried over.
@@ -191,12 +178,7 @@ ROLES = ("system", "user", "assistant")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DSPyPredictor(LLM):
-    """A DSPy predictor: instructions and demonstrations are settings, fields come from its signature.
-
-    Attributes:
-        signature: the signature, whose instructions the setting ``prompt`` replaces.
-        adapter: DSPy's adapter, which writes the messages and reads the answers.
-    """
+    """A DSPy predictor: instructions and demonstrations are settings, fields come from its signature."""
 
     signature: Any = None
     adapter: Any = None
@@ -341,8 +323,8 @@ def _fallback(adapter: Any) -> Any:  # noqa: ANN401 - an adapter of DSPy, which 
     return JSONAdapter()
 
 
-TEMPERATURE = 1.0  # of all attempts, as in DSPy
 OWN_MODEL = {
+    "BestOfN": "calls its predictors with copies of their models",
     "Refine": "creates a predictor in each run, which writes advice for the next attempt",
     "RLM": "calls models from the code that it generates",
 }
@@ -360,10 +342,9 @@ def check_modules(program: dspy.Module) -> None:
     for name, why in OWN_MODEL.items():
         kind = getattr(dspy, name, None)
         if kind is not None and any(program.named_sub_modules(type_=kind)):
-            more = ", or use dspy.BestOfN" if name == "Refine" else ""
             raise DeclarationError(
                 f"dspy.{name} cannot be imported: it {why}, so that not all of its prompts can be tuned",
-                hint=f"import it as one component with cp.interchange.from_dspy_module{more}",
+                hint="import it as one component with cp.interchange.from_dspy_module",
             )
 
 
@@ -388,68 +369,3 @@ def own_adapter() -> dspy.Adapter:
         hint="import the module as one component with cp.interchange.from_dspy_module, "
         "or set another adapter",
     )
-
-
-def sampled_predictors(program: dspy.Module) -> set[int]:
-    """Return the identities of the predictors that a `dspy.BestOfN` samples."""
-    import dspy
-
-    return {
-        id(predictor)
-        for _, module in program.named_sub_modules(type_=dspy.BestOfN)
-        for _, predictor in module.named_sub_modules(type_=dspy.Predict)
-    }
-
-
-def bind_attempts(program: dspy.Module) -> None:
-    """Make each `dspy.BestOfN` call its module itself instead of copies of it with other models.
-
-    DSPy draws different answers by copies of the model with different ``rollout_id``. Here, each
-    call of a predictor has a seed of its own.
-
-    Args:
-        program: a copy of the user's program; it is modified.
-    """
-    import dspy
-
-    for _, module in program.named_sub_modules(type_=dspy.BestOfN):
-        module.forward = functools.partial(_forward, module)
-
-
-def describe_attempts(program: dspy.Module) -> list[list[object]]:
-    """Return the number of attempts, the threshold and the code of the reward of each `dspy.BestOfN`."""
-    import dspy
-
-    found = []
-    for _, module in program.named_sub_modules(type_=dspy.BestOfN):
-        held = inspect.getclosurevars(
-            module.reward_fn
-        ).nonlocals  # DSPy wraps the user's function in a lambda
-        reward = held.get("reward_fn", module.reward_fn)
-        found.append([module.N, module.threshold, module.fail_count, code_digest(reward)])
-    return found
-
-
-def _forward(module: Any, **given: object) -> object:  # noqa: ANN401 - a dspy.BestOfN, which has no types
-    """Return the prediction with the highest reward, or the first one that reaches the threshold."""
-    best, best_reward, allowed = None, float("-inf"), module.fail_count
-    failure: Exception | None = None
-    for attempt in range(module.N):
-        try:
-            prediction = module.module(**given)
-            reward = module.reward_fn(given, prediction)
-        except CompoundError:
-            raise
-        except Exception as error:
-            failure = error
-            if attempt > allowed:
-                raise
-            allowed -= 1
-            continue
-        if reward > best_reward:
-            best, best_reward = prediction, reward
-        if reward >= module.threshold:
-            break
-    if best is None and failure is not None:
-        raise failure
-    return best

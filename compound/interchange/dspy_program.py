@@ -25,7 +25,7 @@ from compound.graph.fingerprint import code_digest
 from compound.graph.registry.user_code import located
 from compound.graph.system import System
 from compound.graph.types import Port, as_declared
-from compound.interchange.dspy_models import DSPyPredictor, describe_attempts
+from compound.interchange.dspy_models import DSPyPredictor
 
 RUN = "compound_run"  # setting of DSPy that holds the run which its predictors belong to
 CHOSEN = "predictor"
@@ -62,16 +62,7 @@ class _Stopped(BaseException):
 
 
 class DSPyProgram(Composite):
-    """A DSPy program. Made by `compound.interchange.from_dspy`.
-
-    Args:
-        name: the component's name.
-        program: the program, whose predictors call the current run; see `bind_predictors`.
-        predictors: the predictors by the name of their component.
-        inputs: types of the arguments of ``forward``.
-        outputs: types of the fields of its prediction.
-        max_calls: maximum number of predictor calls per run.
-    """
+    """A DSPy program. Made by `compound.interchange.from_dspy`."""
 
     kind = "dspy_program"
     keeps_partial_outputs = True
@@ -104,7 +95,7 @@ class DSPyProgram(Composite):
 
     @functools.cached_property
     def version(self) -> str:
-        """Digest of the predictors, of the code of every module's ``forward``, and of rewards of attempts."""
+        """Digest of the predictors and of the code of every module's ``forward``."""
         modules = [module for _, module in self.program.named_sub_modules()]
         codes = [
             [
@@ -113,9 +104,8 @@ class DSPyProgram(Composite):
             ]
             for module in modules
         ]
-        attempts = describe_attempts(self.program)
         return "dspy_program:" + digest(
-            [self.body.signature, self.max_calls, sorted(map(str, codes)), *attempts]
+            [self.body.signature, self.max_calls, sorted(map(str, codes))]
         )
 
     def most_turns(self, sizes: Mapping[str, float]) -> float:  # noqa: D102
@@ -175,13 +165,7 @@ class DSPyProgram(Composite):
 
 
 class ProgramRun:
-    """One run of a program: answers its predictors by running turns of the body.
-
-    Args:
-        owner: the composite.
-        body: runs a turn.
-        sources: addresses of the calls that the inputs depend on.
-    """
+    """One run of a program: answers its predictors by running turns of the body."""
 
     def __init__(self, owner: DSPyProgram, body: RunBody, sources: tuple[str, ...]) -> None:
         self.sources = sources
@@ -266,12 +250,7 @@ def field_of(returned: object, name: str) -> object:
 
 
 def bind_predictors(program: Any, names: Mapping[int, str]) -> None:  # noqa: ANN401
-    """Make the predictors of a program call the current run instead of a model.
-
-    Args:
-        program: a copy of the user's program; it is modified.
-        names: component names by the identity of the predictor.
-    """
+    """Make the predictors of a program call the current run instead of a model."""
     import dspy
 
     for _, predictor in program.named_sub_modules(type_=dspy.Predict):

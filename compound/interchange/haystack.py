@@ -22,15 +22,7 @@ _REPORTS: ContextVar[list[Report] | None] = ContextVar("haystack_reports", defau
 
 
 class HaystackPipeline(BlackBox):
-    """A pipeline as a component. Made by `compound.interchange.from_haystack`.
-
-    Args:
-        name: the component's name.
-        pipeline: the pipeline, whose generators report their usage; see `_with_reports`.
-        sockets: component and socket of each input and setting.
-        results: component and socket of each output.
-        **options: see `BlackBox`.
-    """
+    """A pipeline as a component. Made by `compound.interchange.from_haystack`."""
 
     kind = "haystack"
 

@@ -189,13 +189,7 @@ def _words(request: Request) -> int:
 
 @dataclass(frozen=True)
 class MemorySnapshot:
-    """Snapshot of a `PlainMemory`.
-
-    Attributes:
-        state: the state, as JSON text.
-        records: the records, as JSON texts.
-        files: a copy of the folder.
-    """
+    """Snapshot of a `PlainMemory`."""
 
     state: str
     records: tuple[str, ...]

@@ -37,17 +37,6 @@ class EngineKit:
     come from a pytest fixture: a method with ``@pytest.fixture(autouse=True)`` that stores them on
     ``self``.
 
-    Checks:
-        - it has the attributes of the protocol, and equal engines have equal names
-        - ``worst_case`` bounds the usage of every answer: calls, prompt and completion tokens, cost
-        - an answer has at most ``max_tokens`` tokens, and ends before each stop sequence
-        - concurrent requests are all answered, with the same answers as sequential ones
-        - equal greedy requests with equal seeds have equal answers
-        - cancelling a request does not affect other requests
-        - a token record has a log-probability of at most 0 for each sampled token
-        - ``aclose`` may be called twice, and before any request
-        - a failed request raises a `CompoundError`
-
     Attributes:
         deterministic: whether the engine guarantees equal answers to equal greedy requests,
             sequential or concurrent. Set it to False for a provider without this guarantee.
@@ -68,8 +57,6 @@ class EngineKit:
     deterministic: bool = True
     timeout: float = 60.0
 
-    # -- hooks -----------------------------------------------------------------------------------------
-
     def make(self) -> Engine:
         """Return a new engine. Override this; all returned engines must be equivalent."""
         raise NotImplementedError("override make() to return the engine to test")
@@ -81,8 +68,6 @@ class EngineKit:
     def failing(self) -> tuple[Engine, Request] | None:
         """Return an engine and a request that it cannot answer; ``None`` skips the check of failures."""
         return None
-
-    # -- checks ----------------------------------------------------------------------------------------
 
     def test_it_is_an_engine(self) -> None:
         """The engine has the attributes of the protocol, with the right types."""
@@ -265,8 +250,6 @@ class EngineKit:
             raise AssertionError(f"the request of failing() did not fail: {completion.text!r}")
 
         self._run(check, engine)
-
-    # -- parts -----------------------------------------------------------------------------------------
 
     def _run(self, work: Callable[[Engine], Awaitable[T]], engine: Engine | None = None) -> T:
         """Run a check with an engine, and close the engine."""

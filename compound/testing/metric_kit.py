@@ -29,15 +29,6 @@ TOLERANCE = 1e-9
 class MetricKit:
     """Checks of a metric; subclass it as ``Test…``, and override `make` and `cases`.
 
-    Checks:
-        - it has a name
-        - every score is a finite number, or a `Score` of finite numbers with a string as feedback
-        - the bounds, if declared, are two numbers in order, and include every score
-        - equal arguments give equal scores
-        - it does not modify the outputs or the example
-        - the scores are those that the cases expect
-        - if an output that it reads is missing, it raises a `CompoundError` or returns a score
-
     An evaluation records an exception of a metric as the failure of that run. Other exceptions,
     such as a `KeyError`, would not name the metric that failed or the available outputs.
 
@@ -59,8 +50,6 @@ class MetricKit:
         {}
     """
 
-    # -- hooks -----------------------------------------------------------------------------------------
-
     def make(self) -> Metric | Scoring:
         """Return the metric, or a function of outputs and example. Override this."""
         raise NotImplementedError("override make() to return the metric to test")
@@ -74,8 +63,6 @@ class MetricKit:
     def engines(self) -> Mapping[str, Engine]:
         """Return the engines of a metric that asks a model, by name; default: none."""
         return {}
-
-    # -- checks ----------------------------------------------------------------------------------------
 
     def test_it_has_a_name(self) -> None:
         """The name is a non-empty string."""
@@ -162,8 +149,6 @@ class MetricKit:
                         f"{type(error).__name__}: {error}; raise a CallError that names the output, or "
                         "return a score"
                     ) from error
-
-    # -- parts -----------------------------------------------------------------------------------------
 
     def _metric(self) -> Metric:
         return as_metric(self.make())

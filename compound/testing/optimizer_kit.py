@@ -13,6 +13,8 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
 from unittest import SkipTest
 
 import numpy as np
@@ -63,16 +65,7 @@ NAME = "optimizer"
 
 @dataclass(frozen=True)
 class KitCheckpoint:
-    """Checkpoint of a job after a `Progress`, as in a run directory.
-
-    Attributes:
-        progress: the progress, with only JSON types.
-        memory: the method's memory.
-        cached: the keys of the recorded calls.
-        meter: the spending.
-        scored: the candidates scored so far.
-        ledger: the requests for proposals.
-    """
+    """Checkpoint of a job after a `Progress`, with only JSON types, as in a run directory."""
 
     progress: Progress
     memory: MemorySnapshot
@@ -140,8 +133,10 @@ class OptimizerJob:
         candidates: int = 8,
         tried: Sequence[ScoredCandidate] = (),
     ) -> None:
+        self._arguments = (system, metric, train, lm, share)
+        self._options: Any = {"keys": keys, "seed": seed, "pool_seed": pool_seed}
+        self._options |= {"minibatch": minibatch, "candidates": candidates, "tried": tried}
         self.lm = engine = lm()
-        self._make_lm = lm
         self._files = temporary_folder(self)
         self._numbers = itertools.count()
         settings = OptimizeSettings(minibatch=minibatch, candidates=candidates, iterations=1)
@@ -157,7 +152,7 @@ class OptimizerJob:
             lambda _: engine,
         )
         self.share = share
-        self._cache = _Cache({}, ())
+        self._cache = _Cache()
         self.memory = PlainMemory(self._files / "memory")
         self.memory.folder.mkdir()
         self.executor = Executor(self._base.engines, cache=self._cache, folder=self.memory.folder)
@@ -228,20 +223,7 @@ class OptimizerJob:
 
     def fresh_copy(self) -> OptimizerJob:
         """Return an equal job that has not started, with a new engine."""
-        task, base = self.task, self._base
-        return OptimizerJob(
-            base.system,
-            base.metric,
-            base.train,
-            self._make_lm,
-            self.share,
-            keys=task.keys,
-            seed=task.seed,
-            pool_seed=task.pool_seed,
-            minibatch=task.minibatch,
-            candidates=task.candidates,
-            tried=task.tried,
-        )
+        return OptimizerJob(*self._arguments, **self._options)
 
     def resume(self, checkpoint: KitCheckpoint) -> OptimizerJob:
         """Return an equal job that resumes from a checkpoint, as after a crash.
@@ -335,17 +317,9 @@ STORE = "store numbers, strings, lists and dictionaries, as compound.core.storag
 class _Scorer(JobScorer):
     """Scorer that records the requests for proposals."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        executor: Executor,
-        incumbent: System,
-        share: float,
-        spent: float,
-        proposals: Proposals,
-    ) -> None:
-        super().__init__(problem, executor, incumbent, share, spent, proposals)
-        self.proposal_requests: list[tuple[str | None, Request]] = []
+    @cached_property
+    def proposal_requests(self) -> list[tuple[str | None, Request]]:
+        return []
 
     async def generate(self, request: Request, lm: str | None = None) -> Completion:
         """Record a request for a proposal, and send it."""
@@ -356,12 +330,11 @@ class _Scorer(JobScorer):
 class _Cache:
     """Cache whose entries after the checkpoint are charged when first read, as after a crash."""
 
-    def __init__(self, rows: Mapping[str, str], covered: Sequence[str]) -> None:
+    def __init__(self) -> None:
         self.rows: dict[str, str] = {}
         self._pending: set[str] = set()
-        self.fill(rows, covered)
 
-    def fill(self, rows: Mapping[str, str], covered: Sequence[str] | frozenset[str]) -> None:
+    def fill(self, rows: Mapping[str, str], covered: frozenset[str]) -> None:
         """Add recorded calls; those that the checkpoint does not cover are pending."""
         self.rows |= rows
         self._pending |= set(rows).difference(covered)
@@ -374,10 +347,9 @@ class _Cache:
         self.rows.setdefault(key, json.dumps(outcome, ensure_ascii=False))
 
     def take_pending(self, key: str) -> bool:
-        if key in self._pending:
-            self._pending.discard(key)
-            return True
-        return False
+        pending = key in self._pending
+        self._pending.discard(key)
+        return pending
 
 
 def _flat(event: Progress | Proposal) -> dict[str, object]:
@@ -421,20 +393,6 @@ class OptimizerKit:
     improves. Override `system` or `keys` if the optimizer changes only some kinds of parameters,
     and `engine` if it expects more than a new prompt from the answers to its own requests.
 
-    Checks:
-        - ``propose`` takes a task and is an async generator of `Progress` and `Proposal`
-        - it yields exactly one `Proposal`, as the last event
-        - states and facts are JSON, and steps increase up to their total
-        - the proposal names parameters of the task, with values that can be bound to the system
-        - two runs with the same seed yield the same events
-        - resuming from any checkpoint, with a new optimizer and the memory of that time, gives the same
-          result
-        - it spends at most its share of system runs, also if the share covers only two minibatches
-        - with a constant metric it reports no gain
-        - it does not use or seed the global generators of `random` and `numpy.random`
-        - it does not modify examples
-        - if it has a method ``plan``, it makes at most that many requests for proposals
-
     Attributes:
         share: the system runs of the job.
         checkpoints: the minimum number of `Progress` events of a run, so that resuming is tested; 0
@@ -452,8 +410,6 @@ class OptimizerKit:
 
     share: float = 200.0
     checkpoints: int = 1
-
-    # -- hooks -----------------------------------------------------------------------------------------
 
     def make(self) -> Optimizer:
         """Return a new optimizer. Override this; all returned optimizers must be equivalent."""
@@ -520,55 +476,36 @@ class OptimizerKit:
             minibatch=minibatch,
         )
 
-    # -- checks ----------------------------------------------------------------------------------------
-
-    def test_propose_is_an_async_generator(self) -> None:
-        """``propose`` takes a task and returns an async generator."""
+    def test_events_follow_the_protocol(self) -> None:
+        """``propose`` yields `Progress` events with counted steps, then one `Proposal`; facts are JSON."""
         propose = getattr(self.make(), "propose", None)
         assert callable(propose), f"the optimizer has no method propose; {_ASYNC}"
-        events = propose(self.job().task)
-        if inspect.iscoroutine(events):
-            events.close()
-        assert inspect.isasyncgen(events), f"propose returned {type(events).__name__}; {_ASYNC}"
-
-    def test_one_proposal_comes_last(self) -> None:
-        """The optimizer yields any number of `Progress` events, then exactly one `Proposal`."""
-        events = self.job().events(self.make())
-        proposals = sum(isinstance(event, Proposal) for event in events)
-        assert proposals == 1, (
-            f"the optimizer yielded {proposals} Proposals; yield exactly one, at the end"
+        started = propose(self.job().task)
+        if inspect.iscoroutine(started):
+            started.close()
+        assert inspect.isasyncgen(started), f"propose returned {type(started).__name__}; {_ASYNC}"
+        events = self.job().events(self.make())  # the job checks every Progress
+        proposals = [event for event in events if isinstance(event, Proposal)]
+        assert len(proposals) == 1, (
+            f"the optimizer yielded {len(proposals)} Proposals; yield exactly one, at the end"
         )
-        after = events[-1]
-        assert isinstance(after, Proposal), (
-            f"the optimizer yielded {short_repr(after)} after its Proposal; the Proposal must be the last "
-            "event"
+        assert events[-1] is proposals[0], (
+            f"the optimizer yielded {short_repr(events[-1])} after its Proposal, which must be last"
         )
-        count = len(events) - 1
-        assert count >= self.checkpoints, (
-            f"the optimizer yielded {count} Progress, but the kit expects at least {self.checkpoints}; yield "
-            "one after each step that should be resumable, or set checkpoints = 0 in the kit"
+        problem = json_problem(dict(proposals[0].facts))
+        assert not problem, f"the facts of Proposal must be JSON, but {problem}; {STORE}"
+        progress = [event for event in events if isinstance(event, Progress)]
+        assert len(progress) >= self.checkpoints, (
+            f"the optimizer yielded {len(progress)} Progress, but the kit expects at least "
+            f"{self.checkpoints}; yield one after each step that should be resumable, or set checkpoints = 0"
         )
-
-    def test_states_and_facts_are_json(self) -> None:
-        """States and facts can be stored in checkpoints and records."""
-        for event in self.job().events(self.make()):  # the job checks every Progress
-            problem = json_problem(dict(event.facts))
-            assert not problem, f"the facts of Proposal must be JSON, but {problem}; {STORE}"
-
-    def test_steps_are_counted_upwards(self) -> None:
-        """Steps of `Progress` events, if given, do not decrease and do not exceed their total."""
-        events = self.job().events(self.make())
-        numbered = [
-            (e.step, e.of) for e in events if isinstance(e, Progress) and e.step is not None
-        ]
-        steps = [step for step, _ in numbered]
+        steps = [(event.step, event.of) for event in progress if event.step is not None]
         assert steps == sorted(steps), (
             f"Progress.step must not decrease, but the steps are {short_repr(steps)}"
         )
-        for step, total in numbered:
+        for step, total in steps:
             assert total is None or step <= total, (
-                f"Progress has step {step} of {total}; set Progress.of to the number of steps, or to None if "
-                "it is unknown"
+                f"Progress has step {step} of {total}; set Progress.of to the number of steps, or to None"
             )
 
     def test_the_proposal_can_be_bound(self) -> None:
@@ -629,45 +566,33 @@ class OptimizerKit:
                 "compare candidates and the incumbent on the same examples"
             )
 
-    def test_global_generators_are_not_used(self) -> None:
-        """The optimizer neither uses nor seeds the global random generators."""
+    def test_only_the_task_is_used(self) -> None:
+        """The optimizer neither uses the global random generators nor changes the examples."""
         job, optimizer = self.job(), self.make()
+        examples = [[example.inputs, example.gold] for example in job.task.train]
+        before = to_readable_json(examples)
         with without_global_generators("the optimizer"):
             job.run(optimizer)
-
-    def test_examples_are_not_changed(self) -> None:
-        """The examples are unchanged after the run."""
-        job = self.job()
-        before = to_readable_json([[example.inputs, example.gold] for example in job.task.train])
-        job.run(self.make())
-        after = to_readable_json([[example.inputs, example.gold] for example in job.task.train])
-        assert after == before, (
+        assert to_readable_json(examples) == before, (
             "the optimizer modified an example of task.train; copy values before modifying them"
         )
 
     def test_requests_stay_within_the_plan(self) -> None:
-        """The number of requests for proposals is at most the planned one."""
-        optimizer, job = self.make(), self.job()
-        plan = plan_job(job.problem(optimizer), job.job, self.share)
-        if plan is None:
-            raise SkipTest("the optimizer does not state its requests")
-        job.run(optimizer)
-        most, made = plan.most(), len(job.proposal_requests)
-        assert most is None or made <= most, (
-            f"the optimizer made {made} requests for proposals, but plan states {most}; state the maximum "
-            "for a job with job.runs system runs"
-        )
-
-    def test_a_larger_share_does_not_lower_the_number_of_requests(self) -> None:
-        """The planned number of requests does not decrease if the job may spend more system runs."""
+        """Requests for proposals are at most as many as planned; a larger share does not lower the plan."""
         optimizer, job = self.make(), self.job()
         problem, runs = job.problem(optimizer), [self.share / 4, self.share, 4 * self.share]
         plans = [plan_job(problem, job.job, n) for n in runs]
         if None in plans:
             raise SkipTest("the optimizer does not state its requests")
-        counts = [plan.most() for plan in plans if plan]
-        assert counts == sorted(math.inf if n is None else n for n in counts), (
+        counts = [math.inf if (most := plan.most()) is None else most for plan in plans if plan]
+        assert counts == sorted(counts), (
             f"with {runs} system runs plan states {counts} requests; they must not decrease"
+        )
+        job.run(optimizer)
+        made = len(job.proposal_requests)
+        assert made <= counts[1], (
+            f"the optimizer made {made} requests for proposals, but plan states {counts[1]}; state the "
+            "maximum for a job with job.runs system runs"
         )
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from compound.components.llm import LLM
 from compound.core.engine import Completion, Request, TokenRecord
@@ -64,13 +64,7 @@ EXAMPLES = tuple(Example(f"e{i}", {"x": f"word{i}"}) for i in range(3))
 
 @dataclass(frozen=True)
 class DigitAnswer:
-    """An answer of `DigitLM`.
-
-    Attributes:
-        component: the component that sent the request.
-        tokens: the sampled tokens.
-        temperature: the sampling temperature.
-    """
+    """An answer of `DigitLM`."""
 
     component: str
     tokens: TokenRecord
@@ -118,12 +112,7 @@ class DigitLM(ScriptedLM):
 
 @dataclass
 class ConstantCritic:
-    """Substitute for the trainer, with a constant value head.
-
-    Attributes:
-        value: the value that the head predicts.
-        asked: the samples that it received.
-    """
+    """Substitute for the trainer, with a constant value head."""
 
     value: float = 0.0
     asked: list[Sample] = field(default_factory=list)
@@ -218,30 +207,15 @@ class RecipeJob:
         self,
         recipe: Recipe,
         *,
-        step: int = 0,
         examples: Sequence[Example] = EXAMPLES,
-        present: System | None = None,
-        metric: Metric | None = None,
-        meter: Meter | None = None,
-        folder: Path = Path(),
-        spare: Sequence[Example] = (),
+        **settings: Any,  # noqa: ANN401
     ) -> CreditedSamples:
-        """Collect the samples of a step like the training loop does.
-
-        Args:
-            recipe: the recipe to test.
-            step: the number of the step, which seeds its random streams.
-            examples: the examples of the step.
-            present: the system with its current weights; the initial chain by default.
-            metric: the global reward; a tenth of the last digit by default.
-            meter: counts the system runs.
-            folder: the folder for code and files that the settings name.
-            spare: further examples, which may replace those without a gradient.
+        """Collect the samples of a step like the training loop does; ``settings`` are those of `context`.
 
         Raises:
             TooManyFailures: too many rollouts of the step were lost.
         """
-        context = self.context(recipe, step, examples, present, metric, meter, folder, spare=spare)
+        context = self.context(recipe, examples=examples, **settings)
         credited = asyncio.run(credited_by(recipe, context, examples))
         context.sampler.check_failures()
         return credited
@@ -258,7 +232,18 @@ class RecipeJob:
         *,
         spare: Sequence[Example] = (),
     ) -> RecipeContext:
-        """Return the context of a step; the arguments are those of `collect`."""
+        """Return the context of a step.
+
+        Args:
+            recipe: the recipe to test.
+            step: the number of the step, which seeds its random streams.
+            examples: the examples of the step.
+            present: the system with its current weights; the initial chain by default.
+            metric: the global reward; a tenth of the last digit by default.
+            meter: counts the system runs.
+            folder: the folder for code and files that the settings name.
+            spare: further examples, which may replace those without a gradient.
+        """
         rules = rollout_rules(EvaluationRules(), self.system, self.trained, recipe.sampling)
         executor = Executor({LM: self.lm}, cache=MemoryCache(), meter=meter, folder=self._files)
         metric = metric or custom(_digit, "digit", bounds=(0, 1))
@@ -314,19 +299,6 @@ class RecipeKit:
     Steps run on a chain of agents without a model; see `compound.testing.RecipeJob`. Configure the
     recipe with at least two runs of each example, so that rewards can be compared.
 
-    Checks:
-        - ``sampling``, ``loss`` and ``critic`` are settings that are consistent with each other and with the
-          samples
-        - every sample belongs to a trained component and to an example of the step
-        - its advantages are finite numbers, one per token
-        - its tokens are those that the model recorded for that component, at the temperature of ``sampling``
-        - equal seeds give equal samples, and different steps give different ones
-        - a step makes at most ``cost`` system runs, and an evaluation at most ``evaluation_cost``
-        - facts and the state of the recipe are JSON, and a restored state leads to the same samples
-        - a rollout that a server lost gives no sample and no score; if all rollouts of a step are lost, the
-          step raises `TooManyFailures` and stores no state
-        - it does not use or seed the global random generators
-
     The training loop starts a step if the job's share of the budget covers its ``cost``, and stops
     the step if it exceeds the share: a cost that is too low ends the job without that step.
 
@@ -347,8 +319,6 @@ class RecipeKit:
     agents: Sequence[str] = ("a", "b", "c")
     trained: Sequence[str] = ("a", "c")
 
-    # -- hooks -----------------------------------------------------------------------------------------
-
     def make(self) -> Recipe:
         """Return a new recipe. Override this; all returned recipes must be equivalent."""
         raise NotImplementedError("override make() to return the recipe to test")
@@ -356,8 +326,6 @@ class RecipeKit:
     def job(self, agents: Sequence[str] | None = None) -> RecipeJob:
         """Return a job of the kit."""
         return RecipeJob(self.agents if agents is None else agents, self.trained)
-
-    # -- checks ----------------------------------------------------------------------------------------
 
     def test_settings_agree(self) -> None:
         """``sampling``, ``loss`` and ``critic`` are settings that are consistent with each other."""
@@ -403,23 +371,19 @@ class RecipeKit:
         """Samples belong to trained components and to the examples of the step."""
         job = self.job()
         credited = self._collected(job)
-        known = {example.id for example in EXAMPLES}
+        words = {example.id: {str(example.inputs["x"]).encode()} for example in EXAMPLES}
         for sample in credited.samples:
             assert sample.component in self.trained, (
                 f"a sample belongs to {sample.component!r}, which is not trained; create samples only from "
                 "calls of context.trained"
             )
-            assert sample.example in known, (
+            assert sample.example in words, (
                 f"a sample belongs to the example {sample.example!r}, which is not in the step"
             )
             read = set(WORD.findall(bytes(sample.tokens.prompt)))
-            words = {
-                str(example.inputs["x"]).encode()
-                for example in EXAMPLES
-                if example.id == sample.example
-            }
-            assert read <= words, (
-                f"a sample of the example {sample.example!r} has a prompt with {sorted(read - words)}, which "
+            assert read <= words[sample.example], (
+                f"a sample of the example {sample.example!r} has a prompt with "
+                f"{sorted(read - words[sample.example])}, which "
                 "belongs to another example"
             )
         trained = {sample.component for sample in credited.samples}
@@ -502,21 +466,15 @@ class RecipeKit:
             f"evaluation_cost is {cost:g}"
         )
 
-    def test_facts_are_json(self) -> None:
-        """The record of a step can be stored."""
-        credited = self._collected(self.job())
-        problem = json_problem(dict(credited.facts))
-        assert not problem, f"the facts of a step must be JSON, but {problem}"
-
     def test_what_is_kept_restores(self) -> None:
-        """The next step is the same after an interruption, with a new recipe and the restored state."""
+        """Facts and states are JSON; after an interruption, the restored state leads to the same step."""
         job, recipe = self.job(), self.make()
-        job.collect(recipe)
-        problem = json_problem(job.state)
-        assert not problem, (
-            f"the state of a recipe must be JSON, but {problem}; use context.recall and context.keep with a "
-            "State"
-        )
+        facts = dict(self._collected(job, recipe).facts)
+        for what, stored in (("facts of a step", facts), ("state of a recipe", job.state)):
+            problem = json_problem(stored)
+            assert not problem, (
+                f"the {what} must be JSON, but {problem}; keep states with context.keep and a State"
+            )
         restored = self.job()
         state = through_json(job.state)
         assert isinstance(state, dict)
@@ -584,8 +542,6 @@ class RecipeKit:
         recipe, job = self.make(), self.job()
         with without_global_generators("the recipe"):
             job.collect(recipe)
-
-    # -- parts -----------------------------------------------------------------------------------------
 
     def _collected(
         self, job: RecipeJob, recipe: Recipe | None = None, step: int = 0

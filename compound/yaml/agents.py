@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Required
 
@@ -17,11 +18,10 @@ from compound.components.tools.mcp_server import MCPServer, MCPSource
 from compound.components.tools.openapi import OpenAPISource
 from compound.components.tools.openapi_document import open_document
 from compound.components.tools.programs import SandboxSource
-from compound.components.tools.source import TIMEOUT
 from compound.components.tools.tool import Tool
 from compound.core.errors import DataError, DeclarationError, SpecError
 from compound.core.security.sandbox.limits import SandboxLimits
-from compound.core.security.trust import Origin, Trust, refusal
+from compound.core.security.trust import Origin
 from compound.core.security.untrusted import UntrustedFolder
 from compound.graph.registry.code import importable_problem
 from compound.yaml.context import FileContext
@@ -141,17 +141,10 @@ def _is_trusted(
     server: str, key: str | None, file: FileContext, address: Address, setting: str
 ) -> bool:
     """Return whether the user trusts a server, or report how to give consent."""
-    try:
-        trust = Trust.of_user(file.trusted, strict=not file.allow_import)
-        refused = refusal(trust, "", server, key, sends="requests", only_listed=True)
-    except DeclarationError as error:
-        file.document.report_error((*address, setting), error)
-        return False
-    if refused is not None:
-        place = "auth_env" if key is not None else setting
-        named = (*address, place) if file.document.has((*address, place)) else address
-        file.document.report(named, *refused)
-    return refused is None
+    place = (*address, "auth_env" if key is not None else setting)
+    named = place if file.document.has(place) else address
+    wrong = (*address, setting)
+    return file.check_trust(server, key, wrong, named, sends="requests", only_listed=True)
 
 
 def dump_tools(agent: Agent) -> list[Tree]:
@@ -166,21 +159,22 @@ def dump_tools(agent: Agent) -> list[Tree]:
         source = tool.source
         if isinstance(source, MCPSource):
             if source.server not in servers:
-                entries.append(
-                    {"mcp": _server(source.server, servers.setdefault(source.server, []))}
-                )
+                given = changed_fields(source.server)
+                names = servers[source.server] = []
+                entries.append({"mcp": {**given, "only": names}})
             servers[source.server].append(source.name)
         else:
             entries.append(_entry(agent.name, tool))
     return entries
 
 
-def _server(server: MCPServer, names: list[str]) -> Tree:
-    own: Tree = {"command": list(server.command)} if server.command else {"url": server.url}
-    own |= {"auth_env": server.auth_env} if server.auth_env else {}
-    own |= {"env": list(server.env)} if server.env else {}
-    own |= {"timeout": server.timeout} if server.timeout != TIMEOUT else {}
-    return {**own, "only": names}
+def changed_fields(settings: MCPServer | SandboxLimits) -> Tree:
+    """Return the fields of a dataclass that differ from their defaults; tuples as lists."""
+    found = {
+        field.name: (getattr(settings, field.name), field.default) for field in fields(settings)
+    }
+    changed = {name: value for name, (value, default) in found.items() if value != default}
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in changed.items()}
 
 
 def _entry(owner: str, tool: Tool) -> Tree:
@@ -200,10 +194,8 @@ def _entry(owner: str, tool: Tool) -> Tree:
             **({"reproducible": True} if source.reproducible else {}),
         }
     if isinstance(source, SandboxSource):
-        defaults = SandboxLimits()
-        names = SandboxSettings.model_fields
-        limits = {n: v for n in names if (v := getattr(source.limits, n)) != getattr(defaults, n)}
-        return {"python": Flow(limits), **({"name": tool.name} if tool.name != "python" else {})}
+        named = {"name": tool.name} if tool.name != "python" else {}
+        return {"python": Flow(changed_fields(source.limits)), **named}
     if isinstance(source, OpenAPISource) and source.document:
         return {
             "openapi": source.document,

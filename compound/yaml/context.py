@@ -6,9 +6,10 @@ import os
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from compound.core.errors import CompoundError, DeclarationError, suggest_name
+from compound.core.security.trust import Trust, refusal
 from compound.core.security.untrusted import UntrustedFolder
 from compound.core.storage.artifacts import Reference, with_absolute_path
 from compound.engines.credentials import is_model_name
@@ -61,6 +62,31 @@ class FileContext:
         if found is not None:
             self.document.report(address, f"{spec} is not a function")
         return None
+
+    def check_trust(
+        self,
+        server: object,
+        key: object,
+        wrong: Address,
+        place: Address,
+        *,
+        model: str = "",
+        **options: Any,  # noqa: ANN401 - those of `refusal`
+    ) -> bool:
+        """Return whether a server and key may be used, or report why not.
+
+        A malformed address is reported at ``wrong``, and missing consent at ``place``.
+        """
+        given = [None if value is None else str(value) for value in (server, key)]
+        try:
+            trust = Trust.of_user(self.trusted, strict=not self.allow_import)
+            refused = refusal(trust, model, *given, **options)
+        except DeclarationError as error:
+            self.document.report_error(wrong, error)
+            return False
+        if refused is not None:
+            self.document.report(place, *refused)
+        return refused is None
 
     def attempt(self, address: Address, make: Callable[[], T], code: str = "") -> T | None:
         """Return ``make()``, or None after reporting why it failed.

@@ -15,7 +15,6 @@ from pydantic import Discriminator, Field, Tag
 from compound.core.engine import Capabilities
 from compound.core.errors import DeclarationError
 from compound.core.example import Values
-from compound.core.security.trust import Trust, refusal
 from compound.core.security.untrusted import UntrustedFolder
 from compound.engines.credentials import CONFIGURABLE_PROVIDERS, Connection
 from compound.engines.options import Count
@@ -189,7 +188,7 @@ def _check_consent(context: FileContext, kind: str, settings: Values, address: A
     named = (*address, server_setting if server is not None else "model")
     if kind == "litellm":
         try:
-            _check_provider(model, _text(server))
+            _check_provider(model, None if server is None else str(server))
         except DeclarationError as error:
             context.document.report_error(named, error)
             return
@@ -216,48 +215,8 @@ def _check_server(
     wrong: Address,
     place: Address,
 ) -> None:
-    """Report a malformed address at ``wrong``, or a server or key without consent at ``place``."""
-    if (server is None and key is None) or not context.sends:
-        return
-    try:
-        trust = Trust.of_user(context.trusted, strict=not context.allow_import)
-        refused = refusal(trust, str(settings.get("model", "")), _text(server), _text(key))
-    except DeclarationError as error:
-        context.document.report_error(wrong, error)
-        return
-    if refused is not None:
-        context.document.report(place, *refused)
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
-
-
-def check_cluster_consent(context: FileContext, cluster: str, address: Address) -> None:
-    """Report the address of a cluster that the user has not trusted, even if it is on this machine.
-
-    A cluster receives the examples, and its answers can execute code in this process. ``auto`` is
-    the cluster that the user started, joined or named in the environment
-    (`compound.cluster.ray_cluster`), and ``local`` is one that the run starts.
-
-    Args:
-        context: the context of the file.
-        cluster: the address, as in `compound.optimization.settings.base.RaySettings`.
-        address: the address of the setting in the file.
-
-    Raises:
-        ConfigurationError: the user's configuration file cannot be read.
-    """
-    if cluster in ("auto", "local") or context.document.is_override(address):
-        return
-    try:
-        trust = Trust.of_user(context.trusted, strict=not context.allow_import)
-        refused = refusal(trust, "", f"http://{cluster}", None, sends="examples", only_listed=True)
-    except DeclarationError as error:
-        context.document.report_error(address, error)
-        return
-    if refused is not None:
-        context.document.report(address, *refused)
+    if (server is not None or key is not None) and context.sends:
+        context.check_trust(server, key, wrong, place, model=str(settings.get("model", "")))
 
 
 SETTING, SUFFIX = "chat_template", ".jinja"

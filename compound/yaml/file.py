@@ -153,11 +153,7 @@ class File(GraphEntry):
 
 @functools.cache
 def file_model(own: UserSections = ()) -> type[File]:
-    """Return the model of a file whose ``optimize:`` has a section for each method.
-
-    Args:
-        own: sections of methods that are not built-in.
-    """
+    """Return the model of a file whose ``optimize:`` has a section for each method."""
     described = File.model_fields["optimize"].description
     optimize: Any = (optimize_model(own), Field(default=None, description=described))
     return create_model("File", __base__=_MadeFile, __doc__=File.__doc__, optimize=optimize)

@@ -42,15 +42,7 @@ OUT = "The type of the answer, or the types of the output fields."
 
 @dataclass(frozen=True)
 class MakeContext:
-    """Inputs for creating the component of an entry.
-
-    Attributes:
-        file: the context of the file.
-        name: the name of the component.
-        address: the address of the entry.
-        make_body: creates the system of a loop's or map's body from its address and the component's
-            name.
-    """
+    """Inputs for creating the component of an entry; ``make_body`` makes the system of its body."""
 
     file: FileContext
     name: str
@@ -62,12 +54,8 @@ class MakeContext:
 class DumpContext:
     """Inputs for writing a component.
 
-    Attributes:
-        name: the name of the component.
-        values: the configuration that the system is bound to.
-        wired: the connected ports of the component's own node, in order.
-        dump_body: returns the graph of a loop's or map's body.
-        class_schemas: whether classes are written as the JSON schemas of their values.
+    ``values`` are those that the system is bound to, ``wired`` the connected ports of the
+    component's own node in order; ``dump_body`` returns the graph of a loop's or map's body.
     """
 
     name: str
@@ -154,15 +142,10 @@ def _stored(parameter: inspect.Parameter, sources: Collection[object]) -> tuple[
 
 @dataclass(frozen=True)
 class Kind:
-    """A component kind.
+    """A component kind: its key and entry, and how components are made of entries and written.
 
-    Attributes:
-        name: the key of an entry that selects the kind.
-        entry: the model of an entry.
-        make: creates the component of an entry, or returns None after reporting the errors.
-        dump: returns the kind-specific part of a component's entry.
-        components: the component classes that ``dump`` writes.
-        has_body: whether the settings contain a graph under the key ``body``.
+    ``components`` are the classes that ``dump`` writes; with ``has_body``, the settings contain a
+    graph under the key ``body``.
     """
 
     name: str
@@ -241,12 +224,6 @@ def construct(
 ) -> Component:
     """Make a user's component; errors name the file and the line of the user's code.
 
-    Args:
-        kind: the class.
-        role: names it in messages.
-        name: the name of the component.
-        settings: what it is made with.
-
     Raises:
         DeclarationError: the class takes other arguments, or a declaration is not what it must be.
     """
@@ -277,14 +254,7 @@ def report_wrong_settings(
     given: Mapping[str, object],
     address: Address,
 ) -> bool:
-    """Report settings that a function or class does not take; return whether there are any.
-
-    Args:
-        context: of the file.
-        target: the function or class.
-        given: the settings as arguments.
-        address: where they stand.
-    """
+    """Report settings that a function or class does not take; return whether there are any."""
     try:
         parameters = inspect.signature(target).parameters
     except (TypeError, ValueError):

@@ -33,7 +33,7 @@ from compound.optimization.settings.sections import UserSections, optimize_model
 from compound.yaml.build import Graph
 from compound.yaml.context import OUTSIDE, FileContext, is_outside
 from compound.yaml.document import Address, Document, format_value
-from compound.yaml.engines import EngineSettings, check_cluster_consent, read_engines
+from compound.yaml.engines import EngineSettings, read_engines
 from compound.yaml.file import (
     CustomMetric,
     DataSettings,
@@ -60,16 +60,7 @@ class FileSource:
 
 @dataclass(frozen=True)
 class FileEngines:
-    """Lookup of engines by model: those that a file defines, otherwise by the form of the name.
-
-    Attributes:
-        path: the file.
-        engines: kind and settings of each engine that the file defines.
-        outside: models that may be read outside the file's folder, None for any. Checked at each
-            lookup, because a model's name may be the output of a component, which the file does not
-            contain.
-        source: what the file was loaded from.
-    """
+    """Lookup of engines by model: those that a file defines, otherwise by the form of the name."""
 
     path: Path
     engines: Mapping[str, EngineSettings]
@@ -288,10 +279,21 @@ def _optimize(context: FileContext, own: UserSections) -> OptimizeSettings:
         reason = "the file sends examples to a cluster, and imports are not allowed"
         context.document.report((*address, "runner"), reason, "remove it, or allow imports")
     elif settings.runner is not None:
-        check_cluster_consent(
-            context, settings.runner.ray.address, (*address, "runner", "ray", "address")
-        )
+        _check_cluster(context, settings.runner.ray.address)
     return settings
+
+
+def _check_cluster(context: FileContext, cluster: str) -> None:
+    """Report the address of a cluster that the user has not trusted, even if it is on this machine.
+
+    A cluster receives the examples, and its answers can execute code in this process. ``auto`` is
+    the cluster that the user started, joined or named in the environment
+    (`compound.cluster.ray_cluster`), and ``local`` is one that the run starts.
+    """
+    place = ("optimize", "runner", "ray", "address")
+    if cluster not in ("auto", "local") and not context.document.is_override(place):
+        server = f"http://{cluster}"
+        context.check_trust(server, None, place, place, sends="examples", only_listed=True)
 
 
 def _check_references(context: FileContext, settings: Settings, start: Address) -> None:

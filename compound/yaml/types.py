@@ -182,13 +182,7 @@ MARK = "x-installed"  # placeholder for installed extensions in a JSON Schema
 
 @dataclass(frozen=True)
 class Installed:
-    """Annotation of an entry's type that also accepts installed extensions.
-
-    Attributes:
-        noun: the sort of extension: ``kind``, ``metric`` or ``engine``.
-        names: returns the names of the installed extensions.
-        model: returns the model of an entry by name.
-    """
+    """Annotation of an entry's type that also accepts installed extensions."""
 
     noun: str
     names: Callable[[], Collection[str]]
@@ -282,14 +276,7 @@ def one_key(
     installed: Installed | None = None,
     prefix: str = "",
 ) -> object:
-    """Return the type of entries that must have exactly one of some keys.
-
-    Args:
-        noun: what the key selects, for messages.
-        models: the model of an entry by its key.
-        installed: further keys, of installed extensions.
-        prefix: prefix of the tags.
-    """
+    """Return the type of entries that must have exactly one of some keys."""
     POSSIBLE[noun] = models
     options = [tagged(f"~{prefix}{name}", model) for name, model in models.items()]
     if installed is not None:

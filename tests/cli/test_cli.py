@@ -19,10 +19,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from benchmarks.measure.interchange.chat_server import ChatServer
 from compound.cli import app
 from compound.cli import entry_point as module
 from compound.graph.configuration import Configuration, load
-from compound.testing.checks import ChatServer
 
 ROOT = Path(__file__).parents[2]
 GAME = Path(__file__).parents[1] / "files" / "game"

@@ -51,6 +51,11 @@ class Message(TypedDict):
 REFUSED: Any = object()
 
 
+def phrases(text: str) -> list[str]:
+    """Return the answers in a text, between semicolons."""
+    return " ".join(text.split()).split(" ; ")
+
+
 def ask(answer: str, kind: Any, finish: FinishReason = "stop") -> object:
     """Return what a component reads from an answer, or `REFUSED` if it is a parse error."""
     node = cp.LLM("a", prompt="P.", output=kind, reasks=0)(q=cp.Input("q"))
@@ -63,6 +68,23 @@ def ask(answer: str, kind: Any, finish: FinishReason = "stop") -> object:
     return REFUSED
 
 
+# Multiples, bounds, ranges, dates, times and several numbers.
+NO_INTEGERS = """
+4 million ; 4-million ; 4k ; 4K ; $4M ; 4 thousand ; 4 dozen ; 4万 ; 5² ; 5 or 6 ; five or 6 ;
+5 and 6 ; 5~6 ; 5...6 ; 1,200, or 1,300 ; 3 apples, 4 pears ; 3 apples and 4 pears ;
+5 hours 30 minutes ; 5 January 2024 ; January 5 ; 10 am ; 10:30 ; 1990s ; minus 5 ; - 5 ;
+more than 5 ; >5 ; 4 and a half ; 1.000 ; 4 mil ; 4 millones ; 4 миллиона ; 5만 ; 4h30 ;
+twice 4 ; half of 4 ; 4 squared ; √4 ; -(4) ; 1) 4 ; 3, no wait: 4 ; 3... actually 4 ; x>5 ;
+at least 5 ; up to 5 ; 5+ ; not 5 ; 1.200 ; {"n": 1, "m": 2} ;
+{"name": "add", "arguments": {"a": 1}}
+"""
+NO_NUMBERS = """
+1.200,50 ; 5½ ; 5 ½ ; 5±1 ; ٣٫٥ ; 5% ; 45 percent ; 50 pct
+"""
+NO_DECISIONS = """
+No idea. ; No one knows ; true story ; not sure ; yes and no ; yes, and no ; No. 5 ;
+no-brainer ; 1 apple ; No information ; false alarm ; No answer ; true, but false ; yes-and-no
+"""
 TWO = {"reasoning": str, "answer": str}
 YES = Literal["yes", "no"]
 CASES: list[tuple[str, Any, object]] = [
@@ -92,68 +114,8 @@ CASES: list[tuple[str, Any, object]] = [
     ("4 mm", int, 4),
     ("5 миллиметров", int, 5),
     ("4 or so, with no doubt", int, 4),
-    # multiples, bounds, ranges, dates, times and several numbers
-    *(
-        (text, int, REFUSED)
-        for text in (
-            "4 million",
-            "4-million",
-            "4k",
-            "4K",
-            "$4M",
-            "4 thousand",
-            "4 dozen",
-            "4万",
-            "5²",
-            "5 or 6",
-            "five or 6",
-            "5 and 6",
-            "5~6",
-            "5...6",
-            "1,200, or 1,300",
-            "3 apples, 4 pears",
-            "3 apples and 4 pears",
-            "5 hours 30 minutes",
-            "5\n6",
-            "5 January 2024",
-            "January 5",
-            "10 am",
-            "10:30",
-            "1990s",
-            "minus 5",
-            "- 5",
-            "more than 5",
-            ">5",
-            "4 and a half",
-            "4;5",
-            "1.000",
-            "4 mil",
-            "4 millones",
-            "4 миллиона",
-            "5만",
-            "4h30",
-            "twice 4",
-            "half of 4",
-            "4 squared",
-            "√4",
-            "-(4)",
-            "1) 4",
-            "3, no wait: 4",
-            "3... actually 4",
-            "x>5",
-            "at least 5",
-            "up to 5",
-            "5+",
-            "not 5",
-            "1.200",
-            '{"n": 1, "m": 2}',
-            '{"name": "add", "arguments": {"a": 1}}',
-        )
-    ),
-    *(
-        (text, float, REFUSED)
-        for text in ("1.200,50", "5½", "5 ½", "5±1", "٣٫٥", "5%", "45 percent", "50 pct")
-    ),
+    *((text, int, REFUSED) for text in (*phrases(NO_INTEGERS), "5\n6", "4;5")),
+    *((text, float, REFUSED) for text in phrases(NO_NUMBERS)),
     ("4 million", int | None, REFUSED),
     ("4 million", list[int], REFUSED),
     # decimals are exact
@@ -176,25 +138,7 @@ CASES: list[tuple[str, Any, object]] = [
     ("no it isn't", bool, False),
     ("The answer is no.", bool, False),
     ("**Answer:** yes", bool, True),
-    *(
-        (text, bool, REFUSED)
-        for text in (
-            "No idea.",
-            "No one knows",
-            "true story",
-            "not sure",
-            "yes and no",
-            "yes, and no",
-            "No. 5",
-            "no-brainer",
-            "1 apple",
-            "No information",
-            "false alarm",
-            "No answer",
-            "true, but false",
-            "yes-and-no",
-        )
-    ),
+    *((text, bool, REFUSED) for text in phrases(NO_DECISIONS)),
     ("No idea.", YES, REFUSED),
     ("true story", Literal["true", "false"], REFUSED),
     ("The label is no", YES, "no"),

@@ -26,7 +26,8 @@ from fake_openai import chat, events, fake_openai
 
 pytest.importorskip("fastapi")
 TEMPLATE = "You are a geographer of {{place}}. Answer with one word."
-HERE = Path(__file__).parent
+
+
 NODE = """
 let text = ""; for await (const piece of process.stdin) text += piece;
 const answer = await fetch(process.env.OPENAI_BASE_URL + "/chat/completions", {
@@ -92,12 +93,6 @@ def test_other_requests_are_sent_unchanged_and_counted_apart(
     assert lm.requests[0].messages[0].content == external_agents.SYSTEM.format(place="Peru")
     (warning,) = caplog.messages  # once, not for each request
     assert "no prompt recognizes, starting with 'You are a geographer of Peru" in warning
-
-
-def test_the_start_configuration_sends_what_the_agent_wrote() -> None:
-    lm = echo()
-    run(system(), lm)
-    assert lm.requests[0].messages[0].content == external_agents.SYSTEM.format(place="Peru")
 
 
 def test_an_async_agent_may_send_several_requests_at_once() -> None:
@@ -307,18 +302,6 @@ def test_a_fork_repeats_the_agent_and_reuses_the_calls_before_the_change() -> No
     assert [call.reused for call in second.calls] == [True, False]
     assert asked == 1
     assert second.outputs == {"answer": "<Check: <Capital?>>"}
-
-
-def test_a_stored_trace_can_be_forked() -> None:
-    from compound.execution.trace import from_json, to_json
-
-    async def fork() -> cp.Trace:
-        executor = cp.Executor({"lm": echo()})
-        trace = await executor.run(system(), {"question": "Capital?"})
-        stored = from_json(json.loads(json.dumps(to_json(trace))))
-        return await executor.fork(system(), stored, "geo[1]/geographer", resample=1)
-
-    assert [call.reused for call in asyncio.run(fork()).calls] == [True, False]
 
 
 def test_upstream_keys_reach_neither_agent_nor_records(monkeypatch: pytest.MonkeyPatch) -> None:

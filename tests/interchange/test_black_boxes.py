@@ -24,15 +24,13 @@ from langchain_core.runnables import (
     ConfigurableField,
     RunnableConfig,
     RunnableLambda,
-    RunnableParallel,
 )
 from pydantic import BaseModel
 
 import compound as cp
-from compound.core.engine import NO_USAGE
+from benchmarks.measure.interchange.chat_server import ChatServer
 from compound.core.errors import BudgetExhausted, DeclarationError, RunFailed
 from compound.execution.budget import Budget, Meter
-from compound.testing.checks import ChatServer
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore:.*ReadOnly"
@@ -109,12 +107,6 @@ def test_a_chain_has_the_ports_of_its_schemas_and_reports_its_usage() -> None:
     assert trace.usage == cp.ext.Usage(1, 7, 2, cost=27e-6)
 
 
-def test_a_message_becomes_its_text() -> None:
-    assert cp.run(one_node(cp.interchange.from_langchain(PROMPT | model())), QUESTION).outputs == {
-        "output": "Lima"
-    }
-
-
 def test_a_parsed_object_has_its_fields_as_outputs() -> None:
     chain = (
         PROMPT
@@ -125,14 +117,6 @@ def test_a_parsed_object_has_its_fields_as_outputs() -> None:
         "name": "Lima",
         "people": 10,
     }
-
-
-def test_branches_are_counted_together() -> None:
-    chain = PROMPT | model() | StrOutputParser()
-    component = cp.interchange.from_langchain(RunnableParallel(first=chain, second=chain))
-    trace = cp.run(one_node(component), QUESTION)
-    assert trace.outputs == {"first": "Lima", "second": "Lima"}
-    assert (trace.usage.calls, trace.usage.prompt_tokens) == (2, 14)
 
 
 def graph(state: Any, answer: Any, **schemas: Any) -> Any:
@@ -209,26 +193,6 @@ def test_the_messages_of_a_graph_become_the_text_of_the_last_one() -> None:
     assert (trace.usage.calls, trace.usage.prompt_tokens) == (1, 7)
 
 
-def test_a_value_without_the_declared_fields_is_named() -> None:
-    component = cp.interchange.from_langchain(
-        RunnableLambda(abs), inputs={"input": int}, outputs={"twice": int}
-    )
-    with pytest.raises(RunFailed, match="the runnable returned int, and no twice"):
-        cp.run(one_node(component, "input"), {"input": 2})
-
-
-def test_a_function_takes_one_value() -> None:
-    def double(number: int) -> int:
-        return 2 * number
-
-    component = cp.interchange.from_langchain(
-        RunnableLambda(double), inputs={"input": int}, outputs={"output": int}
-    )
-    trace = cp.run(one_node(component), {"input": 4})
-    assert trace.outputs == {"output": 8}
-    assert trace.usage == NO_USAGE
-
-
 def test_configurable_fields_are_tunable_settings() -> None:
     chosen = PROMPT.configurable_alternatives(
         ConfigurableField(id="tone"),
@@ -290,16 +254,6 @@ def test_each_run_of_a_graph_with_a_checkpointer_is_a_thread_of_its_own(wrap: An
     }
 
 
-def test_a_thread_can_be_set() -> None:
-    fixed = {"thread_id": "t", "user": "u"}
-    system = one_node(
-        cp.interchange.from_langchain(kept_graph(note), "graph", cache=False, configurable=fixed),
-        "question",
-    )
-    cp.run(system, QUESTION)
-    assert cp.run(system, QUESTION).outputs["notes"] == ["u: capital?"] * 2
-
-
 @pytest.mark.filterwarnings("ignore:RunnableWithMessageHistory")
 @pytest.mark.parametrize("keys", [("session_id",), ("user", "talk")])
 def test_each_run_has_a_message_history_of_its_own(keys: tuple[str, ...]) -> None:
@@ -343,13 +297,6 @@ def test_a_graph_that_waits_for_a_person_is_no_answer() -> None:
     for options in ({"interrupt_before": ["note"]}, {"interrupt_after": "*"}):
         with pytest.raises(DeclarationError, match="stops at .* for a person"):
             cp.interchange.from_langchain(kept_graph(note, **options))
-
-
-def test_an_unknown_price_is_counted_as_such() -> None:
-    trace = cp.run(
-        one_node(cp.interchange.from_langchain(PROMPT | model(name="own-model"))), QUESTION
-    )
-    assert (trace.usage.cost, trace.usage.unpriced) == (0.0, 1)
 
 
 def test_a_model_without_usage_still_counts_its_calls() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -83,21 +82,6 @@ def test_a_metric_of_dspy_scores_as_there(name: str) -> None:
     assert (asyncio.run(score) if name == "later" else score) == cp.Score(1.0, feedback)
 
 
-def test_objects_and_partial_functions_are_metrics_of_dspy() -> None:
-    assert scored(cp.interchange.from_dspy_metric(Weighted()))[0].mean == 0.5
-    assert (
-        scored(cp.interchange.from_dspy_metric(functools.partial(plain, trace=None), name="p"))[
-            0
-        ].mean
-        == 1.0
-    )
-    exact = cp.interchange.from_dspy_metric(dspy.evaluate.answer_exact_match)
-    answer = {"answer": "Lima"}
-    assert exact.score(answer, cp.Example("1", {}, answer)) == cp.Score(1.0)
-    with pytest.raises(CompoundError, match="must be a function"):
-        cp.interchange.from_dspy_metric("exact")  # type: ignore[arg-type]
-
-
 def unusual(a: Any, b: Any) -> Any:
     return float(a.label == b.label)
 
@@ -110,13 +94,6 @@ def compared(prediction: Any, reference: Any) -> Any:
     return float(reference == prediction)
 
 
-class OwnMetric:
-    name = "own"
-
-    def score(self, example: Any, outputs: Any) -> Any:
-        return 1.0
-
-
 @pytest.mark.parametrize(
     "metric",
     [plain, subscripts, gepa, document, later, Weighted(), unusual, unusual_items, compared],
@@ -125,11 +102,6 @@ def test_the_order_of_dspy_is_recognized_before_any_call(metric: Any) -> None:
     for make in (lambda: cp.metrics.custom(metric), lambda: scored(metric)):
         with pytest.raises(UserCodeError, match=ORDER):
             make()
-
-
-def test_the_order_of_an_own_metric_is_checked() -> None:
-    with pytest.raises(UserCodeError, match=ORDER):
-        scored(OwnMetric())
 
 
 HIDDEN: dict[str, Any] = {  # whose code does not show the mistake, since it has no file

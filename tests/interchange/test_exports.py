@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import compound as cp
+from benchmarks.measure.interchange.chat_server import ChatServer
 from compound.core.errors import ExportError
 from compound.interchange.exports import TARGETS
 from compound.testing import ScriptedLM
-from compound.testing.checks import ChatServer
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore:.*ReadOnly"
@@ -173,14 +173,6 @@ def test_the_prompt_and_the_tools_of_an_agent_are_those_of_its_first_request(dem
     assert (prompt["inputs"], prompt["outputs"]) == ({"question": "str"}, {"output": "int"})
 
 
-def test_an_agent_inside_a_loop_is_exported() -> None:
-    body = cp.System(
-        "body", {"n": cp.Agent("inner", [population], output=int, lm="m")(q=cp.Input("q"))}
-    )
-    system = cp.System("s", {"all": cp.Map("each", body, over="q")(q=cp.Input("q", list[str]))})
-    assert list(json.loads(cp.interchange.export(system, "openai"))) == ["inner"]
-
-
 class Person(pydantic.BaseModel):
     name: str
     age: int
@@ -193,14 +185,6 @@ def test_request_bodies_hold_the_schema_the_stop_strings_and_the_number_of_token
     )["person"]
     assert (body["model"], body["stop"], body["max_tokens"]) == ("gpt-4o-mini", ["END"], 32)
     assert set(body["response_format"]["json_schema"]["schema"]["properties"]) == {"name", "age"}
-
-
-def test_a_model_that_another_component_chooses_is_no_part_of_a_request_body() -> None:
-    lm = cp.Selector("model", "openai/small", "openai/large")()
-    system = cp.System("s", {"y": cp.LLM("reply", prompt="Reply.")(text=cp.Input("text"), lm=lm)})
-    assert json.loads(cp.interchange.export(system, "messages"))["prompts"][0]["lm"] is None
-    with pytest.raises(ExportError, match="the model of 'reply' comes from another component"):
-        cp.interchange.export(system, "openai")
 
 
 def test_an_imported_program_is_exported_as_its_state_and_as_its_requests(tmp_path: Path) -> None:
@@ -224,13 +208,6 @@ def test_an_imported_program_is_exported_as_its_state_and_as_its_requests(tmp_pa
 
 
 # -- files, keys and what cannot be exported --------------------------------------------------------------------
-
-
-def test_a_configuration_is_exported(tmp_path: Path) -> None:
-    system = single()
-    system.bind({"answer.prompt": "Best."}).configuration.save(tmp_path / "best.json")
-    for configuration in (tmp_path / "best.json", {"answer.prompt": "Best."}):
-        assert "Best." in cp.interchange.export(system, "messages", configuration=configuration)
 
 
 def test_only_the_named_file_is_written(tmp_path: Path) -> None:

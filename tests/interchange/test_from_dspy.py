@@ -14,6 +14,7 @@ import pytest
 from dspy.utils import exceptions
 
 import compound as cp
+from benchmarks.measure.interchange.chat_server import ChatServer
 from compound.core.errors import (
     BudgetExhausted,
     CallError,
@@ -21,8 +22,7 @@ from compound.core.errors import (
     RunFailed,
     TransientError,
 )
-from compound.testing import ComponentKit, ScriptedLM
-from compound.testing.checks import ChatServer
+from compound.testing import ScriptedLM
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore:.*ReadOnly"
@@ -150,12 +150,6 @@ def test_a_fork_runs_the_program_again_with_earlier_calls_reused() -> None:
     assert len(lm.requests) == 1
     assert [call.reused for call in trace.calls] == [True, True, False]
     assert trace.outputs["notes"] == ["about query 0", "about other"]
-
-
-def test_the_original_program_is_not_changed(server: ChatServer) -> None:
-    program = MultiHop()
-    cp.interchange.from_dspy(program, lm="lm", outputs={"answer": str})
-    assert in_dspy(program, server, question="capital?").answer == "Lima"
 
 
 def test_an_answer_that_cannot_be_read_is_asked_for_in_json() -> None:
@@ -328,40 +322,6 @@ def test_optimized_values_are_written_back_and_survive_saving(
     assert program.answer.signature.instructions == "Answer from the notes."
 
 
-def test_a_file_of_a_configuration_is_written_back(tmp_path: Path) -> None:
-    bound = imported().bind({"answer.prompt": "Be brief."})
-    bound.configuration.save(tmp_path / "best.json")
-    assert (
-        cp.interchange.to_dspy(MultiHop(), tmp_path / "best.json").answer.signature.instructions
-        == "Be brief."
-    )
-
-
-def test_an_optimization_improves_the_program(tmp_path: Path) -> None:
-    def script(messages: Any) -> str:
-        word = messages[-1]["content"].split("question ## ]]\n")[1].split("\n")[0]
-        shown = len(messages) > 2  # a demonstration precedes the question
-        return fields(answer=word.upper() if shown or word.endswith("0") else "no idea")
-
-    program = dspy.Predict("question -> answer")
-    rows = [{"question": f"word{i}", "answer": f"WORD{i}"} for i in range(60)]
-    with ChatServer(script) as server:
-        result = cp.optimize(
-            cp.interchange.from_dspy(program, lm="lm"),
-            {"train": rows[:30], "valid": rows[30:]},
-            "exact_match",
-            method="search",
-            budget=600,
-            progress=False,
-            run_dir=tmp_path / "run",
-            engines={"lm": engine(server)},
-        )
-        assert result.best["predict.demos"]
-        better = cp.interchange.to_dspy(program, result.best)
-        assert in_dspy(better, server, question="hello").answer == "HELLO"
-        assert in_dspy(program, server, question="hello").answer == "no idea"
-
-
 class Overriding(dspy.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
@@ -454,80 +414,16 @@ def is_seven(inputs: dict[str, Any], prediction: Any) -> float:
     return float(prediction.digit == "7")
 
 
-def is_eight(inputs: dict[str, Any], prediction: Any) -> float:
-    """Reward the digit 8."""
-    return float(prediction.digit == "8")
-
-
-def fails(inputs: dict[str, Any], prediction: Any) -> float:
-    """Fail for every prediction."""
-    raise ValueError("no reward")
-
-
-def best_of(attempts: int = 12, reward: Any = is_seven, **options: Any) -> Any:
-    inner = dspy.Predict("question -> digit", **options)
-    return dspy.BestOfN(inner, N=attempts, reward_fn=reward, threshold=1.0)
-
-
-def test_best_of_n_samples_its_predictors_until_the_reward_reaches_the_threshold() -> None:
-    lm = ScriptedLM(lambda message, rng: fields(digit=str(rng.integers(10))))
-    trace = cp.run(
-        cp.interchange.from_dspy(best_of(), lm="lm"), {"question": "digit?"}, engines={"lm": lm}
-    )
-    drawn = [call.outputs["digit"] for call in trace.calls if call.outputs is not None]
-    assert len(set(drawn)) > 1
-    assert drawn.index("7") == len(drawn) - 1 if "7" in drawn else len(drawn) == 12
-    assert trace.outputs == {"digit": "7" if "7" in drawn else drawn[0]}
-
-
-def test_best_of_n_sends_what_dspy_sends() -> None:
-    with ChatServer(lambda messages: fields(digit="3")) as server:
-        expected = in_dspy(best_of(3), server, question="digit?")
-        sent, server.requests[:] = list(server.requests), []
-        system = cp.interchange.from_dspy(best_of(3), lm="lm")
-        trace = cp.run(system, {"question": "digit?"}, engines={"lm": engine(server)})
-        for key in ("messages", "temperature"):
-            assert [request[key] for request in server.requests] == [
-                request[key] for request in sent
-            ]
-    assert trace.outputs == {"digit": expected.digit}
-    assert len(sent) == 3
-
-
-def test_best_of_n_in_a_program_has_the_ports_of_its_module_and_keeps_a_stated_temperature() -> (
-    None
-):
-    system = cp.interchange.from_dspy(best_of(temperature=0.3), lm="lm")
-    assert (dict(system.inputs), list(system.outputs)) == ({"question": str}, ["digit"])
-    assert system.settings["module.temperature"] == 0.3
-    inner = dspy.BestOfN(MultiHop(), N=2, reward_fn=is_seven, threshold=1.0)
-    system = cp.interchange.from_dspy(inner, lm="lm", outputs={"answer": str})
-    assert (dict(system.inputs), system.settings["module_query.temperature"]) == (
-        {"question": str},
-        1.0,
-    )
-
-
-def test_another_reward_of_best_of_n_is_another_system() -> None:
-    one, same, other = (
-        cp.interchange.from_dspy(best_of(reward=r), lm="lm") for r in (is_seven, is_seven, is_eight)
-    )
-    assert one.signature == same.signature != other.signature
-    assert cp.interchange.from_dspy(best_of(3), lm="lm").signature != one.signature
-
-
-def test_a_reward_that_fails_for_every_attempt_fails_the_run_with_its_line() -> None:
-    system = cp.interchange.from_dspy(best_of(2, fails), lm="lm")
-    with pytest.raises(RunFailed, match=r"no reward \(test_from_dspy.py:\d+, in fails\)"):
-        cp.run(system, {"question": "?"}, engines={"lm": ScriptedLM(lambda _: fields(digit="1"))})
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (
             lambda: dspy.Refine(dspy.Predict("q -> a"), 2, is_seven, 1.0),
             r"dspy.Refine .* creates a predictor",
+        ),
+        (
+            lambda: dspy.BestOfN(dspy.Predict("q -> a"), 2, is_seven, 1.0),
+            r"dspy.BestOfN .* copies of their models",
         ),
         (lambda: dspy.RLM("q -> a"), "dspy.RLM .* the code that it generates"),
     ],
@@ -537,71 +433,6 @@ def test_modules_that_call_models_outside_of_their_predictors_are_refused(
 ) -> None:
     with pytest.raises(DeclarationError, match=message):
         cp.interchange.from_dspy(make(), lm="lm")
-
-
-def test_examples_of_dspy_are_rows_of_data(tmp_path: Path) -> None:
-    rows = [
-        dspy.Example(question=f"{i}?", digit=str(i % 2)).with_inputs("question") for i in range(16)
-    ]
-    system = cp.interchange.from_dspy(dspy.Predict("question -> digit"), lm="lm")
-    lm = ScriptedLM(lambda message: fields(digit="1"))
-    for data in (rows, {"valid": rows}, cp.Dataset.of(valid=rows)):
-        found = cp.evaluate(system, data, "exact_match", engines={"lm": lm}, cache=False)
-        assert (found.mean, len(found.rows)) == (0.5, 16)
-    result = cp.optimize(
-        system,
-        {"train": rows, "valid": rows},
-        "exact_match",
-        method="random",
-        budget=40,
-        engines={"lm": lm},
-        run_dir=tmp_path / "run",
-        progress=False,
-    )
-    assert result.before.failed == 0
-
-
-def test_the_models_of_dspy_are_the_default() -> None:
-    program = MultiHop()
-    program.query.predict.lm = dspy.LM("openai/small", max_tokens=50)
-    with dspy.context(lm=dspy.LM("openai/large", temperature=0.7)):
-        system = cp.interchange.from_dspy(program, outputs={"answer": str})
-    assert system.lm == "openai/large"
-    assert system.settings["query.lm"] == "openai/small"
-    assert system.settings["answer.temperature"] == 0.7
-    assert system.settings["query.max_tokens"] == 50
-
-
-class Choosy(dspy.Signature):  # type: ignore[misc]
-    """Choose a label."""
-
-    text: str = dspy.InputField(desc="what to label")
-    label: Literal["good", "bad"] = dspy.OutputField()
-    score: float = dspy.OutputField(desc="how sure")
-
-
-LABELLER = dspy.Predict(Choosy)  # whose constructor draws from the global generator
-
-
-class TestPredictor(ComponentKit):
-    dumpable = False
-
-    def make(self, name: str) -> Any:
-        system = cp.interchange.from_dspy(LABELLER, lm="lm", name="program")
-        found = system.components["predict"]
-        object.__setattr__(found, "name", name)
-        return found
-
-    def inputs(self) -> Any:
-        return [{"text": "fine"}, {"text": "\n" * 20}]
-
-    def engine(self) -> Any:
-        return ScriptedLM(lambda _: fields(label="good", score="0.5"))
-
-
-class TestProgram(TestPredictor):
-    def make(self, name: str) -> Any:
-        return cp.interchange.from_dspy(LABELLER, lm="lm", name=name).components[name]
 
 
 ONE = "question -> answer"

@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import pytest
 
 from compound.core.engine import Message, Request
@@ -92,30 +91,6 @@ class Untyped(OneRun):
         return {**found, "count": str(found["count"])}
 
 
-class Appends(OneRun):
-    """Changes its first input."""
-
-    async def changed(self, inputs: Any, values: Any, call: CallContext, found: Any) -> Any:
-        inputs["words"].append("c")
-        return found
-
-
-class Nested(OneRun):
-    """Changes something deep inside its second input."""
-
-    async def changed(self, inputs: Any, values: Any, call: CallContext, found: Any) -> Any:
-        inputs["more"].setdefault("x", []).append(2)
-        return found
-
-
-class Settled(OneRun):
-    """Changes its values."""
-
-    async def changed(self, inputs: Any, values: Any, call: CallContext, found: Any) -> Any:
-        values["most"] = 1
-        return found
-
-
 class Counts(Right):
     """Depends on how often it ran."""
 
@@ -125,24 +100,9 @@ class Counts(Right):
         return next(self.numbers) % 4 / 4
 
 
-class Global(Right):
-    def chance(self, call: CallContext) -> float:
-        return random.random()
+Global = wrong(chance=lambda self, _: random.random())
 
-
-class Reseeded(Right):
-    """Seeds the global generator, so that its results are equal."""
-
-    def chance(self, call: CallContext) -> float:
-        np.random.seed(call.seed % 2**32)
-        return float(np.random.random())
-
-
-class Certain(Right):
-    """Says that it does not depend on its stream."""
-
-    def deterministic(self, values: Mapping[str, object]) -> bool:
-        return True
+Certain = wrong(deterministic=lambda self, _: True)
 
 
 class Numbered(Right):
@@ -153,20 +113,6 @@ class Numbered(Right):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.version = f"draw:{next(self.numbers)}"
-
-
-class Ports(Right):
-    """Each instance has spaces of its own."""
-
-    numbers = itertools.count(2)
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self._most = next(self.numbers)
-
-    @property
-    def settings(self) -> Mapping[str, object]:
-        return {"most": Int(1, self._most)}
 
 
 class Copied(Right):
@@ -231,14 +177,11 @@ class Asks(Right):
 NAME = "test_it_keeps_its_name"
 DECLARED = "test_kind_version_and_ports_are_declared"
 PARAMETERS = "test_parameters_hold_their_start_values"
-VERSION = "test_instances_made_alike_have_one_version"
 REPR = "test_the_repr_is_short"
 TYPES = "test_outputs_have_the_declared_types"
-EQUAL = "test_equal_inputs_and_streams_give_equal_outputs"
+ALIKE = "test_equal_components_behave_alike"
 CERTAIN = "test_a_deterministic_component_ignores_its_stream"
 GLOBAL = "test_global_generators_are_not_used"
-CHANGED = "test_inputs_are_not_changed"
-COPIES = "test_copies_behave_alike"
 YAML = "test_it_can_be_written_and_read"
 
 
@@ -261,8 +204,7 @@ class Declared(Choice):
     [
         (Renamed, NAME, "a component created as 'second_2' has the name 'second'"),
         (lambda name: object(), DECLARED, "object is neither an Operation nor a Composite"),
-        (wrong(version=3), DECLARED, "version must be a string, but is 3"),
-        (wrong(kind=""), DECLARED, "kind is empty"),
+        (wrong(kind=""), DECLARED, "kind must be a text that is not empty, but is ''"),
         (
             wrong(version=property(lambda self: repr(self.run.__func__))),
             DECLARED,
@@ -273,37 +215,20 @@ class Declared(Choice):
         (wrong(outputs={}), DECLARED, "outputs declares no port"),
         (wrong(outputs=["found"]), DECLARED, "outputs must map names to ports"),
         (wrong(inputs={"most": Port(int)}), DECLARED, "most is an input and a setting"),
-        (
-            settings(size=outside()),
-            PARAMETERS,
-            "the value of the parameter 'size' must be one of 1, 2, but got 9",
-        ),
+        (settings(size=outside()), PARAMETERS, "the value of the parameter 'size' must be one of"),
         (settings(size=Declared(1, 3)), PARAMETERS, "to_json of the parameter 'size' must be JSON"),
         (settings(**{"a.b": Int(1, 2)}), PARAMETERS, "the parameter 'a.b' must be a name"),
-        (Numbered, VERSION, "two equivalent instances have the versions"),
-        (Ports, VERSION, "systems of two equivalent instances have different signatures"),
+        (Numbered, ALIKE, "another instance has version 'draw:"),
         (wrong(__repr__=lambda self: "word " * 100), REPR, "repr has 500 characters"),
         (Fails, TYPES, "the call failed: ValueError: no words"),
         (Untyped, TYPES, "tested.count must be int"),
-        (Counts, EQUAL, "on equal inputs 1 two instances return"),
-        (
-            Certain,
-            CERTAIN,
-            "deterministic(values) is True, but on inputs 1 two random streams give",
-        ),
+        (Counts, ALIKE, "another instance has the outputs"),
+        (Certain, CERTAIN, "deterministic(values) is True, but on inputs 1 two random streams"),
         (Global, GLOBAL, "the global generator of random;"),
-        (Reseeded, GLOBAL, "the global generator of numpy.random;"),
-        (Appends, CHANGED, "the component modified its inputs or values 1"),
-        (Nested, CHANGED, "the component modified its inputs or values 1"),
-        (Settled, CHANGED, "the component modified its inputs or values 1"),
-        (Copied, COPIES, "after copy.copy the component has version 'draw:1' instead of 'draw:2'"),
-        (Deep, COPIES, "after copy.deepcopy the component returns"),
+        (Copied, ALIKE, "copy.copy has version 'draw:1' instead of 'draw:2'"),
+        (Deep, ALIKE, "copy.deepcopy has the outputs"),
         (Undumped, YAML, "the argument 'size' of Undumped cannot be read back"),
-        (
-            lambda name: Shifted(name, (4, 5)),
-            YAML,
-            "after a round trip through YAML, the system has the signature",
-        ),
+        (lambda name: Shifted(name, (4, 5)), YAML, "after a round trip through YAML, the system"),
     ],
 )
 def test_a_wrong_component_is_caught(

@@ -51,6 +51,11 @@ def failures(metric: Callable[[], Any], cases: Any = CASES) -> dict[str, str]:
     return run_kit(kit)
 
 
+def changed(**attributes: Any) -> Callable[[], Any]:
+    """Return a variant of the right metric."""
+    return type("Wrong", (Right,), attributes)
+
+
 class Later(Right):
     def score(self, outputs: Any, example: Any) -> Awaitable[Score]:
         async def later() -> Score:
@@ -60,9 +65,7 @@ class Later(Right):
         return later()
 
 
-class Numbers(Right):
-    def of(self, words: list[str], wanted: list[str]) -> float:
-        return sum(word in wanted for word in words) / len(words)
+Numbers = changed(of=lambda self, words, wanted: sum(word in wanted for word in words) / len(words))
 
 
 @pytest.mark.parametrize("metric", [Right, Later, Numbers])
@@ -72,11 +75,6 @@ def test_a_right_metric_passes(metric: Callable[[], Any]) -> None:
 
 def test_a_function_is_a_metric() -> None:
     assert failures(lambda: lambda outputs, example: len(outputs["words"]) / 4, [CASES[0]]) == {}
-
-
-def changed(**attributes: Any) -> Callable[[], Any]:
-    """Return a wrong variant of the right metric."""
-    return type("Wrong", (Right,), attributes)
 
 
 def returning(score: Any) -> Callable[[], Any]:
@@ -135,17 +133,9 @@ MISSING = "test_a_missing_output_is_reported"
         (returning(Score(math.inf)), FINITE, "case 1 scores inf"),
         (returning(Score(0.5, feedback=3)), FINITE, "the feedback on case 1 must be a string"),  # type: ignore[arg-type]
         (returning(Score(0.5, parts={"a": math.nan})), FINITE, "the parts {'a': nan}"),
-        (
-            changed(bounds=(0, 0.75)),
-            BOUNDS,
-            "case 2: metric 'share' returned 1 on example 'e2', outside its declared bounds",
-        ),
+        (changed(bounds=(0, 0.75)), BOUNDS, "case 2: metric 'share' returned 1 on example 'e2',"),
         (changed(bounds=(1, 0)), BOUNDS, "bounds must be the minimum and maximum score"),
-        (
-            returning(2.0),
-            BOUNDS,
-            "case 1: metric 'share' returned 2 on example 'e1', outside its declared bounds",
-        ),
+        (returning(2.0), BOUNDS, "case 1: metric 'share' returned 2 on example 'e1', outside its"),
         (Counts, EQUAL, "case 1 scores 1.0, then 0.5"),
         (Unlucky, EQUAL, "with a new metric"),
         (Sorts, ARGUMENTS, "modified the outputs or the example of case 1"),

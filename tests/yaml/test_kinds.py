@@ -10,14 +10,17 @@ from typing import Any
 
 import jsonschema
 import pytest
+import yaml
 
 import compound as cp
 from compound.core.errors import SpecError
-from compound.evaluation.metrics.custom import bounds_hint
 from compound.graph.registry import plugins as module
 from compound.graph.registry.plugins import plugins
 from compound.yaml import dump, loads, schema
 
+MISTAKES = yaml.safe_load(
+    (Path(__file__).parents[1] / "files/spec/extensions.yaml").read_text("utf-8")
+)
 SOURCE = '''\
 import threading
 from collections.abc import Callable
@@ -185,9 +188,6 @@ class TestKinds:
         assert cp.run(system, {"text": "a"}).outputs == {"y": "A!!!!"}
         assert system.parameters == {"loud.times": cp.Int(1, 3, value=2)}
 
-    def test_defaults(self) -> None:
-        assert cp.run(loads(file("shout: {}")).system, {"text": "a"}).outputs == {"y": "A!"}
-
     def test_it_is_allowed_where_imports_are_not(self) -> None:
         assert loads(file("shout: {}"), allow_import=False).system.nodes
 
@@ -209,69 +209,13 @@ class TestKinds:
         again = loads(text).system
         assert (again.signature, dump(again)) == (system.signature, text)
 
-    @pytest.mark.parametrize(
-        ("entry", "said"),
-        [
-            (
-                "shout: {mrak: x}",
-                "5:18: components.loud.shout.mrak: unknown key; did you mean 'mark'?",
-            ),
-            ("shout: {mark: 3}", "5:24: components.loud.shout.mark: must be a string, but got 3"),
-            (
-                "shout: {times: {choice: [1]}}",
-                "5:25: components.loud.shout.times: must be an integer or {int: [LOW, HIGH]}, "
-                "but got {'choice': [1]}",
-            ),
-            (
-                "shout: {times: {int: [3, 1]}}",
-                "5:25: components.loud.shout.times: Int: low <= high must hold",
-            ),
-            ("shout: {calm: {tune: x}}", "5:24: components.loud.shout.calm: must be true or false"),
-            ("shout: 3", "5:17: components.loud.shout: must be a mapping, but got 3"),
-            ("needs: {}", "5:10: components.loud.needs: 'mark' is missing"),
-            ("shuot: {}", "5:10: components.loud.shuot: unknown kind; did you mean 'shout'?"),
-            (
-                "shout: {}, needs: {mark: x}",
-                "5:21: components.loud.needs: names several: 'shout' and 'needs'",
-            ),
-        ],
-    )
+    @pytest.mark.parametrize(("entry", "said"), MISTAKES["installed"])
     def test_mistakes_in_the_file_are_reported_at_their_place(self, entry: str, said: str) -> None:
         assert [problem for problem in problems(file(entry)) if problem.startswith(said)], problems(
             file(entry)
         )
 
-    @pytest.mark.parametrize(
-        ("entry", "said"),
-        [
-            (
-                'shout: {mark: "?"}',
-                r"component kind 'shout' failed at .*shouting.py:22, in __init__: ValueError",
-            ),
-            ("renamed: {}", "a component named 'loud' must keep its name, but its name is 'other'"),
-            ("none: {}", "component kind 'none' is 3, which is not a subclass of Operation"),
-            (
-                "locked: {}",
-                r"parameter 'lock' of .*shouting.py:\d+ has a type that a file cannot hold; give it a default",
-            ),
-            (
-                "reserved: {}",
-                r"parameter 'when' of .*shouting.py:\d+ has a name that a file reserves; rename it",
-            ),
-            (
-                "given: {}",
-                r"parameter 'given' of .*shouting.py:\d+ has a name that a file reserves",
-            ),
-            (
-                "alone: {}",
-                r"run of component kind 'alone' at .*shouting.py:\d+ has the signature \(inputs\)",
-            ),
-            (
-                "gone: {}",
-                r"'gone' \(shouting:gone, from demo-package\) cannot be loaded: AttributeError",
-            ),
-        ],
-    )
+    @pytest.mark.parametrize(("entry", "said"), MISTAKES["packages"])
     def test_mistakes_of_the_package_are_named(self, entry: str, said: str) -> None:
         with pytest.raises(SpecError, match=said) as info:
             loads(file(entry))
@@ -294,42 +238,9 @@ class TestKinds:
         again = loads(dump(bound), path=tmp_path / "system.yaml").system
         assert again.configuration["loud.mark"] == "?!"
 
-    def test_it_stands_in_bodies_too(self) -> None:
-        text = """\
-system: demo
-inputs: {xs: "list[str]"}
-components:
-  each:
-    map:
-      over: text
-      body:
-        inputs: {text: str}
-        components:
-          loud: {shout: {times: 2}, in: {text: $text}}
-        outputs: {y: $loud}
-    in: {text: $xs}
-outputs: {ys: $each.y}
-"""
-        assert cp.run(loads(text).system, {"xs": ["a"]}).outputs == {"ys": ["A!!"]}
-
 
 class TestMetrics:
-    def test_a_file_names_it(self) -> None:
-        metric = loads(file("shout: {}", metric="{length: {output: y, most: 1}}")).metric
-        assert metric is not None
-        assert metric.score({"y": "ab"}, cp.Example("e", {})) == cp.Score(0.0)
-
-    @pytest.mark.parametrize(
-        ("metric", "said"),
-        [
-            ("{length: {output: z}}", "7:27: metric.length.output: no output 'z'; possible: y"),
-            (
-                "{length: {output: y, mots: 1}}",
-                "7:30: metric.length.mots: unknown key; did you mean 'most'?",
-            ),
-            ("{lenght: {}}", "7:10: metric.lenght: unknown metric; did you mean 'length'?"),
-        ],
-    )
+    @pytest.mark.parametrize(("metric", "said"), MISTAKES["metrics"])
     def test_mistakes(self, metric: str, said: str) -> None:
         assert said in problems(file("shout: {}", metric=metric)), problems(
             file("shout: {}", metric=metric)
@@ -352,74 +263,7 @@ class TestByPlace:
         assert found is not None
         assert found.score({"y": "ab"}, cp.Example("e", {})) == cp.Score(0.0)
 
-    def test_how_to_declare_bounds_is_said_in_the_syntax_of_the_file(self) -> None:
-        for settings, hint in (
-            ("", "metric: {custom: {…, bounds: [0, 1]}}"),
-            (", settings: {output: y}", "bounds=(0, 1)"),
-        ):
-            found = loads(
-                file("shout: {}", metric=f'{{custom: {{call: "shouting:length"{settings}}}}}')
-            ).metric
-            assert found is not None
-            assert hint in bounds_hint(found)
-
-    @pytest.mark.parametrize(
-        ("entry", "more", "said"),
-        [
-            (
-                "llm: {lm: bird}",
-                {"engines": '{bird: {class: "shouting:Parrot", settings: {wodrs: 2}}}'},
-                "7:55: engines.bird.settings.wodrs: unknown setting; did you mean 'words'?",
-            ),
-            (
-                "llm: {lm: bird}",
-                {"engines": '{bird: {class: "shouting:Parrot", settings: {words: two}}}'},
-                "7:62: engines.bird.settings.words: must be an integer, but got 'two'",
-            ),
-            (
-                "llm: {lm: bird}",
-                {"engines": '{bird: {class: "shouting:Parot"}}'},
-                "7:25: engines.bird.class: shouting has no 'Parot'; did you mean 'Parrot'?",
-            ),
-            (
-                "llm: {lm: bird}",
-                {"engines": '{bird: {class: "shouting:Needs"}}'},
-                "7:25: engines.bird.class: engine 'shouting:Needs' at ",
-            ),
-            (
-                "shout: {}",
-                {"metric": '{custom: {call: "shouting:length", settings: {mots: 1}}}'},
-                "7:55: metric.custom.settings.mots: unknown setting; did you mean 'most'?",
-            ),
-            (
-                "shout: {}",
-                {"metric": '{custom: {call: "shouting:length", settings: {}}}'},
-                "7:25: metric.custom.call: metric 'shouting:length' at ",
-            ),
-            (
-                "shout: {}",
-                {"metric": '{custom: {call: "shouting:length", settings: {output: y}, name: z}}'},
-                "7:67: metric.custom.name: cannot be given together with settings",
-            ),
-            (
-                'class: "shouting:Shout", settings: {times: often}',
-                {},
-                "5:53: components.loud.settings.times: must be an integer or {int: [LOW, HIGH]}, but got 'often'",
-            ),
-            (
-                'class: "shouting:Shout", settings: {mark: "?"}',
-                {},
-                "5:17: components.loud.class: shouting:Shout failed at ",
-            ),
-            (
-                'class: "shouting:Alone"',
-                {},
-                "5:17: components.loud.class: run of shouting:Alone at ",
-            ),
-            ('class: "shouting:Needs"', {}, "5:17: components.loud.class: shouting:Needs at "),
-            ('class: "shouting:length"', {}, "5:17: components.loud.class: shouting:length at "),
-        ],
-    )
+    @pytest.mark.parametrize(("entry", "more", "said"), MISTAKES["named"])
     def test_mistakes(self, entry: str, more: dict[str, str], said: str) -> None:
         found = problems(file(entry, **more))
         assert [problem for problem in found if problem.startswith(said)], found
@@ -429,27 +273,12 @@ class TestByPlace:
         (said,) = problems(text, allow_import=False)
         assert said.startswith("7:25: engines.bird.class: names Python code (shouting:Parrot)")
 
-    def test_a_server_of_an_engine_needs_consent(self) -> None:
-        settings = '{server: "https://birds.example/v1"}'
-        text = file(
-            "llm: {lm: bird}",
-            engines=f'{{bird: {{class: "shouting:Parrot", settings: {settings}}}}}',
-        )
-        (said,) = problems(text)
-        assert said.startswith("7:63: engines.bird.settings.server: ")
-        assert loads(text, trust=["birds.example"]).system.nodes
-
 
 class TestEngines:
     def test_a_file_names_it(self) -> None:
         program = loads(file("llm: {lm: bird}", engines="{bird: {parrot: {words: 2}}}"))
         assert vars(program.find_engine("bird")) == {"words": 2}
         assert cp.run(program.system, {"text": "a"}).outputs == {"y": "polly"}
-
-    def test_mistakes(self) -> None:
-        assert "7:27: engines.bird.parrot.wodrs: unknown key; did you mean 'words'?" in problems(
-            file("llm: {lm: bird}", engines="{bird: {parrot: {wodrs: 2}}}")
-        )
 
     def test_a_server_needs_consent(self, monkeypatch: pytest.MonkeyPatch) -> None:
         text = file(
@@ -496,9 +325,3 @@ def test_the_schema_holds_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> 
     assert list(validator.iter_errors(good)) == []
     bad = {**good, "components": {"loud": {"shout": {"mrak": "!"}}}}
     assert list(validator.iter_errors(bad))
-
-
-def test_without_extensions_the_schema_has_no_mark_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "entry_points", lambda group: [])
-    plugins.cache_clear()
-    assert "x-installed" not in str(schema())

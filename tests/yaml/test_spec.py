@@ -23,7 +23,6 @@ from compound.core.errors import DeclarationError, SpecError
 from compound.core.example import Example, Score
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics.built_in import TokenF1
-from compound.graph.component import Output
 from compound.graph.space import Choice, Demos, Float, Int, Text, Weights
 from compound.testing import ScriptedLM
 from compound.yaml import Program, load, loads, schema
@@ -97,16 +96,6 @@ def test_every_kind_of_component_loads(everything: Program) -> None:
     )
 
 
-def test_engines_are_kept_as_kind_and_settings(everything: Program) -> None:
-    assert everything.engines == {
-        "mock": (
-            "litellm",
-            {"model": "openai/x", "api_base": "http://127.0.0.1:8000/v1", "concurrency": 8},
-        ),
-        "big": ("transformers", {"model": "smollm2", "deterministic": True}),
-    }
-
-
 def test_engines_of_the_file_come_before_the_convention(
     everything: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,11 +137,6 @@ def test_settings_become_spaces() -> None:
         "max_tokens": Int(8, 64, 16, log=True),
         "weights": Weights(rank=4, alpha=6),
     }
-
-
-def test_settings_left_out_are_those_of_the_component() -> None:
-    program = one("{llm: {}, in: {question: $question}}")
-    assert program.system.components["c"].settings == LLM("c").settings
 
 
 def test_plain_settings_stay_plain() -> None:
@@ -211,12 +195,6 @@ def test_types_are_spelled_as_in_messages() -> None:
     assert program.system.inputs == {"question": dict[str, Any]}
 
 
-def test_edges_may_feed_settings(everything: Program) -> None:
-    source = everything.system.nodes["searcher"].wires["k"]
-    assert isinstance(source, Output)
-    assert source.node.name == "depth"
-
-
 def test_conditions_hold_true_or_a_value(everything: Program) -> None:
     nodes = everything.system.nodes
     conditions = {name: node.when for name, node in nodes.items() if node.when}
@@ -267,24 +245,12 @@ def test_data_beside_the_file_comes_before_the_hub(tmp_path: Path) -> None:
     assert found.path == path.parent / "data/hotpotqa"
 
 
-def test_a_path_that_is_no_hub_id_stays_beside_the_file(tmp_path: Path) -> None:
-    program = load(folder_with(tmp_path, DESIGN.replace("data/hotpotqa", "rows.jsonl")))
-    assert program.data is not None
-    assert program.data.path == tmp_path / "rows.jsonl"
-
-
 def test_a_metric_of_ones_own_is_a_function(everything: Program) -> None:
     assert everything.metric is not None
     assert everything.metric.name == "score"
     score = everything.metric.score({}, Example("e", {}))
     assert isinstance(score, Score)
     assert score.value == 1.0
-
-
-def test_sections_may_be_left_out() -> None:
-    program = one("{llm: {}, in: {question: $question}}")
-    assert (program.data, program.metric, program.engines) == (None, None, {})
-    assert program.optimize.method == "auto"
 
 
 def test_a_loaded_system_runs() -> None:
@@ -328,12 +294,6 @@ def test_an_override_can_mend_a_broken_entry() -> None:
     assert loads(broken, overrides=[("optimize.seed", "4")]).optimize.seed == 4
 
 
-def test_models_of_the_caller_count_as_known() -> None:
-    assert loads(SMALL.replace("smollm2", "scripted"), models=["scripted"]).system.defaults == {
-        "lm": "scripted"
-    }
-
-
 def test_code_is_found_beside_the_file_and_the_path_stays_as_it_was(tmp_path: Path) -> None:
     before = list(sys.path)
     path = folder_with(tmp_path, EVERYTHING)
@@ -355,19 +315,6 @@ def test_two_folders_may_each_have_a_module_of_the_same_name(tmp_path: Path) -> 
         assert isinstance(shouter, Function)
         shouted.append(shouter.function("Hi"))
     assert shouted == ["HI", "hi", "HI"]
-
-
-def test_a_file_in_the_root_of_a_package_on_the_path_imports_nothing_twice(tmp_path: Path) -> None:
-    source = """
-        system: s
-        inputs: {question: str}
-        components: {c: {function: {call: 'compound.evaluation.metrics.text:normalize'}, in: {text: $question}}}
-        outputs: {o: $c}
-    """
-    before = {name: module for name, module in sys.modules.items() if name.startswith("compound")}
-    loads(source, path=ROOT / "system.yaml")
-    load(folder_with(tmp_path, EVERYTHING))
-    assert {name: sys.modules.get(name) for name in before} == before
 
 
 def test_reading_a_file_loads_no_heavy_library(tmp_path: Path) -> None:

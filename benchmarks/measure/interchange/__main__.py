@@ -24,11 +24,11 @@ os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"  # read when it is imported
 
 import compound as cp
 from benchmarks.measure.interchange.agents import AGENTS, measure_agent
+from benchmarks.measure.interchange.chat_server import ChatServer
 from benchmarks.measure.interchange.local_server import LocalServer
 from benchmarks.measure.interchange.programs import PROGRAMS
 from benchmarks.measure.interchange.tasks import scripted, things, uppercase
 from benchmarks.measure.interchange.trial import MODEL, Trial
-from compound.testing.checks import ChatServer
 
 OUTPUT = Path(__file__).parents[2] / "data" / "interchange.json"
 

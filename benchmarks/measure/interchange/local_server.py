@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Self
 
 import compound as cp
+from benchmarks.measure.interchange.chat_server import ChatServer
 from compound.core.engine import Message, Request
-from compound.testing.checks import ChatServer
 
 MAX_TOKENS = 24
 

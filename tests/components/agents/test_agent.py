@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import pickle
 from typing import Any, Literal
 
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 import compound as cp
-from benchmarks.agents.arithmetic import calculate
 from compound.core.engine import Completion, Message, ToolCall
 from compound.core.errors import DeclarationError, RunFailed
 from compound.execution.trace import from_json, to_json
@@ -145,15 +143,6 @@ class TestTurns:
         (call,) = trace.calls_of("agent_call")
         assert (call.outputs["result"], call.attempts) == ("fine", 3)
 
-    def test_a_model_without_actions_answers(self) -> None:
-        assert run(cp.Agent("agent", [add]), ScriptedLM(["Just text."])).outputs == {
-            "answer": "Just text."
-        }
-
-    def test_without_tools_it_is_one_call(self) -> None:
-        trace = run(cp.Agent("agent", []), ScriptedLM([final("Lima")]))
-        assert [call.address for call in trace.calls] == ["agent[0]/turn"]
-
     @given(st.lists(st.sampled_from(["add", "fly", "text"]), max_size=6), st.integers(1, 5))
     @settings(deadline=None, max_examples=30)
     def test_the_number_of_turns_is_bounded(self, script: list[str], turns: int) -> None:
@@ -199,14 +188,6 @@ class TestNative:
         assert len(trace.calls_of("agent_call")) == 4
         ids = [m.tool_call_id for m in lm.requests[2].messages if m.role == "tool"]
         assert len(set(ids)) == 4
-
-    def test_the_last_turn_declares_tools_but_allows_none(self) -> None:
-        call = native(("add", '{"a": 1, "b": 1}'))
-        lm = ScriptedLM([call, native(("add", "{}"), text="2")], native_tools=True)
-        trace = run(cp.Agent("agent", [add], max_turns=2), lm)
-        assert [request.tool_choice for request in lm.requests] == ["auto", "none"]
-        assert all(request.tools for request in lm.requests)
-        assert trace.outputs == {"answer": "2"}
 
     def test_the_format_is_sent_when_the_model_must_answer(self) -> None:
         lm = ScriptedLM([native(("add", '{"a": 1, "b": 1}')), "2"], native_tools=True)
@@ -347,19 +328,6 @@ class TestForks:
         assert ended.outputs == {"answer": "early"}
         assert len(ended.calls) == 1
 
-    def test_a_fork_of_a_stored_trace(self) -> None:
-        lm = ScriptedLM(self.script)
-        system = system_of(cp.Agent("agent", [add], output=City | str))
-        executor = cp.Executor({"m": lm})
-
-        async def forked() -> cp.Trace:
-            trace = from_json(
-                json.loads(json.dumps(to_json(await executor.run(system, {"question": "?"}))))
-            )
-            return await executor.fork(system, trace, "agent[1]/turn", resample=1)
-
-        assert asyncio.run(forked()).outputs == {"answer": "3"}
-
     def test_equal_turns_come_from_the_cache(self, tmp_path: Any) -> None:
         from compound.execution.cache import MemoryCache
 
@@ -436,11 +404,6 @@ class TestTunedTools:
         assert first.calls_of("agent_call")[0].key
         assert not any(call.reused for call in first.calls)
         assert second.calls_of("agent_call")[0].inputs["call"]["name"] == "plus"  # type: ignore[index]
-
-    def test_every_component_pickles(self) -> None:
-        agent = cp.Agent("agent", [calculate], tune_tools=True)
-        again = pickle.loads(pickle.dumps(system_of(agent)))
-        assert again.signature == system_of(agent).signature
 
 
 class TestLimits:

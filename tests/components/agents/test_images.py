@@ -21,7 +21,7 @@ from compound.core.loops import Sessions
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.examples import read_examples
 from compound.graph.space import Demo
-from compound.graph.types import convert, format_type, parse
+from compound.graph.types import convert
 from compound.testing import ScriptedLM
 
 FILES = {
@@ -67,15 +67,6 @@ def test_the_size_is_bounded(tmp_path: Path) -> None:
     path.write_bytes(b"GIF89a" + bytes(MAX_BYTES))
     with pytest.raises(ValueError, match=r"large\.gif.*at most"):
         cp.Image.from_file(path)
-
-
-def test_the_type_has_a_spelling() -> None:
-    assert parse("list[Image] | None") == list[cp.Image] | None
-    assert format_type(dict[str, cp.Image]) == "dict[str, Image]"
-
-
-def test_the_repr_is_short() -> None:
-    assert len(repr(cp.Image.from_bytes(b"GIF89a" + bytes(10_000)))) < 100
 
 
 class Page(BaseModel):

@@ -16,18 +16,16 @@ from typing import Any
 import pytest
 
 import compound as cp
-from benchmarks.agents.arithmetic import evaluate
-from benchmarks.agents.catalogue import Kind, pages, products, questions
 from compound.components.tools.mcp_server import MCPServer, MCPSession
 from compound.core.errors import CompoundError, DeclarationError, TransientError
 from compound.core.loops import Sessions
-from compound.testing import ScriptedLM
 from recording_server import RecordingServer
 
 pytest.importorskip("mcp")
 ROOT = Path(__file__).parents[3]
 CALCULATOR = (sys.executable, "-m", "benchmarks.agents.calculator_server")
-SEARCH = (sys.executable, "-m", "benchmarks.agents.search_server")
+
+
 PROGRAM = '''
 import os, sys, time
 from mcp.server import MCPServer
@@ -170,30 +168,6 @@ class TestServers:
             assert "returned an invalid answer to 'go'" in asyncio.run(
                 tool.answer("{}", Sessions())
             )
-
-    def test_the_servers_of_the_benchmark(self) -> None:
-        (calculate,) = cp.Tool.from_mcp(server(*CALCULATOR))
-        (search,) = cp.Tool.from_mcp(server(*SEARCH))
-        assert calculate.description.startswith("Evaluate an arithmetic expression")
-        assert search.parameters["properties"]["k"]["default"] == 2
-
-        async def ask() -> list[str]:
-            sessions = Sessions()
-            try:
-                return [
-                    await calculate.answer('{"expression": "3 * (12 + 5)"}', sessions),
-                    await calculate.answer('{"expression": "import os"}', sessions),
-                    await calculate.answer('{"expresion": "1"}', sessions),
-                    await search.answer('{"query": "brass lamp", "k": 1}', sessions),
-                ]
-            finally:
-                await sessions.aclose()
-
-        good, wrong, misspelled, page = asyncio.run(ask())
-        assert good == "51"
-        assert wrong.startswith("error: ")
-        assert "'expression' is a required property" in misspelled
-        assert f"costs {products()['brass lamp']} dollars" in page
 
     def test_a_name_is_made_usable_and_structured_content_is_shown(self, odd: MCPServer) -> None:
         tools = cp.Tool.from_mcp(odd, only=["files.read", "only_structure"])
@@ -370,56 +344,3 @@ def test_an_address_without_a_server() -> None:
         port = free.getsockname()[1]
     with pytest.raises(CompoundError, match="cannot be used"):
         cp.Tool.from_mcp(url=f"http://127.0.0.1:{port}/mcp", timeout=10.0)
-
-
-def test_an_agent_with_both_servers() -> None:
-    tools = [*cp.Tool.from_mcp(server(*CALCULATOR)), *cp.Tool.from_mcp(server(*SEARCH))]
-    agent = cp.Agent("agent", tools, prompt=cp.Text("Answer with a number."), max_turns=4)
-    system = cp.System("shop", {"answer": agent(question=cp.Input("question"))}, lm="m")
-    price = products()["oak vase"]
-    replies = [
-        json.dumps({"tool": "search", "arguments": {"query": "oak vase", "k": 1}}),
-        json.dumps({"tool": "calculate", "arguments": {"expression": f"3 * {price}"}}),
-    ]
-
-    def reply(message: str) -> str:
-        if "costs" in message:
-            return replies[1]
-        return (
-            json.dumps({"answer": message.rsplit("\n", maxsplit=1)[-1]})
-            if "Result of calculate" in message
-            else replies[0]
-        )
-
-    trace = cp.run(
-        system, {"question": "How much are 3 oak vases?"}, engines={"m": ScriptedLM(reply)}
-    )
-    assert trace.outputs == {"answer": str(3 * price)}
-    assert [
-        call.outputs.get("result", "") for call in trace.calls if call.component == "agent_call"
-    ] == [
-        f"oak vase: The oak vase costs {price} dollars. It is made to order.",
-        str(3 * price),
-    ]
-
-
-class TestBenchmark:
-    @pytest.mark.parametrize(
-        "text", ["1e400", "2 ** 9", "(", "a", "9" * 201, "1 / 0", "1e15 * 10", "True + 1"]
-    )
-    def test_the_calculator_is_no_interpreter(self, text: str) -> None:
-        with pytest.raises(ValueError, match="possible|expression|large|zero"):
-            evaluate(text)
-
-    @pytest.mark.parametrize("kind", ["single", "totals"])
-    def test_every_question_has_its_pages(self, kind: Kind) -> None:
-        titles = {page["title"] for page in pages()}
-        rows = [row for split in ("train", "dev", "test") for row in questions(split, kind)]
-        assert len({row["question"] for row in rows}) == len(rows)
-        for row in rows:
-            is_product = "times" in row["question"]
-            assert any(title in row["question"] for title in titles) != is_product
-
-    def test_questions_of_one_tool_alternate(self) -> None:
-        for split in ("train", "dev", "test"):
-            assert ["times" in row["question"] for row in questions(split)][:4] == [False, True] * 2

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, Field
 
 import compound as cp
 from compound.components.agents.tool_texts import declarations, tool_spec, tool_text
@@ -70,9 +70,6 @@ class TestFunctions:
         assert properties["k"]["description"] == "how many"
         assert properties["mode"]["enum"] == ["a", "b"]
         assert self.tool.parameters["required"] == ["query"]
-
-    def test_results_are_text_or_json(self) -> None:
-        assert answer(self.tool, query="tea", k=2) == '["tea a","tea a"]'
 
     def test_dates_and_decimals_have_their_json_form(self) -> None:
         def rows() -> list[dict[str, object]]:
@@ -201,41 +198,6 @@ class TestConversion:
     def test_a_function_component_is_a_tool(self) -> None:
         assert answer(self.declared(cp.component(double)), x=4) == "8"
 
-    def test_tools_of_langchain_and_dspy(self) -> None:
-        langchain = pytest.importorskip("langchain_core.tools")
-        dspy = pytest.importorskip("dspy")
-        for tool in (langchain.tool(double), dspy.Tool(double)):
-            found = self.declared(tool)
-            assert (found.name, found.description, answer(found, x=4)) == (
-                "double",
-                "Double a number.",
-                "8",
-            )
-
-    def test_descriptions_of_arguments_that_a_library_has_are_kept(self) -> None:
-        langchain = pytest.importorskip("langchain_core.tools")
-        dspy = pytest.importorskip("dspy")
-        schema = create_model("Arguments", x=(int, Field(description="the number")))
-        tool = langchain.StructuredTool.from_function(double, args_schema=schema)
-        for library_tool in (tool, dspy.Tool(double, arg_desc={"x": "the number"})):
-            found = self.declared(library_tool)
-            assert found.parameters["properties"]["x"] == {
-                "type": "integer",
-                "description": "the number",
-            }
-            assert answer(found, x=4) == "8"
-
-    def test_a_langchain_tool_with_an_artifact_is_explained(self) -> None:
-        langchain = pytest.importorskip("langchain_core.tools")
-
-        @langchain.tool(response_format="content_and_artifact")  # type: ignore[untyped-decorator]
-        def find(x: int) -> tuple[str, list[int]]:
-            """Find."""
-            return "found", [x]
-
-        with pytest.raises(DeclarationError, match="LangChain tool 'find' returns an artifact"):
-            self.declared(find)
-
     def test_the_docstring_may_have_the_style_of_numpy(self) -> None:
         def find(query: str, k: int = 3) -> str:
             """Search the catalogue.
@@ -273,30 +235,12 @@ class TestConversion:
             with pytest.raises(DeclarationError, match="is a generator; return a list"):
                 self.declared(function)
 
-    def test_a_langchain_tool_with_other_arguments_than_its_function_is_explained(self) -> None:
-        langchain = pytest.importorskip("langchain_core.tools")
-
-        def remember(x: int, state: Annotated[dict[str, int], langchain.InjectedToolArg]) -> int:
-            """Remember."""
-            return x
-
-        tool = langchain.StructuredTool.from_function(remember, args_schema=Point)
-        with pytest.raises(
-            DeclarationError, match="LangChain tool 'remember' has the parameters"
-        ) as error:
-            self.declared(tool)
-        assert "define a function" in error.value.hint
-
     @pytest.mark.parametrize("wrong", ["search", 5, None, int])
     def test_other_objects_are_explained(self, wrong: Any) -> None:
         with pytest.raises(
             DeclarationError, match="agent 'agent': a tool must be a tool or a function"
         ):
             self.declared(wrong)
-
-    def test_a_function_without_types_is_explained(self) -> None:
-        with pytest.raises(DeclarationError, match="parameter 'x' has no type"):
-            self.declared(lambda x: x)
 
     def test_a_decorated_function_can_be_called(self) -> None:
         assert cp.tool(double)(4) == cp.tool(double)(x=4) == 8
@@ -360,17 +304,6 @@ class TestTexts:
             json.loads(spec.parameters)["properties"]["query"]["description"]
             == "key words only nouns"
         )
-
-    def test_a_line_about_another_argument_is_ignored(self) -> None:
-        spec = tool_spec(
-            self.tool, "find: Find.\n- query: words\n- size: of the page\n  in cm\n- k: number"
-        )
-        properties = json.loads(spec.parameters)["properties"]
-        assert [properties[name].get("description") for name in ("query", "k")] == [
-            "words",
-            "number",
-        ]
-        assert spec.description == "Find."
 
     @given(st.text())
     def test_any_text_leaves_a_callable_tool(self, text: str) -> None:

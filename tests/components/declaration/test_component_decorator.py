@@ -38,14 +38,6 @@ def test_a_call_with_values_is_the_function() -> None:
     assert shout.__doc__ == "Return the text in capitals."
 
 
-def test_a_call_with_sources_is_a_node() -> None:
-    output = shout(cp.Input("question"))
-    assert output.label == "$shout"
-    assert cp.run(cp.System("s", {"answer": output}), {"question": "lima"}).outputs == {
-        "answer": "LIMA"
-    }
-
-
 def test_sources_by_position_feed_the_parameters_in_order() -> None:
     a, b = cp.Input("a", float), cp.Input("b", float)
     node = fuse(a, b).node
@@ -53,13 +45,6 @@ def test_sources_by_position_feed_the_parameters_in_order() -> None:
     assert fuse(a, b=b).node.wires == {"a": a, "b": b}
     with pytest.raises(WiringError, match=r"fuse\.a is connected twice"):
         fuse(a, b, a=b)
-
-
-def test_settings_are_tunable_and_options_are_kept() -> None:
-    assert list(fuse.parameters) == ["weight"]
-    assert fuse.retries == 2
-    system = cp.System("s", {"y": fuse(a=cp.Input("a", float), b=cp.Input("b", float))})
-    assert cp.run(system.bind({"fuse.weight": 1.0}), {"a": 4.0, "b": 0.0}).outputs == {"y": 4.0}
 
 
 def test_an_async_function_with_several_outputs() -> None:

@@ -13,13 +13,13 @@ import httpx
 import pytest
 
 import compound as cp
+from benchmarks.measure.interchange.chat_server import ChatServer
 from compound.components.gateway.server import GatewaySettings, gateway
 from compound.core.engine import Forward, Request
 from compound.core.web.guard import BoundedProtocol
 from compound.engines.openai import OpenAIEngine
 from compound.execution.trace import Trace, to_json
 from compound.testing import ScriptedLM
-from compound.testing.checks import ChatServer
 
 pytest.importorskip("fastapi")
 HEAD = '{"model": "m", "messages": [{"role": "user", "content": "Hi"}]'

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -191,20 +190,6 @@ def test_unknown_routes_are_named_and_models_are_listed() -> None:
     during_run(test, models=("smollm2",))
 
 
-@pytest.mark.parametrize("path", ["embeddings", "completions", "images/generations"])
-def test_requests_for_other_things_than_texts_are_told_where_to_go(path: str) -> None:
-    async def test(client: httpx.AsyncClient, session: AgentSession, server: Gateway) -> None:
-        answer = await client.post(f"/{path}", json={"model": "m", "input": "text"})
-        message = answer.json()["error"]["message"]
-        assert (answer.status_code, error_of(answer)) == (404, "not_found")
-        assert f"has no /v1/{path}" in message
-        assert "a base_url and an api_key of its own" in message
-        assert answer.headers["x-should-retry"] == "false"
-        assert session.count == 0
-
-    during_run(test)
-
-
 def test_the_number_of_requests_is_limited() -> None:
     async def test(client: httpx.AsyncClient, session: AgentSession, server: Gateway) -> None:
         codes = [(await client.post("/chat/completions", json=BODY)).status_code for _ in range(4)]
@@ -317,14 +302,3 @@ def test_the_gateway_of_a_loop_is_shared_and_ends_with_the_loop() -> None:
     url = asyncio.run(run())
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/models", trust_env=False)
-
-
-def test_small_segments_are_sent_at_once() -> None:
-    """Nagle's algorithm and delayed acknowledgments together delay each answer by 40 ms."""
-
-    async def test(client: httpx.AsyncClient, session: AgentSession, server: Gateway) -> None:
-        assert server._server is not None
-        (listening,) = [sock for each in server._server.servers for sock in each.sockets]
-        assert listening.proto == socket.IPPROTO_TCP
-
-    during_run(test)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compound.components.gateway.clustering import (
-    RecordedRequest,
-    RecordedText,
-    cluster_texts,
-    find_prompts,
-)
+from compound.components.gateway.clustering import RecordedRequest, find_prompts
 from compound.components.gateway.templates import PromptTemplate, fill
 
 WORDS = st.lists(
@@ -28,20 +24,19 @@ TEMPLATES = (
 )
 
 
+def system_texts(texts: list[tuple[int, str]]) -> list[str]:
+    """Return the system prompts that are found in the texts of runs."""
+    requests = [RecordedRequest(str(run), {"system": text}) for run, text in texts]
+    return [prompt.match["system"] for prompt in find_prompts(requests)]
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.text("ab :\n.xyz", max_size=40)), max_size=8))
 @settings(deadline=None)
-def test_every_template_matches_its_members_and_runs_are_several(given_texts: Any) -> None:
-    texts = [RecordedText(str(run), text) for run, text in given_texts]
-    clusters = cluster_texts(texts)
-    for cluster in clusters:
-        template = PromptTemplate(cluster.template)
-        for member in cluster.members:
-            values = template.match(texts[member].text)
-            assert values is not None
-            assert fill(cluster.template, values) == texts[member].text
-        assert len({texts[member].run for member in cluster.members}) > 1
-    members = [member for cluster in clusters for member in cluster.members]
-    assert len(members) == len(set(members))
+def test_every_template_matches_texts_of_several_runs(texts: Any) -> None:
+    for found in system_texts(texts):
+        matches = [(run, text, PromptTemplate(found).match(text)) for run, text in texts]
+        assert all(fill(found, values) == text for _, text, values in matches if values is not None)
+        assert len({run for run, _, values in matches if values is not None}) > 1
 
 
 @given(
@@ -51,31 +46,23 @@ def test_every_template_matches_its_members_and_runs_are_several(given_texts: An
 @settings(deadline=None, max_examples=50)
 def test_different_prompts_are_found_again(values: Any, order: Any) -> None:
     texts = [
-        RecordedText(
-            str(run),
-            fill(
-                TEMPLATES[kind],
-                dict.fromkeys(PromptTemplate(TEMPLATES[kind]).names, " ".join(words)),
-            ),
-        )
+        (run, re.sub(r"\{\{.*?\}\}", " ".join(words), TEMPLATES[kind]))
         for run, words in enumerate(values)
         for kind in order
     ]
-    clusters = cluster_texts(texts)
-    assert len(clusters) == len(TEMPLATES)
-    for cluster in clusters:
-        runs = [texts[member].run for member in cluster.members]
-        assert runs == [str(run) for run in range(len(values))]
+    found = system_texts(texts)
+    assert len(found) == len(TEMPLATES)
+    for template in found:
+        matched = [run for run, text in texts if PromptTemplate(template).match(text) is not None]
+        assert matched == [*range(len(values))]
 
 
 def test_placeholders_have_the_names_of_labels() -> None:
     text = "Answer the question with the documents.\nQuestion: {}\nSearch results: {}\nBe brief."
     questions = ["what is Lima", "who sings", "where to go"]
-    texts = [RecordedText(str(i), text.format(q, f"{i} {i}")) for i, q in enumerate(questions)]
-    (cluster,) = cluster_texts(texts)
-    assert cluster.template == (
-        "Answer the question with the documents.\nQuestion: {{question}}\nSearch results: {{search_results}}\nBe brief."
-    )
+    assert system_texts([(i, text.format(q, f"{i} {i}")) for i, q in enumerate(questions)]) == [
+        text.format("{{question}}", "{{search_results}}")
+    ]
 
 
 def test_constant_prompts_that_share_much_are_kept_apart() -> None:
@@ -94,16 +81,6 @@ def test_constant_prompts_that_share_much_are_kept_apart() -> None:
     assert len({prompt.name for prompt in found}) == 2
 
 
-def test_questions_alone_are_no_prompts() -> None:
-    questions = [
-        "What is the capital of Peru?",
-        "Who wrote Don Quixote?",
-        "How far is the moon from here?",
-    ]
-    requests = [RecordedRequest(str(i), {"user": question}) for i, question in enumerate(questions)]
-    assert find_prompts(requests) == []
-
-
 def test_a_single_run_shows_nothing() -> None:
     requests = [RecordedRequest("a", {"system": "You are a planner of trips."})] * 3
     assert find_prompts(requests) == []
@@ -118,13 +95,9 @@ def test_names_are_not_taken_twice() -> None:
 
 
 def test_a_value_that_occurs_twice_does_not_make_its_text_constant() -> None:
-    texts = [
-        RecordedText(str(run), f"Translate into {language}, word by word.")
-        for run, language in enumerate(["French", "Italian", "French", "Danish"])
-    ]
-    (cluster,) = cluster_texts(texts)
-    assert cluster.template == "Translate into {{text}}, word by word."
-    assert sorted(cluster.members) == [0, 1, 2, 3]
+    languages = ["French", "Italian", "French", "Danish"]
+    texts = [(run, f"Translate into {to}, word by word.") for run, to in enumerate(languages)]
+    assert system_texts(texts) == ["Translate into {{text}}, word by word."]
 
 
 def test_questions_that_are_alike_do_not_divide_a_system_prompt() -> None:
