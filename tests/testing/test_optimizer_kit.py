@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -125,47 +125,38 @@ class Coroutine(Right):
         return Proposal({})
 
 
-class Twice(Right):
-    async def propose(self, task: Task) -> AsyncIterator[Any]:
-        async for event in super().propose(task):
-            yield event
-        yield Proposal({})
-
-
-class NoProposal(Right):
-    async def propose(self, task: Task) -> AsyncIterator[Any]:
-        async for event in super().propose(task):
-            if isinstance(event, Progress):
-                yield event
-
-
-class NoProgress(Right):
-    async def propose(self, task: Task) -> AsyncIterator[Any]:
-        async for event in super().propose(task):
-            if isinstance(event, Proposal):
-                yield event
-
-
 @dataclass
 class Changed(Right):
-    """Changes each event."""
+    """Yields other events in place of each."""
 
-    change: Callable[[Any], Any]
+    change: Callable[[Any], Sequence[Any]]
 
     async def propose(self, task: Task) -> AsyncIterator[Any]:
         async for event in super().propose(task):
-            yield self.change(event)
+            for other in self.change(event):
+                yield other
+
+
+def changed(kind: type, change: Callable[[Any], Sequence[Any]]) -> Callable[[], Any]:
+    """Return a variant that yields other events in place of those of a kind."""
+    return lambda: Changed(lambda event: change(event) if isinstance(event, kind) else [event])
 
 
 def with_facts(**facts: Any) -> Callable[[], Any]:
-    return lambda: Changed(lambda event: replace(event, facts=facts))
+    return changed(object, lambda event: [replace(event, facts=facts)])
 
 
 def with_values(values: dict[str, Any]) -> Callable[[], Any]:
-    def change(event: Any) -> Any:
-        return replace(event, values=values) if isinstance(event, Proposal) else event
+    return changed(Proposal, lambda event: [replace(event, values=values)])
 
-    return lambda: Changed(change)
+
+def drawing(draw: Callable[[Any, str], Any]) -> Callable[[], Any]:
+    """Return a variant that draws otherwise."""
+
+    async def drawn(self: Any, task: Task, key: str) -> str:
+        return str(draw(task, key))
+
+    return type("Drawing", (Right,), {"draw": drawn})
 
 
 class Keeps(Right):
@@ -221,42 +212,12 @@ class Later(Right):
         return str(drawn[key])
 
 
-class Unlucky(Right):
-    """Draws without regard to the seed; no two optimizers in a row draw the same."""
-
-    made = itertools.count()
-
-    def __init__(self) -> None:
-        self.number = next(self.made)
-
-    async def draw(self, task: Task, key: str) -> str:
-        return "bcd"[self.number % 3]
-
-
-class Global(Right):
-    async def draw(self, task: Task, key: str) -> str:
-        return random.choice(["b", "c", "d"])
-
-
-class Seeds(Right):
-    async def draw(self, task: Task, key: str) -> str:
-        np.random.seed(task.seed)
-        return str(np.random.choice(["b", "c", "d"]))
-
-
 class Spends(Right):
     """Looks at its share once."""
 
     async def draw(self, task: Task, key: str) -> str:
         await task.scorer.score([{key: value} for value in "abcd"], task.train)
         return await super().draw(task, key)
-
-
-class Boasts(Right):
-    """Compares different examples, or none."""
-
-    def proposal(self, task: Task, state: Gains) -> Proposal:
-        return replace(super().proposal(task, state), after=0.5, before=0.25)
 
 
 class Edits(Right):
@@ -282,10 +243,16 @@ class Asks(Right):
         return JobPlan([RequestCount("letters", self.most)])
 
 
-class Falling(Right):
-    def plan(self, job: PlannedJob) -> JobPlan:
-        return JobPlan([RequestCount("letters", 1000 / job.runs)])
-
+DRAWS = itertools.cycle("bcd")
+Unlucky = drawing(lambda task, key: next(DRAWS))
+Global = drawing(lambda task, key: random.choice("bcd"))
+Seeds = drawing(lambda task, key: np.random.seed(task.seed) or np.random.choice([*"bcd"]))
+Boasts = changed(Proposal, lambda event: [replace(event, after=0.5, before=0.25)])
+Falling = type(
+    "Falling",
+    (Right,),
+    {"plan": lambda self, job: JobPlan([RequestCount("letters", 1000 / job.runs)])},
+)
 
 EVENTS = "test_events_follow_the_protocol"
 BOUND = "test_the_proposal_can_be_bound"
@@ -302,23 +269,13 @@ REQUESTS = "test_requests_stay_within_the_plan"
     [
         (NoMethod, EVENTS, "has no method propose"),
         (Coroutine, EVENTS, "propose returned coroutine"),
-        (Twice, EVENTS, "yielded 2 Proposals"),
-        (NoProposal, EVENTS, "yielded 0 Proposals"),
-        (NoProgress, EVENTS, "0 Progress, but the kit expects at least 3"),
+        (changed(Proposal, lambda event: [event, event]), EVENTS, "yielded 2 Proposals"),
+        (changed(Proposal, lambda event: []), EVENTS, "yielded 0 Proposals"),
+        (changed(Progress, lambda event: []), EVENTS, "0 Progress, but the kit expects at least 3"),
         (with_facts(drawn={1, 2}), EVENTS, "the facts of Progress must be JSON, but drawn is {1,"),
         (with_facts(by_number={1: 2}), EVENTS, "by_number has the key 1"),
-        (
-            lambda: Changed(lambda e: replace(e, step=4) if isinstance(e, Progress) else e),
-            EVENTS,
-            "step 4 of 3",
-        ),
-        (
-            lambda: Changed(
-                lambda e: replace(e, step=-(e.step or 0)) if isinstance(e, Progress) else e
-            ),
-            EVENTS,
-            "must not decrease",
-        ),
+        (changed(Progress, lambda e: [replace(e, step=4)]), EVENTS, "step 4 of 3"),
+        (changed(Progress, lambda e: [replace(e, step=-e.step)]), EVENTS, "must not decrease"),
         (with_values({"picker.third": "e"}), BOUND, "cannot be bound to the proposal:"),
         (with_values({"picker.fourth": "a"}), BOUND, "changes picker.fourth, but the task allows"),
         (Unlucky, EQUAL, "with the same seed"),

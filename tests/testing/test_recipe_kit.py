@@ -98,74 +98,35 @@ def wrong(**attributes: Any) -> Callable[[Any], Any]:
     return dataclass(frozen=True)(type("Wrong", (Right,), {"__annotations__": {}, **attributes}))
 
 
-class Everyone(Right):
-    """Learns from calls of all components."""
+def prepared(prepare: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a variant that changes the context of a step, or returns another one, before it collects."""
 
-    def of(self, context: RecipeContext, rollout: Rollout) -> Sequence[Sample]:
-        everyone = list(context.sampler.system.components)
-        return trajectory_samples(
-            rollout.trace, everyone, rollout=rollout.number, fallback=context.fallback
-        )
+    async def collect(self: Any, context: RecipeContext, examples: Any) -> CreditedSamples:
+        return await Right.collect(self, prepare(context) or context, examples)
 
-
-OneAlone = wrong(
-    chosen=lambda self, context, samples: [
-        sample for sample in samples if sample.component == context.trained[-1]
-    ]
-)
-
-Exchanged = wrong(
-    chosen=lambda self, _, samples: [replace(sample, example="e0") for sample in samples]
-)
-
-Unknown = wrong(chosen=lambda self, _, samples: [replace(sample, example="") for sample in samples])
+    return wrong(collect=collect)
 
 
-class Retokenized(Right):
-    """Makes tokens of texts again."""
-
-    def credit(self, sample: Sample, mean: float) -> Sample:
-        tokens = replace(sample.tokens, sampled=(*sample.tokens.sampled, 0), logprobs=(-1.0, -1.0))
-        return super().credit(replace(sample, tokens=tokens), mean)
-
-
-class Cold(Right):
-    """Samples as the system is declared."""
-
-    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
-        context.sampler.rules = replace(context.sampler.rules, settings={})
-        return await super().collect(context, examples)
+def of_everyone(self: Any, context: RecipeContext, rollout: Rollout) -> Sequence[Sample]:
+    everyone = list(context.sampler.system.components)
+    return trajectory_samples(
+        rollout.trace, everyone, rollout=rollout.number, fallback=context.fallback
+    )
 
 
-Divides = wrong(credit=lambda self, sample, _: sample.with_advantage(math.inf))
-
-Unweighed = wrong(credit=lambda self, sample, _: replace(sample, advantages=()))
-
-
-class Valued(Right):
-    """Has values without a critic."""
-
-    def credit(self, sample: Sample, mean: float) -> Sample:
-        return replace(super().credit(sample, mean), values=(0.0,))
+def retokenized(self: Any, sample: Sample, mean: float) -> Sample:
+    tokens = replace(sample.tokens, sampled=(*sample.tokens.sampled, 0), logprobs=(-1.0, -1.0))
+    return replace(sample, tokens=tokens).with_advantage(sample.reward)
 
 
-class NoValues(Right):
-    """Has a critic, and asks it nothing."""
-
-    @property
-    def critic(self) -> CriticSettings:
-        return CriticSettings()
+def numbered(context: Any) -> Any:
+    seen = context.state.setdefault("seen", {})  # its keys become texts
+    seen[context.sampler.step] = len(seen)
+    return replace(context, state={})
 
 
-Unlucky = wrong(chosen=lambda self, _, samples: random.sample(samples, len(samples)))
-
-
-class Frozen(Right):
-    """Draws the same rollouts at every step."""
-
-    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
-        context.sampler.step = 0
-        return await super().collect(replace(context, seed=0), examples)
+def labelled(example: str) -> Callable[[Any], Any]:
+    return wrong(chosen=lambda self, _, samples: [replace(s, example=example) for s in samples])
 
 
 class Dear(Right):
@@ -198,48 +159,28 @@ class Holds(Right):
         return super().credit(sample, self.means[-1] if self.means else 0.0)
 
 
-class Objects(Right):
-    """Keeps what is no JSON."""
-
-    def keep(self, context: RecipeContext, state: Baseline, scores: Sequence[float]) -> None:
-        context.state["seen"] = {1, 2}
-
-
-class Numbers(Right):
-    """Keeps mappings whose keys become texts."""
-
-    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
-        seen: Any = context.state.setdefault("seen", {})
-        seen[context.sampler.step] = len(seen)
-        return await super().collect(replace(context, state={}), examples)
-
-
-Greedy = wrong(
-    made=lambda self, context, rollouts: [
-        sample for rollout in rollouts for sample in self.of(context, rollout)
+Everyone = wrong(of=of_everyone)
+OneAlone = wrong(
+    chosen=lambda self, context, samples: [
+        sample for sample in samples if sample.component == context.trained[-1]
     ]
 )
-
-Scored = wrong(scores=lambda self, rollouts: [rollout.score for rollout in rollouts])
-
-
-class Stubborn(Right):
-    """Catches the error of a lost step."""
-
-    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
-        context.sampler.rules = replace(context.sampler.rules, max_failed=1.0)
-        return await super().collect(context, examples)
-
-
-class Early(Right):
-    """Keeps something before the step is made."""
-
-    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
-        context.keep(context.recall(Baseline))
-        return await super().collect(context, examples)
-
-
+Exchanged, Unknown = labelled("e0"), labelled("")
 Empty = wrong(chosen=lambda self, _context, _samples: [])
+Retokenized = wrong(credit=retokenized)
+Cold = prepared(lambda c: setattr(c.sampler, "rules", replace(c.sampler.rules, settings={})))
+Divides = wrong(credit=lambda self, sample, _: sample.with_advantage(math.inf))
+Unweighed = wrong(credit=lambda self, sample, _: replace(sample, advantages=()))
+Valued = wrong(credit=lambda self, s, _: replace(s.with_advantage(s.reward), values=(0.0,)))
+NoValues = wrong(critic=CriticSettings())
+Unlucky = wrong(chosen=lambda self, _, samples: random.sample(samples, len(samples)))
+Frozen = prepared(lambda c: setattr(c.sampler, "step", 0) or replace(c, seed=0))
+Objects = wrong(keep=lambda self, context, *_: context.state.update(seen={1, 2}))
+Numbers = prepared(numbered)
+Greedy = wrong(made=lambda self, c, rollouts: [s for each in rollouts for s in self.of(c, each)])
+Scored = wrong(scores=lambda self, rollouts: [rollout.score for rollout in rollouts])
+Stubborn = prepared(lambda c: setattr(c.sampler, "rules", replace(c.sampler.rules, max_failed=1.0)))
+Early = prepared(lambda c: c.keep(c.recall(Baseline)))
 
 AGREE = "test_settings_agree"
 COSTS = "test_costs_are_consistent"
