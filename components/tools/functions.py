@@ -15,7 +15,7 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import ArgsKwargs
 
 from compound.components.function import parameter_types
-from compound.components.tools.tool import Tool
+from compound.components.tools.source import ToolParts
 from compound.core.errors import DeclarationError
 from compound.core.image import replace_images
 from compound.core.loops import Sessions
@@ -125,8 +125,8 @@ def function_tool(
     *,
     reproducible: bool,
     **settings: Any,  # noqa: ANN401
-) -> Tool:
-    """Return the tool of a function; see `Tool.from_function`."""
+) -> ToolParts:
+    """Return the parts of the tool of a function; see `Tool.from_function`."""
     shown = name or str(getattr(function, "__name__", ""))
     parameter_types(f"tool {shown!r}", function)
     try:
@@ -150,7 +150,7 @@ def function_tool(
         "properties": {n: _untitled(p) for n, p in properties.items()},
     }
     source = FunctionSource(function, reproducible)
-    return Tool(shown, description or summary, parameters, source, **settings)
+    return ToolParts(shown, description or summary, parameters, source, **settings)
 
 
 def _adapter(function: Callable[..., object]) -> TypeAdapter[object]:

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any
 
-from compound.components.tools.source import TIMEOUT, unanswered, usable_name
-from compound.components.tools.tool import Tool
+from compound.components.tools.source import TIMEOUT, ToolParts, unanswered, usable_name
 from compound.core.errors import (
     CallError,
     CompoundError,
@@ -121,8 +120,8 @@ class _Unsent(TransientError):
     """The session was closed before the call was sent."""
 
 
-def server_tools(server: MCPServer, only: Sequence[str] = ()) -> list[Tool]:
-    """Return the tools of a server; see `Tool.from_mcp`."""
+def server_tools(server: MCPServer, only: Sequence[str] = ()) -> list[ToolParts]:
+    """Return the parts of the tools of a server; see `Tool.from_mcp`."""
 
     async def listed() -> list[Any]:
         session = await _open(server)
@@ -146,7 +145,7 @@ def server_tools(server: MCPServer, only: Sequence[str] = ()) -> list[Tool]:
     return [_tool(server, entry) for entry in found if not only or entry.name in only]
 
 
-def _tool(server: MCPServer, entry: Any) -> Tool:  # noqa: ANN401 - an object of the optional library
+def _tool(server: MCPServer, entry: Any) -> ToolParts:  # noqa: ANN401 - an object of the optional library
     schema = {"type": "object", "properties": {}, **(entry.input_schema or {})}
     schema.pop("$schema", None)
     description = sanitize_text(entry.description or "")
@@ -154,7 +153,7 @@ def _tool(server: MCPServer, entry: Any) -> Tool:  # noqa: ANN401 - an object of
     hints = entry.annotations
     repeatable = bool(hints is not None and (hints.read_only_hint or hints.idempotent_hint))
     source = MCPSource(server, entry.name, repeatable)
-    return Tool(usable_name(entry.name), description, schema, source, 2 * server.timeout + 5)
+    return ToolParts(usable_name(entry.name), description, schema, source, 2 * server.timeout + 5)
 
 
 def _mcp() -> ModuleType:

@@ -13,8 +13,7 @@ from compound.components.tools.openapi_arguments import (
     as_path_part,
 )
 from compound.components.tools.openapi_document import OpenAPIDocument
-from compound.components.tools.source import PassingError, unanswered, usable_name
-from compound.components.tools.tool import Tool
+from compound.components.tools.source import PassingError, ToolParts, unanswered, usable_name
 from compound.core.errors import (
     CallError,
     DeclarationError,
@@ -215,8 +214,8 @@ class Access:
 
 def operation_tool(
     document: OpenAPIDocument, operation: str, access: Access, name: str | None = None
-) -> Tool:
-    """Return the tool of an operation; see `Tool.from_openapi`."""
+) -> ToolParts:
+    """Return the parts of the tool of an operation; see `Tool.from_openapi`."""
     method, path, entry, item = _find(document, operation)
     server = document.server(access.base_url, entry.get("servers") or item.get("servers"))
     origin = Origin.of(server)
@@ -253,15 +252,17 @@ def operation_tool(
     )
     shown = name or str(entry.get("operationId") or f"{method}_{path}")
     description = str(entry.get("description") or entry.get("summary") or "").strip()
-    return Tool(usable_name(shown), description, schema, source, access.timeout + 5)
+    return ToolParts(usable_name(shown), description, schema, source, access.timeout + 5)
 
 
-def operation_tools(document: OpenAPIDocument, only: Sequence[str], access: Access) -> list[Tool]:
-    """Return the tools of several operations; see `Tool.all_from_openapi`."""
+def operation_tools(
+    document: OpenAPIDocument, only: Sequence[str], access: Access
+) -> list[ToolParts]:
+    """Return the parts of the tools of several operations; see `Tool.all_from_openapi`."""
     names = list(only) or document.operations()
     if not names:
         raise DeclarationError("the OpenAPI document has no operations")
-    found: dict[str, Tool] = {}
+    found: dict[str, ToolParts] = {}
     for operation in names:
         try:
             tool = operation_tool(document, operation, access)

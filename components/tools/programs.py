@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from compound.components.code import shared_sandbox
-from compound.components.tools.tool import Tool
+from compound.components.tools.source import ToolParts
 from compound.core.loops import Sessions
 from compound.core.security.sandbox.limits import SandboxLimits
 
@@ -50,7 +50,7 @@ class SandboxSource:
         return "\n".join(filter(None, [result.stdout, f"error: {why}", result.stderr[-MAX_ERROR:]]))
 
 
-def python_tool(limits: SandboxLimits, name: str) -> Tool:
-    """Return the tool; see `Tool.python`."""
+def python_tool(limits: SandboxLimits, name: str) -> ToolParts:
+    """Return its parts; see `Tool.python`."""
     # the sandbox has its own time limit, and programs may wait for their turn
-    return Tool(name, DESCRIPTION, PARAMETERS, SandboxSource(limits), None, executes_code=True)
+    return ToolParts(name, DESCRIPTION, PARAMETERS, SandboxSource(limits), None, executes_code=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from compound.core.errors import TransientError
@@ -62,3 +63,15 @@ class ToolSource(Protocol):
             Exception: any other error is shown to the model.
         """
         ...
+
+
+@dataclass(frozen=True)
+class ToolParts:
+    """Arguments of a `compound.components.tools.tool.Tool`."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    source: ToolSource
+    timeout: float | None = TIMEOUT
+    executes_code: bool = False

@@ -196,7 +196,7 @@ class Tool:
         """
         from compound.components.tools.functions import function_tool
 
-        return function_tool(
+        parts = function_tool(
             function,
             name,
             description,
@@ -204,6 +204,7 @@ class Tool:
             timeout=timeout,
             executes_code=executes_code,
         )
+        return Tool(**vars(parts))
 
     @staticmethod
     def python(limits: SandboxLimits | None = None, *, name: str = "python") -> Tool:
@@ -218,7 +219,7 @@ class Tool:
         """
         from compound.components.tools.programs import python_tool
 
-        return python_tool(limits or SandboxLimits(), name)
+        return Tool(**vars(python_tool(limits or SandboxLimits(), name)))
 
     @staticmethod
     def from_openapi(
@@ -253,7 +254,7 @@ class Tool:
         from compound.components.tools.openapi_document import open_document
 
         access = Access(base_url, hosts, auth_env, auth_header, timeout)
-        return operation_tool(open_document(document), operation, access, name)
+        return Tool(**vars(operation_tool(open_document(document), operation, access, name)))
 
     @staticmethod
     def all_from_openapi(
@@ -286,7 +287,7 @@ class Tool:
         from compound.components.tools.openapi_document import open_document
 
         access = Access(base_url, hosts, auth_env, auth_header, timeout)
-        return operation_tools(open_document(document), only, access)
+        return [Tool(**vars(p)) for p in operation_tools(open_document(document), only, access)]
 
     @staticmethod
     def from_mcp(
@@ -322,7 +323,7 @@ class Tool:
         from compound.components.tools.mcp_server import MCPServer, server_tools
 
         found = server or MCPServer(tuple(command), url, auth_env, tuple(env), timeout)
-        return server_tools(found, only)
+        return [Tool(**vars(parts)) for parts in server_tools(found, only)]
 
     def __repr__(self) -> str:
         arguments = ", ".join(self.parameters.get("properties", {}))
