@@ -125,6 +125,11 @@ def numbered(context: Any) -> Any:
     return replace(context, state={})
 
 
+def frozen(context: Any) -> Any:
+    context.sampler.step = 0
+    return replace(context, seed=0)
+
+
 def labelled(example: str) -> Callable[[Any], Any]:
     return wrong(chosen=lambda self, _, samples: [replace(s, example=example) for s in samples])
 
@@ -174,7 +179,7 @@ Unweighed = wrong(credit=lambda self, sample, _: replace(sample, advantages=()))
 Valued = wrong(credit=lambda self, s, _: replace(s.with_advantage(s.reward), values=(0.0,)))
 NoValues = wrong(critic=CriticSettings())
 Unlucky = wrong(chosen=lambda self, _, samples: random.sample(samples, len(samples)))
-Frozen = prepared(lambda c: [setattr(c.sampler, "step", 0), replace(c, seed=0)][1])
+Frozen = prepared(frozen)
 Objects = wrong(keep=lambda self, context, *_: context.state.update(seen={1, 2}))
 Numbers = prepared(numbered)
 Greedy = wrong(made=lambda self, c, rollouts: [s for each in rollouts for s in self.of(c, each)])
