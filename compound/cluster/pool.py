@@ -8,26 +8,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 import compound.core.errors
+from compound.cluster import messages
 from compound.cluster.handshake import SAME, WorkerMismatch, compare
-from compound.cluster.messages import (
-    Cancel,
-    Document,
-    Done,
-    Facts,
-    Hello,
-    JobFailed,
-    Notice,
-    Outbox,
-    ProtocolError,
-    Ready,
-    Refused,
-    ToDriver,
-    Transport,
-    WorkerConnection,
-    WorkerLost,
-    for_driver,
-    name_of,
-)
+from compound.cluster.messages import Document, Outbox, ProtocolError, WorkerLost
 from compound.cluster.services import ExampleJob, ExampleServices
 from compound.core.errors import CompoundError
 from compound.core.formatting import plural
@@ -49,7 +32,7 @@ class _RemoteWorker:
     """A worker that has passed the handshake."""
 
     def __init__(
-        self, number: int, connection: WorkerConnection, notify: Callable[[str], object]
+        self, number: int, connection: messages.WorkerConnection, notify: Callable[[str], object]
     ) -> None:
         self.name = f"worker {number}"
         self.connection = connection
@@ -69,33 +52,33 @@ class _RemoteWorker:
         services = self.jobs.pop(number, None)
         if services is not None:
             services.close()
-            self.outbox.post(Cancel(job=number))
+            self.outbox.post(messages.Cancel(job=number))
 
-    def handle(self, message: ToDriver) -> None:
+    def handle(self, message: messages.ToDriver) -> None:
         """Act on a message; those of jobs that have ended are dropped.
 
         Raises:
             ProtocolError: the worker sent it out of turn, or it does not fit the system.
         """
-        if isinstance(message, Notice):
+        if isinstance(message, messages.Notice):
             self._notify(message.text)
             return
-        if isinstance(message, Ready | Refused):
+        if isinstance(message, messages.Ready | messages.Refused):
             raise ProtocolError("a second handshake")
         services = self.jobs.get(message.job)
         if services is None:
             return
-        if not isinstance(message, Done | JobFailed):
+        if not isinstance(message, messages.Done | messages.JobFailed):
             try:
                 services.handle(message)
             except Exception as error:  # its fields may hold any JSON
-                name = name_of(type(message))
+                name = messages.name_of(type(message))
                 raise ProtocolError(f"{name}: {type(error).__name__}: {error}") from error
             return
         del self.jobs[message.job]
         services.close()
         job = services.job
-        if isinstance(message, JobFailed):
+        if isinstance(message, messages.JobFailed):
             job.fail(_error(message, self.name))
         elif not job.result.done():
             job.meter.incidents.update(message.incidents)
@@ -126,10 +109,10 @@ class WorkerPool:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: messages.Transport,
         workers: int | None,
-        hello: Hello,
-        facts: Facts,
+        hello: messages.Hello,
+        facts: messages.Facts,
         notify: Callable[[str], object],
         *,
         start_seconds: float = 120.0,
@@ -228,7 +211,7 @@ class WorkerPool:
         worker.outbox.post(self._hello)
         sending = asyncio.create_task(worker.outbox.run())
         try:
-            messages = for_driver(await worker.connection.receive())
+            first = messages.for_driver(await worker.connection.receive())
         except WorkerLost as error:
             raise _LostInStart(
                 f"{worker.name} ended while it started: {error}", hint=SAME
@@ -240,10 +223,10 @@ class WorkerPool:
         finally:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
-        match messages:
-            case [Ready(facts=facts)]:
+        match first:
+            case [messages.Ready(facts=facts)]:
                 compare(self._facts, facts, worker.name)
-            case [Refused(message=message, hint=hint)]:
+            case [messages.Refused(message=message, hint=hint)]:
                 raise WorkerMismatch(
                     f"{worker.name} cannot load the system: {message}", hint=hint or SAME
                 )
@@ -270,7 +253,7 @@ class WorkerPool:
         """Act on the messages of a worker until it is lost, and then replace it."""
         try:
             while True:
-                for message in for_driver(await worker.connection.receive()):
+                for message in messages.for_driver(await worker.connection.receive()):
                     worker.handle(message)
         except ProtocolError as error:
             problem = f"{worker.name} sent {error.message}"
@@ -353,7 +336,7 @@ def _unexpected(doing: str, error: Exception) -> CompoundError:
     return CompoundError(f"{doing} failed: {type(error).__name__}: {error}", hint=RESUME)
 
 
-def _error(message: JobFailed, worker: str) -> CompoundError:
+def _error(message: messages.JobFailed, worker: str) -> CompoundError:
     """Return the error that ended a job, of the class that a run in this process raises."""
     found = getattr(compound.core.errors, message.error, None)
     if isinstance(found, type) and issubclass(found, CompoundError):

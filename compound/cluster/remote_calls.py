@@ -20,20 +20,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
-from compound.cluster.messages import (
-    Claim,
-    Document,
-    Enter,
-    Finished,
-    JobQuestion,
-    Leave,
-    Outbox,
-    Rejected,
-    Reply,
-    Reserve,
-    Start,
-    Withdraw,
-)
+from compound.cluster import messages
+from compound.cluster.messages import Document, Outbox
 from compound.cluster.wire import Types, result_from_wire, result_to_wire, usage_to_wire
 from compound.components.llm import LLM
 from compound.core.engine import NO_USAGE, Engine, Usage
@@ -51,7 +39,7 @@ class DriverQuestions:
         self.ids = itertools.count(1)
         self._open: dict[int, asyncio.Future[Document]] = {}
 
-    async def ask(self, question: JobQuestion) -> Document:
+    async def ask(self, question: messages.JobQuestion) -> Document:
         """Send a question and return the reply; take it back if this is cancelled."""
         future: asyncio.Future[Document] = asyncio.get_running_loop().create_future()
         self._open[question.id] = future
@@ -59,12 +47,12 @@ class DriverQuestions:
         try:
             return await future
         except asyncio.CancelledError:
-            self.post(Withdraw(job=question.job, id=question.id))
+            self.post(messages.Withdraw(job=question.job, id=question.id))
             raise
         finally:
             del self._open[question.id]
 
-    def answer(self, reply: Reply) -> None:
+    def answer(self, reply: messages.Reply) -> None:
         """Pass a reply on; one to a question that was taken back is dropped."""
         future = self._open.get(reply.id)
         if future is not None and not future.done():
@@ -75,7 +63,7 @@ class DriverQuestions:
 class ExampleLink:
     """The driver's services for one job."""
 
-    start: Start
+    start: messages.Start
     questions: DriverQuestions
 
     def next(self) -> dict[str, Any]:
@@ -86,7 +74,7 @@ class ExampleLink:
         """Report an executed call."""
         address, component = pending.address, pending.component.name
         call: dict[str, Any] = {"id": claim, "key": key, "address": address, "component": component}
-        self.questions.post(Finished(job=self.start.job, **call, result=result))
+        self.questions.post(messages.Finished(job=self.start.job, **call, result=result))
 
 
 @dataclass(eq=False)
@@ -94,10 +82,10 @@ class CallClaim:
     """The claim of a cached call: the driver returns its result, or lets this worker execute it."""
 
     questions: DriverQuestions
-    message: Claim
+    message: messages.Claim
     asked: bool = False
 
-    def once(self) -> Claim | None:
+    def once(self) -> messages.Claim | None:
         """Return the question; None if it was asked."""
         asked, self.asked = self.asked, True
         return None if asked else self.message
@@ -153,7 +141,7 @@ class RemoteGate:
             "patience": patience,
             "claim": claim,
         }
-        question = Enter(**self.link.next(), **request, worst=usage_to_wire(worst))
+        question = messages.Enter(**self.link.next(), **request, worst=usage_to_wire(worst))
         value = await self.link.questions.ask(question)
         if "result" in value:
             raise ResultKnown(cast("Document", value["result"]))
@@ -166,7 +154,7 @@ class RemoteGate:
             yield turn, used
         finally:
             spent = [usage_to_wire(item) for item in used or [worst]]
-            left = Leave(job=question.job, turn=number, answered=turn.answered, used=spent)
+            left = messages.Leave(job=question.job, turn=number, answered=turn.answered, used=spent)
             self.link.questions.post(left)
 
     def speed_up(self, turn: Turn) -> None:
@@ -177,7 +165,7 @@ class RemoteGate:
         """Record that the request of a turn was rejected because of the rate limit."""
         held = cast("RemoteTurn", turn).id
         value = await self.link.questions.ask(
-            Rejected(**self.link.next(), turn=held, retry_after=retry_after)
+            messages.Rejected(**self.link.next(), turn=held, retry_after=retry_after)
         )
         return Refusal(
             cast("float", value["ahead"]), bool(value["first"]), cast("int", value["in_flight"])
@@ -196,14 +184,14 @@ class RemoteMeter(Meter):
     async def reserve(self, worst: Usage) -> AsyncIterator[list[Usage]]:
         """Reserve ``worst`` while a request is in flight; see `Meter.reserve`."""
         # also without a limit: the driver charges what is in flight when the worker is lost
-        question = Reserve(**self._link.next(), worst=usage_to_wire(worst))
+        question = messages.Reserve(**self._link.next(), worst=usage_to_wire(worst))
         await self._link.questions.ask(question)
         used: list[Usage] = []
         try:
             yield used
         finally:
             spent = [usage_to_wire(item) for item in used or [worst]]
-            left = Leave(job=question.job, turn=question.id, answered=False, used=spent)
+            left = messages.Leave(job=question.job, turn=question.id, answered=False, used=spent)
             self._link.questions.post(left)
 
 
@@ -253,7 +241,7 @@ class WorkerCaller(Caller):
             if result.usage != NO_USAGE:  # free calls can be repeated
                 link.finish(0, "", pending, result_to_wire(result, types, pending.address))
             return result
-        question = Claim(**link.next(), key=key, component=component.name)
+        question = messages.Claim(**link.next(), key=key, component=component.name)
         claim = CallClaim(link.questions, question)
         found = None if self._only_sends(pending) else await claim.ask()
         if found is None:
@@ -293,7 +281,7 @@ class WorkerCaller(Caller):
             return known.result
         except BaseException:
             question = claim.message
-            self._link.questions.post(Withdraw(job=question.job, id=question.id))
+            self._link.questions.post(messages.Withdraw(job=question.job, id=question.id))
             raise
         self._link.finish(claim.message.id, claim.message.key, pending, made)
         return result

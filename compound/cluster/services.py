@@ -14,19 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from compound.cluster.messages import (
-    Claim,
-    Document,
-    Enter,
-    Finished,
-    Leave,
-    Rejected,
-    Reply,
-    Reserve,
-    Start,
-    Withdraw,
-    WorkerMessage,
-)
+from compound.cluster import messages
+from compound.cluster.messages import Document
 from compound.cluster.wire import (
     CallCodec,
     result_from_wire,
@@ -41,14 +30,22 @@ from compound.execution.sender import NeverAdmitted, Throttle, Turn
 from compound.graph.component import Component
 from compound.graph.system import System
 
-Question = Claim | Finished | Enter | Leave | Rejected | Withdraw | Reserve
+Question = (
+    messages.Claim
+    | messages.Finished
+    | messages.Enter
+    | messages.Leave
+    | messages.Rejected
+    | messages.Withdraw
+    | messages.Reserve
+)
 
 
 @dataclass(eq=False)
 class ExampleJob:
     """A run that the driver waits for."""
 
-    start: Start
+    start: messages.Start
     system: System
     codec: CallCodec
     caller: Caller
@@ -88,7 +85,7 @@ Work = Callable[[_Open], Coroutine[object, object, None]]
 class ExampleServices:
     """Answers the questions of a job."""
 
-    def __init__(self, job: ExampleJob, reply: Callable[[WorkerMessage], None]) -> None:
+    def __init__(self, job: ExampleJob, reply: Callable[[messages.WorkerMessage], None]) -> None:
         self.job = job
         self._reply = reply
         self._claims: dict[int, _Open] = {}
@@ -102,23 +99,23 @@ class ExampleServices:
             ValueError: it reports usage that is impossible.
         """
         match message:
-            case Claim():
+            case messages.Claim():
                 self._begin_claim(message, None)
-            case Finished():
+            case messages.Finished():
                 self._finish(message)
-            case Enter(claim=None):
+            case messages.Enter(claim=None):
                 self._begin(self._reserved, message.id, partial(self._enter, message))
-            case Enter(claim=Claim() as claim):
+            case messages.Enter(claim=messages.Claim() as claim):
                 self._begin_claim(claim, message)
-            case Reserve():
+            case messages.Reserve():
                 self._begin(self._reserved, message.id, partial(self._reserve, message))
-            case Leave():
+            case messages.Leave():
                 self._leave(message)
-            case Rejected():
+            case messages.Rejected():
                 if (held := self._reserved[message.turn].held) is None:
                     raise KeyError(message.turn)
                 self._begin({}, message.id, lambda _: self._reject(message, *held))
-            case Withdraw():
+            case messages.Withdraw():
                 self._withdraw(message.id)
 
     def close(self) -> None:
@@ -128,7 +125,7 @@ class ExampleServices:
         lost = sum(request.close() for request in self._reserved.values())
         self.job.meter.incidents["lost"] += lost
 
-    def _begin_claim(self, message: Claim, request: Enter | None) -> None:
+    def _begin_claim(self, message: messages.Claim, request: messages.Enter | None) -> None:
         component = self.job.system.components[message.component]
         self._begin(self._claims, message.id, partial(self._claim, message, component, request))
 
@@ -152,10 +149,14 @@ class ExampleServices:
             opened.outcome.set_result(outcome)
 
     def _answer(self, number: int, value: Document) -> None:
-        self._reply(Reply(id=number, value=value))
+        self._reply(messages.Reply(id=number, value=value))
 
     async def _claim(
-        self, message: Claim, component: Component, request: Enter | None, opened: _Open
+        self,
+        message: messages.Claim,
+        component: Component,
+        request: messages.Enter | None,
+        opened: _Open,
     ) -> None:
         """Answer with the result of the call, or let the worker execute it, with its first request."""
 
@@ -175,14 +176,14 @@ class ExampleServices:
             types = self.job.codec.outputs_of(message.component)
             self._answer(asked, {"result": result_to_wire(result, types, message.component)})
 
-    def _finish(self, message: Finished) -> None:
+    def _finish(self, message: messages.Finished) -> None:
         """Keep the result of a paid call, and pass it to those who wait for an equal one."""
         types = self.job.codec.outputs_of(message.component)
         result = result_from_wire(message.result, types, message.key)
         self.job.done[message.address] = message.result
         self._end(self._claims.get(message.id), result)
 
-    def _leave(self, message: Leave) -> None:
+    def _leave(self, message: messages.Leave) -> None:
         """End a request, which is charged at most its reservation, as in one process."""
         opened = self._reserved.get(message.turn)
         used = list(map(usage_from_wire, message.used))
@@ -190,7 +191,7 @@ class ExampleServices:
             raise ValueError(f"a request used more than it reserved ({wrong})")
         self._end(opened, (message.answered, used))
 
-    async def _enter(self, message: Enter, opened: _Open) -> None:
+    async def _enter(self, message: messages.Enter, opened: _Open) -> None:
         throttle = self.job.caller.throttle(message.lm)
         opened.worst = usage_from_wire(message.worst)
         limits = message.seed, message.patience, self.job.meter, opened.worst
@@ -206,12 +207,12 @@ class ExampleServices:
         except NeverAdmitted:
             self._answer(message.id, {"admitted": False})
 
-    async def _reject(self, message: Rejected, throttle: Throttle, turn: Turn) -> None:
+    async def _reject(self, message: messages.Rejected, throttle: Throttle, turn: Turn) -> None:
         found = await throttle.refuse(turn, message.retry_after)
         value: Document = {"ahead": found.ahead, "first": found.first, "in_flight": found.in_flight}
         self._answer(message.id, value)
 
-    async def _reserve(self, message: Reserve, opened: _Open) -> None:
+    async def _reserve(self, message: messages.Reserve, opened: _Open) -> None:
         opened.worst = usage_from_wire(message.worst)
         async with self.job.meter.reserve(opened.worst) as used:
             opened.granted = True

@@ -6,23 +6,9 @@ import asyncio
 import traceback
 from pathlib import Path
 
+from compound.cluster import messages
 from compound.cluster.handshake import facts_of, rebuild
-from compound.cluster.messages import (
-    Cancel,
-    Document,
-    Done,
-    Hello,
-    JobFailed,
-    Notice,
-    Outbox,
-    Ready,
-    Refused,
-    Reply,
-    Start,
-    WorkerConnection,
-    WorkerLost,
-    for_worker,
-)
+from compound.cluster.messages import Document, Outbox, WorkerLost
 from compound.cluster.remote_calls import DriverQuestions, ExampleLink, RemoteMeter, WorkerCaller
 from compound.cluster.wire import CallCodec, values_from_wire
 from compound.core.errors import CompoundError
@@ -38,7 +24,7 @@ KEPT = 32  # configurations that stay bound
 SHOWN = 20  # last lines of a traceback that the driver shows
 
 
-async def serve(connection: WorkerConnection) -> None:
+async def serve(connection: messages.WorkerConnection) -> None:
     """Run examples until the connection to the driver is lost."""
     outbox = Outbox(connection)
     sending = asyncio.create_task(outbox.run())
@@ -60,9 +46,9 @@ async def serve(connection: WorkerConnection) -> None:
         await asyncio.gather(sending, receiving, return_exceptions=True)
 
 
-async def _receive(connection: WorkerConnection, worker: ExampleWorker) -> None:
+async def _receive(connection: messages.WorkerConnection, worker: ExampleWorker) -> None:
     while True:
-        for message in for_worker(await connection.receive()):
+        for message in messages.for_worker(await connection.receive()):
             await worker.handle(message)
 
 
@@ -75,31 +61,31 @@ class ExampleWorker:
         self._program: Rebuilt | None = None
         self._jobs: dict[int, asyncio.Task[None]] = {}
 
-    async def handle(self, message: Hello | Start | Cancel | Reply) -> None:
+    async def handle(self, message: messages.ToWorker) -> None:
         """Act on a message of the driver."""
         match message:
-            case Hello():
+            case messages.Hello():
                 self._rebuild(message)
-            case Start():
+            case messages.Start():
                 task = asyncio.create_task(self._run(message))
                 self._jobs[message.job] = task
                 task.add_done_callback(lambda _: self._jobs.pop(message.job, None))
-            case Cancel():
+            case messages.Cancel():
                 if (running := self._jobs.get(message.job)) is not None:
                     running.cancel()
-            case Reply():
+            case messages.Reply():
                 self._questions.answer(message)
 
-    def _rebuild(self, hello: Hello) -> None:
+    def _rebuild(self, hello: messages.Hello) -> None:
         try:
             self._program = Rebuilt(hello, self._questions)
-            self._outbox.post(Ready(facts=self._program.facts))
+            self._outbox.post(messages.Ready(facts=self._program.facts))
         except CompoundError as error:
-            self._outbox.post(Refused(message=error.message, hint=error.hint))
+            self._outbox.post(messages.Refused(message=error.message, hint=error.hint))
         except Exception as error:  # noqa: BLE001 - code that the file names may raise anything
-            self._outbox.post(Refused(message=f"{type(error).__name__}: {error}", hint=""))
+            self._outbox.post(messages.Refused(message=f"{type(error).__name__}: {error}", hint=""))
 
-    async def _run(self, start: Start) -> None:
+    async def _run(self, start: messages.Start) -> None:
         assert self._program is not None
         link = ExampleLink(start, self._questions)
         meter = RemoteMeter(link)
@@ -115,10 +101,12 @@ class ExampleWorker:
         except Exception as error:  # noqa: BLE001 - the driver reports it; a worker outlives its jobs
             self._fail(start.job, "", f"{type(error).__name__}: {error}", _end_of_traceback(error))
         else:
-            self._outbox.post(Done(job=start.job, result=result, incidents=dict(+meter.incidents)))
+            self._outbox.post(
+                messages.Done(job=start.job, result=result, incidents=dict(+meter.incidents))
+            )
 
     def _fail(self, job: int, error: str, message: str, hint: str) -> None:
-        self._outbox.post(JobFailed(job=job, error=error, message=message, hint=hint))
+        self._outbox.post(messages.JobFailed(job=job, error=error, message=message, hint=hint))
 
     async def aclose(self) -> None:
         """Cancel all jobs and close the engines."""
@@ -133,7 +121,7 @@ class ExampleWorker:
 class Rebuilt:
     """A system rebuilt from its file, with its engines."""
 
-    def __init__(self, hello: Hello, questions: DriverQuestions) -> None:
+    def __init__(self, hello: messages.Hello, questions: DriverQuestions) -> None:
         program = rebuild(hello.program)
         self._system = program.system
         self.facts = facts_of(program.system, program.folder)
@@ -141,12 +129,12 @@ class Rebuilt:
         folder = None if hello.folder is None else Path(hello.folder)
         self._executor = Executor(engines, seed=hello.seed, folder=folder)
         self._caller = WorkerCaller(
-            engines, Meter(), lambda text: questions.post(Notice(text=text))
+            engines, Meter(), lambda text: questions.post(messages.Notice(text=text))
         )
         self._caller.folder = folder
         self._bound: dict[str, tuple[System, CallCodec]] = {}
 
-    async def run(self, start: Start, link: ExampleLink, meter: RemoteMeter) -> Document:
+    async def run(self, start: messages.Start, link: ExampleLink, meter: RemoteMeter) -> Document:
         """Run a job and return its trace, or the one call that it resamples."""
         system, codec = self._bind(start.configuration)
         executor = self._executor.with_caller(self._caller.for_job(link, meter), meter)
@@ -185,7 +173,9 @@ def _end_of_traceback(error: BaseException) -> str:
     return "\n".join("".join(traceback.format_exception(error)).splitlines()[-SHOWN:])
 
 
-async def _resample(executor: Executor, system: System, codec: CallCodec, start: Start) -> Call:
+async def _resample(
+    executor: Executor, system: System, codec: CallCodec, start: messages.Start
+) -> Call:
     """Resample the one call of a job."""
     assert start.fork is not None
     calls = tuple(map(codec.from_wire, start.fork.calls))
@@ -204,7 +194,7 @@ async def _resample(executor: Executor, system: System, codec: CallCodec, start:
     )
 
 
-def _fork(codec: CallCodec, start: Start) -> Fork | None:
+def _fork(codec: CallCodec, start: messages.Start) -> Fork | None:
     """Return the fork of a job."""
     if start.fork is None:
         return None

@@ -39,7 +39,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NotRequired, TypeAlias, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from compound.core.errors import AdapterNotServed, ConfigurationError
 from compound.core.security.limits import ARTIFACT
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 # A (r, in), and B (out, r) times alpha / r
 Addition: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 
+Settings = Mapping[str, Any]  # of an adapter's configuration file
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX, SIDES = "base_model.model.", (".lora_A.weight", ".lora_B.weight")
 # These describe how an adapter was trained, or repeat what its tensors show. Other settings must be
@@ -96,22 +97,12 @@ def read_adapter(folder: Path, layers: Mapping[str, tuple[int, int]]) -> dict[st
     }
 
 
-class LoRAConfig(TypedDict):
-    """Settings that are read from an adapter's configuration file."""
-
-    r: int
-    lora_alpha: float
-    target_modules: NotRequired[object]
-    layers_to_transform: NotRequired[object]
-    exclude_modules: NotRequired[object]
-
-
 def _addition(
     folder: Path,
     name: str,
     sides: Mapping[str, torch.Tensor],
     shape: tuple[int, int],
-    config: LoRAConfig,
+    config: Settings,
 ) -> Addition:
     """Check the two matrices of a layer, and scale B."""
     if sides.keys() != set(SIDES):
@@ -129,7 +120,7 @@ def _addition(
     return a, b * (config["lora_alpha"] / rank)
 
 
-def _targets(config: LoRAConfig, layers: Mapping[str, object]) -> set[str]:
+def _targets(config: Settings, layers: Mapping[str, object]) -> set[str]:
     """Return the layers that must be adapted; empty if the settings have exceptions or do not list them."""
     targets = config.get("target_modules")
     exceptions = [config.get("layers_to_transform"), config.get("exclude_modules")]
@@ -138,7 +129,7 @@ def _targets(config: LoRAConfig, layers: Mapping[str, object]) -> set[str]:
     return {name for name in layers if any(f".{name}".endswith(f".{target}") for target in targets)}
 
 
-def read_config(folder: Path) -> LoRAConfig:
+def read_config(folder: Path) -> Settings:
     """Read an adapter's settings, and check that they describe a plain LoRA.
 
     Raises:
@@ -168,7 +159,7 @@ def read_config(folder: Path) -> LoRAConfig:
         value = config.get(key)
         if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:
             raise _refused(folder, f"has {key}={value!r}, which must be a positive number")
-    return cast("LoRAConfig", config)  # both required fields were checked
+    return config
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:

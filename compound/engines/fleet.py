@@ -234,7 +234,9 @@ class FleetEngine:
         """Check once that every replica answers, and that all serve the same."""
         async with self._opening:
             if self._reference is None:
-                self._reference = await self._check_all()
+                use, found = self._use, await self._check_all()
+                self._check_use(use)
+                self._reference = found
 
     async def _check_all(self) -> ReplicaIdentity:
         asked = (replica.identify(thoroughly=True) for replica in self.replicas)

@@ -53,14 +53,6 @@ class Served:
     verdict: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Loading:
-    """Version that calls are waiting for."""
-
-    adapter: Adapter
-    done: asyncio.Future[None]
-
-
 class ServedAdapters:
     """Versions on one server, which must share the file system. Use it from one event loop only.
 
@@ -80,7 +72,7 @@ class ServedAdapters:
         self._api, self._capacity, self._timeout, self._checks = api, capacity, timeout, checks
         self._lock = RWLock()
         self._calls: Counter[str] = Counter()  # calls that use a version or wait for it, by digest
-        self._loading: dict[str, Loading] = {}
+        self._loading: dict[Adapter, asyncio.Future[None]] = {}  # versions that calls wait for
         self._loader: asyncio.Task[None] | None = None
         self.served: dict[str, Served] = {}
 
@@ -137,42 +129,38 @@ class ServedAdapters:
 
     async def _wait_until_loaded(self, adapter: Adapter) -> None:
         """Wait until the loader has loaded a version; an error is raised in every call that waits for it."""
-        wanted = self._loading.get(adapter.sha256)
-        if wanted is None:
-            done = asyncio.get_running_loop().create_future()
+        if adapter not in self._loading:
+            done = self._loading[adapter] = asyncio.get_running_loop().create_future()
             # Retrieve the exception even if every waiting call was cancelled, or asyncio logs an
             # error.
             done.add_done_callback(lambda done: done.exception())
-            wanted = self._loading[adapter.sha256] = Loading(adapter, done)
         if self._loader is None:
             self._loader = asyncio.create_task(self._load_wanted())
-        await asyncio.shield(wanted.done)
+        await asyncio.shield(self._loading[adapter])
 
     async def _load_wanted(self) -> None:
         """Load all versions that calls wait for, under the write lock."""
         try:
             async with self._lock.write():
                 while self._loading:
-                    await self._settle(next(iter(self._loading.values())))
+                    await self._settle(*next(iter(self._loading.items())))
         finally:
             self._loader = None
-            for wanted in self._loading.values():  # not empty only if this task was cancelled
-                wanted.done.set_exception(
-                    TransientError(f"{self._api.model}: closed while loading adapters")
-                )
+            closed = TransientError(f"{self._api.model}: closed while loading adapters")
+            for done in self._loading.values():  # not empty only if this task was cancelled
+                done.set_exception(closed)
             self._loading.clear()
 
-    async def _settle(self, wanted: Loading) -> None:
+    async def _settle(self, adapter: Adapter, done: asyncio.Future[None]) -> None:
         """Load a version, unless all calls that wait for it were cancelled; then release those calls."""
-        digest = wanted.adapter.sha256
         try:
-            if self._calls[digest]:
-                await self._load(wanted.adapter)
+            if self._calls[adapter.sha256] and adapter.sha256 not in self.served:
+                await self._load(adapter)
         except Exception as error:  # noqa: BLE001 - every error must reach the calls that wait
-            wanted.done.set_exception(error)
+            done.set_exception(error)
         else:
-            wanted.done.set_result(None)
-        del self._loading[digest]
+            done.set_result(None)
+        del self._loading[adapter]
 
     async def _load(self, adapter: Adapter) -> None:
         folder = await asyncio.to_thread(

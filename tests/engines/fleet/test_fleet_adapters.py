@@ -19,7 +19,6 @@ from compound.core.errors import (
     DeclarationError,
     TransientError,
 )
-from compound.engines import fleet as fleet_engine
 from compound.engines.fleet import FleetEngine
 from vllm_requests import new_adapter, request, running, until
 
@@ -150,32 +149,6 @@ def test_one_replica_that_computes_without_the_version_ends_the_run(
     assert not servers[1].answered
 
 
-def test_a_replica_that_dies_while_versions_are_swapped_loses_nothing(
-    servers: Servers, write: Write
-) -> None:
-    adapter = write(0.5)
-    lm = fleet(servers)
-
-    async def run() -> list[Completion]:
-        async with contextlib.aclosing(lm):
-            await lm.generate(request())
-            servers[0].hang = True
-            plain = [asyncio.create_task(lm.generate(request(f"plain {i}"))) for i in range(24)]
-            await until(lambda: servers[0].chatting > 0)
-            tuned = [
-                asyncio.create_task(lm.generate(sampled(adapter, f"tuned {i}"))) for i in range(24)
-            ]
-            await asyncio.sleep(0.05)
-            await asyncio.to_thread(servers[0].kill)
-            return await asyncio.gather(*plain, *tuned)
-
-    completions = asyncio.run(run())
-    assert [completion.text for completion in completions] == ["four"] * 48
-    assert all(
-        c.tokens is not None and c.tokens.adapter == adapter.sha256 for c in completions[24:]
-    )
-
-
 def test_an_adapter_fails_to_be_admitted_only_if_no_replica_answers(
     servers: Servers, write: Write
 ) -> None:
@@ -194,27 +167,6 @@ def test_an_adapter_fails_to_be_admitted_only_if_no_replica_answers(
     asyncio.run(run())
     with pytest.raises(CompoundError):
         asyncio.run(lm.admit(first))
-
-
-def test_a_server_that_comes_back_loads_its_adapters_before_any_request(
-    servers: Servers, write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fleet_engine, "FIRST_WAIT", 0.05)
-    adapter = write(0.5)
-    lm = fleet(servers[:1])
-
-    async def run() -> None:
-        async with contextlib.aclosing(lm):
-            await lm.admit(adapter)
-            await asyncio.to_thread(servers[0].kill)
-            with pytest.raises(TransientError):
-                await lm.generate(request())
-            servers[0] = fake.FakeVLLM(port=servers[0].http.server_port).serve()
-            await until(lambda: lm.replicas[0].up)
-            await lm.admit(adapter)
-
-    asyncio.run(run())
-    assert len(servers[0].sent("load_lora_adapter")) == 1
 
 
 def test_servers_of_the_openai_engine_refuse_adapters(servers: Servers, write: Write) -> None:

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -103,35 +102,6 @@ def pid_of(replica: Replica, told: Path) -> int:
         if row["argv"][row["argv"].index("--port") + 1] == port
     ]
     return int(found)
-
-
-def test_a_request_does_not_fail_because_its_process_cannot_be_started_again(
-    told: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The process ends after the request was routed to it, and before it is sent."""
-    lm = FleetEngine(replicas=2, vllm={"model": "m", "restarts": 0})
-    answer = Replica.answer
-
-    async def run() -> Completion:
-        async with contextlib.aclosing(lm):
-            await lm.warm_up()
-            first = lm.replicas[0]
-            pid = pid_of(first, told)
-
-            async def killed(replica: Replica, *arguments: Any) -> Completion:
-                if replica is first and is_running(pid):
-                    with contextlib.suppress(ProcessLookupError):  # another request has ended it
-                        os.kill(pid, signal.SIGKILL)
-                    await until(lambda: first.ended)
-                return await answer(replica, *arguments)
-
-            monkeypatch.setattr(Replica, "answer", killed)
-            found = await asyncio.gather(*(lm.generate(request(str(i))) for i in range(12)))
-            await until(lambda: first.condition == "failed")
-            return found[0]
-
-    assert asyncio.run(run()).text == "four"
-    assert len(started(told)) == 2
 
 
 def test_a_fleet_that_is_closed_with_requests_in_flight_starts_no_process(told: Path) -> None:

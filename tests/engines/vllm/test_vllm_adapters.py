@@ -319,26 +319,6 @@ def test_a_cancelled_call_stops_no_load_that_others_wait_for(write: Write) -> No
     asyncio.run(run())
 
 
-def test_a_version_whose_calls_were_cancelled_is_not_loaded(write: Write) -> None:
-    async def run() -> None:
-        api = Scripted()
-        adapters = made(api)
-        api.held = asyncio.Event()
-        first, second = write(0.5), write(0.6)
-        burst = Burst(api, adapters)
-        burst.leave.set()
-        calls = [asyncio.create_task(burst.call(adapter)) for adapter in (first, second)]
-        await api.loading.wait()
-        calls[1].cancel()
-        await settled()
-        api.held.set()
-        await asyncio.gather(*calls, return_exceptions=True)
-        assert api.loads == [name(first)]
-        await together(api, adapters, [second])  # and it can still be
-
-    asyncio.run(run())
-
-
 def test_closing_while_an_adapter_is_loaded_fails_the_calls_that_wait(write: Write) -> None:
     async def run() -> None:
         api = Scripted()
