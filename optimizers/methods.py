@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
 from compound.core.engine import Engine
 from compound.core.errors import CompoundError, DeclarationError, suggest_name
+from compound.core.formatting import plural
+from compound.engines.local.devices import device_count
 from compound.execution.executor import Executor
 from compound.graph.configuration import components_of, load
 from compound.graph.registry.code import find_code
@@ -19,10 +23,10 @@ from compound.graph.registry.plugins import installed, warn_if_hidden
 from compound.graph.space import Choice, Demos, Float, Int, Text, Weights
 from compound.graph.system import System
 from compound.optimization.method import Job, Method
+from compound.optimization.prices import estimate_prices
 from compound.optimization.registration import MethodFactory, as_factory
 from compound.optimization.settings.base import NoSettings, references
 from compound.optimization.settings.optimize import OptimizeSettings
-from compound.optimizers.auto import auto
 from compound.optimizers.baselines.evolution import GEPASettings
 from compound.optimizers.baselines.gepa import GEPA
 from compound.optimizers.baselines.llm_selector import DiagnoserSettings, LLMSelector
@@ -35,6 +39,7 @@ from compound.optimizers.memory_plan import check_placements
 from compound.optimizers.optimas.methods import HBCSettings, OptimasSettings, hbc, optimas
 from compound.optimizers.scheduling import Uniform, keys_of, text_jobs
 from compound.optimizers.search.joint import JointSearch
+from compound.optimizers.search.local_gains import savings_of, total_savings
 from compound.optimizers.search.sources import CandidateSources, SearchSettings, reason_not_to_write
 from compound.optimizers.weights.bases import base_model, check_sampling_engine
 from compound.optimizers.weights.methods import LONG_JOB, POLICY_METHODS, NothingToTune
@@ -89,7 +94,7 @@ def mipro(system: System, optimize: OptimizeSettings, settings: MIPROSettings) -
     jobs = [Job("mipro", keys)] if keys else []
     # a search is not divided: the first job may use the whole budget, and further jobs what it
     # leaves
-    optimizers = {"mipro": Mipro.of(settings)}
+    optimizers = {"mipro": Mipro(settings)}
     return Method("mipro", optimizers, jobs, Uniform(), least=LONG_JOB, decisions=1)
 
 
@@ -292,3 +297,94 @@ def _make_method(name: str, system: System, settings: OptimizeSettings, folder: 
             hint='declare one, for example prompt: {tune: "…"} or k: {choice: [1, 5]}',
         )
     return made
+
+
+Make = Callable[[str, System, OptimizeSettings], Method]
+# Factor by which local rewards must be able to make a search cheaper; 2 gained nothing on Atlas.
+LEAST_SAVING = 3.0
+TRAINED_BY = "mmgrpo"
+LEAST_STEPS = 20  # of a training, in half of the budget
+NO_BACKBONE: Mapping[str, object] = {
+    "model": "none"
+}  # rewards read numbers, labels and gold answers
+
+
+def auto(system: System, optimize: OptimizeSettings, make: Make) -> Method:
+    """Choose by system and budget: a joint search, local rewards where they pay, and training of weights."""
+    stages, notes = list[str](), list[str]()
+    if keys_of(system, Text, Demos, Choice, Int, Float):
+        stage, reason, optimize = _search(system, optimize)
+        stages.append(stage)
+        notes.append(f"auto: {stage}, since {reason}")
+    if keys_of(system, Weights):
+        trains, reason = _training(system, optimize, make, alone=not stages)
+        stages += [TRAINED_BY] * trains
+        notes.append(f"auto: {reason}")
+
+    def stage_of(name: str, system: System, optimize: OptimizeSettings) -> Method:
+        if name != "optimas":
+            return make(name, system, optimize)
+        settings = optimize.section(name, OptimasSettings)
+        return replace(optimas(system, optimize, settings, trains=False), sections={name: settings})
+
+    if len(stages) > 1:
+        made = better_together(
+            system, optimize, BetterTogetherSettings(stages=tuple(stages)), stage_of
+        )
+    else:
+        made = stage_of(stages[0] if stages else "search", system, optimize)
+    return replace(made, name="auto", notes=[*notes, *made.notes])
+
+
+def _search(system: System, optimize: OptimizeSettings) -> tuple[str, str, OptimizeSettings]:
+    """Return the method that searches all parameters except weights, the reason for it, and its settings.
+
+    The settings of `search` and of `optimas` count for either; a model to embed texts must be
+    named.
+    """
+    tuned = components_of(keys_of(system, Text, Demos, Choice, Int, Float))
+    prices = estimate_prices(system)
+    savings = [savings_of(system, name, prices) for name in tuned]
+    saved = total_savings(savings)
+    given: dict[str, object] = {"backbone": NO_BACKBONE}
+    for section in (
+        optimize.section("search", SearchSettings),
+        optimize.section("optimas", OptimasSettings),
+    ):
+        given |= section.model_dump(exclude_unset=True)
+    cheap = ", ".join(each.component for each in savings if not each.unused_reason)
+    factor = f"at most {saved:.3g} times" if math.isfinite(saved) else "much"
+    if saved < LEAST_SAVING:
+        chosen, reason = "search", "local evaluations would save little"
+    elif find_spec("sklearn") is None:
+        chosen, reason = "search", "local rewards need the extra 'rewards'"
+    else:
+        chosen, reason = "optimas", f"local evaluations of {cheap} can make it {factor} cheaper"
+        reason += ", as far as scores confirm local rewards"
+    if chosen == "search":
+        given = {
+            name: value for name, value in given.items() if name in SearchSettings.model_fields
+        }
+    return chosen, reason, OptimizeSettings.model_validate({**optimize.given, chosen: given})
+
+
+def _training(
+    system: System, optimize: OptimizeSettings, make: Make, *, alone: bool
+) -> tuple[bool, str]:
+    """Return whether to train weights, and why."""
+    names = ", ".join(components_of(keys_of(system, Weights)))
+    runs, step = optimize.budget.system_runs, make(TRAINED_BY, system, optimize).jobs[0].step
+    steps = math.inf if runs is None or not step else runs / 2 // step
+    if alone:
+        return True, f"{TRAINED_BY}, since only the weights of {names} can change"
+    if find_spec("torch") is None or not device_count("cuda"):
+        why = "there is no GPU"
+    elif steps < LEAST_STEPS:
+        covered = plural(int(steps), "step")
+        why = f"half of the budget covers {covered} of {TRAINED_BY}, and a training takes {LEAST_STEPS}"
+    else:
+        return True, f"then {TRAINED_BY} for the weights of {names}"
+    return (
+        False,
+        f"the weights of {names} stay, since {why}; method: better_together trains them anyway",
+    )

@@ -31,16 +31,14 @@ from compound.optimization.runs.recorder import Event, read_events
 from compound.rewards.alignment import (
     Accuracy,
     Bin,
+    Explanation,
     calibration_error,
+    explain_ranking,
     rank_correlation,
     reliability,
-)
-from compound.rewards.buffer import PairBuffer
-from compound.rewards.explain import (
-    Explanation,
-    explain_ranking,
     rewards_from_margins,
 )
+from compound.rewards.buffer import PairBuffer
 from compound.rewards.features import Reading
 from compound.rewards.fit import PairTexts, component_pairs
 from compound.rewards.model import LocalReward, RewardModel, Stored, load, read

@@ -276,7 +276,7 @@ def peak(count: int, batch: int) -> dict[str, float]:
     import torch
 
     from compound.rewards.backbone import Backbone
-    from compound.rewards.backbone_training import train
+    from compound.rewards.fit import train
     from compound.rewards.settings import BackboneLoRASettings
 
     torch.set_num_threads(1)

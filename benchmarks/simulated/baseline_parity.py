@@ -33,7 +33,7 @@ from compound.evaluation.metrics.built_in import exact_match
 from compound.graph.component import Input
 from compound.graph.space import Demos, Text
 from compound.graph.system import System
-from compound.optimizers.baselines.mipro import SIZES, Auto, Mipro
+from compound.optimizers.baselines.mipro import SIZES, Auto, Mipro, MIPROSettings
 from compound.optimizers.baselines.mipro_proposer import TIPS
 from compound.testing import OptimizerJob, ScriptedLM
 
@@ -161,7 +161,7 @@ def ours(auto: Auto, demos: int) -> Log:
         return await score(candidates, some)
 
     job.scorer.score = watch  # type: ignore[method-assign,assignment]  # records the sizes
-    job.run(Mipro(auto))
+    job.run(Mipro(MIPROSettings(auto=auto)))
     log.runs = int(job.spent)
     return log
 

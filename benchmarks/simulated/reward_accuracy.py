@@ -67,7 +67,7 @@ def _accuracy(made: Simulated) -> dict[str, float]:
 def lora(shape: str, seed: int) -> dict[str, float]:
     """Return the held-out accuracy of a trained sentence encoder on a system without noise."""
     from compound.rewards.backbone import Backbone
-    from compound.rewards.backbone_training import train
+    from compound.rewards.fit import train
     from compound.rewards.settings import BackboneLoRASettings
 
     made = world(shape, seed, noise=0.0, blur=0.0)

@@ -40,8 +40,7 @@ from compound.evaluation.metrics.scoring import check_rows, metric_lms
 from compound.graph.component import Component, Input, Node
 from compound.graph.registry.engines import no_images
 from compound.graph.types import holds_images
-from compound.optimization.preflight import system_parts
-from compound.optimization.prospects import outlook
+from compound.optimization.preflight import outlook, system_parts
 from compound.optimizers import methods
 from compound.optimizers.weights.methods import NothingToTune
 from compound.yaml import Program

@@ -22,8 +22,7 @@ from compound.graph.call_counts import count_calls
 from compound.graph.registry.engines import with_gpu_shares
 from compound.optimization.budget_plan import plan_jobs, stochastic
 from compound.optimization.method import Job, Problem
-from compound.optimization.preflight import missing_keys, models_of
-from compound.optimization.prospects import outlook, plan_by_runs
+from compound.optimization.preflight import missing_keys, models_of, outlook, plan_by_runs
 from compound.optimization.settings.base import BudgetSettings
 from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.memory_plan import plan_memory

@@ -33,8 +33,7 @@ from compound.optimization.budget_plan import check_budget, check_decidable
 from compound.optimization.loop.loop import OptimizationLoop, final_configuration
 from compound.optimization.loop.loop import retry_failed as retry_rows
 from compound.optimization.method import Problem
-from compound.optimization.preflight import check_libraries, check_prices, check_spending
-from compound.optimization.prospects import outlook
+from compound.optimization.preflight import check_libraries, check_prices, outlook
 from compound.optimization.runs.directory import (
     UNREADABLE,
     report_full_disk,
@@ -44,8 +43,7 @@ from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers import methods
 from compound.optimizers.memory_plan import plan_memory
 from compound.report.trackers.tracking import Tracking, tracked
-from compound.rewards.buffer import row_digest
-from compound.rewards.earlier import read_earlier
+from compound.rewards.buffer import read_earlier, row_digest
 
 SET_ASIDE = 0.2  # of the train examples, at most, for second looks
 
@@ -401,7 +399,6 @@ def make_problem(
     for checked in (problem, *(problem.with_method(other) for other in others.values())):
         check_libraries(checked)
         check_prices(checked)
-    check_spending(problem)
     return problem
 
 

@@ -448,7 +448,7 @@ class Problem:
 
     ``earlier`` is what the run takes over from an earlier one. ``further`` are examples that
     nothing uses before a decision that needs more than the validation split. ``outlook`` holds the
-    result of `compound.optimization.prospects.outlook` and duplicate examples, for the record.
+    result of `compound.optimization.preflight.outlook` and duplicate examples, for the record.
     ``open_executor`` makes the executor of a run, in this process or with workers. ``baselines``
     are the methods that run after ``method``, by name.
     """

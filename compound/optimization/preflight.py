@@ -1,43 +1,59 @@
-"""Check models before the first call: names, prices and API keys."""
+"""Check a run before it starts: its models, and the gains that it can detect.
+
+The prospects are the smallest gain that the acceptance test can detect with the given validation
+examples, the number of candidates that each job can compare with the given budget, and parameters
+that cannot be tried.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import get_args
+from typing import Any, get_args
 
-from compound.components.agents.agent import Agent
-from compound.components.agents.turn import AgentTurn
-from compound.components.flow import Loop, Map
-from compound.components.llm import LLM
-from compound.core.engine import NO_USAGE, Capabilities, Engine, Usage
+from compound.core.engine import Capabilities, Engine
 from compound.core.errors import (
     CompoundError,
-    DeclarationError,
     MissingExtra,
     SeveralErrors,
     libraries_of,
     missing_libraries,
 )
-from compound.core.example import Example
 from compound.core.formatting import plural
-from compound.core.loops import run_blocking
 from compound.core.security.sanitize import sanitize_text
+from compound.evaluation.acceptance import (
+    POWER,
+    detectable,
+    examples_needed,
+    least_improved,
+    least_p,
+    most_decisions,
+)
+from compound.evaluation.metrics.custom import bounds_hint
 from compound.evaluation.metrics.scoring import metric_lms
+from compound.execution.rng import derive_seed
 from compound.execution.schedule import setting_values
 from compound.execution.sender import Sender, unpriced
-from compound.execution.tool_text import to_text
-from compound.graph.component import Body, Input, Value
-from compound.graph.registry.engines import worst_case
 from compound.graph.space import Choice
 from compound.graph.system import System
-from compound.graph.types import as_declared
-from compound.optimization.budget_plan import baseline_runs, plan_jobs, runs_needed
-from compound.optimization.method import Problem
-from compound.optimization.prospects import plan_by_runs
-from compound.optimization.settings.base import references
+from compound.optimization.budget_plan import (
+    BudgetPlan,
+    baseline_runs,
+    has_bounds,
+    job_minibatch,
+    jobs_in_round,
+    make_plan,
+    minimum_job_runs,
+    plan_job,
+    plan_jobs,
+    planning_prices,
+    usable_runs,
+)
+from compound.optimization.method import Job, JobRecord, Problem
+from compound.optimization.prices import Prices
+from compound.optimization.registration import choose_job
+from compound.optimization.settings.base import VALID_SIZES, references
 
 
 def list_models(problem: Problem) -> list[str]:
@@ -150,97 +166,6 @@ def system_parts(system: System) -> Iterator[tuple[str, Sequence[str]]]:
         yield f"component {name!r}", [*libraries_of(component), *libraries_of(index)]
 
 
-def check_spending(problem: Problem) -> None:
-    """Reject a limit of calls, tokens or cost that is too small to try anything.
-
-    Tokens and cost must cover what the initial evaluation reserves, calls also a decision and the
-    smallest job. Only requests that are known in advance count: those of LLM components and of
-    first turns of agents, loops and maps, outside of conditions and with settings that no node
-    decides, each without the outputs of others among its inputs.
-
-    Raises:
-        DeclarationError: a limit is too small; the hint states one that suffices for these
-            requests.
-    """
-    budget, n = problem.settings.budget, len(problem.valid)
-    if budget.calls is budget.tokens is budget.cost is None:
-        return
-    least = run_blocking(_initial_reservations(problem))
-    times = runs_needed(problem) / baseline_runs(problem)
-    for name, form in (("calls", "{:,}"), ("tokens", "{:,}"), ("cost", "${:.3g}")):
-        limit, share, initial = (
-            getattr(budget, name),
-            getattr(budget.search(), name),
-            getattr(least, name),
-        )
-        whole = initial * times if name == "cost" else math.ceil(initial * times)
-        needed = whole if name == "calls" else initial
-        if limit is not None and share < needed:
-            enough = whole / (1 - budget.test_share)
-            unit = (
-                10 ** (math.floor(math.log10(enough)) - 2) if name == "cost" else 1
-            )  # three digits
-            others = (
-                f", a decision and the smallest job {needed - initial:,}"
-                if needed > initial
-                else ""
-            )
-            raise DeclarationError(
-                f"optimize.budget.{name}={limit:g} is too small to try anything: the initial evaluation of "
-                f"{plural(n, 'validation example')} reserves {form.format(initial)}{others}, but the search "
-                f"has {form.format(share)} (optimize.budget.test_share is for the test split)",
-                hint=f"set at least {math.ceil(enough / unit) * unit:.10g}, with a decision and a job, or "
-                "lower optimize.valid_size or max_tokens",
-            )
-
-
-async def _initial_reservations(problem: Problem) -> Usage:
-    """Return what the known requests of the initial evaluation reserve; equal ones count once."""
-    system, settings, sender = problem.system, problem.settings, Sender(problem.engines)
-    found: dict[str, Usage] = {}
-
-    async def visit(body: Body, example: Example, inputs: Mapping[str, object]) -> None:
-        for node in body.nodes.values():
-            component, values = node.component, setting_values(node.component, system)
-            known = {
-                port: inputs[source.name]
-                for port, source in node.wires.items()
-                if isinstance(source, Input) and source.name in inputs
-            }
-            if node.when is not None or node.wires.keys() & component.settings.keys():
-                continue
-            with suppress(CompoundError):  # reported by the run
-                if isinstance(component, LLM | AgentTurn):
-                    engine = sender.engine(str(values["lm"]))
-                    request = component.request(known, values)
-                    if request.uses_tools and not Capabilities(engine).native_tools:
-                        request = to_text(request)
-                    samples: Iterable[object] = [""]
-                    if not component.deterministic(values):
-                        samples = ((example.id, sample) for sample in range(settings.repeats))
-                    for sample in samples:
-                        found.setdefault(
-                            f"{values['lm']} {sample} {request}", worst_case(engine, request)
-                        )
-                elif isinstance(component, Agent | Loop | Map) and len(known) == len(node.wires):
-                    given = {port: Value(value) for port, value in known.items()}
-                    await component.drive(
-                        given, values, partial(visit_turn, component.body, example)
-                    )
-
-    async def visit_turn(
-        body: Body, example: Example, _turn: int, given: Mapping[str, Value]
-    ) -> None:
-        await visit(body, example, {name: value.data for name, value in given.items()})
-
-    for example in problem.valid:
-        inputs = {
-            name: as_declared(kind, example.inputs[name]) for name, kind in system.inputs.items()
-        }
-        await visit(system, example, inputs)
-    return sum(found.values(), NO_USAGE)
-
-
 def missing_keys(problem: Problem) -> list[str]:
     """Return one line for each model without an API key; its first call would fail."""
     found: dict[str, None] = {}
@@ -252,3 +177,192 @@ def missing_keys(problem: Problem) -> list[str]:
         except CompoundError as error:
             found[str(error)] = None
     return list(found)
+
+
+GAINS = (0.05, 0.1)  # gains for which the number of required examples is reported
+WORSE = 0.05  # assumed share of examples that get worse, in the second case
+
+Prospect = tuple[Job, float, int | None]
+"""A job of the first round, its system runs (infinity without a limit), and the number of candidates
+that it can compare; ``None`` if its optimizer does not declare it."""
+
+
+def plan_by_runs(problem: Problem) -> tuple[BudgetPlan, float]:
+    """Return the plan based on the limit of system runs alone, and the runs left for jobs."""
+    limit = problem.settings.budget.system_runs
+    left = math.inf if limit is None else max(0.0, limit - baseline_runs(problem))
+    plan = make_plan(problem, left, jobs_in_round(problem.method), planning_prices(problem))
+    return plan, max(0.0, left - plan.decisions * plan.cost)
+
+
+def outlook(problem: Problem) -> dict[str, Any]:
+    """Return the prospects of a run as JSON types, and as sentences (``told``), warnings first."""
+    plan, free = plan_by_runs(problem)
+    found = [*_first_round(problem, plan, free)]
+    return {
+        "detection": _detection(problem, plan.level),
+        "jobs": [
+            {
+                "job": job.optimizer,
+                "keys": list(job.keys),
+                "runs": runs if math.isfinite(runs) else None,
+                "candidates": candidates,
+            }
+            for job, runs, candidates in found
+        ],
+        "told": [
+            *_sizes(problem),
+            *_fewer_decisions(problem, plan),
+            *_unknown_bounds(problem),
+            *([problem.earlier.told] if problem.earlier.told else []),
+            *problem.method.proposers,
+            *_untried(problem, found),
+            *_detectable(problem, plan, found),
+            *_compared(problem, found),
+        ],
+    }
+
+
+def _first_round(problem: Problem, plan: BudgetPlan, free: float) -> Iterator[Prospect]:
+    """Yield the prospects of the jobs of the first round, in order."""
+    method, settings, prices = problem.method, problem.settings, planning_prices(problem)
+    if method.opening is not None:
+        free -= free * method.opening.weight if math.isfinite(free) else 0.0
+    total = sum(job.weight for job in method.jobs) * plan.decisions * plan.jobs / len(method.jobs)
+    left, seed, history = free, derive_seed(settings.seed, "scheduler"), list[JobRecord]()
+    known = {(job.optimizer, job.keys): job for job in method.jobs}
+    for number in range(plan.jobs):
+        chosen = choose_job(method, history, seed)
+        job = known[chosen.optimizer, chosen.keys]
+        share, tried = free * job.weight / total, bool(history and history[0].runs)
+        if job.step is None:
+            least = job.least(settings.minibatch, prices.keys(job.keys))
+            runs = usable_runs(share, left, least, tried=tried)
+        else:
+            needed = minimum_job_runs(job, settings.minibatch, prices, tried=True)
+            runs = share if share >= needed else 0.0
+        left -= runs if math.isfinite(runs) else 0.0
+        yield job, runs, _candidates(problem, job, runs, prices)
+        history.append(JobRecord(job=number, optimizer=job.optimizer, keys=job.keys, runs=runs))
+
+
+def _candidates(problem: Problem, job: Job, runs: float, prices: Prices) -> int | None:
+    if not runs:
+        return 0
+    if job.step is not None:
+        return None
+    minibatch = job_minibatch(problem.settings.minibatch, runs, prices.keys(job.keys))
+    plan = plan_job(problem, job, runs, minibatch)
+    return None if plan is None else plan.candidates
+
+
+def _detection(problem: Problem, level: float) -> dict[str, Any]:
+    """Return the effects that a decision at a level can detect.
+
+    These are the smallest p-value possible, the number of examples with scores of 0 and 1 that must
+    improve, the mean gain that is found with the probability ``power``, also if `WORSE` of the
+    examples get worse, and the number of examples that the gains `GAINS` need.
+    """
+    n, bounded = len(problem.valid), has_bounds(problem)
+    return {
+        "examples": n,
+        "level": level,
+        "bounded": bounded,
+        "least_p": least_p(n, bounded=bounded),
+        "least_improved": least_improved(level),
+        "power": POWER,
+        "detectable_gain": detectable(n, level),
+        "detectable_gain_if_some_get_worse": detectable(n, level, WORSE),
+        "examples_needed": {f"{gain:g}": examples_needed(gain, level) for gain in GAINS},
+    }
+
+
+def _sizes(problem: Problem) -> Iterator[str]:
+    """Yield the splits that are smaller than configured, or that the budget limits."""
+    settings, n = problem.settings, len(problem.valid)
+    for role, rows in (("train", problem.train), ("valid", problem.valid), ("test", problem.test)):
+        size = getattr(settings, f"{role}_size")
+        if (
+            isinstance(size, int)
+            and f"{role}_size" in settings.model_fields_set
+            and 0 < len(rows) < size
+        ):
+            yield (
+                f"optimize.{role}_size is {size}, but the {role} split has {plural(len(rows), 'row')}: "
+                "all rows are used"
+            )
+    # another number if the split is smaller, or a resumed run keeps its examples
+    if settings.valid_size == "auto" and n < VALID_SIZES[1] and n == settings.valid_examples:
+        yield (
+            f"{plural(n, 'validation example')} are used, so that half of the "
+            f"{settings.budget.system_runs:g} system runs is left for the search (optimize.valid_size)"
+        )
+
+
+def _fewer_decisions(problem: Problem, plan: BudgetPlan) -> Iterator[str]:
+    """Yield a line if the validation split is too small for the number of decisions wanted."""
+    settings, n = problem.settings, len(problem.valid)
+    wanted = settings.iterations if problem.method.decisions is None else problem.method.decisions
+    possible = most_decisions(n, settings.alpha, bounded=has_bounds(problem))
+    if plan.decisions >= possible and wanted > possible:
+        yield (
+            f"{plural(n, 'validation example')} can show an improvement in at most "
+            f"{plural(possible, 'decision')} at alpha={settings.alpha:g}: {wanted} need at least "
+            f"{least_improved(settings.alpha / wanted)} (optimize.valid_size)"
+        )
+
+
+def _unknown_bounds(problem: Problem) -> Iterator[str]:
+    """Yield a line if the acceptance test cannot rely on the range of the scores."""
+    if not has_bounds(problem):
+        yield (
+            f"metric {problem.metric.name!r} declares no bounds: decisions use a sign-flip and a t-test, "
+            "which can accept a change that makes a few examples much worse; if there are bounds, declare "
+            f"them: {bounds_hint(problem.metric)}"
+        )
+
+
+def _untried(problem: Problem, found: Sequence[Prospect]) -> Iterator[str]:
+    """Yield a line on the parameters that the jobs cannot try."""
+    limit = problem.settings.budget.system_runs
+    keys = [key for job, runs, candidates in found if 0 in (runs, candidates) for key in job.keys]
+    if keys:
+        budget = "" if limit is None else f" with optimize.budget.system_runs={limit:g}"
+        yield (
+            f"cannot be tried{budget}: {', '.join(keys)}; raise the budget, or lower "
+            "optimize.valid_size"
+        )
+
+
+def _detectable(problem: Problem, plan: BudgetPlan, found: Sequence[Prospect]) -> Iterator[str]:
+    """Yield lines on the gains that decisions detect, and on the losses that they accept."""
+    facts, margins = _detection(problem, plan.level), {job.margin for job, _, _ in found}
+    n, gain = plural(facts["examples"], "validation example"), facts["detectable_gain"]
+    if 0.0 in margins:
+        sizes = facts["examples_needed"].items()
+        needed = ", ".join(f"+{size} needs {count}" for size, count in sizes if count is not None)
+        start = f"{n} and {plural(plan.decisions, 'decision')} at level {plan.level:.3g}"
+        rest = facts["detectable_gain_if_some_get_worse"]
+        worse = "" if rest is None else f", +{rest:.2f} if {WORSE:.0%} of the examples get worse"
+        if gain is None:
+            yield f"{start} detect no gain with {POWER:.0%} probability; {needed} examples"
+        else:
+            yield (
+                f"{start}: for scores of 0 and 1, at least {facts['least_improved']} examples must "
+                f"improve, and a mean gain of +{gain:.2f} is found with {POWER:.0%} probability{worse}; "
+                f"{needed} examples"
+            )
+    for margin in sorted(margins - {0.0}):
+        yield f"{n}: a loss of up to {margin:g} of the score is accepted for fewer tokens (margin)"
+
+
+def _compared(problem: Problem, found: Sequence[Prospect]) -> Iterator[str]:
+    """Yield a line on the candidates that the jobs can compare."""
+    each = "; ".join(
+        f"{job.optimizer} {plural(count, 'candidate')} ({', '.join(job.keys)})"
+        for job, _, count in found
+        if count
+    )
+    if each:
+        budget = "" if problem.settings.budget.system_runs is None else "with this budget "
+        yield f"{budget}each job can compare on train examples: {each}"

@@ -16,7 +16,7 @@ from unittest import SkipTest
 import numpy as np
 
 from compound.graph.registry.user_code import place_of_error
-from compound.optimization.role_checks import json_problem
+from compound.optimization.registration import json_problem
 
 __all__ = [
     "json_problem",

@@ -45,7 +45,7 @@ from compound.optimization.method import (
 )
 from compound.optimization.prices import estimate_prices
 from compound.optimization.proposals import LedgerState, Proposals
-from compound.optimization.role_checks import RunningOptimizer
+from compound.optimization.registration import RunningOptimizer
 from compound.optimization.scorer import JobScorer
 from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.scheduling import Uniform

@@ -38,7 +38,6 @@ from compound.optimizers.baselines.evolution import (
     Scored,
     search,
 )
-from compound.optimizers.baselines.pool import split
 from compound.optimizers.scheduling import text_keys
 from compound.optimizers.search.proposers.proposing import (
     NO_REQUESTS,
@@ -50,6 +49,7 @@ from compound.optimizers.search.proposers.proposing import (
     verdict,
     writing_request,
 )
+from compound.optimizers.search.sources import split
 
 TRIES = 2  # reflections per minibatch of runs in a job's share
 COMPARED = 8  # number of candidates whose scoring on the Pareto set a job's share should cover
@@ -70,6 +70,7 @@ class Evolution(State):
             first.
     """
 
+    FORMAT = 2
     answers: list[Answer]
     best: dict[str, str] = Field(default_factory=dict)
     mean: float

@@ -26,7 +26,6 @@ from compound.graph.space import Choice
 from compound.graph.system import System
 from compound.optimization.method import JobPlan, PlannedJob, Progress, Proposal, RequestCount, Task
 from compound.optimization.settings.base import ModelName, Settings
-from compound.optimizers.baselines.pool import split
 from compound.optimizers.search.proposers.proposing import (
     ask_for_proposal,
     diagram,
@@ -34,6 +33,7 @@ from compound.optimizers.search.proposers.proposing import (
     result,
     steps,
 )
+from compound.optimizers.search.sources import split
 
 AFFORDED = 2  # the number of examples is chosen such that the budget covers this many rounds over all slots
 

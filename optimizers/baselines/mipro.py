@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -34,7 +34,6 @@ from compound.optimizers.baselines.mipro_trials import (
     search_jointly,
     trials_for,
 )
-from compound.optimizers.baselines.pool import MAX_POOL, split
 from compound.optimizers.scheduling import demo_keys, text_keys
 from compound.optimizers.search.proposers.demos import (
     WeightedDemo,
@@ -45,6 +44,7 @@ from compound.optimizers.search.proposers.demos import (
     labelled_demos,
 )
 from compound.optimizers.search.proposers.edits import bounded_edit, clauses_for
+from compound.optimizers.search.sources import MAX_POOL, split
 
 MINIBATCH = 35  # examples of a trial
 EDITS_TRIED = 20  # edits tried per instruction, since duplicates are dropped
@@ -100,36 +100,11 @@ class MIPROProgress(State):
 
 @dataclass(frozen=True)
 class Mipro:
-    """Optimizer that searches the texts and demonstrations of all components jointly.
-
-    Attributes:
-        auto: the size of the search; see `MIPROSettings`.
-        proposers: the sources of texts, used in turn: ``llm``, ``edits``.
-        most_edits: the maximum number of edits between the incumbent and a text of ``edits``.
-        lm: the model that writes texts; ``None`` for the system's own.
-        trials: the number of trials; ``None`` for the formula of the paper's code.
-        minibatch: the maximum number of examples of one trial.
-    """
+    """Optimizer that searches the texts and demonstrations of all components jointly."""
 
     requires: ClassVar[tuple[str, ...]] = ("optuna",)
 
-    auto: Auto = "light"
-    proposers: tuple[str, ...] = ("llm",)
-    most_edits: int = 2
-    lm: str | None = None
-    trials: int | None = None
-    minibatch: int = MINIBATCH
-
-    @classmethod
-    def of(cls, settings: MIPROSettings) -> Mipro:
-        """Return the optimizer with the given settings."""
-        return cls(
-            settings.auto,
-            settings.proposers,
-            settings.edits_per_candidate,
-            settings.lm,
-            settings.trials,
-        )
+    settings: MIPROSettings = field(default_factory=MIPROSettings)
 
     def plan(self, job: PlannedJob) -> JobPlan:
         """Return the requests for summaries, descriptions and instructions."""
@@ -144,22 +119,24 @@ class Mipro:
             "descriptions": 2 * texts,
             "new prompts": texts,
         }
-        requests = [RequestCount(purpose, count, self.lm) for purpose, count in counts.items()]
+        requests = [
+            RequestCount(purpose, count, self.settings.lm) for purpose, count in counts.items()
+        ]
         return JobPlan(requests, candidates)
 
     def _turns(self, system: System, keys: Sequence[str]) -> list[str]:
         """Return the source of each new instruction of a parameter."""
-        n = SIZES[self.auto][0]
+        n = SIZES[self.settings.auto][0]
         has_demos = any(isinstance(system.parameters[key], Demos) for key in keys)
         count = (n // 2 if has_demos else n) - 1
         return (
-            [self.proposers[i % len(self.proposers)] for i in range(count)]
-            if self.proposers
+            [self.settings.proposers[i % len(self.settings.proposers)] for i in range(count)]
+            if self.settings.proposers
             else []
         )
 
     def _trials(self, parameters: int) -> int:
-        return self.trials or trials_for(parameters, SIZES[self.auto][0])
+        return self.settings.trials or trials_for(parameters, SIZES[self.settings.auto][0])
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Collect demonstrations, write instructions, choose among them jointly, and propose the best."""
@@ -190,7 +167,7 @@ class Mipro:
         self, task: Task, pool: Sequence[Example], examples: Sequence[Example]
     ) -> MIPROProgress:
         """Run the incumbent for demonstrations, and plan the search with the remaining system runs."""
-        count = SIZES[self.auto][0] - 1
+        count = SIZES[self.settings.auto][0] - 1
         pools = await bootstrap_pools(task, pool)
         labelled = labelled_demos(task.system, task.context.metric, pool)
         sets = {}
@@ -217,8 +194,8 @@ class Mipro:
         parameters = len(text_keys(task)) + len(sets)
         plan = plan_trials(
             self._trials(parameters),
-            self.minibatch,
-            SIZES[self.auto][1],
+            MINIBATCH,
+            SIZES[self.settings.auto][1],
             least=task.minibatch,
             examples=len(examples),
             runs=task.scorer.runs_left,
@@ -234,10 +211,10 @@ class Mipro:
         turns, keys, proposer = (
             self._turns(task.system, task.keys),
             text_keys(task),
-            Proposer(task, self.lm),
+            Proposer(task, self.settings.lm),
         )
         if state.summary is None:
-            asks = "llm" in turns and keys and task.scorer.may_ask(self.lm)
+            asks = "llm" in turns and keys and task.scorer.may_ask(self.settings.lm)
             state.summary = await proposer.summarize(rows) if asks else ""
             yield "summary of the data"
         while state.attempts < len(keys) * len(turns):
@@ -245,7 +222,7 @@ class Mipro:
             texts = state.texts.setdefault(key, [])
             if turns[number] == "edits":
                 text = self._edit(task, key, number, texts)
-            elif task.scorer.may_ask(self.lm):
+            elif task.scorer.may_ask(self.settings.lm):
                 demos = _rotated(state, key, number)
                 text = await proposer.write(key, number, state.summary, demos, texts)
             else:
@@ -260,7 +237,13 @@ class Mipro:
         assert isinstance(space, Text)  # `text_keys` returns keys of texts only
         for attempt in range(EDITS_TRIED):
             rng = generator(task.seed, "mipro", "edit", key, number, attempt)
-            text = bounded_edit(current, rng, space, self.most_edits, clauses_for(task.system, key))
+            text = bounded_edit(
+                current,
+                rng,
+                space,
+                self.settings.edits_per_candidate,
+                clauses_for(task.system, key),
+            )
             if text and text != current and text not in known:
                 return text
         return None

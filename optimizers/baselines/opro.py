@@ -30,7 +30,6 @@ from compound.graph.space import Demos
 from compound.graph.system import System
 from compound.optimization.method import JobPlan, PlannedJob, Progress, Proposal, RequestCount, Task
 from compound.optimization.settings.base import ModelName, Settings
-from compound.optimizers.baselines.pool import split
 from compound.optimizers.scheduling import text_keys
 from compound.optimizers.search.proposers.proposing import (
     NO_REQUESTS,
@@ -41,6 +40,7 @@ from compound.optimizers.search.proposers.proposing import (
     tried,
     writing_request,
 )
+from compound.optimizers.search.sources import split
 
 MOST = 20  # maximum number of generations
 GENERATIONS = 4  # generations that a small share should cover before fewer examples are used

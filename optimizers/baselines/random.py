@@ -21,9 +21,9 @@ from compound.execution.rng import generator
 from compound.graph.configuration import canonical_json
 from compound.graph.space import Choice, Demos, Float, Int, Text
 from compound.optimization.method import JobPlan, PlannedJob, Progress, Proposal, Task
-from compound.optimizers.baselines.pool import pool_size, split
 from compound.optimizers.search.proposers.demos import WeightedDemo, bootstrap_pools, draw_demos
 from compound.optimizers.search.proposers.edits import bounded_edit, clauses_for
+from compound.optimizers.search.sources import pool_size, split
 
 ATTEMPTS = 6  # per candidate, since duplicates are dropped
 EDITS = 2  # maximum number of edits of a text

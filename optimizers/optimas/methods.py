@@ -25,8 +25,7 @@ from compound.optimization.method import (
 from compound.optimization.prices import estimate_prices
 from compound.optimization.settings.base import ModelName
 from compound.optimization.settings.optimize import OptimizeSettings
-from compound.optimizers.optimas.hbc import Cloning
-from compound.optimizers.optimas.local import LocalSearch, OfflineRewards
+from compound.optimizers.optimas.local import Cloning, LocalSearch, OfflineRewards
 from compound.optimizers.scheduling import RewardGapScheduler, Uniform, by_component, keys_of
 from compound.optimizers.search.joint import JointSearch
 from compound.optimizers.search.local_gains import RewardGuide, describe_savings, savings_of

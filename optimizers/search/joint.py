@@ -37,7 +37,9 @@ from compound.graph.configuration import canonical_json
 from compound.graph.space import Choice, Demos, Float, Int
 from compound.optimization.method import JobPlan, PlannedJob, Progress, Proposal, RequestCount, Task
 from compound.optimizers.scheduling import text_keys
-from compound.optimizers.search.design import (
+from compound.optimizers.search.candidates import (
+    JointProgress,
+    SearchCandidate,
     Values,
     balanced_design,
     changed_values,
@@ -47,7 +49,6 @@ from compound.optimizers.search.design import (
     values_of,
 )
 from compound.optimizers.search.gain_model import GainModel, Observation
-from compound.optimizers.search.joint_state import JointProgress, SearchCandidate
 from compound.optimizers.search.local_gains import LocalGains, RewardGuide
 from compound.optimizers.search.proposers import reflect as writing
 from compound.optimizers.search.proposers.demos import demonstrations, draw_demos

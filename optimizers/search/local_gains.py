@@ -29,9 +29,8 @@ from compound.graph.space import PerInput
 from compound.graph.system import System
 from compound.optimization.method import Task
 from compound.optimization.prices import Prices
-from compound.optimizers.search.design import Values, incumbent_values
+from compound.optimizers.search.candidates import GlobalRuns, LocalCell, Values, incumbent_values
 from compound.optimizers.search.gain_model import GainModel, Observation
-from compound.optimizers.search.joint_state import GlobalRuns, LocalCell
 from compound.optimizers.search.part import Part, part_of, run_parts
 from compound.optimizers.search.ratings import Ratings
 from compound.optimizers.search.rewarding import RunRewards

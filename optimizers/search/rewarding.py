@@ -26,8 +26,7 @@ from compound.graph.configuration import components_of
 from compound.optimization.method import Memory, Proposal, Task
 from compound.optimizers.search.memory_part import MemoryPart
 from compound.rewards.alignment import Evidence
-from compound.rewards.buffer import PairBuffer, row_digest
-from compound.rewards.earlier import draws_from_feedback
+from compound.rewards.buffer import PairBuffer, draws_from_feedback, row_digest
 from compound.rewards.features import Embedder, Template
 from compound.rewards.fit import FittedRewards, component_pairs, fit_rewards
 from compound.rewards.heads import MIN_INPUTS
@@ -239,7 +238,7 @@ class RunRewards:
         After a rejection, the adapter of the restored configuration is thus used again. An adapter
         that was trained on exactly this buffer is loaded without training.
         """
-        from compound.rewards.backbone_training import train
+        from compound.rewards.fit import train
 
         stored = RewardMemory.of(self.memory)
         configuration = self.task.system.configuration.digest

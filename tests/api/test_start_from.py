@@ -23,7 +23,7 @@ from compound.optimization.method import EarlierRun
 from compound.optimization.settings.optimize import make_settings
 from compound.optimizers.search.local_gains import LocalGains, RewardGuide
 from compound.optimizers.search.sources import CandidateSources
-from compound.rewards.earlier import read_earlier
+from compound.rewards.buffer import read_earlier
 from compound.rewards.gains import fit_critic
 from optimas_settings import guided_search, learning, optimas
 from run_files import without_checksums

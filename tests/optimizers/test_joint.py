@@ -20,7 +20,7 @@ from compound.evaluation.metrics.custom import custom
 from compound.graph.space import Choice, Demos, Float, Int, Space, Text
 from compound.optimization.method import Progress, Proposal, Task
 from compound.optimizers.baselines.random import RandomSearch
-from compound.optimizers.search.design import balanced_design
+from compound.optimizers.search.candidates import balanced_design
 from compound.optimizers.search.gain_model import GainModel, Observation, similarities
 from compound.optimizers.search.joint import JointSearch
 from compound.optimizers.search.sources import CandidateSources

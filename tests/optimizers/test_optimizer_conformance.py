@@ -12,11 +12,11 @@ from compound.optimization.method import Optimizer
 from compound.optimizers.baselines.evolution import GEPASettings
 from compound.optimizers.baselines.gepa import GEPA
 from compound.optimizers.baselines.llm_selector import LLMSelector
-from compound.optimizers.baselines.mipro import Mipro
+from compound.optimizers.baselines.mipro import Mipro, MIPROSettings
 from compound.optimizers.baselines.opro import OPRO
 from compound.optimizers.baselines.random import RandomSearch
 from compound.optimizers.baselines.textgrad import TextGrad
-from compound.optimizers.optimas.hbc import Cloning
+from compound.optimizers.optimas.local import Cloning
 from compound.optimizers.search.joint import JointSearch
 from compound.optimizers.search.sources import CandidateSources
 from compound.testing import OptimizerKit
@@ -55,7 +55,7 @@ class TestMipro(OptimizerKit):
     checkpoints = 2
 
     def make(self) -> Optimizer:
-        return Mipro(proposers=("edits", "llm"), trials=6)
+        return Mipro(MIPROSettings(proposers=("edits", "llm"), trials=6))
 
     def keys(self) -> Sequence[str]:
         return (*TEXTS, "second.demos")
@@ -63,7 +63,7 @@ class TestMipro(OptimizerKit):
 
 class TestMiproWithoutDemonstrations(TestMipro):
     def make(self) -> Optimizer:
-        return Mipro(trials=4)
+        return Mipro(MIPROSettings(trials=4))
 
     def keys(self) -> Sequence[str]:
         return TEXTS

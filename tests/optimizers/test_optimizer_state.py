@@ -28,16 +28,15 @@ from compound.optimization.method import Optimizer, Progress, Task
 from compound.optimizers.baselines.evolution import GEPASettings
 from compound.optimizers.baselines.gepa import GEPA, Evolution, Scores
 from compound.optimizers.baselines.llm_selector import LLMSelector, Selection
-from compound.optimizers.baselines.mipro import Mipro, MIPROProgress
+from compound.optimizers.baselines.mipro import Mipro, MIPROProgress, MIPROSettings
 from compound.optimizers.baselines.mipro_trials import Trial, TrialPlan, TrialSearch
 from compound.optimizers.baselines.opro import OPRO, Generations, ScoredText
 from compound.optimizers.baselines.random import Halving, RandomSearch
 from compound.optimizers.baselines.textgrad import Descent, TextGrad
 from compound.optimizers.fast_slow import FastSlowState
-from compound.optimizers.optimas.hbc import CloningMemory
-from compound.optimizers.optimas.local import Collecting, LocalProgress
+from compound.optimizers.optimas.local import CloningMemory, Collecting, LocalProgress
+from compound.optimizers.search.candidates import JointProgress, LocalCell, SearchCandidate
 from compound.optimizers.search.joint import JointSearch
-from compound.optimizers.search.joint_state import JointProgress, LocalCell, SearchCandidate
 from compound.optimizers.search.memory_part import MemoryPart
 from compound.optimizers.search.proposers.demos import Source, Sources
 from compound.optimizers.search.ratings import RatingMemory
@@ -346,7 +345,11 @@ OPTIMIZERS: dict[str, tuple[Optimizer, tuple[str, ...], type[State]]] = {
         (*TEXTS, "second.demos", "second.temperature", "second.max_tokens"),
         JointProgress,
     ),
-    "mipro": (Mipro(proposers=("llm", "edits")), (*TEXTS, "second.demos"), MIPROProgress),
+    "mipro": (
+        Mipro(MIPROSettings(proposers=("llm", "edits"))),
+        (*TEXTS, "second.demos"),
+        MIPROProgress,
+    ),
     "opro": (OPRO(), TEXTS, Generations),
     "textgrad": (TextGrad(), TEXTS, Descent),
     "gepa": (GEPA(GEPASettings(iterations=6)), TEXTS, Evolution),

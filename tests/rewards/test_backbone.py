@@ -31,11 +31,10 @@ from compound.optimizers.search.rewarding import (
 from compound.rewards import backbone_training as training
 from compound.rewards import model as reward_model
 from compound.rewards.backbone import Backbone, FeatureStore, batches
-from compound.rewards.backbone_training import train
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.candidates import Candidate
 from compound.rewards.features import Template
-from compound.rewards.fit import component_pairs, fit_rewards
+from compound.rewards.fit import component_pairs, fit_rewards, train
 from compound.rewards.model import _normalize, load, load_policy, store_reward
 from compound.rewards.pairs import Draw
 from compound.rewards.settings import BackboneLoRASettings

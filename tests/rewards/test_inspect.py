@@ -33,12 +33,12 @@ from compound.graph.system import System
 from compound.report import rewards as reward_report
 from compound.report import write
 from compound.report.rewards import reward_facts, reward_svg
-from compound.rewards.alignment import NO_PAIRS
-from compound.rewards.buffer import PairBuffer
-from compound.rewards.candidates import Candidate, Sampling
-from compound.rewards.explain import (
+from compound.rewards.alignment import (
+    NO_PAIRS,
     explain_ranking,
 )
+from compound.rewards.buffer import PairBuffer
+from compound.rewards.candidates import Candidate, Sampling
 from compound.rewards.features import FeatureMap, NoBackbone, Template
 from compound.rewards.fit import component_pairs, fit_rewards
 from compound.rewards.inspection import Inspection, Overview

@@ -16,7 +16,7 @@ from compound.optimization.budget_plan import (
 from compound.optimization.loop.context import RunContext
 from compound.optimization.method import Job, JobContext, JobRecord, Progress, Proposal, Task
 from compound.optimization.proposals import describe_requests, requests_since
-from compound.optimization.role_checks import RunningOptimizer, choose_job
+from compound.optimization.registration import RunningOptimizer, choose_job
 from compound.optimization.runs.state import JobState
 from compound.optimization.scorer import JobScorer
 

@@ -3,7 +3,7 @@
 A run writes an event for every step, with its kind as ``event``, the time as ``at``, and the amounts
 spent so far as ``spent``; its file has a checksum per line (`compound.core.storage.records`):
 
-- ``outlook``: the prospects of the run; see `compound.optimization.prospects`.
+- ``outlook``: the prospects of the run; see `compound.optimization.preflight`.
 - ``start``: the initial configuration was evaluated.
 - ``progress``: a job advanced by a step, or by an evaluation of its result so far.
 - ``job``: a job ended; see `compound.optimization.method.JobRecord`.

@@ -20,8 +20,8 @@ from compound.core.errors import DataError
 from compound.evaluation.feedback import read_feedback
 from compound.execution.executor import Executor
 from compound.execution.trace import Failure, Trace
+from compound.rewards.buffer import draws_from_feedback
 from compound.rewards.candidates import Sampling
-from compound.rewards.earlier import draws_from_feedback
 from compound.rewards.pairs import ordered_pairs
 from compound.testing import OptimizerJob, ScriptedLM
 from optimas_settings import learning, optimas

@@ -25,7 +25,7 @@ from compound.graph.system import System
 from compound.optimizers.baselines import evolution
 from compound.optimizers.baselines.evolution import GEPASettings
 from compound.optimizers.baselines.gepa import GEPA
-from compound.optimizers.baselines.pool import split
+from compound.optimizers.search.sources import split
 from compound.testing import ScriptedLM
 
 START = {"one.prompt": "Start one.", "two.prompt": "Start two."}

@@ -135,7 +135,7 @@ class TestRequests:
     ) -> None:
         """150 rows of which 100 are scored on: five batches of observations on the others."""
         assignment = job(two_steps(), METRIC, rows(150), scripted())
-        assignment.run(Mipro(auto=auto, trials=1))
+        assignment.run(Mipro(MIPROSettings(auto=auto, trials=1)))
         others = 150 - min(150, SIZES[auto][1])
         assert Counter(kind for kind, _ in requests(assignment)) == {
             "observation": (others or 100) // 10,
@@ -147,7 +147,7 @@ class TestRequests:
 
     def test_with_demonstrations_half_as_many_are_written(self, job: Any) -> None:
         assignment = job(two_steps(demos=Demos(max=2)), METRIC, rows(150), scripted())
-        assignment.run(Mipro(trials=1))
+        assignment.run(Mipro(MIPROSettings(trials=1)))
         counts = Counter(kind for kind, _ in requests(assignment))
         assert counts["instruction"] == counts["system"] == counts["component"] == 2 * 2
 
@@ -157,7 +157,7 @@ class TestRequests:
             {"first.prompt": "Old.", "second.prompt": "Older.", "second.demos": []}, 0.25, 8
         )
         assignment = job(target, METRIC, rows(150), scripted(), tried=[tried])
-        assignment.run(Mipro(trials=1))
+        assignment.run(Mipro(MIPROSettings(trials=1)))
         asked = [text for kind, text in requests(assignment) if kind == "instruction"]
         second = [text for text in asked if "One of its steps: second" in text]
         assert len(second) == 2
@@ -184,7 +184,7 @@ class TestRequests:
             )
 
         assignment = job(two_steps(), METRIC, rows(140), scripted(numbered))
-        assignment.run(Mipro(trials=1))
+        assignment.run(Mipro(MIPROSettings(trials=1)))
         found = requests(assignment)
         seen = [text for kind, text in found if kind == "observation"]
         assert [re.findall(r"Fact (\w)", text) for text in seen] == [
@@ -197,7 +197,7 @@ class TestRequests:
 
     def test_edits_are_an_option_that_needs_no_model(self, job: Any) -> None:
         assignment = job(two_steps(), METRIC, rows(100), scripted())
-        states, _ = assignment.run(Mipro(proposers=("edits",)))
+        states, _ = assignment.run(Mipro(MIPROSettings(proposers=("edits",))))
         assert not requests(assignment)
         assert all(len(texts) == 5 for texts in states[-1]["texts"].values())
 
@@ -209,7 +209,7 @@ class TestRequests:
 
         target = two_steps(demos=Demos(max=2)).bind(BEST)
         assignment = job(target, METRIC, rows(100), scripted(mute))
-        states, proposal = assignment.run(Mipro(trials=4))
+        states, proposal = assignment.run(Mipro(MIPROSettings(trials=4)))
         assert {key: list(texts) for key, texts in states[-1]["texts"].items()} == {
             "first.prompt": [],
             "second.prompt": [],
@@ -224,7 +224,7 @@ class TestSearch:
         """Of 36 pairs, one is right; every one of three searches of 40 trials finds it."""
         for seed in range(3):
             assignment = job(two_steps(), METRIC, rows(150), scripted(), seed=seed)
-            states, proposal = assignment.run(Mipro("medium", trials=40))
+            states, proposal = assignment.run(Mipro(MIPROSettings(auto="medium", trials=40)))
             assert proposal.values == BEST, seed
             assert proposal.before == states[-1]["search"]["full"][0]["mean"] < 0.4
             assert (proposal.after or 0.0) > 0.7
@@ -250,7 +250,7 @@ class TestSearch:
     ) -> None:
         assignment = job(two_steps(), METRIC, rows(150), scripted())
         _, scored = watched(assignment)
-        states, proposal = assignment.run(Mipro(trials=12))
+        states, proposal = assignment.run(Mipro(MIPROSettings(trials=12)))
         sizes = [len(names) for _, names in scored]
         assert sizes == [100, *[35] * 5, 100, *[35] * 5, 100, 35, 35, 100]
         assert scored[0][0] == [{}]
@@ -281,7 +281,7 @@ class TestSearch:
         share = max(share, 2 * minibatch)
         target = target if free else functions()
         assignment = job(target, METRIC, rows(n), scripted(), share, minibatch=minibatch)
-        assignment.run(Mipro(trials=5))
+        assignment.run(Mipro(MIPROSettings(trials=5)))
         assert assignment.spent <= share
 
     def test_values_that_break_the_runs_only_lose(self, job: Any) -> None:
@@ -437,7 +437,17 @@ class TestMethod:
         assert [sorted(job.keys) for job in made.jobs] == [
             ["first.prompt", "second.demos", "second.prompt"]
         ]
-        assert dict(made.optimizers) == {"mipro": Mipro("heavy", ("llm", "edits"), 3, "big", 9)}
+        assert dict(made.optimizers) == {
+            "mipro": Mipro(
+                MIPROSettings(
+                    auto="heavy",
+                    proposers=("llm", "edits"),
+                    edits_per_candidate=3,
+                    lm="big",
+                    trials=9,
+                )
+            )
+        }
 
     def test_it_improves_a_system(self, tmp_path: Path) -> None:
         def data(kind: str, n: int) -> list[dict[str, Any]]:

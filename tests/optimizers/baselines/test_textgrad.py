@@ -26,8 +26,12 @@ from compound.graph.space import Demos, Text
 from compound.graph.system import System
 from compound.optimization.settings.base import BudgetSettings
 from compound.optimization.settings.optimize import OptimizeSettings
-from compound.optimizers.baselines.gradients import rewrite_request
-from compound.optimizers.baselines.textgrad import TextGrad, TextGradSettings, held_out_size
+from compound.optimizers.baselines.textgrad import (
+    TextGrad,
+    TextGradSettings,
+    held_out_size,
+    rewrite_request,
+)
 from compound.optimizers.methods import method
 from compound.testing import ScriptedLM
 

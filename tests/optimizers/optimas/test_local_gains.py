@@ -18,8 +18,8 @@ from compound.graph.component import CallContext, Input, Operation
 from compound.graph.space import Choice
 from compound.graph.system import System
 from compound.graph.types import Port
+from compound.optimizers.search.candidates import GlobalRuns, LocalCell
 from compound.optimizers.search.joint import Search
-from compound.optimizers.search.joint_state import GlobalRuns, LocalCell
 from compound.optimizers.search.local_gains import LocalGains, RewardGuide
 from compound.optimizers.search.rewarding import RunRewards
 from compound.optimizers.search.sources import CandidateSources
