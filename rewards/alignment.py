@@ -209,7 +209,6 @@ class Explanation:
     """Approximation of a head by a logistic regression on only the named features.
 
     Attributes:
-        weights: the weights of the features that differ between outputs, largest first.
         agreement: the share of held-out pairs that it orders like the head.
         accuracy: the share of held-out pairs that it orders like the global reward.
     """

@@ -58,11 +58,7 @@ class Entry:
 
 @dataclass
 class PairBuffer:
-    """All draws, in the order in which they were added.
-
-    Attributes:
-        sampling: the significance threshold for making a pair of two candidates.
-    """
+    """All draws, in the order in which they were added."""
 
     system: str
     sampling: Sampling = field(default_factory=Sampling)

@@ -28,7 +28,6 @@ class Sampling:
     """Number of candidates per call, and the significance required to order them.
 
     Attributes:
-        samples: the additional draws of a call.
         rollouts: the minimum number of downstream runs for each candidate.
         max_rollouts: the number of downstream runs after which two candidates are compared. Fewer
             run for a candidate whose order no further runs could make significant.
@@ -49,7 +48,6 @@ class Candidate:
     """An output of a call, with the global reward of each downstream sample.
 
     Attributes:
-        rewards: the global reward of each downstream sample.
         settings: the settings of the draw that differ from those of the component.
         certain: whether the downstream components were deterministic, so that every run would give
             the same reward.

@@ -68,7 +68,6 @@ class Template:
 
     Attributes:
         labels: the possible values of its outputs with label types, by name.
-        description: what the component does; see `describe`.
 
     Example:
         >>> from compound.components.function import Function
@@ -206,7 +205,6 @@ class Embedder(ABC):
 
     Attributes:
         adapter: the digest of trained weights; ``""`` without any.
-        max_length: the maximum number of tokens of a text pair.
     """
 
     dim: int
@@ -245,7 +243,6 @@ class FeatureMap:
     """Columns of a component's features, determined by the training data.
 
     Attributes:
-        template: the template that renders the component's calls.
         numbers: the names of the template's numbers in use, in order; a missing number counts as 0.
         labels: the label texts, in order; each has an indicator column and a block of ``dim``
             columns.

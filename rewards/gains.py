@@ -150,7 +150,6 @@ class Critic:
         heads: the head of each fold, scaled such that the mean square of the differences of
             outputs for the same inputs is 1.
         fold_of: the fold of each example that pairs came from.
-        margins: the margin of each pair by the head of its fold.
     """
 
     template: Template

@@ -61,8 +61,6 @@ class Fit:
     Attributes:
         margins: the margin ``r(chosen) - r(rejected)`` of each evaluated pair, by a head whose fit
             and regularization did not depend on its input.
-        strength: the selected inverse regularization.
-        emphasis: the selected factor of the backbone's columns.
         slope: calibration; ``σ(slope · margin)`` is the probability that the chosen output is
             better.
         forward: the forward margin of each evaluated pair, ``nan`` without one; empty if not

@@ -85,7 +85,6 @@ class Judgement:
     """A held-out pair with the reward's margin.
 
     Attributes:
-        pair: the two outputs, and the difference of their global rewards.
         inputs, chosen, rejected: the texts that the reward model read.
         margin: ``r(chosen) - r(rejected)`` in log odds; negative if the ranking is wrong.
     """
@@ -166,11 +165,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class Overview:
-    """Recorded facts on all local rewards of a run.
-
-    Attributes:
-        missing: the components without a reward.
-    """
+    """Recorded facts on all local rewards of a run."""
 
     backbone: str
     trained: bool

@@ -43,7 +43,6 @@ class Tally:
         counts: number of requests by outcome; a reply that no optimizer judged is not counted.
         failed_in_a_row: failed calls since the last answer.
         unusable_in_a_row: unusable replies since the last usable one.
-        reasons: messages of failed calls with their counts.
         stopped: why the model is no longer queried in this job, or ``""``.
     """
 

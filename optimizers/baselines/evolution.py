@@ -89,7 +89,6 @@ class Proceed:
 
     Attributes:
         front: the indices of the candidates on the frontier, without dominated ones, best first.
-        mean: the best candidate's mean score on the Pareto set.
     """
 
     iterations: int

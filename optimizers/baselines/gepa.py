@@ -64,8 +64,6 @@ class Evolution(State):
     Attributes:
         answers: the answers to the questions of the search, in order; the first one is the
             incumbent's scores on the Pareto set.
-        best: the texts of the best candidate that differ from the incumbent's.
-        mean: the best candidate's mean score on the Pareto set.
         front: the texts of the candidates on the frontier that differ from the incumbent's, best
             first.
     """

@@ -44,7 +44,6 @@ class Selection(State):
     """Progress of `LLMSelector`.
 
     Attributes:
-        allocations: the starting allocation, and the selected one after each step.
         means: the mean score of each allocation that was run, by its canonical JSON; ``None`` if it
             failed.
     """
@@ -70,9 +69,7 @@ class LLMSelector:
     Attributes:
         alpha: the weight of the diagnoser's verdict; with 0, the diagnoser is not used.
         beta: the weight of the global reward.
-        rows: the maximum number of examples that vote.
         rounds: the maximum number of rounds over all slots, since votes, unlike means, may cycle.
-        lm: the model that diagnoses; ``None`` for the system's own.
     """
 
     alpha: float = 0.0

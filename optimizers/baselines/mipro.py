@@ -84,9 +84,6 @@ class MIPROProgress(State):
         sets: the sets of demonstrations of each parameter, without the incumbent's.
         shown: the demonstrations of each component that requests may show.
         plan: the sizes of the search; ``None`` if the system runs cover no trial.
-        summary: the summary of the data set; ``None`` before it is written.
-        texts: the new instructions of each parameter.
-        search: the joint search; ``None`` before its start.
     """
 
     sets: dict[str, list[list[Demo]]]

@@ -37,11 +37,7 @@ MAX_SKIPS = 5  # batches without a new observation before the remaining ones are
 
 @dataclass(frozen=True)
 class Proposer:
-    """Asks a model for instructions.
-
-    Attributes:
-        lm: the model; ``None`` for the system's own.
-    """
+    """Asks a model for instructions."""
 
     task: Task
     lm: str | None

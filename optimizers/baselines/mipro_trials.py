@@ -63,7 +63,6 @@ class TrialSearch(State):
     """Progress of a joint search.
 
     Attributes:
-        values: the values of each parameter, without the incumbent's.
         full: the fully evaluated points, in order; the first one is the incumbent.
     """
 

@@ -68,11 +68,7 @@ class Generations(State):
     """Progress of `OPRO`.
 
     Attributes:
-        size: the number of examples that prompts are scored on.
-        before: the incumbent's mean score.
-        best: the best prompts that differ from the incumbent's.
         history: the scored prompts of each parameter, in order; the first is the incumbent's.
-        exemplars: worked examples of each parameter's component.
     """
 
     size: int
@@ -107,10 +103,6 @@ class OPRO:
     Several texts take turns; those not written in a generation keep their best value. The sizes are
     planned such that every prompt is paid for in full; as long as cached calls leave system runs,
     there are further generations.
-
-    Attributes:
-        lm: the model that writes prompts; ``None`` for the system's own.
-        rows: the maximum number of examples that prompts are scored on.
     """
 
     lm: str | None = None

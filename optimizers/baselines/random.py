@@ -38,9 +38,6 @@ class Halving(State):
         alive: the numbers of the candidates of the next round, best first.
         price: system runs that a candidate took per example of the last round; at first, the
             expected ones.
-        seen: the number of examples of the last round.
-        mean: the mean score of its best candidate.
-        incumbent: the incumbent's mean score on the same examples.
     """
 
     candidates: list[dict[str, object]]

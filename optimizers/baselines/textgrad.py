@@ -51,9 +51,6 @@ class Descent(State):
     """Progress of `TextGrad`.
 
     Attributes:
-        before: the incumbent's mean score on them.
-        mean: the mean score of the current prompts.
-        values: the current prompts that differ from the incumbent's.
         written: the latest versions of each prompt by key, including those that were reverted.
     """
 
@@ -238,11 +235,7 @@ Ask = Callable[[Request], Awaitable[str | None]]
 
 @dataclass(frozen=True)
 class Gradient:
-    """Feedback on a prompt from one call.
-
-    Attributes:
-        key: the parameter that holds the prompt.
-    """
+    """Feedback on a prompt from one call."""
 
     key: str
     call: Call
@@ -254,8 +247,6 @@ class Backward:
     """Backward pass through one run.
 
     Attributes:
-        keys: the prompts that need feedback.
-        ask: sends a request for feedback.
         seed_of: returns the seed of a request, given its kind and the addresses concerned.
     """
 

@@ -63,12 +63,7 @@ class Collecting(State):
 
 @dataclass(frozen=True)
 class OfflineRewards:
-    """Optimizer of the offline phase: collects pairs of every component, and proposes no values.
-
-    Attributes:
-        learning: settings of pair collection and reward learning.
-        sources: sources of prompts and demonstrations to sample outputs with.
-    """
+    """Optimizer of the offline phase: collects pairs of every component, and proposes no values."""
 
     learning: RewardLearning
     sources: CandidateSources
@@ -168,7 +163,6 @@ class LocalProgress(Collecting):
     """Progress of `LocalSearch`.
 
     Attributes:
-        candidates: the candidates; ``None`` before they are proposed.
         gains: the mean local reward of each candidate minus the incumbent's; ``None`` before the
             evaluation.
     """
@@ -182,9 +176,6 @@ class LocalSearch:
     """Optimizer that searches the parameters of one component by its local reward alone.
 
     Attributes:
-        learning: settings of pairs and rewards.
-        sources: sources of new prompts and demonstrations.
-        scoring: scores the component's calls.
         temperature: of the draw of choices and numbers; 0 selects the best.
     """
 

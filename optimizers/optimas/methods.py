@@ -57,9 +57,6 @@ class LocalTraining:
     Otherwise the component is trained by the global reward.
 
     Attributes:
-        learning: settings of pair collection and reward learning.
-        training: the algorithm and its settings.
-        scoring: scores the calls of the component.
         section: the path of the training settings, for error messages.
     """
 

@@ -180,14 +180,11 @@ class JointProgress(State):
     Attributes:
         levels: values of each parameter to combine, other than the incumbent's.
         origins: the source that proposed each of them; ``""`` for options and numbers.
-        runs: system runs of the search; ``None`` without a limit.
         width: maximum number of candidates of a step.
         field: the numbers of the candidates to score in the next step, the most important ones
             first.
         price: system runs that a candidate took per example; before the first step, the predicted
             ones.
-        scores: the incumbent's score on each example so far.
-        variance: variance of the scores of the last step.
         fitted: the examples that choices for each input were fitted to, by their value as JSON; a
             candidate with such a value is not scored on them.
     """

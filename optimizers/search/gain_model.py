@@ -57,7 +57,6 @@ class Observation:
     """Comparison of a configuration with the incumbent.
 
     Attributes:
-        gain: the mean difference of the scores.
         squares: the sum of the squared deviations of the differences from their mean.
         component: the component whose local reward the differences are of, in units of the score;
             ``""`` for differences of scores.

@@ -91,7 +91,6 @@ class JointSearch:
     """Optimizer that searches all parameters except weights jointly.
 
     Attributes:
-        sources: the sources of new prompts and demonstrations.
         guide: opens local evaluations; ``None`` without local rewards.
     """
 
@@ -178,12 +177,7 @@ def earlier_values(task: Task, state: JointProgress) -> list[Values]:
 
 @dataclass
 class Search:
-    """Search of one job.
-
-    Attributes:
-        sources: the sources of new prompts and demonstrations.
-        rows: the division of the train examples.
-    """
+    """Search of one job."""
 
     task: Task
     sources: CandidateSources

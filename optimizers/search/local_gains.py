@@ -104,7 +104,6 @@ class LocalSavings:
 
     Attributes:
         global_price: system runs of a global evaluation of a change on one example.
-        local_price: system runs of a local evaluation.
         unused_reason: why the component is searched by the global reward; ``""`` if it has a local
             one.
 
@@ -170,7 +169,6 @@ class LocalGains:
     """Evaluations of single components in one job, at a lower price than whole runs.
 
     Attributes:
-        guide: how rewards are learned.
         parts: the part of the system that ends with each component.
         cheap: the components whose local evaluations save something.
         slopes: for each component with a local reward, the expected gain of the score per unit of

@@ -31,7 +31,6 @@ class Part:
     """A part of a system.
 
     Attributes:
-        system: the part as a system; its nodes and parameters have the names of the whole system's.
         effects: the cheap deterministic descendants, by component.
         weight: the fraction of a run of the whole system that all counted calls of the part are.
         price: the fraction that executes again if the settings of the component change.

@@ -56,8 +56,6 @@ class Guidance:
     """Scoring of one component's calls in one job.
 
     Attributes:
-        scores: scores the component's calls.
-        facts: numbers for the job's record.
         unusable: why there are no scores; ``""`` if there are.
         untrusted: why the scores must not replace the global reward in training; ``""`` if they
             may.
@@ -90,7 +88,6 @@ class RewardMemory(MemoryPart):
         inputs: the number of inputs that pairs were collected from; the next ones follow in a fixed
             order.
         feedback: the number of draws copied from the feedback folder; ``None`` before that.
-        adapters: the last adapter of each configuration, by the digest of the configuration.
     """
 
     NAME = "rewards"
@@ -110,7 +107,6 @@ class RunRewards:
     Attributes:
         learns: whether rewards are fitted to pairs, so that pairs of a changed configuration are
             collected.
-        learning: settings of pair collection and reward learning.
     """
 
     learns: ClassVar[bool] = True

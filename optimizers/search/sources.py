@@ -47,10 +47,8 @@ class CandidateSources:
     """Sources of candidates of a search.
 
     Attributes:
-        lm: the model that writes prompts; ``None`` for the system's own.
         section: the path of the settings, if it is still open whether a model of the system writes
             prompts.
-        unused: why no model writes prompts.
     """
 
     names: Sequence[SourceName] = UNWRITTEN

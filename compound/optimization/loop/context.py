@@ -153,12 +153,7 @@ UNBOUNDED_NOTE = (
 
 @dataclass
 class RunContext:
-    """A run in progress.
-
-    Attributes:
-        recorder: writes events and checkpoints; holds the state.
-        executor: runs the system and charges the search.
-    """
+    """A run in progress."""
 
     problem: Problem
     recorder: Recorder

@@ -195,11 +195,7 @@ def _record(context: RunContext, name: str, reading: FinalEvaluation) -> None:
 
 
 class OptimizationLoop:
-    """One optimization run.
-
-    Attributes:
-        context: state and resources shared by the parts of the run.
-    """
+    """One optimization run."""
 
     def __init__(self, problem: Problem, recorder: Recorder) -> None:
         self.context = RunContext.open(problem, recorder)

@@ -64,8 +64,6 @@ class SplitRuns(State):
 
     Attributes:
         rows: example, sample, score, and whether the run failed.
-        usage: their total usage, including calls that came from the cache.
-        seconds: their total seconds (`compound.execution.trace.Trace.seconds`).
     """
 
     rows: list[tuple[str, int, float, bool]] = Field(default_factory=list)
@@ -90,7 +88,6 @@ class CandidateState(State):
         parent: digest of the configuration that it changes; ``""`` if the optimizer does not tell.
         source: what proposed it: the optimizer, or a source that the optimizer names.
         job: number of the first job that ran it; ``None`` if only a decision did.
-        valid: its runs on validation examples.
     """
 
     digest: str

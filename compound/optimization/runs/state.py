@@ -67,10 +67,6 @@ class JobState(State):
     """The job in progress.
 
     Attributes:
-        keys: the parameters that may be changed.
-        reason: numbers on which the scheduler based its choice.
-        share: system runs that the job may spend.
-        spent_before: system runs of the search when the job started.
         proposal_limits: maximum usage of proposal requests of the whole run by the end of the job.
         ledger_before: ledger of proposal requests when the job started.
         progress: the optimizer's own state; ``None`` before its first checkpoint.
@@ -94,17 +90,11 @@ class SearchState(State):
         free_runs: system runs left for jobs when the plan was made; ``None`` without a limit.
         best: values of the best configuration: by default, the one with the highest validation
             score.
-        incumbent: evaluation of the best configuration on the validation split.
         supported: values of the last configuration that a test supported, at first the initial
             ones.
         promising: values of the configuration with the highest score of those that only scored
             higher; ``None`` without one, or if a supported one scored higher since.
-        working: values changed by jobs since the last decision.
-        jobs_in_round: number of jobs finished since the last decision.
         skipped: numbers of the decisions without a test, because nothing was proposed.
-        idle_rounds: number of consecutive rounds without a change.
-        history: records of the finished jobs.
-        tried: scored candidates of finished jobs.
         stopped: why the search ended; ``""`` while it continues.
         prices: expected fractions of a system run, measured on the traces of the initial
             evaluation.
@@ -147,15 +137,9 @@ class OptimizationState(State):
 
     Attributes:
         announced: number of notes recorded before the first system run.
-        before: initial configuration on the validation split; ``None`` before its evaluation.
-        search: the search; ``None`` before the initial evaluation.
-        test_before: initial configuration on the test split; ``None`` before its evaluation.
-        test_after: best configuration on the test split.
-        meters: spending of the search and of the test split.
         bounds_violation: the first score outside the bounds that the metric declares; ``""``
             without one.
         candidates: every configuration that was run, the initial one first.
-        memory: data that the method stores across jobs.
         done: whether only the report is left.
     """
 
@@ -193,11 +177,7 @@ class Checkpoint(BaseModel):
     """The file ``checkpoint.json``.
 
     Attributes:
-        step: number of checkpoints written so far.
         lengths: lengths of the append-only files, to which they are truncated on resume.
-        checksums: checksums of their last lines.
-        cached: number of calls recorded in the cache.
-        state: state of the run.
     """
 
     model_config = ConfigDict(extra="ignore", strict=True)
