@@ -13,7 +13,7 @@ from compound.graph.space import Choice, LoRA, Text
 from compound.graph.system import System
 from compound.optimization.method import Method
 from compound.optimization.settings.optimize import make_settings
-from compound.optimizers import auto
+from compound.optimizers import methods
 from compound.optimizers.methods import method
 from compound.optimizers.search.joint import JointSearch
 from compound.optimizers.search.local_gains import RewardGuide
@@ -73,7 +73,7 @@ class TestSearch:
         assert made.notes == ["auto: search, since local evaluations would save little"]
 
     def test_none_without_the_library(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(auto, "find_spec", lambda name: None)
+        monkeypatch.setattr(methods, "find_spec", lambda name: None)
         made = chosen(chained())
         assert joint_of(made).guide is None
         assert "the extra 'rewards'" in made.notes[0]
@@ -107,7 +107,7 @@ class TestSearch:
 
 class TestWeights:
     def test_they_stay_without_a_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(auto, "device_count", lambda kind: 0)
+        monkeypatch.setattr(methods, "device_count", lambda kind: 0)
         made = chosen(chained(weights=LoRA()))
         assert all(not key.endswith("weights") for job in made.jobs for key in job.keys)
         assert made.notes[1] == (
@@ -118,13 +118,13 @@ class TestWeights:
     def test_they_stay_if_the_budget_covers_few_steps(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(auto, "device_count", lambda kind: 1)
+        monkeypatch.setattr(methods, "device_count", lambda kind: 1)
         made = chosen(chained(weights=LoRA()), budget={"system_runs": 600})
         assert "half of the budget covers" in made.notes[1]
         assert len(made.jobs) == 1
 
     def test_they_are_trained_after_the_search(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(auto, "device_count", lambda kind: 1)
+        monkeypatch.setattr(methods, "device_count", lambda kind: 1)
         made = chosen(chained(weights=LoRA()), budget={"system_runs": 100_000})
         assert made.notes[1] == "auto: then mmgrpo for the weights of draft"
         assert [job.keys for job in made.jobs] == [("draft.prompt",), ("draft.weights",)]

@@ -28,7 +28,7 @@ from compound.optimizers.search.rewarding import (
     RunRewards,
     shared_backbone,
 )
-from compound.rewards import backbone_training as training
+from compound.rewards import fit as training
 from compound.rewards import model as reward_model
 from compound.rewards.backbone import Backbone, FeatureStore, batches
 from compound.rewards.buffer import PairBuffer
