@@ -219,11 +219,7 @@ def pairwise_loss(
 
 
 def train(
-    backbone: Backbone,
-    texts: Sequence[PairTexts],
-    training: BackboneLoRASettings,
-    *,
-    seed: int,
+    backbone: Backbone, texts: Sequence[PairTexts], training: BackboneLoRASettings, *, seed: int
 ) -> Curve:
     """Train the backbone's adapter, or a new one if it has none, on pairs of several components.
 

@@ -42,12 +42,7 @@ from compound.optimizers.weights.recipes.mmgrpo import MMGRPO
 from compound.optimizers.weights.recipes.ppo import PPO, PPOSettings
 from compound.optimizers.weights.recipes.recipe import PolicyRecipe
 from compound.optimizers.weights.training import WeightTraining
-from compound.rewards.settings import (
-    BackboneSettings,
-    PairSettings,
-    RewardLearning,
-    RewardSettings,
-)
+from compound.rewards.settings import BackboneSettings, PairSettings, RewardLearning, RewardSettings
 
 
 @dataclass(frozen=True)

@@ -52,12 +52,7 @@ from compound.optimizers.search.gain_model import GainModel, Observation
 from compound.optimizers.search.local_gains import LocalGains, RewardGuide
 from compound.optimizers.search.proposers import reflect as writing
 from compound.optimizers.search.proposers.demos import demonstrations, draw_demos
-from compound.optimizers.search.proposers.edits import (
-    bounded_edit,
-    clauses_for,
-    kind_of,
-    sentences,
-)
+from compound.optimizers.search.proposers.edits import bounded_edit, clauses_for, kind_of, sentences
 from compound.optimizers.search.proposers.reflect import CHAIN, describe, reflect
 from compound.optimizers.search.ratings import MOST_RATINGS
 from compound.optimizers.search.sources import CandidateSources, Rows, divide

@@ -106,12 +106,7 @@ STATES: list[State] = [
     ),
     Scores(scores=[0.5]),
     Evolution(
-        answers=[
-            Scores(scores=[0.5, 1.0]),
-            None,
-            "Another text.",
-            Scores(scores=[0.0]),
-        ],
+        answers=[Scores(scores=[0.5, 1.0]), None, "Another text.", Scores(scores=[0.0])],
         best={"a.prompt": "x"},
         mean=0.75,
     ),

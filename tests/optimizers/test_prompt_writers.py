@@ -93,12 +93,7 @@ def test_a_named_engine_of_a_server_writes_prompts(tmp_path: Path, kind: str, us
     ],
 )
 @pytest.mark.parametrize(
-    ("name", "section"),
-    [
-        ("search", "search"),
-        ("optimas", "optimas"),
-        ("hbc", "hbc"),
-    ],
+    ("name", "section"), [("search", "search"), ("optimas", "optimas"), ("hbc", "hbc")]
 )
 def test_a_model_that_writes_none_is_named_with_the_setting(
     tmp_path: Path, top: str, why: str, name: str, section: str

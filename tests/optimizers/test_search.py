@@ -647,10 +647,7 @@ def test_d2_every_job_meets_fresh_examples() -> None:
             batches.append(tuple(scorer.batches[0]))
         return batches
 
-    for optimizer, target in (
-        (JOINT, system()),
-        (RandomSearch(), system()),
-    ):
+    for optimizer, target in ((JOINT, system()), (RandomSearch(), system())):
         fresh = first_batches(optimizer, target, range(10))
         assert len({frozenset(batch) for batch in fresh}) == 10
         assert first_batches(optimizer, target, range(3)) == fresh[:3]

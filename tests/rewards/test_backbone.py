@@ -363,9 +363,7 @@ class TestAdaptersOfARun:
 
     SYSTEM = System(
         "prompted",
-        outputs={
-            "a": LLM("a", prompt=Text("Say good."))(text=Input("text", str)),
-        },
+        outputs={"a": LLM("a", prompt=Text("Say good."))(text=Input("text", str))},
         lm="lm",
     )
     SETTINGS = optimas(lora={"rank": 2, "alpha": 4, "epochs": 2, "batch": 8}, max_length=32)

@@ -33,10 +33,7 @@ from compound.graph.system import System
 from compound.report import rewards as reward_report
 from compound.report import write
 from compound.report.rewards import reward_facts, reward_svg
-from compound.rewards.alignment import (
-    NO_PAIRS,
-    explain_ranking,
-)
+from compound.rewards.alignment import NO_PAIRS, explain_ranking
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.candidates import Candidate, Sampling
 from compound.rewards.features import FeatureMap, NoBackbone, Template

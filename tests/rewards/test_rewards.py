@@ -26,15 +26,7 @@ from compound.rewards.buffer import PairBuffer
 from compound.rewards.candidates import Candidate, Sampling
 from compound.rewards.features import Embedder, FeatureMap, NoBackbone, Template, describe
 from compound.rewards.fit import component_pairs, fit_rewards, role_of
-from compound.rewards.heads import (
-    MIN_INPUTS,
-    ROLES,
-    STRENGTHS,
-    Role,
-    fit,
-    folds,
-    slope,
-)
+from compound.rewards.heads import MIN_INPUTS, ROLES, STRENGTHS, Role, fit, folds, slope
 from compound.rewards.model import RewardModel, load
 from compound.rewards.pairs import Draw
 

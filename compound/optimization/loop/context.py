@@ -49,11 +49,7 @@ class RunBudget:
 
     @classmethod
     def divide(
-        cls,
-        problem: Problem,
-        meter: Meter,
-        proposals: Proposals,
-        prices: Prices,
+        cls, problem: Problem, meter: Meter, proposals: Proposals, prices: Prices
     ) -> RunBudget:
         """Plan a new search: decisions, jobs, and their proposal requests."""
         left = meter.remaining_runs()

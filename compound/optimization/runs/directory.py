@@ -232,8 +232,7 @@ def _check_unused(folder: UntrustedFolder) -> None:
         )
     if used:
         raise RunDirectoryError(
-            f"{path} already exists and is not an unfinished run: it has no {CONFIG}",
-            hint=FRESH,
+            f"{path} already exists and is not an unfinished run: it has no {CONFIG}", hint=FRESH
         )
 
 

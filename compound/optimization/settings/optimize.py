@@ -12,11 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
 
 from compound.core.errors import DeclarationError
-from compound.optimization.settings.base import (
-    CommonSettings,
-    S,
-    Settings,
-)
+from compound.optimization.settings.base import CommonSettings, S, Settings
 from compound.optimization.settings.sections import describe_errors, validate_sections
 
 

@@ -26,10 +26,7 @@ ANY_TASK: Clauses = {
         "Check every part of the input.",
         "Follow every instruction.",
     ),
-    "role": (
-        "You are an expert.",
-        "You work carefully and exactly.",
-    ),
+    "role": ("You are an expert.", "You work carefully and exactly."),
 }
 TEXT: Clauses = {
     "length": (
@@ -37,10 +34,7 @@ TEXT: Clauses = {
         "Keep the output as short as possible.",
         "Write only the result, nothing else.",
     ),
-    "format": (
-        "Start with the result itself.",
-        "Add no introduction and no comment.",
-    ),
+    "format": ("Start with the result itself.", "Add no introduction and no comment."),
 }  # where the output is one text
 OPTIONS: Clauses = {
     "length": ("Give only the option, nothing else.",),
@@ -51,7 +45,7 @@ PASSAGES: Clauses = {
         "Use only the passages.",
         "Find the passages that matter first.",
         "Do not use anything that is not in the passages.",
-    ),
+    )
 }  # where an input holds passages
 CLAUSES: Clauses = {
     kind: tuple(

@@ -45,12 +45,7 @@ from compound.graph.component import Input
 from compound.graph.configuration import load
 from compound.graph.space import Choice, Demos, Float, Int, Text
 from compound.graph.system import System
-from compound.optimization.budget_plan import (
-    BudgetPlan,
-    decision_cost,
-    make_plan,
-    stochastic,
-)
+from compound.optimization.budget_plan import BudgetPlan, decision_cost, make_plan, stochastic
 from compound.optimization.loop.loop import OptimizationLoop
 from compound.optimization.method import Job, Method, Problem, Progress, Proposal, Task
 from compound.optimization.prices import Prices, estimate_prices
@@ -182,9 +177,7 @@ class TestFinding:
 
     def test_what_a_written_prompt_gains_is_found(self, tmp_path: Path) -> None:
         options = OptimizeSettings(
-            valid_size=50,
-            budget=BudgetSettings(system_runs=800),
-            search={"sources": ["reflect"]},
+            valid_size=50, budget=BudgetSettings(system_runs=800), search={"sources": ["reflect"]}
         )
         plain = demo(demos=())
         result = run(tmp_path / "run", options, ScriptedLM(teacher), plain, data(150, 50, 50))

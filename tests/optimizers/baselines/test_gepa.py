@@ -19,12 +19,7 @@ from hypothesis import strategies as st
 from compound.api.optimize import run_optimization
 from compound.components.function import FirstOf, Function
 from compound.components.llm import LLM
-from compound.core.errors import (
-    BudgetExhausted,
-    CallError,
-    DeclarationError,
-    MissingExtra,
-)
+from compound.core.errors import BudgetExhausted, CallError, DeclarationError, MissingExtra
 from compound.core.example import Example, Score
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics.custom import custom

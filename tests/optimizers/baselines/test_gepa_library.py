@@ -241,8 +241,7 @@ def merged_run(*, lowest: bool = False) -> str:
             log.append(f"{len(examples)} {sorted(texts.items())}")
         return [
             evolution.Scored(
-                rank(texts, examples),
-                [{key: {"Score": "0"} for key in texts} for _ in examples],
+                rank(texts, examples), [{key: {"Score": "0"} for key in texts} for _ in examples]
             )
             for texts, examples in question.items
         ]

@@ -22,13 +22,7 @@ from compound.graph.system import System
 from compound.optimization.runs.directory import read_json
 from compound.optimization.settings.base import BudgetSettings
 from compound.optimization.settings.optimize import OptimizeSettings
-from compound.optimizers.optimas.local import (
-    NO_TARGETS,
-    Cloning,
-    Imitation,
-    Target,
-    targets_of,
-)
+from compound.optimizers.optimas.local import NO_TARGETS, Cloning, Imitation, Target, targets_of
 from compound.optimizers.optimas.methods import HBCSettings
 from compound.optimizers.search.sources import CandidateSources
 from compound.rewards.buffer import PairBuffer, input_key
