@@ -171,26 +171,6 @@ def test_a_score_outside_the_bounds_is_a_warning_in_the_report(tmp_path: Path) -
     assert "Correct the metric, or the bounds it declares, and repeat the run." in result.report
 
 
-def test_the_command_line_refuses_with_code_2(tmp_path: Path, monkeypatch: Any, cli: Any) -> None:
-    source = Path(__file__).parents[1] / "files" / "game"
-    for name in ("game.py", "game.yaml"):
-        (tmp_path / name).write_text((source / name).read_text())
-    lines = [json.dumps({"id": str(i), "x": i, "target": 2.0 * i}) for i in range(120)]
-    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
-    monkeypatch.chdir(tmp_path)
-    for options in (["check"], ["optimize", "--dry-run"], ["optimize"]):
-        name, *rest = options
-        sets = ["--set", "optimize.budget.system_runs=13", "--set", "optimize.method=search"]
-        ran = cli(name, "game.yaml", *rest, *sets)
-        assert ran.code == 2, ran.out
-        assert "too small to try anything" in ran.err
-        assert "set at least" in ran.err
-    ran = cli("check", "game.yaml", "--set", "optimize.method=search")
-    assert ran.code == 0
-    assert "validation examples and" in ran.out
-    assert "is found with 80% probability" in ran.out
-
-
 class TestWords:
     def test_nothing_was_better_on_train(self, tmp_path: Path) -> None:
         told = terminal_summary(run(tmp_path, selecting("none"), 100).path)

@@ -209,14 +209,6 @@ class TestComposites:
             pytest.approx(n / 6) for n in (1, 2, 2, 1)
         ]
 
-    def test_before_there_are_traces_a_loop_counts_the_calls_that_are_given(self) -> None:
-        uses = {"a": 1, "b": 2, "c": 2, "d": 1}
-        prices = estimate_prices(loop(2), uses)
-        assert [prices.call(name) for name in "abcd"] == [
-            pytest.approx(n / 6) for n in (1, 2, 2, 1)
-        ]
-        assert changes(prices, "abd") == [1, 5 / 6, 1 / 6]
-
     def test_a_plan_and_its_requests_count_the_calls_that_a_loop_may_make(self) -> None:
         """They counted one call of b and c each, or four; the plan and its prospects did not agree."""
         made = planned(loop(2))
@@ -355,14 +347,3 @@ class TestExecution:
         assert incumbent.system_runs == pytest.approx(7)
         price = estimate_prices(world.system()).change(changed)
         assert candidate.system_runs == pytest.approx(7 * price)
-
-    def test_a_map_executes_its_measured_price(self) -> None:
-        system, executor = mapped(), Executor(cache=MemoryCache())
-        first = asyncio.run(executor.run(system, {"x": 3}, example="e"))
-        prices = measure_prices(system, [executor.settle(first)])
-        after = asyncio.run(executor.run(system.bind({"b.option": 1001}), {"x": 3}, example="e"))
-        assert (
-            executor.settle(after).equivalents
-            == pytest.approx(prices.change(["b"]))
-            == pytest.approx(4 / 5)
-        )

@@ -16,17 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.simulated.relays import Relay
 from compound.components.function import Function
 from compound.components.index import PassageIndex
 from compound.components.llm import LLM
 from compound.components.retriever import Retriever
 from compound.core.engine import Completion, Request
 from compound.core.example import Example
-from compound.evaluation.evaluate import Evaluation, EvaluationRules, ScoredRun, evaluate
+from compound.evaluation.evaluate import Evaluation, EvaluationRules, ScoredRun
 from compound.evaluation.metrics.built_in import token_f1
 from compound.evaluation.metrics.custom import custom
-from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
 from compound.execution.rng import generator
 from compound.execution.trace import Call, Failure, Trace
@@ -38,16 +36,11 @@ from compound.optimization.method import (
     Job,
     JobContext,
     JobRecord,
-    Method,
     Optimizer,
-    Problem,
     Progress,
     Proposal,
     Task,
 )
-from compound.optimization.prices import estimate_prices
-from compound.optimization.scorer import TRAIN_SAMPLE, JobScorer
-from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.baselines.opro import prompt_request
 from compound.optimizers.baselines.random import RandomSearch
 from compound.optimizers.scheduling import Uniform
@@ -61,7 +54,7 @@ from compound.optimizers.search.proposers.demos import (
     correct_calls,
     draw_demos,
 )
-from compound.optimizers.search.proposers.edits import edit_prompt, sentences
+from compound.optimizers.search.proposers.edits import edit_prompt
 from compound.optimizers.search.proposers.proposing import parse_prompt
 from compound.optimizers.search.sources import CandidateSources
 from compound.testing import PlainMemory, ScriptedLM
@@ -274,26 +267,6 @@ class TestHalving:
         own, incumbent = asyncio.run(scorer.score([last.values, {}], rows))
         assert (last.after, last.before) == (own.mean, incumbent.mean)
 
-    @pytest.mark.parametrize("n", [60, 120])
-    def test_a_job_of_the_last_component_compares_all_candidates(self, n: int) -> None:
-        """A chain of four components whose runs are cached; a candidate of the last one costs a quarter."""
-        world = Relay(4, 4, options=9, seed=3)
-        system, rows = world.system(), world.examples(n)
-        problem = Problem(
-            system, rows, (), (), world, OptimizeSettings(), Method("none", {}, [], Uniform()), {}
-        )
-        share, executor = 48.0, Executor(cache=MemoryCache())
-        asyncio.run(evaluate(executor, system, rows, world, samples=[TRAIN_SAMPLE]))
-        scorer = JobScorer(problem, executor, system, share, executor.meter.system_runs)
-        prices = estimate_prices(system)
-        assert prices.keys(["d.option"]) == 0.25
-        assignment = task(system, scorer, keys=("d.option",), prices=prices, candidates=8)
-        progress, _ = proposed(RandomSearch(), replace(assignment, train=rows))
-        assert len(progress[0].state["alive"]) == len(progress[0].state["candidates"]) >= 7
-        seen = progress[-1].state["seen"]
-        assert seen >= 20
-        assert share - scorer.runs_left >= 0.8 * share or seen == n
-
 
 # --- edits ---------------------------------------------------------------------------------------------
 
@@ -370,19 +343,6 @@ class TestEdits:
         after = edit_prompt(prompt, rng(seed), 3)
         assert after.strip()
         assert after == edit_prompt(prompt, rng(seed), 3)
-
-    @pytest.mark.parametrize(
-        "prompt", ["Be brief. x", "Answer the question", "Use the text. Question:"]
-    )
-    def test_sentences_never_merge(self, prompt: str) -> None:
-        whole = {part.removesuffix(".") for part in sentences(prompt)}
-        known = whole | {
-            clause.removesuffix(".") for kind in edits.CLAUSES.values() for clause in kind
-        }
-        made = {edit_prompt(prompt, rng(seed), 1) for seed in range(100)}
-        assert len(made) > 1
-        for text in made:
-            assert {part.removesuffix(".") for part in sentences(text)} <= known
 
     def test_lines_stay_lines(self) -> None:
         for seed in range(20):
@@ -488,16 +448,6 @@ class TestDemos:
             "right e3",
         ]
         assert [f.weight for f in found] == pytest.approx([1.0, 0.1296, 0.0625, 0.0256])
-
-    def test_equal_demonstrations_appear_once_and_long_ones_not_at_all(self) -> None:
-        one, two, three = examples(3)
-        same = trace(two, 1.0, inputs=dict(one.inputs), outputs={"output": "right e0"})
-        found = bootstrap(
-            [trace(one, 1.0), same, trace(three, 1.0, outputs={"output": "x" * 2000})], ANSWERER
-        )
-        assert found == [
-            WeightedDemo({"inputs": {"question": "q0"}, "outputs": {"output": "right e0"}}, 1.0)
-        ]
 
     def test_demonstrations_show_inputs_and_no_settings(self) -> None:
         (example,) = examples(1)

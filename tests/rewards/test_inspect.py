@@ -37,7 +37,7 @@ from compound.rewards.alignment import NO_PAIRS, explain_ranking
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.candidates import Candidate, Sampling
 from compound.rewards.features import FeatureMap, NoBackbone, Template
-from compound.rewards.fit import component_pairs, fit_rewards
+from compound.rewards.fit import fit_rewards
 from compound.rewards.inspection import Inspection, Overview
 from compound.rewards.pairs import Draw
 from compound.rewards.search_reward import inspect_search_reward
@@ -230,25 +230,6 @@ class TestInspection:
         assert (head.jobs, head.steered, head.why) == (2, 1, "too often wrong")
         assert [(j.iteration, j.accuracy.mean) for j in head.history] == [(1, 0.55), (2, 0.55)]
         assert [(m.component, m.why, m.pairs) for m in overview.missing] == [("other", "dull", 0)]
-
-    def test_of_a_trained_backbone_only_held_out_pairs_are_shown(self, run: Path) -> None:
-        """Its margins are those of the inputs set apart; the others have none."""
-        found = Inspection.open(run)
-        stored = replace(found.stored, adapter="trained")
-        apart = component_pairs(
-            found.buffer, found.reward("short").features.template, held_out=True
-        ).is_judged
-        reward = replace(found.reward("short"), margins=np.arange(1.0, sum(apart) + 1))
-        trained = replace(found, stored=replace(stored, rewards_of={"short": reward}))
-        trained._check()
-        head = trained.head("short")
-        assert 0 < len(head.margins) < 36
-        assert len(trained.judgements("short")) == len(head.margins) == sum(apart)
-        assert {p.input for p in head.points} == {
-            pair.example
-            for (pair, _), out in zip(found.buffer.pairs("short"), apart, strict=True)
-            if out
-        }
 
 
 class TestErrors:

@@ -23,7 +23,7 @@ from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
 from compound.execution.trace import Trace
 from compound.graph.component import Input
-from compound.graph.space import Choice, Text
+from compound.graph.space import Choice
 from compound.graph.system import System
 from compound.rewards.candidates import Candidate, Sampling, is_decided
 from compound.rewards.pairs import WARM, Collection, Draw, collect, ordered_pairs
@@ -264,29 +264,6 @@ def test_a_call_that_failed_and_a_draw_that_fails_are_no_candidates() -> None:
     (only,) = found.draws
     assert only.example == "fine"
     assert {c.outputs["output"] for c in only.candidates} == {1.0, 2.0}
-
-
-def test_every_second_draw_of_a_component_with_chance_has_its_own_settings() -> None:
-    """The others have proposed ones: rewards are asked about both."""
-    lm = ScriptedLM(lambda _, rng: f"{rng.integers(10**9)}")
-    llm = LLM("llm", prompt=Text("Own."), temperature=1.0)
-    system = System("one", outputs={"y": llm(question=Input("question"))}, lm="lm")
-    executor = Executor({"lm": lm})
-    traced = traces(executor, system, [Example("e", {"question": "q"}, {})])
-    proposals = {"llm": [{"prompt": "Another."}, {"prompt": "A third."}]}
-    found = asyncio.run(
-        collect(
-            executor,
-            system,
-            traced,
-            ["llm"],
-            custom(lambda o, _: float(o["y"])),
-            sampling=Sampling(samples=4),
-            proposals=proposals,
-        )
-    )
-    drawn = [candidate.settings.get("prompt") for candidate in found.draws[0].candidates[1:]]
-    assert drawn == ["Another.", None, "A third.", None]
 
 
 def test_a_budget_holds_and_an_unknown_component_is_named() -> None:

@@ -288,20 +288,6 @@ class TestHeads:
         stated = (found.slope * found.margins).tolist()
         assert stated == pytest.approx([np.log(3)] * 3 + [-np.log(3)], rel=1e-2)
 
-    def test_text_columns_are_left_out_when_they_only_add_noise(self) -> None:
-        """One number decides; three hundred columns of noise must not hide it."""
-        rng = np.random.default_rng(0)
-        noise = rng.normal(size=(2, 80, 300))
-        signal = rng.random((2, 80, 1))
-        better = signal[0] > signal[1]
-        a, b = (np.hstack([noise[i], signal[i]]) for i in (0, 1))
-        chosen, rejected = np.where(better, a, b), np.where(better, b, a)
-        groups = [str(i) for i in range(80)]
-        soft = [True] * 300 + [False]
-        found = fit(chosen, rejected, groups, soft=soft)
-        assert accuracy(found.margins, groups).mean > 0.95
-        assert accuracy(fit(chosen, rejected, groups).margins, groups).mean < 0.9
-
 
 class TestAlignment:
     def test_accuracy_is_over_inputs(self) -> None:
@@ -407,12 +393,6 @@ class TestLearning:
             [({"text": "other"}, {"output": "a b c d"}), ({"text": "other"}, {"output": "a"})],
         )
         assert high > low
-
-    def test_shuffled_labels_teach_nothing(self) -> None:
-        rng = np.random.default_rng(0)
-        buffer = filled(lambda text, output: float(rng.random()), inputs=60)
-        learned = fit_rewards(buffer, small(), ["short"], NoBackbone(), "none")
-        assert learned.model.rewards_of["short"].accuracy.mean < 0.65
 
     @pytest.mark.parametrize(
         ("buffer", "reason"),

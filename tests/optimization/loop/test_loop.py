@@ -198,24 +198,6 @@ class TestFinding:
         assert result.test_after == result.test_before
         assert load(tmp_path / "run" / "best.json") == demo().configuration
 
-    def test_every_change_in_the_best_configuration_was_accepted_by_a_decision(
-        self, tmp_path: Path
-    ) -> None:
-        options = SMALL.model_copy(
-            update={"budget": BudgetSettings(system_runs=900), "iterations": 4}
-        )
-        for seed in range(3):
-            folder = tmp_path / str(seed)
-            start = demo(w=0.9)
-            run(folder, options.model_copy(update={"seed": seed}), system=start)
-            values = start.configuration.to_json()
-            for decision in events(folder, "decision"):
-                for key, before, after in decision["changes"]:
-                    assert values[key] == before
-                    if decision["accepted"]:
-                        values[key] = after
-            assert load(folder / "best.json").to_json() == values
-
     def test_no_search_begins_where_nothing_can_be_tuned(self, tmp_path: Path) -> None:
         answer = LLM("answerer", prompt="Answer.")(question=Input("question", str))
         with pytest.raises(CompoundError, match="has no parameter that method 'search' can change"):
@@ -263,14 +245,6 @@ class TestPlan:
         assert make_plan(problem(repeats=3), math.inf, 2, WHOLE).cost == 120
         greedy = demo(temperature=0.0)
         assert make_plan(problem(greedy, repeats=3), math.inf, 2, WHOLE).cost == 20
-
-    def test_an_incumbent_that_no_cache_holds_is_paid_for_again(self) -> None:
-        def shout(question: str, times: int) -> str:
-            return question * times
-
-        step = Function("shout", shout, times=Choice(1, 2))(question=Input("question", str))
-        plain = System("plain", outputs={"answer": step})
-        assert make_plan(problem(plain), math.inf, 1, WHOLE).cost == 40
 
     @given(st.integers(1, 10), st.floats(0.001, 0.5), st.floats(0, 5000), st.integers(1, 6))
     def test_levels_sum_to_alpha_and_decisions_take_at_most_half(
@@ -773,42 +747,6 @@ class TestGoingOn:
         result = run(tmp_path / "run", list_changes)
         assert "random" in result.baselines
 
-    def test_stopped_after_every_single_event_it_goes_on_to_the_same_end(
-        self, tmp_path: Path
-    ) -> None:
-        start = demo(w=0.9)
-        whole = ScriptedLM(teacher)
-        run(tmp_path / "whole", EVERYTHING, whole, start)
-        lm = ScriptedLM(teacher)
-        attempts = 0
-        while attempts < 200:
-            attempts += 1
-            try:
-                run(
-                    tmp_path / "run",
-                    EVERYTHING,
-                    lm,
-                    start,
-                    on_start=lambda recorder: recorder.stop(),
-                )
-                break
-            except Interrupted:
-                continue
-        assert attempts > 10
-        assert contents(tmp_path / "run") == contents(tmp_path / "whole")
-        assert sorted(map(repr, lm.requests)) == sorted(map(repr, whole.requests))
-
-
-def contents(folder: Path) -> tuple[Any, ...]:
-    """Return all that a run leaves behind, but for clocks."""
-    return (
-        without_clocks(folder),
-        without_clocks(folder / "baselines" / "random"),
-        (folder / "best.json").read_bytes(),
-        traces(folder),
-        traces(folder / "baselines" / "random"),
-    )
-
 
 def traces(folder: Path) -> list[Any]:
     found = list(RunDirectory.read_only(folder, "traces.jsonl"))
@@ -853,48 +791,6 @@ def models() -> dict[str, ScriptedLM]:
 
 
 class TestReviewed:
-    def test_a_job_that_ended_with_the_budget_is_owed_its_decision_after_a_resume(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        class Last:
-            async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
-                yield Proposal({"answerer.lm": "good"})
-
-        problem_method = Method(
-            "last", {"last": Last()}, [Job("last", ("answerer.lm",))], Uniform()
-        )
-        monkeypatch.setattr(
-            "compound.optimizers.methods.METHODS", {"last": lambda *_: problem_method}
-        )
-        options = SMALL.model_copy(update={"method": "last", "iterations": 1})
-
-        def optimized(folder: Path, **more: Any) -> Result:
-            return run_optimization(
-                chosen(), data(), METRIC, options, run_dir=folder, engines=models(), **more
-            )
-
-        recorders: list[Recorder] = []
-
-        def at_the_end_of_the_job(event: Mapping[str, Any]) -> None:
-            if event["event"] == "job":
-                search = recorders[-1].state.search
-                assert search
-                search.stopped = "the budget ended"
-                recorders[-1].stop()
-
-        with pytest.raises(Interrupted):
-            optimized(tmp_path / "run", listener=at_the_end_of_the_job, on_start=recorders.append)
-        run_ = RunDirectory.open(tmp_path / "run")
-        state = run_.restore()
-        assert state
-        assert state.search
-        state.search.stopped = "the budget ended"
-        run_.checkpoint(state)
-        run_.close()
-        result = optimized(tmp_path / "run")
-        assert [e["accepted"] for e in events(tmp_path / "run", "decision")] == [True]
-        assert result.best["answerer.lm"] == "good"
-
     def test_a_limit_of_calls_leaves_room_for_decisions(self, tmp_path: Path) -> None:
         options = SMALL.model_copy(update={"budget": BudgetSettings(calls=250)})
         result = run_optimization(

@@ -252,28 +252,6 @@ class TestLock:
         other.close()
         run.close()
 
-    @pytest.mark.parametrize("folders", [True, False], ids=["folders locked", "files locked"])
-    @pytest.mark.parametrize("elsewhere", [False, True], ids=["this machine", "another machine"])
-    def test_the_owner_of_a_lock_is_named(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool, folders: bool
-    ) -> None:
-        """A shared file system may keep the lock of a machine that is gone."""
-        if not folders:
-            lock_no_folders(monkeypatch)
-        run = begun(tmp_path / "run")
-        if elsewhere:
-            monkeypatch.setattr("platform.node", lambda: "another")
-        with pytest.raises(
-            RunDirectoryError, match=f"in use by another process, {os.getpid()} of"
-        ) as caught:
-            RunDirectory.open(tmp_path / "run")
-        assert ("which cannot be checked from this one" in caught.value.message) == elsewhere
-        assert (f"delete {tmp_path}/run/lock" in caught.value.hint) == (elsewhere and not folders)
-        if elsewhere and not folders:
-            (tmp_path / "run" / "lock").unlink()
-            RunDirectory.open(tmp_path / "run").close()
-        run.close()
-
     def test_a_file_system_without_locks_is_refused(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -335,16 +313,6 @@ class TestRecords:
         number = 3 if how == "repeated" else 2
         with pytest.raises(RunDirectoryError, match=rf"events\.jsonl:{number}: "):
             list(RunDirectory.read_only(tmp_path / "run", "events.jsonl"))
-
-    def test_a_record_with_half_a_character_is_kept(self, tmp_path: Path) -> None:
-        """Regression test: such an answer of a server ended the run, on every resume."""
-        run = begun(tmp_path / "run")
-        record = {"text": "ä \ud800 b"}
-        run.append("events.jsonl", record)
-        run.checkpoint(OptimizationState(memory={"answer": "\udfff"}))
-        assert list(run.read("events.jsonl")) == [record]
-        assert run.restore() == OptimizationState(memory={"answer": "\udfff"})
-        run.close()
 
     @given(
         st.lists(
@@ -476,26 +444,6 @@ class TestAtomicWrite:
         write_atomically(path, "new")
         assert path.read_text(encoding="utf-8") == "new"
         assert [p.name for p in tmp_path.iterdir()] == ["best.json"]
-
-    def test_the_text_is_on_the_disk_before_the_name_points_to_it(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        done: list[str] = []
-        fsync: Callable[[int], None] = os.fsync
-        replaced = os.replace
-
-        def noted_fsync(descriptor: int) -> None:
-            done.append("fsync")
-            fsync(descriptor)
-
-        def noted_replace(source: str, target: str, **descriptors: int) -> None:
-            done.append("replace")
-            replaced(source, target, **descriptors)
-
-        monkeypatch.setattr(os, "fsync", noted_fsync)
-        monkeypatch.setattr(os, "replace", noted_replace)
-        write_atomically(tmp_path / "file", "text")
-        assert done == ["fsync", "replace"]
 
 
 @pytest.mark.parametrize(

@@ -150,12 +150,6 @@ class TestStopping:
         again.event("three")  # the request was for the other attempt
         again.close()
 
-    def test_a_stop_file_is_used_up(self, recorder: Recorder, folder: Path) -> None:
-        (folder / "STOP").touch()
-        with pytest.raises(Interrupted):
-            recorder.event("one")
-        assert not (folder / "STOP").exists()
-
     def test_stop_ends_the_run_after_the_next_checkpoint(
         self, recorder: Recorder, folder: Path
     ) -> None:
@@ -262,27 +256,3 @@ class TestSharing:
         baseline.close()
         measured(recorder, lm, Meter(), ROWS)
         assert len(lm.requests) == len(ROWS) + len(ROWS) - 5
-
-    @pytest.mark.parametrize("before", [0, 4, 12])
-    def test_after_a_crash_borrowed_calls_are_charged_again_to_the_checkpoint(
-        self, recorder: Recorder, before: int
-    ) -> None:
-        """The checkpoint covers some of them; the rest was charged to a meter that died."""
-        lm, meter = self.lm(), Meter()
-        measured(recorder, lm, Meter(), ROWS)
-        baseline = child(recorder)
-        baseline.attach_meters(meter, Meter())
-        if before:
-            measured(baseline, lm, meter, ROWS[:before])
-        baseline.event("progress")
-        measured(baseline, lm, meter, ROWS)
-        baseline.close()  # killed before the next checkpoint
-        again = reopened(baseline.run.path, parent=recorder)
-        meter = Meter()
-        again.attach_meters(meter, Meter())
-        result = measured(again, lm, meter, ROWS)
-        again.close()
-        assert meter.system_runs == len(ROWS)
-        assert meter.usage.calls == len(ROWS)
-        assert result.system_runs == len(ROWS) - before
-        assert len(lm.requests) == len(ROWS)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from compound.api.optimize import run_optimization
 from compound.components.function import FirstOf, Function
 from compound.components.llm import LLM
-from compound.core.errors import BudgetExhausted, CallError, DeclarationError, MissingExtra
+from compound.core.errors import CallError, DeclarationError, MissingExtra
 from compound.core.example import Example, Score
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics.custom import custom
@@ -159,15 +159,6 @@ class TestSearch:
             GEPA(GEPASettings(iterations=4))
         )
         assert len(states) == 1 + 4
-
-    def test_only_texts_are_touched(self, job: Any) -> None:
-        target = system(demos=Demos(max=2))
-        _, proposal = job(target, METRIC, rows(80), scripted(), 300).run(GEPA())
-        assert list(proposal.values) == ["answerer.prompt"]
-        states, proposal = job(target, METRIC, rows(80), scripted(), keys=("answerer.demos",)).run(
-            GEPA()
-        )
-        assert (states, dict(proposal.values), proposal.note != "") == ([], {}, True)
 
 
 def watched(assignment: Any) -> list[tuple[dict[str, str], list[str]]]:
@@ -320,47 +311,6 @@ class TestBudget:
     )
     def test_sizes_are_those_worked_out_by_hand(self, arguments: Any, expected: int) -> None:
         assert pareto_size(*arguments) == expected
-
-    @pytest.mark.parametrize("kind", ["traces", "generate"])
-    def test_where_the_budget_ends_the_best_so_far_is_proposed(self, job: Any, kind: str) -> None:
-        """Ended at each of its requests: before something better is found, the loop hears of it."""
-        states, whole = job(system(), METRIC, rows(60), scripted(), 150).run(GEPA())
-        outcomes: list[bool] = []
-        for limit in range(40):
-            assignment = job(system(), METRIC, rows(60), scripted(), 150)
-            ended = exhausted(assignment, kind, limit)
-            try:
-                seen, proposal = assignment.run(GEPA())
-            except BudgetExhausted:
-                assert ended
-                outcomes.append(False)
-                continue
-            if not ended:
-                assert (seen, proposal) == (states, whole)
-                break
-            assert seen == states[: len(seen)]
-            assert proposal.values == seen[-1]["best"] != {}
-            assert proposal.after == seen[-1]["mean"]
-            outcomes.append(True)
-        assert outcomes == sorted(outcomes)
-        assert set(outcomes) == {False, True}
-
-
-def exhausted(assignment: Any, kind: str, limit: int) -> list[str]:
-    """Let the budget end at the n-th request of a kind; returns a list that then is not empty."""
-    original = getattr(assignment.scorer, kind)
-    made: list[str] = []
-    ended: list[str] = []
-
-    async def counted(*arguments: Any) -> Any:
-        made.append(kind)
-        if len(made) > limit:
-            ended.append(kind)
-            raise BudgetExhausted("budget: no tokens are left")
-        return await original(*arguments)
-
-    setattr(assignment.scorer, kind, counted)
-    return ended
 
 
 class TestGoingOn:

@@ -20,7 +20,7 @@ from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics.custom import custom
 from compound.execution.trace import Call, Failure, Trace
 from compound.graph.component import Input
-from compound.graph.space import Choice, Int
+from compound.graph.space import Choice
 from compound.graph.system import System
 from compound.optimization.settings.base import BudgetSettings
 from compound.optimization.settings.optimize import OptimizeSettings
@@ -144,16 +144,6 @@ class TestSelection:
         assert proposal.before == pytest.approx(0.64)
         assert proposal.after == pytest.approx(0.56)
 
-    def test_a_number_is_no_slot(self, job: Any) -> None:
-        def repeated(n: int, times: int, model: str) -> str:
-            return locate(n, model) * times
-
-        node = Function("f", repeated, times=Int(1, 3), model=Choice(*MODELS))(n=Input("n", int))
-        _, proposal = job(System("mixed", outputs={"answer": node}), METRIC, rows(9)).run(
-            LLMSelector()
-        )
-        assert proposal.values == {"f.model": "medium"}
-
     @settings(max_examples=60)
     @given(
         share=st.integers(0, 150),
@@ -168,23 +158,6 @@ class TestSelection:
         assignment = job(target, METRIC, rows(n), echo, share, minibatch=minibatch)
         assignment.run(LLMSelector(alpha))
         assert assignment.spent <= share
-
-    def test_examples_are_as_many_as_two_rounds_can_pay_for(self, job: Any) -> None:
-        """Functions are never cached: 2 rounds of 3 + 3 options cost 12 runs for each example."""
-        for share, count in [(12 * 7, 7), (12 * 7 - 1, 6), (20, 4), (math.inf, 30), (12 * 60, 30)]:
-            assignment = job(two_steps(), METRIC, rows(50), share=share)
-            states, _ = assignment.run(LLMSelector(rows=30))
-            assert states[0]["rows"] == count
-        for share, count in [
-            (9 * 7, 7),
-            (9 * 7 - 1, 6),
-        ]:  # 1 + 2 · (2 + 2), where the cache has the rest
-            states, _ = job(two_models(), METRIC, rows(50), echo, share).run(LLMSelector(rows=30))
-            assert states[0]["rows"] == count
-        states, _ = job(two_steps(), METRIC, rows(50), share=11).run(LLMSelector())
-        assert states[0]["rows"] == 3  # 4 examples of 3 options do not fit
-        states, proposal = job(two_steps(), METRIC, rows(50), share=2).run(LLMSelector())
-        assert (states, dict(proposal.values)) == ([], {})
 
 
 class TestAgainstTheReference:

@@ -173,28 +173,6 @@ class TestRequests:
         assert len({re.findall("- read .*", text)[0] for text in second}) == 2  # another set each
         assert {tip for tip in TIPS if tip and any(tip in text for text in asked)}
 
-    def test_later_observations_see_earlier_ones(self, job: Any) -> None:
-        replies = iter("abcdefghij")
-
-        def numbered(message: str, rng: np.random.Generator) -> str:
-            return (
-                f"Fact {next(replies)}."
-                if kind_of(message) == "observation"
-                else script(message, rng)
-            )
-
-        assignment = job(two_steps(), METRIC, rows(140), scripted(numbered))
-        assignment.run(Mipro(MIPROSettings(trials=1)))
-        found = requests(assignment)
-        seen = [text for kind, text in found if kind == "observation"]
-        assert [re.findall(r"Fact (\w)", text) for text in seen] == [
-            [],
-            ["a"],
-            ["a", "b"],
-            ["a", "b", "c"],
-        ]
-        assert re.findall(r"Fact (\w)", dict(found)["summary"]) == ["a", "b", "c", "d"]
-
     def test_edits_are_an_option_that_needs_no_model(self, job: Any) -> None:
         assignment = job(two_steps(), METRIC, rows(100), scripted())
         states, _ = assignment.run(Mipro(MIPROSettings(proposers=("edits",))))
@@ -323,14 +301,6 @@ class TestDemonstrations:
     ) -> Any:
         pool = [WeightedDemo(demo(i), 1 / (1 + i)) for i in range(n)]
         return demo_sets(current, pool, labelled, count=count, most=3, seed=1, key="a.demos")
-
-    def test_labelled_ones_are_a_set_and_fill_up_the_others(self) -> None:
-        labelled = [demo(number) for number in range(2, 9)]
-        found = self.sets(n=2, labelled=labelled)
-        assert all(len(demos) == 3 for demos in found)
-        assert all(each in labelled for each in found[0])
-        assert found[1][:2] == [demo(0), demo(1)]
-        assert all(len({d["inputs"]["question"] for d in demos}) == 3 for demos in found)
 
     def test_expected_answers_serve_where_the_inputs_are_those_of_the_system(self) -> None:
         question = Input("question", str)

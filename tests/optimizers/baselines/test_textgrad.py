@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from compound.api.optimize import run_optimization
 from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.core.errors import CallError, TooManyFailures
+from compound.core.errors import CallError
 from compound.core.example import Example, Score
 from compound.core.narrowing import entry
 from compound.evaluation.dataset import Dataset
@@ -215,14 +215,6 @@ class TestRequests:
         assert "conditions" not in text
         assert request.seed == 8
 
-    def test_the_rewriting_sees_earlier_versions_and_conditions(self) -> None:
-        request = rewrite_request(
-            STEP, "Answer.", (), ("One.", "Two."), ("Be brief.", "English."), ONE, 8
-        )
-        text = request.messages[0].text
-        assert "<past>One.</past>\n<past>Two.</past>\n" in text
-        assert "It must meet these conditions:\n- Be brief.\n- English.\n" in text
-
     def test_momentum_shows_the_versions_that_were_written(self, job: Any) -> None:
         """Also those that were reverted; the current one is not among them."""
 
@@ -283,13 +275,6 @@ class TestFailures:
         states, proposal = job(system(), METRIC, rows(80), scripted(fragile)).run(TextGrad())
         assert level_of(str(proposal.values)) == 2
         assert states[-1]["step"] == 12
-
-    def test_a_system_that_is_broken_is_an_error(self, job: Any) -> None:
-        def down(message: str) -> str:
-            raise CallError("no key")
-
-        with pytest.raises(TooManyFailures, match="no key"):
-            job(system(), METRIC, rows(80), scripted(down)).run(TextGrad())
 
 
 # --- as methods ----------------------------------------------------------------------------------------

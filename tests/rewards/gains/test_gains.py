@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from benchmarks.simulated.systems import Simulated
 from compound.components.function import Function
@@ -16,12 +14,11 @@ from compound.graph.component import Input
 from compound.graph.system import System
 from compound.optimization.prices import estimate_prices
 from compound.optimizers.search.part import part_of
-from compound.rewards import gains
 from compound.rewards.buffer import Entry
 from compound.rewards.candidates import Candidate
 from compound.rewards.features import NoBackbone, Template
 from compound.rewards.gains import GOLD, Critic, fit_critic, gold_features, read_call
-from compound.rewards.heads import MIN_INPUTS, Head, fit_head
+from compound.rewards.heads import MIN_INPUTS
 from compound.rewards.pairs import Draw
 
 
@@ -99,39 +96,6 @@ class TestCritic:
         assert right.rewards(readings, ["e1", "e6"]) != pytest.approx(
             other.rewards(readings, ["e1", "e6"])
         )
-
-    @pytest.mark.parametrize("certain", [True, False])
-    def test_the_weights_of_pairs_by_hand(
-        self, monkeypatch: pytest.MonkeyPatch, certain: bool
-    ) -> None:
-        """Draws weigh the same; older ones 0.8 per iteration; uncertain orders 2 Φ(gap / s) - 1.
-
-        Of two outputs with scores 0 and g there is one pair, of three with 0, 3 and 5 there are
-        three of half the weight. The root mean square of the gaps 1, 2, 1, 2, 4, 3, 5, 2 is sqrt(64
-        / 8).
-        """
-        weights: list[list[float]] = []
-
-        def watched(*arguments: Any, **options: Any) -> Head:
-            weights.append(arguments[2].tolist())
-            return fit_head(*arguments, **options)
-
-        monkeypatch.setattr(gains, "fit_head", watched)
-        drawn = entries(
-            6, [[1.0, 0.0], [2.0, 0.0], [1.0, 0.0], [2.0, 0.0], [4.0, 0.0], [0.0, 3.0, 5.0]]
-        )
-        drawn[1:] = [Entry(entry.draw, 2) for entry in drawn[1:]]  # the first one is of iteration 1
-        found = fit_critic(drawn, self.TEMPLATE, NoBackbone(), certain=certain)
-        assert found is not None
-        assert found.inputs == ["e0", "e1", "e2", "e3", "e4", "e5", "e5", "e5"]
-        gaps, shares = [1, 2, 1, 2, 4, 3, 5, 2], [0.8, 1, 1, 1, 1, 0.5, 0.5, 0.5]
-        sure = [1.0 if certain else 2 * stats.norm.cdf(gap / math.sqrt(8)) - 1 for gap in gaps]
-        expected = np.array(shares) * sure
-        expected /= expected.mean()
-        for number, own in enumerate(weights):  # examples 0 and 5 are in fold 0, the others alone
-            kept = [i for i, name in enumerate(found.inputs) if found.fold_of[name] != number]
-            assert own == pytest.approx(expected[kept])
-        assert found.fold_of == {"e0": 0, "e1": 1, "e2": 2, "e3": 3, "e4": 4, "e5": 0}
 
     def test_too_few_examples_give_no_critic(self) -> None:
         values = np.random.default_rng(1).normal(size=(MIN_INPUTS, 3)).tolist()
