@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Literal, Protocol, overload
 
@@ -20,7 +20,6 @@ from compound.optimization.settings.base import ModelName, Settings
 if TYPE_CHECKING:
     from gepa.core.adapter import EvaluationBatch
     from gepa.core.state import GEPAState
-    from gepa.proposer.reflective_mutation.reflection_lm import ReflectionJob, ReflectionProposal
 
 
 class GEPASettings(Settings):
@@ -62,9 +61,10 @@ class Scored:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Asks for the scores of several texts, each on examples of its own."""
+    """Asks for the scores of texts on examples."""
 
-    items: Sequence[tuple[Mapping[str, str], Sequence[Example]]]
+    texts: Mapping[str, str]
+    examples: Sequence[Example]
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Ask(Protocol):
     """Answers a question."""
 
     @overload
-    def __call__(self, question: Evaluate, /) -> list[Scored]: ...
+    def __call__(self, question: Evaluate, /) -> Scored: ...
     @overload
     def __call__(self, question: Rewrite, /) -> list[str | None]: ...
     @overload
@@ -127,74 +127,38 @@ class _Key(str):
 
 @dataclass
 class _Adapter:
-    """Turns the evaluations of the library into questions; implements its ``GEPAAdapter``."""
+    """Turns what the library asks for into questions; implements its ``GEPAAdapter``."""
 
     ask: Ask
     lift: float
-    propose_new_texts: None = field(default=None, init=False)
-
-    def batch_evaluate(
-        self, items: Sequence[tuple[Mapping[str, str], Sequence[Example]]]
-    ) -> list[EvaluationBatch]:
-        """Return the scores of several candidates, with the records of the runs as trajectories."""
-        from gepa.core.adapter import EvaluationBatch
-
-        found = []
-        plain = [({str(key): text for key, text in texts.items()}, batch) for texts, batch in items]
-        for answer in self.ask(Evaluate(plain)):
-            scores = [score + self.lift for score in answer.scores]
-            records = list(answer.records) or [{} for _ in scores]
-            found.append(EvaluationBatch(scores, scores, records))
-        return found
 
     def evaluate(
         self, batch: Sequence[Example], candidate: Mapping[str, str], capture_traces: bool = False
     ) -> EvaluationBatch:
-        """Return the scores of one candidate."""
-        return self.batch_evaluate([(candidate, batch)])[0]
+        """Return the scores of a candidate, with the records of the runs as trajectories."""
+        from gepa.core.adapter import EvaluationBatch
+
+        answer = self.ask(Evaluate({str(key): text for key, text in candidate.items()}, batch))
+        scores = [score + self.lift for score in answer.scores]
+        return EvaluationBatch(scores, scores, list(answer.records) or [{} for _ in scores])
 
     def make_reflective_dataset(
-        self,
-        candidate: Mapping[str, str],
-        eval_batch: EvaluationBatch,
-        components_to_update: Sequence[str],
+        self, candidate: Mapping[str, str], eval_batch: EvaluationBatch, keys: Sequence[str]
     ) -> dict[str, list[Record]]:
         """Return the records of each key."""
         runs = eval_batch.trajectories
-        return {
-            key: [records[str(key)] for records in runs if str(key) in records]
-            for key in components_to_update
-        }
+        return {key: [run[str(key)] for run in runs if str(key) in run] for key in keys}
 
-
-@dataclass
-class _Reflections:
-    """Turns the reflections of the library into questions; implements its ``BatchReflectionLM``."""
-
-    ask: Ask
-
-    def reflect_many(
-        self, jobs: Sequence[ReflectionJob]
-    ) -> list[tuple[ReflectionProposal, _Reflections]]:
-        """Return the new texts of each job, without those that could not be rewritten."""
-        from gepa.proposer.reflective_mutation.reflection_lm import ReflectionProposal
-
-        asked = [(number, key) for number, (_, _, keys) in enumerate(jobs) for key in keys]
-        reflections = [Reflection(str(key), jobs[i][0][key], jobs[i][1][key]) for i, key in asked]
-        texts: list[dict[str, str]] = [{} for _ in jobs]
-        for (number, key), text in zip(asked, self.ask(Rewrite(reflections)), strict=True):
-            if text is not None:
-                texts[number][key] = text
-        return [(ReflectionProposal(found), self) for found in texts]
-
-    def reflect(
+    def propose_new_texts(
         self,
-        candidate: dict[str, str],
-        reflective_dataset: Mapping[str, Sequence[Record]],
-        components_to_update: list[str],
-    ) -> tuple[ReflectionProposal, _Reflections]:
-        """Return the new texts of one job."""
-        return self.reflect_many([(candidate, reflective_dataset, components_to_update)])[0]
+        candidate: Mapping[str, str],
+        dataset: Mapping[str, Sequence[Record]],
+        keys: Sequence[str],
+    ) -> dict[str, str]:
+        """Return the new texts of a candidate, without those that could not be rewritten."""
+        asked = [Reflection(str(key), candidate[key], dataset[key]) for key in keys]
+        texts = zip(keys, self.ask(Rewrite(asked)), strict=True)
+        return {key: text for key, text in texts if text is not None}
 
 
 def search(
@@ -217,7 +181,6 @@ def search(
         trainset=list(feedback),
         valset=list(pareto),
         adapter=_Adapter(ask, lift),
-        reflection_strategy=_Reflections(ask),
         candidate_selection_strategy=settings.selection,
         module_selector=settings.components,
         use_merge=settings.merges > 0,

@@ -246,32 +246,25 @@ class Answers:
         """Whether answers were given beyond the replayed ones."""
         return self._given > self._known
 
-    async def answer(self, question: Evaluate | Rewrite) -> list[Scored] | list[str | None]:
-        """Return the next answers, one per item of a question; replayed scores have no records."""
-        place, count = self._given, len(question.items)
-        self._given += count
+    async def answer(self, question: Evaluate | Rewrite) -> Scored | list[str | None]:
+        """Return the next answers to a question; replayed scores have no records."""
+        place = self._given
         if isinstance(question, Evaluate):
-            return await self._evaluate(question, place)
+            self._given += 1
+            records: Sequence[Mapping[str, Record]] = ()
+            if place == len(self.all):
+                found, records = await self._run(question.texts, question.examples)
+                self.all.append(found)
+            scores = self.all[place]
+            assert isinstance(scores, Scores)  # as recorded for the same question
+            return Scored(scores.scores, records)
+        self._given += len(question.items)
         if place == len(self.all):
             self.all += await gather(
                 self._rewrite(item, place + number) for number, item in enumerate(question.items)
             )
-        return [
-            answer for answer in self.all[place : place + count] if not isinstance(answer, Scores)
-        ]
-
-    async def _evaluate(self, question: Evaluate, place: int) -> list[Scored]:
-        records: list[Sequence[Mapping[str, Record]]] = [()] * len(question.items)
-        if place == len(self.all):
-            found = await gather(self._run(texts, examples) for texts, examples in question.items)
-            self.all += [scores for scores, _ in found]
-            records = [run for _, run in found]
-        answers = self.all[place : place + len(question.items)]
-        return [
-            Scored(answer.scores, run)
-            for answer, run in zip(answers, records, strict=True)
-            if isinstance(answer, Scores)
-        ]
+        answers = self.all[place : self._given]
+        return [answer for answer in answers if not isinstance(answer, Scores)]
 
     async def _run(
         self, texts: Mapping[str, str], examples: Sequence[Example]

@@ -237,14 +237,10 @@ def merged_run(*, lowest: bool = False) -> str:
             return [f"{item.text}+{len(log)}" for item in question.items]
         if isinstance(question, evolution.Proceed):
             return question.iterations < 80
-        for texts, examples in question.items:
-            log.append(f"{len(examples)} {sorted(texts.items())}")
-        return [
-            evolution.Scored(
-                rank(texts, examples), [{key: {"Score": "0"} for key in texts} for _ in examples]
-            )
-            for texts, examples in question.items
-        ]
+        texts, examples = question.texts, question.examples
+        log.append(f"{len(examples)} {sorted(texts.items())}")
+        records = [{key: {"Score": "0"} for key in texts} for _ in examples]
+        return evolution.Scored(rank(texts, examples), records)
 
     def rank(texts: Any, examples: Any) -> list[float]:
         """Half of the Pareto set is right, always; of a minibatch, any part."""
