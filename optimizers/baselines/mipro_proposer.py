@@ -81,18 +81,19 @@ class Proposer:
             await self._ask(component_request(system, component, about_system, demos, seeds[1]))
             or ""
         )
-        earlier = [*sorted(tried(task, key), key=lambda attempt: attempt[1] or 0.0)]
-        briefing = Briefing(
+        attempts = sorted(tried(task, key), key=lambda attempt: attempt[1] or 0.0)
+        request = instruction_request(
+            system,
+            component,
             summary=summary,
             about_system=about_system,
             about_component=about,
             demos=demos,
             current=current,
-            earlier=[*earlier, *((text, None) for text in known)],
+            earlier=[*attempts, *((text, None) for text in known)],
             tip=TIPS[int(generator(task.seed, "mipro", "tip", key, number).integers(len(TIPS)))],
+            seed=seeds[2],
         )
-
-        request = instruction_request(system, component, briefing, seeds[2])
         text = await ask_for_text(task, key, request, self.lm, [current, *known])
         return None if text == current or text in known else text
 
@@ -177,41 +178,34 @@ def component_request(
     return writing_request(text, seed, DESCRIPTION)
 
 
-@dataclass(frozen=True)
-class Briefing:
-    """Information for a request for an instruction.
-
-    Attributes:
-        tip: advice on the style of the instruction, or ``""``.
-    """
-
-    summary: str
-    about_system: str
-    about_component: str
-    demos: Sequence[Demo]
-    current: str
-    earlier: Sequence[Attempt]
-    tip: str
-
-
 def instruction_request(
-    system: System, component: Component, briefing: Briefing, seed: int
+    system: System,
+    component: Component,
+    *,
+    summary: str,
+    about_system: str,
+    about_component: str,
+    demos: Sequence[Demo],
+    current: str,
+    earlier: Sequence[Attempt],
+    tip: str,
+    seed: int,
 ) -> Request:
     """Return the request for a new instruction of a component."""
-    earlier = "\n".join(
+    before = "\n".join(
         f"<prompt>{text}</prompt>" + ("" if score is None else f" score {score:.3f}")
-        for text, score in briefing.earlier[-EARLIER:]
+        for text, score in earlier[-EARLIER:]
     )
     text = (
-        f"The data set: {briefing.summary or 'unknown'}\n\n"
+        f"The data set: {summary or 'unknown'}\n\n"
         f"A system of several steps:\n{describe_graph(system)}\n\n"
-        f"What it does: {briefing.about_system or 'unknown'}\n\n"
+        f"What it does: {about_system or 'unknown'}\n\n"
         f"One of its steps: {outputs_of(component)}\n"
-        f"Its role: {briefing.about_component or 'unknown'}\n\n{_examples(briefing.demos)}"
-        + (f"Instructions written before:\n{earlier}\n\n" if earlier else "")
-        + f"The current instruction of the step:\n<prompt>{briefing.current}</prompt>\n\n"
+        f"Its role: {about_component or 'unknown'}\n\n{_examples(demos)}"
+        + (f"Instructions written before:\n{before}\n\n" if before else "")
+        + f"The current instruction of the step:\n<prompt>{current}</prompt>\n\n"
         "Write a new instruction, with which a language model performs this step better. "
-        + (f"{briefing.tip} " if briefing.tip else "")
+        + (f"{tip} " if tip else "")
         + "Write it between <prompt> and </prompt>, and nothing else."
     )
     return writing_request(text, seed)

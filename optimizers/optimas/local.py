@@ -28,6 +28,7 @@ from compound.execution.rng import generator
 from compound.graph.configuration import (
     canonical_json,
     component_of,
+    components_of,
     to_readable_json,
     to_readable_values,
 )
@@ -38,7 +39,7 @@ from compound.optimizers.search.candidates import Values
 from compound.optimizers.search.joint import JointSearch, start
 from compound.optimizers.search.memory_part import MemoryPart
 from compound.optimizers.search.part import Part, part_of, run_parts
-from compound.optimizers.search.rewarding import Guidance, RunRewards, tunable
+from compound.optimizers.search.rewarding import Guidance, RunRewards
 from compound.optimizers.search.sources import CandidateSources, divide
 from compound.rewards.buffer import PairBuffer, input_key
 from compound.rewards.features import Embedder, Template, as_text
@@ -92,7 +93,7 @@ class OfflineRewards:
             note = await collect_pairs(rewards, components, state, rewards.fresh(examples, count))
             yield Progress(state.to_json(), note)
         if state.inputs:
-            yield await rewards.finish_offline(tunable(task))
+            yield await rewards.finish_offline(components_of(task.keys))
         else:
             limit = "the train split" if len(examples) < MIN_INPUTS else "the budget"
             note = f"{limit} is too small: learning rewards requires {MIN_INPUTS} inputs"
@@ -109,7 +110,11 @@ class OfflineRewards:
         their rewards.
         """
         least = 1 if done else MIN_INPUTS
-        components = await rewards.needing_pairs(tunable(task)) if done else tunable(task)
+        components = (
+            await rewards.needing_pairs(components_of(task.keys))
+            if done
+            else components_of(task.keys)
+        )
         selected, left = list[str](), task.scorer.runs_left - least
         for name in sorted(components, key=rewards.cost_of_learning):
             left -= rewards.cost_of_learning(name)
@@ -121,7 +126,7 @@ class OfflineRewards:
     async def _proposals(self, task: Task) -> dict[str, list[dict[str, object]]]:
         """Return candidate settings of each component that has prompts or demonstrations."""
         proposals: dict[str, list[dict[str, object]]] = {}
-        for component in tunable(task):
+        for component in components_of(task.keys):
             keys = tuple(key for key in task.keys if component_of(key) == component)
             own = replace(task, keys=keys)
             if demo_keys(own) or text_keys(own):

@@ -29,7 +29,7 @@ from compound.optimizers.optimas.local import Cloning, LocalSearch, OfflineRewar
 from compound.optimizers.scheduling import RewardGapScheduler, Uniform, by_component, keys_of
 from compound.optimizers.search.joint import JointSearch
 from compound.optimizers.search.local_gains import RewardGuide, describe_savings, savings_of
-from compound.optimizers.search.rewarding import RunRewards, tunable
+from compound.optimizers.search.rewarding import RunRewards
 from compound.optimizers.search.sources import CandidateSources, SearchSettings
 from compound.optimizers.weights.learner.samples import SECTION
 from compound.optimizers.weights.methods import LONG_JOB, check_component_names
@@ -68,7 +68,7 @@ class LocalTraining:
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Train until all steps are made or the job's share of the budget is used up."""
-        (component,) = tunable(task)
+        (component,) = components_of(task.keys)
         guidance = await self.scoring.load(task, self.learning).guidance(component)
         settings = self.training.settings
         counted = sum(c.cacheable for c in task.system.components.values())

@@ -192,7 +192,7 @@ class RunRewards:
 
     async def learn(self, components: Sequence[str] = (), *, tested: bool = False) -> FittedRewards:
         """Fit the reward models to the buffer, in the computing thread, so that the run is not blocked."""
-        job = tunable(self.task)
+        job = components_of(self.task.keys)
         known = components or list(dict.fromkeys([*job, *self.buffer.components]))
         return await compute(self._learn, known, tested)
 
@@ -368,8 +368,3 @@ class RunRewards:
 
 def _folder(adapter: str) -> str:
     return f"adapter-{adapter[:16]}"
-
-
-def tunable(task: Task) -> list[str]:
-    """Return the components of the job's keys, in the order of the keys."""
-    return components_of(task.keys)
