@@ -31,12 +31,9 @@ from compound.optimization.runs.recorder import Event, read_events
 from compound.rewards.alignment import (
     Accuracy,
     Bin,
-    Explanation,
     calibration_error,
-    explain_ranking,
     rank_correlation,
     reliability,
-    rewards_from_margins,
 )
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.features import Reading
@@ -58,6 +55,14 @@ class RewardPoint:
     local: float
     global_: float
     x: float
+
+
+@dataclass(frozen=True)
+class Weight:
+    """Weight of a named feature in a head: log odds of being ranked higher per standard deviation."""
+
+    feature: str
+    value: float
 
 
 @dataclass(frozen=True)
@@ -129,7 +134,7 @@ class HeadView:
             all are equal.
         measure: the meaning of ``x`` of the points: ``words``, ``value`` or ``label`` (an index
             into ``labels``).
-        explanation: the explanation by named features; ``None`` if they do not differ.
+        weights: the weights of the named features, largest first.
         history: the cross-validated accuracy each time the rewards were fitted.
         local: the use of the reward in the last joint search.
     """
@@ -148,7 +153,7 @@ class HeadView:
     correlation: float | None
     measure: str
     labels: tuple[str, ...]
-    explanation: Explanation | None
+    weights: tuple[Weight, ...]
     history: tuple[Judged, ...]
     local: LocalUse | None = None
 
@@ -297,7 +302,7 @@ class Inspection:
             correlation=None if math.isnan(correlation) else correlation,
             measure=measure,
             labels=labels,
-            explanation=self.explanation(component),
+            weights=self.weights(component),
             history=self.history(component),
             local=self._use(component),
         )
@@ -322,17 +327,14 @@ class Inspection:
             if not math.isnan(margin)
         ]
 
-    def explanation(self, component: str) -> Explanation | None:
-        """Explain the head's ranking by the template's numbers and labels."""
-        texts, margins = self.texts(component), self.margins(component)
-        judged = np.flatnonzero(~np.isnan(margins))
-        return explain_ranking(
-            self.reward(component).features,
-            [texts.chosen[i] for i in judged],
-            [texts.rejected[i] for i in judged],
-            [texts.inputs[i] for i in judged],
-            margins[judged],
+    def weights(self, component: str) -> tuple[Weight, ...]:
+        """Return the weights of the head on named features that differ between outputs, largest first."""
+        reward = self.reward(component)
+        columns = zip(
+            reward.features.columns, reward.head.weights, reward.features.soft, strict=True
         )
+        found = [Weight(n, reward.slope * float(w)) for n, w, soft in columns if w and not soft]
+        return tuple(sorted(found, key=lambda weight: -abs(weight.value)))
 
     def history(self, component: str) -> tuple[Judged, ...]:
         """Return the last recorded accuracy of each iteration."""
@@ -446,3 +448,33 @@ def _x(reading: Reading, measure: str, labels: Sequence[str]) -> float:
     if measure == "words":
         return sum(math.expm1(v) for name, v in reading.numbers.items() if name.endswith(".words"))
     return next(iter(reading.numbers.values()), 0.0)
+
+
+def rewards_from_margins(margins: Sequence[tuple[int, int, float]]) -> list[dict[int, float]]:
+    """Recover the local rewards of a call's candidates, with mean 0, from the margins of its pairs.
+
+    A margin is the difference of two rewards by one head, so the pairs of a connected component
+    determine the rewards of its candidates up to a constant. Each connected component is returned
+    separately.
+
+    >>> rewards_from_margins([(0, 1, 3.0), (1, 2, -1.5)])
+    [{0: 1.5, 1: -1.5, 2: 0.0}]
+    """
+    neighbours: dict[int, list[tuple[int, float]]] = {}
+    for better, worse, margin in margins:
+        neighbours.setdefault(better, []).append((worse, -margin))
+        neighbours.setdefault(worse, []).append((better, margin))
+    groups: list[dict[int, float]] = []
+    for start in neighbours:
+        if any(start in group for group in groups):
+            continue
+        found, waiting = {start: 0.0}, [start]
+        while waiting:
+            current = waiting.pop()
+            for other, step in neighbours[current]:
+                if other not in found:
+                    found[other] = found[current] + step
+                    waiting.append(other)
+        mean = sum(found.values()) / len(found)
+        groups.append({i: found[i] - mean for i in sorted(found)})
+    return groups

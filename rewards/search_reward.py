@@ -151,7 +151,7 @@ def _view(
         margins=tuple(margins),
         points=tuple(points),
         correlation=rank_correlation([r.tolist() for r in local], [v.tolist() for v in scores]),
-        explanation=None,
+        weights=(),
         history=(),
     )
 

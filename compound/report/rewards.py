@@ -242,25 +242,21 @@ def trend(points: npt.ArrayLike) -> npt.NDArray[np.float64]:
 
 
 def _weights(axes: Axes, head: HeadView) -> None:
-    found = head.explanation
-    if found is None:
+    if not head.weights:
         axes.axis("off")
         text = "no named feature distinguishes the outputs"
         axes.text(0, 0.5, text, size=SMALL, color=PALETTE["muted"])
         return
-    shown = found.weights[:FEATURES][::-1]  # the largest on top
-    sole = has_one_field(weight.feature for weight in found.weights)
+    shown = head.weights[:FEATURES][::-1]  # the largest on top
+    sole = has_one_field(weight.feature for weight in head.weights)
     for place, weight in enumerate(shown):
         color = PALETTE["accent" if weight.value > 0 else "other1"]
         axes.barh(place, weight.value, color=color, height=0.62, alpha=0.85)
-        axes.plot([weight.low, weight.high], [place, place], color=PALETTE["ink"], linewidth=1.1)
     axes.axvline(0, color=PALETTE["muted"], linewidth=0.9)
     names = [spoken(weight.feature, sole=sole) for weight in shown]
     axes.set_yticks(range(len(shown)), names, color=PALETTE["ink"])
     axes.set_ylim(min(0, len(shown) - 4) - 0.6, len(shown) - 0.4)
-    alike, right = f"{found.agreement.mean:.0%}", f"{found.accuracy.mean:.0%}"
-    about = f"agreement {alike}, accuracy {right} (head {head.accuracy.mean:.0%})"
-    axes.set_xlabel(f"weight; {about}", size=SMALL - 0.5)
+    axes.set_xlabel("weight in log odds per standard deviation", size=SMALL - 0.5)
     axes.grid(visible=False)
 
 
@@ -308,6 +304,6 @@ CAPTIONS = {
         "call are meaningful."
     ),
     "length": "Local rewards of the same outputs by their length, value or label, with means.",
-    "weights": "Weights of the named features, with 95 % intervals over resampled inputs.",
+    "weights": "Weights of the named features in the head.",
     "drift": "Cross-validated accuracy each time the rewards were trained.",
 }

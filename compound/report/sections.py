@@ -109,9 +109,9 @@ def _versus(method: str, row: Facts) -> str:
 
 
 def _explained(rewards: Facts) -> list[Facts]:
-    """Return the local rewards that named features explain, with the largest weights in words."""
-    found = [head for head in rewards.get("heads", ()) if head["explanation"]]
-    return [{**head, "weights": weights_of(head["explanation"]["weights"])} for head in found]
+    """Return the local rewards that read named features, with the largest weights in words."""
+    found = [head for head in rewards.get("heads", ()) if head["weights"]]
+    return [{**head, "weights": weights_of(head["weights"])} for head in found]
 
 
 def _proposals(found: Facts) -> Table:

@@ -33,7 +33,7 @@ from compound.graph.system import System
 from compound.report import rewards as reward_report
 from compound.report import write
 from compound.report.rewards import reward_facts, reward_svg
-from compound.rewards.alignment import NO_PAIRS, explain_ranking
+from compound.rewards.alignment import NO_PAIRS
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.candidates import Candidate, Sampling
 from compound.rewards.features import FeatureMap, NoBackbone, Template
@@ -117,26 +117,11 @@ def short_map() -> FeatureMap:
     return FeatureMap.of(Template.of(Function("short", shorten)), readings(WORDS), 0)
 
 
-class TestExplanation:
-    def test_what_the_head_likes_is_found_although_it_is_wrong(self) -> None:
-        """The head prefers ends of sentences; the global reward never does."""
-        n = 20
-        chosen, rejected = readings(["a b c"] * n), readings(["a b c."] * n)
-        found = explain_ranking(
-            short_map(), chosen, rejected, [str(i) for i in range(n)], -np.ones(n)
-        )
-        assert found is not None
-        weights = {weight.feature: weight.value for weight in found.weights}
-        assert weights["output.sentence"] > 0
-        assert weights["output.characters"] > 0  # a full stop is a character too
-        assert set(weights) == {"output.sentence", "output.characters"}
-        assert (found.agreement.mean, found.accuracy.mean) == (1.0, 0.0)
-
-    def test_too_few_inputs_have_no_explanation(self) -> None:
-        assert (
-            explain_ranking(short_map(), readings(["a"]), readings(["b c"]), ["e"], np.ones(1))
-            is None
-        )
+def test_the_weights_of_a_head_are_those_of_features_that_differ(run: Path) -> None:
+    """The shortest output is the best one, and only the numbers of its words and characters differ."""
+    weights = {weight.feature: weight.value for weight in Inspection.open(run).weights("short")}
+    assert set(weights) == {"output.words", "output.characters"}
+    assert max(weights.values()) < 0
 
 
 class TestInspection:
@@ -343,7 +328,7 @@ class TestFigures:
             bins=(),
             margins=(),
             points=(),
-            explanation=None,
+            weights=(),
             history=(),
             error=None,
             correlation=None,
