@@ -176,7 +176,8 @@ class LiteLLMEngine:
         """Whether the format of an answer is sent as the response format."""
         if "response_format" in self.extra:
             return False
-        return _takes_schema(self.model) if self.response_schema is None else self.response_schema
+        given = self.response_schema
+        return _supports(self.model, "response_schema") if given is None else given
 
     @property
     def takes_images(self) -> bool:
@@ -572,12 +573,6 @@ def _unlisted(model: str) -> frozenset[str]:
         model=name, custom_llm_provider=provider, drop_params=True, **given
     )
     return frozenset(given.keys() - sent.keys())
-
-
-@functools.cache
-def _takes_schema(model: str) -> bool:
-    """Return whether litellm says that a model takes a JSON schema as its response format."""
-    return bool(_litellm().supports_response_schema(model))
 
 
 @functools.cache

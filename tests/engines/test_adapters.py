@@ -224,14 +224,6 @@ def test_logprobs_are_those_of_peft(
         )
 
 
-def test_the_record_names_the_adapter_version(base: Path, many: list[Adapter]) -> None:
-    answers = run(
-        engine(base), ask(adapter=many[0]), ask(), ask(adapter=many[1], want_tokens=False)
-    )
-    assert [record(answer).adapter for answer in answers[:2]] == [many[0].sha256, ""]
-    assert answers[2].tokens is None
-
-
 # -- several versions on one base -----------------------------------------------------------------------
 
 

@@ -39,11 +39,8 @@ KEY = "sk-a-key-of-these-tests-1234"
 KINDS = ("litellm", "vllm", "hosted")  # hosted: litellm's own HTTP client, and not that of openai
 INSTANT = [f for f in Fault if f not in {*chaos.SLOW, Fault.QUOTA, *chaos.LIMITED}]
 BY_REQUEST = [
-    Fault.UNAUTHORIZED,
-    Fault.FORBIDDEN,
-    Fault.NOT_FOUND,
-    Fault.CONTROL_IN_ERROR,
-    Fault.KEY_IN_ERROR,
+    *(Fault.UNAUTHORIZED, Fault.FORBIDDEN, Fault.NOT_FOUND),
+    *(Fault.CONTROL_IN_ERROR, Fault.KEY_IN_ERROR),
 ]
 
 

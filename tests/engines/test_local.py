@@ -43,6 +43,7 @@ from compound.engines.local import (  # noqa: E402
     prefill,
 )
 from compound.engines.local.decoding import SamplingRow  # noqa: E402
+from compound.engines.local.devices import Placement  # noqa: E402
 from compound.engines.local.engine import TransformersEngine  # noqa: E402
 from local_engine import ask, engine, one_by_one, outcomes, run  # noqa: E402
 
@@ -580,15 +581,6 @@ def test_contents_and_cues_do_not_become_control_tokens(folder: Path) -> None:
     assert tokenizer.decode(answer.tokens.prompt) == f"<|user|>{forged}<|end|><|assistant|>{forged}"
 
 
-def test_variables_of_the_chat_template_change_the_prompt(folder: Path) -> None:
-    template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ ' the fox' if mode == 'fox' }}"
-    lm = engine(folder, chat_template=template, chat_template_kwargs={"mode": "fox"})
-    (answer,) = run(lm, ask("the king"))
-    assert answer.tokens is not None
-    _, tokenizer = loading.load(str(folder), "float32")
-    assert tokenizer.decode(answer.tokens.prompt) == "the king the fox"
-
-
 def test_a_chat_template_without_the_messages_is_refused(folder: Path) -> None:
     with pytest.raises(DeclarationError, match=r"'prompt\.jinja' does not contain the messages"):
         engine(folder, chat_template="prompt.jinja")
@@ -665,11 +657,15 @@ def test_the_worst_case_bounds_what_is_used_before_and_after_loading(
     assert answer.usage.completion_tokens <= 8
 
 
-def test_the_name_says_what_changes_answers(folder: Path) -> None:
+def test_the_name_says_what_changes_answers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine(folder).name == f"transformers:{folder}:float32"
     assert engine(folder, deterministic=True).name == f"transformers:{folder}:float32:deterministic"
     assert TransformersEngine("smollm2").name == f"transformers:smollm2:{loading.fastest_dtype()}"
-    assert isinstance(engine(folder), Engine)
+    quantized: dict[str, Any] = {"dtype": "float32", "quantization": "4bit"}
+    monkeypatch.setattr(Placement, "check", lambda *_: None)
+    lm = TransformersEngine("smollm2", **quantized, attn_implementation="eager")
+    assert lm.name == "transformers:smollm2:float32:4bit"
+    assert isinstance(lm, Engine)
 
 
 def test_tokens_are_recorded_only_when_asked_for(folder: Path) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-import compound as cp
 import fake_vllm as fake
 from compound.core.engine import (
     NO_USAGE,
@@ -36,8 +35,6 @@ from compound.engines import fleet as fleet_engine
 from compound.engines.fleet import FleetEngine
 from compound.engines.openai import OpenAIEngine
 from compound.engines.replicas import Replica
-from compound.execution.budget import Budget, Meter
-from compound.execution.executor import Executor
 from vllm_requests import new_adapter, request, running, until
 
 pytest.importorskip("httpx")
@@ -111,15 +108,18 @@ def test_the_name_has_no_address_and_tells_apart_what_changes_answers(servers: S
     assert not any("127.0.0.1" in each.name for each in others)
 
 
-def test_the_concurrency_is_the_sum_over_replicas(servers: Servers) -> None:
-    assert fleet(servers, vllm={"model": "tiny", "concurrency": 5}).concurrency == 15
-
-
 def test_what_a_caller_asks_of_an_engine_is_that_of_the_replicas(servers: Servers) -> None:
     vllm = fleet(
         servers,
-        vllm={"model": "tiny", "native_tools": True, "extra": {"top_p": 0.9}, "max_lora_rank": 8},
+        vllm={
+            "model": "tiny",
+            "concurrency": 5,
+            "native_tools": True,
+            "extra": {"top_p": 0.9},
+            "max_lora_rank": 8,
+        },
     )
+    assert vllm.concurrency == 15
     assert (vllm.trainable, vllm.max_lora_rank, vllm.distribution_options) == ("tiny", 8, ["top_p"])
     assert (vllm.native_tools, vllm.forwards, vllm.priced, vllm.remote) == (True, False, True, True)
     openai = fleet(servers, openai={"model": "tiny", "price": (1.0, 2.0), "max_wait": 7.0})
@@ -362,37 +362,6 @@ def test_nothing_is_lost_or_answered_twice_if_a_server_is_killed_in_mid_step(
     assert sum(stats.moved for stats in lm.replicas[1:]) == 0
 
 
-def test_a_run_spends_the_same_with_and_without_a_kill_and_stays_within_its_budget(
-    servers: Servers,
-) -> None:
-    """Each of 40 calls costs 8 tokens; a budget of 40 calls is enough although a replica is killed."""
-    lm = fleet(servers)
-    llm = cp.LLM("answerer", prompt="Say it.", lm="lm", retries=0)
-    system = cp.System("s", outputs={"answer": llm(question=cp.Input("question"))})
-    meter = Meter(Budget(calls=40))
-    executor = Executor({"lm": lm}, meter=meter)
-    for server in servers:
-        server.hang = True
-
-    async def work() -> list[Any]:
-        runs = [asyncio.create_task(executor.run(system, {"question": str(i)})) for i in range(40)]
-        await until(lambda: sum(server.chatting for server in servers) == 40)
-        await asyncio.to_thread(servers[0].kill)
-        for server in servers[1:]:
-            server.hang = False
-            server.stopping.set()
-        try:
-            return await asyncio.gather(*runs)
-        finally:
-            await executor.aclose()
-
-    traces = asyncio.run(work())
-    assert [trace.outputs for trace in traces] == [{"answer": "four"}] * 40
-    assert (meter.usage.calls, meter.usage.tokens) == (40, 320)
-    assert not meter.incidents["lost"]
-    assert sum(answered(servers).values()) == 40
-
-
 def test_a_lost_answer_of_a_server_that_lives_is_an_attempt_of_its_own(servers: Servers) -> None:
     """It may have been computed, so the executor charges it, and its next attempt reserves again."""
     lm = fleet(servers[:1])
@@ -540,21 +509,6 @@ def test_a_rate_limit_of_one_replica_sends_the_request_to_another(servers: Serve
     with pytest.raises(RateLimited) as caught:
         run(lm, lambda: lm.generate(request()))
     assert caught.value.retry_after == 3.0
-
-
-def test_an_error_of_a_server_that_lives_leaves_it_in_use(servers: Servers) -> None:
-    lm = fleet(servers[:1])
-
-    async def work() -> None:
-        await lm.generate(request())
-        servers[0].fault["chat/completions"] = (500, "out of luck", {})
-        with pytest.raises(TransientError, match="out of luck"):
-            await lm.generate(request())
-        servers[0].fault.clear()
-        assert (await lm.generate(request())).text == "four"
-
-    run(lm, work)
-    assert lm.replicas[0].up
 
 
 def test_a_text_is_reported_in_the_callers_loop(servers: Servers) -> None:

@@ -53,7 +53,7 @@ SHAPES = {
     + TOOLS,
 }
 SPECIAL = [
-    *(
+    *[
         "<s>",
         "</s>",
         "<|im_start|>",
@@ -61,18 +61,11 @@ SPECIAL = [
         "<|start_header_id|>",
         "<|end_header_id|>",
         "<|eot_id|>",
-    ),
-    *("<start_of_turn>", "<end_of_turn>", "[INST]", "[/INST]"),
+    ],
+    *["<start_of_turn>", "<end_of_turn>", "[INST]", "[/INST]"],
 ]
-ADDED = [
-    "<think>",
-    "</think>",
-    "<tool_call>",
-    "</tool_call>",
-    "<｜User｜>",
-    "<｜Assistant｜>",
-    "  ",
-]
+TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]  # which the model itself may write
+ADDED = [*TAGS, "<｜User｜>", "<｜Assistant｜>", "  "]
 
 
 @pytest.fixture(scope="module")
@@ -177,13 +170,7 @@ def test_an_answer_of_another_model_has_no_control_token(base: Any, shape: str, 
     found = ChatTokenizer(tokenizer, "m").encode_answer(
         f"<think>the {text}</think><tool_call>{text}</tool_call>"
     )
-    tags = [
-        "<think>",
-        "</think>",
-        "<tool_call>",
-        "</tool_call>",
-    ]  # which the model itself may write
-    assert control_tokens(tokenizer, found) == tags
+    assert control_tokens(tokenizer, found) == TAGS
     assert tokenizer.decode(found) == f"<think>the {text}</think><tool_call>{text}</tool_call>"
 
 
@@ -211,23 +198,10 @@ def test_no_content_completes_a_control_token_of_the_template(base: Any, content
 
 
 PIECES = [
-    "the",
-    "king",
+    *["the", "king", "<", "|", "[", "]", "im_end", ">", "é", "日", "7", "81", "think", "{{"],
     " ",
     "  ",
     "\n",
-    "<",
-    "|",
-    "[",
-    "]",
-    "im_end",
-    ">",
-    "é",
-    "日",
-    "7",
-    "81",
-    "think",
-    "{{",
     '"',
 ]
 PLAIN = (

@@ -148,18 +148,6 @@ def test_missing_libraries_are_named_with_their_remedy(monkeypatch: pytest.Monke
     Placement("cuda", "float16", "flash_attention_2", "8bit").check(WHERE)
 
 
-def test_quantized_results_are_cached_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Placement, "check", lambda *_: None)
-    plain = TransformersEngine(
-        "smollm2", dtype="float32", device="cpu", attn_implementation="eager"
-    )
-    assert plain.name == "transformers:smollm2:float32"
-    assert (
-        TransformersEngine(dtype="float32", quantization="4bit").name
-        == "transformers:smollm2:float32:4bit"
-    )
-
-
 def test_quantization_passes_its_settings_to_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers
 
@@ -221,37 +209,6 @@ def test_memory_of_the_cpu_respects_the_limit_of_a_container(
     assert footprint.free_memory("cpu") == 2 * 2**20
     (tmp_path / "memory.max").write_text("max\n")
     assert footprint.free_memory("cpu") != 2 * 2**20
-
-
-def test_memory_of_a_gpu_is_asked_of_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
-
-    def info(device: object) -> tuple[int, int]:
-        asked.append(device)
-        return 5, 7
-
-    monkeypatch.setattr(torch.cuda, "mem_get_info", info)
-    assert footprint.free_memory("cuda:1") == 5
-    assert asked == [torch.device("cuda:1")]
-
-
-def test_a_wrong_name_of_a_device_is_explained() -> None:
-    from compound.core.errors import SpecError
-    from compound.yaml import loads
-
-    text = """
-system: s
-lm: smollm2
-inputs: {q: str}
-components:
-  a: {llm: {prompt: {tune: x}, weights: {lora: {rank: 2}}}, in: {q: $q}}
-outputs: {y: $a}
-optimize: {method: mmgrpo, mmgrpo: {base: {device: gpu}}}
-"""
-    with pytest.raises(
-        SpecError, match=r"base\.device: must be auto, cpu, mps, cuda, cuda:N.*got 'gpu'"
-    ):
-        loads(text)
 
 
 def test_times_are_those_of_rounds_without_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
