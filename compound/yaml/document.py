@@ -10,7 +10,7 @@ import bisect
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol, TypeGuard
+from typing import Any
 
 from compound.core.errors import CompoundError, SpecError
 
@@ -67,7 +67,7 @@ class Document:
 
     def at(self, address: Address) -> object:
         """Return the value at an address, or None."""
-        value: object = self.tree
+        value: Any = self.tree
         for part in address:
             if not _holds(value, part):
                 return None
@@ -84,7 +84,7 @@ class Document:
 
     def override(self, address: Address, value: object, label: str, order: int) -> None:
         """Set a value from the command line; ``label`` names its origin in messages."""
-        parent: object = self.tree
+        parent: Any = self.tree
         place = _Place(1, order, 0, label)
         for depth, part in enumerate(address[:-1], 1):
             if isinstance(parent, dict) and parent.get(str(part)) is None:
@@ -182,14 +182,7 @@ def format_value(value: object) -> str:
     return text if len(text) <= 60 else text[:59] + "…"
 
 
-class _Container(Protocol):
-    """A mapping or a list."""
-
-    def __getitem__(self, part: str | int, /) -> object: ...
-    def __setitem__(self, part: str | int, value: object, /) -> None: ...
-
-
-def _holds(parent: object, part: str | int) -> TypeGuard[_Container]:
+def _holds(parent: Any, part: str | int) -> bool:  # noqa: ANN401 - a value of a file
     if isinstance(parent, list):
         return isinstance(part, int) and part < len(parent)
     return isinstance(parent, dict) and part in parent

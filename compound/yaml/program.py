@@ -160,7 +160,15 @@ def load(
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise SpecError([f"{path}: cannot be read: {reason}"]) from None
-    return _load(raw, Path(path), overrides, allow_import, models, trust, sends)
+    return loads(
+        raw,
+        path=path,
+        overrides=overrides,
+        allow_import=allow_import,
+        models=models,
+        trust=trust,
+        sends=sends,
+    )
 
 
 def loads(
@@ -171,6 +179,7 @@ def loads(
     allow_import: bool = True,
     models: Collection[str] = (),
     trust: Collection[str] = (),
+    sends: bool = True,
 ) -> Program:
     """Load a text as the content of the file ``path``; see `load`.
 
@@ -185,20 +194,9 @@ def loads(
     >>> program.system.configuration["answerer.prompt"]
     'Answer in a few words.'
     """
-    return _load(text, Path(path), overrides, allow_import, models, trust)
-
-
-def _load(
-    raw: bytes | str,
-    path: Path,
-    overrides: Sequence[tuple[str, str]],
-    allow_import: bool,
-    models: Collection[str],
-    trust: Collection[str],
-    sends: bool = True,
-) -> Program:
+    path = Path(path)
     Trust.of(trust)  # raises on a malformed entry even if the file does not need it
-    document = read(raw, str(path))
+    document = read(text, str(path))
     apply(document, overrides)
     own: UserSections = ()  # the sections of custom methods, with the models of their settings
     if isinstance(sections := document.at(("optimize",)), dict):
