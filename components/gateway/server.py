@@ -1,4 +1,4 @@
-"""Limits of a gateway."""
+"""Server of a gateway, one per event loop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ class GatewaySettings:
         return frozenset(LOCAL_NAMES)
 
 
-LINGER = 60.0  # seconds that an idle gateway stays open
 ROUTES: dict[str, Route] = {
     "/v1/chat/completions": "chat/completions",
     "/v1/responses": "responses",
@@ -78,12 +77,10 @@ class Gateway:
         self.sessions = AgentSessions()
         self.base_url = ""
         self.closing: list[Callable[[], Awaitable[None]]] = []
-        self.users = 0
         self.resources: dict[object, object] = {}
         self._settings = settings
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
-        self._idle: asyncio.TimerHandle | None = None
 
     @property
     def is_running(self) -> bool:
@@ -138,23 +135,6 @@ class Gateway:
             listening.close()
             for close in self.closing:
                 await close()
-
-    def use(self) -> None:
-        """Count a user, and cancel the end of an idle gateway."""
-        self.users += 1
-        if self._idle is not None:
-            self._idle.cancel()
-            self._idle = None
-
-    def release(self) -> None:
-        """Uncount a user; an idle gateway ends after a while."""
-        self.users -= 1
-        if not self.users and self.is_running:
-            self._idle = asyncio.get_running_loop().call_later(LINGER, self._stop)
-
-    def _stop(self) -> None:
-        if not self.users and self._server is not None:
-            self._server.should_exit = True
 
     async def aclose(self) -> None:
         """End the gateway."""
@@ -211,15 +191,11 @@ _STARTING: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = 
 
 @contextlib.asynccontextmanager
 async def gateway(settings: GatewaySettings | None = None) -> AsyncIterator[Gateway]:
-    """Use the gateway of the running event loop, which is started if necessary."""
+    """Use the gateway of the running event loop, which is started if necessary, and ends with the loop."""
     loop = asyncio.get_running_loop()
     async with _STARTING.setdefault(loop, asyncio.Lock()):
         found = _GATEWAYS.get(loop)
         if found is None or not found.is_running:
             found = _GATEWAYS[loop] = Gateway(settings or GatewaySettings())
             await found.start()
-        found.use()
-    try:
-        yield found
-    finally:
-        found.release()
+    yield found

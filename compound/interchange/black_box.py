@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from compound.core.engine import NO_USAGE, Usage
+from compound.core.errors import DeclarationError
 from compound.engines.litellm import listed_cost
 from compound.graph.component import CallContext, Operation, check_name
 from compound.graph.configuration import digest
-from compound.graph.types import Port, as_declared
+from compound.graph.types import Port, accepts, as_declared
 
 LEAST = Usage(calls=1, prompt_tokens=1)  # reserved if the user states no upper bound
 Price = tuple[float, float]  # dollars per million prompt and completion tokens
@@ -137,3 +138,12 @@ def as_text(value: Any) -> Any:  # noqa: ANN401 - a message of a library, or any
     if isinstance(text, str) and (hasattr(value, "content") or hasattr(value, "role")):
         return str(text)
     return value
+
+
+def as_port_type(kind: object) -> object:
+    """Return a type that ports can check; ``Any`` for others."""
+    try:
+        accepts(kind, None)
+    except DeclarationError:
+        return Any
+    return kind

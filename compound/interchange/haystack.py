@@ -12,8 +12,15 @@ from compound.core.engine import Usage
 from compound.core.errors import CallError, DeclarationError, explain_missing, suggest_name
 from compound.core.narrowing import report_wrong_arguments
 from compound.core.threads import run_in_own_thread
-from compound.graph.types import Port, accepts
-from compound.interchange.black_box import BlackBox, Price, Report, as_text, counted
+from compound.graph.types import Port
+from compound.interchange.black_box import (
+    BlackBox,
+    Price,
+    Report,
+    as_port_type,
+    as_text,
+    counted,
+)
 
 if TYPE_CHECKING:
     from haystack import Pipeline
@@ -189,18 +196,8 @@ def _socket(name: str, path: str, known: Mapping[str, Mapping[str, Any]]) -> tup
 
 
 def _plain(kind: object) -> object:
-    """Return a type that ports can check; ``Any`` for others.
-
-    Haystack keeps the text of an annotation that it cannot evaluate, as of a class defined in a
-    function.
-    """
-    if isinstance(kind, str):
-        return Any
-    try:
-        accepts(kind, None)
-    except DeclarationError:
-        return Any
-    return kind
+    # Haystack keeps the text of an annotation that it cannot evaluate
+    return Any if isinstance(kind, str) else as_port_type(kind)
 
 
 def _text_or(kind: object) -> object:

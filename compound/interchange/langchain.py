@@ -17,8 +17,15 @@ from compound.core.errors import CallError, DeclarationError, explain_missing, s
 from compound.core.narrowing import report_wrong_arguments
 from compound.graph.configuration import to_readable_json
 from compound.graph.fingerprint import code_digest
-from compound.graph.types import Port, accepts
-from compound.interchange.black_box import BlackBox, Price, Report, as_text, counted
+from compound.graph.types import Port
+from compound.interchange.black_box import (
+    BlackBox,
+    Price,
+    Report,
+    as_port_type,
+    as_text,
+    counted,
+)
 
 if TYPE_CHECKING:
     from langchain_core.callbacks import BaseCallbackHandler
@@ -296,11 +303,7 @@ def _plain(kind: object) -> object:
     """Return a type that ports can check; ``Any`` for type variables and classes of LangChain."""
     if isinstance(kind, TypeVar) or kind in (Generic, object) or "langchain_core." in str(kind):
         return Any
-    try:
-        accepts(kind, None)
-    except DeclarationError:
-        return Any
-    return kind
+    return as_port_type(kind)
 
 
 def _describe(runnable: Any) -> str:  # noqa: ANN401
