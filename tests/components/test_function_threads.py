@@ -211,3 +211,12 @@ def test_yaml_reads_and_writes_the_setting(tmp_path: Path, monkeypatch: pytest.M
     made = cp.load_system(tmp_path / "s.yaml")
     assert getattr(made.components["f"], "thread", None) == "never"
     assert "thread: never" in dump(made)
+
+
+def test_a_function_in_a_thread_may_raise_stop_iteration() -> None:
+    def ends(x: int) -> int:
+        return int(next(iter([])))
+
+    trace = cp.run(system(ends, thread="always"), {"x": 1}, check=False)
+    assert trace.failure is not None
+    assert "StopIteration" in trace.failure.message

@@ -604,3 +604,27 @@ def test_a_model_that_is_not_there_is_named(corpus: Path, tmp_path: Path) -> Non
     (tmp_path / "model").mkdir()
     with pytest.raises(ModelNotFound, match=r"no embedding model '.*/model'"):
         Dense(corpus, str(tmp_path / "model")).open()
+
+
+def test_titles_are_searched_and_rows_without_an_id_are_called_by_their_line(corpus: Path) -> None:
+    assert found(BM25(corpus).open(), "vitamin c") == ["5"]
+
+
+def test_many_queries_are_answered_in_their_order(corpus: Path) -> None:
+    index = BM25(corpus).open()
+    queries = ["parrots", "", "cat"]
+    assert index.search_many(queries, 2) == [index.search(query, 2) for query in queries]
+
+
+def test_the_cache_holds_arrays_and_json_only(
+    corpus: Path, cache: Path, spelled: list[int]
+) -> None:
+    BM25(corpus).open()
+    Dense(corpus).open()
+    files = [path for path in cache.rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} == {".npy", ".json"}
+    for path in files:
+        if path.suffix == ".npy":
+            np.load(path, allow_pickle=False)
+        else:
+            json.loads(path.read_text(encoding="utf-8"))

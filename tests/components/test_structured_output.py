@@ -17,7 +17,7 @@ import pytest
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints, model_validator
 
 import compound as cp
-from compound.components.answers.answer_types import answer_format, describe
+from compound.components.answers.answer_types import answer_format, describe, enforceable
 from compound.components.answers.type_notes import Layout
 from compound.components.fields import parse, render
 from compound.components.function import Function
@@ -685,3 +685,59 @@ def test_a_number_that_is_not_finite_is_a_wrong_answer_that_is_asked_again(
     assert trace.failure is not None
     assert trace.failure.kind == "parse"
     assert len(requests) == 2
+
+
+def test_a_trained_component_is_not_asked_again() -> None:
+    assert cp.LLM("a", output=Person, weights=cp.LoRA(rank=4)).most_reasks == 0
+    with pytest.raises(DeclarationError, match="cannot ask again"):
+        cp.LLM("a", output=Person, weights=cp.LoRA(rank=4), reasks=1)
+    with pytest.raises(DeclarationError, match="reasks of LLM must be >= 0"):
+        cp.LLM("a", reasks=-1)
+
+
+def test_without_enforcement_nothing_is_sent_and_the_version_differs() -> None:
+    _, requests = run(system(Person, enforce=False), [json.dumps(ADA)])
+    assert requests[0].format is None
+    assert cp.LLM("a", output=Person).version != cp.LLM("a", output=Person, enforce=False).version
+
+
+def test_re_asks_are_bounded_and_the_last_error_counts() -> None:
+    trace, requests = run(system(Person, reasks=2), lambda _: "no")
+    assert len(requests) == 3
+    assert trace.failure is not None
+    assert trace.failure.kind == "parse"
+    assert trace.usage.calls == 3
+
+
+def test_recursive_types_are_named() -> None:
+    assert describe(Tree) == (
+        'Tree\nwhere Tree is {"value": int, "children" (optional): [Tree, ...]}'
+    ) or describe(Tree).startswith(
+        '{"value": int, "children" (optional): [Tree, ...]}\nwhere Tree is'
+    )
+
+
+def test_keys_are_enforced_by_their_pattern() -> None:
+    found = answer_format(ports(output=dict[int, str]), "text")
+    assert found is not None
+    assert json.loads(found.schema) == {
+        "type": "object",
+        "patternProperties": {"^-?(0|[1-9][0-9]{0,17})$": {"type": "string"}},
+        "additionalProperties": False,
+    }
+
+
+def test_properties_named_like_keywords_are_kept() -> None:
+    properties = {name: {"type": "string"} for name in ("title", "default", "type", "enum")}
+    document = {"type": "object", "properties": properties, "title": "T"}
+    assert enforceable(document) == {
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+    }
+
+
+def test_a_system_input_of_a_class_takes_its_json_form() -> None:
+    built = cp.System("s", outputs={"y": Function("f", oldest)(person=cp.Input("person", Person))})
+    for given in (ADA, Person.model_validate(ADA)):
+        assert asyncio.run(cp.Executor().run(built, {"person": given})).outputs == {"y": 36}

@@ -29,6 +29,7 @@ from pydantic import BaseModel
 
 import compound as cp
 from benchmarks.measure.interchange.chat_server import ChatServer
+from compound.core.engine import NO_USAGE
 from compound.core.errors import BudgetExhausted, DeclarationError, RunFailed
 from compound.execution.budget import Budget, Meter
 
@@ -511,3 +512,38 @@ def test_an_error_inside_fails_the_call_with_its_text() -> None:
     )
     with pytest.raises(RunFailed, match="KeyError: 'lost'"):
         cp.run(one_node(component), QUESTION)
+
+
+def test_a_message_becomes_its_text() -> None:
+    assert cp.run(one_node(cp.interchange.from_langchain(PROMPT | model())), QUESTION).outputs == {
+        "output": "Lima"
+    }
+
+
+def test_an_unknown_price_is_counted_as_such() -> None:
+    trace = cp.run(
+        one_node(cp.interchange.from_langchain(PROMPT | model(name="own-model"))), QUESTION
+    )
+    assert (trace.usage.cost, trace.usage.unpriced) == (0.0, 1)
+
+
+def test_a_thread_can_be_set() -> None:
+    fixed = {"thread_id": "t", "user": "u"}
+    system = one_node(
+        cp.interchange.from_langchain(kept_graph(note), "graph", cache=False, configurable=fixed),
+        "question",
+    )
+    cp.run(system, QUESTION)
+    assert cp.run(system, QUESTION).outputs["notes"] == ["u: capital?"] * 2
+
+
+def test_a_function_takes_one_value() -> None:
+    def double(number: int) -> int:
+        return 2 * number
+
+    component = cp.interchange.from_langchain(
+        RunnableLambda(double), inputs={"input": int}, outputs={"output": int}
+    )
+    trace = cp.run(one_node(component), {"input": 4})
+    assert trace.outputs == {"output": 8}
+    assert trace.usage == NO_USAGE

@@ -375,3 +375,18 @@ def test_the_command_exports_a_run(cli: Any, tmp_path: Path) -> None:
         "openai",
     )
     assert "Best." in ran.out
+
+
+def test_a_configuration_is_exported(tmp_path: Path) -> None:
+    system = single()
+    system.bind({"answer.prompt": "Best."}).configuration.save(tmp_path / "best.json")
+    for configuration in (tmp_path / "best.json", {"answer.prompt": "Best."}):
+        assert "Best." in cp.interchange.export(system, "messages", configuration=configuration)
+
+
+def test_an_agent_inside_a_loop_is_exported() -> None:
+    body = cp.System(
+        "body", {"n": cp.Agent("inner", [population], output=int, lm="m")(q=cp.Input("q"))}
+    )
+    system = cp.System("s", {"all": cp.Map("each", body, over="q")(q=cp.Input("q", list[str]))})
+    assert list(json.loads(cp.interchange.export(system, "openai"))) == ["inner"]

@@ -763,3 +763,40 @@ def test_tuned_models_are_written_back_with_the_models_of_the_program() -> None:
         assert (
             cp.interchange.to_dspy(program, system.bind({"predict.lm": "openai/small"})).lm is mine
         )
+
+
+def test_the_original_program_is_not_changed(server: ChatServer) -> None:
+    program = MultiHop()
+    cp.interchange.from_dspy(program, lm="lm", outputs={"answer": str})
+    assert in_dspy(program, server, question="capital?").answer == "Lima"
+
+
+def test_a_file_of_a_configuration_is_written_back(tmp_path: Path) -> None:
+    bound = imported().bind({"answer.prompt": "Be brief."})
+    bound.configuration.save(tmp_path / "best.json")
+    assert (
+        cp.interchange.to_dspy(MultiHop(), tmp_path / "best.json").answer.signature.instructions
+        == "Be brief."
+    )
+
+
+def test_examples_of_dspy_are_rows_of_data(tmp_path: Path) -> None:
+    rows = [
+        dspy.Example(question=f"{i}?", digit=str(i % 2)).with_inputs("question") for i in range(16)
+    ]
+    system = cp.interchange.from_dspy(dspy.Predict("question -> digit"), lm="lm")
+    lm = ScriptedLM(lambda message: fields(digit="1"))
+    for data in (rows, {"valid": rows}, cp.Dataset.of(valid=rows)):
+        found = cp.evaluate(system, data, "exact_match", engines={"lm": lm}, cache=False)
+        assert (found.mean, len(found.rows)) == (0.5, 16)
+    result = cp.optimize(
+        system,
+        {"train": rows, "valid": rows},
+        "exact_match",
+        method="random",
+        budget=40,
+        engines={"lm": lm},
+        run_dir=tmp_path / "run",
+        progress=False,
+    )
+    assert result.before.failed == 0

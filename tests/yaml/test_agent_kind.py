@@ -155,6 +155,16 @@ class TestTools:
         with pytest.raises(SpecError, match="outside the file's folder"):
             cp.load_system(path, allow_import=False)
 
+    def test_an_unknown_operation_is_reported(self, tmp_path: Path) -> None:
+        path = written(tmp_path, "tools: [{openapi: api.json, operation: getItems}]")
+        with pytest.raises(SpecError, match="did you mean 'getItem'"):
+            cp.load_system(path, trust=["http://127.0.0.1:9"])
+
+    def test_two_tools_with_one_name(self, tmp_path: Path) -> None:
+        lines = ["tools:", *["  - {function: 'shop_parts:plain'}"] * 2]
+        with pytest.raises(SpecError, match="several tools named 'plain'"):
+            cp.load_system(written(tmp_path, *lines))
+
 
 class TestRoundTrip:
     def test_the_written_file_is_the_same_system(self, tmp_path: Path) -> None:

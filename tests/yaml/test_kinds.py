@@ -14,6 +14,7 @@ import yaml
 
 import compound as cp
 from compound.core.errors import SpecError
+from compound.evaluation.metrics.custom import bounds_hint
 from compound.graph.registry import plugins as module
 from compound.graph.registry.plugins import plugins
 from compound.yaml import dump, loads, schema
@@ -272,6 +273,27 @@ class TestByPlace:
         text = file("llm: {lm: bird}", engines='{bird: {class: "shouting:Parrot"}}')
         (said,) = problems(text, allow_import=False)
         assert said.startswith("7:25: engines.bird.class: names Python code (shouting:Parrot)")
+
+    def test_a_server_of_an_engine_needs_consent(self) -> None:
+        settings = '{server: "https://birds.example/v1"}'
+        text = file(
+            "llm: {lm: bird}",
+            engines=f'{{bird: {{class: "shouting:Parrot", settings: {settings}}}}}',
+        )
+        (said,) = problems(text)
+        assert said.startswith("7:63: engines.bird.settings.server: ")
+        assert loads(text, trust=["birds.example"]).system.nodes
+
+    def test_how_to_declare_bounds_is_said_in_the_syntax_of_the_file(self) -> None:
+        for settings, hint in (
+            ("", "metric: {custom: {…, bounds: [0, 1]}}"),
+            (", settings: {output: y}", "bounds=(0, 1)"),
+        ):
+            found = loads(
+                file("shout: {}", metric=f'{{custom: {{call: "shouting:length"{settings}}}}}')
+            ).metric
+            assert found is not None
+            assert hint in bounds_hint(found)
 
 
 class TestEngines:

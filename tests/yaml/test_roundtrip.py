@@ -21,7 +21,7 @@ from compound.components.llm import LLM
 from compound.components.retriever import Retriever
 from compound.components.selector import Selector
 from compound.core.errors import DeclarationError
-from compound.evaluation.metrics.text import normalize
+from compound.evaluation.metrics.text import find_label, normalize
 from compound.graph.component import Component, Input, Operation, Output
 from compound.graph.space import Choice, Demos, Float, Int, LoRA, Text, Weights
 from compound.graph.system import System
@@ -315,3 +315,21 @@ def test_what_a_file_cannot_hold_is_refused_by_name(
 def test_values_without_a_spelling_are_refused(value: object) -> None:
     with pytest.raises(DeclarationError, match="cannot be written in YAML"):
         write({"a": value})
+
+
+def test_a_body_takes_its_values_from_the_system_around_it() -> None:
+    body = System("turn", {"x": LLM("inner", prompt=Text("One."))(x=Input("x"))})
+    system = one(Loop("outer", body, carry={"x": "x"}), x=QUESTION).bind({"inner.prompt": "Two."})
+    assert again(system).configuration["inner.prompt"] == "Two."
+
+
+def test_one_body_in_two_composites_is_written_twice_with_one_declaration() -> None:
+    body = System("both", {"x": LLM("inner")(x=Input("x"))})
+    looped = Loop("looped", body, carry={"x": "x"})(x=QUESTION)
+    mapped = Map("mapped", body, over="x")(x=Input("xs", list[str]))
+    again(System("two", {"a": looped, "b": mapped}, lm="scripted"))
+
+
+def test_functions_with_several_outputs_keep_their_fields(tmp_path: Path) -> None:
+    system = one(Function("c", find_label, choices=["yes", "no"], timeout=2.5), text=QUESTION)
+    assert again(system).components["c"].timeout == 2.5

@@ -23,6 +23,7 @@ from compound.core.errors import DeclarationError, SpecError
 from compound.core.example import Example, Score
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics.built_in import TokenF1
+from compound.graph.component import Output
 from compound.graph.space import Choice, Demos, Float, Int, Text, Weights
 from compound.testing import ScriptedLM
 from compound.yaml import Program, load, loads, schema
@@ -381,3 +382,15 @@ def test_the_json_schema_describes_every_setting_and_is_json() -> None:
     assert all(field.get("description") for field in fields)
     kinds = next(iter(found["properties"]["components"]["patternProperties"].values()))["oneOf"]
     assert len(kinds) == 12
+
+
+def test_edges_may_feed_settings(everything: Program) -> None:
+    source = everything.system.nodes["searcher"].wires["k"]
+    assert isinstance(source, Output)
+    assert source.node.name == "depth"
+
+
+def test_models_of_the_caller_count_as_known() -> None:
+    assert loads(SMALL.replace("smollm2", "scripted"), models=["scripted"]).system.defaults == {
+        "lm": "scripted"
+    }

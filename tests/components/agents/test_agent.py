@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 from typing import Any, Literal
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 import compound as cp
+from benchmarks.agents.arithmetic import calculate
 from compound.core.engine import Completion, Message, ToolCall
 from compound.core.errors import DeclarationError, RunFailed
 from compound.execution.trace import from_json, to_json
@@ -154,6 +156,10 @@ class TestTurns:
             0 <= len(lm.requests) - len(trace.calls_of("agent_turn")) <= 1
         )  # one call in the last turn
 
+    def test_without_tools_it_is_one_call(self) -> None:
+        trace = run(cp.Agent("agent", []), ScriptedLM([final("Lima")]))
+        assert [call.address for call in trace.calls] == ["agent[0]/turn"]
+
 
 class TestNative:
     def test_several_calls_run_side_by_side_in_order(self) -> None:
@@ -201,6 +207,14 @@ class TestNative:
         for one, two in zip(text.calls, other.calls, strict=True):
             assert (one.address, one.parents) == (two.address, two.parents)
         assert text.outputs == other.outputs
+
+    def test_the_last_turn_declares_tools_but_allows_none(self) -> None:
+        call = native(("add", '{"a": 1, "b": 1}'))
+        lm = ScriptedLM([call, native(("add", "{}"), text="2")], native_tools=True)
+        trace = run(cp.Agent("agent", [add], max_turns=2), lm)
+        assert [request.tool_choice for request in lm.requests] == ["auto", "none"]
+        assert all(request.tools for request in lm.requests)
+        assert trace.outputs == {"answer": "2"}
 
 
 class City(BaseModel):
@@ -404,6 +418,11 @@ class TestTunedTools:
         assert first.calls_of("agent_call")[0].key
         assert not any(call.reused for call in first.calls)
         assert second.calls_of("agent_call")[0].inputs["call"]["name"] == "plus"  # type: ignore[index]
+
+    def test_every_component_pickles(self) -> None:
+        agent = cp.Agent("agent", [calculate], tune_tools=True)
+        again = pickle.loads(pickle.dumps(system_of(agent)))
+        assert again.signature == system_of(agent).signature
 
 
 class TestLimits:

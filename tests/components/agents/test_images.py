@@ -21,7 +21,7 @@ from compound.core.loops import Sessions
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.examples import read_examples
 from compound.graph.space import Demo
-from compound.graph.types import convert
+from compound.graph.types import convert, format_type, parse
 from compound.testing import ScriptedLM
 
 FILES = {
@@ -184,3 +184,12 @@ def test_a_system_in_yaml_with_images(tmp_path: Path) -> None:
     (tmp_path / "look.yaml").write_text(YAML.format(model="openai/gpt-4o").partition("data:")[0])
     system = cp.load_system(tmp_path / "look.yaml")
     assert system.inputs == {"photo": cp.Image}
+
+
+def test_the_type_has_a_spelling() -> None:
+    assert parse("list[Image] | None") == list[cp.Image] | None
+    assert format_type(dict[str, cp.Image]) == "dict[str, Image]"
+
+
+def test_the_repr_is_short() -> None:
+    assert len(repr(cp.Image.from_bytes(b"GIF89a" + bytes(10_000)))) < 100

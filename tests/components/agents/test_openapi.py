@@ -591,3 +591,20 @@ LOOP = {
 def test_what_would_be_sent_wrongly_is_refused(document: dict[str, Any], message: str) -> None:
     with pytest.raises(DeclarationError, match=message):
         cp.Tool.from_openapi(document, "find", base_url="http://127.0.0.1:1")
+
+
+def test_null_is_not_sent_as_text(server: RecordingServer) -> None:
+    tool = cp.Tool.from_openapi(DOCUMENT, "getItem", base_url=server.url)
+    call(tool, id="1", page=None, **{"X-Trace": None})
+    _, path, headers, _ = server.received[0]
+    assert path == "/items/1"
+    assert "x-trace" not in dict(headers)
+
+
+def test_the_server_of_an_operation_precedes_that_of_the_document(server: RecordingServer) -> None:
+    document = {
+        **operation([AT], servers=[{"url": server.url}]),
+        "servers": [{"url": "http://127.0.0.1:1"}],
+    }
+    call(cp.Tool.from_openapi(document, "find"), at=["x"])
+    assert len(server.received) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -302,3 +303,14 @@ def test_the_gateway_of_a_loop_is_shared_and_ends_with_the_loop() -> None:
     url = asyncio.run(run())
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/models", trust_env=False)
+
+
+def test_small_segments_are_sent_at_once() -> None:
+    """Nagle's algorithm and delayed acknowledgments together delay each answer by 40 ms."""
+
+    async def test(client: httpx.AsyncClient, session: AgentSession, server: Gateway) -> None:
+        assert server._server is not None
+        (listening,) = [sock for each in server._server.servers for sock in each.sockets]
+        assert listening.proto == socket.IPPROTO_TCP
+
+    during_run(test)
