@@ -37,14 +37,13 @@ outputs: {x: $last.x, y: $last.y}
 data: {path: rows.jsonl, split_by: {train: 0.5, valid: 0.5}}
 """,
 ]
-TOKENS: list[str] = [
-    *"{}[],:#&*!|>'\"%@`?-$~ \n\t\u2028\x85\x00\x1b\ufeff\U0001f600",
-    *(": ", "- ", "{}", "[]", "$x", "null", "true", "on", "1e-6", ".inf", ".nan", "1e999", "0x1F"),
-    *("&a ", "*a", "!!python/object/apply:os.system ", "<<: ", "---\n", "? ", "%YAML 1.1\n"),
-    *("tune", "choice", "int", "value", "in", "when", "use", "$question", "$say.output", "lm"),
-    *("\\ud800", '"\\ud800"', '"\\UFFFFFFFF"', "|\n  a\n", "llm: {}", "list[", "one of "),
-    *("Literal[1, 2]", "str | int", "a" * 300, "9" * 200),
-]
+SIGNS = "{}[],:#&*!|>'\"%@`?-$~ \n\t\u2028\x85\x00\x1b\ufeff\U0001f600"
+PHRASES = (  # between broken bars
+    ": ¦- ¦{}¦[]¦$x¦null¦true¦on¦1e-6¦.inf¦.nan¦1e999¦0x1F¦&a ¦*a¦!!python/object/apply:os.system ¦<<: "
+    "¦---\n¦? ¦%YAML 1.1\n¦tune¦choice¦int¦value¦in¦when¦use¦$question¦$say.output¦lm¦llm: {}¦list[¦one of "
+    '¦Literal[1, 2]¦str | int¦|\n  a\n¦\\ud800¦"\\ud800"¦"\\UFFFFFFFF"'
+)
+TOKENS = [*SIGNS, *PHRASES.split("¦"), "a" * 300, "9" * 200]
 PLACE = re.compile(r"f\.yaml:[1-9][0-9]*:[1-9][0-9]*: .")
 
 
