@@ -43,7 +43,7 @@ PHRASES = (  # between broken bars
     "¦---\n¦? ¦%YAML 1.1\n¦tune¦choice¦int¦value¦in¦when¦use¦$question¦$say.output¦lm¦llm: {}¦list[¦one of "
     '¦Literal[1, 2]¦str | int¦|\n  a\n¦\\ud800¦"\\ud800"¦"\\UFFFFFFFF"'
 )
-TOKENS = [*SIGNS, *PHRASES.split("¦"), "a" * 300, "9" * 200]
+TOKENS: list[str] = [*SIGNS, *PHRASES.split("¦"), "a" * 300, "9" * 200]
 PLACE = re.compile(r"f\.yaml:[1-9][0-9]*:[1-9][0-9]*: .")
 
 
