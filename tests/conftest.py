@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import ipaddress
+import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -261,3 +263,13 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         return Ran(code, printed.out, printed.err)
 
     return run
+
+
+@pytest.fixture
+def game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a system and its data, which is the working directory."""
+    shutil.copytree(Path(__file__).parent / "files" / "game", tmp_path, dirs_exist_ok=True)
+    rows = [{"id": str(i), "x": i % 9, "target": 2.0 * (i % 9)} for i in range(120)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import numbers
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import cast
@@ -182,11 +183,8 @@ def _compare(
     failures = [trace.failure for trace in traces if trace.failure is not None]
     rules = EvaluationRules()
     if len(failures) > rules.max_failed * len(traces):
-        reasons = [f"{failure.kind}: {failure.message}" for failure in failures]
-        counted = sorted(
-            {(reason, reasons.count(reason)) for reason in reasons}, key=lambda r: -r[1]
-        )
-        raise_too_many_failures(counted, len(traces), rules, hint="fix the cause")
+        counted = Counter(f"{failure.kind}: {failure.message}" for failure in failures)
+        raise_too_many_failures(counted.most_common(), len(traces), rules, hint="fix the cause")
     if part and any(part not in trace.parts for trace, _ in scored):
         known = scored[0][0].parts
         raise DeclarationError(

@@ -58,15 +58,7 @@ _WHERE = re.compile(r"(?P<where>(?:[\w-]+|'[^']*')(?:\.(?:[\w-]+|'[^']*'))*): ")
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Result of checking one file.
-
-    Attributes:
-        program: the checked program.
-        warnings: examples that occur in several splits, empty texts, and queries that find no
-            passage.
-        notes: valid but noteworthy facts.
-        not_checked: parts that are missing on this machine, each with the reason.
-    """
+    """Result of checking one file."""
 
     program: Program
     warnings: list[str] = field(default_factory=list)
@@ -271,11 +263,7 @@ def _check_method(program: Program) -> Iterator[str]:
 
 
 def _check_images(program: Program) -> None:
-    """Check that the models of components with images among their inputs take images.
-
-    Raises:
-        DeclarationError: one does not.
-    """
+    """Check that the models of components with images among their inputs take images."""
     for node in program.system.all_nodes():
         if any(holds_images(port.type) for port in node.inputs.values()):
             for model in _models(program, node.component):

@@ -17,10 +17,7 @@ from compound.graph.registry.code import find_code
 from compound.optimization.method import Problem
 from compound.optimization.preflight import engine_names
 from compound.optimization.runs import changes
-from compound.optimization.runs.directory import (
-    RunDirectory,
-    read_json,
-)
+from compound.optimization.runs.directory import RunDirectory, read_json
 from compound.optimization.settings.base import Settings, references
 from compound.optimization.settings.optimize import OptimizeSettings
 
@@ -31,19 +28,14 @@ FOR_MEMORY = (
     "optimize.*.reward.lora.gradient_checkpointing",
 )  # settings that an out-of-memory error suggests lowering
 PLACES = (
-    *(
-        f"optimize.*.{part}.{how}"
-        for part in ("base", "backbone")
-        for how in ("device", "attn_implementation")
-    ),
+    "optimize.*.base.device",
+    "optimize.*.base.attn_implementation",
+    "optimize.*.backbone.device",
+    "optimize.*.backbone.attn_implementation",
     *(f"optimize.*.learner.{how}" for how in ("processes", "machines", "address", "sharding")),
 )  # settings that change results only by rounding
 MAY_CHANGE = (
-    "optimize.budget.",
-    "optimize.concurrency",
-    "optimize.baselines",
-    "optimize.trackers",
-    "optimize.runner",
+    *(f"optimize.{name}" for name in ("budget.", "concurrency", "baselines", "trackers", "runner")),
     "versions.",
     *FOR_MEMORY,
     *PLACES,

@@ -58,13 +58,6 @@ def discover(
 ) -> list[Discovery]:
     """Run a system on examples, and return the prompts of each of its external agents.
 
-    Args:
-        system: the system.
-        examples: at least two: only differences between runs show what varies.
-        find: returns the engine of a model.
-        meter: the budget of the runs.
-        concurrency: maximum number of runs at a time.
-
     Raises:
         DeclarationError: the system has no external agent, or there are fewer than two examples.
         BudgetExhausted: the runs do not fit into the budget.
@@ -162,13 +155,7 @@ def _strings(value: object) -> Iterator[str]:
 def prompts_yaml(
     prompts: Sequence[FoundPrompt], *, models: Sequence[str] = (), temperature: bool = False
 ) -> str:
-    """Return prompts as the YAML of a ``prompts_file``, with their texts to tune.
-
-    Args:
-        prompts: the prompts.
-        models: models among which each prompt may choose.
-        temperature: whether to tune the temperature, between 0 and 1.
-    """
+    """Return prompts as the YAML of a ``prompts_file``, with their texts to tune."""
     from compound.yaml.text import write
 
     tree: dict[str, object] = {}

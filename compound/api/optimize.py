@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from compound import report as reports
@@ -34,10 +34,7 @@ from compound.optimization.loop.loop import OptimizationLoop, final_configuratio
 from compound.optimization.loop.loop import retry_failed as retry_rows
 from compound.optimization.method import Problem
 from compound.optimization.preflight import check_libraries, check_prices, outlook
-from compound.optimization.runs.directory import (
-    UNREADABLE,
-    report_full_disk,
-)
+from compound.optimization.runs.directory import UNREADABLE, report_full_disk
 from compound.optimization.runs.recorder import MEMORY_FOLDER, Interrupted, Listener, Recorder
 from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers import methods
@@ -68,12 +65,7 @@ def run_optimization(
     """Optimize a system, or resume an interrupted run in the same directory.
 
     Args:
-        system: the system to optimize, bound to the initial configuration.
-        data: train, validation and test examples.
-        metric: the metric to maximize.
-        settings: method, budget, sizes, seed; see `OptimizeSettings`.
-        run_dir: the run directory; default: ``runs/<system name>``.
-        engines: engines by model name; default: resolved by convention.
+        system, data, metric, settings, run_dir, engines, start_from: see `compound.optimize`.
         folder: folder searched first for code and files named in the settings.
         text: content of the system's YAML file, stored in the run directory.
         listener: receives events during the run.
@@ -83,17 +75,6 @@ def run_optimization(
             reported.
         retry_failed: whether to rerun the failed test rows of a finished run
             (`compound.optimization.loop.loop`), instead of rejecting it.
-        start_from: the directory of an earlier run, whose configurations are among the first
-            candidates, and whose local rewards are used as far as whole runs of this one confirm
-            them.
-
-    Raises:
-        DataError: with ``strict``, splits share examples.
-        DeclarationError: the budget of system runs is too small to try anything.
-        CompoundError: models in this process do not fit into memory.
-        RunDirectoryError: the directory holds a finished run or one of another configuration, its
-            disk is full, or failed rows of an unfinished run were to be rerun.
-        KeyboardInterrupt: the user interrupted the run; the same call resumes it.
     """
     settings = settings or OptimizeSettings()
     path = Path(run_dir) if run_dir is not None else run_folder(system.name)
@@ -109,58 +90,64 @@ def run_optimization(
     memory = plan_memory(problem, [*problem.baselines.values()])
     memory.check()
     used = (problem.method, *problem.baselines.values())
+    if start_from is not None:
+        problem = replace(problem, earlier=read_earlier(Path(start_from), system, problem.train))
     problem = replace(
         problem,
-        earlier=problem.earlier
-        if start_from is None
-        else read_earlier(Path(start_from), system, problem.train),
         engines=with_gpu_shares(problem.engines, memory.gpu_shares),
         open_executor=executor_opener(settings, system, engines, used),
     )
-    problem = replace(
-        problem, outlook={**outlook(problem), "duplicates": [str(item) for item in equal]}
-    )
+    duplicates = [str(item) for item in equal]
+    problem = replace(problem, outlook={**outlook(problem), "duplicates": duplicates})
     config = describe(problem)
     new = UntrustedFolder(path).kind("config.json") is None
+    observers = Observers(listener, on_start, on_result)
     with report_full_disk(path):
         run = open_run(path, text, config)
         recorder = Recorder(run, listener=listener)
         if retry_failed:
-            _retry(problem, recorder, listener, on_result)
+            _retry(problem, recorder, observers)
         else:
-            _run(problem, recorder, listener, on_start, on_result, new=new)
+            _run(problem, recorder, observers, new=new)
     return read_result(path)
 
 
-def _run(
-    problem: Problem,
-    recorder: Recorder,
-    listener: Listener | None,
-    on_start: Callable[[Recorder], None] | None,
-    on_result: Callable[[Result], None] | None,
-    *,
-    new: bool,
-) -> None:
+@dataclass(frozen=True)
+class Observers:
+    """What a caller of `run_optimization` is told; see there."""
+
+    listener: Listener | None
+    on_start: Callable[[Recorder], None] | None
+    on_result: Callable[[Result], None] | None
+
+    def started(self, recorder: Recorder) -> None:
+        """Pass on the recorder of a run that starts."""
+        if self.on_start is not None:
+            self.on_start(recorder)
+
+    def listener_of(self, method: str) -> Listener | None:
+        """Return a listener for the events of a baseline."""
+        listener = self.listener
+        return listener and (lambda event: listener({**event, "method": method}))
+
+
+def _run(problem: Problem, recorder: Recorder, observers: Observers, *, new: bool) -> None:
     """Run the search and the baselines, and write the report; always close the recorder.
 
     A ``new`` run that fails before its first call is deleted, since it would be listed as started.
     """
     try:
-        if on_start is not None:
-            on_start(recorder)
-        if is_reported(recorder):
-            raise RunDirectoryError(
-                f"{recorder.run.path} holds a finished run",
-                hint=FRESH,
-            )
+        observers.started(recorder)
+        if recorder.state.done and recorder.state.reported:  # a kill may occur between the two
+            raise RunDirectoryError(f"{recorder.run.path} holds a finished run", hint=FRESH)
         with tracked(problem.settings.trackers, recorder) as tracking:
             if not recorder.state.done:
                 _search(problem, recorder, recorder)
                 for name in problem.baselines:
-                    _baseline(name, problem, recorder, tracking, listener, on_start)
+                    _baseline(name, problem, recorder, tracking, observers)
                 recorder.state.done = True
                 recorder.event("done")
-            report(recorder, on_result)
+            _report(recorder, observers)
     except CompoundError as error:
         if new and recorder.has_no_calls and not isinstance(error, Interrupted):
             recorder.discard()
@@ -237,61 +224,43 @@ def check_stored_folders(problem: Problem, recorder: Recorder) -> None:
                 )
 
 
-def report(recorder: Recorder, on_result: Callable[[Result], None] | None = None) -> None:
+def _report(recorder: Recorder, observers: Observers) -> None:
     """Write the report of a finished run, record that it exists, and pass the result on."""
     reports.write(recorder.run.path)
     recorder.state.reported = True
     recorder.save()
-    if on_result is not None:
-        on_result(read_result(recorder.run.path))
-
-
-def is_reported(recorder: Recorder) -> bool:
-    """Return whether a run is finished and has its report; a kill may occur between the two."""
-    return recorder.state.done and recorder.state.reported
+    if observers.on_result is not None:
+        observers.on_result(read_result(recorder.run.path))
 
 
 def _baseline(
-    name: str,
-    problem: Problem,
-    parent: Recorder,
-    tracking: Tracking,
-    listener: Listener | None,
-    on_start: Callable[[Recorder], None] | None,
+    name: str, problem: Problem, parent: Recorder, tracking: Tracking, observers: Observers
 ) -> None:
     """Run another method with the same budget; cached calls are shared but charged."""
-    other, recorder = _open_baseline(name, problem, parent, listener)
-    if on_start is not None:
-        on_start(recorder)
-    try:
+    other, recorder = _open_baseline(name, problem, parent, observers)
+    with closing(recorder):
+        observers.started(recorder)
         if not recorder.state.done:
             with tracked(problem.settings.trackers, recorder, tracking):
                 _search(other, recorder, parent)
                 recorder.state.done = True
                 recorder.event("done")
-    finally:
-        recorder.close()
 
 
 def _open_baseline(
-    name: str, problem: Problem, parent: Recorder, listener: Listener | None
+    name: str, problem: Problem, parent: Recorder, observers: Observers
 ) -> tuple[Problem, Recorder]:
     """Return the problem of a baseline, and the recorder of its run."""
     settings = problem.settings.model_copy(update={"method": name, "baselines": ()})
     other = replace(problem, settings=settings, baselines={}).with_method(problem.baselines[name])
     other = replace(other, outlook={**problem.outlook, **outlook(other)})
     run = open_run(parent.run.path / "baselines" / name, "", describe(other))
-    return other, Recorder(run, parent=parent, listener=_label_events(listener, name))
+    return other, Recorder(run, parent=parent, listener=observers.listener_of(name))
 
 
-def _retry(
-    problem: Problem,
-    recorder: Recorder,
-    listener: Listener | None,
-    on_result: Callable[[Result], None] | None,
-) -> None:
+def _retry(problem: Problem, recorder: Recorder, observers: Observers) -> None:
     """Rerun the failed test rows of a finished run and its baselines, and rewrite the report."""
-    try:
+    with closing(recorder):
         if not recorder.state.done:
             raise RunDirectoryError(
                 f"{recorder.run.path} is not finished: there are no rows to rerun",
@@ -302,21 +271,10 @@ def _retry(
             with resume_errors(recorder):
                 run_blocking(retry_rows(problem, recorder))
             for name in problem.baselines:
-                other, other_recorder = _open_baseline(name, problem, recorder, listener)
-                try:
-                    with tracked(trackers, other_recorder, tracking):
-                        run_blocking(retry_rows(other, other_recorder))
-                finally:
-                    other_recorder.close()
-            report(recorder, on_result)
-    finally:
-        recorder.close()
-
-
-def _label_events(listener: Listener | None, method: str) -> Listener | None:
-    if listener is None:
-        return None
-    return lambda event: listener({**event, "method": method})
+                other, other_recorder = _open_baseline(name, problem, recorder, observers)
+                with closing(other_recorder), tracked(trackers, other_recorder, tracking):
+                    run_blocking(retry_rows(other, other_recorder))
+            _report(recorder, observers)
 
 
 def make_problem(
@@ -331,15 +289,8 @@ def make_problem(
 ) -> Problem:
     """Read the data and resolve the method.
 
-    Args:
-        system: the system to optimize, bound to the initial configuration.
-        data: train, validation and test examples.
-        metric: the metric to maximize.
-        settings: method, budget, sizes, seed.
-        engines: engines by model name.
-        folder: folder searched first for code and files named in the settings.
-        valid_size: number of validation examples if the settings leave it open; default: by the
-            budget.
+    The arguments are those of `run_optimization`; ``valid_size`` is the number of validation
+    examples if the settings leave it open (default: by the budget).
 
     Raises:
         DataError: the train or the validation split is empty, a value does not match the type of
@@ -356,13 +307,11 @@ def make_problem(
     }
     splits: dict[str, Sequence[Example]] = {}
     for role, size in sizes.items():
-        there = data.has(role)
-        splits[role] = (
-            read_examples(data, role, system.inputs, limit=size, seed=settings.seed)
-            if there
-            else []
+        found = data.has(role) and read_examples(
+            data, role, system.inputs, limit=size, seed=settings.seed
         )
-        if not splits[role] and role != "test":
+        splits[role] = found or []
+        if not found and role != "test":
             raise DataError(
                 f"the {role} split is empty", hint="an optimization needs train and valid examples"
             )
@@ -377,23 +326,10 @@ def make_problem(
     for each in (method, *others.values()):  # reject impossible methods before anything is spent
         methods.check_trainable(each, system, Executor(engines).engine)
     engines = for_system(engines, system)
-    train, valid, test = (splits[role] for role in ("train", "valid", "test"))
     train, further = _further_examples(system, data, settings, splits)
     check_rows(metric, system.outputs, further)
-    given = Problem(
-        system,
-        train,
-        valid,
-        test,
-        metric,
-        settings,
-        method,
-        engines,
-        folder,
-        further=further,
-        baselines=others,
-    )
-    problem = given.with_method(method)
+    given = (system, train, splits["valid"], splits["test"], metric, settings, method, engines)
+    problem = Problem(*given, folder, further=further, baselines=others).with_method(method)
     check_decidable(problem)
     check_budget(problem)
     for checked in (problem, *(problem.with_method(other) for other in others.values())):

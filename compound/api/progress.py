@@ -144,11 +144,7 @@ def progress_display(
 
 
 class Lines:
-    """Prints one line per event; notices, such as waits for a rate limit, are thinned out.
-
-    Args:
-        clock: function that returns the time in seconds.
-    """
+    """Prints one line per event; notices, such as waits for a rate limit, are thinned out."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -182,17 +178,7 @@ def _in_notebook(limits: Mapping[str, Any], started: float) -> Iterator[Listener
 
 
 class NotebookCell:
-    """Display in a notebook, redrawn in place: the last events, the steps of the job, and the amounts spent.
-
-    Args:
-        limits: limits of the budget.
-        started: start of the run by the monotonic clock.
-        clock: function that returns the time in seconds.
-
-    Attributes:
-        redraw: shows the object again.
-        done: whether the run has ended.
-    """
+    """Display in a notebook, redrawn in place: the last events, the job's steps, and the amounts spent."""
 
     def __init__(
         self, limits: Mapping[str, Any], started: float, clock: Callable[[], float] = time.monotonic
@@ -246,13 +232,7 @@ def _live(limits: Mapping[str, Any], started: float) -> Iterator[Listener]:
 
 
 class Screen:
-    """Terminal display: scrolling events above a progress bar of the current job and the amounts spent.
-
-    Args:
-        live: live display of rich.
-        limits: limits of the budget.
-        started: start of the run by the monotonic clock.
-    """
+    """Terminal display: scrolling events above a progress bar of the current job and the amounts spent."""
 
     def __init__(self, live: Live, limits: Mapping[str, Any], started: float) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn

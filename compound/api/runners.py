@@ -37,12 +37,6 @@ def executor_opener(
 ) -> OpenExecutor:
     """Return a function that makes the executor of a run.
 
-    Args:
-        settings: the settings, with ``runner``.
-        system: the system, bound to any configuration.
-        engines: the engines of the run.
-        methods: the methods of the run; used only if there is a runner.
-
     Raises:
         MissingExtra: the library of the runner is not installed.
         DeclarationError: workers cannot rebuild the system, or run what a method does.
@@ -121,11 +115,7 @@ def source_of(engines: Engines | Callable[[str], Engine] | None) -> SystemFile:
 
 
 def check_components(system: System) -> None:
-    """Reject a system with components that workers cannot run.
-
-    Raises:
-        DeclarationError: it has an external agent, or an adapter in a folder of this machine.
-    """
+    """Reject a system with components that workers cannot run."""
     for name, component in system.components.items():
         if isinstance(component, ExternalAgent):
             raise DeclarationError(
@@ -142,11 +132,7 @@ def check_components(system: System) -> None:
 
 
 def check_method(method: Method, system: System) -> None:
-    """Reject a method that trains weights, whose trainer and sampler share this process.
-
-    Raises:
-        DeclarationError: it does.
-    """
+    """Reject a method that trains weights, whose trainer and sampler share this process."""
     for job in (*method.jobs, *([method.opening] if method.opening is not None else [])):
         trained = [key for key in job.keys if isinstance(system.parameters[key], Weights)]
         if trained:

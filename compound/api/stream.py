@@ -47,11 +47,8 @@ class CallEvent:
 
     def to_json(self) -> dict[str, object]:
         """Return the event as JSON types."""
-        found: dict[str, object] = {
-            "address": self.address,
-            "component": self.component,
-            "state": self.state,
-        }
+        names = ("address", "component", "state")
+        found: dict[str, object] = {name: getattr(self, name) for name in names}
         if self.state == "started":
             return found
         found |= {"usage": self.usage.to_json(), "seconds": round(self.seconds, 6)}
@@ -78,14 +75,8 @@ class TokenEvent:
 
     def to_json(self) -> dict[str, object]:
         """Return the event as JSON types."""
-        piece = self.piece
-        return {
-            "address": piece.address,
-            "component": piece.component,
-            "text": piece.text,
-            "attempt": piece.attempt,
-            "request": piece.request,
-        }
+        names = ("address", "component", "text", "attempt", "request")
+        return {name: getattr(self.piece, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,17 +227,8 @@ class EventQueue:
     def on_call(self, call: Call) -> None:
         """Queue the end of a call."""
         state: Literal["finished", "failed"] = "finished" if call.failure is None else "failed"
-        self._events.put_nowait(
-            CallEvent(
-                call.address,
-                call.component,
-                state,
-                call.outputs,
-                call.failure,
-                call.usage,
-                call.seconds,
-            )
-        )
+        result = (call.outputs, call.failure, call.usage, call.seconds)
+        self._events.put_nowait(CallEvent(call.address, call.component, state, *result))
 
     def end(self) -> None:
         """Queue the end of the events."""

@@ -397,10 +397,6 @@ def list_runs(folder: Path) -> list[dict[str, Any]]:
 def run_directories(folder: Path, levels: int = 4) -> list[Path]:
     """Return the run directories in a folder, and folders that cannot be inspected.
 
-    Args:
-        folder: the folder to search.
-        levels: maximum depth; a sweep has its runs in ``SYSTEM/METHOD/SEED``.
-
     Raises:
         RunDirectoryError: the folder cannot be read.
     """

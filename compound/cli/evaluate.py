@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from compound.core.errors import (
-    SpecError,
-    suggest_name,
-)
+from compound.core.errors import SpecError, suggest_name
 
 if TYPE_CHECKING:
     from compound.evaluation.dataset import Dataset, Split

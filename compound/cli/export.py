@@ -87,13 +87,7 @@ def export(
 
 
 def _beside(configuration: Path, sets: list[str] | None, trust: list[str] | None) -> Program:
-    """Load the system beside a configuration; both may come from someone else, so that no code is imported.
-
-    Raises:
-        ConfigurationError: the configuration is a folder.
-        ExportError: there is no system.
-        SpecError: the file cannot be used, or it names code.
-    """
+    """Load the system beside a configuration; both may be someone else's, so that no code is imported."""
     from compound.graph.configuration import load
 
     if configuration.is_dir():

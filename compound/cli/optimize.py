@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from compound.core.errors import (
-    SpecError,
-)
+from compound.core.errors import SpecError
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -69,7 +69,7 @@ def _calls_table(facts: Mapping[str, Any]) -> list[str]:
     rows += [[row["component"], row["per_run"], ", ".join(row["models"])] for row in facts["calls"]]
     total = facts["model_calls"]
     limit = "no limit is known" if total is None else f"at most {count(total)}"
-    return [*_left_aligned(rows), f"calls of models in all: {limit}"]
+    return [*align_columns(rows), f"calls of models in all: {limit}"]
 
 
 def _requests_table(facts: Mapping[str, Any]) -> list[str]:
@@ -78,15 +78,7 @@ def _requests_table(facts: Mapping[str, Any]) -> list[str]:
     for row in facts["requests"]:
         what = f"{row['method']}: {row['what']}" if several else row["what"]
         rows.append([what, _at_most(row["at_most"]), row["model"] or "none"])
-    return _left_aligned(rows) if len(rows) > 1 else []
-
-
-def _left_aligned(rows: list[list[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    return align_columns(rows) if len(rows) > 1 else []
 
 
 def _at_most(value: float | None) -> str:

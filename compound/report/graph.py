@@ -67,13 +67,9 @@ class _Box:
     width: float
     height: float = 0.0
 
-    @property
-    def left(self) -> tuple[float, float]:
-        return self.x - self.width / 2, self.y
-
-    @property
-    def right(self) -> tuple[float, float]:
-        return self.x + self.width / 2, self.y
+    def side(self, sign: int) -> tuple[float, float]:
+        """Return the middle of the left (-1) or the right (1) side."""
+        return self.x + sign * self.width / 2, self.y
 
 
 def graph_svg(drawing: GraphDocument) -> str:
@@ -138,29 +134,26 @@ def _ordered(
 ) -> dict[int, list[str]]:
     """Order each layer by the mean position of the neighbours, to reduce crossings."""
     order: dict[int, list[str]] = {i: [] for i in range(max(layer.values(), default=0) + 1)}
-    neighbours: dict[str, list[str]] = {}
+    links = nx.Graph()
     for name, i in layer.items():
         order[i].append(name)
+        links.add_node(name)
     for (source, _), chain in chains.items():
         for step, name in enumerate(chain[1:-1], layer[source] + 1):
             order[step].append(name)
-        for a, b in pairwise(chain):
-            neighbours.setdefault(a, []).append(b)
-            neighbours.setdefault(b, []).append(a)
+        nx.add_path(links, chain)
     for sweep in range(2 * SWEEPS):
         forth = sweep % 2 == 0
         for i in sorted(order, reverse=not forth):
             adjacent = order.get(i - 1 if forth else i + 1, [])
             place = {name: index - (len(adjacent) - 1) / 2 for index, name in enumerate(adjacent)}
-            order[i].sort(key=partial(_barycentre, neighbours, place))
+            order[i].sort(key=partial(_barycentre, links, place))
     return order
 
 
-def _barycentre(
-    neighbours: Mapping[str, Sequence[str]], place: Mapping[str, float], name: str
-) -> float:
+def _barycentre(links: nx.Graph[str], place: Mapping[str, float], name: str) -> float:
     """Return the mean position of the neighbours that have a place, 0 if none has."""
-    found = [place[n] for n in neighbours.get(name, []) if n in place]
+    found = [place[n] for n in links[name] if n in place]
     return sum(found) / len(found) if found else 0.0
 
 
@@ -197,7 +190,7 @@ def _node(name: str, kind: str, box: _Box) -> str:
     style = f"fill:{PALETTE[fill]};stroke:{PALETTE['muted']}{dashes}"
 
     def shape(shift: float) -> str:
-        x, y = box.left[0] + shift, box.y - box.height / 2 + shift
+        x, y = box.side(-1)[0] + shift, box.y - box.height / 2 + shift
         size = f'width="{box.width:.1f}" height="{box.height:.1f}" rx="{radius:.1f}"'
         return f'<rect x="{x:.1f}" y="{y:.1f}" {size} style="{style}"/>'
 
@@ -221,9 +214,9 @@ def _edge(
     step = min(
         9.0, 0.7 * TALL / len(arriving)
     )  # edges that arrive together are spread over the side
-    x, y = target.left
+    x, y = target.side(-1)
     end = (x, y + step * (arriving.index(chain) - (len(arriving) - 1) / 2))
-    points = [source.right, *(side for box in between for side in (box.left, box.right)), end]
+    points = [source.side(1), *(box.side(i) for box in between for i in (-1, 1)), end]
     path = f"M{points[0][0]:.1f} {points[0][1]:.1f}"
     for (x0, y0), (x1, y1) in pairwise(points):
         middle = (x0 + x1) / 2

@@ -55,13 +55,7 @@ def _verdict(gain: Mapping[str, Any] | None) -> str:
 
 
 def describe_change(result: Mapping[str, Any], split: str, verdict: str) -> str:
-    """Return the sentence on a change of the score, with the reason if it may be due to chance.
-
-    Args:
-        result: the scores ``before`` and ``after``, and their ``gain``.
-        split: the split of the scores, ``test`` or ``valid``.
-        verdict: the verdict on the gain.
-    """
+    """Return the sentence on a change of the score, with the reason if it may be due to chance."""
     gain, is_test = result["gain"], split == "test"
     verb, noun = {"better": ("rose", "gain"), "worse": ("fell", "loss")}.get(
         verdict, ("went", "change")

@@ -41,14 +41,7 @@ COUNTS = ("calls", "prompt_tokens", "completion_tokens", "cost", "unpriced")
 
 @dataclass(frozen=True)
 class Record:
-    """Contents of the directory of a finished or unfinished run.
-
-    Attributes:
-        folder: access to its files.
-        config: the configuration of the run.
-        state: the state at the last checkpoint.
-        events: all events recorded so far.
-    """
+    """Contents of the directory of a finished or unfinished run."""
 
     folder: UntrustedFolder
     config: Facts
@@ -197,12 +190,11 @@ class _Cost:
 
     def add(self, call: CallDocument) -> None:
         """Add one call; a call answered from the cache costs nothing."""
-        if call["reused"]:
-            self.reused += 1
-            return
-        self.executed += 1
-        self.seconds += call["seconds"]
-        self.usage += Usage.from_json(call["usage"])
+        self.reused += call["reused"]
+        if not call["reused"]:
+            self.executed += 1
+            self.seconds += call["seconds"]
+            self.usage += Usage.from_json(call["usage"])
 
     def to_json(self) -> Facts:
         own = attributes_of(self, "component", "executed", "reused", "seconds")

@@ -123,14 +123,13 @@ def reward_figures(facts: Mapping[str, Any] | None) -> list[Figure]:
     if not facts or "problem" in facts:
         return []
     heads = TypeAdapter(Overview).validate_python(facts).heads
-    names = [name for name in CAPTIONS if name != "drift"] if heads else []
+    names = [name for name in PLOTS if name != "drift"] if heads else []
     if any(len(head.history) > 1 for head in heads):
         names.append("drift")
     found: list[Figure] = []
     for name in names:
         instead = "" if found else "The figures are in report.html."
-        draw = partial(reward_svg, name, heads)
-        found.append(draw_figure(name, draw, caption=CAPTIONS[name], instead=instead))
+        found.append(draw_figure(name, partial(reward_svg, name, heads), instead=instead))
     missing = [figure for figure in found if figure.missing]
     return missing[:1] or found
 
@@ -287,23 +286,4 @@ PLOTS: Mapping[str, Callable[[Axes, HeadView], None]] = {
     "length": _length,
     "weights": _weights,
     "drift": _drift,
-}
-CAPTIONS = {
-    "calibration": (
-        "Calibration: predicted probability of the ranking of held-out pairs against the share "
-        "ranked correctly, in five groups of equal size. Below the dashed line, the reward is "
-        "overconfident."
-    ),
-    "margins": (
-        "Held-out margins: reward of the better output minus that of the worse one. The outermost "
-        "bars include all larger margins."
-    ),
-    "alignment": (
-        "Local against global rewards of the outputs in held-out pairs, each minus the mean of its "
-        "call, and their trend. Local rewards do not compare inputs, so only differences within a "
-        "call are meaningful."
-    ),
-    "length": "Local rewards of the same outputs by their length, value or label, with means.",
-    "weights": "Weights of the named features in the head.",
-    "drift": "Cross-validated accuracy each time the rewards were trained.",
 }

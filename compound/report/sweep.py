@@ -31,10 +31,9 @@ from compound.report.facts import SPENDING
 from compound.report.record import Facts, Record, items_of, to_strict_json, totals
 from compound.report.rendering import Columns, Table, escape, render_markdown, tabulate
 from compound.report.sections import SPENDING as SPENDING_COLUMNS
-from compound.report.sections import SUPPORTED
+from compound.report.sections import SUPPORTED, join_blocks
 from compound.report.text import align_columns, number
 from compound.report.training import method_training
-from compound.report.writing import join_blocks
 
 UNOPTIMIZED = "unoptimized"
 SPREAD_SEEDS = 3  # fewest seeds with a reported spread
@@ -77,15 +76,7 @@ def compare(
     budgets: Mapping[str, Mapping[str, float | None]],
     controls: Sequence[ControlRun] = (),
 ) -> Facts:
-    """Return all values of the page, as JSON types.
-
-    Args:
-        planned: for each run its file, method, seed, directory in the folder, status, and the
-        reason for it.
-        folder: the sweep's directory.
-        budgets: the limits of each run of a file.
-        controls: the controls evaluated so far.
-    """
+    """Return all values of the page, as JSON types."""
     runs = [_Run(row, folder) for row in planned]
     files, methods, seeds = (
         list(dict.fromkeys(row[name] for row in planned)) for name in ("file", "method", "seed")

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compound.report.figures import (
-    PALETTE,
-    WIDE,
-    clip_name,
-    figure_to_svg,
-    use_integer_ticks,
-)
+from compound.report.figures import PALETTE, WIDE, clip_name, figure_to_svg, use_integer_ticks
 from compound.report.record import Facts
 from compound.report.training import Step, by_component, get_number
 
@@ -28,7 +23,6 @@ COLORS = ("accent", "other1", "other3", "other2", "good")
 Dashes = str | tuple[float, tuple[float, ...]]  # a matplotlib line style
 DASHES: tuple[Dashes, ...] = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)))  # of components of one colour
 THRESHOLD: tuple[str, Dashes] = (PALETTE["good"], (0, (3, 1.5)))
-TURN = 4.0  # dash length of coinciding lines, in line widths
 FEW = 4  # up to this number of lines per panel, draw single steps as well as moving means
 
 Points = list[tuple[float, float]]
@@ -36,23 +30,14 @@ Points = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Panel:
-    """One small plot.
+    """One small plot."""
 
-    Attributes:
-        title: the quantity and its unit.
-        facts: names of the numbers to draw; the second one is dashed.
-        by_component: whether to draw separate lines for each component.
-        low, high: limits of the axis; ``None`` follows the data.
-        moving: whether to hide the panel if all values are zero, because the method does not use
-        the number.
-    """
-
-    title: str
-    facts: tuple[str, ...]
+    title: str  # the quantity and its unit
+    facts: tuple[str, ...]  # names of the numbers to draw; the second one is dashed
     by_component: bool = True
-    low: float | None = 0.0
+    low: float | None = 0.0  # limits of the axis; ``None`` follows the data
     high: float | None = None
-    moving: bool = False
+    moving: bool = False  # hidden if all values are zero: the method does not use the number
 
 
 REWARD = Panel("Mean reward of rollouts", ("reward", "threshold"), by_component=False, low=None)
@@ -71,23 +56,8 @@ PANELS = (
 )
 
 
-@dataclass(frozen=True)
-class TrainingLine:
-    """A line of a panel: a number of one job, for one component or for all."""
-
-    points: Points
-    steps: int
-    color: str
-    dashes: Dashes
-    second: bool
-
-
 def training_svg(jobs: Sequence[Facts], name: str = "training") -> str:
     """Return the SVG of the training curves of a method's consecutive jobs.
-
-    Args:
-        jobs: the jobs, from `compound.report.training.method_training`.
-        name: the prefix of the ids in the SVG; must be unique on a page.
 
     Raises:
         MissingExtra: matplotlib is not installed.
@@ -171,17 +141,6 @@ def _starts(jobs: Sequence[Facts]) -> list[int]:
     return starts
 
 
-def _lines(panel: Panel, jobs: Sequence[Facts], names: Sequence[str]) -> Iterator[TrainingLine]:
-    for start, job in zip(_starts(jobs), jobs, strict=False):
-        for component in names if panel.by_component else [None]:
-            color, dashes = _look(names, component)
-            for place, fact in enumerate(panel.facts):
-                found = [(start + at, y) for at, y in curve(job["steps"], fact, component)]
-                look = DASHES[1] if place else dashes
-                if found:
-                    yield TrainingLine(found, len(job["steps"]), color, look, second=place > 0)
-
-
 def _look(names: Sequence[str], component: str | None) -> tuple[str, Dashes]:
     if component is None:
         return PALETTE["ink"], "-"
@@ -191,20 +150,27 @@ def _look(names: Sequence[str], component: str | None) -> tuple[str, Dashes]:
 
 def _draw(axes: Axes, panel: Panel, jobs: Sequence[Facts], names: Sequence[str]) -> None:
     """Draw moving means, single steps if there are few lines, and thresholds."""
-    lines = dash_coincident(list(_lines(panel, jobs, names)))
-    some = len({(each.color, each.dashes) for each in lines}) <= FEW
-    for found in lines:
-        xs, ys = zip(*found.points, strict=True)
-        if panel is REWARD and found.second:
-            color, dashes = THRESHOLD
-            axes.plot(xs, ys, color=color, linestyle=dashes, linewidth=1.3, drawstyle="steps-mid")
-            continue
-        half = round(SMOOTH * found.steps) // 2
-        if half and some:
-            axes.plot(xs, ys, color=found.color, linewidth=0.7, alpha=0.3)
-        look: dict[str, Any] = {"marker": "o", "markersize": 3.5} if len(xs) == 1 else {}
-        means = [y for _, y in moving_mean(found.points, half)]
-        axes.plot(xs, means, color=found.color, linestyle=found.dashes, linewidth=1.7, **look)
+    components = names if panel.by_component else [None]
+    few = len(components) * len(panel.facts) <= FEW
+    for start, job in zip(_starts(jobs), jobs, strict=False):
+        half = round(SMOOTH * len(job["steps"])) // 2
+        for component, fact in product(components, panel.facts):
+            points = [(start + at, y) for at, y in curve(job["steps"], fact, component)]
+            if not points:
+                continue
+            xs, ys = [x for x, _ in points], [y for _, y in points]
+            color, dashes = _look(names, component)
+            if fact == "threshold":
+                look: dict[str, Any] = {"drawstyle": "steps-mid", "linewidth": 1.3}
+                color, dashes = THRESHOLD
+            else:
+                if half and few:
+                    axes.plot(xs, ys, color=color, linewidth=0.7, alpha=0.3)
+                ys = [y for _, y in moving_mean(points, half)]
+                dashes = DASHES[1] if fact != panel.facts[0] else dashes
+                look = {"marker": "o", "markersize": 3.5} if len(xs) == 1 else {}
+                look["linewidth"] = 1.7
+            axes.plot(xs, ys, color=color, linestyle=dashes, **look)
     axes.set_title(panel.title, pad=18 if len(jobs) > 1 else 6)  # above the numbers of the jobs
     end = _starts(jobs)[-1] - 1
     axes.set_xlim(1 - max(0.5, 0.02 * end), end + max(0.5, 0.02 * end))
@@ -213,20 +179,6 @@ def _draw(axes: Axes, panel: Panel, jobs: Sequence[Facts], names: Sequence[str])
         drawn = (float(np.max(each.get_ydata())) for each in axes.get_lines())
         top = panel.high or 1.08 * (max(drawn, default=0.0) or 1.0)
         axes.set_ylim(panel.low - 0.03 * (panel.high or 0), top * 1.03)
-
-
-def dash_coincident(lines: Sequence[TrainingLine]) -> list[TrainingLine]:
-    """Return the lines, with alternating dashes for those that coincide."""
-    groups: dict[tuple[tuple[float, float], ...], list[TrainingLine]] = {}
-    for found in lines:
-        groups.setdefault(tuple(found.points), []).append(found)
-    return [
-        each
-        if len(group) == 1
-        else replace(each, dashes=(place * TURN, (TURN, TURN * (len(group) - 1))))
-        for group in groups.values()
-        for place, each in enumerate(group)
-    ]
 
 
 def _separate(axes: Axes, jobs: Sequence[Facts], wide: float, *, named: bool) -> None:

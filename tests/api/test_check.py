@@ -23,16 +23,6 @@ BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.yaml"))
 TRAINED = ["ppo", "mappo", "mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "prompt_r1", "mygo"]
 
 
-@pytest.fixture
-def game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a system and its data, which is the working directory."""
-    shutil.copytree(Path(__file__).parents[1] / "files" / "game", tmp_path, dirs_exist_ok=True)
-    rows = [{"id": str(i), "x": i % 9, "target": 2.0 * (i % 9)} for i in range(120)]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def trained() -> cp.System:
     answerer = cp.LLM("answerer", prompt="Answer.", weights=cp.LoRA(rank=4))
     return cp.System(

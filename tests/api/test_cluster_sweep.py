@@ -6,7 +6,6 @@ import asyncio
 import json
 import platform
 import re
-import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -28,16 +27,6 @@ from run_files import lock_no_folders
 GAME = Path(__file__).parents[1] / "files" / "game"
 SETS = [("optimize.budget.system_runs", "120")]
 RUNNER = ("optimize.runner", "{ray: {workers: 2, max_restarts: 2}}")
-
-
-@pytest.fixture
-def game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a system and its data, which is the working directory."""
-    shutil.copytree(GAME, tmp_path, dirs_exist_ok=True)
-    rows = [{"id": str(i), "x": i % 9, "target": 2.0 * (i % 9)} for i in range(120)]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def run(
@@ -134,15 +123,6 @@ def test_a_machine_that_does_not_share_the_folder_is_refused(
     assert "in a folder that all machines of the cluster share" in caught.value.hint
     assert (tasks.started, tasks.closed) == (0, True)
     assert not Path("out/game").exists()
-
-
-def test_a_machine_without_the_code_is_refused(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tasks = ThreadTasks(
-        lambda text: text.replace(f"{game}/game.yaml", f"{game}/elsewhere/game.yaml")
-    )
-    with pytest.raises(WorkerMismatch, match="machine first cannot be used: .*no module 'game'"):
-        run(monkeypatch, tasks)
-    assert tasks.started == 0
 
 
 def test_a_machine_with_other_code_is_refused(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,18 +232,6 @@ def test_the_reason_of_a_failed_run_includes_the_hint(
     for tasks, folder in ((None, "here"), (ThreadTasks(), "there")):
         facts = run(monkeypatch, tasks, folder, **how)
         assert facts["runs"][0]["reason"] == "no candidates; add some"
-
-
-def test_a_failing_run_ends_no_other(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any) -> Any:
-        raise ZeroDivisionError("oops")
-
-    monkeypatch.setattr("compound.optimizers.baselines.random.RandomSearch.propose", broken)
-    said = list[str]()
-    facts = run(monkeypatch, ThreadTasks(), seeds=(0,), log=said.append)
-    assert statuses(facts) == ["failed", "finished"]
-    assert any("random, seed 0 failed: " in line and "oops" in line for line in said)
-    assert "oops" in Path("out/sweep.md").read_text()
 
 
 def test_tasks_that_are_lost_too_often_fail_their_run(

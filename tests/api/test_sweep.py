@@ -26,16 +26,13 @@ SETS = [("optimize.budget.system_runs", "120"), ("optimize.optimas.backbone.mode
 
 
 @pytest.fixture
-def game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with two systems and their data, which is the working directory."""
-    shutil.copytree(GAME, tmp_path, dirs_exist_ok=True)
-    rows = [{"id": str(i), "x": i % 9, "target": 2.0 * (i % 9)} for i in range(120)]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (tmp_path / "bad.jsonl").write_text("\n".join(json.dumps({**row, "x": -1}) for row in rows))
-    text = (tmp_path / "game.yaml").read_text()
-    (tmp_path / "broken.yaml").write_text(text.replace("rows.jsonl", "bad.jsonl"))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def broken(game: Path) -> Path:
+    """A further system beside the game, whose rows its code refuses."""
+    rows = [json.loads(line) for line in (game / "rows.jsonl").read_text().splitlines()]
+    (game / "bad.jsonl").write_text("\n".join(json.dumps({**row, "x": -1}) for row in rows))
+    text = (game / "game.yaml").read_text()
+    (game / "broken.yaml").write_text(text.replace("rows.jsonl", "bad.jsonl"))
+    return game
 
 
 def run(
@@ -312,7 +309,7 @@ def test_more_seeds_and_methods_are_added_to_what_is_there(game: Path) -> None:
 # --- failures and refusals -----------------------------------------------------------------------------
 
 
-def test_a_failing_file_is_reported_and_the_others_go_on(game: Path) -> None:
+def test_a_failing_file_is_reported_and_the_others_go_on(broken: Path, game: Path) -> None:
     facts = run("random", (0, 1), "broken.yaml", "game.yaml")
     statuses = [(r["file"], r["status"]) for r in facts["runs"]]
     assert statuses == [("broken", "failed"), ("game", "finished")] * 2
@@ -332,7 +329,7 @@ def test_a_failing_file_is_reported_and_the_others_go_on(game: Path) -> None:
     assert [r["status"] for r in repaired["runs"]] == ["finished"] * 4
 
 
-def test_data_that_is_gone_fails_its_own_runs_alone(game: Path) -> None:
+def test_data_that_is_gone_fails_its_own_runs_alone(broken: Path, game: Path) -> None:
     (game / "bad.jsonl").unlink()
     facts = run("random", (0,), "broken.yaml", "game.yaml")
     assert [r["status"] for r in facts["runs"]] == ["failed", "finished"]

@@ -28,16 +28,6 @@ ROOT = Path(__file__).parents[2]
 GAME = Path(__file__).parents[1] / "files" / "game"
 
 
-@pytest.fixture
-def game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a system and its data, which is the working directory."""
-    shutil.copytree(GAME, tmp_path, dirs_exist_ok=True)
-    rows = [{"id": str(i), "x": i % 9, "target": 2.0 * (i % 9)} for i in range(120)]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def command(*arguments: str, **environment: str) -> list[Any]:
     """Return what `subprocess` needs to run a command for real."""
     code = "from compound.cli import main; main()"
@@ -620,20 +610,6 @@ def test_a_working_directory_that_is_gone_is_named(
     ran = cli("run", str(game / "game.yaml"), "x=1", "--config", "best.json")
     assert ran.code == 2
     assert "defect" not in ran.err
-
-
-def test_an_error_of_the_system_that_names_no_file_is_told_as_one(
-    game: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: Any, **__: Any) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr("compound.report.graph.draw", broken)
-    ran = cli("export", "game.yaml", "--to", "text")
-    assert ran.code == 2
-    assert ran.err.startswith(
-        "error: a file or the output cannot be used: Input/output error\nhint: the disk"
-    )
 
 
 def test_a_style_file_in_the_working_directory_does_not_style_figures(game: Path, cli: Any) -> None:

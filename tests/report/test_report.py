@@ -7,7 +7,6 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from compound.report.sections import changed_settings
 from compound.report.text import escape_invisible, line_diff, word_diff
 from compound.testing import ScriptedLM
 from optimas_settings import proposals
+from report_pages import Page
 from run_files import without_checksums
 
 HOSTILE = (
@@ -149,39 +149,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
         "hostile": make(folder / "hostile", helped_by_prompt, prompt=HOSTILE),
         "perfect": make(folder / "perfect", always_right),
     }
-
-
-class Page(HTMLParser):
-    """Checks that tags are balanced and nothing is loaded; collects tags and text."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.text = ""
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        for name, value in attrs:
-            assert not name.startswith("on")
-            assert name not in ("src", "srcset", "action", "data")
-            assert not name.endswith("href") or (value or "").startswith("#")
-            assert not re.search(r"url\((?!#)", value or "")
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        self.handle_endtag(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += "" if "style" in self.open else data
 
 
 def page(path: Path) -> Page:

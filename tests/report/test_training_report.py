@@ -9,7 +9,6 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +24,7 @@ from compound.report.figures import PALETTE
 from compound.report.sweep import SweepRun, compare, sweep_page
 from compound.report.training import export, records, training_facts
 from compound.report.training_curves import PANELS, caption, panels_with_data, training_svg
+from report_pages import Page
 
 TINY = Path(__file__).parents[2] / "docs" / "notebooks" / "tiny_run"
 SEED = 3
@@ -458,29 +458,6 @@ class TestFigure:
 
 
 # --- the section --------------------------------------------------------------------------------------------
-
-
-class Page(HTMLParser):
-    """Collects ids and text, and checks that tags are balanced."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.ids: list[str] = []
-        self.text = ""
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.ids += [value or "" for name, value in attrs if name == "id"]
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += "" if "style" in self.open else data
 
 
 def section(path: Path) -> str:

@@ -122,13 +122,7 @@ def prompt_of(messages: list[ChatMessage]) -> str:
 
 
 def chat_routes(service: Service, system: System, created: int) -> list[ServedRoute]:
-    """Return the routes of the chat; a system without one has them too, to answer why.
-
-    Args:
-        service: runs the system.
-        system: the system, whose name is the name of the model.
-        created: when the server started, in seconds since the epoch.
-    """
+    """Return the routes of the chat; a system without one has them too, to answer why."""
     problem = chat_problem(system)
 
     def check_chat() -> None:

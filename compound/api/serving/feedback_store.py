@@ -29,7 +29,6 @@ from compound.execution.trace import Trace, to_json
 from compound.graph.configuration import digest
 
 LOG = logging.getLogger("compound.api.serving")
-BLOCK = 2**16
 
 
 class StoreError(CompoundError):
@@ -47,11 +46,6 @@ class _Line:
 
 class FeedbackStore:
     """A feedback folder opened for writing, by one server at a time.
-
-    Args:
-        path: the folder; created if missing.
-        on_lost: called with the number of runs that could not be written.
-        most: maximum bytes of the folder.
 
     Raises:
         CompoundError: the folder cannot be written, or another server writes to it.
@@ -187,19 +181,11 @@ def _finish(lines: list[_Line], error: Exception | None) -> None:
 def _remove_partial_line(folder: UntrustedFolder, name: str) -> None:
     """Remove a last line that a crash left incomplete."""
     size = folder.size(name)
-    if not size:
-        return
-    keep = 0
-    with folder.reader(name) as file:
-        at = size
-        while at and not keep:
-            start = max(0, at - BLOCK)
-            file.seek(start)
-            found = file.read(at - start).rfind(b"\n")
-            keep = start + found + 1 if found >= 0 else 0
-            at = start
-    if keep < size:
-        folder.truncate(name, keep)
+    if size:
+        with folder.reader(name) as file:
+            whole = sum(len(line) for line in file if line.endswith(b"\n"))
+        if whole < size:
+            folder.truncate(name, whole)
 
 
 def _known_runs(folder: UntrustedFolder) -> dict[str, str]:

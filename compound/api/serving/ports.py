@@ -78,15 +78,7 @@ def documented(kind: object) -> Any:  # noqa: ANN401 - any annotation
 
 @dataclass(frozen=True)
 class Interface:
-    """The bodies of requests and answers of a system.
-
-    Attributes:
-        system: the system.
-        run: a request for a run, ``{"inputs": {…}, "seed": …}``.
-        batch: a request for several runs.
-        answer: the answer of a run.
-        answers: the answer of a batch.
-    """
+    """The bodies of requests and answers of a system."""
 
     system: System
     run: type[BaseModel]
@@ -96,12 +88,7 @@ class Interface:
 
     @staticmethod
     def of(system: System, batch: int) -> Interface:
-        """Return the interface of a system.
-
-        Args:
-            system: the system.
-            batch: the maximum number of runs in a batch.
-        """
+        """Return the interface of a system."""
         inputs = port_model("Inputs", system.inputs)
         outputs = port_model(
             "Outputs", {name: source.type for name, source in system.outputs.items()}
@@ -222,24 +209,13 @@ STATUSES = {
 
 @dataclass(frozen=True)
 class ServedRoute:
-    """A route and its description.
-
-    Attributes:
-        path: the path.
-        handler: answers a request.
-        summary: what it does; ``""`` leaves it out of the description.
-        body: the model of the body.
-        answer: the model of a success; ``None`` for any object, or a text of another media type.
-        media: the media type of a success.
-        status: the status of a success.
-        description: more about it.
-    """
+    """A route and its description."""
 
     path: str
     handler: Callable[[Request], Awaitable[Response]]
-    summary: str = ""
+    summary: str = ""  # without one, the route is not described
     body: type[BaseModel] | None = None
-    answer: type[BaseModel] | None = None
+    answer: type[BaseModel] | None = None  # any object, or a text of another media type
     media: str = "application/json"
     status: str = "200"
     description: str = ""
@@ -251,13 +227,7 @@ class ServedRoute:
 
 
 def openapi(system: System, routes: list[ServedRoute], *, keyed: bool) -> dict[str, object]:
-    """Return the description of a server as JSON types.
-
-    Args:
-        system: the system.
-        routes: the routes.
-        keyed: whether requests need a bearer key.
-    """
+    """Return the description of a server as JSON types."""
     models: set[type[BaseModel]] = {
         model for route in routes for model in (route.body, route.answer) if model is not None
     }

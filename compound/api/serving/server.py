@@ -76,11 +76,7 @@ def uvicorn_config(built: Built, settings: ServerSettings) -> uvicorn.Config:
 
 
 def _listen(settings: ServerSettings) -> socket.socket:
-    """Open the socket, before uvicorn, which would exit without an explanation.
-
-    Raises:
-        CompoundError: the address cannot be used.
-    """
+    """Open the socket, before uvicorn, which would exit without an explanation."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     # asyncio disables Nagle's algorithm only if TCP is named
     found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -99,11 +95,7 @@ def _listen(settings: ServerSettings) -> socket.socket:
 
 
 class DrainingServer(uvicorn.Server):
-    """A uvicorn server that reports that it drains before it closes its socket, and exits with 0.
-
-    Attributes:
-        failure: the error that prevented the start.
-    """
+    """A uvicorn server that reports that it drains before it closes its socket, and exits with 0."""
 
     def __init__(self, config: uvicorn.Config, built: Built, name: str) -> None:
         super().__init__(config)

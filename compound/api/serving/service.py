@@ -37,11 +37,7 @@ PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics:
-    """Prometheus metrics of a server.
-
-    Attributes:
-        paths: paths that requests are counted by.
-    """
+    """Prometheus metrics of a server."""
 
     def __init__(self) -> None:
         self.paths: frozenset[str] = frozenset()
@@ -118,11 +114,6 @@ def public_failure(call: Call | None, failure: Failure, system: System) -> Failu
 
     The text of an exception, or of a value that has another type than declared, may hold anything
     that a function works with.
-
-    Args:
-        call: the failed call; ``None`` if the run failed without one.
-        failure: its failure.
-        system: the system that ran.
     """
     component = system.components.get(call.component) if call is not None else None
     if isinstance(component, Operation) and "lm" in component.settings:
@@ -155,20 +146,7 @@ class ClientGone(Exception):
 
 
 class Service:
-    """Runs of a system for requests.
-
-    Args:
-        deployments: the system in use.
-        find: finds the engine of a model.
-        settings: the limits.
-        metrics: counts runs.
-        store: records runs; ``None`` records nothing.
-
-    Attributes:
-        draining: whether the server is about to stop.
-        running: number of runs that execute.
-        waiting: number of runs that wait for a place.
-    """
+    """Runs of a system for requests."""
 
     def __init__(
         self,
@@ -253,13 +231,7 @@ class Service:
     async def run(
         self, ticket: Ticket, inputs: Mapping[str, object], *, queued: bool = True
     ) -> Trace:
-        """Run the system once.
-
-        Args:
-            ticket: the identity of the run.
-            inputs: a value for each input.
-            queued: whether the run is rejected if the queue is full; the runs of an admitted batch
-                are not.
+        """Run the system once; a run that is not ``queued`` waits even if the queue is full.
 
         Raises:
             Problem: the server is overloaded, the run failed, or it took too long.
@@ -370,11 +342,7 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def _admitted(self, queued: bool) -> AsyncIterator[None]:
-        """Wait for a place.
-
-        Raises:
-            Problem: too many runs wait.
-        """
+        """Wait for a place."""
         if queued:
             self.check_queue()
         self.waiting += 1

@@ -122,13 +122,7 @@ Signature = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Deployment:
-    """A bound system.
-
-    Attributes:
-        system: the system.
-        digest: the digest of its configuration.
-        since: when it was loaded, in seconds since the epoch.
-    """
+    """A bound system."""
 
     system: System
     digest: str
@@ -143,17 +137,6 @@ class Deployment:
 class Deployments:
     """The current deployment, and the file that the next one is read from.
 
-    Args:
-        system: the system, bound to the values of parameters that the file does not contain.
-        config: the configuration file; ``None`` serves the system as it is.
-        on_reload: called after each attempt with whether it succeeded.
-
-    Attributes:
-        current: the deployment in use.
-        problem: why the last file was rejected, or ``""``.
-        prepare: called with a system bound to a new file before it is used; an error rejects the
-            file.
-
     Raises:
         ConfigurationError: the file cannot be used.
     """
@@ -167,7 +150,8 @@ class Deployments:
         self._base, self._config, self._on_reload = system, config, on_reload
         self._seen = self._signature()
         self.current = self._load()
-        self.problem = ""
+        self.problem = ""  # why the last file was rejected
+        # called with the system of a new file; an error rejects the file
         self.prepare: Callable[[System], Awaitable[object]] | None = None
         self._reloading = (
             asyncio.Lock()

@@ -42,23 +42,14 @@ Watch = Callable[[Mapping[str, Any]], AbstractContextManager[Listener]]
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a sweep.
-
-    Attributes:
-        file: name of the system's file, without folder and suffix.
-        method: name of the method.
-        seed: seed of the random streams.
-        path: the run directory.
-        program: the program of the file; its method and seed are replaced by those above.
-        inapplicable: why the method is not applicable to the system, or ``""``.
-    """
+    """One run of a sweep."""
 
     file: str
     method: str
     seed: int
     path: Path
     program: Program = field(repr=False, compare=False)
-    inapplicable: str = ""
+    inapplicable: str = ""  # why the method is not applicable to the system
 
     @property
     def settings(self) -> OptimizeSettings:
@@ -99,13 +90,7 @@ class PlannedRun:
         return replace(self, program=replace(self.program, optimize=optimize))
 
     def execute(self, folder: Path, watch: Watch, stopper: Stopper) -> None:
-        """Execute or resume the run.
-
-        Args:
-            folder: the sweep's directory; a file named ``STOP`` in it stops the run after the
-                current step.
-            watch: returns a context manager of a listener for the run's events, given its limits.
-            stopper: stops the run from outside.
+        """Execute or resume the run; a file ``STOP`` in the sweep's folder stops it after its step.
 
         Raises:
             Interrupted: the run was stopped.
@@ -173,13 +158,7 @@ class SweepFile(WorkerMessage):
 
 
 class MachineCheck(WorkerMessage):
-    """Check that a machine has the sweep's directory, its code, and the data of its components.
-
-    Attributes:
-        folder: absolute path of the sweep's directory.
-        token: content of the file `TOKEN` in it.
-        files: the files of the sweep.
-    """
+    """Check that a machine has the sweep's directory, its code, and the data of its components."""
 
     folder: str
     token: str
@@ -187,21 +166,13 @@ class MachineCheck(WorkerMessage):
 
 
 class RunTask(WorkerMessage):
-    """Execute a run, after the check of its machine.
-
-    Attributes:
-        check: the check, with the run's file only.
-        method: name of the method.
-        seed: seed of the random streams.
-        path: absolute path of the run directory.
-        description: what `describe` returns on the driver; None if the data cannot be read there.
-    """
+    """Execute a run, after the check of its machine."""
 
     check: MachineCheck
     method: str
     seed: int
     path: str
-    description: Document | None
+    description: Document | None  # from the driver, unless it cannot read the data
 
 
 class TaskResult(WorkerMessage):
@@ -266,11 +237,7 @@ def _naming_machine() -> Iterator[None]:
 
 
 def _rebuild(check: MachineCheck) -> list[Program]:
-    """Return the programs of a check.
-
-    Raises:
-        CompoundError: the machine does not share the sweep's directory, or has other code or data.
-    """
+    """Return the programs of a check."""
     place = UntrustedFolder(Path(check.folder))
     if place.kind(TOKEN) is None or place.read(TOKEN).decode() != check.token:
         raise RunDirectoryError(
@@ -285,11 +252,7 @@ def _rebuild(check: MachineCheck) -> list[Program]:
 
 
 def _check_description(run: PlannedRun, expected: Mapping[str, Any] | None) -> None:
-    """Reject data, engines or settings that are not those of the driver.
-
-    Raises:
-        WorkerMismatch: they are not.
-    """
+    """Reject data, engines or settings that are not those of the driver."""
     found = described(run)
     if found is None:
         return  # the run reports what is wrong with its data
@@ -338,18 +301,7 @@ def open_tasks(settings: RaySettings) -> Tasks:
 
 
 class ClusterRuns:
-    """Executes runs as tasks.
-
-    Args:
-        runs: the runs; their examples run in the process of their task.
-        folder: the sweep's directory, which all machines share.
-        settings: ``workers`` is the number of tasks at a time (default: one per machine), and
-            ``max_restarts`` the number of lost tasks that are sent again.
-        tasks: runs the tasks.
-        report: called when a run ends, with the reason if it has failed.
-        log: receives one-line messages about the start and end of each run.
-        stopper: stops the runs from outside.
-    """
+    """Executes runs as tasks: ``settings.workers`` at a time, by default one per machine."""
 
     def __init__(
         self,

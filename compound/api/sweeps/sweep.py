@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,11 +53,7 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class DeclaredProgram(Program):
-    """A system that is declared in Python, with its data, metric and settings.
-
-    Attributes:
-        find: returns the engine of a model.
-    """
+    """A system that is declared in Python, with its data, metric and settings."""
 
     find: Callable[[str], Engine] = find_engine
 
@@ -83,9 +80,8 @@ def plan(
                 f"a sweep needs at least one {what}, and no duplicates, "
                 f"but got {', '.join(map(str, given)) or 'none'}"
             )
-    names = {
-        method: re.sub(r"[^\w.-]", "-", method) for method in methods
-    }  # user-defined ones have a colon
+    # user-defined methods have a colon
+    names = {method: re.sub(r"[^\w.-]", "-", method) for method in methods}
     runs = [
         PlannedRun(file, method, seed, folder / file / names[method] / str(seed), program, reason)
         for seed in seeds
@@ -110,23 +106,10 @@ def sweep(
 ) -> Facts:
     """Execute unfinished runs, and write ``sweep.md`` and ``sweep.json`` after every run.
 
-    The controls of a file and seed (`compound.api.sweeps.controls`) follow its runs.
-
-    Args:
-        runs: the runs returned by `plan`.
-        folder: the sweep's directory; a file named ``STOP`` in it ends the sweep after the current
-            step.
-        watch: returns a context manager of a listener for one run's events, given its limits.
-        log: receives one-line messages about the start and end of each run.
-        stopper: stops the sweep from outside.
-        controls: whether to evaluate a constant answer and one direct call of the model on the test
-            examples.
-        cluster: whether each run is a task of the cluster that ``optimize.runner`` of its file
-            names, several at a time, instead of running in this process one after the other.
-            ``watch`` is not used.
-
-    Returns:
-        The content of ``sweep.json``.
+    The controls of a file and seed (`compound.api.sweeps.controls`) follow its runs. A file named
+    ``STOP`` in the folder ends the sweep after the current step. On a ``cluster``, which
+    ``optimize.runner`` of the files names, each run is a task, several run at a time, and ``watch``
+    is not used.
 
     Raises:
         Interrupted: the sweep was asked to stop; the same call resumes it.
@@ -141,7 +124,7 @@ def sweep(
     lock = Lock(UntrustedFolder(folder))  # of two sweeps, each would overwrite the other's table
     try:
         stopper = stopper or Stopper()
-        table = _Table(runs, folder, lock, _plan_controls(runs, folder) if controls else [])
+        table = _Table(runs, folder, lock, controls)
         table.write()
         if not cluster:
             return _execute_here(
@@ -151,7 +134,7 @@ def sweep(
         on_cluster = ClusterRuns(runs, folder, settings, tasks, table.report, log, stopper)
         saved = f"stopped; progress is saved in {folder}; run the same command to resume"
         run_blocking(on_cluster.execute(), interrupted=saved)
-        for control in table.applicable_controls():
+        for control in chain.from_iterable(map(table.controls_after, runs)):
             _stop_if_requested(stopper, folder)
             table.evaluate(control, log)
         _stop_if_requested(stopper, folder)
@@ -196,7 +179,7 @@ class _Table:
     runs: Sequence[PlannedRun]
     folder: Path
     lock: Lock
-    controls: Sequence[Control]
+    has_controls: bool
     failed: dict[PlannedRun, str] = field(default_factory=dict)
     evaluated: list[ControlRun] = field(default_factory=list)
 
@@ -212,19 +195,12 @@ class _Table:
         self.evaluated.append(control.run())
         return self.write()
 
-    def applicable_controls(self) -> list[Control]:
-        """Return the controls in the order of their files and seeds."""
-        return [control for run in self.runs for control in self.controls_after(run)]
-
     def controls_after(self, run: PlannedRun) -> list[Control]:
         """Return the controls of a run's file and seed if it is the last run of them."""
         same = [other for other in self.runs if (other.file, other.seed) == (run.file, run.seed)]
-        if same[-1] is not run or all(other.inapplicable for other in same):
-            return []
-        key = (run.file, run.seed)
-        return [
-            control for control in self.controls if (control.file, control.settings.seed) == key
-        ]
+        is_last = same[-1] is run and not all(other.inapplicable for other in same)
+        names = (CONSTANT, DIRECT) if self.has_controls and is_last else ()
+        return [Control(name, run.program, run.settings, self.folder) for name in names]
 
     def write(self) -> Facts:
         """Write the table, and return its facts.
@@ -240,16 +216,6 @@ class _Table:
         write_atomically(self.folder / "sweep.json", text + "\n")
         write_atomically(self.folder / "sweep.md", sweep_page(facts))
         return facts
-
-
-def _plan_controls(runs: Sequence[PlannedRun], folder: Path) -> list[Control]:
-    """Return the controls of each file and seed."""
-    first = {(run.file, run.seed): run for run in reversed(runs)}
-    return [
-        Control(name, run.program, run.settings, folder)
-        for run in reversed(first.values())
-        for name in (CONSTANT, DIRECT)
-    ]
 
 
 def _stop_if_requested(stopper: Stopper, folder: Path, *, always: bool = False) -> None:

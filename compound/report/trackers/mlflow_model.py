@@ -12,7 +12,8 @@ import json
 import shutil
 import tempfile
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,11 +84,8 @@ def log_model(
         RunDirectoryError: the run has no best configuration, or it stored no file and none is
             given.
     """
-    try:
+    with _explained_import("a model of MLflow"):
         import mlflow.pyfunc
-    except ImportError as error:
-        raise_missing_extra(error, "a model of MLflow")
-        raise
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
         # an example would be run; the signature is known from the ports
         warnings.filterwarnings("ignore", ".*input example was not provided")
@@ -134,10 +132,6 @@ class SystemModel:
     """A system with a configuration as a Python function of MLflow.
 
     Engines stay open between predictions.
-
-    Args:
-        folder: folder with the system's file and its configuration.
-        trust: trusted servers and keys of the file.
     """
 
     def __init__(self, folder: Path, trust: Collection[str] = ()) -> None:
@@ -156,11 +150,8 @@ class SystemModel:
         """
         import pandas as pd
 
-        frame = (
-            model_input
-            if isinstance(model_input, pd.DataFrame)
-            else pd.DataFrame(_rows(model_input))
-        )
+        given = model_input if isinstance(model_input, list | pd.DataFrame) else [model_input]
+        frame = pd.DataFrame(given)
         rows = [self._inputs(row) for row in frame.to_dict(orient="records")]
         traces = run_blocking(run_in_background(self._run(rows)))
         outputs = [dict(trace.check().outputs) for trace in traces]
@@ -178,18 +169,12 @@ class SystemModel:
     def _inputs(self, row: Mapping[Any, Any]) -> dict[str, object]:
         """Return the inputs of a row as Python values; other columns are ignored."""
         found = {name: row[name] for name in self.system.inputs if name in row}
-        return {
-            name: value.item() if hasattr(value, "item") else value for name, value in found.items()
-        }
+        return {name: getattr(value, "item", lambda v=value: v)() for name, value in found.items()}
 
 
 def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> SystemModel:
     """Load a logged model; called by MLflow."""
     return SystemModel(Path(path), (model_config or {}).get("trust", ()))
-
-
-def _rows(given: object) -> list[object]:
-    return given if isinstance(given, list) else [given]
 
 
 def _fill(
@@ -256,7 +241,6 @@ def _requirements() -> list[str]:
     ]
 
 
-BEST_OF_RUN = "best.json"
 ALIAS = "best"
 
 
@@ -280,12 +264,12 @@ def register_prompts(run: str | Path, *, prefix: str = "", alias: str = ALIAS) -
     """
     folder = UntrustedFolder(run)
     config = read_json(folder, CONFIG)
-    if folder.kind(BEST_OF_RUN) is None:
+    if folder.kind(BEST) is None:
         raise RunDirectoryError(
-            f"{folder} has no {BEST_OF_RUN} yet",
+            f"{folder} has no {BEST} yet",
             hint="resume the run with the command that started it",
         )
-    best = load(folder.path / BEST_OF_RUN)
+    best = load(folder.path / BEST)
     spaces: Mapping[str, Mapping[str, Any]] = config["structure"]["parameters"]
     texts = {
         k: str(best[k])
@@ -295,12 +279,16 @@ def register_prompts(run: str | Path, *, prefix: str = "", alias: str = ALIAS) -
     client = _client()
     tags = {"compound.run": str(folder.path.absolute()), "compound.configuration": best.digest}
     start = prefix or str(config["system"])
-    return {
-        f"{start}.{key}": _register(
-            client, f"{start}.{key}", text, alias, {**tags, "compound.key": key}
-        )
-        for key, text in texts.items()
-    }
+    found: dict[str, int] = {}
+    for key, text in texts.items():
+        name = f"{start}.{key}"
+        latest = client.load_prompt(f"prompts:/{name}@latest", allow_missing=True)
+        if latest is None or latest.template != text:
+            about = {**tags, "compound.key": key}
+            latest = client.register_prompt(name, text, commit_message="compound", tags=about)
+        found[name] = int(latest.version)
+        client.set_prompt_alias(name, alias, found[name])
+    return found
 
 
 def load_prompts(system: System, *, prefix: str = "", version: str | int = ALIAS) -> Configuration:
@@ -322,23 +310,18 @@ def load_prompts(system: System, *, prefix: str = "", version: str | int = ALIAS
 
 
 def _client() -> MlflowClient:
-    try:
+    with _explained_import("the prompt registry"):
         from mlflow import MlflowClient
-    except ImportError as error:
-        raise_missing_extra(error, "the prompt registry")
-        raise
     return MlflowClient()
 
 
-def _register(
-    client: MlflowClient, name: str, text: str, alias: str, tags: Mapping[str, str]
-) -> int:
-    latest = client.load_prompt(f"prompts:/{name}@latest", allow_missing=True)
-    if latest is None or latest.template != text:
-        latest = client.register_prompt(name, text, commit_message="compound", tags=dict(tags))
-    version = int(latest.version)
-    client.set_prompt_alias(name, alias, version)
-    return version
+@contextmanager
+def _explained_import(purpose: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise_missing_extra(error, purpose)
+        raise
 
 
 def _load(client: MlflowClient, name: str, version: str) -> str:

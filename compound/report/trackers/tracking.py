@@ -47,15 +47,7 @@ Status = Literal["finished", "interrupted", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """A run as its tracker shows it.
-
-    Attributes:
-        name: name of the run.
-        system: name of the system; the default name of the experiment or project.
-        folder: the run directory.
-        parameters: settings, models, sizes and versions, by dotted name.
-        parent: id of the main run in the tracker, if this run is a baseline.
-    """
+    """A run as its tracker shows it."""
 
     name: str
     system: str
@@ -206,17 +198,7 @@ class Position(BaseModel):
 
 
 class Follower:
-    """Logs the record of a run directory to one tracker.
-
-    Args:
-        name: name of the tracker.
-        folder: the run directory.
-        parent: follower of the main run, if this run is a baseline.
-
-    Attributes:
-        position: what the tracker has received.
-        sent: number of events that were sent by this object.
-    """
+    """Logs the record of a run directory to one tracker."""
 
     def __init__(self, name: TrackerName, folder: Path, parent: Follower | None = None) -> None:
         self.name, self.folder = name, UntrustedFolder(folder)
@@ -332,11 +314,7 @@ class Follower:
 
 
 class TrackerThread:
-    """Runs functions one after another in a thread, which does not keep the process from ending.
-
-    Attributes:
-        stuck: whether a tracker made no progress within the time limit; later waits are brief.
-    """
+    """Runs functions one after another in a thread, which does not keep the process from ending."""
 
     def __init__(self) -> None:
         self.stuck = False
@@ -440,11 +418,6 @@ def tracked(
     names: Sequence[TrackerName], recorder: Recorder, parent: Tracking | None = None
 ) -> Iterator[Tracking]:
     """Send the record of a run to trackers during the block.
-
-    Args:
-        names: names of trackers.
-        recorder: recorder of the run.
-        parent: tracking of the main run, if this run is a baseline.
 
     Raises:
         DeclarationError: a tracker cannot be reached at the start of the main run.

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import enum
 import itertools
-import json
-import shutil
-import subprocess
 from typing import Any, Literal
 
 import pytest
@@ -174,67 +171,6 @@ def test_pieces_of_an_answer_form_what_the_component_parses(text: str, cuts: lis
     rest = shown.rest(answer)
     assert rest is not None
     assert "".join([*sent, rest]) == answer
-
-
-@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-def test_curl_completes_a_chat() -> None:
-    with served(qa(), ScriptedLM(lambda message: "the Rímac")) as running:
-        body = json.dumps(
-            {"model": "qa", "messages": [{"role": "user", "content": "?"}], "stream": True}
-        )
-        command = [
-            "curl",
-            "--silent",
-            "--noproxy",
-            "*",
-            "--max-time",
-            "15",
-            "--no-buffer",
-            f"{running.url}/v1/chat/completions",
-            "--json",
-            body,
-        ]
-        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert found.rstrip().endswith("data: [DONE]")
-
-
-NODE = """
-const OpenAI = require('openai');
-const lm = new OpenAI({baseURL: process.argv[1], apiKey: 'none'});
-(async () => {
-  const messages = [{role: 'user', content: '?'}];
-  const whole = await lm.chat.completions.create({model: 'qa', messages});
-  let text = '';
-  for await (const chunk of await lm.chat.completions.create({model: 'qa', messages, stream: true}))
-    text += chunk.choices[0]?.delta?.content ?? '';
-  console.log(JSON.stringify([whole.choices[0].message.content, text]));
-})();
-"""
-
-
-def _has_node_client() -> bool:
-    node = shutil.which("node")
-    if node is None:
-        return False
-    return (
-        subprocess.run(
-            [node, "-e", "require('openai')"], capture_output=True, check=False
-        ).returncode
-        == 0
-    )
-
-
-@pytest.mark.skipif(not _has_node_client(), reason="needs node with the openai package (NODE_PATH)")
-def test_the_node_client_completes_and_streams_a_chat() -> None:
-    with served(qa(), ScriptedLM(lambda message: "the Rímac")) as running:
-        ran = subprocess.run(
-            ["node", "-e", NODE, f"{running.url}/v1"],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        )
-    assert json.loads(ran.stdout) == ["the Rímac", "the Rímac"]
 
 
 class Ticket(BaseModel):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import signal
@@ -375,21 +374,6 @@ def test_a_key_that_is_not_set_prevents_the_start(monkeypatch: pytest.MonkeyPatc
         asyncio.run(start())
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("timeout", float("nan")),
-        ("timeout", 0),
-        ("drain", float("inf")),
-        ("reload", float("nan")),
-        ("queue", -1),
-    ],
-)
-def test_limits_that_are_no_numbers_in_their_range_are_refused(name: str, value: Any) -> None:
-    with pytest.raises(CompoundError, match=f"^{name} must be"):
-        ServerSettings(**{name: value})
-
-
 def test_the_server_raises_the_error_that_prevents_its_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -420,8 +404,3 @@ def test_the_application_runs_in_other_servers() -> None:
                 return found
 
     assert asyncio.run(call())["outputs"] == {"answer": "the Rímac"}
-
-
-def test_help_shows_examples(cli: Any) -> None:
-    assert "compound serve system.yaml --config runs/demo/best.json" in cli("serve", "--help").out
-    assert json.loads(cli("check", "--schema").out)

@@ -6,8 +6,6 @@ import asyncio
 import datetime as dt
 import json
 import math
-import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Sequence
@@ -465,31 +463,6 @@ def test_metrics_count_requests_runs_calls_and_tokens() -> None:
     ):
         assert line in text
     assert openmetrics.text.endswith("# EOF\n")
-
-
-@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-def test_curl_runs_the_system() -> None:
-    with served(qa(), ScriptedLM(lambda message: "the Rímac")) as running:
-        command = [
-            "curl",
-            "--silent",
-            "--noproxy",
-            "*",
-            "--max-time",
-            "15",
-            f"{running.url}/v1/run",
-            "--json",
-            '{"inputs": {"question": "?"}}',
-        ]
-        made = subprocess.run(command, capture_output=True, text=True, check=True)
-        stream = subprocess.run(
-            [*command[:-3], f"{running.url}/v1/run/stream", *command[-2:], "--no-buffer"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    assert json.loads(made.stdout)["outputs"] == {"answer": "the Rímac"}
-    assert sse(stream.stdout)[-1][0] == "usage"
 
 
 class Measured(BaseModel):

@@ -23,6 +23,8 @@ from compound.report.trackers.backends import PARENT, MLflowTracker
 from compound.report.trackers.tracking import FILE
 from compound.testing import ScriptedLM
 from local_mlflow import empty_store, local_store
+from tracked_runs import often_right
+from tracked_runs import optimize as optimize_small
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -33,34 +35,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MlflowCli
         yield client
 
 
-ROWS = [{"id": str(i), "question": f"What is {i}?", "answer": str(i)} for i in range(40)]
-DATA = {"train": ROWS[:12], "valid": ROWS[12:28], "test": ROWS[28:]}
-GOOD = "Answer with the number."
-
-
-def system() -> cp.System:
-    llm = cp.LLM(
-        "answerer", prompt=cp.Text("Say something."), temperature=cp.Choice(0.0, 0.5), retries=0
-    )
-    return cp.System("qa", outputs={"answer": llm(question=cp.Input("question"))}, lm="lm")
-
-
-def reply(message: str) -> str:
-    number = message.rsplit("What is ", maxsplit=1)[-1].split("?", maxsplit=1)[0]
-    return number if int(number) % 2 else "?"
-
-
-def optimize(folder: Path, **changes: Any) -> cp.Result:
-    options = {"method": "random", "budget": 120, "trackers": ("mlflow",), **changes}
-    return cp.optimize(
-        system(),
-        DATA,
-        "exact_match",
-        run_dir=folder,
-        engines={"lm": ScriptedLM(reply)},
-        progress=False,
-        **options,
-    )
+def optimize(folder: Path, lm: Any = often_right, **changes: Any) -> cp.Result:
+    return optimize_small(folder, lm, **{"trackers": ("mlflow",), **changes})
 
 
 def runs(store: MlflowClient, experiment: str = "qa") -> list[Run]:
@@ -143,17 +119,7 @@ def test_a_resumed_run_continues_the_same_run_without_repetitions(
     optimize(tmp_path / "whole")
     (whole,) = runs(store)
     with pytest.raises(KeyboardInterrupt):
-        cp.optimize(
-            system(),
-            DATA,
-            "exact_match",
-            run_dir=folder,
-            engines={"lm": Stopping(30)},
-            progress=False,
-            method="random",
-            budget=120,
-            trackers=("mlflow",),
-        )
+        optimize(folder, Stopping(30))
     _, interrupted = runs(store)
     assert interrupted.info.status == "KILLED"
     optimize(folder)
@@ -171,7 +137,7 @@ class Stopping(ScriptedLM):
     """A model during whose last request the user interrupts."""
 
     def __init__(self, requests: int) -> None:
-        super().__init__(reply, concurrency=1)
+        super().__init__(often_right, concurrency=1)
         self._left = requests
 
     async def generate(self, request: cp.ext.Request) -> cp.ext.Completion:
@@ -179,30 +145,6 @@ class Stopping(ScriptedLM):
         if self._left < 0:
             raise KeyboardInterrupt
         return await super().generate(request)
-
-
-def test_a_tracker_that_fails_ends_no_run_and_gets_the_rest_at_the_end(
-    store: MlflowClient,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    log, failures = MLflowTracker.log, [True]
-
-    def unreliable(self: MLflowTracker, *arguments: Any) -> None:
-        if arguments[1] > 20 and failures:
-            failures.pop()
-            raise ConnectionError("the server is gone")
-        log(self, *arguments)
-
-    monkeypatch.setattr(MLflowTracker, "log", unreliable)
-    optimize(tmp_path / "run")
-    (run,) = runs(store)
-    assert "mlflow: not reachable" in caplog.text
-    assert history(store, run, "budget/system_runs") == spent(
-        read_records(tmp_path / "run", "events.jsonl")
-    )
-    assert run.info.status == "FINISHED"
 
 
 def test_what_a_tracker_missed_can_be_sent_later(
@@ -278,19 +220,9 @@ def test_a_store_that_cannot_be_opened_is_an_error_before_anything_runs(
     store: MlflowClient, tmp_path: Path
 ) -> None:
     mlflow.set_tracking_uri("nowhere://at-all")
-    engine = ScriptedLM(reply)
+    engine = ScriptedLM(often_right)
     with pytest.raises(DeclarationError, match="optimize.trackers: the run cannot be tracked"):
-        cp.optimize(
-            system(),
-            DATA,
-            "exact_match",
-            run_dir=tmp_path / "run",
-            engines={"lm": engine},
-            progress=False,
-            method="random",
-            budget=60,
-            trackers=("mlflow",),
-        )
+        optimize(tmp_path / "run", engine)
     assert engine.requests == []
     assert not (tmp_path / "run").exists()
 
@@ -301,23 +233,3 @@ def test_the_experiment_can_be_named(
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "prompts")
     optimize(tmp_path / "run")
     assert len(runs(store, "prompts")) == 1
-
-
-def test_trackers_do_not_belong_to_the_identity_of_a_run(
-    store: MlflowClient, tmp_path: Path
-) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        cp.optimize(
-            system(),
-            DATA,
-            "exact_match",
-            run_dir=tmp_path / "run",
-            engines={"lm": Stopping(30)},
-            progress=False,
-            method="random",
-            budget=120,
-        )
-    optimize(tmp_path / "run")
-    (run,) = runs(store)
-    events = list(read_records(tmp_path / "run", "events.jsonl"))
-    assert history(store, run, "budget/calls") == spent(events, "calls")

@@ -20,11 +20,9 @@ import compound as cp
 from compound.optimization.runs.directory import read_json, read_records
 from compound.report.trackers.tracking import FILE, send
 from compound.testing import ScriptedLM
+from tracked_runs import optimize as optimize_small
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-ROWS = [{"id": str(i), "question": f"What is {i}?", "answer": str(i)} for i in range(40)]
-DATA = {"train": ROWS[:12], "valid": ROWS[12:28], "test": ROWS[28:]}
 
 
 @pytest.fixture
@@ -38,22 +36,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def optimize(folder: Path, **changes: Any) -> cp.Result:
-    llm = cp.LLM(
-        "answerer", prompt=cp.Text("Say something."), temperature=cp.Choice(0.0, 0.5), retries=0
-    )
-    system = cp.System("qa", outputs={"answer": llm(question=cp.Input("question"))}, lm="lm")
-    return cp.optimize(
-        system,
-        DATA,
-        "exact_match",
-        run_dir=folder,
-        method="random",
-        budget=120,
-        trackers=("wandb",),
-        engines={"lm": ScriptedLM(lambda text: text.split("What is ")[-1].split("?")[0])},
-        progress=False,
-        **changes,
-    )
+    return optimize_small(folder, trackers=("wandb",), **changes)
 
 
 HEADER, BLOCK = 7, 32_768  # of the file and of each chunk; bytes of a block
@@ -133,6 +116,7 @@ def test_a_run_and_its_baseline_are_recorded(offline: Path) -> None:
     assert best[-1] == result.after.mean
     assert {"best.json", "report.md"} <= set(main.artifacts)
     assert (main.exit_code, baseline.exit_code) == (0, 0)
+    assert wandb.run is None  # none is left open
 
 
 def test_a_stopped_run_is_continued_under_its_id(offline: Path) -> None:
@@ -157,22 +141,12 @@ def test_a_run_directory_names_no_run_of_someone_else(offline: Path) -> None:
 
 
 def _optimize_and_stop(folder: Path) -> None:
-    def stop_soon(_: Any) -> None:
-        (folder / "STOP").touch()
+    def stop_soon(self: ScriptedLM, request: cp.ext.Request, number: int) -> object:
+        if number == 20:
+            (folder / "STOP").touch()
+        return answer(self, request, number)
 
-    patch = pytest.MonkeyPatch()
-    with patch.context() as patched:
-        answer = ScriptedLM._reply
-
-        def reply(self: ScriptedLM, request: cp.ext.Request, number: int) -> object:
-            if number == 20:
-                stop_soon(None)
-            return answer(self, request, number)
-
-        patched.setattr(ScriptedLM, "_reply", reply)
+    answer = ScriptedLM._reply
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ScriptedLM, "_reply", stop_soon)
         optimize(folder)
-
-
-def test_no_run_of_the_library_is_left_open(offline: Path) -> None:
-    optimize(offline / "run")
-    assert wandb.run is None
