@@ -8,17 +8,19 @@ from typing import Any
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from compound.components.agents.conversation import (
+from compound.components.agents.tool_texts import setting_name, tool_text
+from compound.components.agents.turn import (
     HISTORY,
     LAST,
     MESSAGE,
+    RESERVED,
     TASK,
     TOOL_CALLS,
+    AgentTurn,
+    Record,
+    ToolRunner,
     problem_of,
 )
-from compound.components.agents.tool_runner import Record, ToolRunner
-from compound.components.agents.tool_texts import setting_name, tool_text
-from compound.components.agents.turn import RESERVED, AgentTurn
 from compound.components.flow import Map
 from compound.components.function import Function
 from compound.components.llm import LLM

@@ -1,4 +1,9 @@
-"""One turn of an agent: the model calls tools, or gives its final answer."""
+"""One turn of an agent: the model calls tools, or gives its final answer.
+
+A demonstration of an agent is the record of the turn that answered: its ``inputs`` are those of the
+turn (the task and the earlier turns), its ``outputs`` those of `AgentTurn`. It is shown as the
+conversation that it ended.
+"""
 
 from __future__ import annotations
 
@@ -7,42 +12,87 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from compound.components.agents.conversation import (
-    HISTORY,
-    LAST,
-    MESSAGE,
-    TASK,
-    TOOL_CALLS,
-    recorded_message,
-    shown_task,
-    shown_turns,
-)
-from compound.components.agents.tool_runner import Record
 from compound.components.agents.tool_texts import declarations, setting_name
 from compound.components.answers.asking import ask, noting_truncation
 from compound.components.answers.type_notes import answer_note
 from compound.components.fields import describe_images, format_inputs, parse, take_images
 from compound.components.llm import LLM
+from compound.components.tools.source import PassingError
 from compound.components.tools.tool import Tool
-from compound.core.engine import (
-    Completion,
-    Message,
-    Request,
-    ToolCall,
-    ToolSpec,
-)
+from compound.core.engine import Completion, Message, Request, ToolCall, ToolSpec
 from compound.core.errors import DeclarationError, ParseError
 from compound.core.image import Image
 from compound.core.narrowing import entry
+from compound.core.security.sanitize import sanitize_text
 from compound.execution.answer_text import read_calls, unknown_call
 from compound.graph.component import CallContext, Operation
 from compound.graph.configuration import digest
-from compound.graph.space import Text, as_demos
+from compound.graph.space import Demo, Text, as_demos
 from compound.graph.types import Port, as_declared, union
 
+TASK, HISTORY, LAST = "task", "history", "last_turn"
+MESSAGE, TOOL_CALLS = "message", "tool_calls"
 AGENT_FORMAT = 1  # version of the messages; increment it when the same settings give other messages
 LAST_TURN = "You cannot call further tools. Give the final answer now."
 RESERVED = (MESSAGE, TOOL_CALLS)
+Record = dict[str, str]
+"""A tool call: its ``id``, the ``name`` that was called, the ``arguments`` as JSON text, and the name of the
+``tool``, or the names that are ``known`` if there is none."""
+CUT = "\n[cut]"
+
+
+def recorded_message(record: Mapping[str, Any]) -> Message:
+    """Return a message of an earlier turn."""
+    if record["role"] == "tool":
+        return Message("tool", record["text"], tool_call_id=record["id"])
+    return _spoken(record["text"], record["calls"])
+
+
+def shown_task(demo: Demo) -> dict[str, Any]:
+    """Return the inputs of the agent that a demonstration is about."""
+    task: Any = demo["inputs"][TASK]
+    return dict(task)
+
+
+def shown_turns(demo: Demo) -> list[Message]:
+    """Return the messages of a demonstration after its task.
+
+    >>> calls = [{"id": "call_1", "name": "add", "arguments": "{}"}]
+    >>> history = [
+    ...     {"role": "assistant", "text": "", "calls": calls},
+    ...     {"role": "tool", "id": "call_1", "text": "4"},
+    ... ]
+    >>> inputs = {"task": {"question": "2 + 2?"}, "history": history, "last_turn": False}
+    >>> turns = shown_turns({"inputs": inputs, "outputs": {"message": "4", "tool_calls": []}})
+    >>> [(message.role, message.text) for message in turns]
+    [('assistant', ''), ('tool', '4'), ('assistant', '4')]
+    """
+    history: Any = demo["inputs"][HISTORY]
+    text: Any = demo["outputs"][MESSAGE]
+    calls: Any = demo["outputs"][TOOL_CALLS]
+    return [*map(recorded_message, history), _spoken(text, calls)]
+
+
+def problem_of(demos: Sequence[Demo]) -> str:
+    """Return what is wrong with demonstrations that were given to an agent, or ``""``."""
+    for demo in demos:
+        for part, names in (("inputs", (TASK, HISTORY)), ("outputs", (MESSAGE, TOOL_CALLS))):
+            missing = [name for name in names if name not in demo.get(part, {})]
+            if missing:
+                return f"the {part} of a demonstration have no {missing[0]!r}"
+        try:
+            shown_task(demo), shown_turns(demo)
+        except (KeyError, TypeError, ValueError) as error:
+            return f"a demonstration is not the record of a turn: {error!r}"
+    return ""
+
+
+def _spoken(text: str, calls: Sequence[Mapping[str, str]]) -> Message:
+    return Message(
+        "assistant",
+        text,
+        tuple(ToolCall(call["id"], call["name"], call["arguments"]) for call in calls),
+    )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -224,3 +274,53 @@ class AgentTurn(Operation):
 
 def _is_image(value: object) -> bool:
     return isinstance(value, dict) and value.keys() == {"media_type", "data"}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ToolRunner(Operation):
+    """Executes one call of a tool, and returns its result or an error as text."""
+
+    name: str
+    tools: Sequence[Tool]
+    max_characters: int
+    retries: int = 2
+
+    kind = "tool"
+    cacheable = True
+
+    @property
+    def inputs(self) -> Mapping[str, Port]:  # noqa: D102
+        return {"call": Port(Record)}
+
+    @property
+    def outputs(self) -> Mapping[str, Port]:  # noqa: D102
+        return {"result": Port(str)}
+
+    @property
+    def version(self) -> str:  # noqa: D102
+        # texts may be tuned, and have no influence on results
+        versions = {tool.name: [tool.schema, tool.source.version] for tool in self.tools}
+        return f"tool:{digest([versions, self.max_characters])}"
+
+    def deterministic(self, values: Mapping[str, object]) -> bool:  # noqa: D102
+        return all(tool.source.reproducible for tool in self.tools)
+
+    async def run(  # noqa: D102
+        self, inputs: Mapping[str, object], values: Mapping[str, object], call: CallContext
+    ) -> Mapping[str, object]:
+        record = entry(inputs, "call", dict)
+        tool = next((tool for tool in self.tools if tool.name == record.get("tool")), None)
+        if tool is None:
+            return {
+                "result": f"error: there is no tool {record.get('name')!r}; tools: {record.get('known')}"
+            }
+        # servers may echo keys, and the text is recorded and sent to a model
+        try:
+            answer = await tool.answer(str(record.get("arguments", "")), call.sessions)
+        except PassingError as error:
+            if not call.last_attempt:
+                raise
+            answer = f"error: {error.message}"
+        text = sanitize_text(answer)
+        cut = len(text) > self.max_characters
+        return {"result": text[: self.max_characters] + CUT if cut else text}

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from compound.components.agents.agent import Agent
-from compound.components.agents.conversation import HISTORY, LAST, TASK
-from compound.components.agents.turn import AgentTurn
+from compound.components.agents.turn import HISTORY, LAST, TASK, AgentTurn
 from compound.components.llm import LLM
 from compound.core.engine import AnswerFormat, Capabilities, Engine, Request
 from compound.core.errors import CompoundError, ExportError, explain_missing, suggest_name

@@ -18,8 +18,7 @@ import compound.components
 from benchmarks.agents.arithmetic import calculate
 from compound.components.agent_prompt import AgentPrompt
 from compound.components.agents.agent import Agent
-from compound.components.agents.tool_runner import ToolRunner
-from compound.components.agents.turn import AgentTurn
+from compound.components.agents.turn import AgentTurn, ToolRunner
 from compound.components.code import CodeRunner
 from compound.components.declaration.component import component
 from compound.components.declaration.llm import llm
