@@ -217,7 +217,7 @@ class Tool:
         Raises:
             SandboxUnavailable: at the first call, on a machine without a sandbox.
         """
-        from compound.components.code import python_tool
+        from compound.components.tools.programs import python_tool
 
         return Tool(**vars(python_tool(limits or SandboxLimits(), name)))
 

@@ -12,12 +12,12 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from compound.components.agent_prompt import AgentPrompt
 from compound.components.agents.agent import Agent
-from compound.components.code import SandboxSource
 from compound.components.external_agent import ExternalAgent
 from compound.components.tools.functions import FunctionSource
 from compound.components.tools.mcp_server import MCPServer, MCPSource
 from compound.components.tools.openapi import OpenAPISource
 from compound.components.tools.openapi_document import open_document
+from compound.components.tools.programs import SandboxSource
 from compound.components.tools.tool import Tool
 from compound.core.errors import DataError, DeclarationError, SpecError
 from compound.core.security.sandbox.limits import SandboxLimits
