@@ -66,8 +66,7 @@ API = {
     "optimas": ("OPTIMAS", "compound.optimizers.optimas"),
     "weights": (
         "Training of weights",
-        "compound.optimizers.weights compound.optimizers.weights.interchange "
-        "compound.optimizers.weights.learner",
+        "compound.optimizers.weights compound.optimizers.weights.learner",
     ),
     "recipes": (
         "Training recipes",

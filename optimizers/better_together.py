@@ -48,12 +48,7 @@ class BetterTogetherSettings(Settings):
 def better_together(
     system: System, optimize: OptimizeSettings, settings: BetterTogetherSettings, make: Make
 ) -> Method:
-    """Return the method that runs the jobs of all stages in order.
-
-    Raises:
-        DeclarationError: a stage has no parameter that it can change, or no stage can be
-            interleaved.
-    """
+    """Return the method that runs the jobs of all stages in order."""
     optimizers: dict[str, Optimizer] = {}
     jobs: list[Job] = []
     notes: dict[str, None] = {}

@@ -43,11 +43,11 @@ from compound.optimization.proposals import ProposalOutcome
 from compound.optimization.settings.base import Settings
 from compound.optimizers.baselines.gepa import GEPA, Evolution
 from compound.optimizers.scheduling import keys_of
-from compound.optimizers.weights.learner.saved import Saved, TrainingState
-from compound.optimizers.weights.outcome import format_step
+from compound.optimizers.weights.learner.trainer import Saved
 from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, PromptR1
 from compound.optimizers.weights.recipes.recipe import RecipeContext
 from compound.optimizers.weights.recipes.rollouts import Population
+from compound.optimizers.weights.steps import TrainingState, format_step
 from compound.optimizers.weights.training import TrainingSession, WeightTraining
 
 
@@ -66,10 +66,13 @@ class FastSlowState(State):
     """Progress of `FastSlow`.
 
     Attributes:
+        training: the progress of the training.
+        rounds: the number of completed rounds.
         prompts: the population: the texts that differ from the incumbent's, the best of the last
             round first.
         rewards: by version, the sum and the number of the rewards of rollouts since the last round.
         best: the prompts at the best evaluated step.
+        reflection: the progress of the round.
         started: the system runs on the meter when the round began.
     """
 
@@ -94,11 +97,7 @@ class FastSlowState(State):
 
 @dataclass(frozen=True)
 class FastSlow:
-    """Optimizer that trains weights under a population of prompts, with rounds of reflection in between.
-
-    Attributes:
-        reflection: searches prompts in a round.
-    """
+    """Optimizer that trains weights under a population of prompts, with rounds of reflection in between."""
 
     requires: ClassVar[tuple[str, ...]] = ("torch", "transformers", "peft")
 
@@ -110,7 +109,7 @@ class FastSlow:
         """Return the reflections of all rounds."""
         recipe = self.training.recipe
         weights = [key for key in job.keys if isinstance(job.system.parameters[key], Weights)]
-        step = recipe.cost(recipe.sampling.max_examples, len(components_of(weights)))
+        step = recipe.cost(recipe.sampling.examples, len(components_of(weights)))
         one = self.reflection.plan(replace(job, keys=job.texts, runs=self._round_cost(step)))
         rounds = (recipe.settings.steps - 1) // self.settings.every
         return JobPlan([replace(each, count=each.count * rounds) for each in one.requests])
@@ -129,8 +128,7 @@ class FastSlow:
         )
         try:
             state = FastSlowState() if task.resume is None else FastSlowState.from_json(task.resume)
-            await compute(session.open, state.training)
-            await session.check_engines(state.training)
+            await session.begin(state.training)
             while True:
                 session.prompts, session.chosen = state.prompts, state.chosen
                 evaluates = session.plan.is_evaluation_due(state.training)
@@ -227,12 +225,7 @@ class FastSlow:
 
 @dataclass
 class _Session(TrainingSession):
-    """Training session whose rollouts use a population of prompts.
-
-    Attributes:
-        chosen: the prompts of evaluations and of the proposal.
-        rewards: the rewards of the last step by version.
-    """
+    """Training session whose rollouts use a population of prompts."""
 
     prompts: Sequence[dict[str, str]] = ()
     chosen: dict[str, str] = field(default_factory=dict)
@@ -247,8 +240,10 @@ class _Session(TrainingSession):
         """Return the weights of a checkpoint and the chosen prompts, by key of the configuration."""
         return {**super().values(saved), **self.chosen}
 
-    def _context(self, state: TrainingState, number: int, kept: dict[str, object]) -> RecipeContext:
-        context = super()._context(state, number, kept)
+    async def _context(
+        self, state: TrainingState, number: int, kept: dict[str, object]
+    ) -> RecipeContext:
+        context = await super()._context(state, number, kept)
         self._population = None
         if len(self.prompts) > 1:
             own = {
@@ -264,12 +259,7 @@ class _Session(TrainingSession):
 
 @dataclass(frozen=True)
 class _RoundScorer:
-    """Scorer of a round: the current weights and prompts, and a share of the job's system runs.
-
-    Attributes:
-        values: the weights and prompts at the start of the round.
-        left: returns the remaining system runs of the round.
-    """
+    """Scorer of a round: the current weights and prompts, and a share of the job's system runs."""
 
     job: Scorer
     values: Mapping[str, object]
@@ -323,11 +313,7 @@ def _added(
 def interleaved(
     made: Method, system: System, settings: InterleaveSettings, reflection: GEPA, stage: str
 ) -> Method:
-    """Return a method that trains weights with rounds of prompt search in between.
-
-    Raises:
-        DeclarationError: the method samples ahead of its weights.
-    """
+    """Return a method that trains weights with rounds of prompt search in between."""
     texts = keys_of(system, Text)
     optimizers = {}
     for name, optimizer in made.optimizers.items():

@@ -39,9 +39,8 @@ from compound.optimization.preflight import open_engines
 from compound.optimizers.fast_slow import FastSlow
 from compound.optimizers.optimas.methods import LocalTraining
 from compound.optimizers.weights.bases import (
-    base_format,
     base_model,
-    base_quantization,
+    common_setting,
     spaces,
     teacher_model,
 )
@@ -172,7 +171,8 @@ class PlannedTraining:
     def placement(self) -> Placement:
         """Device and number format of the base model."""
         given = self.system, self.trained, self.engine_of
-        dtype, quantization = base_format(*given), base_quantization(*given)
+        dtype = common_setting(*given, "dtype")
+        quantization = common_setting(*given, "quantization")
         return self.settings.base.placement(dtype, quantization, self.section)
 
     @property

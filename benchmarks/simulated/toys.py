@@ -37,13 +37,13 @@ from compound.execution.rng import generator
 from compound.graph.component import Input
 from compound.graph.space import ATTENTION, LoRA
 from compound.graph.system import System
-from compound.optimizers.weights.credit.gated import FormGate, PromptTurn
+from compound.optimizers.weights.credit.gated import PromptTurn, form, gated_reward
 
 __all__ = ["Toy", "make_toy_model", "toy"]
 
 TURNS = 3
 # Asking alone must earn more than answering alone, or an untrained model learns never to ask.
-GATE = FormGate(alpha=0.6, beta=0.15, gamma=0.15, delta=0.1)
+GATE = (0.6, 0.15, 0.15, 0.1)
 
 
 @dataclass(frozen=True)
@@ -249,8 +249,8 @@ def conversation_score(outputs: Mapping[str, object], example: Example) -> Score
     """Return the gated reward, mapped from [-1, 1] to [0, 1]."""
     turns = [read_turn(said) for said in entry(outputs, "said", list)]
     right = token_f1("answer").score({"answer": turns[-1].answer or ""}, example).value
-    parts = {"form": GATE.form(turns), "right": right, "turns": float(len(turns))}
-    return Score((1 + GATE.reward(turns, right)) / 2, parts=parts)
+    parts = {"form": form(turns, GATE), "right": right, "turns": float(len(turns))}
+    return Score((1 + gated_reward(turns, right, GATE)) / 2, parts=parts)
 
 
 # --- planning: a planner asks workers, then answers -------------------------------------------------------

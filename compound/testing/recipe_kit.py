@@ -54,7 +54,7 @@ from compound.testing.checks import (
 from compound.testing.doubles import PlainMemory, ScriptedLM
 
 if TYPE_CHECKING:
-    from compound.optimizers.weights.distributed.learner import Learner
+    from compound.optimizers.weights.distributed.processes import Learner
 
 __all__ = ["DigitAnswer", "DigitLM", "RecipeJob", "RecipeKit", "WatchedSampler"]
 
@@ -229,8 +229,6 @@ class RecipeJob:
         metric: Metric | None = None,
         meter: Meter | None = None,
         folder: Path = Path(),
-        *,
-        spare: Sequence[Example] = (),
     ) -> RecipeContext:
         """Return the context of a step.
 
@@ -242,7 +240,6 @@ class RecipeJob:
             metric: the global reward; a tenth of the last digit by default.
             meter: counts the system runs.
             folder: the folder for code and files that the settings name.
-            spare: further examples, which may replace those without a gradient.
         """
         rules = rollout_rules(EvaluationRules(), self.system, self.trained, recipe.sampling)
         executor = Executor({LM: self.lm}, cache=MemoryCache(), meter=meter, folder=self._files)
@@ -280,7 +277,6 @@ class RecipeJob:
             task,
             self.state,
             folder,
-            spare,
         )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from compound.core.engine import Adapter, AdapterEngine, Capabilities, Engine
 from compound.core.errors import CompoundError, DeclarationError
@@ -15,16 +15,10 @@ from compound.core.storage.artifacts import Reference, is_reference, with_absolu
 from compound.execution.schedule import setting_values
 from compound.graph.space import Weights
 from compound.graph.system import System
-from compound.optimizers.weights.learner.saved import Saved
 
 
 def base_model(system: System, trained: Sequence[str], engine_of: Callable[[str], Engine]) -> str:
-    """Return the frozen base model that the adapters of all components are trained on.
-
-    Raises:
-        DeclarationError: the components use different models, a model is behind an API, or an
-            engine does not support adapters of their rank.
-    """
+    """Return the frozen base model that the adapters of all components are trained on."""
     found: dict[str, str] = {}
     for component, engine in _engines(system, trained, engine_of).items():
         _check_rank(system, component, engine)
@@ -41,11 +35,7 @@ def base_model(system: System, trained: Sequence[str], engine_of: Callable[[str]
 
 
 def teacher_model(name: str, engine_of: Callable[[str], Engine], section: str) -> str:
-    """Return the model to load as a teacher.
-
-    Raises:
-        DeclarationError: its weights are not available to the trainer.
-    """
+    """Return the model to load as a teacher."""
     model = Capabilities(engine_of(name)).trainable
     if model is None:
         raise DeclarationError(
@@ -77,9 +67,6 @@ def check_sampling_engine(
     grammars change the probability of a sampled token, so the probability ratio would compare
     different distributions, and would be undefined for tokens outside the support. Imitation losses
     use no ratio and need no check.
-
-    Raises:
-        DeclarationError: extra request fields of an engine change the distribution.
     """
     for component, engine in _engines(system, trained, engine_of).items():
         if fields := Capabilities(engine).distribution_options:
@@ -91,32 +78,11 @@ def check_sampling_engine(
             )
 
 
-def base_format(system: System, trained: Sequence[str], engine_of: Callable[[str], Engine]) -> str:
-    """Return the number format that the components sample in; ``auto`` if no engine specifies one.
-
-    Raises:
-        DeclarationError: they sample in different formats.
-    """
-    return _common_setting(system, trained, engine_of, "dtype", "number format")
-
-
-def base_quantization(
-    system: System, trained: Sequence[str], engine_of: Callable[[str], Engine]
-) -> str:
-    """Return the quantization that the components sample with; ``auto`` if no engine specifies one.
-
-    Raises:
-        DeclarationError: they sample with different ones.
-    """
-    return _common_setting(system, trained, engine_of, "quantization", "quantization")
-
-
-def _common_setting(
+def common_setting(
     system: System,
     trained: Sequence[str],
     engine_of: Callable[[str], Engine],
-    setting: str,
-    what: str,
+    setting: Literal["dtype", "quantization"],
 ) -> str:
     """Return the value of a setting that all engines share; ``auto`` if none specifies it."""
     engines = _engines(system, trained, engine_of)
@@ -126,6 +92,7 @@ def _common_setting(
     known = {component: value for component, value in found.items() if value != "auto"}
     if not known:
         return "auto"
+    what = {"dtype": "number format"}.get(setting, setting)
     return _shared_value(known, what, f"set the same {setting} for their engines")
 
 
@@ -155,11 +122,7 @@ def _shared_value(values: Mapping[str, str], what: str, hint: str) -> str:
 
 
 def spaces(system: System, groups: Mapping[str, Sequence[str]]) -> dict[str, Weights]:
-    """Return the shape of each adapter.
-
-    Raises:
-        DeclarationError: components that share an adapter declare different shapes.
-    """
+    """Return the shape of each adapter."""
     found = {}
     for name, components in groups.items():
         declared = [system.parameters[f"{component}.weights"] for component in components]
@@ -174,57 +137,21 @@ def spaces(system: System, groups: Mapping[str, Sequence[str]]) -> dict[str, Wei
     return found
 
 
-@dataclass(frozen=True)
-class AdapterGroups:
-    """The adapters that a job trains.
-
-    Attributes:
-        system: the system, bound to the configuration that the job starts from.
-        groups: the components of each adapter, by the adapter's name.
-        section: the path of the recipe's settings, for error messages.
-    """
-
-    system: System
-    groups: Mapping[str, tuple[str, ...]]
-    section: str
-
-    @property
-    def adapter_of(self) -> dict[str, str]:
-        """The adapter's name by component."""
-        return {component: name for name, some in self.groups.items() for component in some}
-
-    def starts(self) -> dict[str, Reference | None]:
-        """Return the adapter that each group starts from; ``None`` stands for the base model.
-
-        Raises:
-            DeclarationError: components that share an adapter start from different ones.
-        """
-        for name, some in self.groups.items():
-            first = self._start(some[0])
-            if any(self.system.configuration[f"{c}.weights"] != first for c in some):
-                raise DeclarationError(
-                    f"the components that share the adapter {name!r} start from different adapters",
-                    hint=f"start {', '.join(some)} from the same adapter, or set {self.section}.adapters to "
-                    "each",
-                )
-        return {name: self._start(some[0]) for name, some in self.groups.items()}
-
-    def digests(self) -> dict[str, str]:
-        """Return the digest of the adapter that each group starts from; ``""`` stands for the base model."""
-        return {name: start["sha256"] if start else "" for name, start in self.starts().items()}
-
-    def values(self, saved: Saved | None) -> dict[str, object]:
-        """Return the weights of a checkpoint by key of the configuration; none for the starting weights."""
-        if saved is None:
-            return {}
-        return {
-            f"{component}.weights": saved.adapters[name]
-            for component, name in self.adapter_of.items()
-        }
-
-    def _start(self, component: str) -> Reference | None:
-        value = self.system.configuration[f"{component}.weights"]
-        return value if is_reference(value) else None
+def starting_adapters(
+    system: System, groups: Mapping[str, Sequence[str]], section: str
+) -> dict[str, Reference | None]:
+    """Return the adapter that each group starts from; ``None`` stands for the base model."""
+    found = {}
+    for name, components in groups.items():
+        values = [system.configuration[f"{component}.weights"] for component in components]
+        if any(value != values[0] for value in values):
+            raise DeclarationError(
+                f"the components that share the adapter {name!r} start from different adapters",
+                hint=f"start {', '.join(components)} from the same adapter, or set {section}.adapters to "
+                "each",
+            )
+        found[name] = values[0] if is_reference(values[0]) else None
+    return found
 
 
 async def load_adapters(
@@ -234,33 +161,25 @@ async def load_adapters(
 
     An engine that holds fewer adapters than the components have loads them at their first use. So
     does an engine that fails now; the call that needs the adapter then raises the error.
-
-    Args:
-        system: the system, bound to the weights.
-        components: names of the components.
-        engine_of: returns the engine of a model.
-        folder: the folder that paths of adapters are relative to.
     """
-    engines: dict[str, AdapterEngine] = {}
-    wanted: dict[str, dict[str, Adapter]] = {}
+
+    async def load(engine: AdapterEngine, adapter: Adapter) -> None:
+        with contextlib.suppress(CompoundError):
+            await engine.admit(adapter)
+
+    wanted: dict[str, tuple[AdapterEngine, dict[str, Adapter]]] = {}
     for name in components:
         values = setting_values(system.components[name], system)
         lm, weights = entry(values, "lm", str), system.configuration[f"{name}.weights"]
         engine = engine_of(lm)
         if isinstance(engine, AdapterEngine) and is_reference(weights):
             adapter = Adapter(**with_absolute_path(weights, folder))
-            engines[lm] = engine
-            wanted.setdefault(lm, {})[adapter.sha256] = adapter
+            wanted.setdefault(lm, (engine, {}))[1][adapter.sha256] = adapter
     await asyncio.gather(
         *(
-            _load(engine, adapter)
-            for lm, engine in engines.items()
-            for adapter in wanted[lm].values()
-            if len(wanted[lm]) <= engine.max_loras
+            load(engine, adapter)
+            for engine, adapters in wanted.values()
+            for adapter in adapters.values()
+            if len(adapters) <= engine.max_loras
         )
     )
-
-
-async def _load(engine: AdapterEngine, adapter: Adapter) -> None:
-    with contextlib.suppress(CompoundError):
-        await engine.admit(adapter)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from compound.core.errors import DeclarationError, suggest_name
 from compound.graph.configuration import component_of, components_of
@@ -48,29 +50,12 @@ class InOrder:
 def train_jointly(
     name: str, system: System, recipe: Recipe, adapters: Sharing, section: str | None = None
 ) -> Method:
-    """Return a method that trains the weights of all components jointly, in one job.
-
-    Args:
-        name: the name of the method.
-        system: the system to optimize.
-        recipe: the training recipe.
-        adapters: which components share an adapter.
-        section: the path of the settings, for error messages; ``optimize.<name>`` by default.
-    """
+    """Return a method that trains the weights of all components jointly, in one job."""
     return _method(name, recipe, [Job(name, weight_keys(name, system))], adapters, section)
 
 
-def train_separately(name: str, system: System, recipe: Recipe) -> Method:
-    """Return a method that trains the weights of the components separately, one job after the other."""
-    return _method(name, recipe, [Job(name, (key,)) for key in weight_keys(name, system)], "each")
-
-
 def weight_keys(name: str, system: System) -> tuple[str, ...]:
-    """Return the keys of all weights parameters.
-
-    Raises:
-        NothingToTune: the system has none.
-    """
+    """Return the keys of all weights parameters."""
     keys = keys_of(system, Weights)
     if not keys:
         raise NothingToTune(
@@ -81,13 +66,7 @@ def weight_keys(name: str, system: System) -> tuple[str, ...]:
 
 
 def check_component_names(section: str, keys: Sequence[str], settings: TrainingSettings) -> None:
-    """Raise if a setting names a component that is not trained, or no component may be forked.
-
-    Args:
-        section: the path of the settings, for the message.
-        keys: the weights to train.
-        settings: the settings to check.
-    """
+    """Raise if a setting names a component that is not trained, or no component may be forked."""
     trained = tuple(dict.fromkeys(map(component_of, keys)))
     for setting in ("penalties", "forks"):
         for component in getattr(settings, setting, ()):
@@ -121,7 +100,7 @@ def _method(
 def _with_step_costs(job: Job, recipe: Recipe) -> Job:
     """Return a job with the number of its steps and their costs."""
     steps, evaluation = recipe.settings.steps, recipe.settings.evaluation
-    examples = recipe.sampling.max_examples
+    examples = recipe.sampling.examples
     step = recipe.cost(examples, len(components_of(job.keys)))
     compared = evaluation.examples if 0 < evaluation.every < steps else 0
     return replace(
@@ -131,42 +110,58 @@ def _with_step_costs(job: Job, recipe: Recipe) -> Job:
 
 def ppo(system: System, optimize: OptimizeSettings, settings: PPOSettings) -> Method:
     """PPO, one component after another, while the rest of the system is frozen."""
-    return train_separately("ppo", system, PPO(settings))
+    jobs = [Job("ppo", (key,)) for key in weight_keys("ppo", system)]
+    return _method("ppo", PPO(settings), jobs, "each")
 
 
-def mappo(system: System, optimize: OptimizeSettings, settings: MAPPOSettings) -> Method:
-    """PPO for all components jointly, with a shared critic (MAPPO)."""
-    return train_jointly("mappo", system, PPO(settings), settings.adapters)
+JOINT: Mapping[str, tuple[str, Callable[[Any], Recipe], type[TrainingSettings]]] = {
+    "mappo": (
+        "PPO for all components jointly, with a shared critic (MAPPO).",
+        PPO,
+        MAPPOSettings,
+    ),
+    "mmgrpo": (
+        "Module-level GRPO: every call receives the reward of its run.",
+        MMGRPO,
+        MMGRPOSettings,
+    ),
+    "mhgpo_is": (
+        "Multi-agent GRPO with rollouts forked at every agent.",
+        partial(MHGPO, kind="is"),
+        MHGPOSettings,
+    ),
+    "mhgpo_fof": (
+        "Multi-agent GRPO with rollouts forked at the first agent.",
+        partial(MHGPO, kind="fof"),
+        MHGPOSettings,
+    ),
+    "mhgpo_rr": (
+        "Multi-agent GRPO with rollouts forked at one random agent per example.",
+        partial(MHGPO, kind="rr"),
+        MHGPORandomSettings,
+    ),
+    "prompt_r1": (
+        "GRPO for an agent in a multi-turn environment, with one reward per conversation.",
+        PromptR1,
+        PromptR1Settings,
+    ),
+    "mygo": (
+        "Rejection fine-tuning: imitates the attempts whose reward reaches a rising threshold.",
+        MyGO,
+        MyGOSettings,
+    ),
+}
 
 
-def mmgrpo(system: System, optimize: OptimizeSettings, settings: MMGRPOSettings) -> Method:
-    """Module-level GRPO: every call receives the reward of its run."""
-    return train_jointly("mmgrpo", system, MMGRPO(settings), settings.adapters)
+def _joint(name: str) -> MethodFactory:
+    """Return the factory of a method that trains all components jointly."""
+    doc, recipe, settings = JOINT[name]
 
+    def make(system: System, optimize: OptimizeSettings, own: Any) -> Method:  # noqa: ANN401
+        return train_jointly(name, system, recipe(own), own.adapters)
 
-def mhgpo_is(system: System, optimize: OptimizeSettings, settings: MHGPOSettings) -> Method:
-    """Multi-agent GRPO with rollouts forked at every agent."""
-    return train_jointly("mhgpo_is", system, MHGPO(settings, "is"), settings.adapters)
-
-
-def mhgpo_fof(system: System, optimize: OptimizeSettings, settings: MHGPOSettings) -> Method:
-    """Multi-agent GRPO with rollouts forked at the first agent."""
-    return train_jointly("mhgpo_fof", system, MHGPO(settings, "fof"), settings.adapters)
-
-
-def mhgpo_rr(system: System, optimize: OptimizeSettings, settings: MHGPORandomSettings) -> Method:
-    """Multi-agent GRPO with rollouts forked at one random agent per example."""
-    return train_jointly("mhgpo_rr", system, MHGPO(settings, "rr"), settings.adapters)
-
-
-def prompt_r1(system: System, optimize: OptimizeSettings, settings: PromptR1Settings) -> Method:
-    """GRPO for an agent in a multi-turn environment, with one reward per conversation."""
-    return train_jointly("prompt_r1", system, PromptR1(settings), settings.adapters)
-
-
-def mygo(system: System, optimize: OptimizeSettings, settings: MyGOSettings) -> Method:
-    """Rejection fine-tuning: imitates the attempts whose reward reaches a rising threshold."""
-    return train_jointly("mygo", system, MyGO(settings), settings.adapters)
+    make.__doc__ = doc
+    return MethodFactory(make, settings)
 
 
 def distill(system: System, optimize: OptimizeSettings, settings: DistillSettings) -> Method:
@@ -190,12 +185,6 @@ def distill(system: System, optimize: OptimizeSettings, settings: DistillSetting
 
 POLICY_METHODS: Mapping[str, MethodFactory] = {
     "ppo": MethodFactory(ppo, PPOSettings),
-    "mappo": MethodFactory(mappo, MAPPOSettings),
-    "mmgrpo": MethodFactory(mmgrpo, MMGRPOSettings),
-    "mhgpo_is": MethodFactory(mhgpo_is, MHGPOSettings),
-    "mhgpo_fof": MethodFactory(mhgpo_fof, MHGPOSettings),
-    "mhgpo_rr": MethodFactory(mhgpo_rr, MHGPORandomSettings),
-    "prompt_r1": MethodFactory(prompt_r1, PromptR1Settings),
-    "mygo": MethodFactory(mygo, MyGOSettings),
+    **{name: _joint(name) for name in JOINT},
     "distill": MethodFactory(distill, DistillSettings),
 }

@@ -1,4 +1,4 @@
-"""The steps of a training job: their samples, their examples, and whether the budget covers them.
+"""The steps of a training job: their state, samples and examples, their cost, and their outcome.
 
 Checkpoints are compared on a held-out part of the train split. The acceptance test uses the
 validation split; choosing checkpoints on the same split would bias it upward, since the maximum of
@@ -7,37 +7,96 @@ noisy scores is optimistic.
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+import resource
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from statistics import fmean, pstdev
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ConfigDict, Field
 
 from compound.core.example import Example
+from compound.core.storage.state import State
 from compound.execution.rng import generator
-from compound.optimization.method import Task
-from compound.optimizers.weights.learner.samples import samples_from_json, samples_to_json
-from compound.optimizers.weights.learner.saved import TrainingState
-from compound.optimizers.weights.learner.trainer import StaleSamples
+from compound.optimization.method import ROLLOUTS, Proposal, Task
+from compound.optimizers.weights.learner.samples import (
+    Sample,
+    samples_from_json,
+    samples_to_json,
+)
+from compound.optimizers.weights.learner.trainer import Saved
 from compound.optimizers.weights.recipes.recipe import CreditedSamples, Recipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 DRAWN = "drawn.json"  # the samples of a step that were drawn ahead
 MAX_HELD_OUT = 4  # at most one in this many train examples is held out
+WINDOW = 0.2  # share of the steps at each end whose mean reward is compared
+MAX_CHARACTERS = 300  # of an answer in a record
+SIMILARITY_TOKENS = 40  # the first tokens of answers, on which their similarity is measured
+
+
+class CurvePoint(State):
+    """One point of the learning curve."""
+
+    model_config = ConfigDict(extra="ignore")  # earlier versions stored more
+
+    reward: float | None  # mean reward of the step's rollouts; None without rollouts
+    samples: int  # trained on
+    made: int  # all samples, including those of skipped groups
+    skipped: int = 0  # updates skipped because of a non-finite gradient
+    why: str = ""  # the reason if there was nothing to train on
+
+
+class Best(State):
+    """The best evaluated step; step 0 and no checkpoint stand for the starting weights."""
+
+    step: int
+    score: float
+    saved: Saved | None
+
+
+class TrainingState(State):
+    """Progress of a training job.
+
+    Attributes:
+        step: the number of completed steps.
+        saved: the checkpoint of the current weights.
+        ahead: the folder of the samples drawn ahead for the next step.
+        kept: the recipe's state between steps, as JSON.
+        curve: the learning curve: one entry per completed step.
+        max_runs: the most system runs of any step, if it had drawn the maximum number of examples.
+        evaluated: each evaluated step with its score.
+        best: the best evaluated step.
+        folders: the folders that this state needs.
+        folders_before: the folders that the previous state needed.
+    """
+
+    step: int = 0
+    saved: Saved | None = None
+    ahead: dict[str, str] | None = None
+    kept: dict[str, object] = Field(default={})
+    curve: list[CurvePoint] = Field(default=[])
+    max_runs: float = 0.0
+    evaluated: list[tuple[int, float | None]] = Field(default=[])
+    best: Best | None = None
+    folders: list[str] = Field(default=[])
+    folders_before: list[str] = Field(default=[])
 
 
 @dataclass(frozen=True)
 class StepBatch:
-    """Training data of one step.
-
-    Attributes:
-        credited: samples with advantages, and the statistics of their credit assignment.
-        facts: statistics of sampling (tokens, runs, seconds, failures), as JSON.
-        version: the number of training steps of the weights that sampled every group of the batch.
-    """
+    """Training data of one step."""
 
     credited: CreditedSamples
-    facts: Mapping[str, Any]
-    version: int = 0
+    facts: Mapping[str, Any]  # statistics of sampling, as JSON
+    version: int = 0  # training steps of the weights that sampled the batch
 
     def write(self, folder: Path) -> None:
         """Write the batch to a file in ``folder``; `read` restores every number exactly."""
@@ -52,68 +111,33 @@ class StepBatch:
         (folder / DRAWN).write_text(json.dumps(found) + "\n", encoding="utf-8")
 
     @classmethod
-    def read(cls, folder: Path, step: int) -> StepBatch:
-        """Read a batch from a folder that `write` wrote to.
-
-        Args:
-            folder: the folder.
-            step: the step that the batch was drawn for. Files of version 0.3 and earlier state no
-                version: their batches were drawn one step ahead.
-        """
+    def read(cls, folder: Path) -> StepBatch:
+        """Read a batch from a folder that `write` wrote to."""
         found = json.loads((folder / DRAWN).read_text(encoding="utf-8"))
         samples = samples_from_json(found["samples"])
         credited = CreditedSamples(samples, found["scores"], found["credit"])
-        return cls(credited, found["facts"], found.get("version", step - 1))
-
-    def check_staleness(self, step: int, most: int, section: str) -> None:
-        """Raise if the weights that sampled the batch are too old for a step.
-
-        Args:
-            step: the number of training steps of the current weights.
-            most: the maximum number of steps that they may be ahead.
-            section: the path of the training settings, for the message.
-
-        Raises:
-            StaleSamples: they are further ahead.
-        """
-        if step - self.version > most:
-            raise StaleSamples(
-                f"the samples of step {step + 1} were drawn with the weights of step {self.version}, which "
-                f"are {step - self.version} steps old, but {section}.rollouts.max_staleness is {most}",
-                hint=f"set {section}.rollouts.max_staleness to {step - self.version}, or start a new run",
-            )
+        return cls(credited, found["facts"], found["version"])
 
 
 @dataclass
 class StepPlan:
-    """The examples and the cost of the steps of a job.
-
-    Attributes:
-        task: the job.
-        recipe: makes rollouts and assigns credit.
-        components: the number of trained components.
-        trained: the train examples to train on.
-        held_out: those held out for evaluations; equal seeds hold out the same ones in all jobs.
-        batch: the number of examples of a step.
-        max_batch: the number of examples of a step if all that may be replaced are.
-    """
+    """The examples and the cost of the steps of a job."""
 
     task: Task
     recipe: Recipe
-    components: int
-    trained: list[Example] = field(init=False)
-    held_out: list[Example] = field(init=False)
-    batch: int = field(init=False)
-    max_batch: int = field(init=False)
+    components: int  # the number of trained components
+    trained: list[Example] = field(init=False)  # the train examples to train on
+    held_out: list[Example] = field(init=False)  # for evaluations; the same ones in all jobs
+    batch: int = field(init=False)  # examples of a step
 
     def __post_init__(self) -> None:
         train, settings = self.task.train, self.recipe.settings
-        size = held_out_size(len(train), settings.evaluation.examples, settings.evaluation.every)
+        size = min(settings.evaluation.examples, len(train) // MAX_HELD_OUT)
         # with fewer steps than one evaluation interval, there are no checkpoints to choose among
-        size = size if settings.steps > settings.evaluation.every else 0
+        if not 0 < settings.evaluation.every < settings.steps:
+            size = 0
         self.trained, self.held_out = split(train, size, self.task.pool_seed if size else 0)
         self.batch = min(self.recipe.sampling.examples, len(self.trained))
-        self.max_batch = min(self.recipe.sampling.max_examples, len(self.trained))
 
     def examples(self, number: int) -> list[Example]:
         """Return the examples of a step; each epoch goes through all train examples in a new order."""
@@ -127,23 +151,10 @@ class StepPlan:
         # a batch that spans two epochs may contain an example twice
         return list({example.id: example for example in found}.values())
 
-    def spare_examples(self, number: int) -> list[Example]:
-        """Return further examples of a step, which replace examples without a gradient.
-
-        They are drawn anew for each step, so that the examples of a step do not depend on earlier
-        steps.
-        """
-        count = self.max_batch - self.batch
-        if not count:
-            return []
-        present, train = {example.id for example in self.examples(number)}, self.trained
-        order = generator(self.task.seed, "refill", number).permutation(len(train))
-        return [train[place] for place in order if train[place].id not in present][:count]
-
     @property
     def cost(self) -> float:
-        """Expected number of system runs of a step, if all examples that may be replaced are."""
-        return self.recipe.cost(self.max_batch, self.components)
+        """Expected number of system runs of a step."""
+        return self.recipe.cost(self.batch, self.components)
 
     @property
     def evaluation_cost(self) -> float:
@@ -151,33 +162,17 @@ class StepPlan:
         return self.recipe.evaluation_cost(len(self.held_out))
 
     def affords(self, number: int, max_runs: float, evaluations: int = 0) -> bool:
-        """Return whether steps remain, and the job's share of the budget covers the next one.
-
-        Args:
-            number: the index of the next step.
-            max_runs: the most runs of a step that the steps so far suggest; loops can raise them
-                above the estimate.
-            evaluations: the number of evaluations that the share must also cover.
-        """
+        """Return whether steps remain, and the job's share of the budget covers the next one."""
         # + 1: a whole run is reserved even for the last run of a step, of which only a part may be
-        # charged
-        needed = (
-            self.cost if max_runs <= self.cost + 1e-9 else max_runs + 1.0
-        )  # fractions of runs are summed
+        # charged; fractions of runs are summed
+        needed = self.cost if max_runs <= self.cost + 1e-9 else max_runs + 1.0
         held = evaluations * self.evaluation_cost
         return number < self.recipe.settings.steps and self.task.scorer.runs_left >= needed + held
 
     def max_runs(self, number: int, drawn: StepBatch) -> float:
-        """Return the system runs of a step like a given one that draws the maximum number of examples.
-
-        Args:
-            number: the index of the given step, which may have replaced fewer examples than it
-                could.
-            drawn: its samples.
-        """
-        examples: int = len(self.examples(number)) + drawn.credited.facts.get("refilled", 0)
+        """Return the system runs of a step like a given one that draws the maximum number of examples."""
         runs: float = drawn.facts["runs"]
-        return runs * max(1.0, self.max_batch / examples)
+        return runs * self.batch / len(self.examples(number))
 
     def has_next_step(self, state: TrainingState) -> bool:
         """Return whether another step follows: its samples are already drawn, or the budget covers it.
@@ -205,17 +200,253 @@ class StepPlan:
         return step % every == 0 or not self.has_next_step(state)
 
 
-def held_out_size(examples: int, wanted: int, every: int) -> int:
-    """Return the number of train examples to hold out.
-
-    >>> [held_out_size(examples, 16, every) for examples, every in ((100, 5), (20, 5), (3, 5), (100, 0))]
-    [16, 5, 0, 0]
-    """
-    return min(wanted, examples // MAX_HELD_OUT) if every else 0
-
-
 def split(train: Sequence[Example], size: int, seed: int) -> tuple[list[Example], list[Example]]:
     """Hold out ``size`` train examples; equal seeds hold out the same examples in all jobs."""
     aside = set(generator(seed, "held out").permutation(len(train))[:size].tolist())
     trained = [example for place, example in enumerate(train) if place not in aside]
     return trained, [train[place] for place in sorted(aside)]
+
+
+# -- outcome -------------------------------------------------------------------------------------
+
+
+def is_better(score: float, step: int, best: Best | None) -> bool:
+    """Return whether an evaluated step replaces the best step so far.
+
+    Of equal steps, the earliest stays. The starting weights (step 0) stay only if they score
+    strictly higher: an equal score on a few examples is no evidence against a training whose
+    rewards rose.
+    """
+    if best is None or score > best.score:
+        return True
+    return score == best.score and best.step == 0 < step
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a training job in a state."""
+
+    state: TrainingState
+    steps: int  # that the settings require
+    held_out: int  # train examples that evaluate steps
+    local: bool = False  # rewards are local rewards of answers, not scores of runs
+
+    def evaluation(self) -> dict[str, float | None]:
+        """Return the last evaluation, as JSON."""
+        step, score = self.state.evaluated[-1]
+        best = self.state.best.step if self.state.best else None
+        return {"step": step, "score": score, "examples": self.held_out, "best": best}
+
+    def format_evaluation(self) -> str:
+        """Return the progress note of the last evaluation."""
+        _, score = self.state.evaluated[-1]
+        if score is None or self.state.best is None:
+            return "not evaluated: every run was lost to transient errors"
+        return (
+            f"score {score:.3f} on {self.held_out} held-out train examples; "
+            f"best so far: step {self.state.best.step}"
+        )
+
+    @property
+    def learned(self) -> bool:
+        """Whether there were rewards, and samples to train on."""
+        curve = self.state.curve
+        return any(point.reward is not None for point in curve) and any(
+            point.samples for point in curve
+        )
+
+    @property
+    def chosen(self) -> Saved | None:
+        """The checkpoint of the best step, or of the last step if steps were not evaluated.
+
+        ``None`` stands for the starting weights.
+        """
+        if not self.learned:
+            return None
+        return best.saved if (best := self._best) else self.state.saved
+
+    def proposal(self, values: Callable[[Saved | None], Mapping[str, object]]) -> Proposal:
+        """Propose the weights of `chosen`.
+
+        ``before`` and ``after`` are the scores of the starting and the proposed weights on the
+        held-out examples. Without evaluations, they are the mean rewards of the first and the last
+        rollouts. These are not directly comparable, since the examples differ and rollouts use
+        their own temperature, but schedulers have no better estimate.
+        """
+        state = self.state
+        facts: dict[str, Any] = {
+            "steps": state.step,
+            "samples": sum(point.samples for point in state.curve),
+        }
+        if not self.learned:
+            whys = Counter(point.why for point in state.curve if point.why)
+            why = whys.most_common(1)[0][0] if whys else "the budget does not cover one step"
+            return Proposal(values(None), note=f"nothing to learn from: {why}", facts=facts)
+        curve = [point.reward for point in state.curve if point.reward is not None]
+        few = max(1, round(WINDOW * len(curve)))
+        before, after = fmean(curve[:few]), fmean(curve[-few:])
+        kind = "local reward of answers" if self.local else "reward of rollouts"
+        note = f"{self._describe_steps()}: mean {kind} {before:.3f} -> {after:.3f}"
+        scores: dict[str, float] = {}
+        if best := self._best:
+            note = f"{note}; {self._describe(best)}"
+            facts |= {"best_step": best.step, "evaluated": [list(pair) for pair in state.evaluated]}
+            if not self.local and state.evaluated[0][1] is not None:
+                scores = {"before": state.evaluated[0][1], "after": best.score}
+        elif not self.local:
+            scores, facts = {"before": before, "after": after}, {**facts, ROLLOUTS: True}
+        return Proposal(values(self.chosen), **scores, tried=state.step, note=note, facts=facts)
+
+    @property
+    def _best(self) -> Best | None:
+        """The best evaluated step, if steps were evaluated and not the start alone."""
+        return self.state.best if len(self.state.evaluated) > 1 else None
+
+    def _describe_steps(self) -> str:
+        """Return the number of completed steps, and why there were no more."""
+        if self.state.step == self.steps:
+            return f"{self.state.step} steps"
+        return f"{self.state.step} of {self.steps} steps (the job's budget is used up)"
+
+    def _describe(self, best: Best) -> str:
+        """Return which step is proposed and why, as part of the note."""
+        examples = f"on {self.held_out} held-out train examples"
+        if best.step == 0:
+            return f"no step scored higher than the starting weights, {best.score:.3f} {examples}"
+        start = self.state.evaluated[0][1]
+        claim = f"step {best.step} is the best of {len(self.state.evaluated) - 1} evaluated: {best.score:.3f}"
+        return f"{claim} {examples}" + ("" if start is None else f", from {start:.3f}")
+
+
+def format_step(step: CurvePoint) -> str:
+    """Return the progress note of a training step."""
+    reward = "no rollouts" if step.reward is None else f"mean reward {step.reward:.3f}"
+    samples, made = step.samples, step.made
+    several = f"{samples} samples" if samples == made else f"trained on {samples} of {made} samples"
+    skipped = f", {step.skipped} updates skipped: gradient not finite" if step.skipped else ""
+    return f"{reward}, {several}{skipped}"
+
+
+def examples_of(
+    samples: Sequence[Sample], tokenizer: PreTrainedTokenizerBase
+) -> dict[str, list[dict[str, str | float]]]:
+    """Return, by component, the answers with the highest and the lowest reward, as JSON."""
+    reward = attrgetter("reward")
+    return {
+        name: [
+            {
+                "example": sample.example,
+                "reward": sample.reward,
+                "text": tokenizer.decode(sample.tokens.sampled, skip_special_tokens=True)[
+                    :MAX_CHARACTERS
+                ],
+            }
+            # one entry if the best and the worst answer are the same sample
+            for sample in {id(s): s for s in (max(own, key=reward), min(own, key=reward))}.values()
+        ]
+        for name, own in _by_component(samples).items()
+    }
+
+
+def answer_metrics(answers: Sequence[Sample]) -> dict[str, dict[str, float]]:
+    """Return, by component, statistics of its answers in a step's rollouts, trained on or not, as JSON."""
+    return {
+        name: {
+            "answers": len(own),
+            "length": fmean(s.length for s in own),
+            "reward": fmean(s.reward for s in own),
+            "spread": pstdev(s.reward for s in own),
+            "similarity": similarity([s.tokens.sampled for s in own]),
+            "truncated": fmean(s.is_truncated for s in own),
+        }
+        for name, own in _by_component(answers).items()
+    }
+
+
+def similarity(answers: Sequence[Sequence[int]]) -> float:
+    """Return the similarity of answers: the mean Jaccard index of the token sets of successive answers."""
+    sets = [set(answer[:SIMILARITY_TOKENS]) for answer in answers]
+    pairs = list(itertools.pairwise(sets))
+    return fmean(len(a & b) / len(a | b) if a | b else 1.0 for a, b in pairs) if pairs else 1.0
+
+
+def _by_component(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
+    found: dict[str, list[Sample]] = {}
+    for sample in samples:
+        found.setdefault(sample.component, []).append(sample)
+    return dict(sorted(found.items()))
+
+
+def reason_without_samples(recipe: Recipe, drawn: StepBatch) -> str:
+    """Return why a step has no samples to train on; recipes of users may state no facts."""
+    facts, credited = drawn.facts, drawn.credited
+    if facts["failed"] and facts["failed"] >= len(credited.scores):
+        return f"every run failed, most often with {facts['failure']}"
+    if credited.samples:
+        return "every answer was excluded: longer than max_length with its prompt, or masked as truncated"
+    if "threshold" in credited.facts:
+        return f"no attempt reached the threshold {credited.facts['threshold']:.3g}"
+    if recipe.likelihood:
+        return "the recipe returned no samples to imitate"
+    if not credited.facts.get("groups"):
+        return "no run called a trained component"
+    return "all rewards within each group were equal"
+
+
+def peak_memory() -> float:
+    """Return the peak memory so far in MiB: of the GPU if there is one, otherwise of this process."""
+    import torch
+
+    if torch.cuda.is_available():
+        return float(torch.cuda.max_memory_allocated()) / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+# -- optimizer states of earlier jobs ------------------------------------------------------------
+
+# Optimizer states persist across jobs of a run, in its memory: Adam moments and the value head,
+# under the digests of the adapters that a job proposed. A later job of the same recipe that starts
+# from these adapters restores them; if the proposal is rejected, they are dropped, so that those of
+# the previous adapter apply.
+MOMENTS = "optimizer_states"
+
+
+class StoredMoments(State):
+    """Reference to the optimizer states of an earlier proposal."""
+
+    recipe: str
+    adapters: dict[str, str]
+    reference: dict[str, str]
+
+
+def stored_moments(memory: Mapping[str, Any]) -> list[StoredMoments]:
+    """Return all entries in the memory of a run."""
+    return [StoredMoments.from_json(entry) for entry in memory.get(MOMENTS, [])]
+
+
+def remember_moments(memory: dict[str, Any], recipe: str, saved: Saved) -> None:
+    """Add the optimizer states of the checkpoint that a recipe proposes to the memory of a run."""
+    digests = {name: reference["sha256"] for name, reference in saved.adapters.items() if reference}
+    if digests:
+        entry = StoredMoments(recipe=recipe, adapters=digests, reference=saved.optimizers)
+        others = [stored for stored in stored_moments(memory) if stored != entry]
+        memory[MOMENTS] = [stored.to_json() for stored in (*others, entry)]
+
+
+def drop_moments(memory: dict[str, Any], live: set[str]) -> None:
+    """Remove the states of adapters whose digests are not in the current configuration."""
+    if MOMENTS in memory:
+        kept = [e for e in stored_moments(memory) if not live.isdisjoint(e.adapters.values())]
+        memory[MOMENTS] = [stored.to_json() for stored in kept]
+
+
+def find_moments(
+    memory: Mapping[str, Any], recipe: str, starts: Mapping[str, str]
+) -> dict[str, StoredMoments]:
+    """Return, by adapter name, the stored states that match the adapters a job starts from."""
+    return {
+        name: stored
+        for stored in stored_moments(memory)
+        for name, digest in starts.items()
+        if digest and stored.recipe == recipe and stored.adapters.get(name) == digest
+    }

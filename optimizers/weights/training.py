@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
 
-from compound.core.engine import Adapter, AdapterEngine, Capabilities, Prefilled
+from compound.core.engine import Adapter, AdapterEngine, Capabilities, Engine, Prefilled
 from compound.core.errors import BudgetExhausted, DeclarationError, first_leaf
 from compound.core.narrowing import entry
 from compound.core.storage.artifacts import (
@@ -36,67 +36,46 @@ from compound.execution.rng import derive_seed
 from compound.execution.schedule import setting_values
 from compound.graph.configuration import components_of
 from compound.optimization.method import JobPlan, PlannedJob, Progress, Proposal, Task
-from compound.optimizers.weights.bases import (
-    AdapterGroups,
-    base_format,
-    base_model,
-    base_quantization,
-    check_sampling_engine,
-    load_adapters,
-    spaces,
-    teacher_model,
-)
-from compound.optimizers.weights.distributed.learner import Learner, LearnerSpec
-from compound.optimizers.weights.distributed.processes import open_learner
-from compound.optimizers.weights.interchange.group_export import FIELD as STORED_SAMPLES
-from compound.optimizers.weights.interchange.group_export import write_samples
+from compound.optimizers.weights import bases
+from compound.optimizers.weights.distributed.processes import Learner, open_learner
+from compound.optimizers.weights.interchange import FIELD as STORED_SAMPLES
+from compound.optimizers.weights.interchange import write_samples
 from compound.optimizers.weights.learner.adapters import partition
 from compound.optimizers.weights.learner.critic import VALUE
-from compound.optimizers.weights.learner.losses import ImitationObjective, PolicyObjective
 from compound.optimizers.weights.learner.samples import SECTION
-from compound.optimizers.weights.learner.saved import (
-    Best,
-    CurvePoint,
-    Saved,
-    Stored,
-    TrainingState,
-    drop_moments,
-    find_moments,
-    remember_moments,
-    stored_moments,
-)
-from compound.optimizers.weights.learner.trainer import OPTIMIZERS
-from compound.optimizers.weights.outcome import (
-    Outcome,
-    answer_metrics,
-    examples_of,
-    format_step,
-    is_better,
-    peak_memory,
-    reason_without_samples,
-)
+from compound.optimizers.weights.learner.trainer import OPTIMIZERS, LearnerSpec, Saved
 from compound.optimizers.weights.recipes.recipe import (
     Recipe,
     RecipeContext,
     Sharing,
-    TrainingSettings,
     credited_by,
 )
 from compound.optimizers.weights.recipes.rollouts import Sampler, rollout_rules
-from compound.optimizers.weights.steps import StepBatch, StepPlan
+from compound.optimizers.weights.steps import (
+    Best,
+    CurvePoint,
+    Outcome,
+    StepBatch,
+    StepPlan,
+    TrainingState,
+    answer_metrics,
+    drop_moments,
+    examples_of,
+    find_moments,
+    format_step,
+    is_better,
+    peak_memory,
+    reason_without_samples,
+    remember_moments,
+    stored_moments,
+)
 
 RECORD = "training"  # the kind of a memory record
 
 
 @dataclass(frozen=True)
 class WeightTraining:
-    """Optimizer that trains the weights of a job.
-
-    Attributes:
-        recipe: makes rollouts and assigns credit; defines the number of steps.
-        adapters: which components share an adapter.
-        section: the path of the recipe's settings, for error messages.
-    """
+    """Optimizer that trains the weights of a job."""
 
     requires: ClassVar[tuple[str, ...]] = ("torch", "transformers", "peft")
 
@@ -116,8 +95,7 @@ class WeightTraining:
             return
         try:
             state = TrainingState() if task.resume is None else TrainingState.from_json(task.resume)
-            await compute(session.open, state)
-            await session.check_engines(state)
+            await session.begin(state)
             while True:
                 evaluates = session.plan.is_evaluation_due(state)
                 if not (evaluates or session.plan.has_next_step(state)):
@@ -143,115 +121,85 @@ class WeightTraining:
 
 @dataclass
 class TrainingSession:
-    """Training of one job, with its model in memory.
-
-    Attributes:
-        task: the job.
-        recipe: makes rollouts and assigns credit.
-        sharing: which components share an adapter.
-        section: the path of the recipe's settings, for error messages.
-        trained: the components whose weights are trained.
-        adapters: the adapters of the components.
-        plan: the examples of its steps, and whether the budget covers them.
-        trainer: updates the weights; set by `open`.
-    """
+    """Training of one job, with its model in memory, which `begin` loads."""
 
     task: Task
     recipe: Recipe
     sharing: Sharing = "each"
     section: str = SECTION
     trained: tuple[str, ...] = field(init=False)
-    adapters: AdapterGroups = field(init=False)
+    groups: Mapping[str, tuple[str, ...]] = field(init=False)
     plan: StepPlan = field(init=False)
     trainer: Learner = field(init=False)
-    _gpus: tuple[str, ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
         self.trained = tuple(components_of(self.task.keys))
-        groups = partition(self.trained, self.sharing, self.section)
-        self.adapters = AdapterGroups(self.task.system, groups, self.section)
+        self.groups = partition(self.trained, self.sharing, self.section)
         self.plan = StepPlan(self.task, self.recipe, len(self.trained))
-
-    @property
-    def settings(self) -> TrainingSettings:
-        """The settings of the recipe."""
-        return self.recipe.settings
 
     @property
     def folder(self) -> Path:
         """The folder of adapters and checkpoints."""
         return self.task.context.memory.folder
 
-    def open(self, state: TrainingState) -> None:
-        """Load the base model, and restore the state of the job or the optimizer states of earlier jobs."""
-        system = self.task.system
-        engine_of = self.task.context.executor.engine
-        model = base_model(system, self.trained, engine_of)
-        if not self.recipe.likelihood:
-            check_sampling_engine(system, self.trained, engine_of)
-        placement = self.settings.base.placement(
-            base_format(system, self.trained, engine_of),
-            base_quantization(system, self.trained, engine_of),
-            self.section,
-        )
-        loss, teacher = self.recipe.loss, self.recipe.teacher
-        spec = LearnerSpec(
-            model=model,
-            shapes=spaces(system, self.adapters.groups),
-            adapter_of=self.adapters.adapter_of,
-            policy=loss if isinstance(loss, PolicyObjective) else None,
-            teacher=teacher and teacher_model(teacher, engine_of, self.section),
-            imitation=loss if isinstance(loss, ImitationObjective) else None,
-            optimizer=self.settings.optimizer,
-            rollouts=self.recipe.sampling,
-            critic=self.recipe.critic,
-            seed=self.task.seed,
-            steps=self.settings.steps,
-            longest=self._max_answer_tokens(),
-            section=self.section,
-            placement=placement,
-            checkpointing=self.settings.base.gradient_checkpointing,
-        )
-        self.trainer = open_learner(spec, self.settings.learner)
-        values = system.configuration.values()
-        drop_moments(self._memory, {v["sha256"] for v in values if is_reference(v)})
-        if state.saved is not None:
-            self.trainer.restore(state.saved, self.folder)
-            return
-        self.trainer.start(self.adapters.starts(), self.folder)
-        for name, kept in find_moments(self._memory, self._recipe, self.adapters.digests()).items():
-            self.trainer.restore_optimizer(name, kept.reference, self.folder)
-            if self.recipe.critic and set(kept.adapters) == set(self.adapters.groups):
-                self.trainer.restore_optimizer(VALUE, kept.reference, self.folder)
-
-    async def check_engines(self, state: TrainingState) -> None:
-        """Load adapters of these shapes into the engines that support a check, before any step is run."""
+    async def begin(self, state: TrainingState) -> None:
+        """Load the base model and the state; check that engines take the adapters, before the first step."""
+        await compute(self._load, state)
         if state.saved is not None:
             return
-        system, engine_of = self.task.system, self.task.context.executor.engine
-        for name, some in self.adapters.groups.items():
-            engine = engine_of(entry(setting_values(system.components[some[0]], system), "lm", str))
+        for name, components in self.groups.items():
+            engine = self._engine(components[0])
             if isinstance(engine, AdapterEngine):
                 with tempfile.TemporaryDirectory(prefix=".shape-", dir=self.folder) as folder:
                     path = Path(folder)
                     await compute(self.trainer.write_adapter, name, path)
                     await engine.admit(Adapter(str(path), folder_digest(path)))
 
-    @property
-    def _memory(self) -> dict[str, Any]:
-        return self.task.context.memory.state
-
-    @property
-    def _recipe(self) -> str:
-        return type(self.recipe).__name__
+    def _load(self, state: TrainingState) -> None:
+        """Load the base model, and restore the state of the job or the optimizer states of earlier jobs."""
+        system, recipe, settings = self.task.system, self.recipe, self.recipe.settings
+        engine_of = self.task.context.executor.engine
+        model = bases.base_model(system, self.trained, engine_of)
+        if not recipe.likelihood:
+            bases.check_sampling_engine(system, self.trained, engine_of)
+        placement = settings.base.placement(
+            bases.common_setting(system, self.trained, engine_of, "dtype"),
+            bases.common_setting(system, self.trained, engine_of, "quantization"),
+            self.section,
+        )
+        teacher = recipe.teacher
+        spec = LearnerSpec(
+            model=model,
+            shapes=bases.spaces(system, self.groups),
+            adapter_of={name: adapter for adapter, some in self.groups.items() for name in some},
+            loss=recipe.loss,
+            teacher=teacher and bases.teacher_model(teacher, engine_of, self.section),
+            optimizer=settings.optimizer,
+            rollouts=recipe.sampling,
+            critic=recipe.critic,
+            seed=self.task.seed,
+            steps=settings.steps,
+            longest=self._max_answer_tokens(),
+            section=self.section,
+            placement=placement,
+            checkpointing=settings.base.gradient_checkpointing,
+        )
+        self.trainer = open_learner(spec, settings.learner)
+        values = system.configuration.values()
+        drop_moments(self._memory, {v["sha256"] for v in values if is_reference(v)})
+        if state.saved is not None:
+            self.trainer.restore(state.saved, self.folder)
+            return
+        starts = bases.starting_adapters(system, self.groups, self.section)
+        self.trainer.start(starts, self.folder)
+        digests = {name: start["sha256"] if start else "" for name, start in starts.items()}
+        for name, kept in find_moments(self._memory, self._recipe, digests).items():
+            self.trainer.restore_optimizer(name, kept.reference, self.folder)
+            if recipe.critic and set(kept.adapters) == set(self.groups):
+                self.trainer.restore_optimizer(VALUE, kept.reference, self.folder)
 
     def _max_answer_tokens(self) -> int:
-        """Return the maximum number of tokens of an answer.
-
-        Raises:
-            DeclarationError: the loss divides by ``max_tokens``, but that is an input wired in the
-                system.
-        """
+        """Return the maximum number of tokens of an answer, which the loss may divide by."""
         system = self.task.system
         wired = [n.component.name for n in system.all_nodes() if "max_tokens" in n.wires]
         if self.recipe.loss.name == "dr_grpo" and not set(wired).isdisjoint(self.trained):
@@ -263,6 +211,19 @@ class TrainingSession:
             entry(setting_values(system.components[c], system), "max_tokens", int)
             for c in self.trained
         )
+
+    def _engine(self, component: str) -> Engine:
+        system = self.task.system
+        values = setting_values(system.components[component], system)
+        return self.task.context.executor.engine(entry(values, "lm", str))
+
+    @property
+    def _memory(self) -> dict[str, Any]:
+        return self.task.context.memory.state
+
+    @property
+    def _recipe(self) -> str:
+        return type(self.recipe).__name__
 
     def interrupt(self) -> None:
         """End a step in other processes, without waiting for it."""
@@ -276,16 +237,21 @@ class TrainingSession:
             del self.trainer
 
     def values(self, saved: Saved | None) -> Mapping[str, object]:
-        """Return the values of a checkpoint by key of the configuration."""
-        return {**self.recipe.values(self.task.system, self.trained), **self.adapters.values(saved)}
+        """Return the values of a checkpoint by key of the configuration; ``None``: the starting weights."""
+        weights = {
+            f"{component}.weights": saved.adapters[name]
+            for name, components in self.groups.items()
+            for component in components
+            if saved is not None
+        }
+        return {**self.recipe.values(self.task.system, self.trained), **weights}
 
     # -- evaluation --------------------------------------------------------------------------------------
 
     async def evaluate(self, state: TrainingState) -> TrainingState:
         """Score the weights of a state on the held-out train examples, and return the next state."""
         meter, step = self.task.context.executor.meter, state.step
-        context = self._context(state, step, dict(state.kept))
-        await self._load_adapters(context)
+        context = await self._context(state, step, dict(state.kept))
         with meter.cap_runs(self.task.scorer.runs_left):
             scores = await self.recipe.evaluate(
                 context, self.values(state.saved), self.plan.held_out
@@ -299,7 +265,9 @@ class TrainingSession:
 
     def outcome(self, state: TrainingState) -> Outcome:
         """Return the result of the job in a state."""
-        return Outcome(state, self.settings.steps, len(self.plan.held_out), self.recipe.local)
+        return Outcome(
+            state, self.recipe.settings.steps, len(self.plan.held_out), self.recipe.local
+        )
 
     def proposal(self, state: TrainingState) -> Proposal:
         """Propose the weights of the best step, and keep their optimizer states for later jobs."""
@@ -314,16 +282,17 @@ class TrainingSession:
 
     async def step(self, state: TrainingState) -> TrainingState:
         """Sample with the weights of a state, assign credit, update, and return the next state."""
-        number, kept = state.step, dict(state.kept)
-        drawn, ahead = await self._drawn(state, kept), None
-        max_runs = max(state.max_runs, self.plan.max_runs(number, drawn))
+        number, kept, sampling = state.step, dict(state.kept), self.recipe.sampling
+        if state.ahead:
+            drawn = StepBatch.read(verify_reference(state.ahead, self.folder))
+        else:
+            drawn = await self._draw(state, number, kept)
+        ahead, max_runs = None, max(state.max_runs, self.plan.max_runs(number, drawn))
+        pending = 2 * bool(state.evaluated)  # evaluations, of this step and of the next
         try:
             async with asyncio.TaskGroup() as group:
                 training = group.create_task(self._train(drawn, number))
-                pending = 2 * bool(state.evaluated)  # of this step and of the next
-                if self.recipe.sampling.max_staleness and self.plan.affords(
-                    number + 1, max_runs, pending
-                ):
+                if sampling.max_staleness and self.plan.affords(number + 1, max_runs, pending):
                     # The update starts first, so values come from the updated value head: `compute`
                     # runs one call at a time.
                     await asyncio.sleep(0)
@@ -332,38 +301,23 @@ class TrainingSession:
             raise first_leaf(errors) from None
         saved, trained = training.result()
         credited = drawn.credited
-        made = credited.facts.get(
-            "samples", len(credited.samples)
-        )  # including those of skipped groups
-        learned = sum(map(self.recipe.sampling.learns_from, credited.samples))
-        brief = CurvePoint(
+        learned = sum(map(sampling.learns_from, credited.samples))
+        point = CurvePoint(
             reward=credited.reward,
             samples=learned,
-            made=made,
+            # including those of skipped groups
+            made=credited.facts.get("samples", len(credited.samples)),
             skipped=trained["skipped_updates"],
-            refilled=credited.facts.get("refilled", 0),
             why="" if learned else reason_without_samples(self.recipe, drawn),
         )
-        found = {
-            "step": number + 1,
-            "saved": saved,
-            "ahead": ahead,
-            "kept": kept,
-            "max_runs": max_runs,
-        }
-        return state.model_copy(update={**found, "curve": [*state.curve, brief]})
-
-    async def _drawn(self, state: TrainingState, kept: dict[str, object]) -> StepBatch:
-        """Return the samples of the next step: those drawn ahead, or new ones."""
-        if state.ahead:
-            drawn = StepBatch.read(verify_reference(state.ahead, self.folder), state.step)
-            drawn.check_staleness(state.step, self.recipe.sampling.max_staleness, self.section)
-            return drawn
-        return await self._draw(state, state.step, kept)
+        found = {"step": number + 1, "saved": saved, "ahead": ahead, "kept": kept}
+        return state.model_copy(
+            update={**found, "max_runs": max_runs, "curve": [*state.curve, point]}
+        )
 
     async def _ahead(
         self, state: TrainingState, number: int, kept: dict[str, object]
-    ) -> Stored | None:
+    ) -> dict[str, str] | None:
         """Draw and store the samples of a later step with the weights of a state; ``None`` out of budget."""
         try:
             drawn = await self._draw(state, number, kept)
@@ -374,22 +328,18 @@ class TrainingSession:
     async def _draw(self, state: TrainingState, number: int, kept: dict[str, object]) -> StepBatch:
         """Sample with the weights of a state and assign credit, within the job's share of the budget."""
         meter, started = self.task.context.executor.meter, time.perf_counter()
-        context, before, runs = (
-            self._context(state, number, kept),
-            self._prefilled(),
-            meter.system_runs,
-        )
-        await self._load_adapters(context)
+        before, runs = self._prefilled(), meter.system_runs
+        context = await self._context(state, number, kept)
         with meter.cap_runs(self.task.scorer.runs_left):
             credited = await credited_by(self.recipe, context, self.plan.examples(number))
         context.sampler.check_failures()
-        read, seconds = self._prefilled() - before, time.perf_counter() - started
+        read = self._prefilled() - before
         facts = {
             "prompt_tokens": read.tokens,
             "prompt_tokens_cached": read.cached,
             **context.sampler.facts,
             "runs": meter.system_runs - runs,
-            "sample_seconds": seconds,
+            "sample_seconds": time.perf_counter() - started,
             "components": answer_metrics(credited.answers or credited.samples),
         }
         return StepBatch(credited, facts, version=state.step)
@@ -402,7 +352,7 @@ class TrainingSession:
         record = self._record(number, drawn, facts)
         if self.recipe.sampling.max_staleness:
             record["staleness"] = number - drawn.version
-        if self.settings.keep_samples:
+        if self.recipe.settings.keep_samples:
             write = partial(write_samples, samples, self.trainer.tokenizer)
             record[STORED_SAMPLES] = await compute(store_folder, write, self.folder, "samples")
         self.task.context.memory.append(record)
@@ -410,51 +360,48 @@ class TrainingSession:
 
     def _prefilled(self) -> Prefilled:
         """Return the engine's counts of prompt tokens so far."""
-        system = self.task.system
-        lm = entry(setting_values(system.components[self.trained[0]], system), "lm", str)
-        return Capabilities(self.task.context.executor.engine(lm)).prefill
+        return Capabilities(self._engine(self.trained[0])).prefill
 
-    def _context(self, state: TrainingState, number: int, kept: dict[str, object]) -> RecipeContext:
-        """Return the inputs of the recipe for one step."""
+    async def _context(
+        self, state: TrainingState, number: int, kept: dict[str, object]
+    ) -> RecipeContext:
+        """Load the weights of a state into the engines, and return the inputs of the recipe for one step."""
         task = self.task
         rules = rollout_rules(task.context.rules, task.system, self.trained, self.recipe.sampling)
         system = task.system.bind({**task.system.configuration, **self.values(state.saved)})
-        sampler = Sampler(
-            task.context.executor, system, task.context.metric, rules, self._index(number)
+        # no other step of the run has this index, so that samples are not reused
+        index = task.seed % 100_000 * 1_000 + number
+        sampler = Sampler(task.context.executor, system, task.context.metric, rules, index)
+        await bases.load_adapters(system, self.trained, task.context.executor.engine, self.folder)
+        return RecipeContext(
+            sampler,
+            self.trained,
+            derive_seed(task.seed, "step", number),
+            self.trainer,
+            task,
+            kept,
+            task.context.folder,
         )
-        seed = derive_seed(task.seed, "step", number)
-        folder, spare = task.context.folder, self.plan.spare_examples(number)
-        return RecipeContext(sampler, self.trained, seed, self.trainer, task, kept, folder, spare)
-
-    async def _load_adapters(self, context: RecipeContext) -> None:
-        """Load the weights that a step samples with into engines that can load them in advance."""
-        system, engine_of = context.sampler.system, self.task.context.executor.engine
-        await load_adapters(system, self.trained, engine_of, self.folder)
-
-    def _index(self, number: int) -> int:
-        """Return an index for a step that no other step of the run uses, so that samples are not reused."""
-        return self.task.seed % 100_000 * 1_000 + number
 
     def _record(self, number: int, drawn: StepBatch, trained: Mapping[str, Any]) -> dict[str, Any]:
         credited = drawn.credited
-        scores = {"reward": credited.reward, "rollouts": len(credited.scores)}
-        job = {
-            "seed": self.task.seed,
-            "recipe": type(self.recipe).__name__,
-            "keys": list(self.task.keys),
-        }
-        found = {**job, **scores, **credited.facts, **trained, **drawn.facts}
         of_all, of_trained = drawn.facts.get("components", {}), trained["components"]
-        found["components"] = {
-            name: {**of_all.get(name, {}), **of_trained.get(name, {})}
-            for name in sorted({*of_all, *of_trained})
-        }
-        answers = examples_of(credited.samples, self.trainer.tokenizer)
         return {
             "kind": RECORD,
             "step": number,
-            **found,
-            "answers": answers,
+            "seed": self.task.seed,
+            "recipe": self._recipe,
+            "keys": list(self.task.keys),
+            "reward": credited.reward,
+            "rollouts": len(credited.scores),
+            **credited.facts,
+            **trained,
+            **drawn.facts,
+            "components": {
+                name: {**of_all.get(name, {}), **of_trained.get(name, {})}
+                for name in sorted({*of_all, *of_trained})
+            },
+            "answers": examples_of(credited.samples, self.trainer.tokenizer),
             "memory": peak_memory(),
         }
 
@@ -468,15 +415,13 @@ class TrainingSession:
         needed = [state.ahead]
         for saved in (state.saved, state.best.saved if state.best else None):
             needed += [saved.optimizers, *saved.adapters.values()] if saved else []
-        present = {reference["path"] for reference in needed if reference} | self._given(state)
+        present = {reference["path"] for reference in needed if reference}
         present |= {stored.reference["path"] for stored in stored_moments(self._memory)}
+        # the job's starting configuration and the recipe's state
+        held = [self.task.system.configuration, *state.kept.values()]
+        values = [value for some in held if isinstance(some, Mapping) for value in some.values()]
+        present |= {Path(value["path"]).name for value in values if is_reference(value)}
         over = [path.name for path in self.folder.glob(f"{OPTIMIZERS}-*")]
         for name in {*state.folders_before, *over}.difference(present, state.folders):
             discard(name, self.folder)
         state.folders_before, state.folders = state.folders, sorted(present)
-
-    def _given(self, state: TrainingState) -> set[str]:
-        """Return the folders of the job's starting configuration and recipe state, which must be kept."""
-        held = [self.task.system.configuration, *state.kept.values()]
-        values = [value for some in held if isinstance(some, Mapping) for value in some.values()]
-        return {Path(value["path"]).name for value in values if is_reference(value)}

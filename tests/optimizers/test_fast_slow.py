@@ -30,10 +30,10 @@ from compound.optimization.settings.optimize import make_settings
 from compound.optimizers import fast_slow as fast_slow_module
 from compound.optimizers.fast_slow import FastSlow, FastSlowState
 from compound.optimizers.methods import method
-from compound.optimizers.weights.learner.saved import CurvePoint, TrainingState
 from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, MMGRPOSettings
 from compound.optimizers.weights.recipes.recipe import credited_by
 from compound.optimizers.weights.recipes.rollouts import Population, RolloutSettings
+from compound.optimizers.weights.steps import CurvePoint, TrainingState
 from compound.testing import ScriptedLM
 from compound.testing.recipe_kit import EXAMPLES, RecipeJob
 
@@ -306,12 +306,12 @@ class TestEnd:
         optimizer, task, _ = self.session(job)
         called: list[str] = []
 
-        async def checked(session: Any, state: Any) -> None:
+        async def opened(session: Any, state: Any) -> None:
+            called.append("open")
             raise asyncio.CancelledError
 
         session = fast_slow_module._Session
-        monkeypatch.setattr(session, "open", lambda *_: called.append("open"))
-        monkeypatch.setattr(session, "check_engines", checked)
+        monkeypatch.setattr(session, "begin", opened)
         monkeypatch.setattr(session, "interrupt", lambda _: called.append("interrupt"))
         monkeypatch.setattr(session, "close", lambda _: called.append("close"))
 

@@ -42,7 +42,7 @@ from compound.optimizers.search.proposers.demos import Source, Sources
 from compound.optimizers.search.ratings import RatingMemory
 from compound.optimizers.search.rewarding import RewardAdapter, RewardMemory
 from compound.optimizers.search.sources import CandidateSources
-from compound.optimizers.weights.learner.saved import TrainingState
+from compound.optimizers.weights.steps import TrainingState
 from compound.testing import PlainMemory, ScriptedLM
 from optimas_settings import guided_search, local_search, offline_rewards, optimas
 

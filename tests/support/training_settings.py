@@ -10,7 +10,8 @@ from compound.optimization.settings.base import Settings
 from compound.optimization.settings.optimize import OptimizeSettings, make_settings
 from compound.optimizers.methods import METHODS
 from compound.optimizers.weights.learner.losses import VARIANTS
-from compound.optimizers.weights.learner.trainer import Trainer
+from compound.optimizers.weights.learner.samples import SECTION
+from compound.optimizers.weights.learner.trainer import LearnerSpec, Trainer
 from compound.optimizers.weights.recipes.mygo import MyGOSettings
 from compound.optimizers.weights.recipes.ppo import PPOSettings
 from compound.optimizers.weights.recipes.recipe import TrainingSettings
@@ -101,7 +102,18 @@ class Parts:
         """Return a trainer."""
         own = self.settings
         head = own.critic if critic and isinstance(own, PPOSettings) else None
-        return Trainer(adapters, adapter_of, own.loss, own.optimizer, own.rollouts, head, **how)
+        passed = {name: how.pop(name) for name in ("in_step", "teacher") if name in how}
+        spec = LearnerSpec(
+            model="",
+            shapes=adapters.spaces,
+            adapter_of=dict(adapter_of),
+            loss=own.loss,
+            optimizer=own.optimizer,
+            rollouts=own.rollouts,
+            critic=head,
+            **{"section": SECTION, **how},
+        )
+        return Trainer(adapters, spec, **passed)
 
 
 def plain(**given: Any) -> Parts:

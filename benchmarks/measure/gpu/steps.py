@@ -10,7 +10,7 @@ from statistics import median
 
 from benchmarks.measure.cluster.base_memory import LOGITS, footprint_of
 from benchmarks.measure.gpu.models import GPU, RANK, REPEATS, emptied, random_model, spread, timed
-from benchmarks.measure.training.weights_speed import LOSS, samples, trl_trainer
+from benchmarks.measure.training.weights_speed import samples, trainer_of, trl_trainer
 from benchmarks.simulated.layouts.costs import BASES, H100
 from compound.core.errors import CompoundError
 from compound.engines.local.devices import Placement
@@ -18,9 +18,7 @@ from compound.engines.local.footprint import OPTIMIZER_BYTES, SUM_BYTES
 from compound.graph.space import LoRA
 from compound.optimizers.weights.learner import forward as forward_module
 from compound.optimizers.weights.learner.adapters import Adapters
-from compound.optimizers.weights.learner.trainer import Trainer
 from compound.optimizers.weights.learner.updates import OptimizerSettings
-from compound.optimizers.weights.recipes.rollouts import RolloutSettings
 
 TOKENS = 8192  # of a micro-batch
 LENGTH, GROUP = 512, 2  # tokens of a sample, half of them answer; samples of a group
@@ -64,7 +62,7 @@ def step_memory(
         emptied()
         loaded = torch.cuda.memory_allocated()
         settings = OptimizerSettings(micro_tokens=TOKENS)
-        trainer = Trainer(adapters, {"x": "x"}, LOSS, settings, RolloutSettings())
+        trainer = trainer_of(adapters, settings)
         rows = samples(LENGTH // 2, LENGTH // 2, TOKENS // LENGTH // GROUP, GROUP)
         with _every_prompt():
             trainer.step(list(rows), 0)
@@ -114,7 +112,7 @@ def compared(
     with random_model("0.6B", tokenizer) as folder:
         adapters = Adapters(folder, {"x": LoRA(rank=RANK)}, placement=Placement(GPU, "bfloat16"))
         settings = OptimizerSettings(micro_tokens=groups * each * (prompt + answer))
-        trainer = Trainer(adapters, {"x": "x"}, LOSS, settings, RolloutSettings())
+        trainer = trainer_of(adapters, settings)
         rows = samples(prompt, answer, groups, each)
         times: dict[str, list[float]] = {"trl": [], "every": [], "once": [], "default": []}
 

@@ -28,18 +28,15 @@ from benchmarks.simulated.toy_model import make_toy_model
 from compound.engines.local.devices import Placement
 from compound.execution.rng import fork_torch_rng
 from compound.graph.space import ATTENTION, Weights
-from compound.optimizers.weights.distributed.learner import (
-    Learner,
-    LearnerSpec,
-    open_trainer,
-)
-from compound.optimizers.weights.distributed.processes import Processes, ShardedLearner
+from compound.optimizers.weights.distributed.learner import open_trainer
+from compound.optimizers.weights.distributed.processes import Learner, Processes, ShardedLearner
 from compound.optimizers.weights.learner.samples import (
     Sample,
     SamplingSettings,
     samples_from_json,
     samples_to_json,
 )
+from compound.optimizers.weights.learner.trainer import LearnerSpec
 from compound.optimizers.weights.learner.updates import OptimizerSettings
 
 OUTPUT = Path(__file__).parents[2] / "data" / "learner_processes.json"
@@ -72,7 +69,7 @@ def spec(model: Path) -> LearnerSpec:
         model=str(model),
         shapes={"x": Weights(rank=16, alpha=32, targets=ATTENTION)},
         adapter_of={"x": "x"},
-        policy=LOSS,
+        loss=LOSS,
         optimizer=OptimizerSettings(micro_tokens=256),
         rollouts=SamplingSettings(),
         section="optimize.mmgrpo",

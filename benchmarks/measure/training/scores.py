@@ -1,4 +1,4 @@
-"""Measure variants of training on toy tasks with equal budgets: stale samples, refill, critics, and λ.
+"""Measure variants of training on toy tasks with equal budgets: stale samples, critics, and λ.
 
 Run ``python -m benchmarks.measure.training.scores [--only PART] [--seeds 6]``.
 
@@ -37,7 +37,7 @@ CHAIN = {
 TALK = {**CHAIN, "rollouts": {"examples": 8, "runs": 8}, "optimizer": {"lr": 2e-3}}
 HEAD = {"lr": 1e-2, "lam": 0.95, "adapter": None}
 ADAPTER = {**HEAD, "adapter": {"lr": 3e-3}}
-NUMBERS = ("explained", "skipped", "groups", "refilled", "staleness")
+NUMBERS = ("explained", "skipped", "groups", "staleness")
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,7 @@ class Part:
 
 
 Variants = Mapping[str, Mapping[str, Mapping[str, object]]]
-SAMPLING: Variants = {
-    "plain": {},
-    "max_staleness 1": {"rollouts": {"max_staleness": 1}},
-    "refill 2": {"rollouts": {"refill": 2}},
-}
 STALE: Variants = {"plain": {}, "max_staleness 1": {"rollouts": {"max_staleness": 1}}}
-REFILL: Variants = {"plain": {}, "refill 2": {"rollouts": {"refill": 2}}}
 CRITICS: Variants = {"probe": {"critic": HEAD}, "adapter": {"critic": ADAPTER}}
 EPOCHS = {"epochs": 2}
 SEQUENCES, TOKENS = {"grpo": {"entropy": 0.01}}, {"dapo": {"entropy": 0.01}}
@@ -84,12 +78,9 @@ ADVANTAGES: Variants = {
     "λ 1, dapo": {"critic": {**HEAD, "lam": 1.0}, "loss": TOKENS},
 }
 PARTS = {
-    "sampling/chain": Part("chain", "mmgrpo", 1280, CHAIN, SAMPLING),
-    "sampling/conversation": Part("conversation", "prompt_r1", 2560, TALK, SAMPLING),
+    "sampling/chain": Part("chain", "mmgrpo", 1280, CHAIN, STALE),
+    "sampling/conversation": Part("conversation", "prompt_r1", 2560, TALK, STALE),
     "longer/chain": Part("chain", "mmgrpo", 2560, CHAIN, STALE),
-    "steps/conversation": Part(
-        "conversation", "prompt_r1", float("inf"), {**TALK, "steps": 42}, REFILL
-    ),
     "critic/chain": Part(
         "chain", "mappo", 1280, {**CHAIN, "optimizer": {"lr": 3e-3, **EPOCHS}}, CRITICS
     ),

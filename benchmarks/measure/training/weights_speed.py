@@ -43,8 +43,8 @@ from compound.optimization.settings.optimize import make_settings
 from compound.optimizers.weights.credit.advantages import advantages
 from compound.optimizers.weights.learner.adapters import Adapters
 from compound.optimizers.weights.learner.losses import ClippedLoss, PolicyObjective
-from compound.optimizers.weights.learner.samples import Sample
-from compound.optimizers.weights.learner.trainer import Trainer
+from compound.optimizers.weights.learner.samples import SECTION, Sample
+from compound.optimizers.weights.learner.trainer import LearnerSpec, Trainer
 from compound.optimizers.weights.learner.updates import OptimizerSettings
 from compound.optimizers.weights.recipes.rollouts import RolloutSettings
 from compound.yaml import load
@@ -100,6 +100,20 @@ def timed(step: Callable[[], object], repeats: int) -> list[float]:
 # -- measurements: each runs in a separate process ---------------------------------------------------------
 
 
+def trainer_of(adapters: Adapters, optimizer: OptimizerSettings) -> Trainer:
+    """Return a trainer of one component for each adapter."""
+    spec = LearnerSpec(
+        model="",
+        shapes=adapters.spaces,
+        adapter_of={name: name for name in adapters.spaces},
+        loss=LOSS,
+        optimizer=optimizer,
+        rollouts=RolloutSettings(),
+        section=SECTION,
+    )
+    return Trainer(adapters, spec)
+
+
 def ours(
     prompt: int,
     answer: int,
@@ -116,9 +130,7 @@ def ours(
         forward.MAX_SHARED_FRACTION = 1.0 if shared else -1.0
     adapters = Adapters("smollm2", {"x": LoRA(rank=16, targets=ATTENTION)})
     adapters.shares |= bool(shared)  # also on a GPU
-    trainer = Trainer(
-        adapters, {"x": "x"}, LOSS, OptimizerSettings(micro_tokens=most), RolloutSettings()
-    )
+    trainer = trainer_of(adapters, OptimizerSettings(micro_tokens=most))
     before, rows = peak(), samples(prompt, answer, groups, each)
     seconds = timed(lambda: trainer.step(list(rows), 0), repeats)
     return {
@@ -254,7 +266,7 @@ def several(count: int) -> dict[str, object]:
     """Measure the memory of training ``count`` adapters on one base."""
     names = [f"x{number}" for number in range(count)]
     adapters = Adapters("smollm2", {name: LoRA(rank=16, targets=ATTENTION) for name in names})
-    trainer = Trainer(adapters, {name: name for name in names}, LOSS, OPTIMIZER, RolloutSettings())
+    trainer = trainer_of(adapters, OPTIMIZER)
     rows = [row for name in names for row in samples(96, 16, 2, 4, name)]
     for number in range(2):
         trainer.step(list(rows), number)

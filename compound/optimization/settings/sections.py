@@ -48,7 +48,6 @@ SYNONYMS: Mapping[str, str] = {
         f"loss.{LOSS}.beta": "kl_coef kl_loss_coef init_kl_coef use_kl_loss",
         f"loss.{LOSS}.clip": "epsilon clip_ratio clip_range cliprange eps_clip epsilon_low clip_ratio_low",
         f"loss.{LOSS}.clip_high": "epsilon_high clip_ratio_high eps_clip_high",
-        f"loss.{LOSS}.clip_delta": "delta clip_ratio_c",
         f"loss.{LOSS}.entropy": "entropy_coef entropy_coeff ent_coef",
         f"loss.{LOSS}.correction": "vllm_importance_sampling_cap vllm_importance_sampling_correction",
         "critic.lam": "gae_lambda lambd",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import pvariance
 
 from compound.core.errors import DeclarationError, suggest_name
@@ -21,37 +20,12 @@ VARIANCE_EPSILON = 1e-6  # added to the variance under the root in the populatio
 Standardize = Callable[[float, Sequence[float]], float]
 
 
-@dataclass(frozen=True)
-class GroupFacts:
-    """Statistics of the groups of a batch.
-
-    Attributes:
-        groups: the number of groups; a sample without a group counts as a group of its own.
-        skipped: the number of groups without a gradient: equal rewards, or a single element.
-        samples: the number of samples.
-        dropped: the number of samples in skipped groups.
-        variance: the population variance of the rewards, averaged over all groups, skipped ones
-            included.
-    """
-
-    groups: int
-    skipped: int
-    samples: int
-    dropped: int
-    variance: float
-
-    @property
-    def share_skipped(self) -> float:
-        """Share of the groups without a gradient; 0 without groups."""
-        return self.skipped / self.groups if self.groups else 0.0
-
-
 def advantages(
     samples: Sequence[Sample],
     standardize: str = "trl",
     *,
     references: Mapping[Group, Sequence[float]] | None = None,
-) -> tuple[list[Sample], GroupFacts]:
+) -> tuple[list[Sample], dict[str, float]]:
     """Return the samples with group-relative advantages, the same for all tokens of a sample.
 
     Args:
@@ -62,7 +36,9 @@ def advantages(
             they differ from those of the samples, such as one reward per conversation.
 
     Returns:
-        The samples that carry a gradient, in input order, and the statistics of the groups.
+        The samples that carry a gradient, in input order; and as JSON, the numbers of groups and
+        samples, those of groups without a gradient (``skipped``) and of their samples
+        (``dropped``), and the population variance of the rewards, averaged over all groups.
 
     Raises:
         DeclarationError: the name is unknown, or a reward is not a finite number.
@@ -72,7 +48,7 @@ def advantages(
         >>> tokens = TokenRecord((1,), (2, 3), (-0.1, -0.2), "stop")
         >>> rows = [Sample("a", "e", "a", 0, tokens, reward, ("e", "a", 0)) for reward in (0.0, 1.0)]
         >>> trained, facts = advantages(rows, "center")
-        >>> [sample.advantages for sample in trained], facts.skipped, facts.variance
+        >>> [sample.advantages for sample in trained], facts["skipped"], facts["variance"]
         ([(-0.5, -0.5), (0.5, 0.5)], 0, 0.25)
     """
     if standardize not in STANDARDIZATIONS:
@@ -87,24 +63,21 @@ def advantages(
     compared |= {
         key: list(rewards) for key, rewards in (references or {}).items() if key in compared
     }
-    skipped = (
-        set() if standardize == "none" else {key for key in compared if is_flat(compared[key])}
-    )
+    skipped = {key for key in compared if standardize != "none" and is_flat(compared[key])}
     function = STANDARDIZATIONS[standardize]
     kept: list[Sample] = []
     for number, sample in enumerate(samples):
         key = _key(sample, number)
         if key not in skipped:
             kept.append(sample.with_advantage(function(sample.reward, compared[key])))
-    dropped = sum(_key(sample, number) in skipped for number, sample in enumerate(samples))
     spread = sum(variance(rewards) for rewards in compared.values())
-    facts = GroupFacts(
-        len(compared),
-        len(skipped),
-        len(samples),
-        dropped,
-        spread / len(compared) if compared else 0.0,
-    )
+    facts = {
+        "groups": len(compared),
+        "skipped": len(skipped),
+        "samples": len(samples),
+        "dropped": len(samples) - len(kept),
+        "variance": spread / len(compared) if compared else 0.0,
+    }
     return kept, facts
 
 
@@ -120,12 +93,7 @@ def by_group(samples: Iterable[Sample]) -> dict[Group, list[Sample]]:
 
 
 def check_rewards(samples: Iterable[Sample]) -> None:
-    """Check that all rewards are finite.
-
-    Raises:
-        DeclarationError: a reward is not a finite number; the message names the component and the
-            example.
-    """
+    """Check that all rewards are finite."""
     for sample in samples:
         if not math.isfinite(sample.reward):
             raise DeclarationError(
@@ -136,21 +104,13 @@ def check_rewards(samples: Iterable[Sample]) -> None:
 
 
 def variance(rewards: Sequence[float]) -> float:
-    """Return the population variance.
-
-    >>> variance([0.0, 1.0, 1.0, 0.0])
-    0.25
-    """
+    """Return the population variance."""
     mean = math.fsum(rewards) / len(rewards)
     return math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)
 
 
 def is_flat(rewards: Sequence[float]) -> bool:
-    """Return whether all rewards are equal up to rounding.
-
-    >>> is_flat([0.1 + 0.2, 0.3]), is_flat([1.0]), is_flat([0.0, 1e-3])
-    (True, True, False)
-    """
+    """Return whether all rewards are equal up to rounding."""
     return math.isclose(min(rewards), max(rewards), rel_tol=1e-9, abs_tol=1e-12)
 
 
@@ -167,37 +127,18 @@ def _deviation(rewards: Sequence[float]) -> float:
     return math.sqrt(variance(rewards) * len(rewards) / (len(rewards) - 1))
 
 
-def _trl(reward: float, rewards: Sequence[float]) -> float:
-    return (reward - _mean(rewards)) / (_deviation(rewards) + DEVIATION_EPSILON)
-
-
-def _plain(reward: float, rewards: Sequence[float]) -> float:
-    return (reward - _mean(rewards)) / _deviation(rewards)
-
-
-def _population(reward: float, rewards: Sequence[float]) -> float:
-    return (reward - _mean(rewards)) / math.sqrt(variance(rewards) + VARIANCE_EPSILON)
-
-
-def _center(reward: float, rewards: Sequence[float]) -> float:
-    return reward - _mean(rewards)
-
-
-def _leave_one_out(reward: float, rewards: Sequence[float]) -> float:
-    return reward - (math.fsum(rewards) - reward) / (len(rewards) - 1)
-
-
-def _none(reward: float, rewards: Sequence[float]) -> float:
-    return reward
-
-
 STANDARDIZATIONS: dict[str, Standardize] = {
-    "trl": _trl,  # (r - mean) / (sample standard deviation + 1e-4)
-    "plain": _plain,  # (r - mean) / sample standard deviation: mmGRPO, equation 2
-    "population": _population,  # (r - mean) / sqrt(population variance + 1e-6): Prompt-R1
-    "center": _center,  # r - mean: Dr. GRPO
-    "leave_one_out": _leave_one_out,  # r - mean of the others: RLOO
-    "none": _none,  # r: plain REINFORCE
+    "trl": lambda r, every: (r - _mean(every)) / (_deviation(every) + DEVIATION_EPSILON),
+    # mmGRPO, equation 2
+    "plain": lambda r, every: (r - _mean(every)) / _deviation(every),
+    # Prompt-R1
+    "population": lambda r, every: (
+        (r - _mean(every)) / math.sqrt(variance(every) + VARIANCE_EPSILON)
+    ),
+    "center": lambda r, every: r - _mean(every),  # Dr. GRPO
+    # RLOO
+    "leave_one_out": lambda r, every: r - (math.fsum(every) - r) / (len(every) - 1),
+    "none": lambda r, every: r,  # plain REINFORCE
 }
 
 
@@ -220,18 +161,6 @@ def gae(
         delta_t = r_t + gamma V_{t+1} - V_t
         A_t     = delta_t + gamma lam A_{t+1}
         target  = A_t + V_t
-
-    Args:
-        values: V_t, the value estimate before each sampled token.
-        reward: the reward of the sample.
-        gamma: the discount factor.
-        lam: λ; 1 gives the return minus the value, 0 the one-step temporal difference.
-        kl: the estimated KL divergence from the reference at each token; none by default.
-        beta: the coefficient of the KL penalty.
-
-    Raises:
-        DeclarationError: ``gamma`` or ``lam`` is outside [0, 1], ``kl`` and ``values`` differ in
-            length, or a number is not finite.
 
     Example:
         >>> gae([0.5, 0.25, 0.75], 1.0, lam=0.5)
@@ -265,11 +194,6 @@ def explained_variance(
     """Return the explained variance of the returns by the values, over the tokens of all samples.
 
     1 - Var(returns - values) / Var(returns); ``None`` if the returns have no variance.
-
-    Example:
-        >>> returns = [[0.0, 1.0], [0.5]]
-        >>> explained_variance(returns, returns), explained_variance([[0.0, 0.0], [0.0]], returns)
-        (1.0, 0.0)
     """
     estimates = [value for sample in values for value in sample]
     targets = [value for sample in returns for value in sample]
@@ -280,15 +204,7 @@ def explained_variance(
 
 
 def whiten(batch: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return the advantages of a batch, normalized to mean 0 and variance 1 over all tokens.
-
-    Args:
-        batch: the advantages of each sample's tokens.
-
-    Example:
-        >>> [[round(a, 3) for a in sample] for sample in whiten([[1.0, 3.0], [5.0, 7.0]])]
-        [[-1.342, -0.447], [0.447, 1.342]]
-    """
+    """Return the advantages of a batch, normalized to mean 0 and variance 1 over all tokens."""
     tokens = [advantage for sample in batch for advantage in sample]
     if not tokens:
         return [[] for _ in batch]

@@ -11,26 +11,22 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compound.core.errors import DataError, DeclarationError
+from compound.core.errors import DataError
 from compound.core.example import Example, Score
 from compound.core.narrowing import entry
 from compound.evaluation.metrics.built_in import token_f1
 
 THINK, PROMPT, ANSWER = "think", "interaction_prompt", "answer"
+# Points of a well-formed turn with a prompt, of an answer block in the last turn, of one that is not
+# empty, and of a last turn that is exactly a thought and that block.
+PARTS = (0.4, 0.25, 0.25, 0.1)
 _TAG = re.compile(rf"</?(?:{THINK}|{PROMPT}|{ANSWER})>")
 _BLOCK = re.compile(rf"<({THINK}|{PROMPT}|{ANSWER})>(.*?)</\1>", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class PromptTurn:
-    """Parsed turn of the agent.
-
-    Attributes:
-        thought: the content of the first think block.
-        prompt: the first prompt for the environment, or None; further prompts are ignored.
-        answer: the final answer; None if there is none, or if the turn also has a prompt.
-        exact: whether the turn is exactly one thought followed by one prompt or answer.
-    """
+    """Parsed turn of the agent."""
 
     thought: str = ""
     prompt: str | None = None
@@ -73,64 +69,38 @@ def read_turn(text: str) -> PromptTurn:
     )
 
 
-@dataclass(frozen=True)
-class FormGate:
-    """R = -k + min(form, k) + [form >= k and an answer is present] * F1, in [-k, 1] where k = 1.
-
-    The form is a sum: ``alpha`` for each well-formed turn with a prompt, ``beta`` for an answer
-    block in the last turn, ``gamma`` if it is not empty, ``delta`` if the last turn is exactly a
-    thought and that block.
+def form(turns: Sequence[PromptTurn], parts: Sequence[float] = PARTS) -> float:
+    """Return the points of the form of a conversation, at most 1: the sum of those parts that it has.
 
     In the published code, additional turns compensate for missing parts: three turns without an
-    answer open the gate and get 0, more than the -0.4 of an immediate correct answer. Here, turns
-    contribute at most k - beta - gamma - delta. A rollout that ends without an answer, by its own
-    fault or because its turns are used up, therefore gets at most -beta - gamma - delta.
+    answer open the gate and get 0, more than the -0.4 of an immediate correct answer. Here, several
+    prompts count as one. A rollout that ends without an answer, by its own fault or because its
+    turns are used up, therefore gets at most -0.6.
+    """
+    last = turns[-1] if turns else PromptTurn()
+    asked = any(turn.is_prompt for turn in turns)
+    found = (asked, last.answer is not None, bool(last.answer), last.is_final)
+    # rounded so that the sum reaches 1 in any order of summation
+    return round(sum(part * has for part, has in zip(parts, found, strict=True)), 9)
+
+
+def gated_reward(turns: Sequence[PromptTurn], f1: float, parts: Sequence[float] = PARTS) -> float:
+    """Return R = -1 + form + [form = 1 and an answer is present] * F1, in [-1, 1].
 
     >>> ask = read_turn("<think>?</think><interaction_prompt>Name the capital.</interaction_prompt>")
     >>> end = read_turn("<think>!</think><answer>Lima</answer>")
-    >>> gate = FormGate()
-    >>> gate.reward([ask, end], f1=1.0), gate.reward([ask, end], f1=0.5), gate.reward([end], f1=1.0)
+    >>> gated_reward([ask, end], 1.0), gated_reward([ask, end], 0.5), gated_reward([end], 1.0)
     (1.0, 0.5, -0.4)
-    >>> gate.reward([ask, ask, ask, ask, ask], f1=0.0)
+    >>> gated_reward([ask, ask, ask, ask, ask], f1=0.0)
     -0.6
     """
-
-    alpha: float = 0.4
-    beta: float = 0.25
-    gamma: float = 0.25
-    delta: float = 0.1
-    k: float = 1.0
-
-    def __post_init__(self) -> None:
-        if min(self.alpha, self.beta, self.gamma, self.delta) < 0 or self.k < self._ending:
-            raise DeclarationError(
-                f"a gate's parts must be >= 0, and beta + gamma + delta <= k, but got {self}",
-            )
-
-    @property
-    def _ending(self) -> float:
-        return self.beta + self.gamma + self.delta
-
-    def form(self, turns: Sequence[PromptTurn]) -> float:
-        """Return the points of the form, at most k."""
-        last = turns[-1] if turns else PromptTurn()
-        asked = self.alpha * sum(turn.is_prompt for turn in turns)
-        points = min(asked, self.k - self._ending)
-        points += self.beta * (last.answer is not None) + self.gamma * bool(last.answer)
-        points += self.delta * last.is_final
-        return min(
-            round(points, 9), self.k
-        )  # rounded so that 0.4 + 0.6 reaches 1 in any order of summation
-
-    def reward(self, turns: Sequence[PromptTurn], f1: float) -> float:
-        """Return R; ``f1`` in [0, 1] compares the last turn's answer with the gold answers."""
-        form = self.form(turns)
-        passed = form >= self.k and bool(turns and turns[-1].answer)
-        return round(form - self.k, 9) + (f1 if passed else 0.0)
+    points = form(turns, parts)
+    passed = points >= 1.0 and bool(turns and turns[-1].answer)
+    return round(points - 1.0, 9) + (f1 if passed else 0.0)
 
 
 def gated(outputs: Mapping[str, object], example: Example) -> Score:
-    """Score a conversation by `FormGate` with the paper's numbers; a metric for ``custom``.
+    """Score a conversation by `gated_reward`; a metric for ``custom``.
 
     It reads the output ``turns``, the texts of the agent in order, and the gold field ``answers``
     or ``answer``.
@@ -150,7 +120,6 @@ def gated(outputs: Mapping[str, object], example: Example) -> Score:
     gold = "answers" if "answers" in example.gold else "answer"
     compared: Score = token_f1("answer", gold).score({"answer": answer or ""}, example)
     f1 = compared.value if answer else 0.0
-    gate = FormGate()
     feedback = compared.feedback if answer else f"no answer after {len(turns)} turns"
-    parts = {"form": gate.form(turns), "f1": f1, "turns": float(len(turns))}
-    return Score(gate.reward(turns, f1), feedback, parts)
+    parts = {"form": form(turns), "f1": f1, "turns": float(len(turns))}
+    return Score(gated_reward(turns, f1), feedback, parts)

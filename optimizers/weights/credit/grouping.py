@@ -12,12 +12,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import replace
+from typing import Literal, TypeVar
 
 import numpy as np
 
-from compound.core.errors import DeclarationError, suggest_name
 from compound.execution.rng import generator
 from compound.execution.trace import Call, Trace
 from compound.optimizers.weights.credit.advantages import by_group, check_rewards, variance
@@ -26,23 +25,6 @@ from compound.optimizers.weights.learner.samples import Group, Sample
 
 T = TypeVar("T")
 MIXED = "mixed"  # first element of the keys of groups across examples
-PADDINGS = ("fill", "truncate", "none")
-
-
-@dataclass(frozen=True)
-class ModuleGroups:
-    """The groups of a batch.
-
-    Attributes:
-        samples: with their groups, group after group. In a filled group, weights make the elements
-            count together as much as those of a full group.
-        truncated: the number of samples dropped because some rollouts lack their invocation.
-        deselected: the number of samples dropped because their group has more than G elements.
-    """
-
-    samples: tuple[Sample, ...]
-    truncated: int = 0
-    deselected: int = 0
 
 
 def trajectory_samples(
@@ -112,43 +94,23 @@ def call_samples(
 
 def module_groups(
     samples: Sequence[Sample],
+    rollouts: Mapping[str, int],
     *,
     size: int | None = None,
-    padding: str = "fill",
-    rollouts: Mapping[str, int] | None = None,
+    padding: Literal["fill", "truncate", "none"] = "fill",
     seed: int = 0,
-) -> ModuleGroups:
+) -> tuple[list[Sample], dict[str, int]]:
     """Form the groups of a batch (mmGRPO, algorithm 1).
 
     The key of a group is (example, component, k-th invocation of the component in its trajectory),
     independent of the prompts.
-
-    Args:
-        samples: of one or more examples; ``rollout`` identifies the rollouts of an example.
-            Existing groups are replaced.
-        size: G, the number of elements per group; ``None`` uses the number of rollouts of the
-            example, so that no group is reduced.
-        padding: the treatment of invocations that some rollouts lack. ``fill`` lets the elements of
-            a short group of n weigh G / n, as if each were copied equally often; ``truncate`` drops
-            such invocations; ``none`` leaves groups short.
-        rollouts: the number of rollouts of each example, if some of them left no sample.
-        seed: the seed that breaks ties.
-
-    Raises:
-        DeclarationError: the padding is unknown, the size is below 2, an example has more rollouts
-            than ``rollouts`` states, or a reward is not a finite number.
     """
-    if padding not in PADDINGS:
-        raise DeclarationError(f"unknown padding {padding!r}", hint=suggest_name(padding, PADDINGS))
-    if size is not None and size < 2:
-        raise DeclarationError(f"a group must have at least 2 elements, but size is {size}")
     check_rewards(samples)
-    counts = _count_rollouts(samples, rollouts or {})
     groups = by_group(replace(s, group=(s.example, s.component, s.invocation)) for s in samples)
     truncated = deselected = 0
     chosen: list[Sample] = []
     for key, rows in groups.items():
-        every = counts[rows[0].example]
+        every = rollouts[rows[0].example]
         if padding == "truncate" and len({sample.rollout for sample in rows}) < every:
             truncated += len(rows)
             continue
@@ -162,7 +124,7 @@ def module_groups(
             chosen += [replace(sample, weight=target / len(rows)) for sample in rows]
         else:
             chosen += rows
-    return ModuleGroups(tuple(chosen), truncated, deselected)
+    return chosen, {"truncated": truncated, "deselected": deselected}
 
 
 def select_diverse(rewards: Sequence[float], size: int, rng: np.random.Generator) -> list[int]:
@@ -170,15 +132,6 @@ def select_diverse(rewards: Sequence[float], size: int, rng: np.random.Generator
 
     The optimum is a prefix and a suffix of the sorted rewards, since the variance is convex in each
     reward.
-
-    Args:
-        rewards: finite, at least ``size`` of them.
-        size: the number of elements to choose.
-        rng: breaks ties.
-
-    Example:
-        >>> select_diverse([0.5, 0.0, 0.4, 1.0], 2, np.random.default_rng(0))
-        [1, 3]
     """
     shuffled = [int(i) for i in rng.permutation(len(rewards))]
     order = sorted(shuffled, key=lambda i: rewards[i])
@@ -190,68 +143,24 @@ def select_diverse(rewards: Sequence[float], size: int, rng: np.random.Generator
     return sorted(choices[best[int(rng.integers(len(best)))]])
 
 
-def _count_rollouts(samples: Sequence[Sample], stated: Mapping[str, int]) -> dict[str, int]:
-    seen: dict[str, set[int]] = {}
-    for sample in samples:
-        seen.setdefault(sample.example, set()).add(sample.rollout)
-    for example, found in seen.items():
-        if example in stated and stated[example] < len(found):
-            raise DeclarationError(
-                f"rollouts of example {example!r} is {stated[example]}, but samples come from {len(found)} "
-                "rollouts"
-            )
-    return {example: stated.get(example, len(found)) for example, found in seen.items()}
-
-
-@dataclass(frozen=True)
-class Regrouped:
-    """A batch whose singletons were regrouped where possible.
-
-    Attributes:
-        samples: in input order; regrouped singletons have new groups.
-        groups: the number of new groups.
-        mixed: the number of samples in new groups.
-        alone: the number of singletons without another one in their pool, which are unchanged.
-        variance: the population variance of the rewards, averaged over the new groups.
-    """
-
-    samples: tuple[Sample, ...]
-    groups: int
-    mixed: int
-    alone: int
-    variance: float
-
-
 def regroup(
     samples: Sequence[Sample], size: int, pool: Callable[[Sample], Group], *, seed: int = 0
-) -> Regrouped:
+) -> tuple[list[Sample], dict[str, float]]:
     """Group singletons with others of their pool; a call of several requests is one element.
 
     Each pool is shuffled and divided into groups of ``size``. The remainder forms a smaller group;
     a single remaining sample joins the previous group. The key of a new group is ``("mixed", *pool,
     number)``.
 
-    Args:
-        samples: the whole batch.
-        size: G, at least 2.
-        pool: returns the key of a sample's pool; for MHGPO, the sample's component and the
-            component at which its example was forked.
-        seed: the seed of the shuffles.
-
-    Raises:
-        DeclarationError: the size is below 2, or a reward is not a finite number.
-
     Example:
         >>> from collections import Counter
         >>> from compound.core.engine import TokenRecord
         >>> tokens = TokenRecord((1,), (2,), (-0.1,), "stop")
         >>> rows = [Sample("a", f"e{i}", "a", 0, tokens, float(i % 2), (f"e{i}",)) for i in range(5)]
-        >>> found = regroup(rows, 2, lambda sample: (sample.component, "b"))
-        >>> Counter(sample.group for sample in found.samples)
+        >>> found, _ = regroup(rows, 2, lambda sample: (sample.component, "b"))
+        >>> Counter(sample.group for sample in found)
         Counter({('mixed', 'a', 'b', 1): 3, ('mixed', 'a', 'b', 0): 2})
     """
-    if size < 2:
-        raise DeclarationError(f"a group must have at least 2 elements, but size is {size}")
     check_rewards(samples)
     calls: dict[Group, list[int]] = {}  # a call of an agent has a sample for each of its requests
     rollouts: dict[Group, set[int]] = {}
@@ -274,21 +183,15 @@ def regroup(
         for place in itertools.chain(*part):
             rows[place] = replace(rows[place], group=key)
     spreads = [variance([samples[places[0]].reward for places in part]) for part in new.values()]
-    return Regrouped(
-        samples=tuple(rows),
-        groups=len(new),
-        mixed=sum(len(places) for part in new.values() for places in part),
-        alone=len(groups) - len(new),
-        variance=sum(spreads) / len(spreads) if spreads else 0.0,
-    )
+    return rows, {
+        "mixed_groups": len(new),
+        "mixed_variance": sum(spreads) / len(spreads) if spreads else 0.0,
+        "alone": len(groups) - len(new),
+    }
 
 
 def _cut(places: Sequence[T], size: int) -> list[list[T]]:
-    """Return parts of ``size`` and the remainder; a single remaining element joins the previous part.
-
-    >>> _cut([1, 2, 3, 4, 5, 6, 7], 3), _cut([1, 2, 3, 4, 5], 3), _cut([1], 3)
-    ([[1, 2, 3], [4, 5, 6, 7]], [[1, 2, 3], [4, 5]], [[1]])
-    """
+    """Return parts of ``size`` and the remainder; a single remaining element joins the previous part."""
     parts = [list(places[start : start + size]) for start in range(0, len(places), size)]
     if len(parts) > 1 and len(parts[-1]) < 2:
         last = parts.pop()

@@ -20,36 +20,17 @@ Penalty = Callable[[Call], float]
 
 @dataclass(frozen=True)
 class Credit:
-    """Credit of a call of an agent.
+    """Credit of a call of an agent."""
 
-    Attributes:
-        call: the call, as in the first of its traces.
-        traces: the indices of the traces with the call; more than one for a call before a fork
-            point.
-        shared: the propagated reward: the mean over the direct successors.
-        penalty: the penalty of the component's own rule, usually at most 0.
-    """
-
-    call: Call
-    traces: tuple[int, ...]
-    shared: float
+    call: Call  # as in the first of its traces
+    traces: tuple[int, ...]  # with the call; several for a call before a fork point
+    shared: float  # the propagated reward: the mean over the direct successors
     penalty: float = 0.0
 
     @property
     def reward(self) -> float:
         """Reward of the call: the sum of the propagated reward and the penalty."""
         return self.shared + self.penalty
-
-
-@dataclass(frozen=True)
-class Propagated:
-    """Credits of all calls of agents, each once, in the order of the traces.
-
-    ``unreached`` are the agents' calls that no reward reaches; they have no credit.
-    """
-
-    credits: tuple[Credit, ...]
-    unreached: tuple[Call, ...] = ()
 
 
 @dataclass(slots=True)
@@ -68,29 +49,15 @@ def propagate(
     *,
     penalties: Mapping[str, Penalty] | None = None,
     fallback: float = 0.0,
-) -> Propagated:
+) -> tuple[list[Credit], list[Call]]:
     """Propagate the rewards of the runs of one example back to the calls of its agents (MHGPO, equation 4).
-
-    Args:
-        traces: scored runs of one example. Forks of a run share the calls that `Executor.fork`
-            kept; each fork must have a distinct sample index.
-        agents: the names of the components that earn rewards. Others are transparent: the direct
-            successors of a call are the agents that are reached only through other components.
-        penalties: by agent, a rule for the penalty of one of its calls, which is not propagated.
-        fallback: the reward of a failed run, which is propagated from the last calls of the run. It
-            is also the reward of a failed call in a successful run, where no other call read its
-            outputs.
-
-    Raises:
-        DeclarationError: the traces belong to different examples, two different calls have the same
-            identity, a successful run has no score, or a name is unknown.
 
     Example:
         >>> def call(name, *parents):
         ...     return Call(name, name, name, parents, {}, {})
         >>> run = Trace("e", "", 0, 0, {}, (call("a"), call("tool", "a"), call("b", "tool")), score=0.5)
-        >>> found = propagate([run], ["a", "b"], penalties={"b": lambda call: -1.0})
-        >>> [(credit.call.address, credit.reward) for credit in found.credits]
+        >>> found, _ = propagate([run], ["a", "b"], penalties={"b": lambda call: -1.0})
+        >>> [(credit.call.address, credit.reward) for credit in found]
         [('a', 0.5), ('b', -0.5)]
     """
     rules = penalties or {}
@@ -117,19 +84,11 @@ def propagate(
             credits_.append(Credit(node.call, tuple(node.traces), shared[i], penalty))
         elif name in agents:
             unreached.append(node.call)
-    return Propagated(tuple(credits_), tuple(unreached))
+    return credits_, unreached
 
 
 def run_reward(trace: Trace, fallback: float) -> float:
-    """Return the reward of a run: its score, or the fallback if it failed, even if it has a score.
-
-    Raises:
-        DeclarationError: the run succeeded, but has no score.
-
-    Example:
-        >>> run_reward(Trace("e", "", 0, 0, {}, (), score=0.0), fallback=-1.0)
-        0.0
-    """
+    """Return the reward of a run: its score, or the fallback if it failed, even if it has a score."""
     if trace.failure is not None:
         return fallback
     if trace.score is None:

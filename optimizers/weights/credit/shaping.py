@@ -26,11 +26,7 @@ _WORD = re.compile(
 
 
 class FormPenalty:
-    """Base class of penalties.
-
-    Attributes:
-        penalty: the penalty of a wrong form.
-    """
+    """Base class of penalties."""
 
     penalty: float
 
@@ -44,17 +40,12 @@ class FormPenalty:
 class TooMany(FormPenalty):
     """Penalty for a list that is too long, such as the queries of a rewriter.
 
-    Attributes:
-        output: the output with the list.
-        max_items: the maximum number of items without a penalty.
-        penalty: the penalty for more items.
-
     >>> [TooMany("queries")({}, {"queries": ["a query"] * n}) for n in (4, 5)]
     [0.0, -0.5]
     """
 
     output: str
-    max_items: int = 4
+    max_items: int = 4  # without a penalty
     penalty: float = -0.5
 
     def __call__(self, inputs: Values, outputs: Values) -> float:
@@ -69,11 +60,6 @@ class BadIds(FormPenalty):
     Well-formed ids are numbers from 1 on, separated by commas or spaces, with or without brackets:
     ``2, 5``, ``[2] [5]`` or ``[2, 5]``.
 
-    Attributes:
-        output: the output with the ids, a string or a list of numbers.
-        items: the input with the numbered items.
-        penalty: the penalty, applied once even for several errors.
-
     >>> wrong = BadIds("ids", "candidates")
     >>> shown = {"candidates": ["first", "second"]}
     >>> [wrong(shown, {"ids": text}) for text in ("2, 1", "[1]", "3", "1, 1", "passage 1", "")]
@@ -81,7 +67,7 @@ class BadIds(FormPenalty):
     """
 
     output: str
-    items: str
+    items: str  # the input with the numbered items
     penalty: float = -1.0
 
     def __call__(self, inputs: Values, outputs: Values) -> float:
@@ -96,17 +82,12 @@ class BadIds(FormPenalty):
 class TooLong(FormPenalty):
     """Penalty for a text with too many words, such as an answer.
 
-    Attributes:
-        output: the output with the text.
-        words: the maximum number of words without a penalty.
-        penalty: the penalty for more words.
-
     >>> [TooLong("answer", words=2)({}, {"answer": text}) for text in ("Lima, Peru", "it-is-Lima")]
     [0.0, -1.0]
     """
 
     output: str
-    words: int = 30
+    words: int = 30  # without a penalty
     penalty: float = -1.0
 
     def __call__(self, inputs: Values, outputs: Values) -> float:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
 from compound.core.errors import DeclarationError
-from compound.core.storage.artifacts import Reference
 from compound.engines.local import devices, loading
 from compound.engines.local.devices import (
     Attention,
@@ -21,7 +18,6 @@ from compound.engines.local.devices import (
     Quantization,
     naming_settings,
 )
-from compound.graph.space import Weights
 from compound.optimization.settings.base import Settings
 from compound.optimizers.weights.learner.adapters import (
     Adapters,
@@ -29,19 +25,10 @@ from compound.optimizers.weights.learner.adapters import (
     Load,
     check_same_tokens,
 )
-from compound.optimizers.weights.learner.critic import CriticSettings
-from compound.optimizers.weights.learner.losses import (
-    ImitationObjective,
-    Objective,
-    PolicyObjective,
-)
-from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
-from compound.optimizers.weights.learner.saved import Saved
-from compound.optimizers.weights.learner.trainer import Trainer
-from compound.optimizers.weights.learner.updates import OptimizerSettings
+from compound.optimizers.weights.learner.trainer import LearnerSpec, Trainer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    pass
 
 
 class BaseModelSettings(Settings):
@@ -63,17 +50,7 @@ class BaseModelSettings(Settings):
     the extra `quantized`. `auto` uses that of the engine that samples."""
 
     def placement(self, dtype: str, quantization: str, section: str) -> Placement:
-        """Return the placement of the base, after checking it.
-
-        Args:
-            dtype: the number format that the components sample in; ``auto`` if unknown.
-            quantization: the quantization that they sample with; ``auto`` if unknown.
-            section: the path of the training settings, for messages.
-
-        Raises:
-            DeclarationError: the settings differ from those of the engines, or the device does not
-                support them.
-        """
+        """Return the placement of the base, after checking it."""
         placement = Placement(
             self.device,
             self._common("dtype", dtype, section),
@@ -97,50 +74,6 @@ class BaseModelSettings(Settings):
 
 KEY = "COMPOUND_LEARNER_KEY"  # environment variable with the key of signatures of messages
 LOWER = "set {section}.base.dtype to bfloat16, {section}.base.quantization to 4bit, or use a smaller model"
-
-
-class Learner(Protocol):
-    """Computes values and updates of weights for a training job, in this process or in others.
-
-    The job samples, keeps budgets and decides; a learner only computes. `Trainer` is the learner of
-    one process. All methods block until they are done.
-    """
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of the base model."""
-
-    def start(self, references: Mapping[str, Reference | None], folder: Path) -> None:
-        """Start from stored adapters; ``None`` keeps the initial weights, which equal the base model."""
-
-    def restore(self, saved: Saved, folder: Path) -> None:
-        """Restore adapters and optimizer states that `save` stored, by any learner."""
-
-    def restore_optimizer(self, name: str, reference: Reference, folder: Path) -> None:
-        """Restore the optimizer state of one adapter, or of the value head, from a checkpoint."""
-
-    def step(self, samples: Sequence[Sample], number: int) -> dict[str, Any]:
-        """Update every adapter that has samples, and return statistics as JSON."""
-
-    def values(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return the samples with the value head's estimate before each of their tokens."""
-
-    def divergences(
-        self, samples: Sequence[Sample], taught: Sequence[Sample] | None = None
-    ) -> list[tuple[float, ...]]:
-        """Return, per sampled token, the log-ratio of the policy to the base model or to the teacher."""
-
-    def save(self, folder: Path) -> Saved:
-        """Store adapters and optimizer states, and return their references, relative to ``folder``."""
-
-    def write_adapter(self, name: str, folder: Path) -> None:
-        """Write the current weights of an adapter to a folder, in peft's format."""
-
-    def interrupt(self) -> None:
-        """End a call that another thread waits for, if it can be ended; the learner must then be closed."""
-
-    def close(self) -> None:
-        """Release memory and end processes; the learner cannot be used afterwards."""
 
 
 class LearnerSettings(Settings):
@@ -179,15 +112,7 @@ class LearnerSettings(Settings):
         return self
 
     def check(self, placement: Placement, section: str) -> None:
-        """Check that this machine has a device for each process; loads no model and starts nothing.
-
-        Args:
-            placement: where and how the base model is loaded.
-            section: the path of the training settings, for messages.
-
-        Raises:
-            DeclarationError: there are too few devices, or a setting does not fit them.
-        """
+        """Check that this machine has a device for each process; loads no model and starts nothing."""
         if self.world == 1:
             return
         where = f"{section}.learner"
@@ -238,67 +163,14 @@ class LearnerSettings(Settings):
 
 
 def place(placement: Placement, rank: int) -> Placement:
-    """Return where one process loads the base model.
-
-    >>> place(Placement("cuda"), 1).device, place(Placement("cpu"), 1).device
-    ('cuda:1', 'cpu')
-    """
+    """Return where one process loads the base model."""
     if placement.device == "cuda":
         return replace(placement, device=f"cuda:{rank}")
     return placement
 
 
-class LearnerSpec(Settings):
-    """Declaration of a learner, as JSON if it is opened in another process."""
-
-    model: str
-    """The base model: `smollm2`, a folder, or a hub id."""
-    shapes: dict[str, Weights]
-    """The shape of each adapter."""
-    adapter_of: dict[str, str]
-    """The adapter of each component."""
-    policy: PolicyObjective | None = None
-    """The loss of policy gradients; `None` for imitation."""
-    imitation: ImitationObjective | None = None
-    """The loss of imitation; `None` for policy gradients."""
-    optimizer: OptimizerSettings
-    """Weight updates."""
-    rollouts: SamplingSettings
-    """The settings that samples are drawn with."""
-    critic: CriticSettings | None = None
-    """The value head; `None` for none."""
-    teacher: str | None = None
-    """A model that scores answers instead of the base model; `None` for none."""
-    seed: int = 0
-    """The seed of initial weights and of the order of samples."""
-    steps: int = 1
-    """The number of steps of the job, for the learning rate."""
-    longest: int | None = None
-    """The maximum number of tokens of an answer."""
-    section: str
-    """The path of the training settings, for messages."""
-    placement: Placement = Placement()
-    """Where and how the base model is loaded."""
-    checkpointing: bool = False
-    """Whether activations are recomputed in the backward pass."""
-
-    @property
-    def loss(self) -> Objective:
-        """The loss."""
-        return self.policy or self.imitation or PolicyObjective()
-
-
 def open_trainer(spec: LearnerSpec, *, load: Load | None = None) -> Trainer:
-    """Load the base model in this process, and return a trainer of its adapters.
-
-    Args:
-        spec: the declaration.
-        load: loads the base model and divides its weights among processes, which then run all
-            forward passes together.
-
-    Raises:
-        CompoundError: the model cannot be loaded or trained.
-    """
+    """Load the base model in this process, and return a trainer of its adapters."""
     with naming_settings(
         f"loading {spec.model!r} for training", LOWER.format(section=spec.section)
     ):
@@ -315,17 +187,4 @@ def open_trainer(spec: LearnerSpec, *, load: Load | None = None) -> Trainer:
         teacher = FrozenModel(spec.teacher, spec.placement) if spec.teacher else None
     if spec.teacher:
         check_same_tokens(spec.teacher, spec.model, spec.section)
-    return Trainer(
-        adapters,
-        spec.adapter_of,
-        spec.loss,
-        spec.optimizer,
-        spec.rollouts,
-        spec.critic,
-        seed=spec.seed,
-        steps=spec.steps,
-        longest=spec.longest,
-        section=spec.section,
-        in_step=load is not None,
-        teacher=teacher,
-    )
+    return Trainer(adapters, spec, in_step=load is not None, teacher=teacher)

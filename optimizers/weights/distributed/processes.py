@@ -39,15 +39,12 @@ from compound.engines import model_folder, models
 from compound.engines.local import devices, loading
 from compound.optimizers.weights.distributed.learner import (
     KEY,
-    Learner,
     LearnerSettings,
-    LearnerSpec,
     open_trainer,
 )
 from compound.optimizers.weights.distributed.worker import END, FAILURE, Channel
 from compound.optimizers.weights.learner.samples import SECTION, Sample, samples_to_json
-from compound.optimizers.weights.learner.saved import Saved
-from compound.optimizers.weights.learner.trainer import StaleSamples
+from compound.optimizers.weights.learner.trainer import LearnerSpec, Saved, StaleSamples, Trainer
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import RunResult
@@ -72,22 +69,7 @@ main()"""
 
 
 class Processes:
-    """Processes of one group, started by the constructor.
-
-    Args:
-        count: the number of processes on this machine, and on each other one.
-        backend: the communication library, ``gloo`` or ``nccl``.
-        machines: the number of machines. On each of the others, ``torchrun`` starts the processes.
-        address: the host and port of this machine that the others connect to.
-        section: the path of the training settings, for messages.
-
-    Attributes:
-        count: the number of all processes.
-        logs: the folder with the output of each process of this machine; kept if one fails.
-
-    Raises:
-        CompoundError: a process does not start.
-    """
+    """Processes of one group, started by the constructor."""
 
     def __init__(
         self,
@@ -177,17 +159,7 @@ class Processes:
         return self.call_all(action, None, **arguments)[0]
 
     def call_all(self, action: str, timeout: float | None = None, **arguments: object) -> list[Any]:
-        """Let all processes carry out an action, and return the result of each.
-
-        Args:
-            action: one of the actions of
-                `compound.optimizers.weights.distributed.worker.LearnerWorker`.
-            timeout: the seconds in which all must report.
-            arguments: its arguments, as JSON.
-
-        Raises:
-            CompoundError: a process failed or ended, now or before; all processes are ended then.
-        """
+        """Let all processes carry out an action, and return the result of each."""
         told = action.replace("_", " ") if self._requests else "starting"
         if self._closed:
             raise self._gone(told)
@@ -208,11 +180,7 @@ class Processes:
         return found
 
     def _wait(self, name: str, action: str, deadline: float) -> None:
-        """Wait for the result of a process.
-
-        Raises:
-            CompoundError: a process failed or ended, or the deadline has passed.
-        """
+        """Wait for the result of a process."""
         while not self._channel.has(name):
             if self._channel.has(FAILURE) or not self._thread.is_alive():
                 raise self._failed(action)
@@ -301,22 +269,14 @@ class Processes:
 
 
 class ShardedLearner:
-    """Learner that divides the samples of every update among processes; see `Learner` for its methods.
+    """Learner that divides the samples of every update among processes, with the methods of `Trainer`.
 
     All processes receive all samples and take the same update. Weights and optimizer states are
     therefore equal in all of them, and only the first process writes files.
-
-    Args:
-        processes: the processes, used by this learner only.
-        spec: the declaration of the learner.
-        sharding: ``data``, or ``fsdp`` to divide the base model, too.
-
-    Raises:
-        CompoundError: the model cannot be loaded or trained.
     """
 
     def __init__(self, processes: Processes, spec: LearnerSpec, *, sharding: str = "data") -> None:
-        self.processes, self._model = processes, spec.model
+        self.processes, self._model, self._call = processes, spec.model, processes.call
         unshared = processes.call_all("open", spec=spec.model_dump(mode="json"), sharding=sharding)
         if len(set(map(bool, unshared))) > 1:  # they would divide samples differently
             raise CompoundError(
@@ -331,35 +291,32 @@ class ShardedLearner:
         return model_folder.load_tokenizer(models.resolve(self._model))
 
     def start(self, references: Mapping[str, Reference | None], folder: Path) -> None:
-        """Start from stored adapters."""
-        # copied by this process, so that the others only read
+        """Start from stored adapters, which this process copies, so that the others only read."""
         own = {
             name: reference
             and copy_into({**reference, "path": str(folder / reference["path"])}, folder)
             for name, reference in references.items()
         }
-        self._versions = self.processes.call("start", references=own, folder=str(folder))
+        self._versions = self._call("start", references=own, folder=str(folder))
 
     def restore(self, saved: Saved, folder: Path) -> None:
         """Restore adapters and optimizer states."""
-        self._versions = self.processes.call("restore", saved=saved.to_json(), folder=str(folder))
+        self._versions = self._call("restore", saved=saved.to_json(), folder=str(folder))
 
     def restore_optimizer(self, name: str, reference: Reference, folder: Path) -> None:
         """Restore the optimizer state of one adapter, or of the value head."""
         stored, own = dict(reference), str(folder)
-        self.processes.call("restore_optimizer", name=name, reference=stored, folder=own)
+        self._call("restore_optimizer", name=name, reference=stored, folder=own)
 
     def step(self, samples: Sequence[Sample], number: int) -> dict[str, Any]:
         """Update every adapter that has samples."""
         sent, versions = samples_to_json(samples), self._versions
-        facts: dict[str, Any] = self.processes.call(
-            "step", samples=sent, number=number, versions=versions
-        )
+        facts: dict[str, Any] = self._call("step", samples=sent, number=number, versions=versions)
         return facts
 
     def values(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return the samples with the value head's estimates."""
-        rows = self.processes.call("values", samples=samples_to_json(samples))
+        rows = self._call("values", samples=samples_to_json(samples))
         return [replace(s, values=tuple(row)) for s, row in zip(samples, rows, strict=True)]
 
     def divergences(
@@ -367,19 +324,18 @@ class ShardedLearner:
     ) -> list[tuple[float, ...]]:
         """Return the log-ratios of the policy to the base model or to the teacher."""
         others = None if taught is None else samples_to_json(taught)
-        sent = samples_to_json(samples)
-        rows = self.processes.call("divergences", samples=sent, taught=others)
+        rows = self._call("divergences", samples=samples_to_json(samples), taught=others)
         return [tuple(row) for row in rows]
 
     def save(self, folder: Path) -> Saved:
         """Store adapters and optimizer states."""
-        saved = Saved.from_json(self.processes.call("save", folder=str(folder.absolute())))
+        saved = Saved.from_json(self._call("save", folder=str(folder.absolute())))
         self._versions = {name: list(some) for name, some in saved.versions.items()}
         return saved
 
     def write_adapter(self, name: str, folder: Path) -> None:
         """Write the current weights of an adapter to a folder."""
-        self.processes.call("write_adapter", name=name, folder=str(folder.absolute()))
+        self._call("write_adapter", name=name, folder=str(folder.absolute()))
 
     def interrupt(self) -> None:
         """Let the processes exit, so that a call in another thread raises."""
@@ -390,13 +346,11 @@ class ShardedLearner:
         self.processes.close()
 
 
-def open_learner(spec: LearnerSpec, settings: LearnerSettings) -> Learner:
-    """Load the base model in this process, or in the processes that the settings ask for.
+Learner = Trainer | ShardedLearner  # of this process, or of several
 
-    Raises:
-        DeclarationError: there are too few devices.
-        CompoundError: a process does not start, or the model cannot be loaded.
-    """
+
+def open_learner(spec: LearnerSpec, settings: LearnerSettings) -> Learner:
+    """Load the base model in this process, or in the processes that the settings ask for."""
     if settings.world == 1:
         return open_trainer(spec)
     settings.check(spec.placement, spec.section)

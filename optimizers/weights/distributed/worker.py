@@ -16,26 +16,30 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compound.core.errors import CompoundError
-from compound.optimizers.weights.distributed.fully_sharded import load_divided
+from compound.engines import model_folder
+from compound.engines.local import loading
+from compound.engines.local.devices import Placement
 from compound.optimizers.weights.distributed.learner import (
     KEY,
-    LearnerSpec,
     open_trainer,
     place,
 )
 from compound.optimizers.weights.learner.samples import samples_from_json
-from compound.optimizers.weights.learner.saved import Saved
-from compound.optimizers.weights.learner.trainer import Trainer
+from compound.optimizers.weights.learner.trainer import LearnerSpec, Saved, Trainer
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
     from torch.distributed import Store
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 # For the slowest process of a collective; the end of a process is noticed at once.
@@ -53,12 +57,7 @@ READ: Mapping[str, Callable[[Any], Any]] = {
 
 
 class Channel:
-    """Signed JSON messages, as entries of a store.
-
-    Args:
-        store: the store.
-        key: the key of the signatures.
-    """
+    """Signed JSON messages, as entries of a store."""
 
     def __init__(self, store: Store, key: str) -> None:
         self._store, self._key = store, key.encode()
@@ -80,11 +79,7 @@ class Channel:
         self._store.set(name, f"{len(parts)} {self._sign(name, content)}")
 
     def receive(self, name: str) -> Any:  # noqa: ANN401 - JSON
-        """Wait for a message, and return it.
-
-        Raises:
-            PermissionError: its signature is wrong.
-        """
+        """Wait for a message, and return it."""
         self._store.wait([name], FOREVER)
         count, signature = self._store.get(name).decode().split()
         parts = [self._store.get(f"{name}|{number}") for number in range(int(count))]
@@ -170,12 +165,7 @@ def _report(error: BaseException, channel: Channel, rank: int) -> None:
 
 
 class LearnerWorker:
-    """Carries out requests on the trainer of one process.
-
-    Args:
-        rank: the process. Only the first one writes to the run's folder.
-        scratch: a folder for what the others write.
-    """
+    """Carries out requests on the trainer of one process."""
 
     trainer: Trainer | None = None
 
@@ -183,12 +173,7 @@ class LearnerWorker:
         self.rank, self._scratch = rank, scratch
 
     def carry_out(self, action: str, arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
-        """Carry out an action, and return its result as JSON.
-
-        Args:
-            action: ``join``, ``open``, or a method of `Learner`.
-            arguments: its arguments, as JSON.
-        """
+        """Carry out an action, and return its result as JSON."""
         if action in ("join", "open"):
             return getattr(self, action)(**arguments)
         given = {name: READ.get(name, lambda value: value)(v) for name, v in arguments.items()}
@@ -209,12 +194,7 @@ class LearnerWorker:
         return self.trainer.versions if action in ("start", "restore") else result
 
     def join(self, backend: str, *, local: bool) -> None:
-        """Form the group.
-
-        Args:
-            backend: the communication library, ``gloo`` or ``nccl``.
-            local: whether all processes are on this machine, and communicate on it only.
-        """
+        """Form the group."""
         import torch
 
         if local:
@@ -235,6 +215,110 @@ class LearnerWorker:
         load = load_divided if sharding == "fsdp" else None
         self.trainer = open_trainer(given.model_copy(update={"placement": placement}), load=load)
         return self.trainer.adapters.unshared
+
+
+# -- layers divided among processes (FSDP2) ------------------------------------------------------
+#
+# Only the first process reads the weights; the others build the model without any and receive them
+# layer by layer, so that this machine's memory holds the whole model once.
+
+
+def load_divided(
+    folder: Path, placement: Placement
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a frozen model whose layers are divided among the processes of the group, and its tokenizer.
+
+    All processes must call it, and must then run the same forward and backward passes. Where a
+    model built from its configuration has other weights than the loaded one, such as some in
+    another number format, every process loads the model.
+    """
+    import torch
+
+    on_host, first = replace(placement, device="cpu"), torch.distributed.get_rank() == 0
+    if first:
+        model, tokenizer = loading.load_base(folder, on_host)
+    else:
+        model, tokenizer = _empty(folder, placement), model_folder.load_tokenizer(folder)
+    received = _is_same_everywhere(model, placement.device)
+    if not received and not first:
+        model, tokenizer = loading.load_base(folder, on_host)
+    model.requires_grad_(False)
+    _divide(model, placement.device, received=received)
+    return model, tokenizer
+
+
+def _empty(folder: Path, placement: Placement) -> PreTrainedModel:
+    """Return the model without weights."""
+    return model_folder.load_empty(
+        folder, dtype=loading.dtype_of(placement), attention=placement.attn_implementation
+    )
+
+
+def _is_same_everywhere(model: PreTrainedModel, device: str) -> bool:
+    """Return whether the weights and buffers have equal names, shapes and formats in all processes."""
+    import torch
+
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    outline = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors]
+    number = int.from_bytes(hashlib.sha256(repr(outline).encode()).digest()[:7])
+    bounds = torch.tensor([number, -number], device=device)
+    torch.distributed.all_reduce(bounds, torch.distributed.ReduceOp.MAX)
+    return int(bounds[0]) == -int(bounds[1])
+
+
+def _divide(model: PreTrainedModel, device: str, *, received: bool) -> None:
+    """Divide the layers of a frozen model among the processes, and move the rest of it to a device.
+
+    A layer's weights are gathered before it runs, and freed afterwards. Embeddings, norms outside
+    of layers and the output layer are copied to every process. Adapters that are added later are
+    not divided.
+    """
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    if not layers:
+        raise CompoundError(
+            f"{model.name_or_path!r} cannot be divided among processes: none of its layers is a "
+            "GradientCheckpointingLayer of transformers",
+            hint="set learner.sharding to data",
+        )
+    mesh = init_device_mesh(torch.device(device).type, (torch.distributed.get_world_size(),))
+    inside = {part for layer in layers for part in layer.modules()}
+    for layer in layers:
+        if received:
+            _receive(layer.modules(), device)
+        # every layer is a root of its own, whose weights FSDP would keep by default
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+    if received:
+        _receive((part for part in model.modules() if part not in inside), device)
+    model.to(device)
+
+
+def _receive(modules: Iterable[torch.nn.Module], device: str) -> None:
+    """Send the weights and buffers of modules from the first process to the others, which have empty ones."""
+    import torch
+
+    first = torch.distributed.get_rank() == 0
+    known: dict[Tensor, Tensor] = {}  # a tensor hashes by identity; several modules may share one
+    for module in modules:
+        for name, tensor in [
+            *module.named_parameters(recurse=False),
+            *module.named_buffers(recurse=False),
+        ]:
+            if tensor not in known:
+                own = (
+                    tensor.detach().to(device).contiguous()
+                    if first
+                    else torch.empty_like(tensor, device=device)
+                )
+                torch.distributed.broadcast(own, src=0)
+                is_weight = isinstance(tensor, torch.nn.Parameter)
+                known[tensor] = torch.nn.Parameter(own, requires_grad=False) if is_weight else own
+            if not first:
+                setattr(module, name, known[tensor])
 
 
 if __name__ == "__main__":

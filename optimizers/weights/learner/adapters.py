@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +24,6 @@ from compound.core.errors import (
     MissingExtra,
     suggest_name,
 )
-from compound.core.security.untrusted import os_errors_as
 from compound.core.storage.artifacts import Reference, copy_into, store_folder
 from compound.engines import model_folder, models
 from compound.engines.adapter_files import WEIGHTS, read_config
@@ -58,24 +56,15 @@ Load = Callable[[Path, Placement], tuple["PreTrainedModel", "PreTrainedTokenizer
 
 
 class FrozenModel:
-    """A causal language model that is not trained: the base of adapters, or a teacher.
-
-    Args:
-        model: ``smollm2``, a folder, or a hub id.
-        placement: where and how it is loaded.
-        load: loads the model from a folder; by default, all of it in this process.
-
-    Attributes:
-        shares: whether equal prompts are processed once where that saves enough. It takes a second
-            pass through the layers, which costs little on a CPU, and more than it saves on a GPU.
-        unshared: why they cannot be processed once on a CPU; ``""`` if they can.
-    """
+    """A causal language model that is not trained: the base of adapters, or a teacher."""
 
     def __init__(self, model: str, placement: Placement, load: Load = loading.load_base) -> None:
         self.base, self.tokenizer = _load(model, placement, load)
         _check_logits(model, self.base, self.tokenizer)
         on_cpu = self.base.device.type == "cpu"
+        # why equal prompts cannot be processed once on a CPU
         self.unshared = reason_unshared(self.base, self.tokenizer) if on_cpu else ""
+        # it takes a second pass through the layers, which costs more than it saves on a GPU
         self.shares = on_cpu and not self.unshared
 
     @cached_property
@@ -96,24 +85,7 @@ class FrozenModel:
 
 
 class Adapters(FrozenModel):
-    """A base model with named LoRA adapters, each trained independently.
-
-    Args:
-        model: ``smollm2``, a folder, or a hub id.
-        spaces: the shape of each adapter by name; targets may be a named set, see `LoRA`.
-        seed: the seed of the initial weights.
-        start: folders of adapters to start from; the other adapters start equal to the base model.
-        dtype: the number format of the base model, without a ``placement``; adapters are in
-            float32.
-        placement: where and how the base model is loaded.
-        checkpointing: whether the activations of each layer are recomputed in the backward pass.
-        critic: the shape of an adapter named `CRITIC`, which is neither saved nor sampled with.
-        dropout: the dropout on the inputs of the adapters but the critic, see `dropping`.
-        load: loads the base model from a folder; by default, all of it in this process.
-
-    Attributes:
-        checkpointing: whether the activations of each layer are recomputed in the backward pass.
-    """
+    """A base model with named LoRA adapters, each trained independently."""
 
     def __init__(
         self,
@@ -121,12 +93,11 @@ class Adapters(FrozenModel):
         spaces: Mapping[Name, Weights],
         *,
         seed: int = 0,
-        start: Mapping[Name, Path] | None = None,
         dtype: str = "auto",
         placement: Placement | None = None,
         checkpointing: bool = False,
-        critic: Weights | None = None,
-        dropout: float = 0.0,
+        critic: Weights | None = None,  # of an adapter that is neither saved nor sampled with
+        dropout: float = 0.0,  # on the inputs of the adapters but the critic
         load: Load = loading.load_base,
     ) -> None:
         super().__init__(model, placement or Placement(dtype=dtype), load)
@@ -153,9 +124,7 @@ class Adapters(FrozenModel):
         self._before: dict[Name, list[float]] = {}
         self._stored: dict[Name, tuple[str, dict[str, str] | None]] = {}
         for name in self.spaces:
-            if start and name in start:
-                self.load(name, start[name])
-            self._stored[name] = self._content(name), None
+            self._stored[name] = hashlib.sha256(self._serialized(name)).hexdigest(), None
 
     @contextmanager
     def using(self, name: Name | None) -> Iterator[PreTrainedModel]:
@@ -203,52 +172,33 @@ class Adapters(FrozenModel):
         return reference["sha256"] if reference else ""
 
     def save(self, name: Name, folder: Path) -> dict[str, str] | None:
-        """Store an adapter as a content-addressed artifact, unless it is unchanged since it was last stored.
-
-        Returns:
-            The reference, relative to ``folder``; ``None`` if the adapter never changed.
-        """
+        """Store an adapter as a content-addressed artifact, unless it is as it was last stored."""
         content, reference = self._stored[name]
-        with (
-            os_errors_as(folder),
-            tempfile.TemporaryDirectory(prefix=".weights-", dir=folder) as temporary,
-        ):
-            weights = Path(temporary) / WEIGHTS
-            self._write_weights(name, weights)
-            with weights.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256")
-            if digest.hexdigest() != content:
-                reference = store_folder(
-                    lambda path: self._write_around(name, weights.rename(path / WEIGHTS).parent),
-                    folder,
-                    name,
-                    {WEIGHTS: digest.digest()},
-                )
-                self._before[name] = _logprobs(folder / reference["path"]) or []
-                self._stored[name] = digest.hexdigest(), reference
+        weights = self._serialized(name)
+        digest = hashlib.sha256(weights)
+        if digest.hexdigest() != content:
+            reference = store_folder(
+                partial(self._write, name, weights), folder, name, {WEIGHTS: digest.digest()}
+            )
+            self._before[name] = _logprobs(folder / reference["path"]) or []
+            self._stored[name] = digest.hexdigest(), reference
         return reference
-
-    def _content(self, name: Name) -> str:
-        """Return the digest that the file of an adapter's current weights would have."""
-        from safetensors.torch import save
-
-        return hashlib.sha256(save(self._weights(name), METADATA)).hexdigest()
-
-    def _weights(self, name: Name) -> dict[str, Tensor]:
-        return {key: p.detach().float().cpu().contiguous() for key, p in self.parameters(name)}
-
-    def _write_weights(self, name: Name, path: Path) -> None:
-        from safetensors.torch import save_file
-
-        save_file(self._weights(name), path, METADATA)
 
     def write(self, name: Name, folder: Path) -> None:
         """Write an adapter and its probe to a folder, in peft's format."""
-        self._write_weights(name, folder / WEIGHTS)
-        self._write_around(name, folder)
+        self._write(name, self._serialized(name), folder)
 
-    def _write_around(self, name: Name, folder: Path) -> None:
-        """Write the files beside the weights: the configuration and the probe."""
+    def _serialized(self, name: Name) -> bytes:
+        """Return the content of the file of an adapter's current weights."""
+        from safetensors.torch import save
+
+        tensors = {key: p.detach().float().cpu().contiguous() for key, p in self.parameters(name)}
+        content: bytes = save(tensors, METADATA)
+        return content
+
+    def _write(self, name: Name, weights: bytes, folder: Path) -> None:
+        """Write the weights, the configuration and the probe."""
+        (folder / WEIGHTS).write_bytes(weights)
         space = self.spaces[name]
         config = {
             "peft_type": "LORA",
@@ -267,11 +217,7 @@ class Adapters(FrozenModel):
         (folder / PROBE).write_text(json.dumps(self._probe(name)) + "\n", encoding="utf-8")
 
     def load(self, name: Name, folder: Path) -> None:
-        """Load an adapter's weights from a folder, without executing any code in it.
-
-        Raises:
-            ConfigurationError: the folder has no adapter, or one for another base model or shape.
-        """
+        """Load an adapter's weights from a folder, without executing any code in it."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
@@ -301,20 +247,13 @@ class Adapters(FrozenModel):
             parameter.data.copy_(tensors[key])
 
     def start_from(self, name: Name, reference: Reference | None, folder: Path) -> None:
-        """Load a stored adapter as the current version of an adapter.
-
-        Args:
-            name: the adapter.
-            reference: the stored adapter, relative to ``folder`` or absolute, copied to ``folder``
-                if it is elsewhere; ``None`` keeps the initial weights, which equal the base model.
-            folder: the folder that adapters are saved to.
-        """
+        """Load a stored adapter as the current version of an adapter."""
         if reference is None:
             return
         own = copy_into({**reference, "path": str(folder / reference["path"])}, folder)
         path = folder / own["path"]  # verified by `copy_into`
         self.load(name, path)
-        self._stored[name] = self._content(name), own
+        self._stored[name] = hashlib.sha256(self._serialized(name)).hexdigest(), own
         if found := _logprobs(path):
             self._before[name] = found
 
@@ -326,18 +265,16 @@ class Adapters(FrozenModel):
         from compound.optimizers.weights.learner.samples import probe_sample
 
         tokens = self.tokenizer(PROBE_TEXT, add_special_tokens=False).input_ids
-        sample = probe_sample(tokens)
-        with torch.no_grad():
-            if len(self._before.get(name, ())) != len(tokens) - 1:
-                with self.using(None) as base:
-                    self._before[name] = (
-                        forward(base, [sample], shared=False, entropy=False).logps[0].tolist()
-                    )
-            with self.using(name) as model:
-                now: list[float] = (
-                    forward(model, [sample], shared=False, entropy=False).logps[0].tolist()
-                )
-        return {"tokens": tokens, "logprobs": now, "before": self._before[name]}
+
+        def logprobs(adapter: Name | None) -> list[float]:
+            with torch.no_grad(), self.using(adapter) as model:
+                ran = forward(model, [probe_sample(tokens)], shared=False, entropy=False)
+                found: list[float] = ran.logps[0].tolist()
+                return found
+
+        if len(self._before.get(name, ())) != len(tokens) - 1:
+            self._before[name] = logprobs(None)
+        return {"tokens": tokens, "logprobs": logprobs(name), "before": self._before[name]}
 
 
 def _logprobs(folder: Path) -> list[float] | None:
@@ -494,9 +431,6 @@ def check_same_tokens(teacher: str, base: str, section: str) -> None:
     """Raise if a teacher reads the tokens of the base model as others; downloads nothing.
 
     Models that are not on this machine yet are not checked.
-
-    Raises:
-        DeclarationError: the vocabularies differ.
     """
     folders = models.find_local(base), models.find_local(teacher)
     if None in folders:
@@ -517,16 +451,6 @@ def partition(
     components: Sequence[str], adapters: str | Mapping[str, Sequence[str]], section: str = SECTION
 ) -> dict[Name, tuple[str, ...]]:
     """Return the components of each adapter.
-
-    Args:
-        components: the components with weights.
-        adapters: ``each``, ``shared``, or adapter names with their components; every component that
-            is not named gets an adapter of its own.
-        section: the path of the training settings, for messages.
-
-    Raises:
-        DeclarationError: a component has no weights or is named twice, an adapter has no component,
-            or an adapter has the name of a component that uses another adapter.
 
     >>> partition(["a", "b", "c"], {"ab": ["a", "b"]})
     {'ab': ('a', 'b'), 'c': ('c',)}

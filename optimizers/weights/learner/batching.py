@@ -36,11 +36,6 @@ def micro_batches(samples: Sequence[Sample], max_tokens: int, *, share: bool = T
     A longer sample gets a micro-batch of its own. The turns of a conversation stay together, and
     their tokens count once. Other samples with the same prompt stay together as far as they fit; if
     `forward` processes their prompt once, its tokens count once.
-
-    Args:
-        samples: in any order.
-        max_tokens: the maximum number of tokens in one forward pass.
-        share: whether equal prompts are processed once if that saves enough.
     """
     chains = conversations(samples)
     long = sorted((chain for chain in chains if len(chain) > 1), key=lambda chain: chain[-1].size)
@@ -107,14 +102,7 @@ def _cut(
 
 
 def minibatches(samples: Sequence[Sample], count: int, *seed: int | str) -> list[list[Sample]]:
-    """Shuffle groups and distribute them over parts of about equal size, without dividing any group.
-
-    >>> from compound.core.engine import TokenRecord
-    >>> record = TokenRecord((1,), (2,), (-0.5,), "stop")
-    >>> some = [Sample("a", "e", "a", 0, record, 1.0, group=(i // 2,)) for i in range(6)]
-    >>> [len(part) for part in minibatches(some, 2, 0)]
-    [4, 2]
-    """
+    """Shuffle groups and distribute them over parts of about equal size, without dividing any group."""
     groups: dict[Group, list[Sample]] = {}
     for number, sample in enumerate(samples):
         groups.setdefault(sample.group or ("", number), []).append(sample)
@@ -136,22 +124,6 @@ def by_adapter(samples: Sequence[Sample], adapter_of: Mapping[str, str]) -> dict
 # -- shares of several processes -----------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Pass:
-    """One forward pass of a process.
-
-    Attributes:
-        samples: the micro-batch.
-        shared: whether equal prompts are processed once; by default, if that saves enough.
-        counts: whether its results count; otherwise it only keeps the process in step with the
-            others.
-    """
-
-    samples: Batch
-    shared: bool | None = None
-    counts: bool = True
-
-
 def divide(
     samples: Sequence[Sample], max_tokens: int, processes: int, *, share: bool = True
 ) -> list[list[Batch]]:
@@ -159,12 +131,6 @@ def divide(
 
     They are those of one process, dealt so that every process gets about as many tokens. Only if
     they are too few or too unequal for that, they are made smaller.
-
-    Args:
-        samples: the samples of one adapter.
-        max_tokens: the maximum number of tokens in one forward pass.
-        processes: the number of processes.
-        share: whether equal prompts are processed once if that saves enough.
     """
     whole_batches = micro_batches(samples, max_tokens, share=share)
     if processes == 1 or not whole_batches:
@@ -204,98 +170,61 @@ def _deal(batches: Sequence[Batch], processes: int, share: bool) -> list[list[Ba
     return [[batches[number] for number in sorted(own)] for own in taken]
 
 
-def in_step(shares: Sequence[Sequence[Batch]], rank: int, *, share: bool = True) -> Iterator[Pass]:
-    """Yield the passes of one process such that all processes run the same layers in the same order.
+def in_step(shares: Sequence[Sequence[Batch]], rank: int) -> Iterator[tuple[Batch, bool]]:
+    """Yield the micro-batches of one process such that all processes make as many passes.
 
-    Processes that share the weights of the base model gather each layer together. All therefore
-    make the same number of passes: first those that run the layers twice, for the prompts and for
-    the answers, then the others. A process without a micro-batch repeats a short sample of another
-    one, which does not count.
-
-    Args:
-        shares: the micro-batches of each process.
-        rank: the process.
-        share: whether equal prompts are processed once if that saves enough.
+    Processes that divide the base model gather each layer together. A process without a micro-batch
+    therefore repeats a short sample of another one, which does not count.
     """
-
-    def runs_twice(batch: Batch) -> bool:
-        return share and saves_enough(batch) and max(sample.length for sample in batch) > 1
-
-    for twice in (True, False):
-        kind = [[batch for batch in own if runs_twice(batch) is twice] for own in shares]
-        for turn in range(max(map(len, kind), default=0)):
-            if turn < len(kind[rank]):
-                yield Pass(kind[rank][turn])
-            else:
-                others = (s for own in kind if turn < len(own) for s in own[turn])
-                found = min((s for s in others if s.length > twice), key=lambda sample: sample.size)
-                yield Pass([found], twice, counts=False)
+    for turn in range(max(map(len, shares), default=0)):
+        if turn < len(shares[rank]):
+            yield shares[rank][turn], True
+        else:
+            others = (s for own in shares if turn < len(own) for s in own[turn])
+            yield [min(others, key=lambda sample: sample.size)], False
 
 
 @dataclass(frozen=True)
 class Passes:
-    """Runs the models of a trainer over samples.
-
-    Attributes:
-        adapters: the base model and its adapters, or a model without any.
-        adapter_of: the adapter of each component.
-        micro_tokens: the maximum number of tokens of a micro-batch.
-        temperature: the temperature that the samples were drawn at.
-        constrained: whether the distributions of constrained answers are those of their sampler.
-        in_step: whether all processes must run the same forward passes, since they share the base
-            model.
-    """
+    """Runs the models of a trainer over samples."""
 
     adapters: FrozenModel
     adapter_of: Mapping[str, str]
     micro_tokens: int
-    temperature: float
-    constrained: bool
-    in_step: bool
+    temperature: float  # that the samples were drawn at
+    constrained: bool  # distributions of constrained answers are those of their sampler
+    in_step: bool  # all processes run equally many passes, since they share the base model
 
-    def share(self, samples: Sequence[Sample]) -> Iterator[Pass]:
-        """Yield this process's share of the micro-batches of the samples of one adapter."""
+    @property
+    def _reads_once(self) -> bool:
+        """Whether equal prompts are processed once, which processes in step would do in unequal passes."""
+        return self.adapters.shares and not self.in_step
+
+    def share(self, samples: Sequence[Sample]) -> Iterator[tuple[Batch, bool]]:
+        """Yield this process's micro-batches of the samples of one adapter, and whether each counts."""
         rank, processes = rank_and_world_size()
-        share = self.adapters.shares
-        shares = divide(samples, self.micro_tokens, processes, share=share)
+        shares = divide(samples, self.micro_tokens, processes, share=self._reads_once)
         if self.in_step:
-            yield from in_step(shares, rank, share=share)
+            yield from in_step(shares, rank)
         else:
-            yield from map(Pass, shares[rank])
+            yield from ((batch, True) for batch in shares[rank])
 
     def run(
-        self,
-        model: PreTrainedModel,
-        each: Pass,
-        *,
-        temperature: float,
-        entropy_grad: bool = False,
-        entropy: bool = True,
-        logps: bool = True,
+        self, model: PreTrainedModel, batch: Batch, *, temperature: float, **how: bool
     ) -> forward.ForwardPass:
         """Run a model over a micro-batch; equal prompts are processed once if that saves enough."""
-        batch, shared = each.samples, each.shared
-        if shared is None:
-            shared = self.adapters.shares and saves_enough(batch)
         constrained = self.constrained and any(sample.tokens.constraint for sample in batch)
         return forward.forward(
             model,
             batch,
-            shared=shared,
-            entropy_grad=entropy_grad,
+            shared=self._reads_once and saves_enough(batch),
             temperature=temperature,
             constraints=self.adapters.constraints if constrained else None,
-            entropy=entropy,
-            logps=logps,
+            **how,
         )
 
     def logps(self, samples: Sequence[Sample], *, base: bool) -> dict[int, Tensor]:
-        """Return the log-probabilities of sampled tokens, by ``id`` of the sample.
-
-        Args:
-            samples: any samples; all processes must pass the same ones.
-            base: whether under the base model, without adapters.
-        """
+        """Return the log-probabilities of sampled tokens, by ``id`` of the sample."""
         table = self.table(samples, lambda ran: ran.logps, base=base)
         return {
             id(sample): row[: sample.length] for sample, row in zip(samples, table, strict=True)
@@ -313,12 +242,6 @@ class Passes:
 
         Each process computes its share of the micro-batches. The rows are summed over the
         processes; rows of other processes are 0, so the sum is exact.
-
-        Args:
-            samples: any samples; all processes must pass the same ones.
-            row: returns the numbers of a micro-batch.
-            base: whether to run the base model, without adapters.
-            critic: whether to run the critic's adapter.
         """
         import torch
 
@@ -327,24 +250,21 @@ class Passes:
         table = torch.zeros((len(samples), longest), device=self.adapters.device)
         if not samples:
             return table
-        for batch, ran in self._ran(samples, base=base, critic=critic):
-            numbers = row(ran) * ran.mask
-            table[[place[id(sample)] for sample in batch], : numbers.shape[1]] = numbers
-        all_reduce([table])
-        return table
-
-    def _ran(
-        self, samples: Sequence[Sample], *, base: bool, critic: bool
-    ) -> Iterator[tuple[list[Sample], forward.ForwardPass]]:
-        """Yield this process's micro-batches with their forward passes: of policy, base, or critic."""
         for name, own in by_adapter(samples, self.adapter_of).items():
             with self.adapters.using(CRITIC if critic else None if base else name) as model:
-                for each in self.share(own):
+                for batch, counts in self.share(own):
                     ran = self.run(
-                        model, each, temperature=self.temperature, entropy=False, logps=not critic
+                        model,
+                        batch,
+                        temperature=self.temperature,
+                        entropy=False,
+                        logps=not critic,
                     )
-                    if each.counts:
-                        yield each.samples, ran
+                    if counts:
+                        numbers = row(ran) * ran.mask
+                        table[[place[id(s)] for s in batch], : numbers.shape[1]] = numbers
+        all_reduce(table)
+        return table
 
 
 def per_token(samples: Sequence[Sample], table: Tensor) -> dict[int, tuple[float, ...]]:

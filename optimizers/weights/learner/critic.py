@@ -18,7 +18,7 @@ from pydantic import Field
 from compound.graph.space import LoRA, Weights
 from compound.optimization.settings.base import Settings
 from compound.optimizers.weights.learner.adapters import CRITIC, Adapters
-from compound.optimizers.weights.learner.updates import Rate, Updater
+from compound.optimizers.weights.learner.updates import OptimizerSettings, Rate, Updater
 
 if TYPE_CHECKING:
     import torch
@@ -64,12 +64,7 @@ class CriticSettings(Settings):
 
 
 class ValueCritic:
-    """Value head for all components, on the states of the policy or of an adapter of its own.
-
-    Args:
-        settings: the settings of the critic.
-        adapters: the base model; with an adapter named `CRITIC` if the settings have one.
-    """
+    """Value head for all components, on the states of the policy or of an adapter of its own."""
 
     def __init__(self, settings: CriticSettings, adapters: Adapters) -> None:
         self.settings = settings
@@ -77,20 +72,18 @@ class ValueCritic:
         self.head = value_head(adapters.base.config.hidden_size).to(adapters.device)
         self._weights = dict(adapters.parameters(CRITIC)) if self.has_adapter else {}
 
-    def updaters(self, max_norm: float, max_skipped: int, section: str) -> dict[str, Updater]:
+    def updaters(self, optimizer: OptimizerSettings, section: str) -> dict[str, Updater]:
         """Return the updaters of the head and of the adapter, by the name of their optimizer state."""
         named, rate = list(self.head.named_parameters()), Rate(self.settings.lr)
-        found = {VALUE: Updater(named, rate, max_norm, "the value head", max_skipped, section)}
+        found = {VALUE: Updater(named, rate, optimizer, "the value head", section)}
         if self.settings.adapter is not None:
             own, rate = list(self._weights.items()), Rate(self.settings.adapter.lr)
-            found[CRITIC] = Updater(
-                own, rate, max_norm, "the critic's adapter", max_skipped, section
-            )
+            found[CRITIC] = Updater(own, rate, optimizer, "the critic's adapter", section)
         return found
 
     def estimates(self, states: Tensor) -> Tensor:
         """Return the value before each token; only the critic's own states have a gradient."""
-        return values(self.head, states if self.has_adapter else states.detach())
+        return self.head((states if self.has_adapter else states.detach()).float())[..., 0]
 
     def state(self) -> dict[str, Tensor]:
         """Return all weights by name, to be stored with the optimizer states."""
@@ -122,8 +115,3 @@ def value_head(width: int) -> torch.nn.Sequential:
     torch.nn.init.zeros_(head[1].weight)
     torch.nn.init.zeros_(head[1].bias)
     return head
-
-
-def values(head: torch.nn.Module, states: Tensor) -> Tensor:
-    """Return the value before each token, (samples, tokens), from states (samples, tokens, width)."""
-    return head(states.float())[..., 0]

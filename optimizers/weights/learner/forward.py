@@ -44,13 +44,6 @@ def conversations(samples: Sequence[Sample]) -> list[list[Sample]]:
 
     Every sample after the first of a conversation has a prompt that begins with the prompt and the
     answer of the one before it.
-
-    >>> from compound.core.engine import TokenRecord
-    >>> def sample(prompt: Tokens, *answer: int) -> Sample:
-    ...     return Sample("a", "e", "", 0, TokenRecord(prompt, answer, (), "stop"), 0.0)
-    >>> turns = [sample((1, 2, 3, 4), 5), sample((1, 2), 3), sample((1, 9), 3)]
-    >>> [[each.tokens.prompt for each in chain] for chain in conversations(turns)]
-    [[(1, 2), (1, 2, 3, 4)], [(1, 9)]]
     """
     chains: list[list[Sample]] = []
     ends: defaultdict[Tokens, list[list[Sample]]] = defaultdict(list)
@@ -94,20 +87,12 @@ def shared_fraction(samples: Sequence[Sample]) -> float:
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """Outputs of the model for a micro-batch; tensors have shape (samples, longest answer).
+    """Outputs of the model for a micro-batch; tensors have shape (samples, longest answer)."""
 
-    Attributes:
-        logps: log-probabilities (nats) of the sampled tokens; 0 in the padding.
-        entropies: entropies of the distributions the tokens were sampled from; 0 in the padding, or
-            if they were not computed, as log-probabilities are.
-        states: final hidden states before each token, (samples, longest answer, width).
-        mask: 1 for sampled tokens, 0 for padding.
-    """
-
-    logps: Tensor
-    entropies: Tensor
-    states: Tensor
-    mask: Tensor
+    logps: Tensor  # of sampled tokens (nats); 0 in the padding
+    entropies: Tensor  # of the distributions they were sampled from; 0 if not computed
+    states: Tensor  # final hidden states before each token, (samples, longest answer, width)
+    mask: Tensor  # 1 for sampled tokens, 0 for padding
 
 
 def forward(
@@ -123,19 +108,10 @@ def forward(
 ) -> ForwardPass:
     """Run a causal language model over samples.
 
-    Args:
-        model: the model, in the right mode and with the right adapter enabled.
-        samples: at least one, each with at least one prompt token and one sampled token.
-        shared: whether equal prompts are processed once; by default, if the model's layers allow it
-            and it saves enough.
-        entropy_grad: whether entropies have a gradient.
-        temperature: the sampling temperature; log-probabilities are those of the sampled
-            distribution.
-        constraints: restricts the distributions of constrained answers to the tokens that were
-            allowed, as their sampler did; ``None`` for the distributions without constraints.
-        entropy: whether to compute entropies, which read the whole vocabulary again; otherwise they
-            are 0.
-        logps: whether to compute log-probabilities and entropies; otherwise only the states.
+    Equal prompts are processed once if ``shared``; by default, if the layers allow it and it saves
+    enough. Log-probabilities are those of the distribution at ``temperature``; with
+    ``constraints``, of the tokens that were allowed to the sampler. Without ``logps``, only the
+    states are computed.
     """
     import torch
 
@@ -284,43 +260,29 @@ def _padded(
 
 @dataclass(frozen=True)
 class OutputLayer:
-    """Output layer of a model with the rescaling of logits that some families apply.
-
-    Attributes:
-        layer: the linear layer.
-        size: the number of logits per token: the size of the vocabulary.
-        divided: the divisor of the logits (Granite's ``logits_scaling``).
-        times: the factor of the logits (Cohere's ``logit_scale``).
-        softcap: the bound of a tanh soft cap (Gemma's ``final_logit_softcapping``); ``None`` for
-            none.
-        temperature: the sampling temperature, which logits are divided by.
-    """
+    """Output layer of a model with the rescaling of logits that some families apply."""
 
     layer: Callable[[Tensor], Tensor]
-    size: int
-    divided: float = 1.0
-    times: float = 1.0
-    softcap: float | None = None
+    size: int  # of the vocabulary
+    scale: float = 1.0  # Cohere's ``logit_scale``, or 1 / Granite's ``logits_scaling``
+    softcap: float | None = None  # of tanh: Gemma's ``final_logit_softcapping``
     temperature: float = 1.0
 
     @classmethod
     def of(cls, model: PreTrainedModel, temperature: float = 1.0) -> OutputLayer:
         """Return the output layer of a causal language model."""
         config, layer = model.config, model.get_output_embeddings()
-        return cls(
-            layer,
-            layer.weight.shape[0],
-            getattr(config, "logits_scaling", None) or 1.0,
-            getattr(config, "logit_scale", None) or 1.0,
-            getattr(config, "final_logit_softcapping", None),
-            temperature,
+        times, divided = (
+            getattr(config, name, None) or 1.0 for name in ("logit_scale", "logits_scaling")
         )
+        softcap = getattr(config, "final_logit_softcapping", None)
+        return cls(layer, layer.weight.shape[0], times / divided, softcap, temperature)
 
     def __call__(self, states: Tensor) -> Tensor:
         """Return the logits of states (n, width) in float32, (n, size)."""
         logits = self.layer(states).float()
-        if (scale := self.times / self.divided) != 1.0:
-            logits = logits * scale
+        if self.scale != 1.0:
+            logits = logits * self.scale
         if self.softcap is not None:
             logits = (logits / self.softcap).tanh() * self.softcap
         return logits if self.temperature == 1.0 else logits / self.temperature
@@ -334,36 +296,19 @@ def token_logps(
     allowed: Tensor | None = None,
     entropy: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Return the log-probabilities (nats) and the entropies at each target token, both of shape (n,).
-
-    Args:
-        hidden: final hidden states before each target, (n, width).
-        output: the output layer.
-        targets: token ids, (n,).
-        entropy_grad: whether the entropies have a gradient.
-        allowed: the tokens among which each target was drawn, as packed bits in bytes, (n, size /
-            8); by default all. Probabilities are renormalized over them.
-        entropy: whether to compute the entropies; otherwise they are 0.
-    """
+    """Return the log-probabilities (nats) and the entropies at each target token, both of shape (n,)."""
     import torch
     from torch.utils.checkpoint import checkpoint
 
     rows = max(1, CHUNK // output.size)
     if len(targets) <= rows:
         return _chunk(hidden, output, targets, entropy_grad, allowed, entropy)
-    parts = [
-        checkpoint(
-            _chunk,
-            hidden[i : i + rows],
-            output,
-            targets[i : i + rows],
-            entropy_grad,
-            None if allowed is None else allowed[i : i + rows],
-            entropy,
-            use_reentrant=False,
-        )
-        for i in range(0, len(targets), rows)
-    ]
+    parts = []
+    for i in range(0, len(targets), rows):
+        at = slice(i, i + rows)
+        own = None if allowed is None else allowed[at]
+        given = (hidden[at], output, targets[at], entropy_grad, own, entropy)
+        parts.append(checkpoint(_chunk, *given, use_reentrant=False))
     return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
 

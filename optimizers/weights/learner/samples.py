@@ -73,13 +73,7 @@ class Sample:
 
 
 def samples_to_json(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Return samples as JSON, in which every number is exact.
-
-    >>> record = TokenRecord((1, 2), (3,), (-0.1,), "stop")
-    >>> samples = [Sample("a", "e", "a", 0, record, 1.0, group=("e", 0))]
-    >>> samples_from_json(samples_to_json(samples)) == samples
-    True
-    """
+    """Return samples as JSON, in which every number is exact."""
     return [{**_fields(sample), "tokens": _fields(sample.tokens)} for sample in samples]
 
 
@@ -127,11 +121,6 @@ class SamplingSettings(Settings):
     `mask_truncated_completions`). Their rewards still count in the statistics of their group."""
     failure_score: float | None = None
     """Reward of a failed run; `optimize.failure_score` by default."""
-
-    @property
-    def max_examples(self) -> int:
-        """Maximum number of examples of a step."""
-        return self.examples
 
     def admits(self, sample: Sample) -> bool:
         """Return whether a sample is neither empty nor too long."""

@@ -25,15 +25,7 @@ EXPERTS = (
 
 
 def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
-    """Return the name suffixes of the layers that an adapter applies to.
-
-    Args:
-        model: a causal language model.
-        targets: ``all-linear``, ``attention``, or name suffixes, which are returned sorted.
-
-    Raises:
-        DeclarationError: the model has no such layer.
-    """
+    """Return the name suffixes of the layers that an adapter applies to."""
     import torch
 
     if not isinstance(targets, str):
@@ -63,11 +55,6 @@ def check_targets(model: PreTrainedModel, targets: str | Sequence[str]) -> None:
     The experts of a mixture are fused in tensors, to which an adapter of linear layers does not
     apply. Targets that include them are an error; with others, a warning states their share of the
     parameters.
-
-    Raises:
-        DeclarationError: the model has no layer for a name in a list, or the targets are
-            ``all-linear`` and the model is a mixture of experts; the adapter would silently be
-            smaller.
     """
     import torch
 
@@ -134,29 +121,17 @@ def _share_of_experts(model: PreTrainedModel) -> float:
 
 
 def _is_attention(name: str) -> bool:
-    """Return whether a layer belongs to an attention block, judging by the names of its parent modules.
-
-    >>> _is_attention("model.layers.0.self_attn.q_proj"), _is_attention("model.layers.0.mlp.up_proj")
-    (True, False)
-    """
+    """Return whether a layer belongs to an attention block, judging by the names of its parent modules."""
     return any("attn" in part or "attention" in part for part in name.split(".")[:-1])
 
 
 def shortest_suffixes(chosen: Collection[str], others: Collection[str]) -> list[str]:
-    """Return the shortest name suffixes that match all chosen modules and no other module.
-
-    >>> shortest_suffixes(["0.attn.q", "0.attn.out", "1.attn.q"], ["0.mlp.out", "lm_head"])
-    ['attn.out', 'q']
-    """
+    """Return the shortest name suffixes that match all chosen modules and no other module."""
     taken = {suffix for name in others for suffix in _suffixes(name)}
     return sorted({next((s for s in _suffixes(name) if s not in taken), name) for name in chosen})
 
 
 def _suffixes(name: str) -> list[str]:
-    """Return the dotted suffixes of a name, the shortest first.
-
-    >>> _suffixes("0.attn.q")
-    ['q', 'attn.q', '0.attn.q']
-    """
+    """Return the dotted suffixes of a name, the shortest first."""
     parts = name.split(".")
     return [".".join(parts[-count:]) for count in range(1, len(parts) + 1)]

@@ -10,19 +10,24 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Field
+
 from compound.core.errors import CompoundError
 from compound.core.storage.artifacts import Reference, store_folder, verify_reference
+from compound.core.storage.state import State
 from compound.engines.local import loading
-from compound.engines.local.devices import naming_settings
+from compound.engines.local.devices import Placement, naming_settings
 from compound.execution.rng import fork_torch_rng
+from compound.graph.space import Weights
+from compound.optimization.settings.base import Settings
 from compound.optimizers.weights.learner import losses
 from compound.optimizers.weights.learner.adapters import CRITIC, Adapters, FrozenModel
 from compound.optimizers.weights.learner.batching import (
-    Pass,
+    Batch,
     Passes,
     by_adapter,
     minibatches,
@@ -30,10 +35,13 @@ from compound.optimizers.weights.learner.batching import (
 )
 from compound.optimizers.weights.learner.critic import VALUE, CriticSettings, ValueCritic
 from compound.optimizers.weights.learner.forward import ForwardPass
-from compound.optimizers.weights.learner.losses import Objective, PolicyLoss
-from compound.optimizers.weights.learner.monitor import Monitor, diagnostic_sums
-from compound.optimizers.weights.learner.samples import SECTION, Sample, SamplingSettings
-from compound.optimizers.weights.learner.saved import Saved
+from compound.optimizers.weights.learner.losses import (
+    ClippedLoss,
+    ImitationObjective,
+    Monitor,
+    PolicyObjective,
+)
+from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
 from compound.optimizers.weights.learner.updates import (
     OptimizerSettings,
     Rate,
@@ -46,24 +54,60 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 OPTIMIZERS = "optimizer-states"  # prefix of the folders of optimizer states
+Logps = Mapping[int, "Tensor"]  # by ``id`` of the sample
 
 
 class StaleSamples(CompoundError):
     """Samples were drawn with weights that are too old for the trainer."""
 
 
-@dataclass(frozen=True)
-class FixedLogps:
-    """Log-probabilities computed once per step, before the first update, by ``id`` of the sample.
+class Saved(State):
+    """References to the folders that `Trainer.save` wrote, relative to the folder of the run's memory.
 
     Attributes:
-        old: under the weights at the start of the step, without dropout; empty if those of the
-            first update are the same, since each sample is used in one update only.
-        reference: under the base model; empty if the loss has no KL term.
+        adapters: the folder of each adapter; ``None`` if it equals the base model.
+        optimizers: the folder of the optimizer states.
+        versions: the digests of the latest versions of each adapter.
+        skipped: the number of consecutive skipped updates of each adapter.
     """
 
-    old: Mapping[int, Tensor]
-    reference: Mapping[int, Tensor]
+    adapters: dict[str, dict[str, str] | None]
+    optimizers: dict[str, str]
+    versions: dict[str, list[str]]
+    skipped: dict[str, int] = Field(default={})
+
+
+class LearnerSpec(Settings):
+    """Declaration of a learner, as JSON if it is opened in another process."""
+
+    model: str
+    """The base model: `smollm2`, a folder, or a hub id."""
+    shapes: dict[str, Weights]
+    """The shape of each adapter."""
+    adapter_of: dict[str, str]
+    """The adapter of each component."""
+    loss: PolicyObjective | ImitationObjective
+    """The loss; imitation ignores advantages."""
+    optimizer: OptimizerSettings
+    """Weight updates."""
+    rollouts: SamplingSettings
+    """The settings that samples are drawn with."""
+    critic: CriticSettings | None = None
+    """The value head; `None` for none."""
+    teacher: str | None = None
+    """A model that scores answers instead of the base model; `None` for none."""
+    seed: int = 0
+    """The seed of initial weights and of the order of samples."""
+    steps: int = 1
+    """The number of steps of the job, for the learning rate."""
+    longest: int | None = None
+    """The maximum number of tokens of an answer."""
+    section: str
+    """The path of the training settings, for messages."""
+    placement: Placement = Placement()
+    """Where and how the base model is loaded."""
+    checkpointing: bool = False
+    """Whether activations are recomputed in the backward pass."""
 
 
 class Trainer:
@@ -71,15 +115,7 @@ class Trainer:
 
     Args:
         adapters: the base model and its adapters.
-        adapter_of: the adapter of each component.
-        loss: the loss; imitation losses ignore advantages.
-        optimizer: learning rate and batch sizes.
-        rollouts: the settings that the samples were drawn with.
-        critic: the settings of the critic (PPO); ``None`` for no critic.
-        seed: the seed of the order of samples.
-        steps: the total number of steps, for the learning rate schedule.
-        longest: the maximum number of tokens of an answer, which `dr_grpo` divides by.
-        section: the path of the training settings, for messages.
+        spec: the declaration of the training.
         in_step: whether all processes must run the same forward passes, since they share the base
             model.
         teacher: a model that scores answers instead of the base model; see `divergences`.
@@ -88,31 +124,20 @@ class Trainer:
     def __init__(
         self,
         adapters: Adapters,
-        adapter_of: Mapping[str, str],
-        loss: Objective,
-        optimizer: OptimizerSettings,
-        rollouts: SamplingSettings,
-        critic: CriticSettings | None = None,
+        spec: LearnerSpec,
         *,
-        seed: int = 0,
-        steps: int = 1,
-        longest: int | None = None,
-        section: str = SECTION,
         in_step: bool = False,
         teacher: FrozenModel | None = None,
     ) -> None:
-        self.section = section
-        self.adapters, self.adapter_of = adapters, dict(adapter_of)
-        self.longest, self.seed = longest, seed
-        self.optimizer, self.rollouts = optimizer, rollouts
-        self.variant, self.loss = loss.name, loss.settings
+        self.adapters, self.spec, self.loss = adapters, spec, spec.loss.settings
+        self.optimizer, self.rollouts = spec.optimizer, spec.rollouts
         # None: an imitation loss
-        self.policy = self.loss if isinstance(self.loss, PolicyLoss) else None
+        self.policy = self.loss if isinstance(self.loss, ClippedLoss) else None
         self.passes = Passes(
             adapters,
-            self.adapter_of,
-            optimizer.micro_tokens,
-            rollouts.temperature,
+            spec.adapter_of,
+            spec.optimizer.micro_tokens,
+            spec.rollouts.temperature,
             # imitation also teaches the format, so it maximizes the likelihood without the
             # constraint
             constrained=self.policy is not None,
@@ -121,25 +146,22 @@ class Trainer:
         self._taught = (
             replace(self.passes, adapters=teacher, in_step=False) if teacher else self.passes
         )
-        rate, norm, most = Rate.of(optimizer, steps), optimizer.max_norm, optimizer.max_skipped
+        rate, decay = Rate.of(spec.optimizer, spec.steps), spec.optimizer.weight_decay
         self._updaters = {
             name: Updater(
                 adapters.parameters(name),
                 rate,
-                norm,
+                spec.optimizer,
                 f"adapter {name!r}",
-                most,
-                section,
-                optimizer.weight_decay,
+                spec.section,
+                decay,
             )
             for name in adapters.spaces
         }
-        self.critic = None if critic is None else ValueCritic(critic, adapters)
+        self.critic = None if spec.critic is None else ValueCritic(spec.critic, adapters)
         if self.critic is not None:
-            self._updaters |= self.critic.updaters(norm, most, section)
-        self.versions: dict[str, list[str]] = {
-            name: [adapters.version(name)] for name in adapters.spaces
-        }
+            self._updaters |= self.critic.updaters(spec.optimizer, spec.section)
+        self.versions = {name: [adapters.version(name)] for name in adapters.spaces}
 
     # -- training steps ----------------------------------------------------------------------------------
 
@@ -156,51 +178,47 @@ class Trainer:
             CompoundError: memory ran out, or ``max_skipped`` consecutive gradients were not finite.
         """
         started = time.perf_counter()
-        kept = self._kept(samples)
-        masked = len(kept) - len(self._learned_from(kept))
+        kept = [s for s in samples if self.rollouts.admits(s)]
+        learned = self._learned_from(kept)
         divergence = self.policy is not None and self.policy.beta > 0
-        monitor = Monitor(
-            samples, kept, divergence=divergence, masked=masked, device=self.adapters.device
-        )
+        monitor = Monitor(kept, divergence=divergence, device=self.adapters.device)
         if self.policy is not None:
             self._check_staleness(kept)
         with self._memory():
-            fixed = self._fixed_logps(self._learned_from(kept))
+            old, reference = self._fixed_logps(learned)
             for epoch in range(self.optimizer.epochs):
                 parts = minibatches(
-                    kept, self.optimizer.minibatches, self.seed, "step", number, epoch
+                    kept, self.optimizer.minibatches, self.spec.seed, "step", number, epoch
                 )
                 for place, part in enumerate(parts):
                     with self._dropout(number, epoch, place):
-                        self._update(part, number, fixed, monitor)
-        facts = {**monitor.facts(), "train_seconds": time.perf_counter() - started}
+                        self._update(part, number, old, reference, monitor)
+        facts = {
+            "left_out": len(samples) - len(kept),
+            "masked": len(kept) - len(learned),
+            **monitor.facts(),
+            "train_seconds": time.perf_counter() - started,
+        }
         return {**facts, "unshared": self.adapters.unshared} if self.adapters.unshared else facts
 
     def _dropout(self, *place: int) -> AbstractContextManager[None]:
         """Seed the dropout of an update, in each process with a stream of its own."""
         if not self.optimizer.dropout:
             return nullcontext()
-        return fork_torch_rng(self.seed, "dropout", *place, rank_and_world_size()[0])
+        return fork_torch_rng(self.spec.seed, "dropout", *place, rank_and_world_size()[0])
 
     def values(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return the samples with the value head's estimate before each of their tokens.
-
-        In distributed training, all processes must call it with the same samples; each computes a
-        share.
-        """
+        """Return the samples with the value head's estimate before each of their tokens."""
         import torch
 
-        kept, critic = self._kept(samples), self.critic
+        kept, critic = [s for s in samples if self.rollouts.admits(s)], self.critic
         assert critic is not None  # only recipes with a critic ask for values
         with self._memory(), torch.no_grad():
             table = self.passes.table(
                 kept, lambda ran: critic.estimates(ran.states), critic=critic.has_adapter
             )
             rows = per_token(kept, table)
-        return [
-            replace(sample, values=rows[id(sample)]) if id(sample) in rows else sample
-            for sample in samples
-        ]
+        return [replace(s, values=rows[id(s)]) if id(s) in rows else s for s in samples]
 
     def divergences(
         self, samples: Sequence[Sample], taught: Sequence[Sample] | None = None
@@ -220,52 +238,43 @@ class Trainer:
 
         passes = self.passes if taught is None else self._taught
         pairs = zip(samples, samples if taught is None else taught, strict=True)
-        kept = [
-            (one, other) for one, other in pairs if all(map(self.rollouts.admits, (one, other)))
-        ]
+        kept = [pair for pair in pairs if all(map(self.rollouts.admits, pair))]
         own, others = [one for one, _ in kept], [other for _, other in kept]
         with self._memory(), torch.no_grad():
             policy = self.passes.table(own, lambda ran: ran.logps)
             rows = per_token(own, policy - passes.table(others, lambda ran: ran.logps, base=True))
         return [rows.get(id(sample), ()) for sample in samples]
 
-    def _kept(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return the samples that are neither empty nor too long."""
-        return [s for s in samples if self.rollouts.admits(s)]
-
     def _update(
-        self, part: Sequence[Sample], number: int, fixed: FixedLogps, monitor: Monitor
+        self, part: Sequence[Sample], number: int, old: Logps, reference: Logps, monitor: Monitor
     ) -> None:
         """Update the critic and each adapter that has samples in this minibatch."""
-        for name, own in by_adapter(part, self.adapter_of).items():
+        for name, own in by_adapter(part, self.spec.adapter_of).items():
             if not (learned := self._learned_from(own)):
                 continue
             weight_of = self._weights(own)
             with self.adapters.using(name) as model, self.adapters.dropping():
-                for each in self.passes.share(learned):
-                    self._loss(model, each, weight_of, fixed, monitor).backward()
+                for batch, counts in self.passes.share(learned):
+                    loss, ran = self._loss(model, batch, weight_of, old, reference, monitor, counts)
+                    if self.critic is not None and not self.critic.has_adapter and counts:
+                        loss = loss + self._value_loss(batch, ran, weight_of)
+                    loss.backward()
                     self._accumulate()
             if self.critic is not None and self.critic.has_adapter:
-                self._fit_critic(self.critic, learned, weight_of)
+                with self.adapters.using(CRITIC) as model:
+                    for batch, counts in self.passes.share(learned):
+                        ran = self.passes.run(model, batch, temperature=1.0, logps=False)
+                        loss = (
+                            self._value_loss(batch, ran, weight_of)
+                            if counts
+                            else 0.0 * ran.states.sum()
+                        )
+                        loss.backward()
+                        self._accumulate()
             monitor.add_norm(name, self._updaters[name].update(number))
         for name in (VALUE, CRITIC):
             if name in self._updaters and self._learned_from(part):
                 monitor.add_norm(name, self._updaters[name].update(number))
-
-    def _fit_critic(
-        self, critic: ValueCritic, samples: Sequence[Sample], weight_of: Mapping[int, float]
-    ) -> None:
-        """Add the gradients of the value loss to the critic's adapter and head."""
-        with self.adapters.using(CRITIC) as model:
-            for each in self.passes.share(samples):
-                ran = self.passes.run(model, each, temperature=1.0, logps=False)
-                if each.counts:
-                    weight = _padded([(weight_of[id(s)],) for s in each.samples], ran.mask[:, :1])
-                    loss = (self._value_loss(each.samples, ran, critic) * ran.mask * weight).sum()
-                else:
-                    loss = 0.0 * ran.states.sum()
-                loss.backward()
-                self._accumulate()
 
     def _accumulate(self) -> None:
         """Add the gradients of a micro-batch to the sums of the update."""
@@ -278,11 +287,10 @@ class Trainer:
 
     def _weights(self, samples: Sequence[Sample]) -> dict[int, float]:
         """Return the weights of the samples of an update; a masked sample counts as an empty answer."""
-        learned = {id(sample) for sample in self._learned_from(samples)}
         found = losses.sample_weights(
-            self.variant,
-            [s.length if id(s) in learned else 0 for s in samples],
-            self.longest,
+            self.spec.loss.name,
+            [0 if self.rollouts.masks(s) else s.length for s in samples],
+            self.spec.longest,
             counts=[s.weight for s in samples],
             units=[s.unit or (n,) for n, s in enumerate(samples)],
         )
@@ -291,113 +299,88 @@ class Trainer:
     def _loss(
         self,
         model: PreTrainedModel,
-        each: Pass,
+        batch: Batch,
         weight_of: Mapping[int, float],
-        fixed: FixedLogps,
+        old_logps: Logps,
+        reference: Logps,
         monitor: Monitor,
-    ) -> Tensor:
-        """Return the contribution of a micro-batch to the loss of an update."""
-        import torch
-
-        policy, batch = self.policy, each.samples
+        counts: bool,
+    ) -> tuple[Tensor, ForwardPass]:
+        """Return the contribution of a micro-batch to the loss of an update, and its forward pass."""
+        policy = self.policy
         entropy = 0.0 if policy is None else policy.entropy
         # imitation maximizes the likelihood at temperature 1, whatever the rollouts were sampled at
         temperature = 1.0 if policy is None else self.rollouts.temperature
-        ran = self.passes.run(model, each, entropy_grad=entropy > 0, temperature=temperature)
-        if not each.counts:
-            return 0.0 * ran.logps.sum()
-        weight = torch.tensor([weight_of[id(s)] for s in batch], device=ran.mask.device)[:, None]
-        old = ran.logps.detach() if not fixed.old else _rows(fixed.old, batch, ran.mask)
-        advantages = ran.mask
+        ran = self.passes.run(model, batch, entropy_grad=entropy > 0, temperature=temperature)
+        if not counts:
+            return 0.0 * ran.logps.sum(), ran
+        old = _rows(old_logps, batch, ran.mask) if old_logps else ran.logps.detach()
+        advantages, divergence = ran.mask, None
         if policy is not None:
             advantages = _padded([s.advantages for s in batch], ran.mask)
-        if policy is not None and policy.correction is not None:
-            sampler = _sampler_logps(batch, old, ran.mask)
-            advantages = advantages * losses.importance_weights(
-                old, sampler, ran.mask, cap=policy.correction
-            )
-        per_token = losses.per_token_loss(
-            self.variant, ran.logps, old, advantages, ran.mask, self.loss
-        )
-        divergence = None
-        if policy is not None and fixed.reference:
-            divergence = losses.kl(ran.logps, _rows(fixed.reference, batch, ran.mask), ran.mask)
-            per_token = per_token + policy.beta * divergence
+            if policy.correction is not None:
+                sampler = _sampler_logps(batch, old, ran.mask)
+                advantages = advantages * losses.importance_weights(
+                    old, sampler, ran.mask, cap=policy.correction
+                )
+        terms = losses.per_token_loss(self.loss, ran.logps, old, advantages, ran.mask)
+        if policy is not None and reference:
+            divergence = losses.kl(ran.logps, _rows(reference, batch, ran.mask), ran.mask)
+            terms = terms + policy.beta * divergence
         if entropy:
-            per_token = per_token - entropy * ran.entropies
-        loss = (per_token * ran.mask * weight).sum()
-        if self.critic is not None and not self.critic.has_adapter:
-            loss = loss + (self._value_loss(batch, ran, self.critic) * ran.mask * weight).sum()
-        self._monitor(batch, ran, old, advantages, divergence, monitor)
-        return loss
-
-    def _monitor(
-        self,
-        batch: Sequence[Sample],
-        ran: ForwardPass,
-        old: Tensor,
-        advantages: Tensor,
-        divergence: Tensor | None,
-        monitor: Monitor,
-    ) -> None:
-        """Report the diagnostics of a micro-batch to the monitor, by component."""
-        for component, rows in _by_component(batch).items():
-            sums = diagnostic_sums(
-                self.variant,
+            terms = terms - entropy * ran.entropies
+        components = [sample.component for sample in batch]
+        for component in dict.fromkeys(components):
+            rows = [row for row, name in enumerate(components) if name == component]
+            sums = losses.diagnostic_sums(
+                self.loss,
                 ran.logps[rows],
                 old[rows],
                 advantages[rows],
                 ran.mask[rows],
-                self.loss,
-                entropy=ran.entropies[rows],
+                ran.entropies[rows],
+                None if divergence is None else divergence[rows],
             )
-            base_kl = None
-            if divergence is not None:
-                base_kl = (divergence[rows] * ran.mask[rows]).detach().sum()
-            monitor.add(component, sums, base_kl)
+            monitor.add(component, sums)
+        return (terms * ran.mask * _weight(batch, weight_of, ran.mask)).sum(), ran
 
-    def _value_loss(self, batch: Sequence[Sample], ran: ForwardPass, critic: ValueCritic) -> Tensor:
-        """Return the critic's loss at each token."""
-        estimates = critic.estimates(ran.states)
+    def _value_loss(self, batch: Batch, ran: ForwardPass, weight_of: Mapping[int, float]) -> Tensor:
+        """Return the contribution of a micro-batch to the critic's loss."""
+        assert self.critic is not None
         before = _padded([s.values for s in batch], ran.mask)
         targets = _padded([s.returns for s in batch], ran.mask)
-        return losses.value_loss(estimates, before, targets, critic.settings.clip)
+        estimates = self.critic.estimates(ran.states)
+        terms = losses.value_loss(estimates, before, targets, self.critic.settings.clip)
+        return (terms * ran.mask * _weight(batch, weight_of, ran.mask)).sum()
 
-    # -- log-probabilities before the first update -------------------------------------------------------
-
-    def _fixed_logps(self, samples: Sequence[Sample]) -> FixedLogps:
-        """Compute the log-probabilities under the current weights and the base model, as far as needed."""
+    def _fixed_logps(self, samples: Sequence[Sample]) -> tuple[Logps, Logps]:
+        """Return the log-probabilities before the first update, without dropout, as far as needed."""
         import torch
 
         if self.policy is None:
-            return FixedLogps({}, {})
-        # with a single update without dropout, the old ones are those of the update's own forward
-        # pass
-        differ = (
-            self.optimizer.epochs * self.optimizer.minibatches > 1 or self.optimizer.dropout > 0
-        )
+            return {}, {}
+        updates = self.optimizer.epochs * self.optimizer.minibatches
         with torch.no_grad():
+            differ = updates > 1 or self.optimizer.dropout > 0
             old = self.passes.logps(samples, base=False) if differ else {}
-            reference = self.passes.logps(samples, base=True) if self.policy.beta else {}
-        return FixedLogps(old, reference)
+            return old, self.passes.logps(samples, base=True) if self.policy.beta else {}
 
     def _check_staleness(self, samples: Sequence[Sample]) -> None:
         """Raise if a sample was drawn with an adapter version that is too old."""
+        most = self.rollouts.max_staleness
         for sample in samples:
-            known = self.versions[self.adapter_of[sample.component]][
-                -1 - self.rollouts.max_staleness :
-            ]
+            known = self.versions[self.spec.adapter_of[sample.component]][-1 - most :]
             if sample.on_policy and sample.tokens.adapter not in known:
                 raise StaleSamples(
                     f"{sample.address} of example {sample.example!r} was sampled with adapter version "
                     f"{_short(sample.tokens.adapter)}, but the current version is {_short(known[-1])}",
                     hint="sample with the weights of the last step, or raise "
-                    f"{self.section}.rollouts.max_staleness",
+                    f"{self.spec.section}.rollouts.max_staleness",
                 )
 
     def _memory(self) -> AbstractContextManager[None]:
         """Turn an out-of-memory error into one that names the settings to lower."""
-        section = self.section
+        section = self.spec.section
         checkpointing = f"set {section}.base.gradient_checkpointing, or "
         return naming_settings(
             "a training step",
@@ -413,15 +396,7 @@ class Trainer:
         return self.adapters.tokenizer
 
     def start(self, references: Mapping[str, Reference | None], folder: Path) -> None:
-        """Start from stored adapters; ``None`` keeps the initial weights, which equal the base model.
-
-        Args:
-            references: the stored adapters by name, relative to ``folder`` or absolute.
-            folder: the folder that adapters are saved to.
-
-        Raises:
-            ConfigurationError: a folder is missing, was changed, or does not match the adapters.
-        """
+        """Start from stored adapters; ``None`` keeps the initial weights, which equal the base model."""
         for name, reference in references.items():
             self.adapters.start_from(name, reference, folder)
             self.versions[name] = [self.adapters.version(name)]
@@ -443,9 +418,8 @@ class Trainer:
         adapters = {name: self.adapters.save(name, folder) for name in self.adapters.spaces}
         for name in adapters:
             if self.versions[name][-1] != (now := self.adapters.version(name)):
-                self.versions[name] = [*self.versions[name], now][
-                    -2 - self.rollouts.max_staleness :
-                ]
+                known = [*self.versions[name], now]
+                self.versions[name] = known[-2 - self.rollouts.max_staleness :]
         return Saved(
             adapters=adapters,
             optimizers=store_folder(self._write, folder, OPTIMIZERS),
@@ -454,11 +428,7 @@ class Trainer:
         )
 
     def restore(self, saved: Saved, folder: Path) -> None:
-        """Restore adapters and optimizer states that `save` stored.
-
-        Raises:
-            ConfigurationError: a folder is missing, was changed, or does not match the adapters.
-        """
+        """Restore adapters and optimizer states that `save` stored."""
         for name, reference in saved.adapters.items():
             self.adapters.start_from(name, reference, folder)
         tensors = _stored(saved.optimizers, folder)
@@ -470,14 +440,8 @@ class Trainer:
     def restore_optimizer(self, name: str, reference: Reference, folder: Path) -> None:
         """Restore the optimizer state of one adapter from a checkpoint.
 
-        Args:
-            name: the adapter, or `VALUE` for the critic's weights and optimizer states, which are
-                ignored if they belong to a critic of another kind or size.
-            reference: the folder of the optimizer states, relative to ``folder``.
-            folder: the folder of checkpoints.
-
-        Raises:
-            ConfigurationError: the folder is missing or was changed.
+        With the name `VALUE`, the critic's weights and optimizer states, which are ignored if they
+        belong to a critic of another kind or size.
         """
         tensors = _stored(reference, folder)
         if name != VALUE:
@@ -487,13 +451,9 @@ class Trainer:
                 self._restore_tensors(each, tensors)
 
     def _restore_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        self._updaters[name].restore(
-            {
-                key.removeprefix(f"{name}:"): t
-                for key, t in tensors.items()
-                if key.startswith(f"{name}:")
-            }
-        )
+        start = f"{name}:"
+        own = {key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)}
+        self._updaters[name].restore(own)
         if name == VALUE and self.critic is not None:
             self.critic.restore(tensors)
 
@@ -513,13 +473,12 @@ class Trainer:
 def _stored(reference: Reference, folder: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
-    tensors: dict[str, Tensor] = load_file(
-        verify_reference(reference, folder) / "state.safetensors"
-    )
+    path = verify_reference(reference, folder) / "state.safetensors"
+    tensors: dict[str, Tensor] = load_file(path)
     return tensors
 
 
-def _rows(known: Mapping[int, Tensor], batch: Sequence[Sample], like: Tensor) -> Tensor:
+def _rows(known: Logps, batch: Batch, like: Tensor) -> Tensor:
     """Return the stored rows of a micro-batch's samples, padded to its width."""
     import torch
 
@@ -529,13 +488,18 @@ def _rows(known: Mapping[int, Tensor], batch: Sequence[Sample], like: Tensor) ->
     return rows
 
 
-def _sampler_logps(batch: Sequence[Sample], old: Tensor, mask: Tensor) -> Tensor:
+def _sampler_logps(batch: Batch, old: Tensor, mask: Tensor) -> Tensor:
     """Return the sampler's log-probabilities; the trainer's own for samples without any."""
     logps = old.clone()
     known = [i for i, s in enumerate(batch) if len(s.tokens.logprobs) == s.length]
     if known:
         logps[known] = _padded([batch[i].tokens.logprobs for i in known], mask[known])
     return logps
+
+
+def _weight(batch: Batch, weight_of: Mapping[int, float], mask: Tensor) -> Tensor:
+    """Return the weights of a micro-batch's samples, (samples, 1)."""
+    return _padded([(weight_of[id(s)],) for s in batch], mask[:, :1])
 
 
 def _padded(rows: Sequence[Sequence[float]], like: Tensor) -> Tensor:
@@ -545,14 +509,6 @@ def _padded(rows: Sequence[Sequence[float]], like: Tensor) -> Tensor:
     for i, row in enumerate(rows):
         padded[i, : len(row)] = torch.tensor(row, dtype=padded.dtype)
     return padded.to(like.device)
-
-
-def _by_component(batch: Sequence[Sample]) -> dict[str, list[int]]:
-    """Return the row indices of each component's samples."""
-    found: dict[str, list[int]] = {}
-    for row, sample in enumerate(batch):
-        found.setdefault(sample.component, []).append(row)
-    return found
 
 
 def _short(version: str) -> str:

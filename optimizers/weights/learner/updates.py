@@ -18,7 +18,6 @@ from compound.optimization.settings.base import Settings
 from compound.optimizers.weights.learner.samples import SECTION
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 Schedule = Literal["constant", "cosine"]
@@ -83,37 +82,22 @@ class Rate:
 
 
 class Updater:
-    """Applies AdamW updates to named tensors.
-
-    Args:
-        parameters: names and tensors.
-        rate: the learning rate schedule.
-        max_norm: the maximum gradient norm; larger gradients are clipped.
-        whose: the owner of the tensors, for messages.
-        max_skipped: the number of consecutive updates with a non-finite gradient after which to
-            stop.
-        section: the path of the training settings, for messages.
-        weight_decay: the weight decay.
-
-    Attributes:
-        skipped: the number of updates skipped since the last applied one.
-    """
+    """Applies AdamW updates to named tensors."""
 
     def __init__(
         self,
         parameters: Sequence[tuple[str, Tensor]],
         rate: Rate,
-        max_norm: float,
+        settings: OptimizerSettings,
         whose: str,
-        max_skipped: int = 5,
         section: str = SECTION,
         weight_decay: float = 0.0,
     ) -> None:
         import torch
 
-        self.rate, self.max_norm, self.whose, self.section = rate, max_norm, whose, section
+        self.rate, self.settings, self.whose, self.section = rate, settings, whose, section
         self.parameters = list(parameters)
-        self.max_skipped, self.skipped = max_skipped, 0
+        self.skipped = 0  # updates since the last applied one
         self._sum: Tensor | None = None
         tensors = [p for _, p in self.parameters]
         self._adam = torch.optim.AdamW(tensors, lr=rate.lr, weight_decay=weight_decay)
@@ -145,7 +129,7 @@ class Updater:
         """Set the gradients to their sums over the micro-batches of all processes."""
         self.accumulate()
         total = self._gradients()
-        all_reduce([total])
+        all_reduce(total)
         tensors = [tensor for _, tensor in self.parameters]
         parts = total.to(tensors[0].dtype).split([tensor.numel() for tensor in tensors])
         for tensor, part in zip(tensors, parts, strict=True):
@@ -167,22 +151,16 @@ class Updater:
         """Apply one update with the accumulated gradients, and return their norm before clipping.
 
         If the norm is not finite, the update is skipped: tensors and optimizer state do not change.
-
-        Args:
-            step: the step, for the learning rate.
-
-        Raises:
-            CompoundError: ``max_skipped`` consecutive updates were skipped.
         """
         import torch
 
         self.reduce()
         tensors = [p for _, p in self.parameters]
-        norm = float(torch.nn.utils.clip_grad_norm_(tensors, self.max_norm))
+        norm = float(torch.nn.utils.clip_grad_norm_(tensors, self.settings.max_norm))
         if not math.isfinite(norm):
             self._adam.zero_grad()
             self.skipped += 1
-            if self.skipped >= self.max_skipped:
+            if self.skipped >= self.settings.max_skipped:
                 raise CompoundError(
                     f"the gradient of {self.whose} was not finite in {self.skipped} updates in a row",
                     hint="the skipped updates did not change the weights; start a new run (--new) with a "
@@ -215,37 +193,16 @@ class Updater:
                 }
 
 
-def all_reduce(tensors: Sequence[Tensor]) -> None:
-    """Sum tensors in place over the processes of a distributed training; does nothing with one process.
+def all_reduce(tensor: Tensor) -> None:
+    """Sum a tensor in place over the processes of a distributed training; does nothing with one process.
 
     This is the only collective of a training. Some backends reduce tensors of one device only
-    (NCCL: GPU tensors), so a tensor must be contiguous and on the device of the gradients.
+    (NCCL: GPU tensors), so the tensor must be contiguous and on the device of the gradients.
     """
-    if rank_and_world_size()[1] == 1:
-        return
     from torch import distributed
 
-    for tensor in tensors:
+    if rank_and_world_size()[1] > 1:
         distributed.all_reduce(tensor)
-
-
-def all_reduce_rows(
-    rows: Sequence[Sequence[float]], device: torch.device | None
-) -> list[list[float]]:
-    """Return rows of numbers summed over the processes of a distributed training.
-
-    Args:
-        rows: of the same shape in every process.
-        device: the device of the gradients.
-    """
-    import torch
-
-    if not rows or rank_and_world_size()[1] == 1:
-        return [list(row) for row in rows]
-    table = torch.tensor(rows, dtype=torch.float64, device=device)
-    all_reduce([table])
-    summed: list[list[float]] = table.tolist()
-    return summed
 
 
 def rank_and_world_size() -> tuple[int, int]:

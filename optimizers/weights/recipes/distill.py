@@ -27,7 +27,6 @@ from compound.execution.trace import Call
 from compound.graph.space import Demos, Text
 from compound.graph.system import System
 from compound.optimization.settings.base import ModelName
-from compound.optimizers.weights.credit.grouping import trajectory_samples
 from compound.optimizers.weights.learner.losses import (
     ClippedLoss,
     PolicyObjective,
@@ -39,8 +38,9 @@ from compound.optimizers.weights.recipes.recipe import (
     PolicyRecipe,
     PolicySettings,
     RecipeContext,
-    Sharing,
+    SharedAdapters,
     learnable,
+    samples_of,
     scores_of,
 )
 from compound.optimizers.weights.recipes.rollouts import Rollout
@@ -48,7 +48,7 @@ from compound.optimizers.weights.recipes.rollouts import Rollout
 BOUND = 5.0  # nats: bound of an advantage, so that no single token dominates a step
 
 
-class DistillSettings(PolicySettings):
+class DistillSettings(PolicySettings, SharedAdapters):
     """Settings of `distill`."""
 
     prompts: dict[str, str] = Field(default={})
@@ -64,9 +64,6 @@ class DistillSettings(PolicySettings):
     """The loss of the mean score that is accepted for shorter prompts, in units of the score."""
     loss: PolicyObjectiveField = PolicyObjective(dapo=ClippedLoss())
     """The loss: a name, or a name with its settings; `dapo` by default, the mean over tokens."""
-    adapters: Sharing = "each"
-    """Adapters: `each` (one per component), `shared` (one for all), or a mapping from adapter names to the
-    components that share them."""
 
 
 @dataclass(frozen=True)
@@ -106,11 +103,7 @@ class Distill(PolicyRecipe):
         return f"the prompts of {', '.join(trained)} are the short ones, without demonstrations"
 
     def check(self, system: System, trained: Sequence[str], section: str) -> None:
-        """Check the names and values of the short prompts, and that requests of the components are known.
-
-        Raises:
-            DeclarationError: one is wrong.
-        """
+        """Check the names and values of the short prompts, and that requests of the components are known."""
         short = self.values(system, trained)
         for name, prompt in self.settings.prompts.items():
             if name not in trained:
@@ -137,9 +130,7 @@ class Distill(PolicyRecipe):
         chat, samples = context.chat, list[Sample]()
         taught: list[Sample] = []
         for rollout in learnable(rollouts):
-            for sample in trajectory_samples(
-                rollout.trace, context.trained, rollout=rollout.number, fallback=context.fallback
-            ):
+            for sample in samples_of(context, [rollout]):
                 request = self._request(context, rollout, rollout.trace.call(sample.address))
                 prompt = chat.encode(request.messages, request.cue, request.tools)
                 if self.teacher is not None or prompt != sample.tokens.prompt:

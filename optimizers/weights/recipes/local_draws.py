@@ -8,7 +8,7 @@ PPO uses a critic.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,6 @@ from compound.optimizers.search.proposers.demos import is_whole
 from compound.optimizers.weights.credit.advantages import advantages
 from compound.optimizers.weights.credit.grouping import call_samples
 from compound.optimizers.weights.learner.critic import CriticSettings
-from compound.optimizers.weights.recipes.groups import collect_groups
 from compound.optimizers.weights.recipes.mmgrpo import GRPOSettings
 from compound.optimizers.weights.recipes.ppo import (
     LocalPPOSettings,
@@ -36,7 +35,6 @@ from compound.optimizers.weights.recipes.rollouts import is_lost
 from compound.rewards.model import ScoreCalls
 
 Place = tuple[Trace, Call, int]  # a recorded call, and the index of the sample to draw
-Answer = tuple[str, int, Call]  # the name of the example, the sample index, and the answer
 
 FAILURE_MARGIN = 1.0  # a failed answer scores this much less than the worst of the other answers
 
@@ -65,14 +63,7 @@ else:
 
 @dataclass(frozen=True)
 class LocalDraws(PolicyRecipe):
-    """Recipe that samples answers of one component and scores them by its local reward.
-
-    Attributes:
-        settings: settings of GRPO, which compares the answers to one input, or of PPO, which uses a
-            critic.
-        scores: computes the local rewards.
-        share: the approximate cost of one answer, in system runs.
-    """
+    """Recipe that samples answers of one component and scores them by its local reward."""
 
     settings: PPOSettings | GRPOSettings
     scores: ScoreCalls
@@ -120,16 +111,7 @@ class LocalDraws(PolicyRecipe):
         ]
 
     async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
-        """Sample answers to the inputs of the component in the incumbent's runs, and assign credit.
-
-        Raises:
-            TooManyFailures: too many runs and answers were lost to transient errors.
-        """
-        draw, credit = partial(self._draw, context), partial(self._credit, context)
-        return await collect_groups(context, examples, draw, credit, self.sampling)
-
-    async def _draw(self, context: RecipeContext, examples: Sequence[Example]) -> list[Answer]:
-        """Sample answers; those lost to transient errors are left out."""
+        """Sample answers to the inputs of the component in the incumbent's runs, and assign credit."""
         (component,) = context.trained
         traces = await context.task.scorer.traces({}, examples)
         context.sampler.count(
@@ -147,16 +129,11 @@ class LocalDraws(PolicyRecipe):
         ]
         answered = await run_alone(context.task.context, context.task.system, jobs)
         context.sampler.count([call.failure for call in answered])
-        pairs = zip(jobs, answered, strict=True)
-        return [
+        answers = [
             (trace.example, number, call)
-            for ((trace, _, number), _), call in pairs
+            for ((trace, _, number), _), call in zip(jobs, answered, strict=True)
             if not is_lost(call.failure)
         ]
-
-    async def _credit(self, context: RecipeContext, answers: Sequence[Answer]) -> CreditedSamples:
-        """Score answers by the local reward, and compute advantages."""
-        (component,) = context.trained
         rewards = await compute(self._rewards, component, [call for *_, call in answers])
         samples = [
             sample
@@ -169,7 +146,7 @@ class LocalDraws(PolicyRecipe):
             valued, value_facts = await estimate_advantages(context, self.settings.critic, samples)
             return CreditedSamples(valued, rewards, value_facts)
         trained, facts = advantages(samples, self.settings.scale)
-        return CreditedSamples(trained, rewards, asdict(facts), samples)
+        return CreditedSamples(trained, rewards, facts, samples)
 
     def _rewards(self, component: str, calls: Sequence[Call]) -> list[float]:
         """Return the local reward of each call; failed calls get less than the worst of the others."""
@@ -188,11 +165,7 @@ def values_of(context: RecipeContext, component: str) -> dict[str, Any]:
 async def run_alone(
     context: JobContext, system: System, jobs: Sequence[tuple[Place, Mapping[str, object]]]
 ) -> list[Call]:
-    """Repeat recorded calls with other settings, concurrently; return the new calls in order.
-
-    Raises:
-        BudgetExhausted: the budget was used up before all calls were made.
-    """
+    """Repeat recorded calls with other settings, concurrently; return the new calls in order."""
     executor = context.executor
 
     async def one(place: Place, settings: Mapping[str, object]) -> Call:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat
@@ -23,13 +23,14 @@ from compound.optimizers.weights.credit.advantages import advantages
 from compound.optimizers.weights.credit.grouping import regroup
 from compound.optimizers.weights.credit.propagation import Credit
 from compound.optimizers.weights.learner.samples import Group, Sample
-from compound.optimizers.weights.recipes.groups import GroupRecipe, propagated_samples
 from compound.optimizers.weights.recipes.recipe import (
     CreditedSamples,
     GroupSettings,
-    Penalties,
+    PenaltySettings,
+    PolicyRecipe,
     RecipeContext,
-    Sharing,
+    SharedAdapters,
+    propagated_samples,
     scores_of,
 )
 from compound.optimizers.weights.recipes.rollouts import (
@@ -43,15 +44,8 @@ from compound.optimizers.weights.recipes.rollouts import (
 Kind = Literal["is", "fof", "rr"]
 
 
-class MHGPOSettings(GroupSettings):
+class MHGPOSettings(GroupSettings, PenaltySettings, SharedAdapters):
     """Settings of `mhgpo_is` and `mhgpo_fof`."""
-
-    adapters: Sharing = "each"
-    """Adapters: `each` (one per component), `shared` (one for all), or a mapping from adapter names to the
-    components that share them."""
-    penalties: Penalties = Field(default={})
-    """Penalty function `module:name` of each component. It receives the inputs and outputs of a call; its
-    value is added to the call's reward when rewards are propagated back through the calls."""
 
 
 class RandomForkSettings(RolloutSettings):
@@ -76,15 +70,8 @@ class MHGPORandomSettings(MHGPOSettings):
 
 
 @dataclass(frozen=True)
-class MHGPO(GroupRecipe):
-    """Recipe that compares forks of the same run.
-
-    Attributes:
-        settings: the settings of the method; `MHGPORandomSettings` for `rr`.
-        kind: `is` forks at every agent and trains on the forked calls; `fof` forks at the first
-            agent; `rr` forks at one random agent per example, and regroups the calls before the
-            forks across examples.
-    """
+class MHGPO(PolicyRecipe):
+    """Recipe that compares forks of the same run."""
 
     settings: MHGPOSettings
     kind: Kind
@@ -94,55 +81,48 @@ class MHGPO(GroupRecipe):
         later = sum((components - k) / components for k in range(components))
         return examples * self.settings.rollouts.runs * (later if self.kind == "is" else 1.0)
 
-    @property
-    def _random(self) -> MHGPORandomSettings:
-        """The settings of `rr`; their defaults for other sampling schemes."""
-        return (
-            self.settings
-            if isinstance(self.settings, MHGPORandomSettings)
-            else MHGPORandomSettings()
-        )
-
-    async def draw(self, context: RecipeContext, examples: Sequence[Example]) -> list[Rollout]:
-        """Run and fork the examples."""
-        runs = self.settings.rollouts.runs
-        if self.kind == "rr":
-            return await _drawn(context, examples, runs, self._random.forks)
-        return await (_everywhere if self.kind == "is" else _first)(context, examples, runs)
-
-    async def credit(self, context: RecipeContext, rollouts: Sequence[Rollout]) -> CreditedSamples:
-        """Propagate rewards, and compute advantages within groups."""
-        settings = self.settings
-        propagated = propagated_samples(context, rollouts, _group, settings.penalties)
-        samples, facts = list(propagated.samples), dict(propagated.facts)
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
+        """Run and fork the examples, propagate rewards, and compute advantages within groups."""
+        settings, runs = self.settings, self.settings.rollouts.runs
+        if isinstance(settings, MHGPORandomSettings):
+            rollouts = await _forked_at_random(context, examples, runs, settings.forks)
+        else:
+            rollouts = await _forked_at_first(context, examples, runs)
         if self.kind == "is":
-            samples = [sample for sample in samples if sample.address == sample.group[-1]]
-        elif self.kind == "rr":
-            size = self._random.group or max(2, settings.rollouts.runs)
-            samples, more = _regrouped(samples, rollouts, size, context.seed)
+            rollouts += await _forked_later(context, rollouts, runs)
+        every, facts = propagated_samples(context, rollouts, _group, settings.penalties)
+        samples = every
+        if self.kind == "is":
+            samples = [sample for sample in every if sample.address == sample.group[-1]]
+        elif isinstance(settings, MHGPORandomSettings):
+            samples, more = _regrouped(
+                every, rollouts, settings.group or max(2, runs), context.seed
+            )
             facts |= more
         trained, groups = advantages(samples, settings.scale)
-        return CreditedSamples(
-            trained, scores_of(rollouts), {**asdict(groups), **facts}, propagated.samples
-        )
+        return CreditedSamples(trained, scores_of(rollouts), {**groups, **facts}, every)
 
 
-async def _first(context: RecipeContext, examples: Sequence[Example], count: int) -> list[Rollout]:
-    """RolloutFork at the first agent: the calls before it are the same in every run of an example."""
-    shared = upstream_components(context.sampler.system, context.trained)
-    runs = await context.sampler.runs(examples, range(count), shared=shared)
-    return [_at_entry(context, rollout) for rollout in runs]
-
-
-async def _everywhere(
+async def _forked_at_first(
     context: RecipeContext, examples: Sequence[Example], count: int
 ) -> list[Rollout]:
-    """RolloutFork at every agent: whole runs at the first agent, and forks of one run at later agents.
+    """Fork at the first agent: the calls before it are the same in every run of an example."""
+    shared = upstream_components(context.sampler.system, context.trained)
+    runs = await context.sampler.runs(examples, range(count), shared=shared)
+    first = [calls_of(run.trace, context.trained)[:1] for run in runs]
+    return [
+        replace(run, fork=calls[0].address if calls else "")
+        for run, calls in zip(runs, first, strict=True)
+    ]
 
-    Later agents are forked in an example's first run that no transient error ended: lost runs lack
-    calls.
+
+async def _forked_later(
+    context: RecipeContext, runs: Sequence[Rollout], count: int
+) -> list[Rollout]:
+    """Fork at all agents but the first.
+
+    They are forked in an example's first run that no transient error ended: lost runs lack calls.
     """
-    runs = await _first(context, examples, count)
     complete: dict[str, Rollout] = {}
     for run in runs:
         if not run.lost:
@@ -154,13 +134,13 @@ async def _everywhere(
         if place
         for number in range(count)
     ]
-    return [*runs, *await context.sampler.forks(wanted)]
+    return await context.sampler.forks(wanted)
 
 
-async def _drawn(
+async def _forked_at_random(
     context: RecipeContext, examples: Sequence[Example], count: int, forks: Mapping[str, float]
 ) -> list[Rollout]:
-    """RolloutFork at one agent per example, drawn with the configured probabilities."""
+    """Fork at one agent per example, drawn with the configured probabilities."""
     runs = [
         replace(run, fork=_agent(context, run, forks))
         for run in await context.sampler.runs(examples, [0])
@@ -169,12 +149,6 @@ async def _drawn(
         RolloutFork(run, run.fork, number) for run in runs if run.fork for number in range(1, count)
     ]
     return [*runs, *await context.sampler.forks(wanted)]
-
-
-def _at_entry(context: RecipeContext, rollout: Rollout) -> Rollout:
-    """Return a whole run as a fork at its first agent."""
-    calls = calls_of(rollout.trace, context.trained)
-    return replace(rollout, fork=calls[0].address if calls else "")
 
 
 def _agent(context: RecipeContext, rollout: Rollout, forks: Mapping[str, float]) -> str:
@@ -198,15 +172,8 @@ def _regrouped(
 ) -> tuple[list[Sample], dict[str, Any]]:
     """Group calls before the forks across examples: those of the same agent and the same fork agent."""
     forked = {(r.example.id, r.fork): r.trace.call(r.fork).component for r in rollouts if r.fork}
-    regrouped = regroup(
-        samples,
-        size,
-        lambda sample: (sample.component, forked.get((sample.example, str(sample.group[-1])), "")),
-        seed=seed,
-    )
-    facts = {
-        "mixed_groups": regrouped.groups,
-        "mixed_variance": regrouped.variance,
-        "alone": regrouped.alone,
-    }
-    return list(regrouped.samples), facts
+
+    def pool(sample: Sample) -> Group:
+        return (sample.component, forked.get((sample.example, str(sample.group[-1])), ""))
+
+    return regroup(samples, size, pool, seed=seed)

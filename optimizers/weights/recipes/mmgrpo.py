@@ -17,7 +17,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, Self
 
@@ -31,18 +31,16 @@ from compound.graph.configuration import load
 from compound.graph.system import System
 from compound.optimization.settings.base import ConfigurationFile
 from compound.optimizers.weights.credit.advantages import advantages
-from compound.optimizers.weights.credit.grouping import (
-    module_groups,
-    trajectory_samples,
-)
+from compound.optimizers.weights.credit.grouping import module_groups
 from compound.optimizers.weights.learner.samples import Group, Sample
-from compound.optimizers.weights.recipes.groups import GroupRecipe
 from compound.optimizers.weights.recipes.recipe import (
     CreditedSamples,
     GroupSettings,
+    PolicyRecipe,
     RecipeContext,
-    Sharing,
+    SharedAdapters,
     learnable,
+    samples_of,
     scores_of,
 )
 from compound.optimizers.weights.recipes.rollouts import Rollout
@@ -83,50 +81,32 @@ class GRPOSettings(GroupSettings):
         return self.rollouts.runs - sum(self.teachers.values())
 
 
-class MMGRPOSettings(GRPOSettings):
+class MMGRPOSettings(GRPOSettings, SharedAdapters):
     """Settings of `mmgrpo`."""
-
-    adapters: Sharing = "each"
-    """Adapters: `each` (one per component), `shared` (one for all), or a mapping from adapter names to the
-    components that share them."""
 
 
 @dataclass(frozen=True)
-class MMGRPO(GroupRecipe):
+class MMGRPO(PolicyRecipe):
     """Recipe that compares module calls at the same position of whole runs."""
 
     settings: GRPOSettings
 
-    async def draw(self, context: RecipeContext, examples: Sequence[Example]) -> list[Rollout]:
-        """Run every example several times, with the system and its teachers."""
-        return [
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
+        """Run every example with the system and its teachers, and compare calls at the same position."""
+        rollouts = [
             *await context.sampler.runs(examples, range(self.settings.own_runs)),
             *await _taught(context, self.settings, examples),
         ]
-
-    async def credit(self, context: RecipeContext, rollouts: Sequence[Rollout]) -> CreditedSamples:
-        """Compare module calls at the same position."""
-        samples = [
-            sample
-            for rollout in learnable(rollouts)
-            for sample in trajectory_samples(
-                rollout.trace,
-                context.trained,
-                rollout=rollout.number,
-                fallback=context.fallback,
-                on_policy=not rollout.teacher,
-            )
-        ]
-        grouped = module_groups(
+        samples = samples_of(context, rollouts)
+        grouped, counts = module_groups(
             samples,
+            Counter(rollout.example.id for rollout in learnable(rollouts)),
             size=self.settings.group,
             padding=self.settings.padding,
-            rollouts=Counter(rollout.example.id for rollout in learnable(rollouts)),
             seed=context.seed,
         )
-        trained, facts = advantages(grouped.samples, self.settings.scale)
-        counts = {"truncated": grouped.truncated, "deselected": grouped.deselected}
-        return CreditedSamples(trained, scores_of(rollouts), {**asdict(facts), **counts}, samples)
+        trained, facts = advantages(grouped, self.settings.scale)
+        return CreditedSamples(trained, scores_of(rollouts), {**facts, **counts}, samples)
 
 
 async def _taught(
@@ -196,41 +176,27 @@ def _tokens(chat: ChatTokenizer, request: Request, completion: Completion) -> To
     )
 
 
-class PromptR1Settings(GroupSettings):
+class PromptR1Settings(GroupSettings, SharedAdapters):
     """Settings of `prompt_r1`."""
-
-    adapters: Sharing = "each"
-    """Adapters: `each` (one per component), `shared` (one for all), or a mapping from adapter names to the
-    components that share them."""
 
 
 @dataclass(frozen=True)
-class PromptR1(GroupRecipe):
+class PromptR1(PolicyRecipe):
     """Recipe that compares whole conversations; groups are keyed by (example, agent)."""
 
     settings: PromptR1Settings
 
-    async def draw(self, context: RecipeContext, examples: Sequence[Example]) -> list[Rollout]:
-        """Run every example several times."""
-        return await context.sampler.runs(examples, range(self.settings.rollouts.runs))
-
-    async def credit(self, context: RecipeContext, rollouts: Sequence[Rollout]) -> CreditedSamples:
-        """Compare the conversations."""
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
+        """Run every example several times, and compare the conversations."""
+        rollouts = await context.sampler.runs(examples, range(self.settings.rollouts.runs))
         samples = [
-            replace(
-                sample,
-                group=(sample.example, sample.component),
-                unit=(sample.example, sample.component, sample.rollout),
-            )
-            for rollout in learnable(rollouts)
-            for sample in trajectory_samples(
-                rollout.trace, context.trained, rollout=rollout.number, fallback=context.fallback
-            )
+            replace(s, group=(s.example, s.component), unit=(s.example, s.component, s.rollout))
+            for s in samples_of(context, rollouts)
         ]
         trained, facts = advantages(
             samples, self.settings.scale, references=rollout_rewards(samples)
         )
-        return CreditedSamples(trained, scores_of(rollouts), asdict(facts), samples)
+        return CreditedSamples(trained, scores_of(rollouts), facts, samples)
 
 
 def rollout_rewards(samples: Sequence[Sample]) -> Mapping[Group, tuple[float, ...]]:

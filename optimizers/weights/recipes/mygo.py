@@ -27,9 +27,9 @@ from compound.optimizers.weights.recipes.recipe import (
     CreditedSamples,
     Recipe,
     RecipeContext,
-    Sharing,
+    SharedAdapters,
     TrainingSettings,
-    learnable,
+    samples_of,
     scores_of,
 )
 from compound.optimizers.weights.recipes.rollouts import Rollout
@@ -41,16 +41,13 @@ AVERAGED = 256  # first attempts that the mean covers, or the batch if it is lar
 ASSUMED = 16  # first attempts that the initial threshold counts as
 
 
-class MyGOSettings(TrainingSettings):
+class MyGOSettings(TrainingSettings, SharedAdapters):
     """Settings of `mygo`."""
 
     rollouts: SamplingSettings = SamplingSettings()
     """Sampling of attempts."""
     loss: ImitationObjectiveField = ImitationObjective()
     """The loss: `sft` or `sft_sum`."""
-    adapters: Sharing = "each"
-    """Adapters: `each` (one per component), `shared` (one for all), or a mapping from adapter names to the
-    components that share them."""
     attempts: int = Field(default=16, ge=1)
     """Maximum number of attempts at an example."""
     keep: int = Field(default=3, ge=1)
@@ -83,20 +80,13 @@ class MyGOSettings(TrainingSettings):
 
 
 class MyGOState(State):
-    """State of `MyGO` between steps.
+    """State of `MyGO` between steps."""
 
-    Attributes:
-        imitated: the number of attempts imitated in the cold start.
-        threshold: the threshold of the last step; ``None`` before the first step.
-        mean: the mean reward of the last first attempts; ``None`` before the first step.
-        seen: the number of first attempts that ``mean`` covers.
-        policy: the fixed weights of offline attempts; ``None`` until they are fixed.
-    """
-
-    imitated: int = 0
-    threshold: float | None = None
-    mean: float | None = None
-    seen: int = ASSUMED
+    imitated: int = 0  # attempts in the cold start
+    threshold: float | None = None  # of the last step
+    mean: float | None = None  # of the last first attempts
+    seen: int = ASSUMED  # first attempts that the mean covers
+    # the fixed weights of offline attempts
     policy: dict[str, dict[str, str] | None] | None = None
 
 
@@ -147,13 +137,7 @@ class MyGO(Recipe):
         context.keep(state)
         count = sum(map(len, attempts.values()))
         facts = {"threshold": threshold, "attempts": count, "kept": len(chosen), "warming": warming}
-        answers = [
-            sample
-            for rollout in learnable([rollouts[0] for rollouts in attempts.values()])
-            for sample in trajectory_samples(
-                rollout.trace, context.trained, fallback=context.fallback
-            )
-        ]
+        answers = samples_of(context, [rollouts[0] for rollouts in attempts.values()])
         return CreditedSamples(samples, first, facts, answers)
 
     @staticmethod
@@ -170,9 +154,6 @@ class MyGO(Recipe):
         It is the previous threshold, raised by the rewards of the last first attempts, whose mean
         is updated in the state; unchanged if all of this step's were lost to transient errors.
         Offline it is fixed, since the policy does not improve.
-
-        Raises:
-            DeclarationError: a reward is above the maximum.
         """
         settings, most = self.settings, self.settings.max_reward
         before = settings.threshold if state.threshold is None else state.threshold

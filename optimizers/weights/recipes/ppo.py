@@ -29,28 +29,25 @@ from compound.optimizers.weights.learner.losses import (
     PolicyObjectiveField,
 )
 from compound.optimizers.weights.learner.samples import Sample
-from compound.optimizers.weights.recipes.groups import propagated_samples
 from compound.optimizers.weights.recipes.recipe import (
     CreditedSamples,
-    Penalties,
+    PenaltySettings,
     PolicyRecipe,
     PolicySettings,
     RecipeContext,
-    Sharing,
+    SharedAdapters,
+    propagated_samples,
     scores_of,
 )
 
 
-class PPOSettings(PolicySettings):
+class PPOSettings(PolicySettings, PenaltySettings):
     """Settings of `ppo`."""
 
     loss: PolicyObjectiveField = PolicyObjective(dapo=ClippedLoss())
     """The loss: a name, or a name with its settings; `dapo` by default, the mean over tokens as in PPO."""
     critic: CriticSettings = CriticSettings()
     """The value head, and the estimation of advantages from its values."""
-    penalties: Penalties = Field(default={})
-    """Penalty function `module:name` of each component. It receives the inputs and outputs of a call; its
-    value is added to the call's reward when rewards are propagated back through the calls."""
 
 
 class LocalCriticSettings(CriticSettings):
@@ -78,14 +75,11 @@ class JointCriticSettings(CriticSettings):
     of training."""
 
 
-class MAPPOSettings(PPOSettings):
+class MAPPOSettings(PPOSettings, SharedAdapters):
     """Settings of `mappo`."""
 
     critic: JointCriticSettings = JointCriticSettings()
     """The critic, and the estimation of advantages from its values."""
-    adapters: Sharing = "each"
-    """Adapters: `each` (one per component), `shared` (one for all), or a mapping from adapter names to the
-    components that share them."""
 
 
 @dataclass(frozen=True)
@@ -102,13 +96,11 @@ class PPO(PolicyRecipe):
     async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
         """Run every example several times, and estimate the advantage of every token."""
         rollouts = await context.sampler.runs(examples, range(self.settings.rollouts.runs))
-        propagated = propagated_samples(
+        samples, propagated = propagated_samples(
             context, rollouts, lambda rollout, credit: (), self.settings.penalties
         )
-        samples, facts = await estimate_advantages(
-            context, self.settings.critic, propagated.samples
-        )
-        return CreditedSamples(samples, scores_of(rollouts), {**propagated.facts, **facts})
+        valued, facts = await estimate_advantages(context, self.settings.critic, samples)
+        return CreditedSamples(valued, scores_of(rollouts), {**propagated, **facts})
 
 
 async def estimate_advantages(
@@ -118,10 +110,6 @@ async def estimate_advantages(
 
     With `kl_reward`, the reward of every token includes a penalty on its log-ratio to the base
     model.
-
-    Returns:
-        The samples, and statistics as JSON: the explained variance of the returns, if defined, and
-        the mean log-ratio to the base model, if computed.
     """
     check_rewards(samples)
     valued = await compute(context.trainer.values, samples)

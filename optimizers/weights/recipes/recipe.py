@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -30,11 +30,10 @@ from compound.graph.registry.user_code import UserCodeError, check_signature, de
 from compound.graph.system import System
 from compound.optimization.method import Task
 from compound.optimization.settings.base import CodeName, Settings
-from compound.optimizers.weights.distributed.learner import (
-    BaseModelSettings,
-    Learner,
-    LearnerSettings,
-)
+from compound.optimizers.weights.credit.grouping import call_samples, trajectory_samples
+from compound.optimizers.weights.credit.propagation import Credit, propagate
+from compound.optimizers.weights.distributed.learner import BaseModelSettings, LearnerSettings
+from compound.optimizers.weights.distributed.processes import Learner
 from compound.optimizers.weights.learner.critic import CriticSettings
 from compound.optimizers.weights.learner.losses import (
     ImitationObjective,
@@ -42,7 +41,7 @@ from compound.optimizers.weights.learner.losses import (
     PolicyObjective,
     PolicyObjectiveField,
 )
-from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
+from compound.optimizers.weights.learner.samples import Group, Sample, SamplingSettings
 from compound.optimizers.weights.learner.updates import OptimizerSettings
 from compound.optimizers.weights.recipes.rollouts import Rollout, RolloutSettings, Sampler, is_lost
 
@@ -81,6 +80,22 @@ class TrainingSettings(Settings):
     """Store the samples of every step with their credit in the run directory, for `export_groups`."""
 
 
+class SharedAdapters(Settings):
+    """Settings of all methods that train several components jointly."""
+
+    adapters: Sharing = "each"
+    """Adapters: `each` (one per component), `shared` (one for all), or a mapping from adapter names to the
+    components that share them."""
+
+
+class PenaltySettings(Settings):
+    """Settings of all methods that propagate rewards back through the calls."""
+
+    penalties: Penalties = Field(default={})
+    """Penalty function `module:name` of each component. It receives the inputs and outputs of a call; its
+    value is added to the call's reward when rewards are propagated back through the calls."""
+
+
 class PolicySettings(TrainingSettings):
     """Settings of all methods that train weights by policy gradients."""
 
@@ -88,18 +103,6 @@ class PolicySettings(TrainingSettings):
     """Sampling of rollouts."""
     loss: PolicyObjectiveField = PolicyObjective()
     """The loss: a name, or a name with its settings."""
-
-    COMPARES_GROUPS: ClassVar[bool] = False
-
-    @model_validator(mode="after")
-    def _refillable(self) -> Self:
-        """Check that there are groups whose rewards can be equal."""
-        if self.rollouts.refill > 1 and not self.COMPARES_GROUPS:
-            raise ValueError(
-                "rollouts.refill replaces examples whose groups have equal rewards, but this method compares "
-                "no groups; set rollouts.refill to 1, or use a method that does, such as mmgrpo"
-            )
-        return self
 
     @model_validator(mode="after")
     def _corrected(self) -> Self:
@@ -115,8 +118,6 @@ class PolicySettings(TrainingSettings):
 class GroupSettings(PolicySettings):
     """Settings of all methods that compare the runs of an example."""
 
-    COMPARES_GROUPS: ClassVar[bool] = True
-
     scale: Scale = "trl"
     """Conversion of rewards r to advantages within a group, with mean m and standard deviation s: `trl`,
     (r - m) / (s + 1e-4); `plain`, (r - m) / s; `population`, with the population variance; `center`, r - m;
@@ -129,11 +130,6 @@ class GroupSettings(PolicySettings):
             raise ValueError(
                 f"the runs of an example are compared, but rollouts.runs is {self.rollouts.runs}; set "
                 "rollouts.runs to 2 or more (for example 8), scale to none, or use method ppo"
-            )
-        if self.rollouts.refill > 1 and self.scale == "none":
-            raise ValueError(
-                "rollouts.refill replaces examples without an advantage, but with scale none every rollout "
-                "has one; set rollouts.refill to 1, or choose another scale"
             )
         return self
 
@@ -150,8 +146,6 @@ class RecipeContext:
         task: the job.
         state: the recipe's state between steps, as JSON; see `recall` and `keep`.
         folder: the folder that code and files named in the settings are relative to.
-        spare: further examples, in order, that may replace those without a gradient; see
-            `compound.optimizers.weights.recipes.groups`.
     """
 
     sampler: Sampler
@@ -161,7 +155,6 @@ class RecipeContext:
     task: Task
     state: dict[str, object] = field(default_factory=dict)
     folder: Path = Path()
-    spare: Sequence[Example] = ()
 
     @property
     def fallback(self) -> float:
@@ -307,12 +300,7 @@ class Recipe(ABC):
 async def credited_by(
     recipe: Recipe, context: RecipeContext, examples: Sequence[Example]
 ) -> CreditedSamples:
-    """Let a recipe, which may be code of a user, make the samples of a step.
-
-    Raises:
-        UserCodeError: ``collect`` takes other arguments, is not asynchronous, or returns something
-            else.
-    """
+    """Let a recipe, which may be code of a user, make the samples of a step."""
     role = f"collect of recipe {type(recipe).__name__!r}"
     check_signature(recipe.collect, role, "context", "examples")
     started: object = recipe.collect(context, examples)
@@ -328,11 +316,7 @@ async def credited_by(
 
 @dataclass(frozen=True)
 class PolicyRecipe(Recipe):
-    """Base class of policy-gradient recipes, with defaults for training on whole runs.
-
-    Attributes:
-        settings: the settings of the method.
-    """
+    """Base class of policy-gradient recipes, with defaults for training on whole runs."""
 
     settings: PolicySettings
 
@@ -356,9 +340,6 @@ def call_penalty(function: Callable[[Mapping[str, Any], Mapping[str, Any]], floa
 
     A call whose reply could not be parsed gets the function's attribute ``malformed`` if it has
     one; other failed calls get 0.
-
-    Raises:
-        DeclarationError: raised by the penalty if the function raises or returns no finite number.
     """
 
     def penalty(call: Call) -> float:
@@ -394,3 +375,44 @@ def learnable(rollouts: Sequence[Rollout]) -> list[Rollout]:
 def scores_of(rollouts: Sequence[Rollout]) -> list[float]:
     """Return the global rewards of the rollouts that were not lost to transient errors."""
     return [rollout.score for rollout in rollouts if not rollout.lost]
+
+
+def samples_of(context: RecipeContext, rollouts: Sequence[Rollout]) -> list[Sample]:
+    """Return the samples of all rollouts to learn from, with the rewards of their runs."""
+    return [
+        sample
+        for rollout in learnable(rollouts)
+        for sample in trajectory_samples(
+            rollout.trace,
+            context.trained,
+            rollout=rollout.number,
+            fallback=context.fallback,
+            on_policy=not rollout.teacher,
+        )
+    ]
+
+
+def propagated_samples(
+    context: RecipeContext,
+    rollouts: Sequence[Rollout],
+    group: Callable[[Rollout, Credit], Group],
+    penalties: Penalties,
+) -> tuple[list[Sample], dict[str, Any]]:
+    """Return the samples of each call of trained components; a call shared by several forks counts once."""
+    by_example: dict[str, list[Rollout]] = {}
+    for rollout in learnable(rollouts):
+        by_example.setdefault(rollout.example.id, []).append(rollout)
+    samples: list[Sample] = []
+    rules, paid = context.penalties(penalties), dict[str, list[float]]()
+    unreached = 0
+    for example, own in by_example.items():
+        traces = [rollout.trace for rollout in own]
+        found, lost = propagate(traces, context.trained, penalties=rules, fallback=context.fallback)
+        unreached += len(lost)
+        for credit in found:
+            first, call = own[credit.traces[0]], credit.call
+            paid.setdefault(call.component, []).append(credit.penalty)
+            key = group(first, credit)
+            samples += call_samples(call, example, credit.reward, rollout=first.number, group=key)
+    means = {name: sum(some) / len(some) for name, some in paid.items() if name in rules}
+    return samples, {"unreached": unreached, **({"penalties": means} if means else {})}

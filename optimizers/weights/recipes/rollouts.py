@@ -22,7 +22,6 @@ from compound.execution.executor import Executor, gather_ordered
 from compound.execution.graph_run import ComponentSettings
 from compound.execution.rng import generator
 from compound.execution.trace import Call, Failure, Trace
-from compound.graph.component import Component
 from compound.graph.composite import Composite
 from compound.graph.configuration import component_of
 from compound.graph.system import System
@@ -33,13 +32,7 @@ Prompts = Mapping[str, str]  # texts by key
 
 @dataclass
 class Population:
-    """Prompts that rollouts of one step use in turn, so that an advantage compares runs with all of them.
-
-    Attributes:
-        prompts: the versions of the prompts, with the same keys.
-        step: the index of the step, from which the order of the prompts of each example is drawn.
-        rewards: by version, the sum and the number of the rewards so far.
-    """
+    """Prompts that rollouts of one step use in turn, so that an advantage compares runs with all of them."""
 
     prompts: Sequence[Prompts]
     step: int
@@ -53,10 +46,6 @@ class Population:
 
         The numbers of rollouts with each version differ by at most one. The order is drawn for each
         example.
-
-        >>> versions = Population([{}, {}, {}], step=1)
-        >>> sorted(versions.index("e1", number) for number in range(6))
-        [0, 0, 1, 1, 2, 2]
         """
         order = generator(self.step, "prompts", example).permutation(len(self.prompts))
         return int(order[number % len(order)])
@@ -86,16 +75,6 @@ class RolloutSettings(SamplingSettings):
 
     runs: int = Field(default=8, ge=1)
     """Runs or forks of each example."""
-    refill: int = Field(default=1, ge=1)
-    """Maximum number of examples of a step, as a multiple of `examples`. With 2 or more, examples that give
-    no gradient, since their groups have equal rewards or all answers with an advantage are masked or too
-    long, are replaced by further ones (the dynamic sampling of DAPO). The budget of a step covers the
-    maximum. Only for methods that compare groups."""
-
-    @property
-    def max_examples(self) -> int:
-        """Maximum number of examples of a step."""
-        return self.examples * self.refill
 
 
 @dataclass(frozen=True)
@@ -130,17 +109,11 @@ class Rollout:
 
 @dataclass(frozen=True)
 class RolloutFork:
-    """Request for a fork.
-
-    Attributes:
-        of: the rollout to fork.
-        address: the address of the call to resample.
-        number: the index of the fork among the rollouts of the example.
-    """
+    """Request for a fork."""
 
     of: Rollout
-    address: str
-    number: int
+    address: str  # of the call to resample
+    number: int  # among the rollouts of the example
 
 
 @dataclass
@@ -192,15 +165,7 @@ class Sampler:
     ) -> list[Rollout]:
         """Run every example once per number, concurrently; return the rollouts by example, then number.
 
-        Args:
-            examples: the examples to run.
-            numbers: the indices of the rollouts of each example.
-            system: the system to run; the trained one by default.
-            teacher: the configuration file of the teacher; ``""`` for the trained system.
-            shared: components whose samples are the same in all runs of an example.
-
-        Raises:
-            TooManyFailures: see `raise_too_many_failures`.
+        ``numbers`` are the indices of the rollouts of each example; see `attempts`.
         """
         wanted = [(example, number) for example in examples for number in numbers]
         return await self.attempts(wanted, system, teacher, shared=shared)
@@ -250,11 +215,7 @@ class Sampler:
         return rollouts
 
     async def forks(self, wanted: Sequence[RolloutFork]) -> list[Rollout]:
-        """Make forks concurrently, resampling the forked call and all calls after it; return them in order.
-
-        Raises:
-            TooManyFailures: see `raise_too_many_failures`.
-        """
+        """Make forks concurrently, resampling the forked call and all later ones; return them in order."""
 
         async def one(fork: RolloutFork) -> Rollout:
             index = self.index(fork.number)
@@ -281,10 +242,6 @@ class Sampler:
 
         The budget is reserved and charged in order, so that a later rollout never takes the share
         of an earlier one.
-
-        Args:
-            factories: start the rollouts.
-            costs: the maximum cost of each rollout, in system runs; 1 by default.
         """
         reserved = [1.0] * len(factories) if costs is None else costs
 
@@ -306,26 +263,14 @@ class Sampler:
         return rollouts
 
     def count(self, failures: Sequence[Failure | None]) -> None:
-        """Count rollouts or answers and their failures.
-
-        Args:
-            failures: the failure of each; ``None`` if it succeeded.
-
-        Raises:
-            TooManyFailures: see `raise_too_many_failures`; only after `MIN_ROLLOUTS`.
-        """
+        """Count rollouts or answers and their failures."""
         self.made += len(failures)
         self.failures.update(failure for failure in failures if failure)
         if self.made >= MIN_ROLLOUTS:
             self.check_failures()
 
     def check_failures(self) -> None:
-        """Raise if too many rollouts are uninformative; call it after all rollouts of the step.
-
-        Raises:
-            TooManyFailures: a larger share than ``rules.max_failed`` was lost, or failed in the
-                metric.
-        """
+        """Raise if too many rollouts are uninformative; call it after all rollouts of the step."""
         counts = Counter[str]()
         for failure, n in self.failures.items():
             if is_lost(failure) or failure.kind == "metric":  # neither is due to a model's answer
@@ -360,18 +305,13 @@ def is_lost(failure: Failure | None) -> bool:
 
 def upstream_components(system: System, trained: Collection[str]) -> set[str]:
     """Return the components that do not depend on any trained component."""
-    held = {name: _components(node.component) for name, node in system.nodes.items()}
+    held: dict[str, set[str]] = {}
+    for name, node in system.nodes.items():
+        body = node.component.body.components if isinstance(node.component, Composite) else ()
+        held[name] = {node.component.name, *body}
     first = [name for name, components in held.items() if not components.isdisjoint(trained)]
     after = {*first}.union(*(system.descendants(name) for name in first))
     return set(system.components).difference(*(held[name] for name in after))
-
-
-def _components(component: Component) -> set[str]:
-    """Return the names of a component and of the components in its body."""
-    return {
-        component.name,
-        *(component.body.components if isinstance(component, Composite) else ()),
-    }
 
 
 def calls_of(trace: Trace, components: Sequence[str]) -> list[Call]:

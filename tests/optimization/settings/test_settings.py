@@ -145,8 +145,8 @@ class TestSections:
             ),
             ("mappo: {epsilon: 1}", "unknown key; use optimize.mappo.loss.dapo.clip"),
             (
-                "mmgrpo: {loss: {cispo: {kl_coef: 1}}}",
-                "unknown key; use optimize.mmgrpo.loss.cispo.beta",
+                "mmgrpo: {loss: {dapo: {kl_coef: 1}}}",
+                "unknown key; use optimize.mmgrpo.loss.dapo.beta",
             ),
             ("mmgrpo: {rollouts: {n: 1}}", "unknown key; use optimize.mmgrpo.rollouts.runs"),
             (

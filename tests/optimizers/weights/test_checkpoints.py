@@ -40,13 +40,13 @@ from compound.optimization.method import (  # noqa: E402
 from compound.optimization.scorer import JobScorer  # noqa: E402
 from compound.optimizers.methods import method  # noqa: E402
 from compound.optimizers.weights import training as session  # noqa: E402
-from compound.optimizers.weights.learner.saved import (  # noqa: E402
+from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
+from compound.optimizers.weights.steps import (  # noqa: E402
     MOMENTS,
     TrainingState,
+    split,
     stored_moments,
 )
-from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
-from compound.optimizers.weights.steps import split  # noqa: E402
 from compound.testing import PlainMemory  # noqa: E402
 from training_settings import training  # noqa: E402
 
@@ -342,7 +342,7 @@ class TestNextJob:
     def steps(self, run: Run, proposal: Proposal, number: int) -> dict[str, float]:
         """Return the number of updates that each adapter's Adam state counts after another job's first step."""
         found: dict[str, float] = {}
-        opened = session.TrainingSession.open
+        opened = session.TrainingSession._load
 
         def watched(job: session.TrainingSession, state: TrainingState) -> None:
             opened(job, state)
@@ -352,7 +352,7 @@ class TestNextJob:
                 found[name] = float(counts[0]) if counts else 0.0
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(session.TrainingSession, "open", watched)
+            patch.setattr(session.TrainingSession, "_load", watched)
             system = run.task.system.bind({**run.task.system.configuration, **proposal.values})
             run.job(system=system, number=number)
         return found

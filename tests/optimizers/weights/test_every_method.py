@@ -23,32 +23,29 @@ pytest.importorskip("peft")
 
 from compound.api.description import describe  # noqa: E402
 from compound.api.estimate import estimate  # noqa: E402
-from compound.api.optimize import make_problem, run_optimization  # noqa: E402
+from compound.api.optimize import make_problem  # noqa: E402
 from compound.core.errors import ConfigurationError, DeclarationError, SpecError  # noqa: E402
 from compound.core.example import Example, Score  # noqa: E402
 from compound.engines.local.engine import TransformersEngine  # noqa: E402
-from compound.evaluation.metrics.custom import custom  # noqa: E402
-from compound.optimization.method import Job  # noqa: E402
 from compound.optimizers.methods import method  # noqa: E402
-from compound.optimizers.weights.bases import base_format, base_model  # noqa: E402
+from compound.optimizers.weights.bases import base_model, common_setting  # noqa: E402
 from compound.optimizers.weights.learner.losses import (  # noqa: E402
     VARIANTS,
     ImitationObjective,
     PolicyObjective,
 )
 from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
-from compound.optimizers.weights.outcome import reason_without_samples  # noqa: E402
 from compound.optimizers.weights.recipes.local_draws import LocalDraws  # noqa: E402
 from compound.optimizers.weights.recipes.mhgpo import MHGPO  # noqa: E402
 from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, MMGRPOSettings  # noqa: E402
 from compound.optimizers.weights.recipes.mygo import MyGO, MyGOSettings  # noqa: E402
 from compound.optimizers.weights.recipes.ppo import PPO  # noqa: E402
 from compound.optimizers.weights.recipes.recipe import CreditedSamples, Recipe  # noqa: E402
-from compound.optimizers.weights.steps import StepBatch  # noqa: E402
+from compound.optimizers.weights.steps import StepBatch, reason_without_samples  # noqa: E402
 from compound.testing import ScriptedLM  # noqa: E402
 from compound.yaml import load  # noqa: E402
 from training_settings import trainings  # noqa: E402
-from trainings.jobs import ATLAS, SMALL, letters, trained  # noqa: E402
+from trainings.jobs import ATLAS, SMALL, trained  # noqa: E402
 
 SMALL_SECTIONS = [
     (f"optimize.{name}", json.dumps(section)) for name, section in trainings(**SMALL).items()
@@ -89,7 +86,7 @@ def test_the_method_alone_is_switched(name: str, model: Path, tmp_path: Path) ->
     assert_learned(records)
 
 
-OLD_LOSSES = (("bnpo", "dapo"), ("sapo", "grpo"), ("vespo", "cispo"), ("luspo", "gspo"))
+OLD_LOSSES = (("bnpo", "dapo"), ("cispo", "dapo"), ("gspo", "grpo"), ("reinforce", "grpo"))
 REMOVED: list[tuple[object, str]] = [
     *((old, f"{old} was removed; use {new}") for old, new in OLD_LOSSES),
     *(({old: {}}, f"{old} was removed; use {new}") for old, new in OLD_LOSSES),
@@ -104,16 +101,16 @@ GRPO = {"training": {"grpo": {"rollouts": {"runs": 1}}}}
         ("mmgrpo", {"adapters": {"one": ["namer", "missing"]}}, "adapters names 'missing'"),
         ("ppo", {"adapters": "shared"}, "unknown key; it belongs to mappo, mmgrpo"),
         ("optimas", {"training": {"ppo": {"adapters": "shared"}}}, "ppo.adapters: unknown key"),
-        ("mmgrpo", {"loss": "sft"}, "loss: cannot be 'sft'; possible: cispo"),
+        ("mmgrpo", {"loss": "sft"}, "loss: cannot be 'sft'; possible: dapo"),
         *(("mmgrpo", {"loss": loss}, told) for loss, told in REMOVED),
         ("mmgrpo", {"loss": "gropo"}, "loss: cannot be 'gropo'; did you mean 'grpo'"),
-        ("mmgrpo", {"loss": {"cispo": {"clip": 0.1}}}, "loss.cispo.clip: unknown key"),
+        ("mmgrpo", {"loss": {"dapo": {"cap": 0.1}}}, "loss.dapo.cap: unknown key"),
         (
             "mmgrpo",
-            {"loss": {"cispo": {}, "grpo": {}}},
-            "selects several options: grpo and cispo; keep one",
+            {"loss": {"dapo": {}, "grpo": {}}},
+            "selects several options: grpo and dapo; keep one",
         ),
-        ("mmgrpo", {"loss": {"cispo": None}}, "loss: cispo must be a mapping"),
+        ("mmgrpo", {"loss": {"dapo": None}}, "loss: dapo must be a mapping"),
         (
             "mmgrpo",
             {"rollouts": {"max_staleness": 1}, "loss": {"grpo": {"correction": None}}},
@@ -159,21 +156,6 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_run(
 
     with pytest.raises((ConfigurationError, DeclarationError, SpecError), match=told):
         declared()
-
-
-@pytest.mark.parametrize(
-    ("name", "section"),
-    [
-        ("mmgrpo", "optimize.mmgrpo"),
-        ("ppo", "optimize.ppo"),
-        ("optimas", "optimize.optimas.training.ppo"),
-        ("better_together", "optimize.mmgrpo"),
-    ],
-)
-def test_hints_of_a_training_name_the_section_of_its_settings(name: str, section: str) -> None:
-    program = load(ATLAS)
-    optimizers = method(name, program.system, program.optimize).optimizers.values()
-    assert section in [getattr(optimizer, "section", None) for optimizer in optimizers]
 
 
 @pytest.mark.parametrize("name", ["mmgrpo", "ppo", "optimas", "better_together"])
@@ -411,12 +393,6 @@ def test_a_job_says_what_its_steps_take(name: str, step: float, components: int)
     assert first["runs_per_step"] == step
 
 
-def test_a_step_works_on_no_more_examples_than_there_are() -> None:
-    job = Job("mmgrpo", ("a.weights",), step=32.0, steps=5, examples=4)
-    assert [job.within(train).step for train in (9, 4, 2, 1)] == [32.0, 32.0, 16.0, 8.0]
-    assert Job("random", ("a.k",)).within(1).step is None
-
-
 def test_a_dry_run_says_how_many_steps_the_budget_holds() -> None:
     """Of 240 runs 40 are the baseline's. The decision takes 30.25, since a quarter of a run, the call of
     the finder, is cached and the last run is reserved as a whole one: 169.75 hold seven steps of 24.
@@ -434,48 +410,6 @@ def test_a_dry_run_says_how_many_steps_the_budget_holds() -> None:
     assert (found["runs_per_step"], found["unless_ended_by"]) == (16.0, ["calls"])
 
 
-def test_a_budget_that_holds_a_step_is_used_and_one_that_holds_none_says_what_is_needed(
-    model: Path, tmp_path: Path
-) -> None:
-    """However many examples other methods would compare."""
-
-    def ran(runs: int) -> Any:
-        weights = trainings(**{**SMALL, "examples": 1, "runs": 3, "steps": 3})["mmgrpo"]
-        program = load(
-            ATLAS,
-            overrides=[
-                ("lm", str(model)),
-                ("optimize.mmgrpo", json.dumps(weights)),
-                ("optimize.method", "mmgrpo"),
-                ("optimize.valid_size", "5"),
-                ("optimize.test_size", "1"),
-                ("optimize.budget.system_runs", str(runs)),
-            ],
-        )
-        assert program.data
-        folder = tmp_path / str(runs)
-        run_optimization(
-            program.system,
-            program.data,
-            custom(letters, "letters"),
-            program.optimize,
-            run_dir=folder,
-            engines=program.find_engine,
-        )
-        events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-        return [event["note"] for event in events if event["event"] == "job"]
-
-    notes = ran(
-        5 + 4 + 3
-    )  # a decision: 5 runs of which a quarter is cached, and the rest of the last run
-    assert notes
-    assert notes[0].startswith("1 of 3 steps (the job's budget is used up)")
-    with pytest.raises(
-        DeclarationError, match=r"a decision 4, and the smallest job 3; set at least 12"
-    ):
-        ran(5 + 4 + 2)
-
-
 def test_the_trainer_computes_in_the_format_of_the_engine(model: Path, tmp_path: Path) -> None:
     system = load(ATLAS, overrides=[("lm", str(model))]).system
     engines = [
@@ -485,15 +419,17 @@ def test_the_trainer_computes_in_the_format_of_the_engine(model: Path, tmp_path:
     for engine in engines:
         held = {str(model): engine}.__getitem__
         assert base_model(system, ["namer"], held) == str(model)
-        assert base_format(system, ["namer"], held) == engine.dtype
+        assert common_setting(system, ["namer"], held, "dtype") == engine.dtype
     assert [engine.dtype for engine in engines] == ["float32", "bfloat16"]
     both = iter(engines)
     with pytest.raises(
         DeclarationError, match=r"one number format, but have namer: float32, answerer: bfloat16"
     ):
-        base_format(system, ["namer", "answerer"], lambda _: next(both))
+        common_setting(system, ["namer", "answerer"], lambda _: next(both), "dtype")
     unsaid: Iterator[Any] = iter([engines[0], ScriptedLM("a")])
-    assert base_format(system, ["namer", "answerer"], lambda _: next(unsaid)) == "float32"
+    assert (
+        common_setting(system, ["namer", "answerer"], lambda _: next(unsaid), "dtype") == "float32"
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])

@@ -18,14 +18,13 @@ pytest.importorskip("peft")
 
 from benchmarks.simulated.toy_model import make_toy_model  # noqa: E402
 from benchmarks.simulated.toys import toy  # noqa: E402
-from compound import LLM, Input, System  # noqa: E402
+from compound import System  # noqa: E402
 from compound.api.optimize import run_optimization  # noqa: E402
 from compound.core.example import Metric  # noqa: E402
 from compound.engines.local.engine import TransformersEngine  # noqa: E402
 from compound.evaluation.dataset import Dataset  # noqa: E402
 from compound.evaluation.metrics.custom import custom  # noqa: E402
 from compound.execution.rng import derive_seed  # noqa: E402
-from compound.graph.space import LoRA, Text  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
 from training_settings import training  # noqa: E402
@@ -54,9 +53,9 @@ def trained_on(
         steps.append((self.versions[next(iter(self.versions))][-1], list(samples), []))
         return step(self, samples, number, **how)
 
-    def counted(self: Trainer, model: Any, each: Any, *rest: Any) -> Any:
-        steps[-1][2].extend(each.samples)
-        return loss(self, model, each, *rest)
+    def counted(self: Trainer, model: Any, batch: Any, *rest: Any) -> Any:
+        steps[-1][2].extend(batch)
+        return loss(self, model, batch, *rest)
 
     monkeypatch.setattr(Trainer, "step", noted)
     monkeypatch.setattr(Trainer, "_loss", counted)
@@ -91,46 +90,3 @@ def test_m1_a_step_trains_on_all_of_its_own_rollouts_and_on_no_others(
         assert sorted(map(id, used)) == sorted(map(id, given))
         firsts = {s.tokens.adapter for s in given if s.component == "first"}
         assert firsts == {version}  # drawn with the weights of this step
-
-
-def test_m6_components_that_look_the_same_are_two_and_a_teacher_may_have_other_prompts(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def agent(name: str) -> LLM:
-        return LLM(
-            name, prompt=Text("red"), output={"say": str}, max_tokens=1, weights=LoRA(rank=2)
-        )
-
-    one, two = agent("one")(word=Input("word", str)), agent("two")(word=Input("word", str))
-    last = LLM("last", output={"say": str}, max_tokens=1, weights=LoRA(rank=2))(one=one, two=two)
-    system = System("twins", {"said": last}, lm=model)
-    teacher = system.bind(
-        {**system.configuration, "one.prompt": "north north", "two.prompt": "cat"}
-    )
-    teacher.configuration.save(tmp_path / "teacher.json")
-    data = Dataset.of(
-        train=[{"id": "e", "word": "red"}],
-        valid=[{"id": f"v{i}", "word": "blue"} for i in range(5)],
-    )
-    weights = {
-        "steps": 1,
-        "examples": 1,
-        "runs": 4,
-        "scale": "none",
-        "teachers": {str(tmp_path / "teacher.json"): 2},
-    }
-    ((_, given, _),) = trained_on(
-        system, data, custom(drawn, "drawn"), tmp_path, monkeypatch, **weights
-    )
-    groups = {s.group for s in given}
-    assert len(groups) == 3  # one for each component, whatever they look like
-    for name in ("one", "two", "last"):
-        own = [s for s in given if s.component == name]
-        assert len(own) == 4
-        assert [s.on_policy for s in sorted(own, key=lambda s: s.rollout)] == [
-            True,
-            True,
-            False,
-            False,
-        ]
-        assert len({s.tokens.prompt for s in own}) >= (2 if name != "last" else 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from compound.components.function import Function
 from compound.components.llm import LLM
@@ -30,14 +30,12 @@ from compound.evaluation.metrics.custom import custom
 from compound.execution.budget import Meter
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
-from compound.execution.trace import Failure
 from compound.graph.component import Input
 from compound.graph.space import Choice, LoRA, Text
 from compound.graph.system import System
-from compound.optimizers.weights.credit.advantages import advantages, gae, whiten
-from compound.optimizers.weights.credit.grouping import MIXED
+from compound.optimizers.weights.credit.advantages import gae, whiten
 from compound.optimizers.weights.credit.shaping import TooMany
-from compound.optimizers.weights.learner.losses import ClippedLoss, sample_weights
+from compound.optimizers.weights.learner.losses import ClippedLoss
 from compound.optimizers.weights.learner.samples import Sample
 from compound.optimizers.weights.recipes.mhgpo import (
     MHGPO,
@@ -51,9 +49,8 @@ from compound.optimizers.weights.recipes.mmgrpo import (
     PromptR1,
     PromptR1Settings,
     _tokens,
-    rollout_rewards,
 )
-from compound.optimizers.weights.recipes.mygo import MyGO, MyGOSettings
+from compound.optimizers.weights.recipes.mygo import MyGO, MyGOSettings, raised_threshold
 from compound.optimizers.weights.recipes.ppo import (
     PPO,
     LocalPPOSettings,
@@ -66,7 +63,7 @@ from compound.optimizers.weights.recipes.recipe import (
     RecipeContext,
     TrainingSettings,
 )
-from compound.optimizers.weights.recipes.rollouts import is_lost, upstream_components
+from compound.optimizers.weights.recipes.rollouts import upstream_components
 from compound.testing import RecipeJob, ScriptedLM
 from compound.testing.recipe_kit import EXAMPLES, ConstantCritic
 from training_settings import placed, read_by
@@ -327,37 +324,6 @@ class TestGroups:
                 (s.tokens, s.reward, s.advantages) for s in expected
             ]
 
-    def test_prompt_r1_gives_each_conversation_one_weight_in_the_loss(self) -> None:
-        found = Lab(3).collect(CONVERSATIONS).samples
-        units = Counter(sample.unit for sample in found)
-        assert set(units) == {(s.example, s.component, s.rollout) for s in found}
-        weights = sample_weights("grpo", [s.length for s in found], units=[s.unit for s in found])
-        totals = dict.fromkeys(units, 0.0)
-        for sample, weight in zip(found, weights, strict=True):
-            totals[sample.unit] += weight * sample.length
-        assert list(totals.values()) == pytest.approx([1 / len(units)] * len(units))
-
-    def test_prompt_r1_counts_each_conversation_once(self) -> None:
-        lab = Lab(3)
-        found = lab.collect(CONVERSATIONS)
-        rewards = [found.scores[i : i + 4] for i in range(0, 12, 4)]
-        for sample in found.samples:
-            own = rewards[int(sample.example[1:])]
-            expected = (sample.reward - np.mean(own)) / (np.std(own, ddof=1) + 1e-4)
-            assert sample.advantages == pytest.approx((expected,))
-
-    def test_a_long_conversation_weighs_no_more_than_a_short_one(self) -> None:
-        """Three turns of reward 1 against one of 0: the mean is 0.5, not 0.75."""
-        record = TokenRecord((1,), (2,), (-1.0,), "stop")
-        rows = [
-            Sample("a", "e", f"talk[{turn}]/a", turn, record, reward, ("e", "a"), rollout)
-            for rollout, (reward, turns) in enumerate([(1.0, 3), (0.0, 1)])
-            for turn in range(turns)
-        ]
-        assert rollout_rewards(rows) == {("e", "a"): (1.0, 0.0)}
-        found, _ = advantages(rows, "center", references=rollout_rewards(rows))
-        assert [s.advantages for s in found] == [(0.5,)] * 3 + [(-0.5,)]
-
 
 class TestCredit:
     def test_every_call_of_a_run_earns_its_reward(self) -> None:
@@ -394,21 +360,12 @@ class TestCredit:
                 -5.0 if before.component == "b" else 0.0
             )
 
-    def test_a_penalty_of_a_component_that_another_job_trains_is_none_of_this_one_s(self) -> None:
-        lab = Lab(2, {"penalties": {"z": f"{__name__}:penalty"}})
-        assert lab.collect(PPO_RUNS).samples
-
     def test_ppo_without_values_is_reinforce_with_the_terminal_reward(self) -> None:
         found = Lab(2, {"lam": 1.0, "gamma": 1.0}).collect(PPO_RUNS).samples
         rewards = np.array([s.reward for s in found])
         white = (rewards - rewards.mean()) / np.sqrt(rewards.var() + 1e-8)
         assert [s.advantages[0] for s in found] == pytest.approx(white.tolist())
         assert [s.returns[0] for s in found] == pytest.approx(rewards.tolist())
-
-    def test_ppo_takes_off_what_was_expected(self) -> None:
-        found = Lab(1, value=0.25).collect(PPO_RUNS).samples
-        assert all(s.values == (0.25,) for s in found)
-        assert [s.returns[0] for s in found] == pytest.approx([s.reward for s in found])
 
     def test_ppo_pays_for_leaving_the_base_token_by_token(self) -> None:
         """By hand, λ = 1: a token's return is the reward less 0.1 times the log-ratios from it on."""
@@ -428,20 +385,19 @@ class TestCredit:
 
     @pytest.mark.parametrize(
         ("function", "told"),
-        [("raises", "KeyError: 'nothing'"), ("says_none", "TypeError"), ("of_one", "TypeError")],
+        [
+            ("raises", "failed: KeyError: 'nothing'"),
+            ("says_none", "failed: TypeError"),
+            ("of_one", "failed: TypeError"),
+            ("no_number", "must be finite, but is nan"),
+        ],
     )
     def test_a_penalty_that_fails_is_named_with_its_component(
         self, function: str, told: str
     ) -> None:
         lab = Lab(2, {"penalties": {"b": f"{__name__}:{function}"}})
-        with pytest.raises(DeclarationError, match=rf"penalty of 'b' failed: {told}"):
+        with pytest.raises(DeclarationError, match=f"penalty of 'b' {told}"):
             lab.collect(PPO_RUNS)
-
-    def test_a_penalty_lies_beside_the_file_that_names_it(self, tmp_path: Path) -> None:
-        (tmp_path / "beside_rules.py").write_text("def dear(inputs, outputs):\n    return -7.0\n")
-        lab = Lab(1, {"scale": "none", "penalties": {"a": "beside_rules:dear"}})
-        found = lab.collect(mhgpo("fof"), folder=tmp_path)
-        assert {round(s.reward - said(s) / 10, 6) for s in found.samples} == {-7.0}
 
     @pytest.mark.parametrize(("function", "wanted"), [("strict", -2.0), ("penalty", 0.0)])
     def test_a_reply_that_cannot_be_read_costs_what_the_penalty_says_of_such(
@@ -454,11 +410,6 @@ class TestCredit:
         )
         found = lab.collect(mhgpo("fof"))
         assert {s.reward for s in found.samples if s.component == "b"} == {wanted}
-
-    def test_a_penalty_that_is_no_number_names_its_component(self) -> None:
-        lab = Lab(2, {"penalties": {"b": f"{__name__}:no_number"}})
-        with pytest.raises(DeclarationError, match=r"'b'.* nan"):
-            lab.collect(PPO_RUNS)
 
 
 RECIPES: tuple[Way, ...] = (
@@ -501,14 +452,6 @@ class TestLost:
         expected: dict[Any, int] = {(e.id, name, name): 4 for e in EXAMPLES for name in NAMES[:3]}
         assert counts == {**expected, (EXAMPLES[0].id, "a", "a"): 3}
 
-    @pytest.mark.parametrize(
-        ("kind", "lost"),
-        [("transient", True), ("rate_limit", True), ("parse", False), ("error", False)],
-    )
-    def test_transient_errors_and_rate_limits_are_losses(self, kind: str, lost: bool) -> None:
-        assert is_lost(Failure(kind, "gone")) is lost
-        assert not is_lost(None)
-
     @pytest.mark.parametrize("recipe", [*RECIPES, ATTEMPTS])
     def test_a_server_that_stays_away_ends_the_step(self, recipe: Way) -> None:
         lab = Lab(2, {"attempts": 4})
@@ -545,20 +488,14 @@ class TestFailures:
         assert {s.reward for s in found.samples} == {0.5}
         assert len(found.scores) == 8
 
-    def test_where_most_judgements_are_lost_the_step_ends(self) -> None:
-        def judge(outputs: Mapping[str, Any], example: Example) -> float:
-            raise ConnectionError("no route to the judge")
-
-        with pytest.raises(TooManyFailures, match="no route to the judge"):
-            Lab(1).collect(MMGRPO_RUNS, metric=custom(judge, "judge"))
-
-    def test_a_search_that_was_gone_is_no_fault_of_the_model(self) -> None:
+    @pytest.mark.parametrize("error", [ConnectionError("no route"), RateLimited("429")])
+    def test_a_search_that_was_gone_is_no_fault_of_the_model(self, error: Exception) -> None:
         lab = Lab(2, {"scale": "none", "failure_score": -1.0})
         searched = itertools.count()
 
         def search(text: str) -> str:
             if next(searched) % 3 == 0:
-                raise ConnectionError("no route to the search")
+                raise error
             return text
 
         first = LLM("a", prompt=Text("a"), weights=LoRA())(x=Input("x"))
@@ -567,35 +504,6 @@ class TestFailures:
         found = lab.collect(MMGRPO_RUNS)
         assert (len(found.scores), len(found.samples)) == (8, 2 * 8)
         assert min(s.reward for s in found.samples) >= 0.0
-
-    def test_a_run_lost_to_a_rate_limit_is_no_fault_of_the_model(self) -> None:
-        """It counted as a failed run: the calls before it got the failure score as their reward."""
-        lab = Lab(2, {"scale": "none", "failure_score": -1.0})
-        searched = itertools.count()
-
-        def search(text: str) -> str:
-            if next(searched) % 3 == 0:
-                raise RateLimited("429: too many requests")
-            return text
-
-        first = LLM("a", prompt=Text("a"), weights=LoRA())(x=Input("x"))
-        last = LLM("b", prompt=Text("b"), weights=LoRA())(x=Function("search", search)(text=first))
-        lab.system = System("searching", outputs={"y": last}, lm="lm")
-        found = lab.collect(MMGRPO_RUNS)
-        assert (len(found.scores), len(found.samples)) == (8, 2 * 8)
-        assert min(s.reward for s in found.samples) >= 0.0
-
-    def test_where_most_runs_are_lost_to_a_rate_limit_the_step_ends(self) -> None:
-        def search(text: str) -> str:
-            raise RateLimited("429: too many requests")
-
-        lab = Lab(1)
-        last = LLM("a", prompt=Text("a"), weights=LoRA())(
-            x=Function("search", search)(text=Input("x"))
-        )
-        lab.system = System("searching", outputs={"y": last}, lm="lm")
-        with pytest.raises(TooManyFailures, match="too many requests"):
-            lab.collect(MMGRPO_RUNS)
 
     def test_a_metric_that_mostly_fails_ends_the_step(self) -> None:
         def broken(outputs: Mapping[str, Any], example: Example) -> float:
@@ -706,12 +614,6 @@ class TestTeachers:
         assert Counter(s.on_policy for s in found) == {True: 18, False: 6}
         assert all((s.rollout == 3) != s.on_policy for s in found)
 
-    def test_it_lies_beside_the_file_that_names_it(self, tmp_path: Path) -> None:
-        lab = Lab(1, {"teachers": {"teacher.json": 1}})
-        lab.system.configuration.replace({"a.prompt": "z"}).save(tmp_path / "teacher.json")
-        lab.collect(MMGRPO_RUNS, folder=tmp_path)
-        assert lab.lm.request_counts == {"a": 9, "z": 3}
-
     @pytest.mark.parametrize(
         "kind", ["text", "cut", "same vocabulary", "other vocabulary", "other prompt"]
     )
@@ -770,13 +672,23 @@ class TestTeachers:
         assert prompt.startswith("thinks: <user>")
         assert prompt.endswith("<assistant><think>Answer:")
 
-    def test_the_system_itself_must_make_a_run(self, tmp_path: Path) -> None:
-        lab = Lab(1, {"teachers": {"a.json": 2, "b.json": 2}})
-        with pytest.raises(ValidationError, match="teachers make 4 of 4 runs"):
-            lab.collect(MMGRPO_RUNS)
-
 
 class TestMyGO:
+    @pytest.mark.parametrize(
+        ("previous", "mean", "most", "expected"),
+        [
+            (0.5, 0.4, 1.0, 0.7),  # (.4 + 1) / 2
+            (0.8, 0.4, 1.0, 0.8),  # never decreasing
+            (0.5, 1.0, 1.0, 1.0),  # a policy that is always right
+            (-1.0, -0.5, 1.0, 0.25),  # (-.5 + 1) / 2
+            (0.0, math.fsum([0.005] * 57) / 57, 0.005, 0.005),  # not above the maximum by rounding
+        ],
+    )
+    def test_the_threshold_by_hand(
+        self, previous: float, mean: float, most: float, expected: float
+    ) -> None:
+        assert raised_threshold(previous, mean, most) == pytest.approx(expected, rel=1e-12)
+
     @pytest.mark.parametrize("online", [True, False])
     def test_offline_attempts_are_those_of_the_weights_that_the_job_began_with(
         self, online: bool
@@ -823,10 +735,6 @@ class TestMyGO:
         lab = Lab(1, {"attempts": 5, "keep": 3, "threshold": 0.0, "rule": "fixed"})
         assert lab.collect(ATTEMPTS).facts["attempts"] == 9
 
-    def test_without_a_threshold_all_is_imitated(self) -> None:
-        lab = Lab(2, {"attempts": 4, "keep": 4, "threshold": 0.0, "rule": "fixed"})
-        assert len(lab.collect(ATTEMPTS).samples) == 3 * 4 * 2
-
     @pytest.mark.parametrize("pace", [1.0, 0.5])
     def test_the_threshold_rises_half_way_by_its_pace_and_is_remembered(self, pace: float) -> None:
         """A batch as large as in the paper counts alone, as in the paper."""
@@ -871,12 +779,6 @@ class TestMyGO:
         assert all(s.reward >= raised for s in found.samples)
         assert len(found.scores) == len(EXAMPLES)  # first attempts, one for each example
 
-    def test_the_threshold_never_falls(self) -> None:
-        lab = Lab(1, {"threshold": 0.85, "max_reward": 0.9, "attempts": 2})
-        bars = [lab.collect(ATTEMPTS, step=step).facts["threshold"] for step in range(4)]
-        assert bars == sorted(bars)
-        assert 0.85 <= bars[0] <= bars[-1] <= 0.9
-
     def test_rewards_above_the_maximum_are_refused(self) -> None:
         lab = Lab(1, {"threshold": 0.0, "max_reward": 0.01})
         with pytest.raises(DeclarationError, match="rewards and thresholds are at most 0.01"):
@@ -911,28 +813,3 @@ def test_the_critic_of_mappo_is_as_large_as_the_policy_unless_a_probe_is_chosen(
     assert MAPPOSettings.model_validate({"critic": {"lr": 1e-2}}).critic.adapter is not None
     assert MAPPOSettings.model_validate({"critic": {"adapter": None}}).critic.adapter is None
     assert PPOSettings().critic.adapter is LocalPPOSettings().critic.adapter is None
-
-
-@pytest.mark.parametrize("agents", ["abc", "abcd"])
-def test_by_default_rr_compares_nearly_all_calls_before_forks_with_several_others(
-    agents: str,
-) -> None:
-    """With 4 examples per step, a quarter of them had no other, and most of the others a single one."""
-
-    def shares(settings: MHGPORandomSettings) -> tuple[float, float]:
-        counts: Counter[str] = Counter()
-        examples = [Example(f"e{i}", {"x": f"w{i}"}) for i in range(settings.rollouts.examples)]
-        for step in range(6):
-            found = RecipeJob(agents).collect(MHGPO(settings, "rr"), step=step, examples=examples)
-            sizes = Counter(s.group for s in found.samples if s.group[0] == MIXED)
-            counts["alone"] += found.facts["alone"]
-            counts["pairs"] += sum(n for n in sizes.values() if n == 2)
-            counts["all"] += found.facts["alone"] + sizes.total()
-        return counts["alone"] / counts["all"], counts["pairs"] / counts["all"]
-
-    alone, pairs = shares(MHGPORandomSettings())
-    assert alone < 0.05
-    assert pairs < 0.1
-    few = shares(MHGPORandomSettings.model_validate({"rollouts": {"examples": 4}}))
-    assert few[0] > 0.1
-    assert few[1] > 0.4

@@ -102,8 +102,6 @@ def train(folder, method, place):
     weights |= {"adapter": {"critic__adapter": {"rank": 4}, "critic__lr": 0.01}}.get(how, {})
     staged = {"better_together": {"stages": ["mhgpo_fof", "mmgrpo"]}}
     sections = trainings(**weights)
-    if how == "refill":
-        sections["mmgrpo"]["rollouts"]["refill"] = 3
     settings = make_settings({"method": method, "valid_size": None, **sections, **staged})
     engine = TransformersEngine(str(MODEL), dtype="float32", deterministic=True)
     run_optimization(task.system, data, task.metric, settings, run_dir=folder, engines=lambda _: engine)
@@ -215,7 +213,6 @@ def whole(
             for place in ("training", "optimizer states", "after the checkpoint")
         ),
         *(("mmgrpo evaluated", place) for place in ("an adapter", "before the checkpoint")),
-        ("mmgrpo refill", "sampling"),
         ("mappo adapter", "optimizer states"),
     ],
 )
@@ -230,12 +227,6 @@ def test_a4_killed_anywhere_it_goes_on_to_the_same_weights(
     assert ended(tmp_path / "run") == expected
 
 
-def test_steps_whose_examples_were_replaced_are_among_those_resumed(
-    whole: Callable[[str], dict[str, Any]],
-) -> None:
-    assert any(step["refilled"] for step in whole("mmgrpo refill")["steps"])
-
-
 def test_sampling_ahead_is_another_training(whole: Callable[[str], dict[str, Any]]) -> None:
     assert whole("mmgrpo ahead")["steps"] != whole("mmgrpo")["steps"]
 
@@ -246,20 +237,6 @@ def test_a_full_disk_loses_nothing(
     assert train(tmp_path / "run", "mmgrpo", "a full disk") == 3
     assert train(tmp_path / "run", "mmgrpo") == 0
     assert ended(tmp_path / "run") == whole("mmgrpo")
-
-
-@pytest.mark.parametrize("method", ["mmgrpo ahead", "better_together"])
-def test_old_optimizer_states_are_not_kept(method: str, train: Train, tmp_path: Path) -> None:
-    assert train(tmp_path / "run", method) == 0
-    stored = [path.name for path in (tmp_path / "run" / "memory").iterdir()]
-    jobs = 2 if method == "better_together" else 1
-    # those of the last and the best step, and of a finished job whose adapters are in use
-    for kind, most in (
-        ("optimizer-states-", 1 + jobs if jobs > 1 else 2),
-        ("first-", 2 * jobs),
-        ("ahead-", 1),
-    ):
-        assert sum(name.startswith(kind) for name in stored) <= most, stored
 
 
 @pytest.mark.slow

@@ -11,10 +11,8 @@ from compound.core.engine import TokenRecord
 from compound.engines.local.devices import Placement
 from compound.graph.space import Weights
 from compound.optimizers.weights.credit.advantages import advantages
-from compound.optimizers.weights.distributed.learner import LearnerSpec
-from compound.optimizers.weights.learner.losses import ImitationObjective, PolicyObjective
 from compound.optimizers.weights.learner.samples import Sample
-from compound.optimizers.weights.learner.saved import Saved
+from compound.optimizers.weights.learner.trainer import LearnerSpec, Saved
 from compound.optimizers.weights.recipes.ppo import PPOSettings
 from training_settings import plain
 
@@ -28,8 +26,7 @@ def declared(
         model=str(model),
         shapes={name: Weights(rank=4, alpha=8, targets="all-linear") for name in names},
         adapter_of={name: name for name in names},
-        policy=own.loss if isinstance(own.loss, PolicyObjective) else None,
-        imitation=own.loss if isinstance(own.loss, ImitationObjective) else None,
+        loss=own.loss,
         optimizer=own.optimizer,
         rollouts=own.rollouts,
         critic=own.critic if critic and isinstance(own, PPOSettings) else None,

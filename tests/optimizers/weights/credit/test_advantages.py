@@ -1,4 +1,4 @@
-"""Advantages within groups: hand-computed numbers, and the groups that say nothing."""
+"""Advantages within groups and from values: hand-computed numbers, and the groups that say nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from compound.optimizers.weights.credit.advantages import (
     STANDARDIZATIONS,
     advantages,
     by_group,
+    explained_variance,
+    gae,
     is_flat,
+    whiten,
 )
 from compound.optimizers.weights.learner.samples import Group, Sample
 
@@ -60,35 +63,12 @@ def test_each_standardization_on_three_rewards(name: str, expected: list[float])
     assert values([1.0, 2.0, 6.0], name) == pytest.approx(expected, rel=1e-12)
 
 
-def test_there_is_no_standardization_without_a_test() -> None:
-    assert list(STANDARDIZATIONS) == [
-        "trl",
-        "plain",
-        "population",
-        "center",
-        "leave_one_out",
-        "none",
-    ]
-
-
-def test_small_spreads_tell_the_epsilons_apart() -> None:
-    # rewards 0, 0.0002: sample deviation 0.0002 / sqrt(2) = 1.41421e-4, population variance 1e-8
-    assert values([0.0, 0.0002], "trl")[1] == pytest.approx(1e-4 / (1.4142135623730951e-4 + 1e-4))
-    assert values([0.0, 0.0002], "plain")[1] == pytest.approx(0.7071067811865476)
-    assert values([0.0, 0.0002], "population")[1] == pytest.approx(1e-4 / math.sqrt(1.01e-6))
-
-
-def test_every_token_gets_the_advantage_of_its_sample() -> None:
-    trained, _ = advantages([sample(0.0, length=1), sample(1.0, length=3)], "center")
-    assert [row.advantages for row in trained] == [(-0.5,), (0.5, 0.5, 0.5)]
-
-
 def test_groups_are_compared_within_and_samples_stay_in_order() -> None:
     rows = [sample(0.0, ("x",)), sample(10.0, ("y",)), sample(1.0, ("x",)), sample(14.0, ("y",))]
     trained, facts = advantages(rows, "center")
     assert [row.advantages[0] for row in trained] == [-0.5, -2.0, 0.5, 2.0]
-    assert (facts.groups, facts.skipped, facts.samples, facts.dropped) == (2, 0, 4, 0)
-    assert facts.variance == (0.25 + 4.0) / 2
+    assert (facts["groups"], facts["skipped"], facts["samples"], facts["dropped"]) == (2, 0, 4, 0)
+    assert facts["variance"] == (0.25 + 4.0) / 2
 
 
 @pytest.mark.parametrize("name", [name for name in STANDARDIZATIONS if name != "none"])
@@ -97,22 +77,21 @@ def test_a_group_that_says_nothing_is_dropped_and_counted(name: str) -> None:
     rows = [*flat, sample(7.0, ("one",)), sample(0.0), sample(1.0)]
     trained, facts = advantages(rows, name)
     assert {row.group for row in trained} == {G}
-    assert (facts.groups, facts.skipped, facts.samples, facts.dropped) == (3, 2, 6, 4)
-    assert facts.share_skipped == 2 / 3
-    assert facts.variance == pytest.approx(0.25 / 3)
+    assert (facts["groups"], facts["skipped"], facts["samples"], facts["dropped"]) == (3, 2, 6, 4)
+    assert facts["variance"] == pytest.approx(0.25 / 3)
 
 
 def test_a_sample_without_a_group_is_compared_with_nobody() -> None:
     rows = [sample(0.0, ()), sample(1.0, ())]
     trained, facts = advantages(rows)
-    assert (trained, facts.groups, facts.skipped) == ([], 2, 2)
+    assert (trained, facts["groups"], facts["skipped"]) == ([], 2, 2)
     assert list(by_group(rows).values()) == [[rows[0]], [rows[1]]]
 
 
 def test_without_standardization_the_reward_is_the_advantage_and_nothing_is_skipped() -> None:
     trained, facts = advantages([sample(0.5, ()), sample(0.5), sample(0.5)], "none")
     assert [row.advantages[0] for row in trained] == [0.5, 0.5, 0.5]
-    assert (facts.skipped, facts.dropped, facts.share_skipped) == (0, 0, 0.0)
+    assert (facts["skipped"], facts["dropped"]) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -127,8 +106,8 @@ def test_statistics_come_from_the_references(name: str, expected: list[float]) -
     rows = [sample(1.0), sample(1.0), sample(6.0)]
     trained, facts = advantages(rows, name, references={G: [1.0, 2.0, 6.0], ("other",): [1.0]})
     assert [row.advantages[0] for row in trained] == pytest.approx(expected)
-    assert (facts.groups, facts.samples) == (1, 3)
-    assert facts.variance == pytest.approx(14 / 3)
+    assert (facts["groups"], facts["samples"]) == (1, 3)
+    assert facts["variance"] == pytest.approx(14 / 3)
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
@@ -138,18 +117,6 @@ def test_a_reward_that_is_no_number_is_refused_with_its_place(reward: float) -> 
         match=r"reward of 'a' on example 'e' \(call 'a', rollout 3\) must be a finite",
     ):
         advantages([sample(1.0), sample(reward, rollout=3)])
-
-
-def test_an_unknown_standardization_is_refused() -> None:
-    with pytest.raises(
-        DeclarationError, match="unknown standardization 'centre'; did you mean 'center'"
-    ):
-        advantages([], "centre")
-
-
-def test_no_samples_have_no_groups() -> None:
-    trained, facts = advantages([])
-    assert (trained, facts.groups, facts.variance, facts.share_skipped) == ([], 0, 0.0, 0.0)
 
 
 @given(st.lists(st.integers(-20, 20).map(lambda n: n / 4), min_size=2, max_size=8))
@@ -167,3 +134,63 @@ def test_laws_of_standardized_rewards(rewards: list[float]) -> None:
     assert values(rewards, "leave_one_out") == pytest.approx(
         [n / (n - 1) * a for a in values(rewards, "center")]
     )
+
+
+# --- generalized advantage estimation ------------------------------------------------------------------
+
+NUMBERS = st.floats(-5, 5)
+
+
+def test_how_much_was_expected_by_hand() -> None:
+    # returns 0, 1, 2 of variance 2/3; errors -1, 0, 1 halved have variance 1/6: 1 - (1/6) / (2/3) =
+    # 3/4
+    assert explained_variance([[0.5, 1.0], [1.5]], [[0.0, 1.0], [2.0]]) == pytest.approx(0.75)
+    assert explained_variance([[9.0, 9.0]], [[0.0, 1.0]]) == pytest.approx(
+        0.0
+    )  # a constant expects nothing
+    assert explained_variance([[1.0, 0.0]], [[0.0, 1.0]]) == pytest.approx(-3.0)
+    assert explained_variance([[0.5]], [[1.0]]) is None
+    assert explained_variance([], []) is None
+
+
+def test_three_tokens_with_a_kl_penalty_by_hand() -> None:
+    # r = -.1 * (1, 2, 3) + (0, 0, 1) = -.1, -.2, .7; V = .5, .4, .8; gamma 1, lambda .5
+    # delta = -.1 + .4 - .5 = -.2;  -.2 + .8 - .4 = .2;  .7 - .8 = -.1
+    # A3 = -.1;  A2 = .2 - .05 = .15;  A1 = -.2 + .075 = -.125
+    found, targets = gae([0.5, 0.4, 0.8], 1.0, lam=0.5, kl=[1.0, 2.0, 3.0], beta=0.1)
+    assert found == pytest.approx([-0.125, 0.15, -0.1])
+    assert targets == pytest.approx([0.375, 0.55, 0.7])
+
+
+@given(
+    st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=6),
+    NUMBERS,
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.floats(0, 1),
+)
+def test_it_is_the_weighted_sum_of_the_differences(
+    tokens: list[tuple[float, float]], reward: float, gamma: float, lam: float, beta: float
+) -> None:
+    values, kl = [v for v, _ in tokens], [k for _, k in tokens]
+    n = len(values)
+    rewards = [-beta * k for k in kl]
+    rewards[-1] += reward
+    deltas = [rewards[t] + gamma * [*values, 0.0][t + 1] - values[t] for t in range(n)]
+    expected = [sum((gamma * lam) ** (k - t) * deltas[k] for k in range(t, n)) for t in range(n)]
+    found, _ = gae(values, reward, gamma=gamma, lam=lam, kl=kl, beta=beta)
+    assert found == pytest.approx(expected, abs=1e-9)
+
+
+def test_whitening_weighs_every_token_of_the_batch_alike() -> None:
+    found = whiten([[0.0, 0.0, 0.0], [4.0]])
+    tokens = [a for sample in found for a in sample]
+    assert statistics.fmean(tokens) == pytest.approx(0.0)
+    assert statistics.pvariance(tokens) == pytest.approx(1.0)
+    assert [len(sample) for sample in found] == [3, 1]
+
+
+def test_whitening_equal_advantages_divides_by_no_zero() -> None:
+    assert whiten([[0.25], [0.25, 0.25]]) == [[0.0], [0.0, 0.0]]
+    assert whiten([[], []]) == [[], []]
+    assert whiten([]) == []

@@ -1,4 +1,4 @@
-"""Module-level groups: algorithm 1 of mmGRPO, its paddings, and the choice of the most diverse elements."""
+"""Groups of samples: algorithm 1 of mmGRPO with its paddings, and singletons of several examples."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import itertools
 import statistics
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,17 +25,18 @@ from compound.graph.space import LoRA, Text
 from compound.graph.system import System
 from compound.optimizers.weights.credit.advantages import advantages
 from compound.optimizers.weights.credit.grouping import (
-    PADDINGS,
-    ModuleGroups,
+    MIXED,
     call_samples,
     module_groups,
+    regroup,
     select_diverse,
     trajectory_samples,
 )
-from compound.optimizers.weights.learner.samples import Sample
+from compound.optimizers.weights.learner.samples import Group, Sample
 from compound.testing import ScriptedLM
 
 TOKENS = TokenRecord((1,), (2, 3), (-0.5, -0.25), "stop")
+Grouped = tuple[list[Sample], dict[str, int]]
 
 
 def sample(
@@ -53,10 +56,10 @@ def ragged(*lengths: int, rewards: Sequence[float] = ()) -> list[Sample]:
     ]
 
 
-def shape(grouped: ModuleGroups) -> dict[int, list[tuple[int, int]]]:
+def shape(rows: Sequence[Sample]) -> dict[int, list[tuple[int, int]]]:
     """By invocation of the group, the (rollout, own invocation) of its elements."""
     found: dict[int, list[tuple[int, int]]] = {}
-    for row in grouped.samples:
+    for row in rows:
         assert row.group[:2] == (row.example, row.component)
         found.setdefault(int(row.group[2]), []).append((row.rollout, row.invocation))
     return found
@@ -80,14 +83,6 @@ def test_no_subset_has_a_larger_variance(rewards: list[float], size: int, seed: 
     assert statistics.pvariance([rewards[i] for i in chosen]) == pytest.approx(largest)
 
 
-def test_the_choice_of_known_rewards() -> None:
-    rng = np.random.default_rng(0)
-    # sorted 0, .2, .4, .5, 1: variances (times 3) of {0, .5, 1}: .5, of {0, .2, 1}: .56, of {.4,
-    # .5, 1}: .21
-    assert select_diverse([0.5, 1.0, 0.2, 0.0, 0.4], 3, rng) == [1, 2, 3]
-    assert select_diverse([0.0, 1.0, 0.0, 1.0], 4, rng) == [0, 1, 2, 3]
-
-
 def test_ties_are_broken_by_the_stream_and_every_one_of_them_is_possible() -> None:
     drawn = Counter(
         tuple(select_diverse([0.0, 0.0, 0.0, 1.0], 2, np.random.default_rng(seed)))
@@ -105,124 +100,148 @@ def test_ties_are_broken_by_the_stream_and_every_one_of_them_is_possible() -> No
 # --- groups --------------------------------------------------------------------------------------------
 
 
+def grouped(rows: Sequence[Sample], count: int = 3, **how: Any) -> Grouped:
+    return module_groups(rows, dict.fromkeys("exy", count), **how)
+
+
 def test_complete_trajectories_make_one_group_for_each_invocation() -> None:
     rows = ragged(2, 2, 2) + [sample(r, 0, float(r), "b") for r in range(3)]
-    grouped = module_groups(rows)
-    assert Counter(row.group for row in grouped.samples) == {
+    found, facts = grouped(rows)
+    assert Counter(row.group for row in found) == {
         ("e", "a", 0): 3,
         ("e", "a", 1): 3,
         ("e", "b", 0): 3,
     }
-    assert [row.reward for row in grouped.samples if row.group == ("e", "a", 1)] == [0.0, 1.0, 2.0]
-    assert {row.weight for row in grouped.samples} == {1.0}
-    assert (grouped.truncated, grouped.deselected) == (0, 0)
-
-
-def test_examples_are_never_compared_with_each_other() -> None:
-    rows = [sample(r, 0, float(r), example=e) for e in ("x", "y") for r in range(2)]
-    groups = {row.group for row in module_groups(rows).samples}
-    assert groups == {("x", "a", 0), ("y", "a", 0)}
-
-
-def test_the_number_of_groups_is_the_largest_number_of_invocations() -> None:
-    assert set(shape(module_groups(ragged(1, 4, 2)))) == {
-        0,
-        1,
-        2,
-        3,
-    }  # section 3.1: the sum of max_j K
+    assert [row.reward for row in found if row.group == ("e", "a", 1)] == [0.0, 1.0, 2.0]
+    assert {row.weight for row in found} == {1.0}
+    assert facts == {"truncated": 0, "deselected": 0}
 
 
 def test_truncate_drops_invocations_that_not_every_rollout_has() -> None:
-    grouped = module_groups(ragged(1, 3, 2), padding="truncate")
-    assert shape(grouped) == {0: [(0, 0), (1, 0), (2, 0)]}
-    assert grouped.truncated == 3
-
-
-def test_truncate_knows_of_rollouts_that_left_no_sample() -> None:
-    rows = ragged(1, 1)
-    assert len(module_groups(rows, padding="truncate").samples) == 2
-    assert module_groups(rows, padding="truncate", rollouts={"e": 3}).samples == ()
-    with pytest.raises(
-        DeclarationError, match="rollouts of example 'e' is 1, but samples come from 2"
-    ):
-        module_groups(rows, rollouts={"e": 1})
-
-
-def test_a_rollout_that_called_only_another_component_counts_too() -> None:
-    rows = [*ragged(1, 1), sample(2, 0, 1.0, "b")]
-    assert module_groups(rows, padding="truncate").samples == ()
+    found, facts = grouped(ragged(1, 3, 2), padding="truncate")
+    assert shape(found) == {0: [(0, 0), (1, 0), (2, 0)]}
+    assert facts["truncated"] == 3
+    assert len(grouped(ragged(1, 1), 2, padding="truncate")[0]) == 2
+    assert grouped(ragged(1, 1), 3, padding="truncate")[0] == []  # one left no sample
 
 
 def test_fill_lets_the_elements_of_a_short_group_weigh_more() -> None:
-    grouped = module_groups(ragged(1, 2, 2, rewards=[0.0, 0.25, 1.0]))
-    assert shape(grouped) == {0: [(0, 0), (1, 0), (2, 0)], 1: [(1, 1), (2, 1)]}
-    assert [row.weight for row in grouped.samples] == [1.0, 1.0, 1.0, 1.5, 1.5]
+    found, _ = grouped(ragged(1, 2, 2, rewards=[0.0, 0.25, 1.0]))
+    assert shape(found) == {0: [(0, 0), (1, 0), (2, 0)], 1: [(1, 1), (2, 1)]}
+    assert [row.weight for row in found] == [1.0, 1.0, 1.0, 1.5, 1.5]
 
 
 def test_three_answers_in_a_group_of_eight_push_as_eight_would() -> None:
     """Rollouts that left no sample count, too."""
-    grouped = module_groups(ragged(1, 1, 1, rewards=[0.0, 0.0, 1.0]), rollouts={"e": 8})
-    trained, _ = advantages(grouped.samples, "center")
+    trained, _ = advantages(grouped(ragged(1, 1, 1, rewards=[0.0, 0.0, 1.0]), 8)[0], "center")
     assert [row.weight for row in trained] == pytest.approx([8 / 3] * 3)
     assert [row.advantages[0] for row in trained] == pytest.approx([-1 / 3, -1 / 3, 2 / 3])
 
 
 def test_a_single_element_stays_without_gradient_whatever_it_weighs() -> None:
-    grouped = module_groups(ragged(1, 2), size=4)
-    trained, facts = advantages(grouped.samples)
+    trained, facts = advantages(grouped(ragged(1, 2), 2, size=4)[0])
     assert {row.group for row in trained} == {("e", "a", 0)}
-    assert (facts.groups, facts.skipped, facts.dropped) == (2, 1, 1)
-
-
-def test_more_rollouts_than_group_elements_are_selected_unless_that_is_off() -> None:
-    rows = ragged(1, 1, 1, 1, rewards=[0.5, 0.0, 0.5, 1.0])
-    grouped = module_groups(rows, size=2)
-    assert shape(grouped) == {0: [(1, 0), (3, 0)]}
-    assert grouped.deselected == 2
-    assert len(module_groups(rows).samples) == 4
-
-
-def test_none_leaves_short_groups_short() -> None:
-    grouped = module_groups(ragged(1, 2, 2), padding="none", size=2)
-    assert {key: len(rows) for key, rows in shape(grouped).items()} == {0: 2, 1: 2}
-    grouped = module_groups(ragged(1, 2, 2), padding="none", size=3)
-    assert {key: len(rows) for key, rows in shape(grouped).items()} == {0: 3, 1: 2}
-    assert {row.weight for row in grouped.samples} == {1.0}
+    assert (facts["groups"], facts["skipped"], facts["dropped"]) == (2, 1, 1)
 
 
 @given(
     st.lists(st.integers(0, 4), min_size=2, max_size=5),
-    st.sampled_from(PADDINGS),
+    st.sampled_from(["fill", "truncate", "none"]),
     st.none() | st.integers(2, 6),
     st.integers(0, 3),
 )
-def test_laws_of_groups(lengths: list[int], padding: str, size: int | None, seed: int) -> None:
+def test_laws_of_groups(lengths: list[int], padding: Any, size: int | None, seed: int) -> None:
     rows = ragged(*lengths)
-    stated = {"e": len(lengths)}
-    grouped = module_groups(rows, padding=padding, size=size, rollouts=stated, seed=seed)
-    again = module_groups(rows, padding=padding, size=size, rollouts=stated, seed=seed)
-    assert grouped == again
-    assert len(grouped.samples) + grouped.truncated + grouped.deselected == len(rows)
-    groups = shape(grouped)
+    how = {"padding": padding, "size": size, "seed": seed}
+    found, facts = grouped(rows, len(lengths), **how)
+    assert (found, facts) == grouped(rows, len(lengths), **how)
+    assert len(found) + sum(facts.values()) == len(rows)
+    groups = shape(found)
     largest = min(lengths) if padding == "truncate" else max(lengths)
     assert set(groups) == set(range(largest))
     for invocation, elements in groups.items():
         full = size or len(lengths)
-        assert len(elements) <= full
-        assert len(set(elements)) == len(elements)
+        assert len(set(elements)) == len(elements) <= full
         assert {own for _, own in elements} == {invocation}
-        weight = sum(row.weight for row in grouped.samples if row.group[2] == invocation)
+        weight = sum(row.weight for row in found if row.group[2] == invocation)
         assert weight == pytest.approx(len(elements) if padding == "none" else full)
 
 
-def test_wrong_settings_are_refused() -> None:
-    with pytest.raises(DeclarationError, match="unknown padding 'fil'; did you mean 'fill'"):
-        module_groups([], padding="fil")
-    with pytest.raises(DeclarationError, match="at least 2 elements, but size is 1"):
-        module_groups([], size=1)
-    with pytest.raises(DeclarationError, match=r"reward of 'a' on example 'e' .* is nan"):
-        module_groups([sample(0, reward=float("nan"))])
+# --- singletons of several examples --------------------------------------------------------------------
+
+
+def single(example: int, component: str = "a", reward: float = 0.0, fork: str = "c") -> Sample:
+    group = (f"e{example}", component, fork)
+    return Sample(component, f"e{example}", component, 0, TOKENS, reward, group)
+
+
+def pool(sample: Sample) -> Group:
+    return (sample.component, sample.group[2])
+
+
+def sizes(samples: Sequence[Sample]) -> dict[Group, int]:
+    return dict(Counter(sample.group for sample in samples))
+
+
+@pytest.mark.parametrize(
+    ("n", "expected"), [(1, []), (2, [2]), (4, [4]), (5, [5]), (6, [4, 2]), (9, [4, 5])]
+)
+def test_a_pool_is_cut_into_groups_and_a_single_one_joins_the_one_before(
+    n: int, expected: list[int]
+) -> None:
+    found, facts = regroup([single(i) for i in range(n)], 4, pool)
+    mixed = {group: size for group, size in sizes(found).items() if group[0] == MIXED}
+    assert mixed == {(MIXED, "a", "c", k): size for k, size in enumerate(expected)}
+    assert (facts["mixed_groups"], facts["alone"]) == (len(expected), n == 1)
+
+
+def test_groups_of_more_than_one_are_left_as_they_are() -> None:
+    together = [replace(single(9), rollout=k) for k in range(3)]
+    found, _ = regroup([single(0), *together, single(1)], 2, pool)
+    assert found[1:4] == together
+    assert found[0].group == found[4].group == (MIXED, "a", "c", 0)
+
+
+def test_a_call_of_several_requests_is_one_element() -> None:
+    """Its samples have one reward, so they would be dropped as a group of equal rewards."""
+    rows = [single(i, reward=float(i)) for i in range(3) for _ in range(i + 1)]
+    found, facts = regroup(rows, 4, pool)
+    assert sizes(found) == {(MIXED, "a", "c", 0): 6}
+    assert facts == {"mixed_groups": 1, "alone": 0, "mixed_variance": pytest.approx(2 / 3)}
+
+
+def test_pools_are_compared_apart_and_their_variance_is_reported() -> None:
+    rows = [
+        single(0, reward=0.0),
+        single(1, reward=1.0),
+        single(2, "b", 0.0),
+        single(3, "b", 4.0),
+        single(4, fork="z", reward=9.0),
+    ]
+    found, facts = regroup(rows, 4, pool)
+    assert facts["mixed_variance"] == (0.25 + 4.0) / 2
+    trained, counts = advantages(found, "center")
+    assert [row.advantages[0] for row in trained] == [-0.5, 0.5, -2.0, 2.0]
+    assert counts["dropped"] == 1
+
+
+def test_the_shuffle_is_the_streams() -> None:
+    rows = [single(i, component) for component in "ab" for i in range(12)]
+    found = [regroup(rows, 4, pool, seed=seed)[0] for seed in range(20)]
+    assert len({tuple(s.group for s in each) for each in found}) == 20
+    assert found[7] == regroup(rows, 4, pool, seed=7)[0]
+    assert [s.group[3] for s in found[0][:12]] != [s.group[3] for s in found[0][12:]]
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=20), st.integers(2, 6), st.integers(0, 5))
+def test_laws_of_regrouping(components: list[str], size: int, seed: int) -> None:
+    rows = [single(i, component, float(i)) for i, component in enumerate(components)]
+    found, facts = regroup(rows, size, pool, seed=seed)
+    assert [replace(row, group=()) for row in found] == [replace(row, group=()) for row in rows]
+    counts = sizes(found)
+    assert facts["mixed_groups"] == sum(count > 1 for count in counts.values())
+    assert all(count <= size + 1 for count in counts.values())
+    assert facts["alone"] == sum(count == 1 for count in Counter(components).values())
 
 
 # --- from traces ---------------------------------------------------------------------------------------

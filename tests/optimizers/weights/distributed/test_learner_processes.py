@@ -10,17 +10,25 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from training_settings import trainings
 from trainings.learners import declared, difference, drawn, weights_of
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
+from benchmarks.simulated.toys import toy  # noqa: E402
+from compound.api.optimize import run_optimization  # noqa: E402
 from compound.core.errors import CompoundError  # noqa: E402
+from compound.engines.local.engine import TransformersEngine  # noqa: E402
+from compound.evaluation.dataset import Dataset  # noqa: E402
+from compound.optimization.runs.directory import read_records  # noqa: E402
+from compound.optimization.settings.optimize import make_settings  # noqa: E402
 from compound.optimizers.weights.distributed import processes as module  # noqa: E402
 from compound.optimizers.weights.distributed import worker  # noqa: E402
 from compound.optimizers.weights.distributed.learner import (  # noqa: E402
@@ -34,6 +42,8 @@ from compound.optimizers.weights.distributed.processes import (  # noqa: E402
     ShardedLearner,
     open_learner,
 )
+from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
+from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
 
 ROOT = Path(__file__).parents[4]
 GUARD = 120.0  # seconds; only a defect takes so long
@@ -144,18 +154,6 @@ def test_a_process_that_does_not_start_is_named_with_its_log(
     assert "during: starting" in str(caught.value)
     for part in told:
         assert part in str(caught.value)
-
-
-def test_a_process_that_does_not_answer_is_given_up(
-    booting: Booting, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "START", 2.0)
-    monkeypatch.setattr(module, "STOP", 1)
-    booting("import time; time.sleep(600)")
-    with pytest.raises(
-        CompoundError, match=r"learner process 0 of 2 .* failed: it is not ready in time"
-    ):
-        Processes(2)
 
 
 def test_an_address_in_use_is_named() -> None:
@@ -271,3 +269,49 @@ def test_two_machines_train_to_the_weights_of_one_process(
     alone.step(drawn(("x",)), 0)
     expected = weights_of(alone.save(tmp_path), tmp_path)
     assert difference(weights_of(several, tmp_path), expected) <= 1e-6
+
+
+def test_one_setting_starts_the_processes_and_a_killed_one_loses_no_step(
+    toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run ends with an error, and resumes from its last step, in one process."""
+
+    def run(folder: Path, processes: int) -> None:
+        task = toy("chain", str(toy_model))
+        rows = [
+            [{"id": e.id, **e.inputs, **e.gold} for e in some] for some in (task.train, task.valid)
+        ]
+        data = Dataset.of(train=rows[0], valid=rows[1], test=rows[1][:2])
+        section = trainings(steps=2, examples=4, runs=4, lr=0.01, micro_tokens=64)["mmgrpo"]
+        section["learner"] = {"processes": processes}
+        settings = make_settings({"method": "mmgrpo", "valid_size": None, "mmgrpo": section})
+        engine = TransformersEngine(str(toy_model), dtype="float32", deterministic=True)
+        run_optimization(
+            task.system, data, task.metric, settings, run_dir=folder, engines=lambda _: engine
+        )
+
+    def records(folder: Path) -> list[dict[str, Any]]:
+        return [r for r in read_records(folder / "memory.jsonl") if r["kind"] == "training"]
+
+    step = ShardedLearner.step
+
+    def dying(self: ShardedLearner, samples: Sequence[Sample], number: int) -> dict[str, Any]:
+        if number == 1:
+            os.kill(self.processes.pids[0], signal.SIGKILL)
+        return step(self, samples, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardedLearner, "step", dying)
+        patch.setattr(Trainer, "step", lambda *_: pytest.fail("computed in this process"))
+        with pytest.raises(
+            CompoundError, match=r"learner process 0 of 2 .* was killed by signal 9"
+        ):
+            run(tmp_path / "killed", 2)
+    (first,) = records(tmp_path / "killed")
+    run(tmp_path / "killed", 1)
+    run(tmp_path / "whole", 1)
+    resumed, whole = records(tmp_path / "killed"), records(tmp_path / "whole")
+    assert [record["step"] for record in resumed] == [record["step"] for record in whole] == [0, 1]
+    assert resumed[0] == first  # not computed again
+    assert first["norms"] == pytest.approx(whole[0]["norms"], rel=1e-6)
+    assert first["answers"] == whole[0]["answers"]

@@ -15,7 +15,6 @@ from compound.api.estimate import estimate
 from compound.core.errors import CompoundError, DeclarationError, SpecError
 from compound.engines.local import devices
 from compound.engines.local.devices import Placement
-from compound.optimizers.methods import METHODS
 from compound.optimizers.weights.distributed.learner import LearnerSettings, place
 from compound.optimizers.weights.methods import POLICY_METHODS
 from compound.yaml import load
@@ -106,10 +105,6 @@ def test_too_few_devices_are_refused_before_a_run(
         CompoundError, match=r"learner.processes is 2, but PyTorch finds 1 CUDA device,"
     ):
         estimate(load(ATLAS, overrides=overrides))
-
-
-def test_every_method_that_trains_weights_has_the_setting() -> None:
-    assert all("learner" in METHODS[name].settings.model_fields for name in POLICY_METHODS)
 
 
 def test_the_number_of_processes_may_change_when_a_run_is_resumed() -> None:

@@ -20,19 +20,17 @@ from compound.core.errors import ConfigurationError  # noqa: E402
 from compound.graph.space import Weights  # noqa: E402
 from compound.optimizers.weights.distributed import processes as module  # noqa: E402
 from compound.optimizers.weights.distributed.learner import (  # noqa: E402
-    Learner,
-    LearnerSpec,
     open_trainer,
 )
 from compound.optimizers.weights.distributed.processes import (  # noqa: E402
     BOOT,
+    Learner,
     Processes,
     ShardedLearner,
 )
 from compound.optimizers.weights.learner.critic import VALUE, CriticSettings  # noqa: E402
-from compound.optimizers.weights.learner.samples import Sample, samples_to_json  # noqa: E402
-from compound.optimizers.weights.learner.saved import Saved  # noqa: E402
-from compound.optimizers.weights.learner.trainer import StaleSamples  # noqa: E402
+from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
+from compound.optimizers.weights.learner.trainer import LearnerSpec, Saved, StaleSamples  # noqa: E402
 
 EQUAL = 1e-6  # relative to the largest number of a tensor, in float32
 MANY: dict[str, Any] = {"groups": 12, "prompt": 20}  # a micro-batch of 64 tokens for each group
@@ -79,7 +77,10 @@ def both(
     spec: LearnerSpec, processes: Processes, folder: Path, sharding: str = "data", **how: Any
 ) -> tuple[float, float]:
     """Train in one process and in several; return the differences of weights and of gradient norms."""
-    alone, said = trained(open_trainer(spec), folder / "alone", **how)
+    trainer = open_trainer(spec)
+    if sharding == "fsdp":  # reads every prompt, so that all processes make equal passes
+        trainer.adapters.shares = False
+    alone, said = trained(trainer, folder / "alone", **how)
     several, others = trained(
         ShardedLearner(processes, spec, sharding=sharding), folder / "several", **how
     )
@@ -107,7 +108,6 @@ def booted(code: str, monkeypatch: pytest.MonkeyPatch) -> Processes:
     return Processes(2)
 
 
-LOSSES = ["grpo", "dr_grpo", "dapo", "gspo", "cispo"]
 COUNTS = [2, pytest.param(4, marks=pytest.mark.slow)]
 
 
@@ -134,16 +134,13 @@ def test_a_critic_with_its_own_adapter_trains_to_equal_weights(
     assert weights <= EQUAL
 
 
-@pytest.mark.parametrize("own_critic", [False, True], ids=["value head", "critic with an adapter"])
 def test_gradient_checkpointing_of_divided_layers_trains_to_equal_weights(
-    own_critic: bool, toy_model: Path, group: Group, tmp_path: Path
+    toy_model: Path, group: Group, tmp_path: Path
 ) -> None:
     """The backward pass gathers the weights of each layer again, to recompute its activations."""
     spec = declared(toy_model, critic=True, micro_tokens=64, epochs=2, beta=0.05)
-    spec = spec.model_copy(update={"checkpointing": True})
-    if own_critic:
-        critic = CriticSettings.model_validate({"adapter": {"rank": 2}})
-        spec = spec.model_copy(update={"critic": critic})
+    critic = CriticSettings.model_validate({"adapter": {"rank": 2}})
+    spec = spec.model_copy(update={"checkpointing": True, "critic": critic})
     weights, norms = both(spec, group(2), tmp_path, "fsdp", **MANY)
     assert norms <= EQUAL
     assert weights <= EQUAL
@@ -192,14 +189,14 @@ def test_the_first_process_reads_the_weights_of_divided_layers(
     report = tmp_path / "report.txt"
     code = f"""
 from compound.engines import model_folder
-from compound.optimizers.weights.distributed import fully_sharded
-load, empty = model_folder.load_causal, fully_sharded._empty
+from compound.optimizers.weights.distributed import worker
+load, empty = model_folder.load_causal, worker._empty
 def load_causal(*arguments, **how):
     open({str(report)!r}, "a").write(f"{{rank}}\\n")
     return load(*arguments, **how)
 model_folder.load_causal = load_causal
 if {empty!r} == "other format":
-    fully_sharded._empty = lambda *arguments: empty(*arguments).bfloat16()
+    worker._empty = lambda *arguments: empty(*arguments).bfloat16()
 """
     processes = booted(code, monkeypatch)
     try:
@@ -212,19 +209,7 @@ if {empty!r} == "other format":
     assert max(weights, norms) <= EQUAL
 
 
-@pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("sharding", ["data", "fsdp"])
-def test_few_micro_batches_are_divided_with_equal_gradients(
-    sharding: str, count: int, toy_model: Path, group: Group, tmp_path: Path
-) -> None:
-    """Other micro-batches round differently; Adam may turn a gradient of rounding into a whole step."""
-    spec = declared(toy_model, critic=True)
-    weights, norms = both(spec, group(count), tmp_path, sharding, steps=(0,))
-    assert norms <= EQUAL
-    assert weights <= 1e-2
-
-
-@pytest.mark.parametrize("loss", LOSSES[1:])
+@pytest.mark.parametrize("loss", ["dr_grpo", "dapo"])
 def test_every_kind_of_loss_is_the_sum_over_processes(
     loss: str, toy_model: Path, group: Group, tmp_path: Path
 ) -> None:
@@ -233,13 +218,12 @@ def test_every_kind_of_loss_is_the_sum_over_processes(
     assert max(weights, norms) <= EQUAL
 
 
-@pytest.mark.parametrize("count", [2])
 def test_a_step_without_samples_for_a_process_ends(
-    count: int, toy_model: Path, group: Group, tmp_path: Path
+    toy_model: Path, group: Group, tmp_path: Path
 ) -> None:
     """One sample, of which the other processes get nothing; also where they gather the layers together."""
     for sharding in ("data", "fsdp"):
-        learner = ShardedLearner(group(count), declared(toy_model, ("x",)), sharding=sharding)
+        learner = ShardedLearner(group(2), declared(toy_model, ("x",)), sharding=sharding)
         facts = learner.step(drawn(("x",), groups=1, each=2)[:1], 0)
         assert facts["norms"]["x"] > 0
         assert learner.step([], 1)["norms"] == {}
@@ -255,17 +239,6 @@ def test_log_ratios_are_those_of_one_process(toy_model: Path, group: Group, tmp_
     assert any(abs(ratio) > 1e-3 for row in rows[0] for ratio in row)
     for ours, expected in zip(rows[1], rows[0], strict=True):
         assert ours == pytest.approx(expected, abs=LOGPROBS)
-
-
-def test_only_the_first_process_returns_the_rows_of_all(toy_model: Path, group: Group) -> None:
-    """Every process has the rows of all samples, since their sum is exact; the run reads them once."""
-    learner, some = ShardedLearner(group(2), declared(toy_model, critic=True)), drawn()
-    for action, rows in (
-        ("values", [list(sample.values) for sample in learner.values(some)]),
-        ("divergences", [list(row) for row in learner.divergences(some)]),
-    ):
-        assert len(rows) == len(some)
-        assert group(2).call_all(action, samples=samples_to_json(some)) == [rows, []]
 
 
 @pytest.mark.parametrize(
@@ -336,7 +309,7 @@ def test_errors_of_a_process_are_those_of_the_trainer(toy_model: Path, tmp_path:
     processes = Processes(2)
     learner = ShardedLearner(processes, wider)
     with pytest.raises(
-        ConfigurationError, match="learner process 0 of 2.*declares alpha 8 and rank 8"
+        ConfigurationError, match=r"learner process \d of 2.*declares alpha 8 and rank 8"
     ):
         learner.restore(saved, tmp_path)
     assert processes.ended

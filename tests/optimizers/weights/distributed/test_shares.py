@@ -10,8 +10,7 @@ from trainings.learners import drawn
 
 pytest.importorskip("torch")
 
-from compound.optimizers.weights.learner.batching import Pass, cost, divide, in_step, micro_batches
-from compound.optimizers.weights.learner.forward import saves_enough
+from compound.optimizers.weights.learner.batching import cost, divide, in_step, micro_batches
 from compound.optimizers.weights.learner.samples import Sample, probe_sample
 
 
@@ -35,11 +34,6 @@ def test_every_sample_is_in_one_micro_batch_of_one_process(
     assert len(shares) == processes
     dealt = [id(sample) for own in shares for batch in own for sample in batch]
     assert sorted(dealt) == sorted(map(id, samples))
-
-
-def test_one_process_has_the_micro_batches_of_before() -> None:
-    samples = drawn(("x",))
-    assert divide(samples, 64, 1) == [micro_batches(samples, 64)]
 
 
 @pytest.mark.parametrize("processes", [2, 4])
@@ -66,31 +60,11 @@ def test_tokens_and_not_samples_are_balanced() -> None:
     assert sorted(sum(len(batch) for batch in own) for own in shares) == [1, 9]
 
 
-def test_a_shared_prompt_costs_its_tokens_once() -> None:
-    prompt = tuple(range(20))
-    several = [probe_sample((*prompt, n, n), prompt=20) for n in range(3)]
-    assert saves_enough(several)
-    assert cost(several) == 20 + 3 * 2
-    assert cost(several, share=False) == 3 * (20 + 1)  # the last token is not read
-
-
-@pytest.mark.parametrize("share", [True, False])
-def test_processes_in_step_make_equal_passes(share: bool) -> None:
-    samples = [*drawn(("x",), groups=12), probe_sample((1, 2), prompt=1)]
-    shares = divide(samples, 64, 3, share=share)
+def test_processes_in_step_make_equal_numbers_of_passes() -> None:
+    shares = divide([*drawn(("x",), groups=12), probe_sample((1, 2), prompt=1)], 64, 3, share=False)
     shares[2] = shares[2][:1]  # a process with less to do
-    passes = [list(in_step(shares, rank, share=share)) for rank in range(3)]
-    assert len({len(own) for own in passes}) == 1
-
-    def runs(each: Pass) -> int:
-        """Return how often a pass runs the layers."""
-        shared = (share and saves_enough(each.samples)) if each.shared is None else each.shared
-        return 1 + (shared and max(s.length for s in each.samples) > 1)
-
-    for turn in zip(*passes, strict=True):
-        assert len(set(map(runs, turn))) == 1
+    passes = [list(in_step(shares, rank)) for rank in range(3)]
+    assert len(set(map(len, passes))) == 1
     for rank, own in enumerate(passes):
-        assert ids([each.samples for each in own if each.counts]) == ids(shares[rank])
-        assert all(each.shared is None for each in own if each.counts)  # as in a process of its own
-    assert not all(each.counts for each in passes[2])
-    assert {runs(each) for each in passes[0]} == ({1, 2} if share else {1})
+        assert [batch for batch, counts in own if counts] == shares[rank]
+    assert not all(counts for _, counts in passes[2])

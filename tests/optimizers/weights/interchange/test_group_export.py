@@ -9,10 +9,15 @@ from typing import Any
 
 import pytest
 
-from compound.core.errors import CompoundError, ConfigurationError, RunDirectoryError
+from compound.core.errors import (
+    CompoundError,
+    ConfigurationError,
+    DeclarationError,
+    RunDirectoryError,
+)
 from compound.core.storage.artifacts import store_folder
 from compound.optimization.runs.directory import RunDirectory
-from compound.optimizers.weights.interchange.group_export import FILE, export_groups
+from compound.optimizers.weights.interchange import FILE, export_groups
 
 ROW: dict[str, Any] = {
     "component": "answerer",
@@ -158,6 +163,8 @@ def test_malformed_samples_are_named_and_lose_no_earlier_export(
 
 def test_changed_samples_lose_no_earlier_export(tmp_path: Path) -> None:
     make_run(tmp_path / "run")
+    with pytest.raises(DeclarationError, match="holds no samples"):
+        export_groups(tmp_path / "run", tmp_path / "groups.jsonl")
     reference = store(tmp_path / "run" / "memory", [ROW])
     make_run(tmp_path / "run", {"seed": 7, "step": 0, "stored_samples": reference})
     assert len(exported(tmp_path / "run")) == 1

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -197,20 +193,6 @@ def test_values_and_policy_do_not_train_each_other(
             assert not name.startswith(owner) or float(gradient.abs().max()) < 1e-5 * largest
 
 
-def test_the_policys_gradient_does_not_depend_on_the_critic(
-    toy_model: Path, caught: dict[str, Any]
-) -> None:
-    found = []
-    for rank in (RANK, None):
-        trainer = trainer_of(made(toy_model, "x", rank=rank), "x", rank=rank)
-        samples = [replace(s, values=(0.1,) * s.length, returns=(0.7,) * s.length) for s in some()]
-        trainer.step([replace(s, on_policy=False) for s in samples], 0)
-        found.append({name: g for name, g in caught.items() if name.startswith("adapter")})
-        caught.clear()
-    assert found[0].keys() == found[1].keys()
-    assert all(torch.equal(gradient, found[1][name]) for name, gradient in found[0].items())
-
-
 def test_policies_start_the_same_with_and_without_a_critics_adapter(toy_model: Path) -> None:
     spaces = {name: LoRA(rank=4) for name in ("x", "y")}
     both = [
@@ -255,63 +237,6 @@ def test_the_critic_learns_what_a_probe_of_fixed_states_cannot(toy_model: Path) 
         left[rank] = sum(errors) / len(errors)
     assert left[RANK] < 0.02, left
     assert left[None] > 0.1, left
-
-
-TOGETHER = """
-import json, sys
-import torch
-from dataclasses import replace
-from pathlib import Path
-from tests.optimizers.weights.learner.test_critic import CRITIC, made, some, trainer_of, valued
-
-folder, rank, world, store = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-torch.set_num_threads(1)
-if world > 1:
-    torch.distributed.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=world)
-trainer = trainer_of(made(folder, "x", "y"), "x", "y", micro_tokens=64)
-for number in range(2):
-    trainer.step(valued(trainer, some(components=("x", "y"), groups=3)), number)
-ends = [value for _, t in trainer.adapters.parameters(CRITIC) for value in t.flatten().tolist()]
-print(json.dumps(ends + [value for s in valued(trainer, some()) for value in s.values]))
-if world > 1:
-    torch.distributed.destroy_process_group()
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_train_the_critic_of_one(toy_model: Path, tmp_path: Path) -> None:
-    root = Path(__file__).parents[4]
-    path = f"{root}{os.pathsep}{root / 'tests' / 'support'}"
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
-    started = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                TOGETHER,
-                str(toy_model),
-                str(rank),
-                str(world),
-                str(tmp_path / "store"),
-            ],
-            cwd=root,
-            env=environment,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        for rank, world in ((0, 1), (0, 2), (1, 2))
-    ]
-    ends = []
-    for process in started:
-        printed, error = process.communicate(timeout=600)
-        assert process.returncode == 0, error
-        ends.append(torch.tensor(json.loads(printed.splitlines()[-1])))
-    alone, first, second = ends
-    assert torch.equal(first, second)
-    # Adam divides by the size of a gradient: a weight whose gradient is rounding may differ by a
-    # whole step
-    assert float((alone - first).norm() / alone.norm()) < 1e-3
 
 
 class TestCheckpoints:

@@ -14,7 +14,7 @@ from compound.core.engine import TokenRecord  # noqa: E402
 from compound.graph.space import LoRA  # noqa: E402
 from compound.optimizers.weights.learner import forward as forward_module  # noqa: E402
 from compound.optimizers.weights.learner.adapters import Adapters  # noqa: E402
-from compound.optimizers.weights.learner.batching import Pass, Passes, in_step, micro_batches  # noqa: E402
+from compound.optimizers.weights.learner.batching import Passes, cost, micro_batches  # noqa: E402
 from compound.optimizers.weights.learner.forward import saves_enough  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 
@@ -32,6 +32,8 @@ def group(size: int) -> list[Sample]:
 def test_sharing_must_save_half_of_the_tokens() -> None:
     assert saves_enough(group(4))  # 4 · 25 = 100 tokens, or 20 + 4 · 5 = 40
     assert not saves_enough(group(2))  # 50 tokens, or 30
+    assert cost(group(4)) == 20 + 4 * 5
+    assert cost(group(4), share=False) == 4 * 24  # the last token is not read
 
 
 def test_micro_batches_count_every_prompt_where_prompts_are_not_shared() -> None:
@@ -52,8 +54,8 @@ def counted_passes(adapters: Adapters, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(forward_module, "_decoder", counted)
     found = Passes(adapters, {"x": "x"}, 4096, 1.0, constrained=False, in_step=False)
     with adapters.using("x") as model:
-        for each in found.share(group(4)):
-            found.run(model, each, temperature=1.0)
+        for batch, _ in found.share(group(4)):
+            found.run(model, batch, temperature=1.0)
     return len(runs)
 
 
@@ -72,14 +74,3 @@ def test_checkpointing_processes_every_prompt(
 ) -> None:
     adapters = Adapters(str(toy_model), {"x": LoRA(rank=2)}, dtype="float32", checkpointing=True)
     assert counted_passes(adapters, monkeypatch) == 1
-
-
-def test_processes_in_step_run_the_layers_equally_often_where_some_batches_share() -> None:
-    shares = [[group(8)], [group(2), group(8)], []]
-    passes = [list(in_step(shares, rank)) for rank in range(3)]
-
-    def runs(each: Pass) -> int:
-        shared = saves_enough(each.samples) if each.shared is None else each.shared
-        return 1 + (shared and max(sample.length for sample in each.samples) > 1)
-
-    assert [[runs(each) for each in own] for own in passes] == [[2, 1]] * 3

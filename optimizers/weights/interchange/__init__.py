@@ -1,1 +1,0 @@
-"""Rollouts for TRL's trainer, and samples with their credit for others."""
