@@ -305,23 +305,6 @@ class TestHighScores:
             (note,) = kinds(events, "note")
             assert note["note"] == f"the search ends: {reason}"
 
-    @pytest.mark.parametrize(("start", "decisions"), [("0.65", 1), ("0.66", 0)])
-    def test_the_level_of_skipped_decisions_counts(
-        self, start: str, decisions: int, tmp_path: Path
-    ) -> None:
-        """The last decision may have all of alpha: 1.35**-10 is 0.0497, and 1.34**-10 is 0.054."""
-        made = labelled(
-            Sometimes([False, False, True]),
-            {"iterations": 3, "accept": "supported"},
-            start=start,
-            jobs_each=1,
-            decisions=3,
-        )
-        events, _ = run(made, tmp_path)
-        assert [event["level"] for event in kinds(events, "decision")] == pytest.approx(
-            [0.05] * decisions
-        )
-
     def test_unknown_bounds_end_nothing(self, tmp_path: Path) -> None:
         events, _ = run(
             labelled(Named("1"), {"iterations": 1}, start="0.99", bounds=None), tmp_path

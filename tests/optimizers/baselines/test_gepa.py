@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from compound.api.optimize import run_optimization
 from compound.components.function import FirstOf, Function
@@ -268,22 +266,6 @@ class TestReflection:
 
 
 class TestBudget:
-    @settings(max_examples=40)
-    @given(
-        share=st.integers(0, 150),
-        n=st.integers(0, 60),
-        minibatch=st.integers(1, 10),
-        batch=st.integers(1, 5),
-        free=st.booleans(),
-    )
-    def test_it_never_spends_more_than_its_share(
-        self, job: Any, share: int, n: int, minibatch: int, batch: int, free: bool
-    ) -> None:
-        target = system() if free else functions()
-        assignment = job(target, METRIC, rows(n), scripted(), share, minibatch=minibatch)
-        assignment.run(GEPA(GEPASettings(batch=batch)))
-        assert assignment.spent <= share
-
     def test_an_iteration_is_begun_only_if_the_share_holds_all_of_it(self, job: Any) -> None:
         """The incumbent on 8 examples; an iteration takes at most 3 + 3 + 8, and here 3 + 3."""
         useless = scripted(lambda m, rng: script(m, rng).replace(HIDDEN, "Be quick."))

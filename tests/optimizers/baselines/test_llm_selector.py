@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from compound.api.optimize import run_optimization
 from compound.components.function import Function
-from compound.components.llm import LLM
 from compound.core.errors import TooManyFailures
 from compound.core.example import Example, Score
 from compound.evaluation.dataset import Dataset
@@ -60,24 +59,8 @@ def two_steps() -> System:
     )
 
 
-def two_models() -> System:
-    """Two model calls, which the cache keeps; a longer answer is a better one."""
-    lengths: dict[str, Any] = {"prompt": "Go on.", "max_tokens": Choice(1, 2, 3), "lm": "lm"}
-    return System(
-        "two",
-        lm="lm",
-        outputs={"answer": LLM("b", **lengths)(a=LLM("a", **lengths)(n=Input("n", int)))},
-    )
-
-
 def rows(n: int) -> list[Example]:
     return [Example(f"e{i}", {"n": i}, {"answer": f"row {i} done"}) for i in range(n)]
-
-
-def echo() -> ScriptedLM:
-    return ScriptedLM(
-        lambda message: accuser(message) if "responsible" in message else "row 1 done"
-    )
 
 
 METRIC = custom(graded)
@@ -143,21 +126,6 @@ class TestSelection:
         assert proposal.values == {"worth.kind": "b"}
         assert proposal.before == pytest.approx(0.64)
         assert proposal.after == pytest.approx(0.56)
-
-    @settings(max_examples=60)
-    @given(
-        share=st.integers(0, 150),
-        n=st.integers(1, 40),
-        minibatch=st.integers(1, 10),
-        alpha=st.sampled_from([0, 1]),
-        target=st.sampled_from([two_steps(), two_models()]),
-    )
-    def test_it_never_spends_more_than_its_share(
-        self, job: Any, share: int, n: int, minibatch: int, alpha: float, target: System
-    ) -> None:
-        assignment = job(target, METRIC, rows(n), echo, share, minibatch=minibatch)
-        assignment.run(LLMSelector(alpha))
-        assert assignment.spent <= share
 
 
 class TestAgainstTheReference:

@@ -11,11 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from compound.api.optimize import run_optimization
-from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.core.errors import CallError
 from compound.core.example import Example, Score
@@ -244,24 +241,6 @@ class TestSearch:
         assert len(means) == 4
         assert (proposal.before, proposal.after) == (means[0], max(means))
 
-    @settings(max_examples=60)
-    @given(
-        share=st.integers(0, 300),
-        n=st.integers(1, 80),
-        minibatch=st.integers(1, 10),
-        target=st.sampled_from([two_steps(), two_steps(demos=Demos(max=2))]),
-        free=st.booleans(),
-    )
-    def test_it_never_spends_more_than_its_share(
-        self, job: Any, share: int, n: int, minibatch: int, target: System, free: bool
-    ) -> None:
-        """A job gets two minibatches at least."""
-        share = max(share, 2 * minibatch)
-        target = target if free else functions()
-        assignment = job(target, METRIC, rows(n), scripted(), share, minibatch=minibatch)
-        assignment.run(Mipro(MIPROSettings(trials=5)))
-        assert assignment.spent <= share
-
     def test_values_that_break_the_runs_only_lose(self, job: Any) -> None:
         def fragile(message: str, rng: np.random.Generator) -> str:
             if "second style" in message and not kind_of(message):
@@ -279,16 +258,6 @@ class TestSearch:
         ]
         assert broken
         assert set(broken) == {0.0}
-
-
-def functions() -> System:
-    """A system whose runs no cache keeps."""
-
-    def echo(question: str, prompt: str) -> str:
-        return "right" if len(prompt) % 2 else "wrong"
-
-    node = Function("f", echo, prompt=Text("Answer the question."))(question=Input("question", str))
-    return System("functions", outputs={"answer": node}, lm="lm")
 
 
 def demo(number: int) -> dict[str, dict[str, object]]:

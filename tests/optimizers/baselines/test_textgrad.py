@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from compound.api.optimize import run_optimization
 from compound.components.function import Function
@@ -135,15 +133,6 @@ class TestTextGrad:
         assert len(batches) == 12
         assert all(len(set(batch)) == 3 for batch in batches)
         assert len(set(batches)) == 12
-
-    @settings(max_examples=40)
-    @given(st.integers(0, 200), st.integers(0, 60), st.integers(1, 10), st.integers(1, 7))
-    def test_it_never_spends_more_than_its_share(
-        self, job: Any, share: int, n: int, minibatch: int, steps: int
-    ) -> None:
-        assignment = job(system(), METRIC, rows(n), scripted(), share, minibatch=minibatch)
-        assignment.run(TextGrad(TextGradSettings(steps=steps)))
-        assert assignment.spent <= share
 
     def test_where_repeats_are_paid_for_so_is_the_incumbent(self, job: Any) -> None:
         """As above, but each validation takes 16: 8 and three times 19 of 83 runs."""
