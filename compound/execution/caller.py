@@ -268,16 +268,11 @@ class Caller:
 
     def call(self, pending: PendingCall) -> Awaitable[CallResult]:
         """Make a call, or reuse the result from the cache or from an equal call in flight."""
-        return traced(
-            self._call(pending),
-            lambda: CallFacts(pending.component, pending.address, pending.inputs),
-        )
-
-    def _call(self, pending: PendingCall) -> Awaitable[CallResult]:
-        key = self.key(pending)
-        if not key:
-            return self.execute(pending, "")
-        return self.share(key, pending.component, lambda: self.execute(pending, key))
+        if key := self.key(pending):
+            made = self.share(key, pending.component, lambda: self.execute(pending, key))
+        else:
+            made = self.execute(pending, "")
+        return traced(made, lambda: CallFacts(pending.component, pending.address, pending.inputs))
 
     def key(self, pending: PendingCall) -> str:
         """Return the cache key of a call; ``""`` if it is not cached."""
