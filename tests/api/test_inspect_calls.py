@@ -167,26 +167,3 @@ def test_messages_can_be_kept_out_of_files(tmp_path: Path, monkeypatch: pytest.M
         for path in files
         if b"Be brief." in path.read_bytes() and path.name != "config.json"
     ]
-
-
-def test_usage_has_names_in_every_file_of_a_run(finished: Path) -> None:
-    def usages(value: object) -> Any:
-        if isinstance(value, dict):
-            for name, item in value.items():
-                if name in ("usage", "spent"):
-                    yield item
-                yield from usages(item)
-        elif isinstance(value, list):
-            for item in value:
-                yield from usages(item)
-
-    for name in ("events.jsonl", "traces.jsonl", "checkpoint.json"):
-        for line in (
-            (finished / name).read_text().splitlines()
-            if "jsonl" in name
-            else [(finished / name).read_text()]
-        ):
-            assert all(isinstance(usage, dict) for usage in usages(json.loads(line))), (
-                name,
-                line[:200],
-            )

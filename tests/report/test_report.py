@@ -28,7 +28,7 @@ from compound.optimization.settings.base import BudgetSettings
 from compound.optimization.settings.optimize import OptimizeSettings, make_settings
 from compound.report import summarize, terminal_summary, write
 from compound.report.sections import changed_settings
-from compound.report.text import escape_invisible, line_diff, word_diff
+from compound.report.text import line_diff, word_diff
 from compound.testing import ScriptedLM
 from optimas_settings import proposals
 from report_pages import Page
@@ -508,18 +508,6 @@ def test_a_diff_holds_both_texts(before: str, after: str) -> None:
     lines = line_diff(before, after)
     assert "\n".join(text[1:] for text in lines if text[0] != "+") == before
     assert "\n".join(text[1:] for text in lines if text[0] != "-") == after
-
-
-def test_unlike_texts_are_shown_one_after_the_other() -> None:
-    before, after = (
-        "Rewrite the question as a query.",
-        "You are an expert librarian; name five keywords!",
-    )
-    assert word_diff(before, after) == [("old", before), ("new", after)]
-
-
-def test_what_cannot_be_seen_is_shown_by_its_code() -> None:
-    assert escape_invisible("a\u202eb\x07c\ud800d\te\n") == "a\\u202eb\\u0007c\\ud800d\te\n"
 
 
 def test_provenance_names_the_settings_that_are_not_the_default() -> None:

@@ -21,7 +21,7 @@ from compound.api.serving.chat import chat_routes
 from compound.api.serving.feedback_store import FeedbackStore
 from compound.api.serving.ports import Interface, openapi
 from compound.api.serving.routes import feedback_model, feedback_route, operation_routes, run_routes
-from compound.api.serving.service import LOG, Metrics, Service
+from compound.api.serving.service import LOG, ServerMetrics, Service
 from compound.api.serving.settings import Deployments, ServerSettings
 from compound.core.security.sanitize import remember_secret, sanitize_text
 from compound.core.web.guard import Guard
@@ -82,7 +82,7 @@ def build(
 ) -> Built:
     """Return an application and its service; see `app`."""
     remember_secret(settings.key)
-    metrics = Metrics()
+    metrics = ServerMetrics()
     deployments = Deployments(
         system,
         None if config is None else Path(config),

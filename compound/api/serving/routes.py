@@ -24,7 +24,7 @@ from compound.api.serving.ports import (
 )
 from compound.api.serving.service import (
     ClientGone,
-    Metrics,
+    ServerMetrics,
     Service,
     Ticket,
     answer_connected,
@@ -279,7 +279,7 @@ def feedback_model(system: System) -> type[FeedbackRequest]:
 
 
 def feedback_route(
-    store: FeedbackStore | None, model: type[FeedbackRequest], metrics: Metrics
+    store: FeedbackStore | None, model: type[FeedbackRequest], metrics: ServerMetrics
 ) -> ServedRoute:
     """Return the route that accepts feedback."""
 

@@ -36,7 +36,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class Metrics:
+class ServerMetrics:
     """Prometheus metrics of a server."""
 
     def __init__(self) -> None:
@@ -153,7 +153,7 @@ class Service:
         deployments: Deployments,
         find: Callable[[str], Engine],
         settings: ServerSettings,
-        metrics: Metrics,
+        metrics: ServerMetrics,
         store: FeedbackStore | None = None,
     ) -> None:
         self.deployments, self.settings = deployments, settings
