@@ -11,21 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from pydantic import Field
 
-from compound.core.engine import Completion, Request
 from compound.core.errors import BudgetExhausted, DeclarationError
-from compound.core.example import Example
 from compound.core.narrowing import entry
 from compound.core.storage.state import State
 from compound.core.threads import compute
-from compound.evaluation.evaluate import Evaluation
 from compound.execution.rng import derive_seed
-from compound.execution.trace import Trace
 from compound.graph.configuration import components_of
 from compound.graph.space import Text, Weights
 from compound.graph.system import System
@@ -36,10 +32,8 @@ from compound.optimization.method import (
     PlannedJob,
     Progress,
     Proposal,
-    Scorer,
     Task,
 )
-from compound.optimization.proposals import ProposalOutcome
 from compound.optimization.settings.base import Settings
 from compound.optimizers.baselines.gepa import GEPA, Evolution
 from compound.optimizers.scheduling import keys_of
@@ -190,7 +184,7 @@ class FastSlow:
             system=task.system.bind({**task.system.configuration, **values}),
             keys=texts,
             train=session.plan.trained,
-            scorer=_RoundScorer(task.scorer, values, left),
+            scorer=task.scorer.within(values, left),
             seed=derive_seed(task.seed, "reflection", state.rounds),
             resume=state.reflection,
             tried=(),
@@ -255,51 +249,6 @@ class _Session(TrainingSession):
                 versions, context.sampler.step
             )
         return context
-
-
-@dataclass(frozen=True)
-class _RoundScorer:
-    """Scorer of a round: the current weights and prompts, and a share of the job's system runs."""
-
-    job: Scorer
-    values: Mapping[str, object]
-    left: Callable[[], float]
-
-    @property
-    def runs_left(self) -> float:
-        """System runs that the round may still spend."""
-        return self.left()
-
-    @property
-    def has_free_repeats(self) -> bool:
-        """Whether rescoring a candidate on the same examples costs no system runs."""
-        return self.job.has_free_repeats
-
-    async def score(
-        self, candidates: Sequence[Mapping[str, Any]], examples: Sequence[Example]
-    ) -> list[Evaluation]:
-        """Run and score the current system with the values of each candidate."""
-        return await self.job.score([{**self.values, **values} for values in candidates], examples)
-
-    async def traces(self, values: Mapping[str, Any], examples: Sequence[Example]) -> list[Trace]:
-        """Return the scored traces of one candidate, in order."""
-        return await self.job.traces({**self.values, **values}, examples)
-
-    async def generate(self, request: Request, lm: str | None = None) -> Completion:
-        """Send a request outside of the system."""
-        return await self.job.generate(request, lm)
-
-    def may_ask(self, lm: str | None = None) -> bool:
-        """Return whether `generate` would send another request to a model."""
-        return self.job.may_ask(lm)
-
-    def record_outcome(self, outcome: ProposalOutcome, lm: str | None = None) -> None:
-        """Record the usefulness of the last answer of `generate`."""
-        self.job.record_outcome(outcome, lm)
-
-    def leaks(self, text: str, request: Request, lm: str | None = None) -> bool:
-        """Return whether a new prompt contains the answer of a held-out example."""
-        return self.job.leaks(text, request, lm)
 
 
 def _added(

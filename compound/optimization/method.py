@@ -196,6 +196,10 @@ class Scorer(Protocol):
         """Whether rescoring a candidate on the same examples costs no system runs."""
         ...
 
+    def within(self, values: Mapping[str, Any], runs_left: Callable[[], float]) -> Scorer:
+        """Return a scorer for candidates that change ``values``, with a part of the job's runs."""
+        ...
+
     async def score(
         self, candidates: Sequence[Mapping[str, Any]], examples: Sequence[Example]
     ) -> list[Evaluation]:

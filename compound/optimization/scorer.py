@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,8 +57,6 @@ class JobScorer:
         runs_left: returns the system runs left in the budget; default: the meter's own estimate.
         observe: called with the systems to run; returns a receiver of their traces.
 
-    Attributes:
-        violation: the first score outside the bounds that the metric declares; ``""`` without one.
     """
 
     def __init__(
@@ -81,7 +81,19 @@ class JobScorer:
         self._proposals = proposals or Proposals(executor.meter, give_up=give_up)
         self._runs_left = runs_left or executor.meter.remaining_runs
         self._observe = observe
-        self.violation = ""
+        self._violations: list[str] = []
+
+    @property
+    def violation(self) -> str:
+        """The first score outside the bounds that the metric declares; ``""`` without one."""
+        return next(iter(self._violations), "")
+
+    def within(self, values: Mapping[str, Any], runs_left: Callable[[], float]) -> JobScorer:
+        """Return a scorer for candidates that change ``values``, with a part of the job's runs."""
+        found = copy.copy(self)
+        found._incumbent = self._incumbent.bind(values)
+        found._share, found._runs_left = math.inf, runs_left
+        return found
 
     @property
     def runs_left(self) -> float:
@@ -140,7 +152,7 @@ class JobScorer:
             on_trace=receive,
         )
         for evaluation in evaluations:
-            self.violation = self.violation or evaluation.violation
+            self._violations += filter(None, [evaluation.violation])
         fewest = min(evaluation.failed for evaluation in evaluations)
         if binomial_tail(fewest, len(examples), rules.max_failed) < CHANCE:
             raise_too_many_failures(evaluations[0].failures(), len(examples), rules)
