@@ -21,8 +21,16 @@ def base_model(system: System, trained: Sequence[str], engine_of: Callable[[str]
     """Return the frozen base model that the adapters of all components are trained on."""
     found: dict[str, str] = {}
     for component, engine in _engines(system, trained, engine_of).items():
-        _check_rank(system, component, engine)
-        model = Capabilities(engine).trainable
+        space = system.parameters[f"{component}.weights"]
+        assert isinstance(space, Weights)  # only components with weights are trained
+        model, max_rank = Capabilities(engine).trainable, Capabilities(engine).max_lora_rank
+        if max_rank is not None and space.rank > max_rank:
+            raise DeclarationError(
+                f"the adapter of {component!r} has rank {space.rank}, but {engine.name} takes at most "
+                f"{max_rank}",
+                hint=f"set max_lora_rank of the engine to {space.rank}, or lower weights.lora.rank of "
+                f"{component!r} to {max_rank}",
+            )
         if model is None:
             raise DeclarationError(
                 f"the weights of {component!r} cannot be trained: {engine.name} does not serve adapters",
@@ -44,18 +52,6 @@ def teacher_model(name: str, engine_of: Callable[[str], Engine], section: str) -
             hint="name a folder, a hub id, or a model that runs in this process, such as smollm2",
         )
     return model
-
-
-def _check_rank(system: System, component: str, engine: Engine) -> None:
-    """Raise if the rank of an adapter exceeds the maximum of its engine."""
-    space, max_rank = system.parameters[f"{component}.weights"], Capabilities(engine).max_lora_rank
-    assert isinstance(space, Weights)  # only components with weights are trained
-    if max_rank is not None and space.rank > max_rank:
-        raise DeclarationError(
-            f"the adapter of {component!r} has rank {space.rank}, but {engine.name} takes at most {max_rank}",
-            hint=f"set max_lora_rank of the engine to {space.rank}, or lower weights.lora.rank of "
-            f"{component!r} to {max_rank}",
-        )
 
 
 def check_sampling_engine(

@@ -110,9 +110,8 @@ class Adapters(FrozenModel):
         # peft builds module names from adapter names, so it gets aliases that are always valid
         self._alias = {name: f"a{number}" for number, name in enumerate(self.spaces)}
         wrapped = {self._alias[name]: space for name, space in self.spaces.items()}
-        if (
-            critic is not None
-        ):  # last, so that the initial weights of the others do not depend on it
+        # last, so that the initial weights of the others do not depend on it
+        if critic is not None:
             self._alias[CRITIC] = "critic"
             wrapped["critic"] = replace(critic, targets=tuple(resolve(self.base, critic.targets)))
         self.model = _wrapped(self.base, wrapped, seed, dropout)
@@ -134,9 +133,8 @@ class Adapters(FrozenModel):
                 yield self.base
             return
         self.model.set_adapter(self._alias[name])
-        for (
-            other
-        ) in self._alias:  # `set_adapter` freezes the others, which still need gradients later
+        # `set_adapter` freezes the others, which still need gradients later
+        for other in self._alias:
             for _, parameter in self.parameters(other):
                 parameter.requires_grad_(True)
         yield self.base

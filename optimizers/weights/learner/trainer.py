@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from compound.core.errors import CompoundError
 from compound.core.storage.artifacts import Reference, store_folder, verify_reference
@@ -23,7 +23,6 @@ from compound.engines.local import loading
 from compound.engines.local.devices import Placement, naming_settings
 from compound.execution.rng import fork_torch_rng
 from compound.graph.space import Weights
-from compound.optimization.settings.base import Settings
 from compound.optimizers.weights.learner import losses
 from compound.optimizers.weights.learner.adapters import CRITIC, Adapters, FrozenModel
 from compound.optimizers.weights.learner.batching import (
@@ -77,37 +76,25 @@ class Saved(State):
     skipped: dict[str, int] = Field(default={})
 
 
-class LearnerSpec(Settings):
+class LearnerSpec(BaseModel):
     """Declaration of a learner, as JSON if it is opened in another process."""
 
-    model: str
-    """The base model: `smollm2`, a folder, or a hub id."""
-    shapes: dict[str, Weights]
-    """The shape of each adapter."""
-    adapter_of: dict[str, str]
-    """The adapter of each component."""
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str  # the base model: `smollm2`, a folder, or a hub id
+    shapes: dict[str, Weights]  # of each adapter
+    adapter_of: dict[str, str]  # by component
     loss: PolicyObjective | ImitationObjective
-    """The loss; imitation ignores advantages."""
     optimizer: OptimizerSettings
-    """Weight updates."""
-    rollouts: SamplingSettings
-    """The settings that samples are drawn with."""
+    rollouts: SamplingSettings  # that samples are drawn with
     critic: CriticSettings | None = None
-    """The value head; `None` for none."""
-    teacher: str | None = None
-    """A model that scores answers instead of the base model; `None` for none."""
-    seed: int = 0
-    """The seed of initial weights and of the order of samples."""
-    steps: int = 1
-    """The number of steps of the job, for the learning rate."""
-    longest: int | None = None
-    """The maximum number of tokens of an answer."""
-    section: str
-    """The path of the training settings, for messages."""
-    placement: Placement = Placement()
-    """Where and how the base model is loaded."""
-    checkpointing: bool = False
-    """Whether activations are recomputed in the backward pass."""
+    teacher: str | None = None  # a model that scores answers instead of the base model
+    seed: int = 0  # of initial weights, and of the order of samples
+    steps: int = 1  # of the job, for the learning rate
+    longest: int | None = None  # the maximum number of tokens of an answer
+    section: str  # the path of the training settings, for messages
+    placement: Placement = Placement()  # where and how the base model is loaded
+    checkpointing: bool = False  # whether the backward pass recomputes activations
 
 
 class Trainer:

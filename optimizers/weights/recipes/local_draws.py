@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from compound.core.example import Example
 from compound.core.threads import compute
@@ -65,6 +65,8 @@ else:
 class LocalDraws(PolicyRecipe):
     """Recipe that samples answers of one component and scores them by its local reward."""
 
+    local: ClassVar[bool] = True
+
     settings: PPOSettings | GRPOSettings
     scores: ScoreCalls
     share: float = 1.0
@@ -73,11 +75,6 @@ class LocalDraws(PolicyRecipe):
     def critic(self) -> CriticSettings | None:
         """The settings of the value head; ``None`` for GRPO."""
         return self.settings.critic if isinstance(self.settings, PPOSettings) else None
-
-    @property
-    def local(self) -> bool:
-        """Whether rewards are local: always."""
-        return True
 
     def cost(self, examples: int, components: int) -> float:
         """Return the cost of the runs that supply inputs, most of which are cached, and of the answers."""

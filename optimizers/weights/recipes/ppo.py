@@ -118,9 +118,8 @@ async def estimate_advantages(
         log_ratios = await compute(context.trainer.divergences, valued)
     estimated = []
     for sample, kl in zip(valued, log_ratios, strict=True):
-        if (
-            len(sample.values) != sample.length
-        ):  # too long: the trainer excludes and counts the sample
+        # too long: the trainer excludes and counts the sample
+        if len(sample.values) != sample.length:
             estimated.append(sample)
             continue
         gains, returns = gae(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -218,6 +218,8 @@ class Recipe(ABC):
         settings: the settings of the method.
     """
 
+    local: ClassVar[bool] = False  # rewards are those of a component rather than of runs
+
     settings: TrainingSettings
 
     @property
@@ -239,11 +241,6 @@ class Recipe(ABC):
     def likelihood(self) -> bool:
         """Whether samples are imitated, without advantages."""
         return isinstance(self.loss, ImitationObjective)
-
-    @property
-    def local(self) -> bool:
-        """Whether rewards are local rewards of a component rather than global rewards of runs."""
-        return False
 
     @property
     def teacher(self) -> str | None:

@@ -380,18 +380,16 @@ class TestNextJob:
         )
         rejected = {each.reference["path"] for each in stored_moments(run.memory.state)}
         assert len(rejected) == 2
-        assert (
-            self.steps(run, first, 2)["first"] == 4.0
-        )  # the first proposal's, the second was rejected
+        # the first proposal's, the second was rejected
+        assert self.steps(run, first, 2)["first"] == 4.0
         assert second.values["first.weights"]["sha256"] not in {
             digest
             for kept in entry(run.memory.state, MOMENTS, list)
             for digest in kept["adapters"].values()
         }
         assert len(run.stored("optimizer-states")) <= 4
-        assert (
-            self.steps(run, Proposal({}), 3)["first"] == 0.0
-        )  # all were rejected: as at the beginning
+        # all were rejected: as at the beginning
+        assert self.steps(run, Proposal({}), 3)["first"] == 0.0
 
     def test_another_recipe_begins_anew(self, toy_model: Path, tmp_path: Path) -> None:
         run = Run(toy_model, tmp_path, {"evaluation__every": 0})

@@ -241,23 +241,11 @@ def test_optimas_trains_weights_by_local_rewards_beside_prompts_and_numbers(
     steered = [job["facts"]["steered"] for job in jobs if job["optimizer"] == "weights"]
     assert any(steered)  # one reward at least was learned, and scored what was trained
     drawn = [record for record in records if record.get("recipe") == "LocalDraws"]
-    for (
-        record
-    ) in drawn:  # what is shown is what was trained on, not the score of runs that were not made
+    # what is shown is what was trained on, not the score of runs that were not made
+    for record in drawn:
         (own,) = record["components"].values()
         assert record["rollouts"] == own["samples"]
         assert record["reward"] == pytest.approx(own["reward"], abs=1e-6)
-
-
-def test_records_show_what_there_was_to_learn_from(model: Path, tmp_path: Path) -> None:
-    _, records = asyncio.run(trained(model, "mappo", tmp_path))
-    for record in records:
-        if record["kind"] == "training":
-            assert set(record["answers"]) == {"namer", "answerer"}
-            for most, least in record["answers"].values():
-                assert most["reward"] >= least["reward"]
-                assert isinstance(most["text"], str)
-            assert record["explained"] <= 1.0
 
 
 @pytest.mark.parametrize("name", ["mmgrpo", "mappo"])

@@ -379,9 +379,8 @@ class TestCredit:
         assert found.facts["kl_to_base"] == pytest.approx(np.mean(range(1, 13)))
         plain = Lab(1, {"lam": 1.0}, value=0.25)
         plain.critic.divergences = None  # type: ignore[method-assign, assignment]
-        assert (
-            "kl_to_base" not in plain.collect(PPO_RUNS).facts
-        )  # the base is not asked for nothing
+        # the base is not asked for nothing
+        assert "kl_to_base" not in plain.collect(PPO_RUNS).facts
 
     @pytest.mark.parametrize(
         ("function", "told"),
@@ -532,9 +531,8 @@ class TestFailures:
         first = LLM("a", prompt=Text("a"), output=Literal["yes", "no"], weights=LoRA(), retries=0)
         last = LLM("b", prompt=Text("b"), weights=LoRA(), retries=0)
         lab.system = System("chain", outputs={"y": last(x=first(x=Input("x")))}, lm="lm")
-        assert (
-            lab.collect(mhgpo("rr")).scores == [0.0] * 3
-        )  # no digit is yes or no: nobody is left to fork
+        # no digit is yes or no: nobody is left to fork
+        assert lab.collect(mhgpo("rr")).scores == [0.0] * 3
 
     @pytest.mark.parametrize("recipe", [MMGRPO_RUNS, mhgpo("fof")])
     def test_a_reply_that_failed_and_that_nobody_read_earns_nothing(self, recipe: Way) -> None:
@@ -634,9 +632,8 @@ class TestTeachers:
         assert (len(taught), len(found)) == (3, 12)
         for sample in taught:
             end = () if kind == "cut" else (0,)
-            space = (
-                () if kind == "same vocabulary" else (ord(" "),)
-            )  # after the start of the answer
+            # after the start of the answer
+            space = () if kind == "same vocabulary" else (ord(" "),)
             assert sample.tokens.sampled == (*space, ord("7"), *end)
             assert Letters.decode(sample.tokens.prompt).endswith("<assistant>Answer:")
             assert sample.tokens.logprobs == ((-0.5, -0.5) if kind == "same vocabulary" else ())
@@ -803,9 +800,8 @@ def test_by_default_no_token_of_a_good_long_answer_is_discouraged(kind: type[PPO
     good, bad = whiten(rows)
     assert all(advantage > 0 for advantage in good)
     assert all(advantage < 0 for advantage in bad)
-    assert (
-        settings.loss.name == "dapo"
-    )  # every token has the same weight, in long and in short answers
+    # every token has the same weight, in long and in short answers
+    assert settings.loss.name == "dapo"
     assert isinstance(settings.loss.settings, ClippedLoss)
 
 
