@@ -1,20 +1,22 @@
-"""Read OpenAPI documents from mappings and files."""
+"""Read OpenAPI documents from mappings, files and addresses."""
 
 from __future__ import annotations
 
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import yaml
 from referencing import Registry, Specification
 from referencing.exceptions import Unresolvable
 
-from compound.core.errors import DeclarationError
+from compound.core.errors import CompoundError, DeclarationError, MissingExtra
+from compound.core.security.trust import Origin, Trust
 
 METHODS = ("get", "post", "put", "patch", "delete")
 MAX_DOCUMENT = 10 * 2**20  # bytes
@@ -26,18 +28,27 @@ MAX_ADDRESS = 2_000  # characters of the address of a server
 
 @dataclass(frozen=True)
 class OpenAPIDocument:
-    """An OpenAPI document."""
+    """An OpenAPI document, with the file or the address that it was read from, if any."""
 
     content: Mapping[str, Any]
     file: str = ""
+    url: str = ""
 
     def server(self, base_url: str | None, servers: Any = None) -> str:  # noqa: ANN401 - JSON
         """Return the address of the server: ``base_url``, or the first of ``servers`` or of the document.
 
         Raises:
-            DeclarationError: there is none.
+            DeclarationError: there is none, or a document of another machine names this one.
         """
-        return (base_url or _first_server(servers or self.content.get("servers"))).rstrip("/")
+        if base_url:
+            return base_url.rstrip("/")
+        found = _first_server(servers or self.content.get("servers"), self.url)
+        if self.url and not Origin.of(self.url).is_loopback and Origin.of(found).is_loopback:
+            raise DeclarationError(
+                f"the OpenAPI document {self.url} names a server of this machine: {found}",
+                hint="if you trust it, set base_url=…",
+            )
+        return found.rstrip("/")
 
     def entries(self) -> Iterator[tuple[str, str, Mapping[str, Any], Mapping[str, Any]]]:
         """Yield method, path, entry and the item of the path of each operation, in the document's order."""
@@ -90,8 +101,12 @@ class OpenAPIDocument:
         )
 
 
-def _first_server(servers: Any) -> str:  # noqa: ANN401 - JSON
+def _first_server(servers: Any, base: str = "") -> str:  # noqa: ANN401 - JSON
     """Return the address of the first server, with the defaults of its variables.
+
+    Args:
+        servers: entries of a document.
+        base: the address of the document, which relative addresses start from.
 
     Raises:
         DeclarationError: there is none, or it is too long.
@@ -100,10 +115,8 @@ def _first_server(servers: Any) -> str:  # noqa: ANN401 - JSON
     'https://example.com/v1'
     """
     first = servers[0] if servers and isinstance(servers[0], Mapping) else {}
-    url, variables = first.get("url"), first.get("variables") or {}
-    if not isinstance(url, str) or "://" not in url:
-        raise DeclarationError("the OpenAPI document names no server", hint="set base_url=…")
-    parts = re.split(r"\{([^{}]*)\}", url[: MAX_ADDRESS + 1])
+    url, variables = first.get("url", "/"), first.get("variables") or {}
+    parts = re.split(r"\{([^{}]*)\}", url[: MAX_ADDRESS + 1] if isinstance(url, str) else "/")
     for index, name in enumerate(parts[1::2]):
         variable = variables.get(name)
         default = variable.get("default") if isinstance(variable, Mapping) else None
@@ -111,34 +124,50 @@ def _first_server(servers: Any) -> str:  # noqa: ANN401 - JSON
     found = "".join(parts)
     if len(found) > MAX_ADDRESS:
         raise DeclarationError(f"the address of a server has more than {MAX_ADDRESS:,} characters")
+    found = urljoin(base, found)
+    if "://" not in found:
+        raise DeclarationError("the OpenAPI document names no server", hint="set base_url=…")
     return found
 
 
-def open_document(document: str | Path | Mapping[str, Any]) -> OpenAPIDocument:
-    """Return a document, given its content or its file (JSON or YAML).
+def open_document(
+    document: str | Path | Mapping[str, Any], hosts: Sequence[str] = ()
+) -> OpenAPIDocument:
+    """Return a document, given its content, its file (JSON or YAML) or its address.
+
+    Args:
+        document: the document.
+        hosts: servers that it may be read from, besides this machine.
 
     Raises:
-        DeclarationError: it is no OpenAPI document, or too large.
+        DeclarationError: it is no OpenAPI document, too large, or at a server not among ``hosts``.
+        CompoundError: it cannot be read from its address.
     """
     if isinstance(document, Mapping):
         return OpenAPIDocument(_checked(document, "the document"))
-    if str(document).startswith(("http://", "https://")):
-        raise DeclarationError(
-            f"{document} is no file", hint="download the document, and pass its file and base_url=…"
-        )
+    place = str(document)
+    if isinstance(document, str) and place.startswith(("http://", "https://")):
+        return OpenAPIDocument(_parsed(_fetched(place, hosts), place), url=place)
     try:
         with Path(document).open("rb") as file:
             data = file.read(MAX_DOCUMENT + 1)
-        if len(data) > MAX_DOCUMENT:
-            raise DeclarationError(f"{document} is larger than {MAX_DOCUMENT // 2**20} MiB")
+    except OSError as error:
+        raise DeclarationError(f"{place} is not an OpenAPI document: {error}") from None
+    return OpenAPIDocument(_parsed(data, place), file=place)
+
+
+def _parsed(data: bytes, place: str) -> Mapping[str, Any]:
+    if len(data) > MAX_DOCUMENT:
+        raise DeclarationError(f"{place} is larger than {MAX_DOCUMENT // 2**20} MiB")
+    try:
         if data.lstrip().startswith(b"{"):
             found = json.loads(data)
         else:
             found = _Loader(data).get_single_data()
             _check_size(found)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise DeclarationError(f"{document} is not an OpenAPI document: {error}") from None
-    return OpenAPIDocument(_checked(found, str(document)), str(document))
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise DeclarationError(f"{place} is not an OpenAPI document: {error}") from None
+    return _checked(found, place)
 
 
 def _checked(found: object, place: str) -> Mapping[str, Any]:
@@ -201,3 +230,41 @@ def _check_size(document: object) -> None:
         raise ValueError(
             f"it has more than {MAX_CHARACTERS:,} characters when its aliases are written out"
         )
+
+
+def _fetched(url: str, hosts: Sequence[str]) -> bytes:
+    """Return the start of the document at an address, without keys, proxies and redirects."""
+    origin = Origin.of(url)
+    if not origin.is_loopback and origin not in Trust.of(hosts).hosts:
+        raise DeclarationError(
+            f"the OpenAPI document would be read from {origin}, which is not allowed",
+            hint=f"if you trust it, set hosts=[{str(origin)!r}]",
+        )
+    try:
+        import httpx
+    except ImportError:
+        raise MissingExtra("a tool of an HTTP interface", "httpx", "remote") from None
+    data = bytearray()
+    try:
+        with (
+            httpx.Client(timeout=30.0, trust_env=False, follow_redirects=False) as client,
+            client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as response,
+        ):
+            if response.status_code != 200:
+                raise CompoundError(
+                    f"{url}: HTTP {response.status_code}",
+                    hint="download the document, and pass its file"
+                    if response.status_code < 500
+                    else "",
+                )
+            if response.headers.get("content-encoding", "identity") != "identity":
+                raise CompoundError(
+                    f"{url}: the answer is compressed", hint="download the document"
+                )
+            for chunk in response.iter_raw():
+                data += chunk
+                if len(data) > MAX_DOCUMENT:
+                    break
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise CompoundError(f"{url} cannot be read: {error or type(error).__name__}") from None
+    return bytes(data)

@@ -236,11 +236,12 @@ class Tool:
         """Return a tool that calls an operation of an HTTP interface.
 
         Args:
-            document: an OpenAPI 3 document, or its file (JSON or YAML).
+            document: an OpenAPI 3 document, its file (JSON or YAML), or its address.
             operation: an ``operationId``, or method and path such as ``GET /items/{id}``.
             base_url: address of the server; default: the first of the document.
-            hosts: servers that may be called, besides this machine: ``["api.example.com"]`` by
-                HTTPS, ``["http://shop:8080"]`` without encryption.
+            hosts: servers that may be called, and that the document may be read from, besides this
+                machine: ``["api.example.com"]`` by HTTPS, ``["http://shop:8080"]`` without
+                encryption.
             auth_env: environment variable with the key. It is sent in ``auth_header``, as ``Bearer
                 KEY`` if that is ``Authorization``, and removed from records.
             auth_header: header of the key.
@@ -254,7 +255,7 @@ class Tool:
         from compound.components.tools.openapi_document import open_document
 
         access = Access(base_url, hosts, auth_env, auth_header, timeout)
-        return Tool(**vars(operation_tool(open_document(document), operation, access, name)))
+        return Tool(**vars(operation_tool(open_document(document, hosts), operation, access, name)))
 
     @staticmethod
     def all_from_openapi(
@@ -270,7 +271,7 @@ class Tool:
         """Return tools that call the operations of an HTTP interface.
 
         Args:
-            document: an OpenAPI 3 document, or its file (JSON or YAML).
+            document: an OpenAPI 3 document, its file (JSON or YAML), or its address.
             only: the operations to return, each an ``operationId``, or method and path such as
                 ``GET /items/{id}``; default: all.
             base_url: address of the server; default: the first of the document.
@@ -287,7 +288,8 @@ class Tool:
         from compound.components.tools.openapi_document import open_document
 
         access = Access(base_url, hosts, auth_env, auth_header, timeout)
-        return [Tool(**vars(p)) for p in operation_tools(open_document(document), only, access)]
+        found = operation_tools(open_document(document, hosts), only, access)
+        return [Tool(**vars(parts)) for parts in found]
 
     @staticmethod
     def from_mcp(

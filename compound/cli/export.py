@@ -23,6 +23,7 @@ DRAWINGS = ("text", "mermaid", "svg")
         "export runs/qa/best.json --to messages --output prompts.json",
         "export best.json --system system.yaml --to openai",
         "export system.yaml --to messages   # the initial configuration",
+        "export runs/qa --to optuna --output qa.db   # the candidates of a run",
         "export system.yaml --to svg > graph.svg     # also text or mermaid",
     )
 )
@@ -30,12 +31,14 @@ def export(
     configuration: Annotated[
         Path,
         typer.Argument(
-            help="Configuration, such as the best.json of a run, or a system's YAML file."
+            help="Configuration, such as the best.json of a run, a system's YAML file, or a run."
         ),
     ],
     to: Annotated[
         str,
-        typer.Option("--to", help="messages, openai, dspy, text, mermaid or svg."),
+        typer.Option(
+            "--to", help="messages, openai, dspy, text, mermaid, svg, or optuna for a run."
+        ),
     ],
     output: Annotated[
         Optional[Path],  # noqa: UP045 - typer reads this at run time
@@ -57,7 +60,8 @@ def export(
     messages: chat messages with placeholders, as JSON, which LangChain reads, too. openai: request
         bodies, as
     JSON. dspy: the state of a program imported from DSPy. What cannot be exported is named, and
-    nothing is written. text, mermaid and svg: a drawing of the graph. To run the system itself, see
+    nothing is written. optuna: an SQLite file with a study of Optuna, in which each candidate of a
+    run is a trial. text, mermaid and svg: a drawing of the graph. To run the system itself, see
     compound serve.
 
     A system that is found beside the configuration may not name Python code, like with --no-import;
@@ -68,6 +72,15 @@ def export(
     from compound.interchange.exports import Target, write
     from compound.interchange.exports import export as export_prompts
 
+    if to == "optuna":
+        from compound.interchange.exports import write_study
+
+        if output is None:
+            raise ExportError(
+                "--to optuna needs --output", hint="name an SQLite file, such as --output study.db"
+            )
+        print(write_study(configuration, output))
+        return
     if configuration.suffix in (".yaml", ".yml"):
         program = load_program(configuration, sets, no_import, trust=trust, sends=False)
     elif system is not None:

@@ -28,13 +28,16 @@ from compound.graph.system import System
 from compound.graph.types import Port, format_type
 from compound.interchange.black_box import BlackBox, Price, Report, counted
 from compound.interchange.dspy_models import (
+    TEMPERATURE,
     DSPyModels,
     DSPyPredictor,
+    bind_attempts,
     check_modules,
     describe_model,
     flat,
     options,
     own_adapter,
+    sampled_predictors,
 )
 from compound.interchange.dspy_program import DSPyProgram, bind_predictors, field_of
 
@@ -79,7 +82,8 @@ def from_dspy(
         outputs: types of the fields that the program returns, or their names, which have the types
             of the predictors' fields; default: those of its signature, of its only predictor, or of
             the predictor whose prediction ``forward`` returns.
-        temperature: temperature of all predictors; default: their own in DSPy, or 0.
+        temperature: temperature of all predictors; default: their own in DSPy, or 0. Predictors
+            that a `dspy.BestOfN` samples have 1 by default, as in DSPy.
         max_tokens: maximum length of an answer in tokens; default: that in DSPy, or 1000.
         max_demos: maximum number of demonstrations of a predictor.
         weights: a space of LoRA adapters for each predictor.
@@ -107,11 +111,18 @@ def from_dspy(
         "max_demos": max_demos,
         "weights": weights,
     }
-    models = DSPyModels(lm)
+    sampled, models = sampled_predictors(copied), DSPyModels(lm)
     common = lm is not None or any(predictor.lm is None for _, predictor, _ in named.values())
     default = models.use("dspy.settings", dspy.settings.lm, {}) if common else None
     predictors = {
-        component: _predictor(component, predictor, tuned, given, models)
+        component: _predictor(
+            component,
+            predictor,
+            tuned,
+            given,
+            models,
+            usual={"temperature": TEMPERATURE} if id(predictor) in sampled else {},
+        )
         for component, (_, predictor, tuned) in named.items()
     }
     if not predictors:
@@ -122,6 +133,7 @@ def from_dspy(
     bind_predictors(
         copied, {id(predictor): component for component, (_, predictor, _) in named.items()}
     )
+    bind_attempts(copied)
     ports, returned = module_ports(program, inputs, outputs)
     composite = DSPyProgram(
         f"{own}_program" if own in predictors else own,
@@ -183,12 +195,13 @@ def _predictor(
     tuned: bool,
     given: Mapping[str, Any],
     models: DSPyModels,
+    usual: Mapping[str, object],
 ) -> DSPyPredictor:
     import dspy
 
     own = predictor.lm or dspy.settings.lm
     model = models.use(f"predictor {name!r}", own, predictor.config)
-    config = options(own, predictor.config)
+    config = options(own, {**usual, **predictor.config})
     several = config.get("n") or config.get("num_generations") or 1
     if several > 1:
         raise DeclarationError(
@@ -248,6 +261,8 @@ def module_ports(
     """
     import dspy
 
+    while isinstance(module, dspy.BestOfN):  # it passes its arguments to its module
+        module = module.module
     signatures = [
         predictor.signature for _, predictor in module.named_sub_modules(type_=dspy.Predict)
     ]

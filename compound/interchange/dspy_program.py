@@ -25,7 +25,7 @@ from compound.graph.fingerprint import code_digest
 from compound.graph.registry.user_code import located
 from compound.graph.system import System
 from compound.graph.types import Port, as_declared
-from compound.interchange.dspy_models import DSPyPredictor
+from compound.interchange.dspy_models import DSPyPredictor, describe_attempts
 
 RUN = "compound_run"  # setting of DSPy that holds the run which its predictors belong to
 CHOSEN = "predictor"
@@ -95,7 +95,7 @@ class DSPyProgram(Composite):
 
     @functools.cached_property
     def version(self) -> str:
-        """Digest of the predictors and of the code of every module's ``forward``."""
+        """Digest of the predictors, of the code of every module's ``forward``, and of rewards of attempts."""
         modules = [module for _, module in self.program.named_sub_modules()]
         codes = [
             [
@@ -104,8 +104,9 @@ class DSPyProgram(Composite):
             ]
             for module in modules
         ]
+        attempts = describe_attempts(self.program)
         return "dspy_program:" + digest(
-            [self.body.signature, self.max_calls, sorted(map(str, codes))]
+            [self.body.signature, self.max_calls, sorted(map(str, codes)), *attempts]
         )
 
     def most_turns(self, sizes: Mapping[str, float]) -> float:  # noqa: D102

@@ -24,6 +24,7 @@ from langchain_core.runnables import (
     ConfigurableField,
     RunnableConfig,
     RunnableLambda,
+    RunnableParallel,
 )
 from pydantic import BaseModel
 
@@ -120,6 +121,14 @@ def test_a_parsed_object_has_its_fields_as_outputs() -> None:
     }
 
 
+def test_branches_are_counted_together() -> None:
+    chain = PROMPT | model() | StrOutputParser()
+    component = cp.interchange.from_langchain(RunnableParallel(first=chain, second=chain))
+    trace = cp.run(one_node(component), QUESTION)
+    assert trace.outputs == {"first": "Lima", "second": "Lima"}
+    assert (trace.usage.calls, trace.usage.prompt_tokens) == (2, 14)
+
+
 def graph(state: Any, answer: Any, **schemas: Any) -> Any:
     """Return a graph of one node."""
     from langgraph.graph import END, START, StateGraph
@@ -192,6 +201,14 @@ def test_the_messages_of_a_graph_become_the_text_of_the_last_one() -> None:
     trace = cp.run(one_node(component), {"messages": "capital?"})
     assert trace.outputs == {"messages": "Lima"}
     assert (trace.usage.calls, trace.usage.prompt_tokens) == (1, 7)
+
+
+def test_a_value_without_the_declared_fields_is_named() -> None:
+    component = cp.interchange.from_langchain(
+        RunnableLambda(abs), inputs={"input": int}, outputs={"twice": int}
+    )
+    with pytest.raises(RunFailed, match="the runnable returned int, and no twice"):
+        cp.run(one_node(component, "input"), {"input": 2})
 
 
 def test_configurable_fields_are_tunable_settings() -> None:

@@ -22,7 +22,7 @@ from compound.core.errors import (
     RunFailed,
     TransientError,
 )
-from compound.testing import ScriptedLM
+from compound.testing import ComponentKit, ScriptedLM
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore:.*ReadOnly"
@@ -414,16 +414,80 @@ def is_seven(inputs: dict[str, Any], prediction: Any) -> float:
     return float(prediction.digit == "7")
 
 
+def is_eight(inputs: dict[str, Any], prediction: Any) -> float:
+    """Reward the digit 8."""
+    return float(prediction.digit == "8")
+
+
+def fails(inputs: dict[str, Any], prediction: Any) -> float:
+    """Fail for every prediction."""
+    raise ValueError("no reward")
+
+
+def best_of(attempts: int = 12, reward: Any = is_seven, **options: Any) -> Any:
+    inner = dspy.Predict("question -> digit", **options)
+    return dspy.BestOfN(inner, N=attempts, reward_fn=reward, threshold=1.0)
+
+
+def test_best_of_n_samples_its_predictors_until_the_reward_reaches_the_threshold() -> None:
+    lm = ScriptedLM(lambda message, rng: fields(digit=str(rng.integers(10))))
+    trace = cp.run(
+        cp.interchange.from_dspy(best_of(), lm="lm"), {"question": "digit?"}, engines={"lm": lm}
+    )
+    drawn = [call.outputs["digit"] for call in trace.calls if call.outputs is not None]
+    assert len(set(drawn)) > 1
+    assert drawn.index("7") == len(drawn) - 1 if "7" in drawn else len(drawn) == 12
+    assert trace.outputs == {"digit": "7" if "7" in drawn else drawn[0]}
+
+
+def test_best_of_n_sends_what_dspy_sends() -> None:
+    with ChatServer(lambda messages: fields(digit="3")) as server:
+        expected = in_dspy(best_of(3), server, question="digit?")
+        sent, server.requests[:] = list(server.requests), []
+        system = cp.interchange.from_dspy(best_of(3), lm="lm")
+        trace = cp.run(system, {"question": "digit?"}, engines={"lm": engine(server)})
+        for key in ("messages", "temperature"):
+            assert [request[key] for request in server.requests] == [
+                request[key] for request in sent
+            ]
+    assert trace.outputs == {"digit": expected.digit}
+    assert len(sent) == 3
+
+
+def test_best_of_n_in_a_program_has_the_ports_of_its_module_and_keeps_a_stated_temperature() -> (
+    None
+):
+    system = cp.interchange.from_dspy(best_of(temperature=0.3), lm="lm")
+    assert (dict(system.inputs), list(system.outputs)) == ({"question": str}, ["digit"])
+    assert system.settings["module.temperature"] == 0.3
+    inner = dspy.BestOfN(MultiHop(), N=2, reward_fn=is_seven, threshold=1.0)
+    system = cp.interchange.from_dspy(inner, lm="lm", outputs={"answer": str})
+    assert (dict(system.inputs), system.settings["module_query.temperature"]) == (
+        {"question": str},
+        1.0,
+    )
+
+
+def test_another_reward_of_best_of_n_is_another_system() -> None:
+    one, same, other = (
+        cp.interchange.from_dspy(best_of(reward=r), lm="lm") for r in (is_seven, is_seven, is_eight)
+    )
+    assert one.signature == same.signature != other.signature
+    assert cp.interchange.from_dspy(best_of(3), lm="lm").signature != one.signature
+
+
+def test_a_reward_that_fails_for_every_attempt_fails_the_run_with_its_line() -> None:
+    system = cp.interchange.from_dspy(best_of(2, fails), lm="lm")
+    with pytest.raises(RunFailed, match=r"no reward \(test_from_dspy.py:\d+, in fails\)"):
+        cp.run(system, {"question": "?"}, engines={"lm": ScriptedLM(lambda _: fields(digit="1"))})
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (
             lambda: dspy.Refine(dspy.Predict("q -> a"), 2, is_seven, 1.0),
             r"dspy.Refine .* creates a predictor",
-        ),
-        (
-            lambda: dspy.BestOfN(dspy.Predict("q -> a"), 2, is_seven, 1.0),
-            r"dspy.BestOfN .* copies of their models",
         ),
         (lambda: dspy.RLM("q -> a"), "dspy.RLM .* the code that it generates"),
     ],
@@ -433,6 +497,38 @@ def test_modules_that_call_models_outside_of_their_predictors_are_refused(
 ) -> None:
     with pytest.raises(DeclarationError, match=message):
         cp.interchange.from_dspy(make(), lm="lm")
+
+
+class Choosy(dspy.Signature):  # type: ignore[misc]
+    """Choose a label."""
+
+    text: str = dspy.InputField(desc="what to label")
+    label: Literal["good", "bad"] = dspy.OutputField()
+    score: float = dspy.OutputField(desc="how sure")
+
+
+LABELLER = dspy.Predict(Choosy)  # whose constructor draws from the global generator
+
+
+class TestPredictor(ComponentKit):
+    dumpable = False
+
+    def make(self, name: str) -> Any:
+        system = cp.interchange.from_dspy(LABELLER, lm="lm", name="program")
+        found = system.components["predict"]
+        object.__setattr__(found, "name", name)
+        return found
+
+    def inputs(self) -> Any:
+        return [{"text": "fine"}, {"text": "\n" * 20}]
+
+    def engine(self) -> Any:
+        return ScriptedLM(lambda _: fields(label="good", score="0.5"))
+
+
+class TestProgram(TestPredictor):
+    def make(self, name: str) -> Any:
+        return cp.interchange.from_dspy(LABELLER, lm="lm", name=name).components[name]
 
 
 ONE = "question -> answer"

@@ -63,7 +63,11 @@ ACTIONS = [
     ("torch", "ask(cp.engines.Transformers(str(folder), dtype='float32'))"),
     ("torch", "optimize(trained(), 'mmgrpo')"),
     ("transformers", "ask(cp.engines.Transformers(str(folder), dtype='float32'))"),
-    ("gguf", "from compound.engines.models import _convert; _convert(Path('x.gguf'))"),
+    (
+        "gguf",
+        "from compound.engines.models import SMOLLM2, _convert; "
+        "_convert(Path('x.gguf'), SMOLLM2, {})",
+    ),
     (
         "llguidance",
         "from transformers import PreTrainedTokenizerFast as T; "

@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -143,3 +144,14 @@ def test_a_file_of_nothing_but_openings_is_refused(opening: str) -> None:
 def test_the_files_that_are_damaged_are_good() -> None:
     for text in GOOD:
         loads(text, path=FILES / "f.yaml")
+
+
+def test_damaged_files_through_the_command_leave_no_traceback(cli: Any, tmp_path: Path) -> None:
+    file = tmp_path / "f.yaml"
+    file.write_text(GOOD[0])
+    assert (ran := cli("check", str(file), "--no-import")).code == 0, ran
+    for seed in range(20_000, 20_012):
+        file.write_bytes(damaged(seed))
+        ran = cli("check", str(file), "--no-import")
+        assert ran.code == (2 if ran.err else 0), (seed, ran)
+        assert all(PLACE.search(line) for line in ran.err.splitlines()), (seed, ran.err)

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 import compound as cp
+from compound.components.tools.openapi_document import OpenAPIDocument
 from compound.core.errors import CompoundError, DeclarationError, TransientError
 from compound.core.loops import Sessions
 from compound.core.security.sanitize import registered_secrets
@@ -367,8 +368,6 @@ def test_documents_in_files(tmp_path: Path) -> None:
             cp.Tool.from_openapi(tmp_path / name, "getItem")
     with pytest.raises(DeclarationError, match="names no server"):
         cp.Tool.from_openapi(tmp_path / "api.json", "getItem")
-    with pytest.raises(DeclarationError, match="is no file; download the document"):
-        cp.Tool.from_openapi("https://api.example.com/openapi.json", "getItem")
 
 
 def names(tools: list[cp.Tool]) -> list[str]:
@@ -403,6 +402,52 @@ def test_operations_that_cannot_be_tools_are_named() -> None:
         )
     with pytest.raises(DeclarationError, match="has no operations"):
         cp.Tool.all_from_openapi({"paths": {}}, **local)
+
+
+@pytest.mark.parametrize("servers", [{}, {"servers": [{"url": "/"}]}, {"servers": [{"url": "."}]}])
+def test_a_document_is_read_from_its_address_and_names_servers_relative_to_it(
+    server: RecordingServer, servers: dict[str, Any]
+) -> None:
+    document = {"openapi": "3.1.0", "paths": {"/now": {"get": {"operationId": "now"}}}, **servers}
+    server.body = json.dumps(document).encode()
+    (tool,) = cp.Tool.all_from_openapi(f"{server.url}/openapi.json")
+    call(tool)
+    assert [item.path for item in server.received] == ["/openapi.json", "/now"]
+    assert cp.Tool.from_openapi(f"{server.url}/openapi.json", "now").name == "now"
+
+
+def test_the_address_of_a_document_needs_a_declaration() -> None:
+    with pytest.raises(
+        DeclarationError, match=r"would be read from api\.example\.com, which is not allowed"
+    ):
+        cp.Tool.all_from_openapi("https://api.example.com/openapi.json")
+
+
+def test_a_document_of_another_machine_names_no_server_of_this_one() -> None:
+    content = {"servers": [{"url": "http://127.0.0.1:9200"}], "paths": {}}
+    document = OpenAPIDocument(content, url="https://api.example.com/openapi.json")
+    with pytest.raises(DeclarationError, match="names a server of this machine"):
+        document.server(None)
+    assert document.server("http://127.0.0.1:9200/") == "http://127.0.0.1:9200"
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "body", "message"),
+    [
+        (404, {}, b"{}", "HTTP 404; download the document"),
+        (302, {"location": "http://127.0.0.1:1/"}, b"", "HTTP 302"),
+        (200, {"content-encoding": "gzip"}, b"x", "the answer is compressed"),
+        (200, {}, b"<html>", "is not an OpenAPI document"),
+        (200, {}, b"{" + b" " * (10 * 2**20), "is larger than 10 MiB"),
+    ],
+)
+def test_what_is_no_document_at_an_address_is_named(
+    server: RecordingServer, status: int, headers: dict[str, str], body: bytes, message: str
+) -> None:
+    server.status, server.headers, server.body = status, headers, body
+    with pytest.raises(CompoundError, match=message):
+        cp.Tool.all_from_openapi(f"{server.url}/openapi.json")
+    assert len(server.received) == 1
 
 
 def body(schema: Any, kind: str = "application/json", **more: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import compound as cp
 from compound.api.verify import verify
-from compound.core.errors import RunDirectoryError
+from compound.core.errors import ExportError, RunDirectoryError
 from compound.core.storage.records import read_lines, to_line
 from compound.optimization.runs.candidate_record import (
     CandidateRecord,
@@ -275,3 +275,33 @@ def test_a_longer_prompt_is_named_in_the_result_and_its_reports(found: cp.Result
     assert facts["cost"] == "usd"
     assert Counter(row["chosen"] for row in facts["rows"])[True] == 1
     assert "## Score and cost" in found.report
+
+
+# --- Optuna --------------------------------------------------------------------------------------------
+
+
+def test_the_study_of_optuna_holds_the_candidates(
+    found: cp.Result, tmp_path: Path, cli: Any
+) -> None:
+    optuna = pytest.importorskip("optuna")
+    study = cp.interchange.to_optuna(found.path)
+    assert [trial.value for trial in study.trials] == [c.mean for c in found.candidates]
+    assert study.best_trial.value == max(c.mean for c in found.candidates)
+    assert study.trials[0].params == {"answerer.prompt": "start", "pad.style": "short"}
+    style = study.trials[0].distributions["pad.style"]
+    assert style == optuna.distributions.CategoricalDistribution(["short", "long"])
+    assert study.trials[1].user_attrs["values"] == dict(found.candidates[1].values)
+    importances = optuna.importance.get_param_importances(study)
+    assert set(importances) == {"answerer.prompt", "pad.style"}
+
+    stored = f"sqlite:///{tmp_path / 'study.db'}"
+    written = cli("export", str(found.path), "--to", "optuna", "--output", f"{tmp_path}/study.db")
+    assert written.out.startswith(
+        f"study {found.path.name!r} with {len(found.candidates)} trials: "
+    )
+    loaded = optuna.load_study(study_name=found.path.name, storage=stored)
+    assert [trial.params for trial in loaded.trials] == [trial.params for trial in study.trials]
+    with pytest.raises(ExportError, match="has a study"):
+        cp.interchange.to_optuna(found.path, stored)
+    missing = cli("export", str(found.path), "--to", "optuna")
+    assert (missing.code, "--to optuna needs --output" in missing.err) == (2, True)
