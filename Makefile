@@ -12,7 +12,7 @@ export PIP_NO_WARN_SCRIPT_LOCATION = 1
 export LITELLM_LOCAL_MODEL_COST_MAP = True
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vllm test-ray chaos check audit format docs site bench clean
+.PHONY: help demo test test-all test-vllm test-ray chaos check audit format docs site bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -21,9 +21,12 @@ demo: $(VENV)/demo.stamp ## Set up, fetch the embedded model, and optimize a sma
 	$(BIN)/compound optimize benchmarks/atlas.yaml --new
 
 # Hundreds of tests start processes, which would each compile the package where PYTHONDONTWRITEBYTECODE is set.
-test: $(VENV)/dev.stamp ## Set up and run the tests
+test: $(VENV)/dev.stamp ## Set up and run the tests, without the slow ones
 	$(BIN)/python -m compileall -q $(SOURCES) tests/support
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(TESTS)
+
+test-all: ## Set up and run all tests
+	$(MAKE) test TESTS="--slow $(TESTS)"
 
 test-vllm: $(VENV)/dev.stamp $(VLLM)/vllm.stamp ## Set up a real vLLM on the CPU (3.5 GB) and run the tests with it
 	HF_HUB_OFFLINE=1 REAL_VLLM=$(abspath $(VLLM))/bin/vllm $(BIN)/python -m pytest tests/real_vllm

@@ -74,6 +74,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_files_that_a_page_names_exist() -> None:
+    folders = "compound|components|rewards|optimizers|benchmarks|tests|docs"
+    named = re.compile(rf"`((?:{folders})/[\w./-]+\.\w+)`")
+    pages = [ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *PAGES]
+    names = {name for page in pages for name in named.findall(page.read_text("utf-8"))}
+    assert len(names) > 30
+    assert {name for name in names if not (ROOT / name).exists()} == set()
+
+
 def beside(page: Path) -> dict[str, str]:
     """Return the modules of a page, which are the code blocks introduced as `NAME.py`."""
     text = page.read_text("utf-8")
