@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -26,9 +26,6 @@ from compound.optimizers.weights.learner.adapters import (
     check_same_tokens,
 )
 from compound.optimizers.weights.learner.trainer import LearnerSpec, Trainer
-
-if TYPE_CHECKING:
-    pass
 
 
 class BaseModelSettings(Settings):
