@@ -47,11 +47,11 @@ LAYOUT = {
 # Upper limits, lowered with the code. What exceeds one replaces something, or argues for a higher
 # limit here.
 BUDGETS = {
-    "lines": 99_400,
-    "modules": 392,
+    "lines": 90_600,
+    "modules": 344,
     "layers": 10,
     "public names": 44,
-    "settings": 168,
+    "settings": 148,
     "commands": 12,
     "repeated class names": 0,
     "repeated file names": 0,

@@ -19,7 +19,7 @@ from compound.core.narrowing import report_wrong_arguments
 from compound.core.security.sanitize import remember_environment
 from compound.core.web.addresses import can_connect
 from compound.execution.observers import activate, active_tracer
-from compound.execution.tracing.spans import Recorder
+from compound.execution.tracing.spans import TelemetryRecorder
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -66,7 +66,9 @@ class Tracing:
         except metadata.PackageNotFoundError:
             version = None
         meter = None if meters is None else meters.get_meter("compound", version)
-        self._tracer = Recorder(provider.get_tracer("compound", version), meter, content=content)
+        self._tracer = TelemetryRecorder(
+            provider.get_tracer("compound", version), meter, content=content
+        )
         self._previous = activate(self._tracer)
 
     def close(self) -> None:

@@ -50,7 +50,7 @@ TOKEN_BUCKETS = [float(4**power) for power in range(14)]  # of the conventions
 SECOND_BUCKETS = [0.01 * 2**power for power in range(14)]
 
 
-class Recorder:
+class TelemetryRecorder:
     """Records runs, calls and requests as nested spans; a `compound.execution.observers.Tracer`.
 
     With a meter, they are also counted and timed. With ``content``, spans contain inputs, outputs,
