@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from compound.core.engine import Engine
-from compound.core.errors import CompoundError, check_installed
+from compound.core.errors import CompoundError, DeclarationError, check_installed
 from compound.core.formatting import format_bytes
 from compound.engines import models
 from compound.engines.fleet import FleetEngine
@@ -60,6 +60,8 @@ SMALL = "minilm"  # a backbone of 90 MB, which is not planned
 REPEATED = 1.6
 # Of a GPU, for contexts, fragmentation and other programs; vLLM's default leaves as much.
 HEADROOM = 0.08
+# Of a sleeping server, for context, CUDA graphs and buffers: an estimate, which was not measured.
+ASLEEP = 2 * 2**30
 LOGIT_COPIES = 3  # logits in float32, their exponentials, and their gradient
 
 
@@ -161,6 +163,7 @@ class PlannedTraining:
     section: str
     sharing: Sharing = "each"
     teacher: str | None = None
+    max_staleness: int = 0
 
     @property
     def base(self) -> str:
@@ -190,7 +193,8 @@ def plan_memory(problem: Problem, baselines: Sequence[Method] = ()) -> MemoryPla
         baselines: methods that run after that of the problem.
 
     Raises:
-        DeclarationError: settings of a training or its engines are invalid.
+        DeclarationError: settings of a training or its engines are invalid, such as a server that
+            sleeps while samples are drawn during training.
         CompoundError: a GPU does not have enough memory for the trainer and a vLLM server.
     """
     engine_of, methods = Executor(problem.engines).engine, (problem.method, *baselines)
@@ -222,11 +226,12 @@ def plan_memory(problem: Problem, baselines: Sequence[Method] = ()) -> MemoryPla
             "the memory of the trainer is unknown, so that vLLM servers on its GPUs start with vLLM's "
             "default share; set gpu_memory of their engines"
         )
+    check_sleep(plan, servers, trained)
     others = [*in_process, *backbones]
     plan.demands += in_process
-    for trainer in trainers:
+    for number, trainer in enumerate(trainers):
         beside = sum(demand.most for demand in others if demand.device == trainer.device)
-        share_gpu(plan, trainer, servers, beside)
+        trainers[number] = share_gpu(plan, trainer, servers, beside)
     plan.demands += [*trainers, *backbones]
     plan.free = {
         device: free
@@ -247,10 +252,40 @@ def own_servers(engines: Sequence[Engine]) -> list[VLLMEngine]:
     return found
 
 
+def check_sleep(
+    plan: MemoryPlan, servers: Sequence[VLLMEngine], trained: Sequence[PlannedTraining]
+) -> None:
+    """Check that no server would sleep while samples are drawn; note those that will never sleep.
+
+    Raises:
+        DeclarationError: a server on a GPU of a trainer sleeps, but samples are drawn during
+            training.
+    """
+    gpus = {gpu for each in trained for gpu in each.settings.learner.gpus(each.placement)}
+    ahead = [training.section for training in trained if training.max_staleness]
+    for server in servers:
+        if server.sleep and gpus.isdisjoint(server.gpus):
+            plan.notes.append(
+                f"sleep of the engine of {server.model!r} has no effect: no trainer computes on its GPU "
+                f"({', '.join(server.gpus) or 'none is visible'})"
+            )
+        elif server.sleep and ahead:
+            raise DeclarationError(
+                f"the engine of {server.model!r} has sleep: true and shares a GPU with the trainer, but "
+                f"{ahead[0]} draws samples during training (rollouts.max_staleness)",
+                hint=f"set {ahead[0]}.rollouts.max_staleness to 0, sleep to false, or let them use "
+                "different GPUs",
+            )
+
+
 def share_gpu(
     plan: MemoryPlan, trainer: Demand, servers: Sequence[VLLMEngine], beside: int
-) -> None:
-    """Add servers that start on the GPU of a trainer to a plan, each with its share of the memory.
+) -> Demand:
+    """Add servers that start on the GPU of a trainer to a plan, and return the trainer beside them.
+
+    Each server gets its share of the memory. A server that sleeps while the trainer computes shares
+    the memory of activations with it, but not that of weights and optimizer states, which the
+    trainer keeps on the GPU.
 
     Args:
         plan: the plan.
@@ -262,24 +297,28 @@ def share_gpu(
         CompoundError: the GPU has no memory left for a server; the hint names the settings.
     """
     gpu = gpu_of(trainer.device)
-    shares = {server: _given_share(server) for server in servers if gpu in server.gpus}
-    starting = {server: share for server, share in shares.items() if not server.started}
-    if gpu is None or not starting:
-        return
+    on_gpu = [server for server in servers if gpu in server.gpus]
+    if gpu is None or not on_gpu:
+        return trainer
+    sleeping = all(server.sleep for server in on_gpu)
+    starting = {server: _given_share(server) for server in on_gpu if not server.started}
     total, free = footprint.total_memory(trainer.device), footprint.free_memory(trainer.device) or 0
     given = {server: share for server, share in starting.items() if share is not None}
-    left = free - int(HEADROOM * total) - beside - trainer.most
+    left = free - int(HEADROOM * total) - beside - (trainer.fixed if sleeping else trainer.most)
     left -= sum(int(share * total) for share in given.values())
     open_ = [s for s in starting if s.gpu_memory is None and not arguments.sets_memory(s.args)]
     if open_:
         share = math.floor(100 * left / len(open_) / total) / 100
         if share <= 0:
             model = open_[0].model
+            remedies = [trainer.smaller, f"set gpu_memory of the engine of {model!r}"]
+            if not sleeping:
+                remedies[:0] = [f"set sleep: true of the engine of {model!r}", trainer.lower]
             raise CompoundError(
                 f"the trainer leaves no memory of {trainer.device} for the vLLM server of {model!r}: of "
                 f"{format_bytes(total)}, {format_bytes(free)} are free, and the {trainer.what} needs up to "
                 f"{format_bytes(trainer.most)}",
-                hint=f"{trainer.lower}; {trainer.smaller}; set gpu_memory of the engine of {model!r}",
+                hint="; ".join(remedies),
             )
         plan.gpu_shares[gpu] = share
         given |= dict.fromkeys(open_, share)
@@ -292,6 +331,12 @@ def share_gpu(
         what = f"vLLM server of {server.model!r}, {share:g} of the device"
         setting = f"lower gpu_memory of the engine of {server.model!r}"
         plan.demands.append(Demand(what, trainer.device, int(share * total), 0, setting, setting))
+    if not sleeping:
+        return trainer
+    plan.notes.append(f"the vLLM servers on {trainer.device} sleep while the trainer computes")
+    released = sum(max(0, int(share * total) - ASLEEP) for share in given.values())
+    what, working = f"{trainer.what}, beside sleeping servers", trainer.working - released
+    return replace(trainer, what=what, working=max(0, working))
 
 
 def gpu_of(device: str) -> str | None:
@@ -380,11 +425,14 @@ def trainings(
             optimizer = optimizer.training
         if fixed and isinstance(optimizer, WeightTraining):
             recipe, shared = optimizer.recipe, optimizer.adapters
+            staleness = recipe.sampling.max_staleness
             yield PlannedTraining(
-                *given, recipe.settings, optimizer.section, shared, recipe.teacher
+                *given, recipe.settings, optimizer.section, shared, recipe.teacher, staleness
             )
         elif fixed and isinstance(optimizer, LocalTraining):
-            yield PlannedTraining(*given, optimizer.training.settings, optimizer.section)
+            settings = optimizer.training.settings
+            staleness = settings.rollouts.max_staleness
+            yield PlannedTraining(*given, settings, optimizer.section, max_staleness=staleness)
 
 
 def learnings(made: Method) -> list[RewardLearning]:

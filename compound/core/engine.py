@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypedDict, TypeVar, runtime_checkable
 
@@ -414,6 +415,21 @@ class Engine(Protocol):
 
     async def aclose(self) -> None:
         """Release the engine's resources."""
+        ...
+
+
+@runtime_checkable
+class SleepingEngine(Engine, Protocol):
+    """An engine that can release the memory of GPUs while other work of this process computes on them.
+
+    Optional: without ``asleep``, an engine keeps its memory.
+    """
+
+    def asleep(self, gpus: Collection[str]) -> AbstractAsyncContextManager[bool]:
+        """Release the memory of GPUs while the block runs, after the requests in flight; later ones wait.
+
+        Yields whether memory was released. ``gpus`` are names as in CUDA_VISIBLE_DEVICES.
+        """
         ...
 
 

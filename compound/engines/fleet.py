@@ -10,9 +10,10 @@ more than the worst case of one request.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from compound.core.engine import NO_USAGE, Adapter, Completion, OnText, Prefilled, Request, Usage
@@ -174,6 +175,23 @@ class FleetEngine:
         """Set the share of memory by GPU that servers started later may use."""
         for engine in self.processes:
             engine.limit_gpu_memory(shares)
+
+    @contextlib.asynccontextmanager
+    async def asleep(self, gpus: Collection[str]) -> AsyncIterator[bool]:
+        """Release the memory of the servers that have one of the GPUs while the block runs.
+
+        Raises:
+            CompoundError: a server has no sleep mode.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            entering = (stack.enter_async_context(engine.asleep(gpus)) for engine in self.processes)
+            # a task group would cancel the others at a failure, and servers whose sleep is
+            # cancelled restart
+            found = await asyncio.gather(*entering, return_exceptions=True)
+            for result in found:
+                if isinstance(result, BaseException):
+                    raise result
+            yield any(found)
 
     def worst_case(self, request: Request) -> Usage:
         """Return an upper bound of the request's usage, which is charged at most once."""

@@ -90,6 +90,7 @@ class ServerAPI:
         largest: int = MAX_ANSWER_BYTES,
         *,
         fresh: bool = False,
+        root: bool = False,
         on_piece: Callable[[bytes], None] | None = None,
     ) -> ServerAnswer:
         """Send a POST request, or GET without a body, and return the answer, errors included.
@@ -102,6 +103,7 @@ class ServerAPI:
             largest: maximum number of bytes of the answer.
             fresh: whether to use a new connection, which a load balancer may route to another
                 server.
+            root: whether the path is one of vLLM's own routes, outside of ``/v1``.
             on_piece: takes the pieces of a successful answer as they arrive; its text is then
                 empty.
 
@@ -113,7 +115,8 @@ class ServerAPI:
 
         from compound.engines import wire
 
-        url, waiting = f"{self.address}/{path}", True
+        url = f"{self.address.removesuffix('/v1') if root else self.address}/{path}"
+        waiting = True
         with wire.record_exchange(largest) as noted:
             try:
                 async with asyncio.timeout(seconds), self._slots:

@@ -12,6 +12,7 @@ are drawn while the current step is trained, with the weights that the current s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -21,7 +22,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
 
-from compound.core.engine import Adapter, AdapterEngine, Capabilities, Engine, Prefilled
+from compound.core.engine import (
+    Adapter,
+    AdapterEngine,
+    Capabilities,
+    Engine,
+    Prefilled,
+    SleepingEngine,
+)
 from compound.core.errors import BudgetExhausted, DeclarationError, first_leaf
 from compound.core.narrowing import entry
 from compound.core.storage.artifacts import (
@@ -167,6 +175,7 @@ class TrainingSession:
             bases.common_setting(system, self.trained, engine_of, "quantization"),
             self.section,
         )
+        self._gpus = settings.learner.gpus(placement)
         teacher = recipe.teacher
         spec = LearnerSpec(
             model=model,
@@ -347,8 +356,9 @@ class TrainingSession:
     async def _train(self, drawn: StepBatch, number: int) -> tuple[Saved, dict[str, Any]]:
         """Update, checkpoint and record; return the checkpoint and the trainer's statistics."""
         samples = drawn.credited.samples
-        facts = await compute(self.trainer.step, samples, number)
-        saved = await compute(self.trainer.save, self.folder)
+        async with self._trainer_turn():
+            facts = await compute(self.trainer.step, samples, number)
+            saved = await compute(self.trainer.save, self.folder)
         record = self._record(number, drawn, facts)
         if self.recipe.sampling.max_staleness:
             record["staleness"] = number - drawn.version
@@ -357,6 +367,22 @@ class TrainingSession:
             record[STORED_SAMPLES] = await compute(store_folder, write, self.folder, "samples")
         self.task.context.memory.append(record)
         return saved, facts
+
+    @contextlib.asynccontextmanager
+    async def _trainer_turn(self) -> AsyncIterator[None]:
+        """Let engines on the trainer's GPUs sleep while the block runs; see `SleepingEngine`.
+
+        They have all the memory of the GPUs but that of the trainer's weights again when the block
+        ends.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            slept = False
+            for engine in self.task.context.executor.engines.values():
+                if self._gpus and isinstance(engine, SleepingEngine):
+                    slept |= await stack.enter_async_context(engine.asleep(self._gpus))
+            yield
+            if slept:
+                await compute(self.trainer.release_cache)
 
     def _prefilled(self) -> Prefilled:
         """Return the engine's counts of prompt tokens so far."""
@@ -381,6 +407,7 @@ class TrainingSession:
             task,
             kept,
             task.context.folder,
+            self._trainer_turn,
         )
 
     def _record(self, number: int, drawn: StepBatch, trained: Mapping[str, Any]) -> dict[str, Any]:

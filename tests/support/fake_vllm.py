@@ -45,6 +45,11 @@ class FakeVLLM:
         version: what it says of its version.
         base: the bias of the base, to stand for other weights.
         answered: the last message of each chat whose answer was sent.
+        asleep: whether it sleeps; it then answers chats with an error.
+        waking: what happens when it is woken, other than that it is awake: ``asleep`` still, or the
+            adapters are ``lost``.
+        deadly: the path of a request that kills the process.
+        endless: the path of a request that is not answered until `stop` or `kill` is called.
         log: a file to which the path of each request is appended, with the process.
     """
 
@@ -57,6 +62,7 @@ class FakeVLLM:
             list[str](),
             set[socket.socket](),
         )
+        self.asleep, self.waking, self.deadly, self.endless = False, "", "", ""
         self.log: Path | None = None
         self.stale, self.noise, self.raw, self.hang = "", 0.0, False, False
         self.fault: dict[str, tuple[int, str, dict[str, str]]] = {}
@@ -121,6 +127,10 @@ class FakeVLLM:
         if self.log is not None:
             with self.log.open("a") as file:
                 file.write(f"{os.getpid()} {path}\n")
+        if path == self.deadly:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if path == self.endless:
+            self.stopping.wait(60)
 
     def serve(self) -> FakeVLLM:
         threading.Thread(target=self.http.serve_forever, args=[0.01], daemon=True).start()
@@ -161,6 +171,19 @@ class FakeVLLM:
 
     def _version(self, _: dict[str, Any]) -> tuple[int, Any]:
         return 200, {"version": self.version}
+
+    def _sleep(self, _: dict[str, Any]) -> tuple[int, Any]:
+        self.asleep = True
+        return 200, {"status": "sleeping", "level": 1}
+
+    def _wake_up(self, _: dict[str, Any]) -> tuple[int, Any]:
+        self.asleep = self.waking == "asleep"
+        if self.waking == "lost":
+            self.loaded.clear()
+        return 200, {"status": "sleeping" if self.asleep else "awake", "tags": None}
+
+    def _is_sleeping(self, _: dict[str, Any]) -> tuple[int, Any]:
+        return 200, {"is_sleeping": self.asleep}
 
     def load_lora_adapter(self, body: dict[str, Any]) -> tuple[int, Any]:
         name = body["lora_name"]
@@ -215,6 +238,8 @@ class FakeVLLM:
         bias = self.bias(body["model"])
         if bias is None:
             return unknown(body["model"])
+        if self.asleep:
+            return 400, error("the server is asleep")
         content = body["messages"][0]["content"]
         if content == "die":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -312,6 +337,8 @@ def main() -> None:
     fake = FakeVLLM(known.served_model_name, os.environ["VLLM_API_KEY"], known.port)
     fake.log = Path(behaviour["log"]) if "log" in behaviour else None
     fake.fault = {path: tuple(fault) for path, fault in behaviour.get("fault", {}).items()}
+    for name in ("waking", "deadly", "endless"):
+        setattr(fake, name, behaviour.get(name, ""))
     fake.http.serve_forever()
 
 

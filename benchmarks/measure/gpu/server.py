@@ -3,22 +3,24 @@
     python -m benchmarks.measure.gpu.server [--tokenizer FOLDER]
 
 A system of two components is trained by mmGRPO for a few steps, with random models of the shapes of
-Qwen3 and a reward that varies. The run starts vLLM on the trainer's GPU. Besides the times of the
-steps, the memory of the GPU that is used before and after the run is recorded. Each case runs in a
-separate process. Results are written to ``benchmarks/data/one_gpu_server.json``. ``COMPOUND_VLLM`` names the
+Qwen3 and a reward that varies. The run starts vLLM on the trainer's GPU, with and without sleep.
+Besides the times of the steps, the used memory of the GPU is recorded: before the run, while the
+server samples, and while it sleeps, just before the trainer computes. Each case runs in a separate
+process. Results are written to ``benchmarks/data/one_gpu_server.json``. ``COMPOUND_VLLM`` names the
 ``vllm`` command.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.measure.gpu.models import GPU, random_model
@@ -36,7 +38,7 @@ from compound.optimization.runs.directory import read_records
 from compound.optimization.settings.optimize import make_settings
 
 OUTPUT = Path(__file__).parents[2] / "data" / "one_gpu_server.json"
-CASES = ("0.6B", "8B")  # sizes of the base
+CASES = (("0.6B", True), ("0.6B", False), ("8B", True), ("8B", False))  # size of the base, sleep
 STEPS, EXAMPLES, RUNS, ANSWER = 4, 8, 8, 128
 
 
@@ -48,24 +50,43 @@ def used() -> int:
     return int(total - free)
 
 
+class Watched(VLLMEngine):
+    """A vLLM engine that records the used memory of the GPU when its server sleeps and when it wakes."""
+
+    seen: dict[str, list[int]]
+
+    @contextlib.asynccontextmanager
+    async def asleep(self, gpus: Collection[str]) -> AsyncIterator[bool]:
+        """Record the memory around the turn of the trainer."""
+        self.seen["awake"].append(used())
+        start = time.perf_counter()
+        async with super().asleep(gpus) as slept:
+            self.seen["milliseconds to sleep"].append(int(1000 * (time.perf_counter() - start)))
+            self.seen["asleep"].append(used())
+            yield slept
+            self.seen["trained"].append(used())
+
+
 def vowels(outputs: Mapping[str, object], _: Example) -> float:
     """Return the share of vowels in the answers, a reward that differs between samples."""
     text = "".join(map(str, outputs.values())).lower()
     return sum(text.count(vowel) for vowel in "aeiou") / max(1, len(text))
 
 
-def case(name: str, tokenizer: Path) -> dict[str, object]:
+def case(name: str, tokenizer: Path, *, sleep: bool) -> dict[str, object]:
     """Train with one size of the base; return times and memory."""
     import torch
 
     with random_model(name, tokenizer) as model, tempfile.TemporaryDirectory() as folder:
         before = used()
-        engine = VLLMEngine(
+        engine = Watched(
             model,
+            sleep=sleep,
             max_lora_rank=16,
             max_loras=2,
             args=("--dtype", "bfloat16", "--max-model-len", "2048", "--max-num-seqs", "64"),
         )
+        engine.seen = {"awake": [], "milliseconds to sleep": [], "asleep": [], "trained": []}
         components = {
             part: LLM(
                 part, prompt="Say something.", max_tokens=ANSWER, temperature=1.0, weights=LoRA()
@@ -102,7 +123,7 @@ def case(name: str, tokenizer: Path) -> dict[str, object]:
             "seconds": seconds,
             "share": engine._gpu_memory_left,
             "before": before,
-            "after": used(),
+            "memory": engine.seen,
             "steps": [
                 {k: v for k, v in step.items() if isinstance(v, int | float)} for step in steps
             ],
@@ -123,10 +144,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tokenizer = args.tokenizer or Path(resolve("smollm2"))
     if args.case:
         warnings.simplefilter("ignore")
-        print(json.dumps(case(args.case, tokenizer)))
+        name, sleep = json.loads(args.case)
+        print(json.dumps(case(name, tokenizer, sleep=sleep)))
         return
     found: dict[str, object] = {}
-    for name in CASES:
+    for name, sleep in CASES:
         command = [
             sys.executable,
             "-m",
@@ -134,16 +156,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "--tokenizer",
             str(tokenizer),
             "--case",
-            name,
+            json.dumps([name, sleep]),
         ]
         ran = subprocess.run(command, check=False, capture_output=True, text=True)
-        found[name] = (
+        title = f"{name}{' with sleep' if sleep else ''}"
+        found[title] = (
             json.loads(ran.stdout.splitlines()[-1])
             if ran.returncode == 0
             else {"error": ran.stderr[-3000:]}
         )
         args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        print(f"{name}: {json.dumps(found[name])}", flush=True)
+        print(f"{title}: {json.dumps(found[title])}", flush=True)
 
 
 if __name__ == "__main__":

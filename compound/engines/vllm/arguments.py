@@ -22,6 +22,7 @@ RESERVED_ARGUMENTS = (  # budgets, token records and the server's security depen
     "trust-remote-code",
     "allow-credentials",
     "allowed-origins",
+    "enable-sleep-mode",
 )
 MEMORY_ARGUMENTS = ("gpu-memory-utilization", "kv-cache-memory-bytes")
 
@@ -41,7 +42,7 @@ def check_arguments(args: Sequence[str], model: str, *, gpu_memory: bool = False
         if _is_one_of(argument, RESERVED_ARGUMENTS):
             raise DeclarationError(
                 f"engine {model!r}: args must not set {argument!r}",
-                hint="the engine sets it; max_lora_rank and max_loras are settings of the engine",
+                hint="the engine sets it; max_lora_rank, max_loras and sleep are settings of the engine",
             )
         if gpu_memory and _is_one_of(argument, MEMORY_ARGUMENTS):
             raise DeclarationError(

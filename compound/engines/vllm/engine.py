@@ -8,15 +8,16 @@ tested once before records at a temperature other than 0 and 1 are accepted.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from compound.core.engine import NO_USAGE, Adapter, Completion, Prefilled, Request, Usage
 from compound.core.errors import CallError, CompoundError, DeclarationError, TransientError
-from compound.core.loops import run_in_background
+from compound.core.loops import RWLock, run_in_background
 from compound.core.security.sanitize import sanitize_for_terminal
 from compound.core.security.trust import Origin
 from compound.engines import models
@@ -87,10 +88,13 @@ class VLLMEngine:
             request may override it.
         max_wait: maximum total time in seconds that a call waits for a server that limits the rate.
         start_timeout: time limit in seconds for the server to become ready.
-        restarts: how often a server that ended by itself is restarted.
+        restarts: how often a server that ended by itself, or did not fall asleep or wake up, is
+            restarted.
         gpu_memory: share of the memory of each GPU that a server started by the engine uses, in (0,
             1]. By default, a run that trains weights on the same GPU computes the share that the
             trainer leaves; otherwise vLLM's default applies.
+        sleep: whether a server started by the engine releases the memory of its GPUs while training
+            computes on them; see `compound.engines.vllm.server`. It has no effect on other GPUs.
         extra: sampling and reasoning options (``top_p``, ``chat_template_kwargs`` …); see
             `VLLMOptions`.
         native_tools: whether to declare tools to the model, instead of describing them in the
@@ -139,6 +143,7 @@ class VLLMEngine:
         takes_images: bool = False,
         deterministic: bool = False,
         gpu_memory: Share | None = None,
+        sleep: bool = False,
     ) -> None:
         if model.startswith("-"):
             raise DeclarationError(
@@ -156,16 +161,17 @@ class VLLMEngine:
         self.environment: Mapping[str, str] = {}
         self.native_tools, self.takes_images = native_tools, takes_images
         self.deterministic = deterministic
-        self.gpu_memory = gpu_memory
+        self.gpu_memory, self.sleep = gpu_memory, sleep
         self._gpu_memory_left: float | None = None
+        self._awake = RWLock()  # held by requests, and exclusively while the server is asleep
         self.concurrency = concurrency
         self._link: Link | None = None
         self._opening: asyncio.Task[Link] | None = None
         self._starts = 0
         arguments.check_arguments(self.args, model, gpu_memory=gpu_memory is not None)
-        if api_base is not None and gpu_memory is not None:
+        if api_base is not None and (gpu_memory is not None or sleep):
             raise DeclarationError(
-                f"engine {model!r}: gpu_memory is a setting of servers that the "
+                f"engine {model!r}: {'sleep' if sleep else 'gpu_memory'} is a setting of servers that the "
                 f"engine starts, but the server at {api_base} is running",
                 hint="remove it; set the memory of that server with --gpu-memory-utilization",
             )
@@ -251,6 +257,29 @@ class VLLMEngine:
                 (shares[gpu] for gpu in self.gpus if gpu in shares), default=None
             )
 
+    @contextlib.asynccontextmanager
+    async def asleep(self, gpus: Collection[str]) -> AsyncIterator[bool]:
+        """Release the memory of the server while the block runs, if it uses one of the GPUs.
+
+        Yields whether it does.
+
+        This waits for the requests in flight, and later ones wait for the end of the block. The
+        first of them wakes the server.
+
+        Raises:
+            CompoundError: the server has no sleep mode.
+        """
+        if not self.sleep or set(gpus).isdisjoint(self.gpus):
+            yield False
+            return
+        stack = contextlib.AsyncExitStack()
+        try:
+            await run_in_background(self._fall_asleep(stack))
+            yield True
+        finally:
+            # else later calls would wait forever
+            await asyncio.shield(run_in_background(stack.aclose()))
+
     async def admit(self, adapter: Adapter) -> None:
         """Load an adapter on the server and check it, without sampling.
 
@@ -266,7 +295,12 @@ class VLLMEngine:
             CompoundError: the server does not serve the model, or does not start.
             TransientError: the server does not answer.
         """
-        await run_in_background(self._connect())
+
+        async def connect() -> None:
+            async with self._connected():
+                pass
+
+        await run_in_background(connect())
 
     async def fingerprint(self) -> Fingerprint:
         """Return the base model's log-probabilities of a fixed text, while no other request is in flight."""
@@ -300,8 +334,30 @@ class VLLMEngine:
 
     # -- on the background loop, where the connections live ----------------------------------------------
 
+    @contextlib.asynccontextmanager
+    async def _connected(self) -> AsyncIterator[Link]:
+        """Keep the server awake while the block runs; start it or wake it up if needed."""
+        async with self._awake.read():
+            yield await self._connect()
+
+    async def _fall_asleep(self, stack: contextlib.AsyncExitStack) -> None:
+        """Put the server to sleep, if there is one, and hold back requests until the stack is closed."""
+        try:
+            await stack.enter_async_context(self._awake.write())
+            if self._opening is not None:  # for a request that was cancelled
+                await asyncio.wait([self._opening])
+            if self._link is not None:
+                await self._link.sleep(self.timeout)
+        except BaseException:
+            # the caller may have closed the stack before this task noticed that it was cancelled
+            await stack.aclose()
+            raise
+
     async def _generate(self, request: Request) -> Completion:
-        link = await self._connect()
+        async with self._connected() as link:
+            return await self._answer(link, request)
+
+    async def _answer(self, link: Link, request: Request) -> Completion:
         try:
             async with link.adapters.sampling(request.adapter) as name:
                 return await self._sample(link, name, request)
@@ -321,13 +377,11 @@ class VLLMEngine:
             ) from error
 
     async def _admit(self, adapter: Adapter) -> None:
-        link = await self._connect()
-        async with link.adapters.sampling(adapter):
+        async with self._connected() as link, link.adapters.sampling(adapter):
             pass
 
     async def _fingerprint(self) -> Fingerprint:
-        link = await self._connect()
-        async with link.adapters.drained():
+        async with self._connected() as link, link.adapters.drained():
             return await link.api.logprobs(link.api.model, TEXT, self.timeout)
 
     async def _sample(self, link: Link, name: str, request: Request) -> Completion:
@@ -366,8 +420,8 @@ class VLLMEngine:
             )
 
     async def _connect(self) -> Link:
-        """Return the connected server; start it if needed, once for concurrent calls."""
-        if self._link is not None and not self._link.ended:
+        """Return the connected server; start it or wake it up if needed, once for concurrent calls."""
+        if self._link is not None and self._link.state == "awake" and not self._link.ended:
             return self._link
         if self._opening is None:
             self._opening = asyncio.create_task(self._open())
@@ -380,6 +434,8 @@ class VLLMEngine:
             task.exception()  # retrieve it even if every waiting call was cancelled, or asyncio logs an error
 
     async def _open(self) -> Link:
+        if self._link is not None and await self._link.wake(self.timeout):
+            return self._link
         ended, self._link = self._link, None
         if ended is not None:
             await ended.close()
@@ -411,7 +467,8 @@ class VLLMEngine:
         if self._starts > self.restarts:
             last = f"; the log of the last is {ended.server.log}" if ended and ended.server else ""
             raise CompoundError(
-                f"{self._starts} vLLM servers of {self.model!r} ended by themselves{last}"
+                f"{self._starts} vLLM servers of {self.model!r} ended by themselves, or did not fall asleep "
+                f"or wake up{last}"
             )
         self._starts += 1
         loras = ["--max-lora-rank", str(self._server_rank), "--max-loras", str(self.max_loras)]
@@ -429,6 +486,7 @@ class VLLMEngine:
             command=self.command,
             arguments=["--enable-lora", *loras, *caching, *logprobs, *memory, *self.args],
             environment=self.environment,
+            sleeps=self.sleep,
         )
         connections = self.concurrency + FOR_ADAPTERS
         api = VLLMAPI(server.address, self.model, key=server.key, connections=connections, own=True)

@@ -2,12 +2,19 @@
 
 It runs under `compound.engines.vllm.guard`, so that it also ends when this process ends for any
 reason.
+
+At level 1 of sleep mode, vLLM copies the weights of the model and of its adapters to the memory of
+the host, and discards the cache of keys and values, and with it the prefix cache. Adapters stay
+loaded. The context of CUDA, CUDA graphs and some buffers stay on the GPU. vLLM 0.32 supports this
+on CUDA, ROCm and XPU, not on the CPU. A server whose state is unknown, since a request to sleep
+failed or was cancelled, is ended and started again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import os
 import secrets
@@ -20,10 +27,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from compound.core.errors import CompoundError, TransientError
+from compound.core.errors import CallError, CompoundError, TransientError
 from compound.core.security.sanitize import sanitize_text
 from compound.core.storage.paths import cache_folder
+from compound.engines.remote import first_line
 from compound.engines.vllm import guard
 from compound.engines.vllm.adapters import ServedAdapters
 from compound.engines.vllm.api import VLLMAPI
@@ -37,10 +46,16 @@ POLL = 0.1  # seconds between checks of a process
 # Seconds that a server may need to end after its last answer; measured 2 when idle.
 EXIT_TIMEOUT = 10.0
 READY_TIMEOUT = 5.0  # seconds for a request that asks whether a server is ready
+SLEEP_ARGUMENTS = ("--enable-sleep-mode",)
+MIDDLEWARE = "compound_key_required"  # the module's name in vLLM's process
+SLEEP, WAKE, STATE = "sleep?level=1", "wake_up", "is_sleeping"  # routes of the development mode
+_LOG = logging.getLogger("compound")
 
 
 class VLLMServer:
     """One server process, started by the constructor.
+
+    With ``sleeps``, it has sleep mode, and all its routes require the key.
 
     Raises:
         CompoundError: the command does not exist.
@@ -54,6 +69,7 @@ class VLLMServer:
         command: str | None = None,
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        sleeps: bool = False,
     ) -> None:
         self.key = secrets.token_hex(16)
         port = _free_port()
@@ -69,6 +85,11 @@ class VLLMServer:
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
             "VLLM_API_KEY": self.key,
         }
+        if sleeps:
+            served += [*SLEEP_ARGUMENTS, "--middleware", f"{MIDDLEWARE}.KeyRequired"]
+            paths = [_middleware_folder(), variables.get("PYTHONPATH")]
+            variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+            variables["VLLM_SERVER_DEV_MODE"] = "1"  # serves the routes of sleep mode
         self._started = time.monotonic()
         with self.log.open("wb") as log:
             self._guard = subprocess.Popen(
@@ -130,6 +151,17 @@ def _safe_defaults(arguments: Sequence[str]) -> list[str]:
     return given
 
 
+def _middleware_folder() -> str:
+    """Return a folder from which the server can import the middleware, and nothing else."""
+    folder = cache_folder() / "vllm" / "middleware"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    copy = folder / f".{secrets.token_hex(8)}.py"
+    copy.write_bytes(Path(guard.__file__).read_bytes())
+    # servers that start at the same time read a whole file
+    copy.replace(folder / f"{MIDDLEWARE}.py")
+    return str(folder)
+
+
 def _accelerators() -> list[Path]:
     return [path for kind in ACCELERATORS for path in Path("/dev").glob(kind)]
 
@@ -175,6 +207,7 @@ class Link:
     adapters: ServedAdapters
     server: VLLMServer | None
     logprobs_are_tempered: bool | None = None
+    state: Literal["awake", "asleep", "unknown"] = "awake"
 
     @property
     def ended(self) -> bool:
@@ -199,6 +232,55 @@ class Link:
             if time.monotonic() > until:
                 raise self.server.failure("was not ready")
             await asyncio.sleep(0.2)
+
+    async def sleep(self, seconds: float) -> None:
+        """Let the server release its memory, by its end if it does not fall asleep; no request is in flight.
+
+        Raises:
+            CompoundError: the server has no sleep mode.
+        """
+        if self.server is None or self.ended or self.state == "asleep":
+            return
+        self.state = "unknown"
+        try:
+            answer = await self.api.send(SLEEP, {}, seconds, root=True)
+        except TransientError as error:
+            problem = error.message
+        else:
+            if answer.status == 200:
+                self.state = "asleep"
+                return
+            problem = first_line(answer.message)
+            if answer.status < 500:
+                self.state = "awake"
+                raise CompoundError(
+                    f"the vLLM server of {self.api.model!r} has no sleep mode: {problem}",
+                    hint="sleep needs vLLM 0.32 or later; upgrade it, or set sleep of the engine to false",
+                )
+        self._warn_of_restart("fall asleep", problem)
+        await self.server.stop()
+
+    async def wake(self, seconds: float) -> bool:
+        """Wake the server; return whether it is awake. If not, it must be started again."""
+        if self.ended or self.state == "unknown":
+            return False
+        try:
+            answer = await self.api.send(WAKE, {}, seconds, root=True)
+            if answer.status != 200:
+                raise self.api.error(answer)
+            # answers to the first request differ between versions of vLLM
+            found = self.api.read(await self.api.send(STATE, None, seconds, root=True))
+            if found.get("is_sleeping") is not False:
+                raise CallError("it is still asleep")
+        except CompoundError as error:
+            self._warn_of_restart("wake up", error.message)
+            return False
+        self.state = "awake"
+        return True
+
+    def _warn_of_restart(self, what: str, problem: str) -> None:
+        told = "the vLLM server of %r did not %s, and is started again: %s"
+        _LOG.warning(told, self.api.model, what, problem)
 
     async def close(self) -> None:
         """Close the connections; end the server if the engine started it."""

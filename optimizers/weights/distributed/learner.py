@@ -18,6 +18,7 @@ from compound.engines.local.devices import (
     Quantization,
     naming_settings,
 )
+from compound.engines.vllm.arguments import gpu_name
 from compound.optimization.settings.base import Settings
 from compound.optimizers.weights.learner.adapters import (
     Adapters,
@@ -152,6 +153,16 @@ class LearnerSettings(Settings):
                 f"{where}.machines is {self.machines}, but the environment variable {KEY} is not set",
                 hint=f"set {KEY} to the same random text on all machines; messages are signed with it",
             )
+
+    def gpus(self, placement: Placement) -> list[str]:
+        """Return the GPUs of this machine that compute, by their names in CUDA_VISIBLE_DEVICES."""
+        device = devices.resolve_device(placement.device)
+        if devices.device_type(device) != "cuda":
+            return []
+        ranks = range(self.processes) if self.world > 1 else ()
+        placed = [place(Placement(device), rank).device for rank in ranks]
+        indices = (each.partition(":")[2] for each in placed or [devices.indexed_device(device)])
+        return [name for index in indices if (name := gpu_name(int(index))) is not None]
 
     @staticmethod
     def backend_on(kind: str) -> str:

@@ -337,6 +337,10 @@ class ShardedLearner:
         """Write the current weights of an adapter to a folder."""
         self._call("write_adapter", name=name, folder=str(folder.absolute()))
 
+    def release_cache(self) -> None:
+        """Return the unused memory of all processes to their devices."""
+        self._call("release_cache")
+
     def interrupt(self) -> None:
         """Let the processes exit, so that a call in another thread raises."""
         self.processes.interrupt()

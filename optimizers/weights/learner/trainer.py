@@ -392,6 +392,10 @@ class Trainer:
         """Write the current weights of an adapter to a folder, in peft's format."""
         self.adapters.write(name, folder)
 
+    def release_cache(self) -> None:
+        """Return memory that is not in use to the device, so that other processes can use it."""
+        loading.release()
+
     def interrupt(self) -> None:
         """Do nothing: a step in this process cannot be ended."""
 

@@ -136,7 +136,8 @@ class Distill(PolicyRecipe):
                 if self.teacher is not None or prompt != sample.tokens.prompt:
                     samples.append(sample)
                     taught.append(replace(sample, tokens=replace(sample.tokens, prompt=prompt)))
-        rows = await compute(context.trainer.divergences, samples, taught)
+        async with context.trainer_turn():
+            rows = await compute(context.trainer.divergences, samples, taught)
         known = [(sample, row) for sample, row in zip(samples, rows, strict=True) if row]
         if samples and not known:
             raise DeclarationError(

@@ -112,10 +112,11 @@ async def estimate_advantages(
     model.
     """
     check_rewards(samples)
-    valued = await compute(context.trainer.values, samples)
-    log_ratios: list[tuple[float, ...]] = [()] * len(valued)
-    if settings.kl_reward:
-        log_ratios = await compute(context.trainer.divergences, valued)
+    async with context.trainer_turn():
+        valued = await compute(context.trainer.values, samples)
+        log_ratios: list[tuple[float, ...]] = [()] * len(valued)
+        if settings.kl_reward:
+            log_ratios = await compute(context.trainer.divergences, valued)
     estimated = []
     for sample, kl in zip(valued, log_ratios, strict=True):
         # too long: the trainer excludes and counts the sample

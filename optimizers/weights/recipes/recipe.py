@@ -10,6 +10,7 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -146,6 +147,8 @@ class RecipeContext:
         task: the job.
         state: the recipe's state between steps, as JSON; see `recall` and `keep`.
         folder: the folder that code and files named in the settings are relative to.
+        trainer_turn: opens a block in which the trainer may compute; engines on its GPUs may sleep
+            meanwhile.
     """
 
     sampler: Sampler
@@ -155,6 +158,7 @@ class RecipeContext:
     task: Task
     state: dict[str, object] = field(default_factory=dict)
     folder: Path = Path()
+    trainer_turn: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
 
     @property
     def fallback(self) -> float:

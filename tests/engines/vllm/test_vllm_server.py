@@ -67,6 +67,8 @@ def test_a_server_is_started_as_training_needs_it_and_ended(told: Path) -> None:
         ({"gpu_memory": 0.5, "args": ["--gpu_memory_util=0.5"]}, "both limit the memory"),
         ({"gpu_memory": 0.5, "args": ["--kv-cache-memory-bytes", "9"]}, "both limit the memory"),
         ({"gpu_memory": 0.5, "api_base": "http://127.0.0.1:8000/v1"}, "gpu_memory is a setting of"),
+        ({"sleep": True, "api_base": "http://127.0.0.1:8000/v1"}, "sleep is a setting of servers"),
+        ({"args": ["--enable-sleep-mode"]}, "args must not set '--enable-sleep-mode'"),
     ],
 )
 def test_settings_of_memory_that_do_not_fit_together_are_refused(

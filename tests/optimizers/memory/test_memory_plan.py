@@ -507,6 +507,19 @@ def test_a_share_that_does_not_fit_beside_the_trainer_is_refused(folder: Path) -
 
 
 @pytest.mark.usefixtures("gpu_of_a_gib")
+def test_sleep_is_refused_where_samples_are_drawn_during_training(folder: Path) -> None:
+    lm = VLLMEngine(str(folder), sleep=True)
+    said = r"optimize\.mmgrpo draws samples during training"
+    with pytest.raises(DeclarationError, match=said) as raised:
+        plan_memory(problem(folder, lm, rollouts={"max_staleness": 1}))
+    assert "rollouts.max_staleness to 0" in raised.value.hint
+    assert any("sleep while the trainer" in line for line in plan_memory(problem(folder, lm)).notes)
+    elsewhere = problem(folder, lm, rollouts={"max_staleness": 1}, base={"device": "cpu"})
+    said = f"sleep of the engine of '{folder}' has no effect: no trainer computes on its GPU (0)"
+    assert plan_memory(elsewhere).lines()[-1] == said
+
+
+@pytest.mark.usefixtures("gpu_of_a_gib")
 def test_a_run_starts_its_server_with_the_planned_share(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,9 +28,12 @@ def plan(
 ) -> MemoryPlan:
     """Return the plan of servers beside a trainer of 18 GiB of weights and optimizer states."""
     found = MemoryPlan()
-    trainer = Demand("trainer", device, 18 * GIB, working * GIB, "lower micro_tokens", "use 4bit")
-    share_gpu(found, trainer, servers, beside * GIB)
+    share_gpu(found, trainer(working, device), servers, beside * GIB)
     return found
+
+
+def trainer(working: int, device: str = "cuda:0") -> Demand:
+    return Demand("trainer", device, 18 * GIB, working * GIB, "lower micro_tokens", "use 4bit")
 
 
 def test_a_server_gets_what_the_trainer_and_other_parts_leave() -> None:
@@ -45,6 +48,21 @@ def test_a_server_gets_what_the_trainer_and_other_parts_leave() -> None:
         "trainer leaves"
     ]
     assert plan(VLLMEngine("m"), beside=5).gpu_shares == {"0": 0.35}  # 28.6 / 80
+
+
+def test_a_sleeping_server_gets_all_but_the_weights_and_optimizer_states_of_the_trainer() -> None:
+    server, found = VLLMEngine("m", sleep=True), MemoryPlan()
+    kept = share_gpu(found, trainer(60), [server], 0)
+    assert found.gpu_shares == {"0": 0.67}  # (78 - 6.4 - 18) / 80
+    assert found.notes[-1] == "the vLLM servers on cuda:0 sleep while the trainer computes"
+    # of its 53.6 GiB it keeps 2 asleep, so the trainer needs 60 - 51.6 beside it
+    assert kept.fixed == 18 * GIB
+    assert kept.working == pytest.approx(8.4 * GIB, abs=1)
+    assert share_gpu(MemoryPlan(), trainer(20), [server], 0).working == 0
+    assert plan(server, working=90).gpu_shares == {"0": 0.67}  # activations are no reason to refuse
+    # servers of one GPU take turns with the trainer together, or not at all
+    one_awake = [VLLMEngine("awake"), server]
+    assert share_gpu(MemoryPlan(), trainer(20), one_awake, 0) == trainer(20)
 
 
 def test_servers_of_one_gpu_get_equal_parts() -> None:
@@ -73,7 +91,7 @@ def test_servers_that_run_already_are_not_planned(monkeypatch: pytest.MonkeyPatc
 def test_a_trainer_that_leaves_nothing_is_refused() -> None:
     with pytest.raises(CompoundError, match="leaves no memory of cuda:0 for the vLLM") as raised:
         plan(VLLMEngine("m"), working=90)
-    for setting in ("lower micro_tokens", "use 4bit", "gpu_memory"):
+    for setting in ("sleep: true", "lower micro_tokens", "use 4bit", "gpu_memory"):
         assert setting in raised.value.hint
 
 

@@ -69,6 +69,7 @@ def trained(
         given = drawn(seed=number, **samples)
         given = learner.values(given) if critic else given
         facts = learner.step(given, number)
+        learner.release_cache()
         reports.append((facts["norms"], [sample.values for sample in given]))
     return learner.save(folder), reports
 
