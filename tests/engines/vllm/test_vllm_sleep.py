@@ -84,6 +84,10 @@ async def text(lm: VLLMEngine) -> str:
     return (await lm.generate(request())).text
 
 
+async def ask_all(lm: VLLMEngine | FleetEngine) -> None:
+    await asyncio.gather(*(lm.generate(request(str(i))) for i in range(24)))
+
+
 async def nap(lm: VLLMEngine | FleetEngine, then: Callable[[], Awaitable[object]]) -> None:
     async with lm.asleep(["0"]):
         await then()
@@ -212,18 +216,18 @@ async def test_adapters_are_loaded_again_only_if_waking_lost_them(
 
 
 @awaited
-async def test_a_server_without_sleep_mode_is_refused_and_stays_awake(
-    lm: VLLMEngine, servers: Servers
+async def test_servers_without_sleep_mode_are_refused_and_stay_awake(
+    lm: VLLMEngine, fleet: FleetEngine, servers: Servers
 ) -> None:
     servers.behave(fault={SLEEP: [404, "Not Found", {}]})
-    await text(lm)
-    said = "server of 'm' has no sleep mode: Not Found.*upgrade"
-    with pytest.raises(CompoundError, match=said) as caught:
-        await nap(lm, nothing)
-    assert not isinstance(caught.value, CallError)
-    await text(lm)
-    assert servers.requests() == [CHAT, SLEEP, CHAT]
-    assert len(servers.pids) == 1
+    for engine in (lm, fleet):
+        await ask_all(engine)
+        said = "server of 'm' has no sleep mode: Not Found.*upgrade"
+        with pytest.raises(CompoundError, match=said) as caught:
+            await nap(engine, nothing)
+        assert not isinstance(caught.value, CallError)
+        await ask_all(engine)
+    assert len(servers.pids) == 3
 
 
 @pytest.mark.parametrize(
@@ -308,10 +312,6 @@ async def test_the_next_call_wakes_a_server_after_an_error_or_starts_one_after_i
     assert len(servers.pids) == 3
 
 
-async def ask_all(lm: FleetEngine) -> None:
-    await asyncio.gather(*(lm.generate(request(str(i))) for i in range(24)))
-
-
 @awaited
 async def test_replicas_on_the_gpus_sleep_and_wake_or_are_started_again(
     fleet: FleetEngine, servers: Servers
@@ -335,18 +335,6 @@ async def test_replicas_on_the_gpus_sleep_and_wake_or_are_started_again(
     await ask_all(fleet)
     await until(lambda: len(servers.pids) == 3 and all(each.up for each in fleet.replicas))
     await ask_all(fleet)
-
-
-@awaited
-async def test_replicas_are_awake_after_they_refused_to_sleep(
-    fleet: FleetEngine, servers: Servers
-) -> None:
-    servers.behave(fault={SLEEP: [404, "Not Found", {}]})
-    await ask_all(fleet)
-    with pytest.raises(CompoundError, match="no sleep mode"):
-        await nap(fleet, nothing)
-    await ask_all(fleet)
-    assert len(servers.pids) == 2
 
 
 @pytest.mark.parametrize(

@@ -94,10 +94,9 @@ def test_the_sampler_sleeps_whenever_the_trainer_computes(
     assert not any("call" in events[i : events.index("wake", i)] for i in naps)
 
 
-@pytest.mark.parametrize("gpus", [[], ["6"]])
-def test_on_other_devices_nothing_sleeps(monkeypatch: pytest.MonkeyPatch, gpus: list[str]) -> None:
+def test_on_other_devices_nothing_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
-    trained(monkeypatch, "mmgrpo", gpus, events)
+    trained(monkeypatch, "mmgrpo", ["6"], events)
     assert not {"sleep", "release_cache"} & set(events)
     assert events.count("step") == 2
 
