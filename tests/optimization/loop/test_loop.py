@@ -548,11 +548,8 @@ class TestBudgets:
         assert events(folder)[-1]["event"] == "done"
 
     def test_a_budget_too_small_for_the_baseline_is_an_error_that_a_larger_one_mends(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path
     ) -> None:
-        """As where the requests are not known in advance, so that the budget is not refused."""
-        monkeypatch.setattr("compound.api.optimize.check_spending", lambda _: None)
-
         def limited(**budget: int) -> OptimizeSettings:
             return SMALL.model_copy(update={"budget": BudgetSettings(**budget)})
 
