@@ -268,11 +268,16 @@ class Caller:
 
     def call(self, pending: PendingCall) -> Awaitable[CallResult]:
         """Make a call, or reuse the result from the cache or from an equal call in flight."""
+        return traced(
+            self._call(pending),
+            lambda: CallFacts(pending.component, pending.address, pending.inputs),
+        )
+
+    def _call(self, pending: PendingCall) -> Awaitable[CallResult]:
+        """Make or reuse a call; workers of a cluster ask their driver first."""
         if key := self.key(pending):
-            made = self.share(key, pending.component, lambda: self.execute(pending, key))
-        else:
-            made = self.execute(pending, "")
-        return traced(made, lambda: CallFacts(pending.component, pending.address, pending.inputs))
+            return self.share(key, pending.component, lambda: self.execute(pending, key))
+        return self.execute(pending, "")
 
     def key(self, pending: PendingCall) -> str:
         """Return the cache key of a call; ``""`` if it is not cached."""

@@ -425,7 +425,7 @@ def test_the_command_shows_progress_and_the_table(game: Path, cli: Any) -> None:
     assert err == "sweep directory: out\n"
 
 
-def test_a_failed_run_exits_1_when_all_is_done(game: Path, cli: Any) -> None:
+def test_a_failed_run_exits_1_when_all_is_done(broken: Path, cli: Any) -> None:
     code, out, err = cli("sweep", "broken.yaml", "game.yaml", "--methods", "random", *SMALL)
     assert code == 1
     assert "2 runs, 1 failed, 1 finished" in out
