@@ -154,8 +154,8 @@ def _session_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _own_cache(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, _session_cache: Path
 ) -> None:
-    """Keep indexes and models that tests build away from the user's own cache; slow tests share it."""
-    if request.node.get_closest_marker("slow") is None:
+    """Keep indexes and models that tests build away from the user's own cache, except for those marked."""
+    if request.node.get_closest_marker("user_cache") is None:
         monkeypatch.setenv("COMPOUND_CACHE", str(_session_cache))
 
 

@@ -52,6 +52,7 @@ def statuses(facts: Mapping[str, Any]) -> list[str]:
     return [each["status"] for each in facts["runs"]]
 
 
+@pytest.mark.slow
 def test_the_results_are_those_of_a_sweep_in_this_process(
     game: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +80,7 @@ def test_by_default_each_machine_has_a_run(game: Path, monkeypatch: pytest.Monke
     assert tasks.most == len(asyncio.run(tasks.check("{}")))
 
 
+@pytest.mark.slow
 def test_a_killed_task_is_resumed_from_its_checkpoint(
     game: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,6 +270,7 @@ def test_an_answer_is_not_trusted(
     assert re.search(message, facts["runs"][0]["reason"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["file", "signal"])
 def test_a_stop_ends_all_tasks_and_the_same_call_goes_on(
     game: Path, monkeypatch: pytest.MonkeyPatch, how: str

@@ -162,6 +162,7 @@ def run(given: Given, folder: Path) -> Any:
 
 
 class TestCounts:
+    @pytest.mark.slow
     @pytest.mark.parametrize("method", sorted(set(METHODS) - set(WEIGHTS)))
     def test_no_method_takes_more_than_the_dry_run_says(self, method: str, tmp_path: Path) -> None:
         lm = ScriptedLM(reply, price=PRICE)
@@ -330,6 +331,7 @@ class TestPilot:
         )
         assert "limits: system_runs 2, tokens 5000" in text
 
+    @pytest.mark.slow
     def test_failed_runs_are_a_warning(self, tmp_path: Path) -> None:
         lm = ScriptedLM([ConnectionError("no route")] * 50)
         found = estimate(program("random", lm, one()), pilot=1, run_dir=tmp_path / "run")

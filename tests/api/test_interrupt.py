@@ -161,6 +161,7 @@ def test_a_call_from_another_thread_of_a_running_loop_works() -> None:
     assert asyncio.run(cell()).outputs == {"y": "yes"}
 
 
+@pytest.mark.slow
 def test_an_interrupted_script_continues_where_it_was(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", COMMON + "optimize()"]
@@ -247,6 +248,7 @@ def kernel(tmp_path: Path) -> Iterator[Kernel]:
         made.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["optimize", "evaluate"])
 def test_an_interrupted_cell_stops_and_the_same_cell_continues(kernel: Kernel, what: str) -> None:
     assert kernel.execute(COMMON)[0]["status"] == "ok"

@@ -86,6 +86,7 @@ def test_evaluate_gives_equal_results(folder: Path, transports: list[LocalTransp
     assert transports[0].started == 4  # three, and one that replaced the lost one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["random", "search", "optimas"])
 def test_methods_make_the_same_decisions_on_workers(
     folder: Path, tmp_path: Path, method: str, transports: list[LocalTransport]

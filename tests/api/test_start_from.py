@@ -78,6 +78,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> cp.Result:
         return run(tmp_path_factory.mktemp("first") / "run", 300)
 
 
+@pytest.mark.slow
 def test_the_start_of_the_run_says_what_it_uses(first: cp.Result, tmp_path: Path) -> None:
     result = run(tmp_path / "run", 60, seed=3, start_from=first.path)
     assert any(f"starts from {first.path}: " in note for note in result.notes)

@@ -127,6 +127,7 @@ class TestPooled:
 # --- the table -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_table_holds_what_the_runs_found(game: Path) -> None:
     facts = run()
     results = {
@@ -216,6 +217,7 @@ optimize: {{valid_size: 20, seed: 3, budget: {{system_runs: 240}}, optimas: {{ba
 """
 
 
+@pytest.mark.slow
 def test_the_accuracy_of_local_rewards_stands_in_a_table_of_its_own(game: Path) -> None:
     (game / "relay.yaml").write_text(RELAY)
     questions = [f"question {i}" for i in range(150)]
@@ -248,6 +250,7 @@ def test_a_method_that_cannot_work_on_a_system_is_no_failure(game: Path) -> None
 # --- resume --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_finished_runs_are_skipped_and_a_lost_one_is_made_again(game: Path) -> None:
     expected = run()
     shutil.rmtree(game / "out/game/random/1")
@@ -259,6 +262,7 @@ def test_finished_runs_are_skipped_and_a_lost_one_is_made_again(game: Path) -> N
     assert kept.stat().st_mtime_ns == stamp
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["out", "out/game/random/0"])
 def test_a_stop_file_ends_it_and_the_same_call_goes_on(game: Path, where: str) -> None:
     expected = timeless(run(folder="whole"))
@@ -396,6 +400,7 @@ def test_a_broken_run_directory_fails_alone(game: Path) -> None:
 SMALL = ("--set", "optimize.budget.system_runs=120", "--run", "out")
 
 
+@pytest.mark.slow
 def test_the_command_shows_progress_and_the_table(game: Path, cli: Any) -> None:
     code, out, err = cli(
         "sweep", "game.yaml", "--methods", "search, random", "--seeds", "0,1", *SMALL

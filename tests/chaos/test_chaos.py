@@ -42,6 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_toy_model(tmp_path_factory.mktemp("model"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "seed"),
     [
@@ -58,6 +59,7 @@ def test_a_killed_run_ends_as_one_that_was_not(
         assert not record.problems, record
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [
@@ -83,6 +85,7 @@ def test_a_faulty_server_is_survived(
     assert not record.problems, record
 
 
+@pytest.mark.slow
 def test_a_damaged_run_directory_is_named_or_makes_no_difference(
     launcher: Launcher, tmp_path: Path
 ) -> None:
@@ -91,6 +94,7 @@ def test_a_damaged_run_directory_is_named_or_makes_no_difference(
     assert [record for record in records if record.problems] == []
 
 
+@pytest.mark.slow
 def test_a_full_disk_loses_nothing(launcher: Launcher, tmp_path: Path) -> None:
     for record in full_disks(launcher, WORKLOADS["random"], [1_000, 60_000], tmp_path):
         assert not record.problems, record

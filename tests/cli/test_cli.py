@@ -289,6 +289,7 @@ def test_mostly_failing_runs_exit_1_with_the_reason(game: Path, cli: Any) -> Non
 # --- optimize ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_optimize_finds_the_number_and_another_process_can_use_it(game: Path, cli: Any) -> None:
     ran = cli("optimize", "game.yaml", "--json")
     assert ran.code == 0, ran.err
@@ -309,6 +310,7 @@ def test_optimize_finds_the_number_and_another_process_can_use_it(game: Path, cl
     assert abs(after - 8.0) < abs(before - 8.0)
 
 
+@pytest.mark.slow
 def test_a_finished_run_wants_new_and_reports_can_be_written_again(game: Path, cli: Any) -> None:
     assert "best configuration" in cli("optimize", "game.yaml", "--quiet").out
     again = cli("optimize", "game.yaml")
@@ -362,6 +364,7 @@ def test_an_unknown_method_is_bad_input(game: Path, cli: Any) -> None:
     assert "did you mean 'search'" in ran.err
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_the_same_command_goes_on(game: Path, cli: Any) -> None:
     expected = json.loads(cli("optimize", "game.yaml", "--json", "--run", "whole").out)
     arguments, environment = command("optimize", "game.yaml", GAME_SECONDS="0.02")
@@ -612,6 +615,7 @@ def test_a_working_directory_that_is_gone_is_named(
     assert "defect" not in ran.err
 
 
+@pytest.mark.slow
 def test_a_style_file_in_the_working_directory_does_not_style_figures(game: Path, cli: Any) -> None:
     """It could have LaTeX run on the texts of a run."""
     small = ("--set", "optimize.budget.system_runs=70", "--quiet")

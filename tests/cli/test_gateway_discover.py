@@ -65,6 +65,7 @@ def run(folder: Path, *arguments: str) -> Any:
     return found
 
 
+@pytest.mark.slow
 def test_prompts_are_written_and_recognized_afterwards(folder: Path) -> None:
     found = run(
         folder, "--yes", "--examples", "4", "--temperature", "--model", "smollm2", "--model", "a/b"

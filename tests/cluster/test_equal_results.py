@@ -72,6 +72,7 @@ def test_every_number_of_workers_gives_the_results_of_one_process(
     assert executor.meter.system_runs == meter.system_runs
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     workers=st.integers(1, 4),

@@ -241,6 +241,7 @@ def test_an_input_without_a_json_form_is_named() -> None:
         cp.run(found, {"question": math.nan}, engines={"lm": echo()})
 
 
+@pytest.mark.slow
 def test_an_agent_is_ended_with_its_children_at_its_time_limit(tmp_path: Path) -> None:
     found = system(external_agents.waiting, prompts=[], timeout=12.0)
     trace = run(found, question=str(tmp_path / "child"), check=False)

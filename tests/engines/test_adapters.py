@@ -190,6 +190,7 @@ def test_a_layer_gets_its_low_rank_addition_and_loses_it_again(
             assert model.own(x).tolist() == [[[3.0, 0.0]]] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("deterministic", [False, True])

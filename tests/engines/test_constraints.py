@@ -104,6 +104,7 @@ def test_labels_may_follow_a_cue_after_a_space(folder: Path) -> None:
         assert cue or not any(text.startswith(" ") for text in texts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_constrained_and_free_answers_of_one_batch_are_those_they_have_alone(
     deterministic: bool, folder: Path

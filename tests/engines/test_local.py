@@ -143,6 +143,7 @@ def logprobs(completion: Completion) -> tuple[float, ...]:
 # -- what is sampled ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", ["", SHARED])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_greedy_answers_are_those_of_the_model_alone(
@@ -362,6 +363,7 @@ run_optimization(system, data, metric, settings, run_dir=sys.argv[2], engines={"
 """
 
 
+@pytest.mark.slow
 def test_a_whole_deterministic_run_is_the_same_under_every_hash_seed_one_call_at_a_time_or_many(
     folder: Path, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
@@ -393,6 +395,7 @@ def test_a_whole_deterministic_run_is_the_same_under_every_hash_seed_one_call_at
 # -- batches, threads, loops ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_calls_made_together_are_one_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
     original = decoding.Decoder.run
@@ -687,6 +690,7 @@ QUESTIONS = ["What is the capital of France?", "Which planet is the largest?", "
 
 
 @pytest.mark.slow
+@pytest.mark.user_cache
 def test_the_real_model_answers_a_simple_question(smollm2: str) -> None:
     torch.set_num_threads(2)
     answers = run(TransformersEngine(smollm2), *(ask(text, max_tokens=24) for text in QUESTIONS))

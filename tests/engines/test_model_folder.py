@@ -347,6 +347,7 @@ def _given(call: ast.Call) -> dict[str, str]:
     return {keyword.arg or "**": ast.unparse(keyword.value) for keyword in call.keywords}
 
 
+@pytest.mark.slow
 def test_every_call_that_loads_a_model_refuses_code_and_pickles() -> None:
     seen = 0
     for place, call in _calls():
@@ -368,6 +369,7 @@ def test_every_call_that_loads_a_model_refuses_code_and_pickles() -> None:
     assert seen == 8
 
 
+@pytest.mark.slow
 def test_nothing_in_the_package_unpickles_or_evaluates() -> None:
     banned = {
         "eval",

@@ -278,6 +278,7 @@ def gemma() -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.user_cache
 def test_the_real_weights_predict_english(gemma: Path) -> None:
     """Wrong norms, rotary bases or scales would give perplexities in the thousands."""
     torch = pytest.importorskip("torch")

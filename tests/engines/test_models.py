@@ -158,6 +158,7 @@ def test_the_faster_format_is_the_one_that_measures_faster(monkeypatch: pytest.M
 
 
 @pytest.mark.slow
+@pytest.mark.user_cache
 def test_the_real_weights_convert_once_and_keep_their_exact_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

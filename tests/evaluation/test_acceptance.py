@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 from scipy import stats
 
 from benchmarks.simulated.acceptance.worlds import WORLDS, supported
@@ -94,10 +95,12 @@ def significantly_above(level: float, successes: int, n: int) -> bool:
 class TestNoDifference:
     """A/A: candidates that are exactly as good as the incumbent, under another name."""
 
+    @pytest.mark.slow
     def test_false_accepts_stay_within_alpha_over_whole_runs(self, tmp_path: Path) -> None:
         falsely = runs_that_accept(tmp_path, 200, chance=0.4)
         assert not significantly_above(ALPHA, falsely, 200)
 
+    @pytest.mark.slow
     def test_skewed_losses_are_not_accepted_more_often_than_alpha_over_whole_runs(self) -> None:
         """Each candidate gains 0.05 on most examples and loses 0.95 on one in nineteen: worse on average."""
         world = WORLDS["worse, skewed"]
@@ -118,11 +121,13 @@ class TestNoDifference:
 
 
 class TestTrueGain:
+    @pytest.mark.slow
     def test_a_gain_of_45_points_is_accepted_in_four_of_five_runs(self, tmp_path: Path) -> None:
         """From 0.40 to 0.85 on 20 examples, in one of three decisions."""
         found = runs_that_accept(tmp_path, 100, chance=0.85)
         assert found >= 80
 
+    @pytest.mark.slow
     def test_a_loss_of_35_points_is_never_accepted(self, tmp_path: Path) -> None:
         assert runs_that_accept(tmp_path, 15, chance=0.05) == 0
 

@@ -66,6 +66,7 @@ def test_a_right_program_passes_and_a_verdict_that_can_be_forged_says_so() -> No
     assert "can forge this verdict" in found.feedback
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "apart", "together"),
     [
@@ -93,6 +94,7 @@ def test_a_wrong_program_fails_and_the_feedback_says_why(
         assert reason in (found.feedback or "")
 
 
+@pytest.mark.slow
 def test_a_program_that_does_not_end_is_stopped() -> None:
     require_sandbox()
     brief = Sandbox(SandboxLimits(cpu=30, wall=3))
@@ -366,6 +368,7 @@ FORGED_APART = [name for name in {**FORGED, **OWN_OBJECTS} if not name.startswit
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", FORGED_APART)
 def test_no_program_forges_a_verdict(attack: str) -> None:
     """The tests of both functions run in the same process; half of the programs meet each."""
@@ -373,6 +376,7 @@ def test_no_program_forges_a_verdict(attack: str) -> None:
     assert judged({**FORGED, **OWN_OBJECTS}[attack]).value == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "attack", [name for name in FORGED if name.startswith("load-")] + ["call-exit-0"]
 )
@@ -476,6 +480,7 @@ PICKLES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PICKLES)
 def test_pickles_of_a_program_run_no_code_in_the_process_of_the_tests(kind: str) -> None:
     written, read = PICKLES[kind]

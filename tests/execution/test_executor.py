@@ -1008,6 +1008,7 @@ print(module.told(asyncio.run(executor.fork(system, trace, "best", outputs={{"ou
 """
 
 
+@pytest.mark.slow
 def test_d5_a_trace_and_its_fork_are_the_same_under_every_hash_seed(
     under_every_hash_seed: Callable[[str], set[str]],
 ) -> None:

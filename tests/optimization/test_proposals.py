@@ -89,6 +89,7 @@ def proposals_of(run: Path) -> dict[str, Any]:
     return dict(summarize(run)["proposals"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", ["gepa", "opro", "textgrad", "mipro", "search", "llm_selector_diagnoser"]
 )

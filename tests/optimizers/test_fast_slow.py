@@ -138,6 +138,7 @@ class TestTraining:
         assert limit == plain
         assert entry(plain, "curve", list)
 
+    @pytest.mark.slow
     def test_rounds_find_prompts_that_rollouts_use(self) -> None:
         pytest.importorskip("peft")
         rounds = {"stages": ["mmgrpo"], "interleave": {"every": 2, "share": 12.0}}

@@ -130,6 +130,7 @@ class TestDesign:
 
 
 class TestJobs:
+    @pytest.mark.slow
     def test_a_joint_search_beats_a_random_one_at_equal_runs(self, job: Any) -> None:
         """Shares of the optimum of five components with 16 options."""
         reached: dict[str, list[float]] = {"joint": [], "random": []}

@@ -374,6 +374,7 @@ async def events(optimizer: Optimizer, task: Task) -> list[Progress]:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 class TestStored:
+    @pytest.mark.slow
     def test_every_checkpoint_is_read_as_what_it_was(
         self, made: Callable[[str], Any], name: str
     ) -> None:

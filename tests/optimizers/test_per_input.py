@@ -404,6 +404,7 @@ class TestOptimas:
         for tool in TOOLS:
             assert sum(row["answer"] == tool for row in rows(100, "test")) < 50
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("form", ["result", "paper"])
     def test_it_reaches_the_optimum(self, form: str, request: pytest.FixtureRequest) -> None:
         result: cp.Result = request.getfixturevalue(form)
@@ -426,6 +427,7 @@ class TestOptimas:
         assert "choice=low*x" in card
         assert GOLD not in card
 
+    @pytest.mark.slow
     def test_a_fresh_process_chooses_the_same_wherever_the_run_lies(
         self, file: Path, result: cp.Result, tmp_path: Path
     ) -> None:
@@ -456,6 +458,7 @@ class TestOptimas:
         assert value["path"].startswith("memory/tool-")
         assert folder_digest(result.path / value["path"]) == value["sha256"]
 
+    @pytest.mark.slow
     def test_another_run_starts_from_it_and_keeps_it(
         self, file: Path, result: cp.Result, tmp_path: Path
     ) -> None:

@@ -251,6 +251,7 @@ class TestHalving:
         assert (few, many[:2]) == ([50], [50, 75])
         assert promising.runs_left < 10  # two runs for each of a twentieth of the examples
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("runs", [math.inf, 250])
     def test_the_best_candidate_wins_nearly_always(self, runs: float) -> None:
         """One of the modes is right 90 % of the time, the others and the incumbent 40 %."""
@@ -472,6 +473,7 @@ class TestDemos:
         assert len({canonical_json(d) for d in drawn}) == len(drawn)
         assert drawn == draw_demos(pool, most, rng(seed))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("optimizer", [JOINT, RandomSearch()], ids=["joint", "random"])
     @pytest.mark.parametrize("left", [math.inf, 300, 60, 20])
     @pytest.mark.parametrize("train", [120, 20, 5, 2])
@@ -487,6 +489,7 @@ class TestDemos:
             scored |= {name for batch in scorer.batches for name in batch}
         assert not seen & scored
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("left", [math.inf, 100])
     def test_d12_other_jobs_do_not_score_on_examples_the_system_shows(self, left: float) -> None:
         """The answers stand in the prompt: whatever copies them would win."""
@@ -552,6 +555,7 @@ class TestLaws:
         for candidate in progress[0].state["candidates"]:
             tight.bind(candidate)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("left", [math.inf, 300, 100])
     def test_a_search_resumes_at_every_point_to_the_same_proposal(self, left: float) -> None:
         worth = good_at({"answerer.prompt": "Written 3."})
@@ -559,6 +563,7 @@ class TestLaws:
         written = JointSearch(CandidateSources(("describe", "reflect", "demos", "edits")))
         check_resume(written, task(system(temperature=Float(0, 1)), None), worth, left)
 
+    @pytest.mark.slow
     @settings(max_examples=40)
     @given(
         st.integers(16, 400),
@@ -587,6 +592,7 @@ class TestLaws:
             assert scorer.spent <= share
 
 
+@pytest.mark.slow
 def test_d2_every_job_meets_fresh_examples() -> None:
     """The batches of two jobs differ, in their first rung already; the same job meets the same ones."""
 

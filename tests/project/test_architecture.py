@@ -26,6 +26,7 @@ def graphs() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_modules_do_not_import_each_other_in_cycles(graphs: ModuleType) -> None:
     graph = graphs.import_graph()
     assert [found for found in nx.strongly_connected_components(graph) if len(found) > 1] == []
@@ -33,6 +34,7 @@ def test_modules_do_not_import_each_other_in_cycles(graphs: ModuleType) -> None:
     assert graph.has_edge("compound.graph.system", "compound.graph.component")
 
 
+@pytest.mark.slow
 def test_imports_lead_downward_in_every_package(graphs: ModuleType) -> None:
     graph = graphs.import_graph()
     upward = []
@@ -91,6 +93,7 @@ def test_tests_mirror_the_packages(graphs: ModuleType) -> None:
     assert folders - others <= packages
 
 
+@pytest.mark.slow
 def test_the_page_shows_the_packages_as_they_are(graphs: ModuleType) -> None:
     text = graphs.PAGE.read_text("utf-8")
     assert text == graphs.page(text), "run `make docs`"

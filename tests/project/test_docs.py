@@ -101,6 +101,7 @@ def answering(message: str) -> str:
     return str((re.findall(r"\d+", message) or ["none"])[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:.*will be removed in v6:FutureWarning"
 )  # of TRL's own arguments
@@ -170,6 +171,7 @@ def test_files_load(page: Path, text: str, folder: Path) -> None:
 RECIPES = [text for text in blocks(ROOT / "docs" / "cookbook.md", "yaml") if "optimize:" in text]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", RECIPES, ids=lambda text: text.split()[1])
 def test_recipes_optimize(text: str, folder: Path) -> None:
     """Every recipe runs to a result; those that train weights are only planned."""
@@ -333,6 +335,7 @@ optimize: {method: "my_optimizer:one_draw", one_draw: {weight: 2.0}, budget: {sy
     assert result.test_after.mean == 1.0
 
 
+@pytest.mark.slow
 def test_the_kits_of_the_guide_pass(tmp_path: Path) -> None:
     """The examples of the guide pass under pytest in a test module."""
     text = "\n".join(blocks(ROOT / "docs" / "guides" / "extending.md", "python"))

@@ -28,6 +28,7 @@ def source(name: str) -> str:
     return (ROOT / Path(*inside)).with_suffix(".py").read_text("utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", modules())
 def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

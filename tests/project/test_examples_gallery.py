@@ -65,6 +65,7 @@ def scores_of(result: cp.Result) -> tuple[float, float]:
 # --- without a model ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_plain_functions_find_the_known_optimum(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     assert run("plain_functions") == expected("plain_functions")
@@ -105,6 +106,7 @@ def test_the_remote_api_is_asked_within_consent_rate_and_budget(run: Run, tmp_pa
     )
 
 
+@pytest.mark.slow
 def test_a_resumed_run_repeats_no_recorded_request(run: Run, tmp_path: Path) -> None:
     requests, whole, again, same = run("resume")
     first, second = map(int, re.findall(r"\d+", requests))
@@ -135,6 +137,7 @@ def test_examples_of_the_embedded_model_run_on_a_scripted_one(
 
 
 @pytest.mark.slow
+@pytest.mark.user_cache
 @pytest.mark.usefixtures("embedded")
 def test_rag_gains_by_demonstrations(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("bm25s")
@@ -144,6 +147,7 @@ def test_rag_gains_by_demonstrations(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.user_cache
 @pytest.mark.usefixtures("embedded")
 def test_more_turns_give_more_valid_slogans(run: Run, tmp_path: Path) -> None:
     run("loop")
@@ -154,6 +158,7 @@ def test_more_turns_give_more_valid_slogans(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.user_cache
 @pytest.mark.usefixtures("embedded")
 def test_the_map_tunes_question_and_share(run: Run, tmp_path: Path) -> None:
     """Whether a gain is found depends on how the processor rounds: the labels of some reviews are close."""
@@ -165,6 +170,7 @@ def test_the_map_tunes_question_and_share(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.user_cache
 @pytest.mark.usefixtures("embedded")
 def test_the_judge_beats_a_constant_and_decides(run: Run, tmp_path: Path) -> None:
     printed = run("judge_metric")
@@ -175,6 +181,7 @@ def test_the_judge_beats_a_constant_and_decides(run: Run, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.user_cache
 @pytest.mark.usefixtures("embedded")
 def test_training_raises_the_reward_on_new_reviews(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("peft")
@@ -186,6 +193,7 @@ def test_training_raises_the_reward_on_new_reviews(run: Run, tmp_path: Path) -> 
 # --- the gallery -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_example_runs_without_a_folder_and_leaves_nothing(tmp_path: Path) -> None:
     command = [sys.executable, str(GALLERY / "model_selector.py")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}

@@ -126,6 +126,7 @@ NEVER_IMPORTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "action"), ACTIONS, ids=[f"{m}-{i}" for i, (m, _) in enumerate(ACTIONS)]
 )

@@ -64,6 +64,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [
@@ -80,6 +81,7 @@ def test_importing_loads_no_heavy_library(code: str) -> None:
     assert (ran.stdout, ran.stderr) == ("[]\n", "")
 
 
+@pytest.mark.slow
 def test_the_demo_needs_no_library_that_it_does_not_install(tmp_path: Path) -> None:
     """The libraries of other extras are blocked, as if they were not installed."""
     (named,) = re.findall(

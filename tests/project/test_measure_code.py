@@ -63,6 +63,7 @@ def test_the_measures_are_those_of_the_definitions(project: Path) -> None:
     assert {name: found[name] for name in FOUND} == FOUND
 
 
+@pytest.mark.slow
 def test_what_exceeds_its_budget_fails(project: Path) -> None:
     ran = run(project, "--check")
     assert ran.returncode == 1

@@ -70,6 +70,7 @@ def below(folder: str, pattern: str = "*") -> set[str]:
     }
 
 
+@pytest.mark.slow
 def test_the_source_distribution_holds_documentation_tests_and_constraints(
     built: tuple[set[str], set[str]],
 ) -> None:

@@ -46,6 +46,7 @@ def run(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_command_lists_its_extensions(installed: Path) -> None:
     found = json.loads(run(installed, "compound", "check", "--extensions", "--json").stdout)
     own = [row for row in found if row["package"] == "compound-example"]
@@ -59,6 +60,7 @@ def test_the_command_lists_its_extensions(installed: Path) -> None:
     assert [row["problem"] for row in own] == [""] * 5
 
 
+@pytest.mark.slow
 def test_a_file_uses_them(installed: Path) -> None:
     ran = run(installed, "compound", "optimize", "system.yaml", "--run", "one", "--json", "--quiet")
     assert ran.returncode == 0, ran.stderr
@@ -74,6 +76,7 @@ def test_an_unknown_setting_is_reported_at_its_place(installed: Path) -> None:
     assert "optimize.hill_climb.stepp: unknown key; did you mean 'step'?" in ran.stderr
 
 
+@pytest.mark.slow
 def test_its_own_tests_pass(installed: Path) -> None:
     ran = run(installed, "pytest", "-q", "-p", "no:cacheprovider", "tests")
     assert ran.returncode == 0, ran.stdout

@@ -39,6 +39,7 @@ def texts(notebook: Any, kind: str = "text/plain") -> str:
     return "\n".join(map(str, found))
 
 
+@pytest.mark.slow
 def test_it_runs_with_a_scripted_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = NOTEBOOK.parents[2]
     monkeypatch.setenv("PYTHONPATH", str(root))

@@ -31,6 +31,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_every_link_leads_to_a_page_and_an_anchor_of_the_site(site: Path) -> None:
     pages = {
         page: page.read_text("utf-8") for page in site.rglob("*.html") if page.name != "404.html"

@@ -15,6 +15,7 @@ import pytest
 from reference import atlas
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", atlas.METHODS)
 def test_a_scripted_run_is_that_of_the_earlier_version(method: str) -> None:
     expected = json.loads(atlas.SCRIPTED_FILE.read_text())[method]
@@ -25,6 +26,7 @@ def test_a_scripted_run_is_that_of_the_earlier_version(method: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.user_cache
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs the extra local")
 def test_a_deterministic_run_of_the_embedded_model_is_that_of_the_earlier_version() -> None:
     expected = json.loads(atlas.EMBEDDED_FILE.read_text())

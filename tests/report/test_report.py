@@ -188,6 +188,7 @@ def exact_interval(values: list[float]) -> tuple[float, float, float]:
     return sum(values) / len(values), found.low, found.high
 
 
+@pytest.mark.slow
 def test_the_headline_holds_the_numbers_computed_by_hand(runs: Mapping[str, Path]) -> None:
     path = runs["improved"]
     before, after = rows_of(path, "test_before"), rows_of(path, "test_after")

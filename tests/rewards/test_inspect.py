@@ -401,6 +401,7 @@ def test_pairs_teach_the_reward_of_the_search_what_the_prior_does_not_read(run: 
     assert {round(judged.pair.gap, 6) for judged in found.judgements} == {0.1, 0.2}
 
 
+@pytest.mark.slow
 def test_the_report_of_such_a_run_has_the_section(second: Path) -> None:
     markdown, html = ((second / name).read_text("utf-8") for name in ("report.md", "report.html"))
     assert "\n## Local rewards\n" in markdown
@@ -459,6 +460,7 @@ def pictures(notebook: Any) -> list[str]:
     return [output["data"][SVG] for output in outputs if SVG in output.get("data", {})]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the kernel's machinery
 def test_the_notebook_runs_on_another_run_and_shows_other_figures(
     second: Path, monkeypatch: pytest.MonkeyPatch
@@ -470,6 +472,7 @@ def test_the_notebook_runs_on_another_run_and_shows_other_figures(
         assert "".join(a) != b
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the kernel's machinery
 def test_the_notebook_has_the_outputs_of_the_tiny_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(NOTEBOOKS.parents[1]))

@@ -95,6 +95,7 @@ def test_without_noise_downstream_every_pair_has_the_known_order(shape: str) -> 
     assert all(len(c.rewards) == 1 for d in found.draws for c in d.candidates)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_d4_the_current_output_wins_and_loses_like_any_other(shape: str) -> None:
     """D4: pairs were taught to prefer the status quo; here every decided pair is there, whoever wins."""

@@ -56,6 +56,7 @@ def passes(inputs: int, skill: float, columns: int, seed: int) -> bool:
 class TestGate:
     """Regression tests: useless rewards steered in a third to two thirds of cases with 4 to 12 inputs."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("inputs", "columns"), [(8, 1), (12, 10)])
     def test_features_without_information_pass_at_most_at_the_level(
         self, inputs: int, columns: int

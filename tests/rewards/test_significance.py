@@ -143,6 +143,7 @@ def decided(noise: Noise, common: float, most: int, better: float = 0.0, seed: i
     return found / DRAWS / (3 if better else 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("common", [0.0, 0.7])
 @pytest.mark.parametrize("noise", [normal, binary, rare])
 @pytest.mark.parametrize("most", [2, 4, 6])

@@ -201,6 +201,7 @@ ENDS = "test_a_lost_step_ends"
 GLOBAL = "test_global_generators_are_not_used"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "check", "message"),
     [

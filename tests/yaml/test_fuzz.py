@@ -118,6 +118,7 @@ def damaged(seed: int) -> bytes:
     return bytes(raw)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", range(0, 10_000, 1_000))
 def test_a_damaged_file_loads_or_is_refused_with_places(start: int) -> None:
     loaded = 0

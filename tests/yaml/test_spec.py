@@ -336,12 +336,14 @@ def test_reading_a_file_loads_no_heavy_library(tmp_path: Path) -> None:
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [DESIGN, EVERYTHING, SMALL])
 def test_good_files_fit_the_json_schema(text: str) -> None:
     jsonschema.Draft202012Validator.check_schema(schema())
     jsonschema.validate(read(text, "x.yaml").tree, schema(), cls=jsonschema.Draft202012Validator)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [

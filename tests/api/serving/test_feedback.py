@@ -81,6 +81,7 @@ def test_ids_of_streams_and_chats_can_be_rated(tmp_path: Path) -> None:
         ] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "status"),
     [
@@ -381,6 +382,7 @@ optimize: {method: search, valid_size: null, budget: {system_runs: 200}, seed: 0
 """
 
 
+@pytest.mark.slow
 def test_feedback_leads_to_a_better_configuration_which_the_server_then_uses(
     tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,6 +122,7 @@ def call(client: httpx.Client, path: str, body: Any, deadline: float) -> httpx.R
 
 
 @pytest.mark.slow
+@pytest.mark.user_cache
 def test_nothing_is_lost_while_servers_are_reloaded_drained_and_killed(tmp_path: Path) -> None:
     seconds = 60 * float(os.environ.get("SERVING_MINUTES", "1"))
     fleet, stop = Fleet(tmp_path), threading.Event()

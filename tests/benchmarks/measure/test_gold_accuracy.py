@@ -44,6 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_only_the_reward_with_gold_answers_orders_the_outputs_of_a_relay(run: Path) -> None:
     found = compare_rewards(WORLD.system(), [run])
     assert list(found) == ["a"]  # the other steps have nothing to tune

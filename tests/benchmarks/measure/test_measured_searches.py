@@ -83,6 +83,7 @@ def test_sampled_completions_are_not_stored(tmp_path: Path) -> None:
     assert len(lm.requests) == 4
 
 
+@pytest.mark.slow
 def test_methods_are_compared_on_the_same_examples_and_the_file_is_extended(
     system: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

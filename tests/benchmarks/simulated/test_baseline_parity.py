@@ -34,9 +34,11 @@ class TestComparison:
     def test_the_record_shows_the_same_requests_and_evaluations(self, name: str) -> None:
         check(RECORDED[name])
 
+    @pytest.mark.slow
     def test_the_record_is_what_ours_does(self, name: str) -> None:
         assert ours(*COMPARED[name]).facts(TIPS) == RECORDED[name]["ours"]
 
+    @pytest.mark.slow
     @pytest.mark.filterwarnings("ignore:Implementing custom LMs")
     def test_both_sides_live(self, name: str) -> None:
         pytest.importorskip("dspy")

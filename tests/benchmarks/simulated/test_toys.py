@@ -82,6 +82,7 @@ def test_a_perfect_player_reaches_the_optimum(name: str) -> None:
     assert set(evaluation.scores) == {task.optimum} == {1.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_chance_is_what_random_words_earn(name: str) -> None:
     task = toy(name, LM)

@@ -107,6 +107,7 @@ class TestReading:
         assert text.endswith(end)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["opro", "textgrad", "gepa", "mipro"])
 def test_each_method_improves_the_system(tmp_path: Path, method: str) -> None:
     changes = {

@@ -178,6 +178,7 @@ class TestWeights:
                     assert len(conversations(samples)) < len(samples)
         assert several
 
+    @pytest.mark.slow
     def test_a_step_of_grpo_moves_the_weights_of_the_turns(
         self, model: Path, tmp_path: Path
     ) -> None:

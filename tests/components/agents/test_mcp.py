@@ -127,6 +127,7 @@ class Listing(RecordingServer):
 
 
 class TestServers:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "schema",
         [
@@ -241,6 +242,7 @@ class TestSessions:
 
         asyncio.run(ask())
 
+    @pytest.mark.slow
     def test_a_server_that_hangs_is_left(
         self, odd: MCPServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -205,6 +205,7 @@ class TestTemplates:
         assert restricted in {"yes", "no"}
         assert free not in {"yes", "no"}  # the grammar of the answer would exclude every call
 
+    @pytest.mark.slow
     def test_the_first_runs_of_a_process_may_be_concurrent(self, model: Path) -> None:
         """Reading the template and loading the model, in several threads, import transformers at once."""
         code = f"""

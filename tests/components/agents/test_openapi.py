@@ -92,6 +92,7 @@ AT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("declared", "value", "query"),
     [
@@ -470,6 +471,7 @@ KEYWORDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KEYWORDS)
 def test_arguments_may_have_the_names_of_keywords(server: RecordingServer, name: str) -> None:
     """In the query, among the members of the body, inside one of them, in a definition, and as its name."""

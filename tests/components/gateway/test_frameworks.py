@@ -96,6 +96,7 @@ def system_of(found: ExternalAgent, lm: str = "lm") -> cp.System:
     return cp.System("capitals", {"answer": found(question=cp.Input("question"))}, lm=lm)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["langgraph", "agents_sdk", "node"])
 def test_prompts_are_discovered_then_optimized_to_the_known_optimum(
     kind: str, tmp_path: Path
@@ -142,6 +143,7 @@ def agent_of(system: cp.System) -> ExternalAgent:
 
 
 @pytest.mark.slow
+@pytest.mark.user_cache
 @pytest.mark.parametrize("kind", ["langgraph", "agents_sdk", "node"])
 def test_an_agent_runs_on_the_embedded_model(kind: str, tmp_path: Path) -> None:
     need("torch")

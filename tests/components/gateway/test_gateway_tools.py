@@ -302,6 +302,7 @@ def test_an_agent_that_takes_one_call_at_a_time_gets_one() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.user_cache
 def test_the_embedded_model_makes_valid_calls_only(smollm2: str) -> None:
     pytest.importorskip("llguidance")
     seen: list[Any] = []

@@ -50,6 +50,7 @@ def test_a_recognized_request_has_a_token_record(system: cp.System) -> None:
     assert len(record.prompt) == call.usage.prompt_tokens
 
 
+@pytest.mark.slow
 def test_weights_are_trained_on_the_requests_of_an_agent(system: cp.System, tmp_path: Path) -> None:
     rows = [{"id": str(i), "word": f"word {i}"} for i in range(20)]
 

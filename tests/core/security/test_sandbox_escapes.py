@@ -250,6 +250,7 @@ def names(outside: Outside) -> str:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", REFUSED)
 def test_what_a_program_attempts_is_refused(
     launcher: LauncherName, outside: Outside, attack: str, monkeypatch: pytest.MonkeyPatch
@@ -401,6 +402,7 @@ EXHAUSTING: dict[str, tuple[str, set[LimitName]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", EXHAUSTING)
 def test_a_program_that_exhausts_a_resource_ends_at_its_limit(
     launcher: LauncherName, attack: str
@@ -470,6 +472,7 @@ print("started", flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["os._exit(0)", "time.sleep(99)", "os.kill(os.getpid(), 9)"])
 def test_no_process_outlives_the_program(launcher: LauncherName, end: str) -> None:
     token = f"left-over-{secrets.token_hex(8)}"

@@ -286,6 +286,7 @@ for line in sys.stdin:
 
 
 class TestMCP:
+    @pytest.mark.slow
     @pytest.mark.parametrize("mode", ["silent", "endless"])
     def test_listing_the_tools_of_a_server_ends(self, tmp_path: Path, mode: str) -> None:
         pytest.importorskip("mcp")

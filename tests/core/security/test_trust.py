@@ -196,6 +196,7 @@ class TestKeys:
         assert "'GITHUB_TOKEN'" in ran.err
         assert "system.yaml:5:" in ran.err
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("provider", CONFIGURABLE_PROVIDERS)
     def test_a_server_without_a_key_is_sent_nothing_of_the_environment(
         self, ask: Any, server: Server, provider: str
@@ -281,6 +282,7 @@ class TestKeys:
         assert "not the name of an environment variable" in problem
         assert "--trust" not in problem
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "name",
         [
@@ -332,6 +334,7 @@ class TestKeys:
         assert server.secrets == {"GITHUB_TOKEN"}
         assert other.received == []
 
+    @pytest.mark.slow
     def test_a_redirect_of_a_vllm_server_is_not_followed(
         self, ask: Any, server: Server, other: Server
     ) -> None:
@@ -585,6 +588,7 @@ def test_a_connection_reads_keys_from_the_environment_alone() -> None:
         connection.arguments()
 
 
+@pytest.mark.slow
 def test_a_dotenv_file_in_the_working_directory_changes_nothing(tmp_path: Path) -> None:
     """litellm would read it, and a provider's address is one of the things it could set."""
     (tmp_path / ".env").write_text(

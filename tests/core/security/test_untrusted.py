@@ -168,6 +168,7 @@ SOME = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "name"),
     [*((kind, name) for kind in (link, fifo) for name in RUN_FILES), *SOME],

@@ -253,6 +253,7 @@ def test_a_content_that_holds_the_marks_is_kept(base: Any, monkeypatch: pytest.M
         text = seen[-1]
 
 
+@pytest.mark.slow
 def test_the_tokenizer_of_the_packaged_model_keeps_roles_apart(smollm2: str) -> None:
     tokenizer = model_folder.load_tokenizer(models.resolve(smollm2))
     ours = ChatTokenizer(tokenizer, smollm2)

@@ -195,6 +195,7 @@ async def test_no_server_is_started_in_the_block_and_one_that_is_being_started_i
     assert servers.requests() == [SLEEP]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("waking", "loads"), [("", 1), ("lost", 2)])
 @awaited
 async def test_adapters_are_loaded_again_only_if_waking_lost_them(
@@ -230,6 +231,7 @@ async def test_servers_without_sleep_mode_are_refused_and_stay_awake(
     assert len(servers.pids) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("behaviour", "failure"),
     [

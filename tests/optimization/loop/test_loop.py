@@ -159,6 +159,7 @@ def without_clocks(folder: Path) -> str:
 
 
 class TestFinding:
+    @pytest.mark.slow
     @pytest.mark.parametrize("method", ["search", "random"])
     def test_a_system_with_a_known_optimum_improves_on_the_test_split(
         self, tmp_path: Path, method: str
@@ -185,6 +186,7 @@ class TestFinding:
         assert "few words" in entry(result.best, "answerer.prompt", str)
         assert "\n" in entry(result.best, "answerer.prompt", str)
 
+    @pytest.mark.slow
     def test_where_there_is_nothing_to_gain_nothing_is_accepted_and_the_report_says_so(
         self, tmp_path: Path
     ) -> None:
@@ -315,6 +317,7 @@ class TestPlan:
         valid = [samples[i] for i in range(0, len(samples), 20)]
         assert valid[:3] == [0, 1, 1]
 
+    @pytest.mark.slow
     @settings(max_examples=12)
     @given(st.integers(32, 300), st.sampled_from([0.0, 1.0]), st.integers(1, 4), st.integers(1, 4))
     def test_the_search_never_starves_a_planned_decision(
@@ -460,6 +463,7 @@ class TestTestSplit:
         assert min(test) > max(search)
         assert sorted(questions[i] for i in test) == sorted(2 * [("te", str(i)) for i in range(20)])
 
+    @pytest.mark.slow
     def test_it_is_read_once_where_nothing_changed(self, tmp_path: Path) -> None:
         lm = ScriptedLM(lambda message: asked_for(message))
         result = run(tmp_path / "run", lm=lm)
@@ -468,6 +472,7 @@ class TestTestSplit:
         assert len(asked) == 20
         assert result.test_before == result.test_after
 
+    @pytest.mark.slow
     def test_its_samples_are_no_others(self, tmp_path: Path) -> None:
         run(tmp_path / "run", lm=ScriptedLM(eager))
         traces = list(RunDirectory.read_only(tmp_path / "run", "traces.jsonl"))
@@ -478,10 +483,12 @@ class TestTestSplit:
         assert not of["valid"] & of["test"]
         assert {t["split"] for t in traces} == {"valid", "test"}
 
+    @pytest.mark.slow
     def test_no_test_split_means_no_test_result(self, tmp_path: Path) -> None:
         result = run(tmp_path / "run", splits=data(60, 20, 0))
         assert (result.test_before, result.test_after) == (None, None)
 
+    @pytest.mark.slow
     def test_a_reserve_that_is_too_small_is_said_and_the_result_kept(self, tmp_path: Path) -> None:
         budget = BudgetSettings(calls=400, test_share=0.02)
         result = run(tmp_path / "run", SMALL.model_copy(update={"budget": budget}))
@@ -495,6 +502,7 @@ class TestTestSplit:
 
 
 class TestBudgets:
+    @pytest.mark.slow
     @settings(max_examples=25)
     @given(
         st.none() | st.integers(0, 200),
@@ -547,6 +555,7 @@ class TestBudgets:
         assert calls is None or len(lm.requests) <= 2 * calls
         assert events(folder)[-1]["event"] == "done"
 
+    @pytest.mark.slow
     def test_a_budget_too_small_for_the_baseline_is_an_error_that_a_larger_one_mends(
         self, tmp_path: Path
     ) -> None:
@@ -604,6 +613,7 @@ EVERYTHING = make_settings(
 
 
 class TestSeed:
+    @pytest.mark.slow
     def test_timing_and_concurrency_leave_no_mark(self, tmp_path: Path) -> None:
         written = set()
         for concurrency, latency in ((1, None), (64, any_time), (5, any_time)):
@@ -616,6 +626,7 @@ class TestSeed:
             )
         assert len(written) == 1
 
+    @pytest.mark.slow
     def test_hash_order_leaves_no_mark(self, tmp_path: Path) -> None:
         """Four processes with four string hashes, one call at a time or many, write the same events."""
         program = (
@@ -692,6 +703,7 @@ def interrupted(folder: Path, after: int) -> None:
 
 
 class TestGoingOn:
+    @pytest.mark.slow
     def test_a_finished_run_is_refused_and_left_as_it_is(self, tmp_path: Path) -> None:
         run(tmp_path / "run")
         before = {p: p.read_bytes() for p in (tmp_path / "run").iterdir() if "sqlite" not in p.name}
@@ -732,6 +744,7 @@ class TestGoingOn:
             "b.path: x → y",
         ]
 
+    @pytest.mark.slow
     def test_budget_concurrency_and_baselines_may_change(self, tmp_path: Path) -> None:
         interrupted(tmp_path / "run", 2)
         list_changes = SMALL.model_copy(
@@ -753,6 +766,7 @@ def traces(folder: Path) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 def test_an_evaluation_in_the_result_is_what_the_events_say(tmp_path: Path) -> None:
     result = run(tmp_path / "run")
     (baseline,) = events(tmp_path / "run", "start")

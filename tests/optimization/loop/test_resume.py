@@ -455,6 +455,7 @@ def asked_no_more(site: Site, seen: Seen, kills: int) -> None:
     assert again.total() <= 2 * CONCURRENCY * kills
 
 
+@pytest.mark.slow
 def test_the_uninterrupted_run_has_every_phase(site: Site) -> None:
     """Else the kills below would not reach them."""
     kinds = [event["event"] for event in events(site.whole)]
@@ -512,6 +513,7 @@ def plans(site: Site, seed: int, slow: bool) -> list[list[dict[str, Any]]]:
     return found + several
 
 
+@pytest.mark.slow
 def test_killed_at_any_instant_a_run_goes_on_to_the_same_end(
     site: Site, pytestconfig: pytest.Config
 ) -> None:
@@ -531,6 +533,7 @@ def test_killed_at_any_instant_a_run_goes_on_to_the_same_end(
     assert max(killed) >= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("site", ["optimas"], indirect=True)
 def test_killed_at_every_event_of_a_search_with_rewards_a_run_goes_on_to_the_same_end(
     site: Site, pytestconfig: pytest.Config
@@ -557,6 +560,7 @@ def test_killed_at_every_event_of_a_search_with_rewards_a_run_goes_on_to_the_sam
     assert len(ended) >= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.05, 0.4, 0.75, 0.97])
 def test_interrupted_politely_a_run_says_so_and_goes_on_to_the_same_end(
     site: Site, share: float

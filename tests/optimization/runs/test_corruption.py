@@ -307,6 +307,7 @@ def damaged(source: Path, target: Path, step: int) -> Iterator[tuple[str, Path, 
 # --- what comes of it ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_whatever_is_damaged_in_a_finished_run_it_reads_right_or_is_refused_by_name(
     runs: Runs, tmp_path: Path, step: int
 ) -> None:
@@ -347,6 +348,7 @@ def continued(path: Path) -> tuple[dict[str, Any], list[str]]:
     return json.loads((path / "best.json").read_text()), notes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", [0, 1], ids=["in the search", "in the baseline"])
 def test_whatever_is_damaged_in_a_killed_run_it_ends_right_or_says_so(
     runs: Runs, tmp_path: Path, moment: int, step: int, monkeypatch: pytest.MonkeyPatch
@@ -376,6 +378,7 @@ def test_a_run_without_checksums_is_read_and_continued(runs: Runs, tmp_path: Pat
     assert (shown(killed)["test"], verify(killed)) == (runs.facts["test"], [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["config.json", "checkpoint.json", *APPENDED])
 def test_wrong_types_in_files_without_checksums_end_in_no_traceback(
     runs: Runs, tmp_path: Path, name: str, step: int, monkeypatch: pytest.MonkeyPatch
@@ -406,6 +409,7 @@ def test_wrong_types_in_files_without_checksums_end_in_no_traceback(
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.slow
 def test_verify_names_what_is_damaged(runs: Runs, tmp_path: Path, step: int) -> None:
     assert verify(runs.finished) == []
     unnoticed = []

@@ -195,6 +195,7 @@ class TestRequests:
 
 
 class TestSearch:
+    @pytest.mark.slow
     def test_the_best_pair_is_found_though_neither_change_helps_alone(self, job: Any) -> None:
         """Of 36 pairs, one is right; every one of three searches of 40 trials finds it."""
         for seed in range(3):
@@ -388,6 +389,7 @@ class TestMethod:
             )
         }
 
+    @pytest.mark.slow
     def test_it_improves_a_system(self, tmp_path: Path) -> None:
         def data(kind: str, n: int) -> list[dict[str, Any]]:
             return [{"id": f"{kind}{i}", "question": f"what is {kind} {i}"} for i in range(n)]

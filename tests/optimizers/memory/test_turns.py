@@ -75,6 +75,7 @@ def trained(
         train(Case("chain", method, 0), Setup({**FEW, **settings}, engine=engine))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "settings", "before"),
     [

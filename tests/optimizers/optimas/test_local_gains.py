@@ -183,6 +183,7 @@ def test_a_relay_is_searched_with_local_evaluations_where_rewards_tell_something
     assert made.spent <= 100
 
 
+@pytest.mark.slow
 def test_beside_a_writer_a_step_takes_at_most_as_many_local_runs_as_whole_ones(
     job: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

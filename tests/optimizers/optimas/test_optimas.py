@@ -92,6 +92,7 @@ class TestBoltzmann:
 
 
 class TestGuidedSearch:
+    @pytest.mark.slow
     @pytest.mark.parametrize("shape", SHAPES)
     def test_every_component_finds_its_best_option(self, job: Any, shape: str) -> None:
         """Noise-free and without interaction: what is best locally is best."""
@@ -131,6 +132,7 @@ class TestGuidedSearch:
             made.run(guided_search(REWARDS, EDITS))
         assert made.spent == 0
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("make", [guided_search, offline_rewards])
     def test_interrupted_anywhere_it_proposes_the_same(self, job: Any, make: Any) -> None:
         world = Simulated("chain", noise=0.1, options=12, common=False)

@@ -127,6 +127,7 @@ class TestInTheSearch:
         (ratings,) = guided_search(REWARDS, CandidateSources(())).plan(job).requests
         assert (ratings.count, ratings.lm) == (MOST_RATINGS * 100, "judge")
 
+    @pytest.mark.slow
     def test_a_judge_is_trusted_as_far_as_scores_confirm_it(self, job: Any) -> None:
         trust = {}
         for name, reply in {"right": rate, "random": lambda m, rng: str(rng.integers(11))}.items():

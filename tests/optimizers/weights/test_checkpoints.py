@@ -206,6 +206,7 @@ class TestBestStep:
         }  # by evaluations, and by nothing else
         assert {example.id for example in run.task.train} == set(metric.seen)
 
+    @pytest.mark.slow
     def test_where_every_step_scores_less_than_the_start_nothing_is_proposed(
         self, toy_model: Path, tmp_path: Path
     ) -> None:
@@ -270,6 +271,7 @@ class TestBestStep:
         assert of_step[1] not in present[-1]  # step 5 took its place
         assert max(map(len, present)) <= 4
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("after", [1, 4, 5, 8])
     def test_interrupted_anywhere_it_goes_on_to_the_same_proposal(
         self, after: int, toy_model: Path, tmp_path: Path
@@ -357,6 +359,7 @@ class TestNextJob:
             run.job(system=system, number=number)
         return found
 
+    @pytest.mark.slow
     def test_adam_s_moments_are_those_of_the_proposed_step(
         self, toy_model: Path, tmp_path: Path
     ) -> None:
@@ -364,12 +367,14 @@ class TestNextJob:
         first = run.job(run.scripted(0.1, 0.3, 0.5, 0.4, 0.5))
         assert set(self.steps(run, first, 1).values()) == {2.0}
 
+    @pytest.mark.slow
     def test_the_critic_goes_on_too(self, toy_model: Path, tmp_path: Path) -> None:
         run = Run(toy_model, tmp_path, {"evaluation__every": 0}, name="mappo")
         first = run.job()
         counts = self.steps(run, first, 1)
         assert counts == dict.fromkeys(["first", "second", "third", "|value", "|critic"], 4.0)
 
+    @pytest.mark.slow
     def test_those_of_rejected_adapters_are_dropped_and_their_folder_is_deleted(
         self, toy_model: Path, tmp_path: Path
     ) -> None:

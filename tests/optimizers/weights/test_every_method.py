@@ -70,6 +70,7 @@ def model(make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFact
         return make_model(tmp_path_factory.mktemp("model"), positions=4096)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*METHODS, "better_together"])
 def test_the_method_alone_is_switched(name: str, model: Path, tmp_path: Path) -> None:
     slow: dict[str, Any] = (
@@ -177,6 +178,7 @@ def test_every_loss_can_be_named() -> None:
             assert type(chosen.settings) is VARIANTS[name].settings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mhgpo_is", "optimas"])
 @pytest.mark.parametrize(("share", "expected"), [(9.4, None), (4.6, 1.0)])
 def test_a_job_takes_no_more_than_its_share(
@@ -200,6 +202,7 @@ def test_a_job_takes_no_more_than_its_share(
     assert sum(record.get("kind") == "training" for record in records) < 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mmgrpo", "mhgpo_fof", "mhgpo_rr", "prompt_r1", "mygo", "ppo"])
 def test_metrics_of_components_describe_the_answers_of_all_rollouts(
     name: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -229,6 +232,7 @@ def assert_learned(records: list[dict[str, Any]]) -> None:
     assert all(record["sample_seconds"] > 0 for record in steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("local", ["ppo", "grpo"])
 def test_optimas_trains_weights_by_local_rewards_beside_prompts_and_numbers(
     local: str, model: Path, tmp_path: Path
@@ -248,6 +252,7 @@ def test_optimas_trains_weights_by_local_rewards_beside_prompts_and_numbers(
         assert record["reward"] == pytest.approx(own["reward"], abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mmgrpo", "mappo"])
 def test_answers_that_are_all_excluded_are_nothing_to_learn_from(
     name: str, model: Path, tmp_path: Path
@@ -272,6 +277,7 @@ def test_a_stored_adapter_is_one_that_others_can_use(model: Path, tmp_path: Path
     assert {oct(path.stat().st_mode & 0o777) for path in folder.iterdir()} == {oct(0o666 & ~mask)}
 
 
+@pytest.mark.slow
 def test_d6_training_goes_on_from_the_present_adapter(model: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
@@ -420,6 +426,7 @@ def test_the_trainer_computes_in_the_format_of_the_engine(model: Path, tmp_path:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
 def test_the_trainer_says_what_the_sampler_said_at_any_temperature(
     temperature: float, model: Path, tmp_path: Path

@@ -37,6 +37,7 @@ def learned(method: str) -> Mapping[str, Any]:
     return {name: found["after"][name] - found["before"][name] for name in NODES}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["mmgrpo", "mhgpo_fof", "mhgpo_rr"])
 def test_every_agent_of_a_chain_learns(method: str) -> None:
     gains = learned(method)
@@ -44,6 +45,7 @@ def test_every_agent_of_a_chain_learns(method: str) -> None:
     assert fmean(gains.values()) > 0.4, gains
 
 
+@pytest.mark.slow
 def test_agents_that_no_reward_flows_back_to_do_not_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the test above would say of a propagation that ends at the last agent."""
     whole = propagate

@@ -639,6 +639,7 @@ class TestTeachers:
             assert sample.tokens.logprobs == ((-0.5, -0.5) if kind == "same vocabulary" else ())
             assert sample.reward == 0.7
 
+    @pytest.mark.slow
     def test_the_prompt_of_a_teacher_is_that_of_the_trained_model(self, smollm2: str) -> None:
         """Contents hold no control tokens in either."""
         from compound.engines import model_folder, models

@@ -204,6 +204,7 @@ def whole(
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "place"),
     [
@@ -231,6 +232,7 @@ def test_sampling_ahead_is_another_training(whole: Callable[[str], dict[str, Any
     assert whole("mmgrpo ahead")["steps"] != whole("mmgrpo")["steps"]
 
 
+@pytest.mark.slow
 def test_a_full_disk_loses_nothing(
     train: Train, whole: Callable[[str], dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -240,6 +242,7 @@ def test_a_full_disk_loses_nothing(
 
 
 @pytest.mark.slow
+@pytest.mark.user_cache
 @pytest.mark.parametrize("method", ["mappo", "mhgpo_rr", "mygo", "better_together"])
 def test_other_methods_go_on_to_the_same_weights(
     method: str, train: Train, whole: Callable[[str], dict[str, Any]], tmp_path: Path

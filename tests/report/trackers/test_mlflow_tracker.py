@@ -184,6 +184,7 @@ def test_a_run_that_was_not_tracked_can_be_sent_once(
     )
 
 
+@pytest.mark.slow
 def test_a_run_directory_names_no_run_of_someone_else(
     store: MlflowClient, tmp_path: Path, cli: Any
 ) -> None:

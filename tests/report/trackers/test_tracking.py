@@ -155,6 +155,7 @@ def durable(position: int) -> bool:
     return position == 0 or SCRIPT[position - 1][0] != "memory"
 
 
+@pytest.mark.slow
 @given(cuts=st.lists(st.integers(0, len(SCRIPT)).filter(durable), max_size=4))
 def test_interruptions_change_nothing_of_what_is_logged(cuts: list[int]) -> None:
     with tempfile.TemporaryDirectory() as place:

@@ -96,6 +96,7 @@ def recorded(folder: Path) -> list[Offline]:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_a_run_and_its_baseline_are_recorded(offline: Path) -> None:
     result = optimize(offline / "run", baselines=("random",))
     found = {run.run.run_id: run for run in recorded(offline)}

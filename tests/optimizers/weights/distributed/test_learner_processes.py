@@ -85,6 +85,7 @@ def assert_end(pids: list[int]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_killed_process_ends_the_step_and_all_others(toy_model: Path, booting: Booting) -> None:
     """While the other one waits for it in a collective."""
     booting(f"{STUCK}if rank == 1: Trainer.step = stuck")
@@ -109,6 +110,7 @@ def test_a_killed_process_ends_the_step_and_all_others(toy_model: Path, booting:
     shutil.rmtree(processes.logs)
 
 
+@pytest.mark.slow
 def test_a_process_out_of_memory_names_the_settings(toy_model: Path, booting: Booting) -> None:
     """The other one fails, too, since it lost its peer; the cause is reported."""
     full = "from compound.optimizers.weights.learner.trainer import Trainer\n"
@@ -183,6 +185,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_no_process_outlives_the_run(
     number: signal.Signals, toy_model: Path, tmp_path: Path
@@ -204,6 +207,7 @@ def test_no_process_outlives_the_run(
     assert_end(pids)
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_a_step_that_another_thread_waits_for(
     toy_model: Path, booting: Booting
 ) -> None:
@@ -243,6 +247,7 @@ def test_messages_arrive_exactly_and_only_with_the_right_signature(
     assert not ours.has("request/1")
 
 
+@pytest.mark.slow
 def test_two_machines_train_to_the_weights_of_one_process(
     toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,6 +276,7 @@ def test_two_machines_train_to_the_weights_of_one_process(
     assert difference(weights_of(several, tmp_path), expected) <= 1e-6
 
 
+@pytest.mark.slow
 def test_one_setting_starts_the_processes_and_a_killed_one_loses_no_step(
     toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

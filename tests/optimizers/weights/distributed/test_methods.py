@@ -172,6 +172,7 @@ def test_every_method_trains_to_the_weights_of_one_process(
     assert max(differences) <= EQUAL
 
 
+@pytest.mark.slow
 def test_one_setting_starts_the_processes_and_a_killed_one_loses_no_step(
     toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

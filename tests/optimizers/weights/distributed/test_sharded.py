@@ -112,6 +112,7 @@ def booted(code: str, monkeypatch: pytest.MonkeyPatch) -> Processes:
 COUNTS = [2, pytest.param(4, marks=pytest.mark.slow)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("sharding", ["data", "fsdp"])
 def test_many_micro_batches_train_to_equal_weights(
@@ -124,6 +125,7 @@ def test_many_micro_batches_train_to_equal_weights(
     assert weights <= EQUAL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["data", "fsdp"])
 def test_a_critic_with_its_own_adapter_trains_to_equal_weights(
     sharding: str, toy_model: Path, group: Group, tmp_path: Path
@@ -135,6 +137,7 @@ def test_a_critic_with_its_own_adapter_trains_to_equal_weights(
     assert weights <= EQUAL
 
 
+@pytest.mark.slow
 def test_gradient_checkpointing_of_divided_layers_trains_to_equal_weights(
     toy_model: Path, group: Group, tmp_path: Path
 ) -> None:
@@ -147,6 +150,7 @@ def test_gradient_checkpointing_of_divided_layers_trains_to_equal_weights(
     assert weights <= EQUAL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
 def test_layers_are_divided_again_after_each_pass(
     checkpointing: bool, toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -182,6 +186,7 @@ LearnerWorker.carry_out = noted
     assert ("gradient checkpointing" in facts.get("unshared", "")) == checkpointing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("empty", ["equal", "other format"])
 def test_the_first_process_reads_the_weights_of_divided_layers(
     empty: str, toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -210,6 +215,7 @@ if {empty!r} == "other format":
     assert max(weights, norms) <= EQUAL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["dr_grpo", "dapo"])
 def test_every_kind_of_loss_is_the_sum_over_processes(
     loss: str, toy_model: Path, group: Group, tmp_path: Path
@@ -302,6 +308,7 @@ def fresh(sample: Sample, version: str) -> Sample:
     return replace(sample, on_policy=True, tokens=replace(sample.tokens, adapter=version))
 
 
+@pytest.mark.slow
 def test_errors_of_a_process_are_those_of_the_trainer(toy_model: Path, tmp_path: Path) -> None:
     """With the same class, so that the run treats them in the same way."""
     spec = declared(toy_model, ("x",))

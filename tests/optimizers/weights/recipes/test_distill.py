@@ -156,6 +156,7 @@ def divergence(one: Any, other: Any) -> float:
     return float((one * (one / other).log()).sum())
 
 
+@pytest.mark.slow
 def test_the_student_reaches_the_teacher_and_drops_its_prompt(model: Path, tmp_path: Path) -> None:
     """The optimum is known: the distribution of the base model after the long prompt, at any input."""
     short = system(model)
