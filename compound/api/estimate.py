@@ -64,8 +64,8 @@ def estimate(
         program: the program, with data and a metric.
         strict: whether to reject examples that occur in several splits.
         pilot: the number of validation examples to run, from which tokens, dollars and minutes are
-            extrapolated. They are at most so many system runs, and spend at most a tenth of every
-            other limit of the budget.
+            extrapolated. Each counts as one system run, and together they spend at most a tenth of
+            every other limit of the budget.
         run_dir: the directory of the run, in which the calls of a pilot are stored; default:
             ``runs/<system name>``. The run uses them, and charges them to its budget like new
             calls.
@@ -305,11 +305,10 @@ def run_pilot(
         "per_run": per_run,
         "total": totals,
         "extrapolated": [
-            "all planned system runs are made, each at the cost of the cheapest to the dearest run of the "
-            "pilot",
-            "proposal requests: none of them to all of them, each as one that shows all runs of the pilot "
-            f"and answers in {ANSWER:,} tokens",
-            f"minutes: between {_at_a_time(problem)} runs at a time and one after another",
+            "system runs: all that are planned; from the least to the most expensive run of the pilot",
+            "proposal requests: from none to all that are planned, each with the text of all runs of the "
+            f"pilot and an answer of {ANSWER:,} tokens",
+            f"minutes: from {_at_a_time(problem)} concurrent runs to one run at a time",
         ],
         "not_known": [
             "how much longer tuned prompts and demonstrations make the requests",

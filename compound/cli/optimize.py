@@ -71,7 +71,7 @@ def optimize(
         int,
         typer.Option(
             min=0,
-            help="With --dry-run: run so many validation examples, to estimate tokens, dollars and minutes.",
+            help="With --dry-run: validation examples to run, to estimate tokens, dollars and minutes.",
         ),
     ] = 0,
     strict: Strict = False,

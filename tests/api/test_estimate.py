@@ -326,7 +326,7 @@ class TestPilot:
         assert "not known: dollars: a model has no known price" in text
         assert "not known: the number of system runs: optimize.budget.system_runs" in text
         assert (
-            "extrapolated: all planned system runs are made, each at the cost of the cheapest"
+            "extrapolated: system runs: all that are planned; from the least to the most expensive"
             in text
         )
         assert "limits: system_runs 2, tokens 5000" in text
