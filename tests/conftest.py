@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import ipaddress
 import json
+import logging
 import os
 import shutil
 import signal
@@ -165,6 +166,17 @@ def _own_secrets() -> Iterator[None]:
     before = registered_secrets()
     yield
     sanitize._SECRETS.intersection_update(before)
+
+
+@pytest.fixture(autouse=True)
+def _own_loggers() -> Iterator[None]:
+    """Restore the loggers that a server configures: their handler writes to the captured stream."""
+    loggers = [logging.getLogger(name) for name in ("compound", "uvicorn")]
+    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
+    yield
+    for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
+        logger.handlers[:], logger.propagate = handlers, propagate
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")
