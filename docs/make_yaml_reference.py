@@ -84,10 +84,9 @@ VALUES = {
     "MethodName": "string",
     "tuple[str, ...] | list[str]": "list of strings",
     "tuple[float, float]": "two numbers",
-    "list[list[int]]": "list of lists of integers",
     "Count": "integer",
-    "VLLMReplica": "settings of `vllm`",
-    "OpenAIReplica": "settings of `openai`",
+    "fleet_vllm_settings": "settings of `vllm`",
+    "fleet_openai_settings": "settings of `openai`",
     "MetricEntry": "metric",
     "OneRunMetric": "metric",
     "Demonstration": "`{inputs: …, outputs: …}`",
@@ -238,7 +237,9 @@ def _words(kind: object) -> str:
         return "two numbers"
     if origin in (list, Sequence) or (origin is tuple and arguments[-1] is ...):
         return "list of " + re.sub(
-            r"\b(string|integer|number|boolean|name|tool)\b", r"\1s", _words(arguments[0])
+            r"\b(string|integer|number|boolean|name|tool|list(?= of))\b",
+            r"\1s",
+            _words(arguments[0]),
         )
     if origin in (dict, Mapping):
         return f"{_words(arguments[1])}, by {_words(arguments[0])}"

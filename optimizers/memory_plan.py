@@ -264,12 +264,12 @@ def check_sleep(
     gpus = {gpu for each in trained for gpu in each.settings.learner.gpus(each.placement)}
     ahead = [training.section for training in trained if training.max_staleness]
     for server in servers:
-        if server.sleep and gpus.isdisjoint(server.gpus):
+        if server.settings.sleep and gpus.isdisjoint(server.gpus):
             plan.notes.append(
                 f"sleep of the engine of {server.model!r} has no effect: no trainer computes on its GPU "
                 f"({', '.join(server.gpus) or 'none is visible'})"
             )
-        elif server.sleep and ahead:
+        elif server.settings.sleep and ahead:
             raise DeclarationError(
                 f"the engine of {server.model!r} has sleep: true and shares a GPU with the trainer, but "
                 f"{ahead[0]} draws samples during training (rollouts.max_staleness)",
@@ -300,13 +300,15 @@ def share_gpu(
     on_gpu = [server for server in servers if gpu in server.gpus]
     if gpu is None or not on_gpu:
         return trainer
-    sleeping = all(server.sleep for server in on_gpu)
+    sleeping = all(server.settings.sleep for server in on_gpu)
     starting = {server: _given_share(server) for server in on_gpu if not server.started}
     total, free = footprint.total_memory(trainer.device), footprint.free_memory(trainer.device) or 0
     given = {server: share for server, share in starting.items() if share is not None}
     left = free - int(HEADROOM * total) - beside - (trainer.fixed if sleeping else trainer.most)
     left -= sum(int(share * total) for share in given.values())
-    open_ = [s for s in starting if s.gpu_memory is None and not arguments.sets_memory(s.args)]
+    open_ = [
+        s for s in starting if s.settings.gpu_memory is None and not arguments.sets_memory(s.args)
+    ]
     if open_:
         share = math.floor(100 * left / len(open_) / total) / 100
         if share <= 0:
@@ -347,8 +349,8 @@ def gpu_of(device: str) -> str | None:
 
 def _given_share(server: VLLMEngine) -> float | None:
     """Return the share of memory that settings give a server; None if they do not, or not as a share."""
-    if server.gpu_memory is not None:
-        return server.gpu_memory
+    if server.settings.gpu_memory is not None:
+        return server.settings.gpu_memory
     try:
         return float(arguments.value_of(server.args, "gpu-memory-utilization") or "")
     except ValueError:
@@ -509,11 +511,11 @@ def _engine(engine: TransformersEngine, system: System) -> Iterator[Demand]:
     spaces_of_weights = (s for s in system.parameters.values() if isinstance(s, Weights))
     adapters = [_adapter(folder, sizes, space) for space in spaces_of_weights]
     # of the batch, and of shared prefixes
-    cached = engine.max_batch_tokens + engine.max_batch_tokens // 4
+    cached = engine.settings.max_batch_tokens + engine.settings.max_batch_tokens // 4
     working = (
         cached * sizes.cache(dtype)
-        + engine.max_batch * sizes.vocabulary * 4 * LOGIT_COPIES
-        + engine.max_adapters * max(adapters, default=0) * BYTES[dtype]
+        + engine.settings.max_batch * sizes.vocabulary * 4 * LOGIT_COPIES
+        + engine.settings.max_adapters * max(adapters, default=0) * BYTES[dtype]
     )
     yield Demand(
         f"engine of {engine.model!r} in {dtype}",

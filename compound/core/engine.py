@@ -527,6 +527,10 @@ class Capabilities:
     chat_template = _Optional("")
     chat_template_kwargs = _Optional[Mapping[str, object] | None](None)
     prefill = _Optional(Prefilled())
+    prepare = _Optional[Callable[[int], object]](bool)  # with the rank that adapters need
+    limit_gpu_memory = _Optional[Callable[[Mapping[str, float]], object]](
+        bool
+    )  # of a server, by GPU
 
 
 SIZE = 300_000  # above the largest vocabularies; larger ids are kept, but not shared

@@ -14,6 +14,7 @@ import contextlib
 import logging
 import math
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 from compound.core.engine import NO_USAGE, Adapter, Completion, OnText, Prefilled, Request, Usage
@@ -26,9 +27,10 @@ from compound.core.errors import (
 )
 from compound.core.formatting import plural
 from compound.core.loops import run_in_background
+from compound.core.narrowing import report_wrong_arguments
 from compound.core.security.trust import Origin
 from compound.engines.openai import OpenAIEngine
-from compound.engines.options import Count, checked_settings
+from compound.engines.options import Count, takes_settings
 from compound.engines.replicas import (
     BALANCE,
     Replica,
@@ -53,7 +55,19 @@ def _ability(name: str, otherwise: object) -> Any:  # noqa: ANN401 - any type
     return property(lambda fleet: getattr(fleet.replicas[0].engine, name, otherwise))
 
 
-@checked_settings
+@dataclass(frozen=True)
+class FleetSettings:
+    """Settings of `FleetEngine`, which describes them."""
+
+    urls: tuple[str, ...] | list[str] = ()
+    _: KW_ONLY
+    replicas: Count | None = None
+    devices: list[list[int]] | None = None
+    vllm: Mapping[str, object] | None = None
+    openai: Mapping[str, object] | None = None
+
+
+@report_wrong_arguments
 class FleetEngine:
     """Engine of several replicas of one model: running servers, or vLLM processes that it starts.
 
@@ -65,14 +79,15 @@ class FleetEngine:
 
     Args:
         urls: the addresses of running servers, such as ``["http://gpu1:8000/v1",
-            "http://gpu2:8000/v1"]``.
+            "http://gpu2:8000/v1"]``. In YAML, a list of them may stand for all settings.
         replicas: the number of vLLM processes to start, instead of addresses.
         devices: the GPUs of each vLLM process to start, such as ``[[0, 1], [2, 3]]``.
-        vllm: settings of the engine `vllm` for each replica. Its concurrency is the mean over the
-            replicas; one replica may have a quarter more, so that equal prompts stay together.
-            Adapters are loaded and checked at each replica before it samples with them.
-        openai: settings of the engine `openai` for each replica; the default for addresses. Without
-            a model, it is the only one that the first server serves.
+        vllm: settings of the engine `vllm` for each replica, without ``api_base``. Its concurrency
+            is the mean over the replicas; one replica may have a quarter more, so that equal
+            prompts stay together. Adapters are loaded and checked at each replica before it samples
+            with them.
+        openai: settings of the engine `openai` for each replica, without ``api_base``; the default
+            for addresses. Without a model, it is the only one that the first server serves.
 
     Raises:
         DeclarationError: the settings do not fit together, or an address is not a plain HTTP
@@ -100,30 +115,23 @@ class FleetEngine:
     max_lora_rank = _ability("max_lora_rank", None)
     distribution_options = _ability("distribution_options", ())
 
-    def __init__(
-        self,
-        urls: tuple[str, ...] | list[str] = (),
-        *,
-        replicas: Count | None = None,
-        devices: list[list[int]] | None = None,
-        vllm: Mapping[str, object] | None = None,
-        openai: Mapping[str, object] | None = None,
-    ) -> None:
-        _check_combination(urls, replicas, devices, vllm, openai)
-        self._kind = "openai" if vllm is None and urls else "vllm"
-        self._settings = (openai if self._kind == "openai" else vllm) or {}
+    @takes_settings(FleetSettings)
+    def __init__(self, settings: FleetSettings) -> None:
+        _check_combination(settings)
+        self._kind = "openai" if settings.vllm is None and settings.urls else "vllm"
+        self._settings = (settings.openai if self._kind == "openai" else settings.vllm) or {}
         self._mean = _made(self._kind, self._settings).concurrency
         # above the mean, as otherwise a busy fleet would have a place at one replica only at any
         # time, and requests could not follow their start
         self._capacity = math.ceil(BALANCE * self._mean)
-        settings = {**self._settings, "concurrency": self._capacity}
-        if urls:
+        each = {**self._settings, "concurrency": self._capacity}
+        if settings.urls:
             found = [
-                Replica(url, _made(self._kind, {**settings, "api_base": url}), url)
-                for url in _different_addresses(urls)
+                Replica(url, _made(self._kind, {**each, "api_base": url}), url)
+                for url in _different_addresses(settings.urls)
             ]
         else:
-            found = _processes(replicas or 0, devices or (), settings)
+            found = _processes(settings.replicas or 0, settings.devices or (), each)
         self.replicas = tuple(found)
         self._use = object()  # stands for the time until the engine is closed
         self._reference: ReplicaIdentity | None = None  # what all replicas serve
@@ -455,27 +463,21 @@ def _different(one: str, other: str, problem: str) -> CompoundError:
     )
 
 
-def _check_combination(
-    urls: Sequence[str],
-    replicas: int | None,
-    devices: Sequence[Sequence[int]] | None,
-    vllm: ReplicaSettings | None,
-    openai: ReplicaSettings | None,
-) -> None:
-    if sum(bool(given) for given in (urls, replicas, devices)) != 1:
+def _check_combination(given: FleetSettings) -> None:
+    if sum(map(bool, (given.urls, given.replicas, given.devices))) != 1:
         raise DeclarationError(
             "a fleet needs either urls, or the number of replicas, or devices",
             hint="urls: [http://HOST:PORT/v1, …] for running servers, replicas or devices to start them",
         )
-    if vllm is not None and openai is not None:
+    if given.vllm is not None and given.openai is not None:
         raise DeclarationError("a fleet has settings of vllm or of openai, not both")
-    if "api_base" in (vllm or openai or {}):
+    if "api_base" in (given.vllm or given.openai or {}):
         raise DeclarationError("a fleet's servers are its urls; remove api_base")
-    if not urls and openai is not None:
+    if not given.urls and given.openai is not None:
         raise DeclarationError(
             "only vLLM servers can be started", hint="give urls, or settings of vllm"
         )
-    if not urls and "api_key_env" in (vllm or {}):
+    if not given.urls and "api_key_env" in (given.vllm or {}):
         raise DeclarationError(
             "vllm.api_key_env is the key of running servers, and each process of a fleet gets one of its own",
             hint="remove api_key_env, or give urls instead of replicas or devices",

@@ -17,6 +17,7 @@ import math
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -29,6 +30,7 @@ from compound.core.errors import (
     TransientError,
 )
 from compound.core.loops import run_in_background
+from compound.core.narrowing import report_wrong_arguments
 from compound.core.security.sanitize import remember_environment
 from compound.engines.chat_format import (
     ReportedText,
@@ -50,7 +52,7 @@ from compound.engines.options import (
     Seconds,
     Unsupported,
     Wait,
-    checked_settings,
+    takes_settings,
     validate_options,
 )
 from compound.engines.remote import (
@@ -80,7 +82,26 @@ PROVIDERS_WITH_KEY = {  # providers that require a key, each read from one envir
 }
 
 
-@checked_settings
+@dataclass(frozen=True)
+class LiteLLMSettings:
+    """Settings of `LiteLLMEngine`, which describes them."""
+
+    model: str
+    _: KW_ONLY
+    api_base: str | None = None
+    api_key_env: str | None = None
+    concurrency: Count = 16
+    timeout: Seconds = 60.0
+    max_wait: Wait = 600.0
+    price: tuple[Price, Price] | None = None
+    extra: Extra | None = None
+    response_schema: bool | None = None
+    native_tools: bool | None = None
+    takes_images: bool | None = None
+    unsupported: Sequence[RefusedField] = ()
+
+
+@report_wrong_arguments
 class LiteLLMEngine:
     """Engine that calls a provider's API.
 
@@ -126,49 +147,33 @@ class LiteLLMEngine:
     remote = True
     stable_name = True
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        api_base: str | None = None,
-        api_key_env: str | None = None,
-        concurrency: Count = 16,
-        timeout: Seconds = 60.0,
-        max_wait: Wait = 600.0,
-        price: tuple[Price, Price] | None = None,
-        extra: Extra | None = None,
-        response_schema: bool | None = None,
-        native_tools: bool | None = None,
-        takes_images: bool | None = None,
-        unsupported: Sequence[RefusedField] = (),
-    ) -> None:
-        self.model, self.api_base, self.api_key_env = model, api_base, api_key_env
-        self.timeout, self.max_wait, self.price = timeout, max_wait, price
-        self.extra = validate_options(RemoteOptions, extra, model)
-        self.response_schema = response_schema
-        check_ollama(model, self.extra)
-        self._native_tools, self._takes_images = native_tools, takes_images
-        self.concurrency = concurrency
-        self._connection = Connection(model, api_base, api_key_env)
-        self._given_unsupported = ",".join(sorted(unsupported))
-        self._unsupported = Unsupported(unsupported, model)
+    @takes_settings(LiteLLMSettings)
+    def __init__(self, settings: LiteLLMSettings) -> None:
+        self.settings, self.model = settings, settings.model
+        self.api_base, self.price = settings.api_base, settings.price
+        self.concurrency, self.max_wait = settings.concurrency, settings.max_wait
+        self.extra = validate_options(RemoteOptions, settings.extra, self.model)
+        check_ollama(self.model, self.extra)
+        self._connection = Connection(self.model, self.api_base, settings.api_key_env)
+        self._unsupported = Unsupported(settings.unsupported, self.model)
 
     @property
     def name(self) -> str:  # noqa: D102
+        given = self.settings
         server = f"@{self.api_base}" if self.api_base else ""
         extra = ":" + json.dumps(self.extra, sort_keys=True) if self.extra else ""
-        given = {
-            "response_schema": self.response_schema,
-            "native_tools": self._native_tools,
-            "unsupported": self._given_unsupported or None,
+        named = {
+            "response_schema": given.response_schema,
+            "native_tools": given.native_tools,
+            "unsupported": ",".join(sorted(given.unsupported)) or None,
         }
-        others = [f":{name}={value}" for name, value in given.items() if value is not None]
+        others = [f":{name}={value}" for name, value in named.items() if value is not None]
         return f"litellm:{self.model}{server}{extra}{''.join(others)}"
 
     @property
     def native_tools(self) -> bool:
         """Whether tools are declared to the model."""
-        given = self._native_tools
+        given = self.settings.native_tools
         return _supports(self.model, "function_calling") if given is None else given
 
     @property
@@ -176,13 +181,14 @@ class LiteLLMEngine:
         """Whether the format of an answer is sent as the response format."""
         if "response_format" in self.extra:
             return False
-        given = self.response_schema
+        given = self.settings.response_schema
         return _supports(self.model, "response_schema") if given is None else given
 
     @property
     def takes_images(self) -> bool:
         """Whether the model takes images."""
-        return _supports(self.model, "vision") if self._takes_images is None else self._takes_images
+        given = self.settings.takes_images
+        return _supports(self.model, "vision") if given is None else given
 
     @property
     def unsupported(self) -> frozenset[str]:
@@ -221,11 +227,11 @@ class LiteLLMEngine:
                 charged=NO_USAGE,
             )
         litellm = await asyncio.to_thread(_litellm)
-        if not self.api_key_env:
+        if not self.settings.api_key_env:
             remember_environment()  # litellm reads the provider's key from the environment at each call
         self.require_key()
         response = await run_in_background(
-            self._call(litellm, request, request.timeout or self.timeout, on_text)
+            self._call(litellm, request, request.timeout or self.settings.timeout, on_text)
         )
         return self._completion(request, response)
 
@@ -400,7 +406,7 @@ class LiteLLMEngine:
         """
         self._connection.require_key()
         provider = self.model.partition("/")[0]
-        given = self.api_base or self.api_key_env or self._connection.held_key
+        given = self.api_base or self.settings.api_key_env or self._connection.held_key
         if provider not in PROVIDERS_WITH_KEY or given:
             return
         litellm = _litellm()
@@ -414,8 +420,8 @@ class LiteLLMEngine:
 
     def _key_names(self) -> str:
         """Return the names of the environment variables that hold this model's key."""
-        if self.api_key_env or self._connection.held_key:
-            return self.api_key_env or "api_key"
+        if self.settings.api_key_env or self._connection.held_key:
+            return self.settings.api_key_env or "api_key"
         provider = self.model.partition("/")[0]
         usual = f"{provider.upper()}_API_KEY"
         with contextlib.suppress(Exception):

@@ -12,7 +12,7 @@ import codecs
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar, cast
 
 from compound.core.engine import (
@@ -26,6 +26,7 @@ from compound.core.engine import (
     Usage,
 )
 from compound.core.errors import CallError, CompoundError, TransientError
+from compound.core.narrowing import report_wrong_arguments
 from compound.engines.chat_format import ReportedText, cut_at_stop, plain_message, tokens_reported
 from compound.engines.credentials import NO_KEY, Connection, read_key
 from compound.engines.options import (
@@ -35,7 +36,7 @@ from compound.engines.options import (
     Seconds,
     Unsupported,
     Wait,
-    checked_settings,
+    takes_settings,
 )
 from compound.engines.remote import answer_text, first_line, max_answer_bytes, max_prompt_tokens
 from compound.engines.server_api import ServerAnswer, ServerAPI
@@ -51,7 +52,22 @@ PER_ALTERNATIVE = 256  # bytes of an answer for each log-probability of another 
 MOST_ALTERNATIVES = 20  # of a token, in the APIs of OpenAI and vLLM
 
 
-@checked_settings
+@dataclass(frozen=True)
+class OpenAISettings:
+    """Settings of `OpenAIEngine`, which describes them."""
+
+    model: str = ""
+    _: KW_ONLY
+    api_base: str | None = None
+    api_key_env: str | None = None
+    concurrency: Count = 16
+    timeout: Seconds = 120.0
+    max_wait: Wait = 600.0
+    price: tuple[Price, Price] | None = None
+    unsupported: Sequence[RefusedField] = ()
+
+
+@report_wrong_arguments
 class OpenAIEngine:
     """Engine that calls a server with OpenAI's API: OpenAI, vLLM, llama.cpp, Ollama, LiteLLM's proxy ….
 
@@ -88,34 +104,26 @@ class OpenAIEngine:
     takes_format = False  # a request states its format in the prompt only
     stable_name = True
 
-    def __init__(
-        self,
-        model: str = "",
-        *,
-        api_base: str | None = None,
-        api_key_env: str | None = None,
-        concurrency: Count = 16,
-        timeout: Seconds = 120.0,
-        max_wait: Wait = 600.0,
-        price: tuple[Price, Price] | None = None,
-        unsupported: Sequence[RefusedField] = (),
-    ) -> None:
-        self.model, self.concurrency = model, concurrency
-        self.timeout, self.max_wait, self.price = timeout, max_wait, price
-        self.priced = price is not None
-        self.api_base = (api_base or OWN_ADDRESS).rstrip("/")
-        self.api_key_env = api_key_env if api_base or api_key_env else OWN_KEY
+    @takes_settings(OpenAISettings)
+    def __init__(self, settings: OpenAISettings) -> None:
+        self.settings, self.model, self.price = settings, settings.model, settings.price
+        self.concurrency, self.max_wait = settings.concurrency, settings.max_wait
+        self.priced = self.price is not None
+        self.api_base = (settings.api_base or OWN_ADDRESS).rstrip("/")
+        own_key = None if settings.api_base else OWN_KEY
+        self.api_key_env = settings.api_key_env or own_key
         # checks the address and reads the key
-        self._connection = Connection(f"openai/{model or 'any'}", self.api_base, self.api_key_env)
-        self._given_unsupported = ",".join(sorted(unsupported))
-        self._unsupported = Unsupported(unsupported, self.name)
+        named = f"openai/{self.model or 'any'}"
+        self._connection = Connection(named, self.api_base, self.api_key_env)
+        self._unsupported = Unsupported(settings.unsupported, self.name)
         self._api: ServerAPI | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def name(self) -> str:
         """Name used in cache keys."""
-        unsupported = f":unsupported={self._given_unsupported}" if self._given_unsupported else ""
+        given = ",".join(sorted(self.settings.unsupported))
+        unsupported = f":unsupported={given}" if given else ""
         return f"openai:{self.api_base}:{self.model}{unsupported}"
 
     @property
@@ -158,7 +166,7 @@ class OpenAIEngine:
         if forward.route not in ROUTES:
             raise CallError(f"{self.name} has no route {forward.route!r}", charged=NO_USAGE)
         document = json.loads(forward.body)
-        seconds = request.timeout or self.timeout
+        seconds = request.timeout or self.settings.timeout
         until = time.monotonic() + seconds
         try:
             while True:

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import json
 import logging
 import re
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar, cast, get_args
+from typing import Annotated, Any, Concatenate, Literal, ParamSpec, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from compound.core.errors import DeclarationError, suggest_name
-from compound.core.narrowing import report_wrong_arguments
 
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
@@ -101,8 +99,10 @@ class VLLMOptions(Options):
 
 
 OptionsT = TypeVar("OptionsT", bound=Options)
-EngineT = TypeVar("EngineT", bound=Callable[..., Any])
-UNCHECKED = {"model", "extra", "vllm", "openai", "devices"}
+SelfT = TypeVar("SelfT")
+SettingsT = TypeVar("SettingsT")
+P = ParamSpec("P")
+UNCHECKED = {"model", "extra", "vllm", "openai", "devices", "_"}  # the last one is `KW_ONLY`
 
 
 def validate_options(
@@ -135,47 +135,53 @@ def validate_options(
         ) from None
 
 
-def checked_settings(engine: EngineT) -> EngineT:
-    """Decorate an engine: its settings are validated against the types that its ``__init__`` declares.
+def takes_settings(
+    settings: Callable[P, SettingsT],
+) -> Callable[[Callable[[SelfT, SettingsT], None]], Callable[Concatenate[SelfT, P], None]]:
+    """Decorate the ``__init__`` of an engine that takes its settings as one frozen dataclass.
 
-    The model, `extra` and settings of other engines are validated by the engine.
+    The engine is made with the settings as arguments, which are validated against their types. The
+    model, `extra` and settings of other engines are validated by the engine.
 
     Raises:
         DeclarationError: a setting is invalid; the message names it.
 
     Example:
-        >>> @checked_settings
-        ... class Mine:
-        ...     def __init__(self, timeout: Seconds = 8.0) -> None: ...
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class MySettings:
+        ...     timeout: Seconds = 8.0
+        >>> class Mine:
+        ...     @takes_settings(MySettings)
+        ...     def __init__(self, settings: MySettings) -> None: ...
         >>> Mine(0)
         Traceback (most recent call last):
         compound.core.errors.DeclarationError: Mine: timeout: Input should be greater than 0, but got 0
     """
-    make = cast("Any", engine).__init__
-    signature, owner = inspect.signature(make), getattr(engine, "__name__", "engine")
 
-    @functools.wraps(make)
-    def checked(self: object, *given: object, **named: object) -> None:
-        with contextlib.suppress(TypeError):  # `report_wrong_arguments` names a wrong argument
-            settings = dict(signature.bind(self, *given, **named).arguments)
-            hints = typing.get_type_hints(make, include_extras=True)
-            for name, value in settings.items():
-                if name in hints and name not in UNCHECKED:
-                    _check_setting(owner, name, hints[name], value)
-        make(self, *given, **named)
+    def decorate(make: Callable[[SelfT, SettingsT], None]) -> Callable[Concatenate[SelfT, P], None]:
+        @functools.wraps(cast("Any", settings).__init__)
+        def checked(self: SelfT, *given: P.args, **named: P.kwargs) -> None:
+            found = settings(*given, **named)
+            for name, hint in typing.get_type_hints(settings, include_extras=True).items():
+                if name in UNCHECKED:
+                    continue
+                value = getattr(found, name)
+                is_list = isinstance(value, Sequence) and not isinstance(value, str)
+                try:
+                    one = tuple(value) if is_list else value
+                    TypeAdapter(hint).validate_python(one, strict=True)
+                except ValidationError as error:
+                    problem = error.errors(include_url=False)[0]["msg"]
+                    owner = type(self).__name__
+                    raise DeclarationError(
+                        f"{owner}: {name}: {problem}, but got {value!r:.100}"
+                    ) from None
+            make(self, found)
 
-    setattr(engine, "__init__", checked)  # noqa: B010 - mypy rejects an assignment
-    return report_wrong_arguments(engine)
+        return cast("Callable[Concatenate[SelfT, P], None]", checked)
 
-
-def _check_setting(owner: str, name: str, hint: Any, value: object) -> None:  # noqa: ANN401
-    is_list = isinstance(value, Sequence) and not isinstance(value, str)
-    given = tuple(cast("Sequence[object]", value)) if is_list else value
-    try:
-        TypeAdapter(hint).validate_python(given, strict=True)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise DeclarationError(f"{owner}: {name}: {first['msg']}, but got {value!r:.100}") from None
+    return decorate
 
 
 RefusedField = Literal["max_tokens", "temperature", "seed", "stop", "response_format", "system"]

@@ -17,7 +17,6 @@ from compound.core.errors import DeclarationError
 from compound.core.example import Values
 from compound.core.security.untrusted import UntrustedFolder
 from compound.engines.credentials import CONFIGURABLE_PROVIDERS, Connection
-from compound.engines.options import Count
 from compound.graph.registry.engines import KINDS, engine_class, open_engine
 from compound.graph.registry.engines import installed as installed_engines
 from compound.graph.registry.user_code import check_signature
@@ -33,36 +32,15 @@ LOCAL = ("transformers", "vllm")  # engines that may read a model from a folder
 REPLICA = ("vllm", "openai")
 """Kinds of engines that a replica can be."""
 if typing.TYPE_CHECKING:
-    VLLMReplica = Model
-    OpenAIReplica = Model
+    FleetForm = list[str] | Model
 else:
-    VLLMReplica, OpenAIReplica = (
-        settings_model(f"fleet_{kind}", engine_class(kind), skip=("api_base",)) for kind in REPLICA
-    )
-
-
-class FleetSettings(Model):
-    """Engine of several replicas of one model: running servers, or vLLM processes that it starts."""
-
-    urls: list[str] = Field(default=[])
-    """The addresses of running servers. A list of addresses may also stand for all settings."""
-    replicas: Count | None = None
-    """The number of vLLM processes to start, instead of addresses."""
-    devices: list[list[int]] | None = None
-    """The GPUs of each vLLM process to start, such as `[[0, 1], [2, 3]]`."""
-    vllm: VLLMReplica | None = None
-    """Settings of the engine `vllm` for each replica, without `api_base`; `concurrency` is the mean over
-    replicas."""
-    openai: OpenAIReplica | None = None
-    """Settings of the engine `openai` for each replica, without `api_base`; the default for addresses.
-    Without a `model`, it is the only one that the first server serves."""
-
-
-if typing.TYPE_CHECKING:
-    FleetForm = list[str] | FleetSettings
-else:
+    _REPLICAS = {
+        kind: settings_model(f"fleet_{kind}", engine_class(kind), skip=("api_base",)) | None
+        for kind in REPLICA
+    }
+    FLEET = settings_model("fleet", engine_class("fleet"), forms={"urls": list[str], **_REPLICAS})
     FleetForm = Annotated[
-        Annotated[list[str], Field(min_length=1), Tag("~urls")] | tagged("~fleet", FleetSettings),
+        Annotated[list[str], Field(min_length=1), Tag("~urls")] | tagged("~fleet", FLEET),
         Discriminator(lambda value: "~urls" if isinstance(value, list) else "~fleet"),
     ]
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -32,6 +32,7 @@ from compound.core.engine import (
 )
 from compound.core.errors import CallError, DeclarationError, TransientError
 from compound.core.formatting import plural
+from compound.core.narrowing import report_wrong_arguments
 from compound.engines.chat_format import ReportedText, finish_reason
 from compound.engines.local import loading
 from compound.engines.local.chat_tokens import ChatTokenizer, has_tools, read_calls
@@ -44,7 +45,7 @@ from compound.engines.local.devices import (
     is_out_of_memory,
     naming_settings,
 )
-from compound.engines.options import Count, Plain, Wait, checked_settings
+from compound.engines.options import Count, Plain, Wait, takes_settings
 from compound.graph.configuration import digest
 
 if TYPE_CHECKING:
@@ -77,7 +78,28 @@ class PendingRequest:
             self.row.abandoned = True
 
 
-@checked_settings
+@dataclass(frozen=True)
+class TransformersSettings:
+    """Settings of `TransformersEngine`, which describes them."""
+
+    model: str = "smollm2"
+    _: KW_ONLY
+    dtype: DType = "auto"
+    device: DeviceName = "auto"
+    attn_implementation: Attention = "auto"
+    quantization: Quantization = "none"
+    max_batch: Count = 64
+    max_wait_ms: Wait = 20.0
+    deterministic: bool = False
+    max_batch_tokens: Count = 49_152
+    max_adapters: Count = 8
+    chat_template: str = ""
+    chat_template_kwargs: dict[str, Plain] | None = None
+    native_tools: bool | None = None
+    skip_special_tokens: bool = True
+
+
+@report_wrong_arguments
 class TransformersEngine:
     """Engine that runs a local model with transformers; the model is loaded at the first call.
 
@@ -123,46 +145,16 @@ class TransformersEngine:
     remote = False
     priced = True  # local computation: the cost is 0
 
-    def __init__(
-        self,
-        model: str = "smollm2",
-        *,
-        dtype: DType = "auto",
-        device: DeviceName = "auto",
-        attn_implementation: Attention = "auto",
-        quantization: Quantization = "none",
-        max_batch: Count = 64,
-        max_wait_ms: Wait = 20.0,
-        deterministic: bool = False,
-        max_batch_tokens: Count = 49_152,
-        max_adapters: Count = 8,
-        chat_template: str = "",
-        chat_template_kwargs: dict[str, Plain] | None = None,
-        native_tools: bool | None = None,
-        skip_special_tokens: bool = True,
-    ) -> None:
-        self.placement = Placement(device, dtype, attn_implementation, quantization)
-        try:
-            self.placement.check("transformers")
-        except DeclarationError as error:
-            raise DeclarationError(f"engine {model!r}: {error.message}", hint=error.hint) from None
-        self.model, self.max_batch, self._max_wait = model, max_batch, max_wait_ms / 1000
-        self.concurrency = 2 * max_batch  # one batch runs while the next accumulates
-        self.deterministic, self.max_batch_tokens = deterministic, max_batch_tokens
-        self.max_adapters = max_adapters
-        if chat_template and "messages" not in chat_template:
-            raise DeclarationError(
-                f"the chat template {chat_template!r:.100} does not contain the messages",
-                hint="for example {{ bos_token }}{% for turn in messages %}{{ turn.content }}\n{% endfor %}",
-            )
-        if reserved := RESERVED & (chat_template_kwargs or {}).keys():
-            raise DeclarationError(
-                f"engine {model!r}: chat_template_kwargs must not set {min(reserved)!r}, set by the engine"
-            )
-        self.chat_template = chat_template
-        self.chat_template_kwargs = dict(chat_template_kwargs or {})
-        self._skip_special_tokens = skip_special_tokens
-        self._native_tools = native_tools
+    @takes_settings(TransformersSettings)
+    def __init__(self, settings: TransformersSettings) -> None:
+        self.settings, self.model = settings, settings.model
+        self.placement = Placement(
+            settings.device, settings.dtype, settings.attn_implementation, settings.quantization
+        )
+        self.chat_template = settings.chat_template
+        self.chat_template_kwargs = dict(settings.chat_template_kwargs or {})
+        self._check_settings()
+        self.concurrency = 2 * settings.max_batch  # one batch runs while the next accumulates
         self._template_has_tools: bool | None = None  # known once the template has been read
         self._lock = threading.Lock()
         self._reading = threading.Lock()  # of the chat template
@@ -178,23 +170,42 @@ class TransformersEngine:
         self._prefilled = Prefilled()  # counts of closed decoders
         self._encode = functools.lru_cache(maxsize=4096)(self._tokenize)
 
+    def _check_settings(self) -> None:
+        try:
+            self.placement.check("transformers")
+        except DeclarationError as error:
+            raise DeclarationError(
+                f"engine {self.model!r}: {error.message}", hint=error.hint
+            ) from None
+        if self.chat_template and "messages" not in self.chat_template:
+            raise DeclarationError(
+                f"the chat template {self.chat_template!r:.100} does not contain the messages",
+                hint="for example {{ bos_token }}{% for turn in messages %}{{ turn.content }}\n{% endfor %}",
+            )
+        if reserved := RESERVED & self.chat_template_kwargs.keys():
+            raise DeclarationError(
+                f"engine {self.model!r}: chat_template_kwargs must not set {min(reserved)!r}, "
+                "set by the engine"
+            )
+
     @property
     def name(self) -> str:  # noqa: D102
-        given = f":template-{digest(self.chat_template)[:12]}" if self.chat_template else ""
-        tools = "" if self._native_tools is None else f":native_tools={self._native_tools}"
+        given = self.settings
+        template = f":template-{digest(self.chat_template)[:12]}" if self.chat_template else ""
+        tools = "" if given.native_tools is None else f":native_tools={given.native_tools}"
         # the device and the attention kernels change results only by rounding
         bits = "" if self.quantization == "none" else f":{self.quantization}"
-        given_variables = self.chat_template_kwargs
-        variables = f":variables-{digest(given_variables)[:12]}" if given_variables else ""
-        special = "" if self._skip_special_tokens else ":skip_special_tokens=False"
-        own = f"transformers:{self.model}:{self.dtype}{bits}{given}{variables}{tools}{special}"
-        return own + ":deterministic" * self.deterministic
+        values = self.chat_template_kwargs
+        variables = f":variables-{digest(values)[:12]}" if values else ""
+        special = "" if given.skip_special_tokens else ":skip_special_tokens=False"
+        own = f"transformers:{self.model}:{self.dtype}{bits}{template}{variables}{tools}{special}"
+        return own + ":deterministic" * given.deterministic
 
     @property
     def native_tools(self) -> bool:
         """Whether tools are declared by the chat template; loads the tokenizer if that decides."""
-        if self._native_tools is not None:
-            return self._native_tools
+        if self.settings.native_tools is not None:
+            return self.settings.native_tools
         with self._reading:
             if self._template_has_tools is None:
                 template = self.chat_template or loading.chat_template(self.model)
@@ -298,17 +309,18 @@ class TransformersEngine:
 
     def _gather(self) -> list[PendingRequest] | None:
         """Take the waiting calls, once the event loops are idle or the maximum wait is over."""
-        until = time.monotonic() + self._max_wait
+        max_wait = self.settings.max_wait_ms / 1000
+        until = time.monotonic() + max_wait
         seen = -1
         while (
             time.monotonic() < until
-            and len(self._waiting) < self.max_batch
+            and len(self._waiting) < self.settings.max_batch
             and seen != self._arrived
         ):
             seen = self._arrived
             for loop in {job.loop for job in tuple(self._waiting)}:
                 _wait_until_idle(loop, until)
-            time.sleep(self._max_wait / 5)
+            time.sleep(max_wait / 5)
         with self._lock:
             taken = self._take_oldest()
             self._running = [job for job in taken if job.future.set_running_or_notify_cancel()]
@@ -318,7 +330,8 @@ class TransformersEngine:
     def _take_oldest(self) -> list[PendingRequest]:
         """Take the call that has waited longest, and the later calls with the same adapter."""
         adapter = self._waiting[0].request.adapter if self._waiting else None
-        taken = [job for job in self._waiting if job.request.adapter == adapter][: self.max_batch]
+        taken = [job for job in self._waiting if job.request.adapter == adapter]
+        taken = taken[: self.settings.max_batch]
         chosen = set(taken)
         self._waiting = [job for job in self._waiting if job not in chosen]
         return taken
@@ -408,10 +421,10 @@ class TransformersEngine:
         return Decoder(
             model,
             tokenizer,
-            exact=self.deterministic,
-            skip_special_tokens=self._skip_special_tokens,
-            max_batch_tokens=self.max_batch_tokens,
-            max_adapters=self.max_adapters,
+            exact=self.settings.deterministic,
+            skip_special_tokens=self.settings.skip_special_tokens,
+            max_batch_tokens=self.settings.max_batch_tokens,
+            max_adapters=self.settings.max_adapters,
         )
 
     def _prompt(self, request: Request) -> tuple[int, ...]:

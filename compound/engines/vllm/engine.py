@@ -12,12 +12,14 @@ import contextlib
 import json
 import os
 from collections.abc import AsyncIterator, Collection, Mapping
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from compound.core.engine import NO_USAGE, Adapter, Completion, Prefilled, Request, Usage
 from compound.core.errors import CallError, CompoundError, DeclarationError, TransientError
 from compound.core.loops import RWLock, run_in_background
+from compound.core.narrowing import report_wrong_arguments
 from compound.core.security.sanitize import sanitize_for_terminal
 from compound.core.security.trust import Origin
 from compound.engines import models
@@ -31,7 +33,7 @@ from compound.engines.options import (
     Share,
     VLLMOptions,
     Wait,
-    checked_settings,
+    takes_settings,
     validate_options,
 )
 from compound.engines.remote import max_answer_bytes, max_prompt_tokens
@@ -57,7 +59,32 @@ MIN_RANK = 16
 SEVERAL_PROCESSES = ("data-parallel", "data_parallel", "-dp", "api-server-count", "-asc")
 
 
-@checked_settings
+@dataclass(frozen=True)
+class VLLMSettings:
+    """Settings of `VLLMEngine`, which describes them."""
+
+    model: str = "smollm2"
+    _: KW_ONLY
+    api_base: str | None = None
+    api_key_env: str | None = None
+    command: str | None = None
+    args: tuple[str, ...] | list[str] = ()
+    max_lora_rank: Count | None = None
+    max_loras: Count = 4
+    concurrency: Count = 64
+    timeout: Seconds = 300.0
+    max_wait: Wait = 600.0
+    start_timeout: Seconds = 900.0
+    restarts: Natural = 3
+    extra: Extra | None = None
+    native_tools: bool = False
+    takes_images: bool = False
+    deterministic: bool = False
+    gpu_memory: Share | None = None
+    sleep: bool = False
+
+
+@report_wrong_arguments
 class VLLMEngine:
     """Engine that calls a vLLM server, which may be running already or is started by the engine.
 
@@ -123,67 +150,46 @@ class VLLMEngine:
     priced = True  # local hardware: the cost is 0
     writes_prompts = True  # also one that this process starts is large enough
 
-    def __init__(  # noqa: PLR0913 - settings
-        self,
-        model: str = "smollm2",
-        *,
-        api_base: str | None = None,
-        api_key_env: str | None = None,
-        command: str | None = None,
-        args: tuple[str, ...] | list[str] = (),
-        max_lora_rank: Count | None = None,
-        max_loras: Count = 4,
-        concurrency: Count = 64,
-        timeout: Seconds = 300.0,
-        max_wait: Wait = 600.0,
-        start_timeout: Seconds = 900.0,
-        restarts: Natural = 3,
-        extra: Extra | None = None,
-        native_tools: bool = False,
-        takes_images: bool = False,
-        deterministic: bool = False,
-        gpu_memory: Share | None = None,
-        sleep: bool = False,
-    ) -> None:
-        if model.startswith("-"):
-            raise DeclarationError(
-                f"{model!r} is not a model name", hint="vLLM would parse it as an option"
-            )
-        if api_base is not None:
-            Origin.of(api_base)
-        self.model, self.api_base, self.api_key_env = model, api_base, api_key_env
-        self.command, self.args = command, tuple(args)
-        self._rank = max_lora_rank
-        self._rank_needed, self.max_loras = MIN_RANK, max_loras
-        self.timeout, self.start_timeout, self.restarts = timeout, start_timeout, restarts
-        self.max_wait, self.extra = max_wait, validate_options(VLLMOptions, extra, model)
+    @takes_settings(VLLMSettings)
+    def __init__(self, settings: VLLMSettings) -> None:
+        self.settings, self.model, self.api_base = settings, settings.model, settings.api_base
+        self.api_key_env, self.args = settings.api_key_env, tuple(settings.args)
+        self.concurrency, self.max_wait = settings.concurrency, settings.max_wait
+        self.max_loras, self.takes_images = settings.max_loras, settings.takes_images
+        self.native_tools = settings.native_tools
+        self._check_settings()
+        self.extra = validate_options(VLLMOptions, settings.extra, self.model)
         self.prefill = Prefilled()
         self.environment: Mapping[str, str] = {}
-        self.native_tools, self.takes_images = native_tools, takes_images
-        self.deterministic = deterministic
-        self.gpu_memory, self.sleep = gpu_memory, sleep
+        self._rank_needed = MIN_RANK
         self._gpu_memory_left: float | None = None
         self._awake = RWLock()  # held by requests, and exclusively while the server is asleep
-        self.concurrency = concurrency
         self._link: Link | None = None
         self._opening: asyncio.Task[Link] | None = None
         self._starts = 0
-        arguments.check_arguments(self.args, model, gpu_memory=gpu_memory is not None)
-        if api_base is not None and (gpu_memory is not None or sleep):
+
+    def _check_settings(self) -> None:
+        given, limited = self.settings, self.settings.gpu_memory is not None
+        if self.model.startswith("-"):
             raise DeclarationError(
-                f"engine {model!r}: {'sleep' if sleep else 'gpu_memory'} is a setting of servers that the "
-                f"engine starts, but the server at {api_base} is running",
-                hint="remove it; set the memory of that server with --gpu-memory-utilization",
+                f"{self.model!r} is not a model name", hint="vLLM would parse it as an option"
             )
+        arguments.check_arguments(self.args, self.model, gpu_memory=limited)
+        if self.api_base is not None:
+            Origin.of(self.api_base)
+            if limited or given.sleep:
+                raise DeclarationError(
+                    f"engine {self.model!r}: {'sleep' if given.sleep else 'gpu_memory'} is a setting of "
+                    f"servers that the engine starts, but the server at {self.api_base} is running",
+                    hint="remove it; set the memory of that server with --gpu-memory-utilization",
+                )
 
     @property
     def name(self) -> str:  # noqa: D102
         server = f"@{self.api_base}" if self.api_base else ""
         settings = [json.dumps(found, sort_keys=True) for found in (self.args, self.extra) if found]
-        flags = {"native_tools": self.native_tools, "deterministic": self.deterministic}
-        return ":".join(
-            [f"vllm:{self.model}{server}", *settings, *(name for name, on in flags.items() if on)]
-        )
+        flags = [name for name in ("native_tools", "deterministic") if getattr(self.settings, name)]
+        return ":".join([f"vllm:{self.model}{server}", *settings, *flags])
 
     @property
     def trainable(self) -> str:
@@ -213,14 +219,15 @@ class VLLMEngine:
     @property
     def max_lora_rank(self) -> int | None:
         """Maximum rank of an adapter; ``None`` if it is not fixed yet, or not known."""
-        if self._rank is None and self.api_base is None and self._link is not None:
+        given = self.settings.max_lora_rank
+        if given is None and self.api_base is None and self._link is not None:
             return self._server_rank  # the server was started with it
-        return self._rank
+        return given
 
     @property
     def _server_rank(self) -> int:
         """``--max-lora-rank`` of a started server: the needed rank, rounded up to one that vLLM accepts."""
-        needed = self._rank or self._rank_needed
+        needed = self.settings.max_lora_rank or self._rank_needed
         return next((rank for rank in RANKS if rank >= needed), needed)
 
     def require_key(self) -> None:
@@ -252,7 +259,7 @@ class VLLMEngine:
 
     def limit_gpu_memory(self, shares: Mapping[str, float]) -> None:
         """Set the share of memory by GPU of a server started later, unless a setting determines it."""
-        if self.gpu_memory is None and not arguments.sets_memory(self.args):
+        if self.settings.gpu_memory is None and not arguments.sets_memory(self.args):
             self._gpu_memory_left = min(
                 (shares[gpu] for gpu in self.gpus if gpu in shares), default=None
             )
@@ -269,7 +276,7 @@ class VLLMEngine:
         Raises:
             CompoundError: the server has no sleep mode.
         """
-        if not self.sleep or set(gpus).isdisjoint(self.gpus):
+        if not self.settings.sleep or set(gpus).isdisjoint(self.gpus):
             yield False
             return
         stack = contextlib.AsyncExitStack()
@@ -347,7 +354,7 @@ class VLLMEngine:
             if self._opening is not None:  # for a request that was cancelled
                 await asyncio.wait([self._opening])
             if self._link is not None:
-                await self._link.sleep(self.timeout)
+                await self._link.sleep(self.settings.timeout)
         except BaseException:
             # the caller may have closed the stack before this task noticed that it was cancelled
             await stack.aclose()
@@ -382,16 +389,16 @@ class VLLMEngine:
 
     async def _fingerprint(self) -> Fingerprint:
         async with self._connected() as link, link.adapters.drained():
-            return await link.api.logprobs(link.api.model, TEXT, self.timeout)
+            return await link.api.logprobs(link.api.model, TEXT, self.settings.timeout)
 
     async def _sample(self, link: Link, name: str, request: Request) -> Completion:
         if request.want_tokens and request.temperature not in {0, 1}:
             await self._check_temperature(link)
-        sent = vllm_api.body(request, name, self.extra, seeded=self.deterministic)
+        sent = vllm_api.body(request, name, self.extra, seeded=self.settings.deterministic)
         worst = self.worst_case(request)
         largest = max_answer_bytes(request) + PER_PROMPT_TOKEN * worst.prompt_tokens
         answer = await link.api.send(
-            "chat/completions", sent, request.timeout or self.timeout, largest
+            "chat/completions", sent, request.timeout or self.settings.timeout, largest
         )
         if answer.status == 404 and request.adapter is not None:
             link.adapters.forget(request.adapter)
@@ -411,7 +418,7 @@ class VLLMEngine:
         """Reject token records whose log-probabilities ignore the sampling temperature."""
         if link.logprobs_are_tempered is None:
             link.logprobs_are_tempered = await link.api.logprobs_are_tempered(
-                self.model, self.timeout
+                self.model, self.settings.timeout
             )
         if not link.logprobs_are_tempered:
             raise CompoundError(
@@ -434,7 +441,7 @@ class VLLMEngine:
             task.exception()  # retrieve it even if every waiting call was cancelled, or asyncio logs an error
 
     async def _open(self) -> Link:
-        if self._link is not None and await self._link.wake(self.timeout):
+        if self._link is not None and await self._link.wake(self.settings.timeout):
             return self._link
         ended, self._link = self._link, None
         if ended is not None:
@@ -447,9 +454,9 @@ class VLLMEngine:
         key, key_name = read_key(self.model, self.api_key_env), self.api_key_env or "api_key_env"
         connections = self.concurrency + FOR_ADAPTERS
         api = VLLMAPI(address, self.model, key=key, key_name=key_name, connections=connections)
-        link = Link(api, ServedAdapters(api, self.max_loras, self.timeout), None)
+        link = Link(api, ServedAdapters(api, self.max_loras, self.settings.timeout), None)
         try:
-            listing = await api.ask("models", None, self.timeout)
+            listing = await api.ask("models", None, self.settings.timeout)
         except BaseException:
             await link.close()
             raise
@@ -464,7 +471,7 @@ class VLLMEngine:
 
     async def _start(self, ended: Link | None) -> Link:
         """Start a server, and wait until it is ready; ``ended`` is the connection to an earlier one."""
-        if self._starts > self.restarts:
+        if self._starts > self.settings.restarts:
             last = f"; the log of the last is {ended.server.log}" if ended and ended.server else ""
             raise CompoundError(
                 f"{self._starts} vLLM servers of {self.model!r} ended by themselves, or did not fall asleep "
@@ -474,7 +481,7 @@ class VLLMEngine:
         loras = ["--max-lora-rank", str(self._server_rank), "--max-loras", str(self.max_loras)]
         caching = ["--enable-prefix-caching", "--enable-prompt-tokens-details"]
         logprobs = ["--logprobs-mode", "processed_logprobs"]
-        share = self.gpu_memory or self._gpu_memory_left
+        share = self.settings.gpu_memory or self._gpu_memory_left
         memory = [] if share is None else ["--gpu-memory-utilization", f"{share:g}"]
         folder = self.model
         if folder in models.KNOWN:
@@ -483,18 +490,18 @@ class VLLMEngine:
         server = VLLMServer(
             folder,
             self.model,
-            command=self.command,
+            command=self.settings.command,
             arguments=["--enable-lora", *loras, *caching, *logprobs, *memory, *self.args],
             environment=self.environment,
-            sleeps=self.sleep,
+            sleeps=self.settings.sleep,
         )
         connections = self.concurrency + FOR_ADAPTERS
         api = VLLMAPI(server.address, self.model, key=server.key, connections=connections, own=True)
         several = any(name in argument for argument in self.args for name in SEVERAL_PROCESSES)
         checks = CHECKS if several else 1
-        link = Link(api, ServedAdapters(api, self.max_loras, self.timeout, checks), server)
+        link = Link(api, ServedAdapters(api, self.max_loras, self.settings.timeout, checks), server)
         try:
-            await link.ready(self.start_timeout)
+            await link.ready(self.settings.start_timeout)
         except BaseException:
             await link.close()
             raise

@@ -140,28 +140,24 @@ def _refuse_engine(name: str, engine: object) -> None:
 def for_system(engines: Engines, system: System) -> Engines:
     """Return engines that know, before they start anything, what a system's adapters need of them."""
     ranks = [space.rank for space in system.parameters.values() if isinstance(space, Weights)]
-
-    def prepared(engine: Engine) -> Engine:
-        if ranks and hasattr(engine, "prepare"):
-            engine.prepare(max(ranks))
-        return engine
-
-    if isinstance(engines, Mapping):
-        return {name: prepared(engine) for name, engine in engines.items()}
-    return lambda lm: prepared(engines(lm))
+    return _each(engines, lambda engine: ranks and Capabilities(engine).prepare(max(ranks)))
 
 
 def with_gpu_shares(engines: Engines, shares: Mapping[str, float]) -> Engines:
     """Return engines whose servers, if started later, use at most a share of the memory of each GPU."""
+    return _each(engines, lambda engine: Capabilities(engine).limit_gpu_memory(shares))
 
-    def limited(engine: Engine) -> Engine:
-        if hasattr(engine, "limit_gpu_memory"):
-            engine.limit_gpu_memory(shares)
+
+def _each(engines: Engines, change: Callable[[Engine], object]) -> Engines:
+    """Return engines that are changed before their first use."""
+
+    def changed(engine: Engine) -> Engine:
+        change(engine)
         return engine
 
     if isinstance(engines, Mapping):
-        return {name: limited(engine) for name, engine in engines.items()}
-    return lambda lm: limited(engines(lm))
+        return {name: changed(engine) for name, engine in engines.items()}
+    return lambda lm: changed(engines(lm))
 
 
 def open_engine(kind: str, **settings: object) -> Engine:

@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,7 @@ async def test_a_server_stays_asleep_until_it_is_called(lm: VLLMEngine, servers:
 async def test_a_server_on_other_gpus_keeps_its_memory(
     lm: VLLMEngine, servers: Servers, sleep: bool, gpus: list[str]
 ) -> None:
-    lm.sleep = sleep
+    lm.settings = replace(lm.settings, sleep=sleep)
     await text(lm)
     async with lm.asleep(gpus) as slept:
         assert not slept
