@@ -114,26 +114,27 @@ class Evaluation:
     @functools.cached_property
     def scores(self) -> tuple[float, ...]:
         """One score per example: the mean over its repeats, or pass@k."""
-        groups = self._groups().values()
+        groups = self._groups.values()
         if self.pass_at is not None:
             return tuple(map(self.pass_at.estimate, groups))
         return tuple(sum(group) / len(group) for group in groups)
 
     def by_example(self) -> dict[str, float]:
         """Return the score of each example, the mean over its repeats or pass@k."""
-        return dict(zip(self._groups(), self.scores, strict=True))
+        return dict(zip(self._groups, self.scores, strict=True))
 
+    @functools.cached_property
     def _groups(self) -> dict[str, list[float]]:
         groups: dict[str, list[float]] = {}
         for row in self.rows:
             groups.setdefault(row.example, []).append(row.score)
         return groups
 
-    @property
+    @functools.cached_property
     def interval(self) -> Interval:
         """Mean over examples with its 95 % confidence interval."""
         groups = (
-            list(self._groups().values())
+            list(self._groups.values())
             if self.pass_at is None
             else [[value] for value in self.scores]
         )
@@ -176,7 +177,8 @@ class Evaluation:
 
     def shared(self, other: Evaluation) -> Evaluation:
         """Return the evaluation on the examples that another one has too, or all of them if it has none."""
-        names = [name for name in self.by_example() if name in other.by_example()]
+        others = other.by_example()
+        names = [name for name in self.by_example() if name in others]
         return self.on(names) if 0 < len(names) < len(self.scores) else self
 
     def joined(self, other: Evaluation) -> Evaluation:

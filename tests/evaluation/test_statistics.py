@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
+from compound.evaluation import statistics
 from compound.evaluation.statistics import (
     UNIT,
     Bounds,
@@ -208,3 +209,19 @@ def test_the_binomial_limit_equals_the_closed_form(successes: int, n: int, lower
 def test_impossible_counts_are_refused() -> None:
     with pytest.raises(ValueError, match="successes=3, n=2"):
         binomial_lower(3, 2)
+
+
+def test_repeated_values_have_the_interval_of_nearly_equal_ones() -> None:
+    values = np.random.default_rng(0).integers(0, 5, 400) / 4
+    apart = np.clip(values + np.linspace(-1e-12, 1e-12, 400), 0, 1)
+    found, expected = (mean_interval(each, bounds=(0.0, 1.0)) for each in (values, apart))
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-10)
+
+
+def test_the_interval_of_very_many_values_is_hardly_wider(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(0).random(5_000)
+    coarse = mean_interval(values, bounds=(0.0, 1.0))
+    monkeypatch.setattr(statistics, "_MANY", len(values))
+    exact = mean_interval(values, bounds=(0.0, 1.0))
+    assert exact.low - 1 / 2_048 <= coarse.low <= exact.low
+    assert exact.high <= coarse.high <= exact.high + 1 / 2_048
