@@ -20,6 +20,7 @@ from compound.execution.cache import (
     read_row,
     restrict,
 )
+from compound.execution.results import check_row
 from compound.graph.configuration import Configuration, load
 from compound.optimization.runs.candidate_record import read_candidates
 from compound.optimization.runs.directory import (
@@ -184,7 +185,7 @@ def _entries(folder: UntrustedFolder, path: Path, problems: list[str]) -> Iterat
         problems += [f"{path}: {text}" for text in found if text != "ok"]
         for key, step, *row in db.execute("SELECT key, step, value, checksum FROM outcome"):
             try:
-                read_row(key, step, *row)
+                check_row(read_row(key, step, *row))
             except Damaged as error:
                 yield 0, f"{path}: the recorded call {str(key)[:16]}… is damaged ({error})"
             else:

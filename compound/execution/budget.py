@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt
@@ -68,7 +68,8 @@ class Budget:
 
 
 def _checked_usage(usage: Usage) -> Usage:
-    if not all(0 <= number < math.inf for number in astuple(usage)):
+    numbers = usage.calls, usage.prompt_tokens, usage.completion_tokens, usage.cost, usage.unpriced
+    if not all(0 <= number < math.inf for number in numbers):
         raise ValueError("must hold finite numbers that are not negative")
     return usage
 

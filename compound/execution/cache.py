@@ -51,6 +51,10 @@ class Cache(Protocol):
         """Store a result."""
         ...
 
+    def drop(self, key: str, why: str) -> None:
+        """Delete an entry that is not what was stored, and report it."""
+        ...
+
     def take_pending(self, key: str) -> bool:
         """Return True once if the entry was stored after the checkpoint this attempt resumed from."""
         ...
@@ -70,6 +74,10 @@ class MemoryCache:
     def put(self, key: str, result: Mapping[str, object]) -> None:
         """Store a result."""
         self._rows[key] = json.dumps(result, ensure_ascii=False)
+
+    def drop(self, key: str, why: str) -> None:
+        """Delete an entry."""
+        self._rows.pop(key, None)
 
     def take_pending(self, key: str) -> bool:
         """Return ``False``: a memory cache has no entries from an earlier attempt."""
@@ -132,13 +140,15 @@ class DiskCache:
                 row = self._row(key)
                 return None if row is None else read_row(key, *row)
             except Damaged as error:
-                self._db.execute("DELETE FROM outcome WHERE key = ?", (key,))
-                self.count -= 1
-                self._pending.discard(key)
-                self._report(
-                    f"the recorded call {key[:16]}… is damaged ({error}); the call is repeated"
-                )
+                self.drop(key, str(error))
                 return None
+
+    def drop(self, key: str, why: str) -> None:
+        """Delete an entry that is not what was stored, and report it."""
+        with self._report_errors():
+            self.count -= self._db.execute("DELETE FROM outcome WHERE key = ?", (key,)).rowcount
+        self._pending.discard(key)
+        self._report(f"the recorded call {key[:16]}… is damaged ({why}); the call is repeated")
 
     def _row(self, key: str) -> tuple[object, object, object] | None:
         query = "SELECT step, value, checksum FROM outcome WHERE key = ?"

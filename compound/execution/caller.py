@@ -40,11 +40,10 @@ from compound.core.errors import (
 )
 from compound.core.example import CallValues, copy_containers
 from compound.core.loops import Sessions
-from compound.core.narrowing import entry
 from compound.core.security.limits import OUTPUT_DEPTH
 from compound.core.security.sanitize import replace_surrogates
 from compound.core.storage.artifacts import Reference, without_path
-from compound.core.storage.records import is_deep
+from compound.core.storage.records import Damaged, is_deep
 from compound.core.threads import exit_error
 from compound.execution.budget import Meter
 from compound.execution.cache import Cache
@@ -56,7 +55,7 @@ from compound.execution.observers import (
     TextRelay,
     traced,
 )
-from compound.execution.results import CallResult, SharedResults
+from compound.execution.results import CallResult, SharedResults, read_answer
 from compound.execution.rng import derive_seed
 from compound.execution.sender import (
     FIRST_WAIT,
@@ -396,12 +395,15 @@ class Caller:
         """Send a request outside of nodes; its answer is cached like that of a call."""
         cache = self._cache if self._is_cached(lm) else None
         key = digest(["ask", self.engine(lm).name, request_key(request)])
-        row = cache.get(key) if cache is not None else None
-        if row is not None:
-            usage = Usage(**entry(row, "usage", dict))
-            if cache is not None and cache.take_pending(key):
-                await self.meter.charge_recorded(usage)
-            return Completion(entry(row, "text", str), usage)
+        if cache is not None and (row := cache.get(key)) is not None:
+            try:
+                text, usage = read_answer(row)
+            except Damaged as error:
+                cache.drop(key, str(error))
+            else:
+                if cache.take_pending(key):
+                    await self.meter.charge_recorded(usage)
+                return Completion(text, usage)
         completion = await self.meter.before_deadline(self._ask_with_retries(lm, request))
         if cache is not None:
             cache.put(key, {"text": completion.text, "usage": completion.usage.to_json()})

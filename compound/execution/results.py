@@ -8,16 +8,33 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypeVar, cast
 
-from compound.core.engine import NO_USAGE, TokenRecord, Usage
-from compound.execution.budget import Meter
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    NonNegativeInt,
+    TypeAdapter,
+    ValidationError,
+    with_config,
+)
+from typing_extensions import TypedDict  # pydantic requires it before Python 3.12
+
+from compound.core.engine import NO_USAGE, FinishReason, Role, TokenRecord, Usage
+from compound.core.storage.records import Damaged
+from compound.core.storage.state import first_problem
+from compound.execution.budget import Meter, StoredUsage
 from compound.execution.cache import Cache
 from compound.execution.exchange import Exchange, is_stored
 from compound.execution.trace import Call, Failure
 from compound.graph.component import Component
 from compound.graph.json_values import dumps, is_json
-from compound.graph.types import convert
+from compound.graph.types import accepts, convert
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -66,7 +83,7 @@ def to_row(result: CallResult) -> Row | None:
     }
 
 
-def read_outputs(row: Row, component: Component) -> Mapping[str, object]:
+def read_outputs(row: Mapping[str, Any], component: Component) -> Mapping[str, object]:
     """Return the outputs of a row, converted to the declared types."""
     outputs: Mapping[str, object] = row["outputs"]
     if not row.get("typed"):
@@ -79,18 +96,126 @@ def read_outputs(row: Row, component: Component) -> Mapping[str, object]:
         return {}
 
 
-def from_row(row: Row, key: str, component: Component) -> CallResult:
-    """Parse a row."""
+def from_row(row: Mapping[str, object], key: str, component: Component) -> CallResult:
+    """Parse a row.
+
+    Raises:
+        Damaged: it is no result of the component.
+    """
+    found = _validated(_RESULT, row)
+    outputs, failure = read_outputs(found, component), found["failure"]
+    if failure is None:
+        _check_outputs(outputs, component)
     return CallResult(
-        outputs=read_outputs(row, component),
-        failure=Failure(*row["failure"]) if row["failure"] else None,
-        usage=Usage.from_json(row["usage"]),
-        tokens=tuple(map(TokenRecord.from_row, row["tokens"])),
-        attempts=row["attempts"],
+        outputs=outputs,
+        failure=Failure(*failure) if failure else None,
+        usage=found["usage"],
+        tokens=tuple(map(TokenRecord.from_row, found["tokens"])),
+        attempts=found["attempts"],
         key=key,
-        exchanges=tuple(map(Exchange.from_json, row.get("exchanges", ()))),
-        seconds=row.get("seconds", 0.0),
+        exchanges=tuple(map(Exchange.from_json, cast("list[Row]", found.get("exchanges", ())))),
+        seconds=found.get("seconds", 0.0),
     )
+
+
+def read_answer(row: Mapping[str, object]) -> tuple[str, Usage]:
+    """Return the text and the usage of a stored answer to a request outside of nodes.
+
+    Raises:
+        Damaged: it is none.
+    """
+    found = _validated(_ANSWER, row)
+    return found["text"], found["usage"]
+
+
+def check_row(row: Mapping[str, object]) -> None:
+    """Check that a row is a result of a call or an answer, of whichever component.
+
+    Raises:
+        Damaged: it is neither.
+    """
+    _validated(_ANSWER if "text" in row else _RESULT, row)
+
+
+def _check_outputs(outputs: Mapping[str, object], component: Component) -> None:
+    ports = component.outputs
+    if outputs.keys() != ports.keys():
+        raise Damaged(f"its outputs are not those of {component.name}")
+    for name, port in ports.items():
+        if not accepts(port.type, outputs[name]):
+            raise Damaged(f"its output {name!r} has another type than that of {component.name}")
+
+
+# Rows may come from someone else: their checksums detect damage, but no forgery.
+_only = with_config(ConfigDict(extra="forbid"))
+_TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
+_TokenRow = tuple[_TokenIds, _TokenIds, list[FiniteFloat], FinishReason, str, str]
+
+
+def _with_constraint(row: object) -> object:
+    """Return a row of tokens with the last of its values, which most rows leave out."""
+    return [*row, ""] if isinstance(row, list) and len(row) == 5 else row
+
+
+def _checked_tokens(row: _TokenRow) -> _TokenRow:
+    if len(row[1]) != len(row[2]):
+        raise ValueError("must hold a log-probability for each sampled token")
+    return row
+
+
+@_only
+class _ToolCallRow(TypedDict):
+    id: str
+    name: str
+    arguments: str
+
+
+@_only
+class _MessageRow(TypedDict):
+    role: Role
+    content: str
+    tool_calls: NotRequired[list[_ToolCallRow]]
+    tool_call_id: NotRequired[str]
+
+
+@_only
+class _ExchangeRow(TypedDict):
+    model: str
+    messages: list[_MessageRow]
+    completion: str
+    finish_reason: str
+    tool_calls: NotRequired[list[_ToolCallRow]]
+    tools: NotRequired[list[str]]
+
+
+@_only
+class _ResultRow(TypedDict):
+    outputs: dict[str, Any]
+    typed: NotRequired[bool]
+    failure: tuple[str, str] | None
+    usage: StoredUsage
+    tokens: list[
+        Annotated[_TokenRow, BeforeValidator(_with_constraint), AfterValidator(_checked_tokens)]
+    ]
+    attempts: NonNegativeInt
+    exchanges: NotRequired[list[_ExchangeRow]]
+    seconds: NotRequired[Annotated[FiniteFloat, Field(ge=0)]]
+
+
+@_only
+class _AnswerRow(TypedDict):
+    text: str
+    usage: StoredUsage
+
+
+_RESULT, _ANSWER = TypeAdapter(_ResultRow), TypeAdapter(_AnswerRow)
+
+
+def _validated(adapter: TypeAdapter[T], row: Mapping[str, object]) -> T:
+    try:
+        return adapter.validate_python(row)
+    except ValidationError as error:
+        raise Damaged(f"it is not the result of a call: {first_problem(error)}") from None
 
 
 @dataclass
@@ -138,9 +263,8 @@ class SharedResults:
                 return pending.result().as_cached()
         if key in self._failed:
             return self._failed[key].as_cached()
-        stored = self.cache.get(key)
-        if stored is not None:
-            return await self._reuse(key, component, stored, meter)
+        if (stored := self._stored(key, component)) is not None:
+            return await self._reuse(stored, meter)
         future: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
         self._in_flight[key] = future
         try:
@@ -183,15 +307,23 @@ class SharedResults:
         elif self._open_batches:
             self._failed[key] = result
 
-    async def _reuse(
-        self, key: str, component: Component, row: Mapping[str, object], meter: Meter
-    ) -> CallResult:
+    def _stored(self, key: str, component: Component) -> CallResult | None:
+        """Return the result in the cache; one that the component cannot have is dropped."""
+        assert self.cache is not None
+        row = self.cache.get(key)
+        if row is None:
+            return None
+        try:
+            return from_row(row, key, component)
+        except Damaged as error:
+            self.cache.drop(key, str(error))
+            return None
+
+    async def _reuse(self, result: CallResult, meter: Meter) -> CallResult:
         """Return a stored result; charge it if an interrupted run recorded it."""
         assert self.cache is not None
-        # rows are validated by the cache
-        result = from_row(dict(row), key, component)
-        if not self.cache.take_pending(key):
+        if not self.cache.take_pending(result.key):
             return result.as_cached()
-        self._unsettled[key] += 1
+        self._unsettled[result.key] += 1
         await meter.charge_recorded(result.usage)
         return result

@@ -346,6 +346,9 @@ class _Cache:
     def put(self, key: str, outcome: Mapping[str, object]) -> None:
         self.rows.setdefault(key, json.dumps(outcome, ensure_ascii=False))
 
+    def drop(self, key: str, why: str) -> None:
+        raise AssertionError(f"{key}: {why}")  # all rows are its own
+
     def take_pending(self, key: str) -> bool:
         pending = key in self._pending
         self._pending.discard(key)

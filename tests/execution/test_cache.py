@@ -32,7 +32,7 @@ from compound.core.errors import BudgetExhausted, CallError, RunDirectoryError, 
 from compound.core.narrowing import entry
 from compound.engines.openai import OpenAIEngine
 from compound.execution.budget import Budget, Meter
-from compound.execution.cache import Cache, DiskCache, MemoryCache
+from compound.execution.cache import Cache, DiskCache, MemoryCache, row_checksum
 from compound.execution.executor import Executor
 from compound.execution.trace import Failure, Trace
 from compound.graph.component import CallContext, Input, Operation
@@ -55,6 +55,11 @@ def ask(name: str = "llm", **settings: Any) -> System:
 
 def told_by_seed(_: str, rng: np.random.Generator) -> str:
     return str(rng.integers(10**12))
+
+
+def stored(value: object) -> dict[str, Any]:
+    """Return the row of an answer."""
+    return {"text": str(value), "usage": {"calls": 1}}
 
 
 class Bench:
@@ -492,15 +497,15 @@ def test_a_cache_gives_back_what_was_put(row: dict[str, Any]) -> None:
 
 def test_what_is_stored_first_stays(tmp_path: Path) -> None:
     cache = disk(tmp_path)
-    cache.put("k", {"outputs": 1})
-    cache.put("k", {"outputs": 2})
-    assert cache.get("k") == {"outputs": 1}
+    cache.put("k", stored(1))
+    cache.put("k", stored(2))
+    assert cache.get("k") == stored(1)
 
 
 def test_two_caches_on_one_file_see_each_others_entries(tmp_path: Path) -> None:
     one, two = disk(tmp_path), disk(tmp_path)
-    one.put("k", {"outputs": 1})
-    assert two.get("k") == {"outputs": 1}
+    one.put("k", stored(1))
+    assert two.get("k") == stored(1)
 
 
 def test_threads_may_share_a_cache(tmp_path: Path) -> None:
@@ -508,8 +513,8 @@ def test_threads_may_share_a_cache(tmp_path: Path) -> None:
 
     def work(part: int) -> None:
         for i in range(50):
-            cache.put(f"{part}.{i}", {"outputs": i})
-            assert cache.get(f"{part}.{i}") == {"outputs": i}
+            cache.put(f"{part}.{i}", stored(i))
+            assert cache.get(f"{part}.{i}") == stored(i)
 
     threads = [threading.Thread(target=work, args=(part,)) for part in range(4)]
     for thread in threads:
@@ -517,7 +522,7 @@ def test_threads_may_share_a_cache(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert [cache.get(f"{part}.{i}") for part in range(4) for i in range(50)] == [
-        {"outputs": i} for i in range(50)
+        stored(i) for i in range(50)
     ] * 4
 
 
@@ -552,13 +557,13 @@ def test_what_was_stored_after_the_checkpoint_is_pending_once(tmp_path: Path) ->
     cache = disk(tmp_path)
     for step in range(3):
         cache.step = step
-        cache.put(f"k{step}", {"outputs": step})
+        cache.put(f"k{step}", stored(step))
     assert not any(cache.take_pending(f"k{step}") for step in range(3))
     cache.close()
     resumed = DiskCache(tmp_path / "cache.sqlite", step=1)
     assert [resumed.take_pending(f"k{step}") for step in range(3)] == [False, True, True]
     assert not any(resumed.take_pending(f"k{step}") for step in range(3))
-    resumed.put("new", {"outputs": 3})
+    resumed.put("new", stored(3))
     assert not resumed.take_pending("new")
     resumed.close()
     again = DiskCache(tmp_path / "cache.sqlite", step=2)
@@ -656,7 +661,7 @@ def test_a_damaged_row_is_a_miss_that_is_named(
 ) -> None:
     """Regression test: a row that was no JSON ended every run, and a changed digit changed the result."""
     cache = disk(tmp_path)
-    cache.put("k", {"outputs": 1})
+    cache.put("k", stored(1))
     cache.close()
     altered(tmp_path, statement)
     again = disk(tmp_path)
@@ -664,9 +669,83 @@ def test_a_damaged_row_is_a_miss_that_is_named(
     assert again.get(key) is None
     assert len(again.problems) == 1
     assert f"cache.sqlite: the recorded call {key}… is damaged" in caplog.text
-    again.put(key, {"outputs": 2})
-    assert again.get(key) == {"outputs": 2}
+    again.put(key, stored(2))
+    assert again.get(key) == stored(2)
     again.close()
+
+
+FORGED: list[dict[str, Any]] = [
+    {"usage": {"calls": -50}},
+    {"usage": {"calls": 1, "cost": float("nan")}},
+    {"usage": {"calls": 1, "prompt_tokens": "many"}},
+    {"usage": "none"},
+    {"usage": {"calls": 1, "hidden": 1}},
+    {"outputs": ["yes"]},
+    {"outputs": {}},
+    {"outputs": {"output": "yes", "z": 1}},
+    {"outputs": {"output": 5}},
+    {"outputs": {"output": {"deep": [float("nan")]}}},
+    {"failure": "error"},
+    {"tokens": [1]},
+    {"tokens": [[[1], [2], [], "stop", ""]]},
+    {"tokens": [[[-1], [2], [-0.5], "stop", ""]]},
+    {"tokens": [[[1], [2], [float("-inf")], "stop", ""]]},
+    {"attempts": -1},
+    {"attempts": None},
+    {"seconds": float("nan")},
+    {"exchanges": [{"model": "m"}]},
+    {"exchanges": [{"model": "m", "messages": [{"role": "user", "content": 5}]}]},
+    {"more": 1},
+]
+
+
+@pytest.mark.parametrize("change", FORGED, ids=str)
+def test_a_row_that_no_call_can_have_is_repeated_and_charged(
+    tmp_path: Path, change: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Regression test: a forged row gave its usage back to the budget, or ended with a traceback."""
+    engine, limit = ScriptedLM(lambda _: "yes"), Budget(calls=2)
+    cache = DiskCache(tmp_path / "cache.sqlite", step=0)
+    whole = run(ask(), {"q": "?"}, Executor({"m": engine}, cache=cache))
+    cache.close()
+    database = sqlite3.connect(tmp_path / "cache.sqlite")
+    [(key, value)] = database.execute("SELECT key, value FROM outcome")
+    value = json.dumps({**json.loads(value), **change})
+    altered_row = value, row_checksum(key, 0, value)
+    database.execute("UPDATE outcome SET value = ?, checksum = ?", altered_row)
+    database.commit()
+    database.close()
+    cache = DiskCache(tmp_path / "cache.sqlite", step=0)
+    executor = Executor({"m": engine}, cache=cache, meter=Meter(limit))
+    again = run(ask(), {"q": "?"}, executor)
+    assert (again.outputs, again.failure) == (whole.outputs, None)
+    assert executor.meter.usage == whole.usage
+    assert "is damaged (it" in caplog.text
+    assert cache.count == 1
+    assert run(ask(), {"q": "?"}, executor).outputs == whole.outputs
+    assert executor.meter.usage == whole.usage
+    cache.close()
+
+
+@pytest.mark.parametrize("row", [{"text": 5, "usage": {}}, {"text": "a", "usage": {"calls": -9}}])
+def test_a_forged_answer_is_asked_for_again(tmp_path: Path, row: dict[str, Any]) -> None:
+    request = Request((Message("user", "write a prompt"),))
+    cache = DiskCache(tmp_path / "cache.sqlite", step=0)
+
+    def asked(cache: DiskCache) -> tuple[Completion, Usage]:
+        executor = Executor({"m": ScriptedLM(lambda _: "a prompt")}, cache=cache)
+        completion = asyncio.run(executor.request("m", request))
+        cache.close()
+        return completion, executor.meter.usage
+
+    whole = asked(cache)
+    database = sqlite3.connect(tmp_path / "cache.sqlite")
+    [(key,)] = database.execute("SELECT key FROM outcome")
+    altered_row = json.dumps(row), row_checksum(key, 0, json.dumps(row))
+    database.execute("UPDATE outcome SET value = ?, checksum = ?", altered_row)
+    database.commit()
+    database.close()
+    assert asked(DiskCache(tmp_path / "cache.sqlite", step=0)) == whole
 
 
 def test_recorded_calls_that_are_gone_are_said(
@@ -675,7 +754,7 @@ def test_recorded_calls_that_are_gone_are_said(
     """Regression test: whoever deleted ``cache.sqlite-wal`` paid for those calls again, unknowingly."""
     cache = DiskCache(tmp_path / "cache.sqlite", step=0)
     for i in range(5):
-        cache.put(f"k{i}", {"outputs": i})
+        cache.put(f"k{i}", stored(i))
     copy = tmp_path / "copy"
     copy.mkdir()
     shutil.copy(tmp_path / "cache.sqlite", copy)  # as a kill leaves it, without its log
@@ -694,7 +773,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         RunDirectoryError, match=r"cache\.sqlite is not a usable cache: .*readonly.*permissions"
     ):
-        cache.put("k", {"outputs": 1})
+        cache.put("k", stored(1))
     cache.close()
 
 
@@ -781,7 +860,7 @@ def test_a_cache_whose_pages_repeat_without_end_is_refused(tmp_path: Path, what:
     def repeated(path: Path) -> None:
         cache = DiskCache(path)
         for i in range(10):
-            cache.put(f"k{i}", {"outputs": i})
+            cache.put(f"k{i}", stored(i))
         cache.close()
         raw = path.read_bytes()
         pages = [bytearray(raw[at : at + 4096]) for at in range(0, len(raw), 4096)]
@@ -827,7 +906,7 @@ def test_a_large_cache_is_read_to_its_end(tmp_path: Path, monkeypatch: pytest.Mo
         cache = DiskCache(path)
         cache._db.execute("BEGIN")
         for i in range(20_000):
-            cache.put(f"{i:064}", {})
+            cache.put(f"{i:064}", {"text": "", "usage": {}})
         cache._db.execute("COMMIT")
         cache.close()
 
@@ -844,8 +923,8 @@ def test_an_entry_beyond_the_limit_is_a_miss_that_is_named(
 ) -> None:
     def large(path: Path) -> None:
         cache = DiskCache(path)
-        cache.put("large", {"outputs": "x" * 2**21})
-        cache.put("small", {"outputs": 1})
+        cache.put("large", stored("x" * 2**21))
+        cache.put("small", stored(1))
         cache.close()
 
     path = run_with(tmp_path, large)
@@ -855,14 +934,14 @@ def test_an_entry_beyond_the_limit_is_a_miss_that_is_named(
     assert f"{path}: a recorded call is larger than 1 MiB" in problem
     assert "COMPOUND_MAX_LINE_MB" in problem
     cache = DiskCache(path, step=0)
-    assert (cache.get("large"), cache.get("small")) == (None, {"outputs": 1})
+    assert (cache.get("large"), cache.get("small")) == (None, stored(1))
     assert [
         p
         for p in cache.problems
         if "the recorded call large… is damaged (the entry is larger than 1 MiB)" in p
     ]
-    cache.put("large", {"outputs": 2})
-    assert (cache.get("large"), cache.count) == ({"outputs": 2}, 2)
+    cache.put("large", stored(2))
+    assert (cache.get("large"), cache.count) == (stored(2), 2)
     cache.close()
 
 
@@ -870,7 +949,7 @@ def test_of_many_damaged_entries_some_are_named_and_the_others_counted(tmp_path:
     def damaged(path: Path) -> None:
         cache = DiskCache(path)
         for i in range(9):
-            cache.put(f"k{i}", {"outputs": i})
+            cache.put(f"k{i}", stored(i))
         cache._db.execute("UPDATE outcome SET value = '[]' WHERE key <> 'k3'")
         cache.close()
 
@@ -891,13 +970,13 @@ def test_an_outcome_beyond_the_limit_is_not_recorded_and_named(
 ) -> None:
     monkeypatch.setenv("COMPOUND_MAX_LINE_MB", "1")
     cache = DiskCache(tmp_path / "cache.sqlite", step=0)
-    cache.put("large", {"outputs": "x" * 2**21})
+    cache.put("large", stored("x" * 2**21))
     assert (cache.get("large"), cache.count) == (None, 0)
     (problem,) = cache.problems
     assert "the call large… is larger than 1 MiB and is not recorded" in problem
     assert "COMPOUND_MAX_LINE_MB" in problem
-    cache.put("small", {"outputs": 1})
-    assert cache.get("small") == {"outputs": 1}
+    cache.put("small", stored(1))
+    assert cache.get("small") == stored(1)
     cache.close()
 
 
@@ -926,8 +1005,8 @@ def test_a_cache_that_another_process_is_making_is_waited_for(tmp_path: Path) ->
     finally:
         timer.join()
         other.close()
-    cache.put("k", {"outputs": 1})
-    assert cache.get("k") == {"outputs": 1}
+    cache.put("k", stored(1))
+    assert cache.get("k") == stored(1)
     cache.close()
 
 
@@ -975,7 +1054,7 @@ def test_a_cache_whose_making_was_killed_is_used(tmp_path: Path, moment: str) ->
     path = run_with(tmp_path, killed)
     assert verify(path.parent) == []
     cache = DiskCache(path, step=0)
-    cache.put("k", {"outputs": 1})
+    cache.put("k", stored(1))
     cache.close()
     assert verify(path.parent) == []
     assert not path.with_name("cache.sqlite-journal").exists()

@@ -280,6 +280,10 @@ class _Layered:
     def put(self, key: str, result: Mapping[str, Any]) -> None:
         self._own.put(key, result)
 
+    def drop(self, key: str, why: str) -> None:
+        self._own.drop(key, why)
+        self._borrowed.discard(key)
+
     def take_pending(self, key: str) -> bool:
         if key in self._borrowed:
             self._borrowed.discard(key)
