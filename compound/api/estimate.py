@@ -283,8 +283,10 @@ def run_pilot(
         BudgetExhausted: the limit covers no run.
     """
     examples = problem.valid[:count]
-    budget = replace(problem.settings.budget.total().share(SHARE), system_runs=len(examples))
-    meter, traces = Meter(budget), list[Trace]()
+    limits = problem.settings.budget.total()
+    budget = replace(limits.share(SHARE), system_runs=len(examples))
+    meter = Meter(budget, whole=limits, rest=f"a pilot spends at most {SHARE:.0%}")
+    traces = list[Trace]()
     started = time.monotonic()
     run_blocking(_evaluate(problem, len(examples), path, meter, traces))
     wall = time.monotonic() - started

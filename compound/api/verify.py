@@ -26,6 +26,7 @@ from compound.optimization.runs.candidate_record import read_candidates
 from compound.optimization.runs.directory import (
     APPENDED,
     CONFIG,
+    PILOT,
     baselines,
     inconsistency_errors,
     last_checksum,
@@ -90,6 +91,8 @@ def _run_problems(folder: UntrustedFolder) -> list[str]:
     if stored is not None:
         attempt(lambda: _check_best(folder, stored))
     attempt(lambda: problems.extend(_cache_problems(folder, stored)))
+    if folder.kind(PILOT) == "folder":
+        attempt(lambda: problems.extend(_cache_problems(folder.below(PILOT), None)))
     attempt(lambda: baselines(folder))
     attempt(lambda: _check_rewards(folder))
     attempt(lambda: read_candidates(folder))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from compound.api.estimate import estimate
 from compound.api.optimize import run_optimization
 from compound.components.llm import LLM
 from compound.core.engine import Engine, Message, Request
+from compound.core.errors import BudgetExhausted, RunDirectoryError
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics.built_in import exact_match
 from compound.graph.component import Input
@@ -301,6 +303,36 @@ class TestPilot:
         assert 0 < pilot["runs"] < 10
         assert pilot["spent"]["cost"] <= 0.2
         assert pilot["total"]["dollars"]["to"] <= 2.0
+
+    def test_a_limit_of_which_a_tenth_holds_no_run_is_named(self, tmp_path: Path) -> None:
+        given = program("random", ScriptedLM(reply), budget={"system_runs": 90, "tokens": 100})
+        told = r"above the limit of 10 \(100 in total; a pilot spends at most 10%\)"
+        with pytest.raises(BudgetExhausted, match=told):
+            estimate(given, pilot=10, run_dir=tmp_path / "run")
+
+    @pytest.mark.parametrize("planted", ["link", "file", "folder"])
+    def test_what_is_no_cache_in_its_folder_is_refused(self, tmp_path: Path, planted: str) -> None:
+        """Regression test: the run directory then stayed locked in this process."""
+        lm = ScriptedLM(reply)
+        given, folder = program("random", lm), tmp_path / "run" / "pilot"
+        folder.mkdir(parents=True)
+        place = folder / "cache.sqlite"
+        if planted == "link":
+            place.symlink_to(tmp_path / "elsewhere")
+        elif planted == "file":
+            place.write_text("not a database")
+        else:
+            place.mkdir()
+        for attempt in (
+            lambda: estimate(given, pilot=1, run_dir=folder.parent),
+            lambda: run(given, tmp_path),
+        ):
+            with pytest.raises(RunDirectoryError, match=r"pilot/cache\.sqlite is"):
+                attempt()
+        assert not (tmp_path / "elsewhere").exists()
+        assert not lm.requests
+        shutil.rmtree(folder)
+        assert run(given, tmp_path).to_json()["calls"]
 
     def test_it_is_repeated_without_requests(self, tmp_path: Path) -> None:
         lm = ScriptedLM(reply, price=PRICE)

@@ -72,12 +72,12 @@ class Recorder:
         self.run = run
         try:
             stored = run.restore()
+            self._pilot = _open_pilot(run) if parent is None else None
             own = DiskCache(run.path / CACHE, step=run.step, recorded=run.cached)
         except BaseException:
             run.close()
             raise
         self.state = stored or OptimizationState()
-        self._pilot = _open_pilot(run) if parent is None else None
         below = self._pilot if parent is None else parent.cache
         self.cache: Cache = own if below is None else _Layered(own, below)
         self._parent = parent
@@ -214,15 +214,18 @@ class Recorder:
 
     def discard(self) -> None:
         """Delete and close the run."""
-        self._disk.close()
+        self._close_caches()
         self.run.discard()
 
     def close(self) -> None:
         """Close the files."""
+        self._close_caches()
+        self.run.close()
+
+    def _close_caches(self) -> None:
         self._disk.close()
         if self._pilot is not None:
             self._pilot.close()
-        self.run.close()
 
 
 def _open_pilot(run: RunDirectory) -> DiskCache | None:
@@ -230,7 +233,7 @@ def _open_pilot(run: RunDirectory) -> DiskCache | None:
     if run.folder.kind(PILOT) != "folder":
         return None
     folder = run.folder.below(PILOT)
-    return DiskCache(folder.path / CACHE) if folder.kind(CACHE) == "file" else None
+    return None if folder.kind(CACHE) is None else DiskCache(folder.path / CACHE)
 
 
 class RunMemory:
