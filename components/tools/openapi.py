@@ -12,7 +12,7 @@ from compound.components.tools.openapi_arguments import (
     as_header,
     as_path_part,
 )
-from compound.components.tools.openapi_document import OpenAPIDocument
+from compound.components.tools.openapi_document import OpenAPIDocument, part_of
 from compound.components.tools.source import PassingError, ToolParts, unanswered, usable_name
 from compound.core.errors import (
     CallError,
@@ -217,7 +217,8 @@ def operation_tool(
 ) -> ToolParts:
     """Return the parts of the tool of an operation; see `Tool.from_openapi`."""
     method, path, entry, item = _find(document, operation)
-    server = document.server(access.base_url, entry.get("servers") or item.get("servers"))
+    servers = part_of(entry, "servers", list) or part_of(item, "servers", list)
+    server = document.server(access.base_url, servers)
     origin = Origin.of(server)
     if not origin.is_loopback and origin not in Trust.of(access.hosts).hosts:
         raise DeclarationError(
@@ -227,7 +228,7 @@ def operation_tool(
     if not path.startswith("/"):  # it would continue the name of the server, as @evil.example
         raise DeclarationError(f"operation {operation!r}: the path {path!r:.100} must begin with /")
     try:
-        shared = item.get("parameters") or ()
+        shared = part_of(item, "parameters", list)
         schema, places = _arguments(document, entry, shared, access.auth_header)
     except RecursionError:
         raise DeclarationError(
@@ -303,7 +304,7 @@ def _arguments(
     properties: dict[str, Any] = {}
     required: list[str] = []
     places: dict[str, Place] = {}
-    for each in (*shared, *(entry.get("parameters") or ())):
+    for each in (*shared, *part_of(entry, "parameters", list)):
         parameter = document.resolved(each)
         name, where = str(parameter.get("name")), str(parameter.get("in"))
         if where not in ("path", "query", "header"):
@@ -377,9 +378,9 @@ def _add_body(
         required += [BODY] * needed
         return
     for name, part in members.items():
-        properties[name], places[name] = part, Place(name, "body")
+        properties[str(name)], places[str(name)] = part, Place(str(name), "body")
     if needed:
-        required += [name for name in schema.get("required") or () if name not in required]
+        required += [name for name in part_of(schema, "required", list) if name not in required]
 
 
 def _json_schema(part: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON

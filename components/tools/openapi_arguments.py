@@ -155,7 +155,7 @@ class SchemaConverter:
                 found[keyword] = self._definition(str(value))
             elif keyword in NAMED and isinstance(value, Mapping):
                 self._parts += len(value)
-                found[keyword] = {name: self._schema(inner) for name, inner in value.items()}
+                found[keyword] = {str(name): self._schema(inner) for name, inner in value.items()}
             elif keyword in VALUES:
                 found[keyword] = value
             elif keyword not in LIMITS or not isinstance(value, bool):

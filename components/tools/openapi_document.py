@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 from urllib.parse import urljoin
 
 import yaml
@@ -16,6 +17,7 @@ from referencing import Registry, Specification
 from referencing.exceptions import Unresolvable
 
 from compound.core.errors import CompoundError, DeclarationError, MissingExtra
+from compound.core.loops import run_blocking
 from compound.core.security.trust import Origin, Trust
 
 METHODS = ("get", "post", "put", "patch", "delete")
@@ -24,6 +26,7 @@ MAX_CHARACTERS = 4 * MAX_DOCUMENT  # of a document whose aliases are written out
 MAX_MERGED = 100_000  # entries that the merge keys of a document add to mappings
 MAX_REFERENCES = 20  # that follow each other
 MAX_ADDRESS = 2_000  # characters of the address of a server
+SECONDS = 30.0  # until a document has arrived from its address
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class OpenAPIDocument:
     file: str = ""
     url: str = ""
 
-    def server(self, base_url: str | None, servers: Any = None) -> str:  # noqa: ANN401 - JSON
+    def server(self, base_url: str | None, servers: Sequence[Any] = ()) -> str:
         """Return the address of the server: ``base_url``, or the first of ``servers`` or of the document.
 
         Raises:
@@ -42,7 +45,7 @@ class OpenAPIDocument:
         """
         if base_url:
             return base_url.rstrip("/")
-        found = _first_server(servers or self.content.get("servers"), self.url)
+        found = _first_server(servers or part_of(self.content, "servers", list), self.url)
         if self.url and not Origin.of(self.url).is_loopback and Origin.of(found).is_loopback:
             raise DeclarationError(
                 f"the OpenAPI document {self.url} names a server of this machine: {found}",
@@ -52,11 +55,11 @@ class OpenAPIDocument:
 
     def entries(self) -> Iterator[tuple[str, str, Mapping[str, Any], Mapping[str, Any]]]:
         """Yield method, path, entry and the item of the path of each operation, in the document's order."""
-        for path, given in self.content.get("paths", {}).items():
+        for path, given in part_of(self.content, "paths", dict).items():
             item = self.resolved(given)
             for method in METHODS:
                 if isinstance(entry := item.get(method), Mapping):
-                    yield method, path, entry, item
+                    yield method, str(path), entry, item
 
     def operations(self) -> list[str]:
         """Return the operations in the order of the document: the ``operationId``, or method and path."""
@@ -101,7 +104,30 @@ class OpenAPIDocument:
         )
 
 
-def _first_server(servers: Any, base: str = "") -> str:  # noqa: ANN401 - JSON
+Part = TypeVar("Part", list[Any], dict[str, Any])
+
+
+def part_of(parent: Mapping[str, Any], name: str, kind: type[Part]) -> Part:
+    """Return a part of a document that must be a list or an object; an empty one if there is none.
+
+    >>> part_of({"tags": ["a"]}, "tags", list), part_of({}, "tags", list)
+    (['a'], [])
+
+    Raises:
+        DeclarationError: it is anything else.
+    """
+    found = parent.get(name)
+    if found is None:
+        return kind()
+    if not isinstance(found, Mapping if kind is dict else kind):
+        wanted = "an object" if kind is dict else "a list"
+        raise DeclarationError(
+            f"the OpenAPI document is not valid: {name} must be {wanted}, but is {found!r:.100}"
+        )
+    return cast("Part", found)
+
+
+def _first_server(servers: Sequence[Any], base: str = "") -> str:
     """Return the address of the first server, with the defaults of its variables.
 
     Args:
@@ -115,7 +141,7 @@ def _first_server(servers: Any, base: str = "") -> str:  # noqa: ANN401 - JSON
     'https://example.com/v1'
     """
     first = servers[0] if servers and isinstance(servers[0], Mapping) else {}
-    url, variables = first.get("url", "/"), first.get("variables") or {}
+    url, variables = first.get("url", "/"), part_of(first, "variables", dict)
     parts = re.split(r"\{([^{}]*)\}", url[: MAX_ADDRESS + 1] if isinstance(url, str) else "/")
     for index, name in enumerate(parts[1::2]):
         variable = variables.get(name)
@@ -189,7 +215,7 @@ def _checked(found: object, place: str) -> Mapping[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader that limits the entries that merge keys add: nested ones multiply."""
+    """A safe loader whose keys are texts, and which limits what merge keys add: nested ones multiply."""
 
     _merged = 0
 
@@ -204,6 +230,9 @@ class _Loader(yaml.SafeLoader):
                     if self._merged > MAX_MERGED:
                         raise yaml.YAMLError(f"its merge keys add more than {MAX_MERGED:,} entries")
         super().flatten_mapping(node)
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):  # as in JSON: a member may be named `no` or `200`
+                key.tag = "tag:yaml.org,2002:str"
 
 
 def _check_size(document: object) -> None:
@@ -244,27 +273,30 @@ def _fetched(url: str, hosts: Sequence[str]) -> bytes:
         import httpx
     except ImportError:
         raise MissingExtra("a tool of an HTTP interface", "httpx", "remote") from None
-    data = bytearray()
     try:
-        with (
-            httpx.Client(timeout=30.0, trust_env=False, follow_redirects=False) as client,
-            client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as response,
-        ):
-            if response.status_code != 200:
-                raise CompoundError(
-                    f"{url}: HTTP {response.status_code}",
-                    hint="download the document, and pass its file"
-                    if response.status_code < 500
-                    else "",
-                )
-            if response.headers.get("content-encoding", "identity") != "identity":
-                raise CompoundError(
-                    f"{url}: the answer is compressed", hint="download the document"
-                )
-            for chunk in response.iter_raw():
-                data += chunk
-                if len(data) > MAX_DOCUMENT:
-                    break
+        return run_blocking(_read(url))
+    except TimeoutError:
+        raise CompoundError(f"{url} did not answer within {SECONDS:g} s") from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise CompoundError(f"{url} cannot be read: {error or type(error).__name__}") from None
+
+
+async def _read(url: str) -> bytes:
+    import httpx
+
+    data = bytearray()
+    async with (
+        asyncio.timeout(SECONDS),  # in total: each part of an endless answer may arrive in time
+        httpx.AsyncClient(timeout=SECONDS, trust_env=False, follow_redirects=False) as client,
+        client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as response,
+    ):
+        if response.status_code != 200:
+            hint = "download the document, and pass its file" if response.status_code < 500 else ""
+            raise CompoundError(f"{url}: HTTP {response.status_code}", hint=hint)
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise CompoundError(f"{url}: the answer is compressed", hint="download the document")
+        async for chunk in response.aiter_raw():
+            data += chunk
+            if len(data) > MAX_DOCUMENT:
+                break
     return bytes(data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import threading
@@ -355,6 +356,83 @@ def test_other_servers_need_a_declaration() -> None:
 def test_mistakes_in_documents(operation: str, document: dict[str, Any], message: str) -> None:
     with pytest.raises(DeclarationError, match=message):
         cp.Tool.from_openapi(document, operation, base_url="http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (("servers",), 5, "servers must be a list, but is 5"),
+        (("servers", 0, "variables"), ["a"], "variables must be an object"),
+        (("paths", "/a", "servers"), {"url": "https://x"}, "servers must be a list"),
+        (("paths", "/a", "get", "servers"), "https://x", "servers must be a list"),
+        (("paths", "/a", "parameters"), 1e308, "parameters must be a list"),
+        (("paths", "/a", "get", "parameters"), {"name": "q"}, "parameters must be a list"),
+        (("paths", 5), {"get": {}}, "the path '5' must begin with /"),
+        (("body", "required"), True, "required must be a list, but is True"),
+        (("body", "required"), "name", "required must be a list, but is 'name'"),
+    ],
+)
+def test_parts_of_a_document_that_are_something_else_are_named(
+    place: tuple[Any, ...], value: object, message: str
+) -> None:
+    """Regression test: they ended with an AttributeError, TypeError or KeyError."""
+    schema: dict[str, Any] = {"type": "object", "properties": {"name": {}}}
+    content = {"required": True, "content": {"application/json": {"schema": schema}}}
+    document: dict[str, Any] = {
+        "servers": [{"url": "http://127.0.0.1:1"}],
+        "paths": {"/a": {"get": {"operationId": "a", "requestBody": content}}},
+    }
+    *above, last = place
+    part: Any = document
+    if above == ["body"]:
+        part, above = schema, []
+    for name in above:
+        part = part[name]
+    part[last] = value
+    with pytest.raises(DeclarationError, match=message):
+        cp.Tool.all_from_openapi(document)
+
+
+def test_members_of_a_document_in_yaml_have_the_names_that_json_has(tmp_path: Path) -> None:
+    """Regression test: PyYAML reads the names ``no`` and ``404`` as a truth value and a number."""
+    text = """
+    paths:
+      /a:
+        post:
+          operationId: a
+          responses: {200: {description: fine}}
+          requestBody:
+            content: {application/json: {schema: {properties: {no: {type: integer}, 404: {}}}}}
+    """
+    (tmp_path / "api.yaml").write_text(text)
+    tool = cp.Tool.from_openapi(tmp_path / "api.yaml", "a", base_url="http://127.0.0.1:1")
+    assert list(json.loads(tool.spec.parameters)["properties"]) == ["no", "404"]
+
+
+def test_a_document_that_arrives_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part arrives in time, but the whole does not."""
+    monkeypatch.setattr("compound.components.tools.openapi_document.SECONDS", 0.3)
+    stopped = threading.Event()
+
+    def trickle(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(2**16)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n{")
+            with contextlib.suppress(OSError):
+                while not stopped.wait(0.02):
+                    connection.sendall(b" ")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=trickle, args=(listening,))
+        thread.start()
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}/openapi.json"
+        try:
+            with pytest.raises(CompoundError, match=r"did not answer within 0\.3 s"):
+                cp.Tool.all_from_openapi(address)
+        finally:
+            stopped.set()
+            thread.join()
 
 
 def test_documents_in_files(tmp_path: Path) -> None:
