@@ -134,7 +134,10 @@ def check_row(row: Mapping[str, object]) -> None:
     Raises:
         Damaged: it is neither.
     """
-    _validated(_ANSWER if "text" in row else _RESULT, row)
+    if "text" in row:
+        _validated(_ANSWER, row)
+    else:
+        _validated(_RESULT, row)
 
 
 def _check_outputs(outputs: Mapping[str, object], component: Component) -> None:
