@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import compound as cp
+from benchmark_systems import BENCHMARKS, evaluated
 from benchmarks.amazon import decide, recent
 from compound.testing import ScriptedLM
 from compound.yaml import load
 from compound.yaml.program import Program
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "amazon.yaml"
 ROWS: list[dict[str, Any]] = [
     {
         "id": "a",
@@ -33,7 +31,7 @@ ROWS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def program() -> Program:
-    return load(FILE)
+    return load(BENCHMARKS / "amazon.yaml")
 
 
 def replies(message: str) -> str:
@@ -47,9 +45,6 @@ def replies(message: str) -> str:
 def run(program: Program, row: dict[str, Any], lm: ScriptedLM) -> cp.Trace:
     inputs = {name: row[name] for name in ("product_sequence", "choices")}
     return cp.run(program.system, inputs, engines={"smollm2": lm})
-
-
-# --- the file ------------------------------------------------------------------------------------------
 
 
 def test_the_file_tunes_both_models_and_the_decider(program: Program) -> None:
@@ -66,15 +61,7 @@ def test_the_file_tunes_both_models_and_the_decider(program: Program) -> None:
 
 
 def test_both_examples_are_decided_right(program: Program) -> None:
-    assert program.metric is not None
-    found = cp.evaluate(
-        program.system,
-        cp.Dataset.of(valid=ROWS),
-        program.metric,
-        engines={"smollm2": ScriptedLM(replies)},
-        cache=False,
-    )
-    assert found.mean == 1.0
+    assert evaluated(program, ROWS, ScriptedLM(replies)).mean == 1.0
 
 
 def test_a_run_asks_once_for_the_session_and_once_for_each_candidate(program: Program) -> None:
@@ -88,9 +75,6 @@ def test_a_run_asks_once_for_the_session_and_once_for_each_candidate(program: Pr
 
 def test_models_that_say_nothing_are_wrong_but_no_failure(program: Program) -> None:
     assert run(program, ROWS[0], ScriptedLM(lambda message: ".")).outputs["answer"] == 0
-
-
-# --- functions -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -123,18 +107,3 @@ def test_the_candidate_with_most_shared_words_is_chosen(
     profiles = ["a lamp", "a mug", "warm socks"]
     titles = ["Desk Lamp", "Kitchenware", "Travel"]
     assert decide(interest, profiles, titles, title_weight) == wanted
-
-
-# --- data ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(
-    "COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets"
-)
-def test_every_real_row_runs(program: Program) -> None:
-    data = cp.Dataset(Path(os.environ["COMPOUND_DATA"]) / "amazon_next_item")
-    assert program.metric is not None
-    lm = ScriptedLM(lambda message: message.rsplit(": ", 1)[1])
-    found = cp.evaluate(program.system, data, program.metric, engines={"smollm2": lm}, cache=False)
-    assert found.failed == 0
-    assert found.mean > 0.5  # copying titles decides by their shared words

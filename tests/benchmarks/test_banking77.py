@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
-import compound as cp
+from benchmark_systems import BENCHMARKS, evaluated, needs_data
 from benchmarks.banking77 import labels, main, read_label
 from compound.core.errors import DataError
 from compound.testing import ScriptedLM
 from compound.yaml import load
 from compound.yaml.program import Program
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "banking77.yaml"
 LABELS = [
     "card_arrival",
     "card_linking",
@@ -32,9 +30,8 @@ ROWS = [
 @pytest.fixture
 def program(tmp_path: Path) -> Program:
     (tmp_path / "labels.json").write_text(json.dumps(LABELS))
-    return load(
-        FILE, overrides=[("components.labels.function.file", str(tmp_path / "labels.json"))]
-    )
+    file = ("components.labels.function.file", str(tmp_path / "labels.json"))
+    return load(BENCHMARKS / "banking77.yaml", overrides=[file])
 
 
 def replies(message: str) -> str:
@@ -46,14 +43,7 @@ def replies(message: str) -> str:
 
 
 def score(program: Program, lm: ScriptedLM) -> float:
-    assert program.metric is not None
-    found = cp.evaluate(
-        program.system,
-        cp.Dataset.of(valid=ROWS),
-        program.metric,
-        engines={"smollm2": lm},
-        cache=False,
-    )
+    found = evaluated(program, ROWS, lm)
     assert found.failed == 0
     return float(found.mean)
 
@@ -128,9 +118,7 @@ def test_files_of_anything_but_labels_are_refused(tmp_path: Path, text: str) -> 
         labels(str(tmp_path / "labels.json"))
 
 
-@pytest.mark.skipif(
-    "COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets"
-)
+@needs_data
 def test_real_labels_are_told_apart() -> None:
     real = labels("banking77/categories.json")
     assert len(real) == 77

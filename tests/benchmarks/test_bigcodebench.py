@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import compound as cp
+from benchmark_systems import BENCHMARKS, data_folder, evaluated, needs_data
 from benchmarks.bigcodebench import (
     Keep,
     choose,
@@ -23,7 +23,6 @@ from compound.yaml import load
 from compound.yaml.program import Program
 from sandboxes import require_sandbox
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
 PROMPT = "import math\n\ndef area(r):\n    '''Return the area of a circle.'''\n"
 RIGHT, WRONG = "def area(r):\n    return math.pi * r**2", "def area(r):\n    return r**2"
 CHECK = "def check(candidate):\n    assert abs(area(1) - 3.14159) < 1e-3\n"
@@ -46,12 +45,12 @@ def answers(message: str) -> str:
 
 @pytest.fixture(scope="module")
 def program() -> Program:
-    return load(FOLDER / "mbpp.yaml")
+    return load(BENCHMARKS / "mbpp.yaml")
 
 
 @pytest.mark.parametrize("name", ["bigcodebench", "mbpp"])
 def test_the_files_hold_the_four_steps_and_tune_three_prompts(name: str) -> None:
-    found = load(FOLDER / f"{name}.yaml").system
+    found = load(BENCHMARKS / f"{name}.yaml").system
     assert {"code_generator", "unit_test_generator", "executor", "final_code_generator"} <= set(
         found.components
     )
@@ -68,14 +67,8 @@ def test_the_files_hold_the_four_steps_and_tune_three_prompts(name: str) -> None
 def test_a_failing_test_leads_to_a_revision(program: Program, keep: Keep, score: float) -> None:
     require_sandbox()
     rows = [{"id": "a", "prompt": PROMPT, "test": CHECK, "entry_point": "area"}]
-    assert program.metric is not None
-    found = cp.evaluate(
-        program.system.bind({"final_code.keep": keep}),
-        cp.Dataset.of(valid=rows),
-        program.metric,
-        engines={"smollm2": ScriptedLM(answers)},
-        cache=False,
-    )
+    bound = replace(program, system=program.system.bind({"final_code.keep": keep}))
+    found = evaluated(bound, rows, ScriptedLM(answers))
     assert (found.mean, found.failed) == (score, 0)
 
 
@@ -85,9 +78,6 @@ def test_the_executor_shows_the_reviser_why_the_tests_failed(program: Program) -
     trace = cp.run(program.system, {"prompt": PROMPT}, engines={"smollm2": lm})
     assert str(trace.outputs["code"]).endswith(RIGHT)
     assert "AssertionError" in lm.requests[-1].cued[-1].content
-
-
-# --- functions -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -104,9 +94,6 @@ def test_the_last_step_chooses(ok: bool, keep: Keep, chosen: str) -> None:
     assert choose("a", "", ok, keep) == "a"
 
 
-# --- metrics -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("code", "score"),
     [(RIGHT, 1.0), (WRONG, 0.0), ("", 0.0), ("import os\nos._exit(0)", 0.0), ("print('OK')", 0.0)],
@@ -121,15 +108,10 @@ def test_hidden_tests_decide_the_score(code: str, score: float) -> None:
     )
 
 
-# --- data ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(
-    "COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets"
-)
+@needs_data
 def test_solutions_of_the_data_pass_and_empty_programs_do_not() -> None:
     require_sandbox()
-    folder = Path(os.environ["COMPOUND_DATA"])
+    folder = data_folder()
     found: dict[str, Any] = asyncio.run(
         code_controls.controls(folder, ["humaneval", "mbpp_sanitized"], 5)
     )

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import compound as cp
+from benchmark_systems import BENCHMARKS, data_folder, evaluated, needs_data
 from benchmarks.hover import main, supported
 from compound.core.example import Example
 from compound.testing import ScriptedLM
 from compound.yaml import load
 from compound.yaml.program import Program
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "hover.yaml"
 CORPUS = "components.search.map.body.components.searcher.retriever.corpus"
 PAGES = {
     "Miss Potter": "Miss Potter is a film directed by Chris Noonan.",
@@ -37,7 +36,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
         {"id": f"p{i}", "title": t, "text": text} for i, (t, text) in enumerate(PAGES.items())
     ]
     file.write_text("\n".join(map(json.dumps, rows)))
-    return load(FILE, overrides=[(CORPUS, str(file))])
+    return load(BENCHMARKS / "hover.yaml", overrides=[(CORPUS, str(file))])
 
 
 def replies(message: str) -> str:
@@ -58,9 +57,6 @@ def run(program: Program, lm: ScriptedLM) -> cp.Trace:
     return cp.run(program.system, {"claim": CLAIM}, engines={"smollm2": lm}, check=False)
 
 
-# --- the file ----------------------------------------------------------------------------------------------
-
-
 def test_one_writer_and_one_note_taker_serve_all_hops(program: Program) -> None:
     system = program.system
     assert system.nodes_of("query_writer") == ("write2", "write3", "write4")
@@ -71,14 +67,7 @@ def test_one_writer_and_one_note_taker_serve_all_hops(program: Program) -> None:
 
 def test_every_gold_page_is_found_by_following_the_notes(program: Program) -> None:
     lm = ScriptedLM(replies)
-    assert program.metric is not None
-    found = cp.evaluate(
-        program.system,
-        cp.Dataset.of(valid=[ROW]),
-        program.metric,
-        engines={"smollm2": lm},
-        cache=False,
-    )
+    found = evaluated(program, [ROW], lm)
     assert (found.mean, found.failed, len(lm.requests)) == (1.0, 0, 6)
 
 
@@ -94,20 +83,6 @@ def test_notes_are_handed_from_hop_to_hop(program: Program) -> None:
     assert [call.invocation for call in trace.calls_of("query_writer")] == [0, 1, 2]
 
 
-def test_a_failing_note_taker_fails_the_run_and_keeps_its_calls(program: Program) -> None:
-    def broken(message: str) -> Any:
-        return (
-            RuntimeError("lost")
-            if "Facts: Chris" in message and "one sentence" in message
-            else replies(message)
-        )
-
-    trace = run(program, ScriptedLM(broken))
-    assert trace.failure is not None
-    assert [call.address for call in trace.calls_of("note_taker")] == ["notes1", "notes2"]
-    assert trace.call("notes2").failure is not None
-
-
 def test_recall_counts_gold_titles_among_the_first_hundred(program: Program) -> None:
     example = Example("e", {}, {"gold_titles": GOLD})
     filler = [f"page {i}" for i in range(98)]
@@ -120,16 +95,6 @@ def test_recall_counts_gold_titles_among_the_first_hundred(program: Program) -> 
     assert recall([*filler, *GOLD]) == pytest.approx(2 / 3)
     assert recall([*GOLD, *filler]) == 1.0
     assert recall([]) == 0.0
-
-
-# --- steps ---------------------------------------------------------------------------------------------------
-
-
-def page(title: str, score: float) -> dict[str, Any]:
-    return {"id": title, "title": title, "text": title, "score": score}
-
-
-# --- claims that a corpus supports ---------------------------------------------------------------------------
 
 
 def test_claims_whose_pages_are_all_in_the_corpus_are_kept(
@@ -148,20 +113,13 @@ def test_claims_whose_pages_are_all_in_the_corpus_are_kept(
     assert capsys.readouterr().out == "{'dev': 1, 'train': 1}\n"
 
 
-@pytest.mark.skipif(
-    "COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets"
-)
+@needs_data
 def test_real_claims_run() -> None:
-    folder = Path(os.environ["COMPOUND_DATA"])
-    real = load(FILE, overrides=[(CORPUS, str(folder / "wiki_abstracts" / "corpus.jsonl.gz"))])
-    lm = ScriptedLM(lambda message: "the page" if "Queries" in message else "a note")
-    assert real.metric is not None
-    found = cp.evaluate(
-        real.system,
-        cp.Dataset(folder / "hover"),
-        real.metric,
-        limit=5,
-        engines={"smollm2": lm},
-        cache=False,
+    folder = data_folder()
+    real = load(
+        BENCHMARKS / "hover.yaml",
+        overrides=[(CORPUS, str(folder / "wiki_abstracts" / "corpus.jsonl.gz"))],
     )
+    lm = ScriptedLM(lambda message: "the page" if "Queries" in message else "a note")
+    found = evaluated(real, cp.Dataset(folder / "hover"), lm, limit=5)
     assert found.failed == 0

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 import compound as cp
+from benchmark_systems import BENCHMARKS, evaluated
 from benchmarks.mass import (
     answerer_penalty,
     reranker_penalty,
@@ -19,7 +16,6 @@ from compound.testing import ScriptedLM
 from compound.yaml import load
 from compound.yaml.program import Program
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "mass.yaml"
 CONTEXT = [
     {"title": "Emma", "text": "Emma is a novel by Jane Austen."},
     {"title": "Jane Austen", "text": "Jane Austen was born in Steventon."},
@@ -35,7 +31,7 @@ ROW = {
 
 @pytest.fixture(scope="module")
 def program() -> Program:
-    return load(FILE)
+    return load(BENCHMARKS / "mass.yaml")
 
 
 def replies(message: str) -> str:
@@ -54,9 +50,6 @@ def run(program: Program, lm: ScriptedLM) -> cp.Trace:
     return cp.run(program.system, inputs, engines={"smollm2": lm}, check=False)
 
 
-# --- the file ----------------------------------------------------------------------------------------------
-
-
 def test_three_agents_are_trained(program: Program) -> None:
     assert set(program.system.parameters) == {
         "rewriter.weights",
@@ -68,14 +61,7 @@ def test_three_agents_are_trained(program: Program) -> None:
 
 def test_a_right_run_is_scored_right_and_costs_no_penalty(program: Program) -> None:
     lm = ScriptedLM(replies)
-    assert program.metric is not None
-    found = cp.evaluate(
-        program.system,
-        cp.Dataset.of(valid=[ROW]),
-        program.metric,
-        engines={"smollm2": lm},
-        cache=False,
-    )
+    found = evaluated(program, [ROW], lm)
     assert (found.mean, found.failed, len(lm.requests)) == (1.0, 0, 3)
     trace = run(program, ScriptedLM(replies))
     penalties: dict[str, Penalty] = {
@@ -117,30 +103,3 @@ def test_each_query_is_searched_and_the_answerer_reads_only_what_was_chosen(
     )
     assert "Jane Austen was born in Steventon." in read
     assert "Somerset" not in read
-
-
-def test_a_reranker_that_fails_is_a_failed_run(program: Program) -> None:
-    def broken(message: str) -> Any:
-        return RuntimeError("lost") if message.startswith("Give only") else replies(message)
-
-    trace = run(program, ScriptedLM(broken))
-    assert trace.failure is not None
-    assert "lost" in trace.failure.message
-    assert trace.calls_of("answerer") == ()
-
-
-# --- data ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(
-    "COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets"
-)
-@pytest.mark.parametrize("name", ["hotpotqa", "2wikimultihopqa"])
-def test_real_rows_run(program: Program, name: str) -> None:
-    data = cp.Dataset(Path(os.environ["COMPOUND_DATA"]) / name)
-    lm = ScriptedLM(lambda message: "1, 2" if message.startswith("Give only") else "the author")
-    assert program.metric is not None
-    found = cp.evaluate(
-        program.system, data, program.metric, limit=10, engines={"smollm2": lm}, cache=False
-    )
-    assert found.failed == 0

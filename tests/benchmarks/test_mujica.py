@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import compound as cp
+from benchmark_systems import BENCHMARKS, evaluated
 from benchmarks.mujica import (
     read_actions,
     read_plan,
@@ -18,7 +17,6 @@ from compound.testing import ScriptedLM
 from compound.yaml import load
 from compound.yaml.program import Program
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
 EVIDENCES = [
     ["Alpha (film)", "director", "Ann Lee"],
     ["Beta (film)", "director", "Bob Ray"],
@@ -38,12 +36,12 @@ ROW: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def text() -> Program:
-    return load(FOLDER / "mujica.yaml")
+    return load(BENCHMARKS / "mujica.yaml")
 
 
 @pytest.fixture(scope="module")
 def graph() -> Program:
-    return load(FOLDER / "mujica_kg.yaml")
+    return load(BENCHMARKS / "mujica_kg.yaml")
 
 
 def last(message: str) -> str:
@@ -90,22 +88,12 @@ def run(program: Program, lm: ScriptedLM) -> cp.Trace:
     )
 
 
-# --- the files -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("name", "play"), [("mujica", replies), ("mujica_kg", graph_replies)])
 def test_two_rounds_of_two_questions_lead_to_the_answer(name: str, play: Any) -> None:
-    program = load(FOLDER / f"{name}.yaml")
+    program = load(BENCHMARKS / f"{name}.yaml")
     assert set(program.system.parameters) == {"planner.weights", "worker.weights"}
-    assert program.metric is not None
     lm = ScriptedLM(play)
-    found = cp.evaluate(
-        program.system,
-        cp.Dataset.of(valid=[ROW]),
-        program.metric,
-        engines={"smollm2": lm},
-        cache=False,
-    )
+    found = evaluated(program, [ROW], lm)
     assert (found.mean, found.failed, len(lm.requests)) == (1.0, 0, 7)
 
 
@@ -151,20 +139,6 @@ def test_planners_end_by_answering_by_saying_nothing_or_out_of_turns(
     assert len(trace.calls_of("planner")) == turns
 
 
-def test_a_failing_worker_fails_the_run_with_its_siblings_recorded(text: Program) -> None:
-    def broken(message: str) -> Any:
-        return (
-            RuntimeError("lost")
-            if "Question: director of Beta" in last(message)
-            else replies(message)
-        )
-
-    trace = run(text, ScriptedLM(broken))
-    assert trace.failure is not None
-    assert [call.failure is None for call in trace.calls_of("worker")] == [True, False]
-    assert len(trace.calls_of("planner")) == 1
-
-
 def test_entities_of_the_graph_become_known_as_they_are_found(graph: Program) -> None:
     trace = run(graph, ScriptedLM(graph_replies))
     shown = [call.inputs["entities"] for call in trace.calls_of("planner")]
@@ -174,9 +148,6 @@ def test_entities_of_the_graph_become_known_as_they_are_found(graph: Program) ->
     read = [call.inputs["materials"] for call in trace.calls_of("worker")]
     assert read[0] == "[0] Alpha (film), director, Ann Lee"
     assert read[3] == "[0] Bob Ray, date of birth, 1940"
-
-
-# --- what planners write -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -227,22 +198,3 @@ def test_action_lines_are_read(line: str, found: list[tuple[str, str]]) -> None:
         (search["entity"], search["question"]) for search in entry(plan, "searches", list)
     ] == found
     assert plan["over"] == (not found)
-
-
-# --- the graph ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(
-    "COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets"
-)
-@pytest.mark.parametrize("name", ["mujica", "mujica_kg"])
-def test_real_rows_run(name: str) -> None:
-    program = load(FOLDER / f"{name}.yaml")
-    data = cp.Dataset(Path(os.environ["COMPOUND_DATA"]) / "2wikimultihopqa")
-    turn = '<search>who?</search><action>Search([0], "who?")</action>'
-    lm = ScriptedLM(lambda message: "<answer>x</answer>" if "Obs:" in last(message) else turn)
-    assert program.metric is not None
-    found = cp.evaluate(
-        program.system, data, program.metric, limit=10, engines={"smollm2": lm}, cache=False
-    )
-    assert found.failed == 0

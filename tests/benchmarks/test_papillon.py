@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import compound as cp
+from benchmark_systems import BENCHMARKS, evaluated
 from benchmarks.papillon import Judged, judged, leakage, score
 from compound.core.engine import Completion, Request
 from compound.core.errors import DeclarationError, TransientError
@@ -18,7 +17,7 @@ from compound.testing import ScriptedLM
 from compound.yaml import load
 from compound.yaml.program import Program
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "papillon.yaml"
+FILE = BENCHMARKS / "papillon.yaml"
 ROW: dict[str, Any] = {
     "id": "a",
     "user_query": "Write a note to Ann Lee of Acme.",
@@ -43,9 +42,6 @@ def replies(message: str) -> str:
     return "Dear friend, thank you."
 
 
-# --- the file ----------------------------------------------------------------------------------------------
-
-
 def test_the_untrusted_model_sees_only_the_request_and_is_not_trained(program: Program) -> None:
     assert set(program.system.parameters) == {"crafter.weights", "aggregator.weights"}
     lm = ScriptedLM(replies)
@@ -56,27 +52,6 @@ def test_the_untrusted_model_sees_only_the_request_and_is_not_trained(program: P
     assert "Dear friend" in shown[2]
     assert "Ann Lee of Acme" in shown[2]
     assert score(trace.outputs, EXAMPLE).value == 1.0
-
-
-def test_the_untrusted_model_can_be_another_one(program: Program) -> None:
-    other = load(FILE, overrides=[("components.untrusted.llm.lm", "openai/big")])
-    own, big = ScriptedLM(replies), ScriptedLM(replies)
-    cp.run(other.system, EXAMPLE.inputs, engines={"smollm2": own, "openai/big": big}, check=False)
-    assert (len(own.requests), len(big.requests)) == (2, 1)
-
-
-def test_a_failing_untrusted_model_fails_the_run(program: Program) -> None:
-    def broken(message: str) -> Any:
-        return RuntimeError("offline") if message.startswith("Request:") else replies(message)
-
-    trace = cp.run(
-        program.system, EXAMPLE.inputs, engines={"smollm2": ScriptedLM(broken)}, check=False
-    )
-    assert trace.failure is not None
-    assert "offline" in trace.failure.message
-
-
-# --- leaks -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -99,9 +74,6 @@ def test_leakage_finds_units_in_any_spelling(request_text: str) -> None:
     assert leakage(request_text, ["Ann Lee"]) == 1.0
 
 
-# --- the score ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("request_text", "response", "value"),
     [
@@ -118,9 +90,6 @@ def test_the_score_is_the_mean_of_quality_and_what_was_kept(
     found = score({"request": request_text, "response": response}, EXAMPLE)
     assert found.value == pytest.approx(value)
     assert set(found.parts) == {"quality", "leakage"}
-
-
-# --- the judge ---------------------------------------------------------------------------------------------------
 
 
 def judge(said: Any, request_text: str = "Write a note.") -> tuple[float, ScriptedLM]:
@@ -161,27 +130,4 @@ def test_the_judge_is_named_by_the_environment(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("COMPOUND_JUDGE", "openai/judge-of-this-test")
     assert asyncio.run(judged({"request": "", "response": "x"}, EXAMPLE)).value == 1.0
     program = load(FILE, overrides=[("metric.custom.call", "benchmarks.papillon:judged")])
-    assert program.metric is not None
-    found = cp.evaluate(
-        program.system,
-        cp.Dataset.of(valid=[ROW]),
-        program.metric,
-        engines={"smollm2": ScriptedLM(replies)},
-        cache=False,
-    )
-    assert found.mean == 1.0
-
-
-# --- data ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(
-    "COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets"
-)
-def test_every_real_row_is_scored(program: Program) -> None:
-    data = cp.Dataset(Path(os.environ["COMPOUND_DATA"]) / "pupa")
-    assert program.metric is not None
-    lm = ScriptedLM(lambda message: message.rsplit("Query:", 1)[-1].strip())  # tells everything
-    found = cp.evaluate(program.system, data, program.metric, engines={"smollm2": lm}, cache=False)
-    assert found.failed == 0
-    assert found.mean < 0.4
+    assert evaluated(program, [ROW], ScriptedLM(replies)).mean == 1.0

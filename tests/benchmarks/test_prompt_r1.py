@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import compound as cp
-from compound.core.errors import CallError, TransientError
+from benchmark_systems import BENCHMARKS
 from compound.core.example import Example
 from compound.core.narrowing import entry
 from compound.testing import ScriptedLM
 from compound.yaml import load
 from compound.yaml.program import Program
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "prompt_r1.yaml"
+FILE = BENCHMARKS / "prompt_r1.yaml"
 ENVIRONMENT = "components.talk.loop.body.components.environment.llm"
 ROW = {
     "id": "a",
@@ -53,9 +51,6 @@ def echo(said: str = "Jane Austen.") -> ScriptedLM:
     return ScriptedLM(lambda message: said)
 
 
-# --- the file ----------------------------------------------------------------------------------------------
-
-
 def test_only_the_agent_is_trained_and_both_models_are_swappable(program: Program) -> None:
     assert set(program.system.parameters) == {"agent.weights"}
     assert program.optimize.failure_score == -1.0
@@ -67,9 +62,6 @@ def test_only_the_agent_is_trained_and_both_models_are_swappable(program: Progra
         "environment",
         "agent",
     ]
-
-
-# --- conversations -------------------------------------------------------------------------------------------
 
 
 def test_a_conversation_that_asks_and_answers_earns_one(program: Program) -> None:
@@ -118,65 +110,3 @@ def test_every_way_to_end_is_scored(
     assert found == pytest.approx(reward)
     assert len(big.requests) == asked
     assert len(entry(trace.outputs, "turns", list)) == len(texts)
-
-
-# --- the environment fails -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "error", [TransientError("busy", retry_after=0.0), CallError("no such model")]
-)
-def test_an_environment_that_keeps_failing_fails_the_run_and_is_no_observation(
-    program: Program, error: Exception
-) -> None:
-    agent, big = turns(ASK, END), ScriptedLM(lambda message: error)
-    trace, _ = outcome(program, agent, big)
-    assert trace.failure is not None
-    assert trace.outputs == {}
-    assert len(agent.requests) == 1  # it never hears of the error
-    assert trace.call("talk[0]/environment").failure is not None
-
-
-def test_failed_runs_score_minus_one(program: Program) -> None:
-    assert program.metric is not None
-    rows = [{**ROW, "id": name} for name in "ab"]
-    replies = iter([CallError("gone"), "Jane Austen."])
-    found = cp.evaluate(
-        program.system,
-        cp.Dataset.of(valid=rows),
-        program.metric,
-        settings=program.optimize,
-        engines={
-            "smollm2": ScriptedLM(
-                lambda message: END if "response" in message.split("Question:")[-1] else ASK
-            ),
-            "openai/big": ScriptedLM(lambda message: next(replies)),
-        },
-        cache=False,
-    )
-    assert sorted(found.scores) == [-1.0, 1.0]
-    assert found.failed == 1
-
-
-# --- steps ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(
-    "COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets"
-)
-def test_real_questions_run(program: Program) -> None:
-    folder = Path(os.environ["COMPOUND_DATA"])
-    assert program.metric is not None
-    for data in (
-        cp.Dataset(folder / "2wikimultihopqa"),
-        cp.Dataset(folder / "promptr1_eval", valid="test_hotpotqa"),
-    ):
-        agent = ScriptedLM(
-            lambda message: END if "response" in message.split("Question:")[-1] else ASK
-        )
-        engines = {"smollm2": agent, "openai/big": echo()}
-        found = cp.evaluate(
-            program.system, data, program.metric, limit=10, engines=engines, cache=False
-        )
-        assert found.failed == 0
-        assert found.mean >= 0.0

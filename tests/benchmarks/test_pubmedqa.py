@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import compound as cp
+from benchmark_systems import BENCHMARKS, evaluated
 from benchmarks.pubmedqa import How, prepare, sentences, verdict
 from compound.core.example import Example
 from compound.testing import ScriptedLM
 from compound.yaml import load
 from compound.yaml.program import Program
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "pubmedqa.yaml"
+FILE = BENCHMARKS / "pubmedqa.yaml"
 ABSTRACT = [
     "Sleep may matter. We followed 90 nurses.",
     "Night shifts raised blood pressure (P = 0.02). Age had no effect. Further work is planned.",
@@ -56,9 +55,6 @@ def outcome(program: Program, row: dict[str, Any], **values: Any) -> tuple[Any, 
     return trace.outputs["answer"], [request.cued[-1].text.split()[0] for request in lm.requests]
 
 
-# --- the file ------------------------------------------------------------------------------------------
-
-
 def test_the_file_holds_the_four_components_and_what_is_tuned(program: Program) -> None:
     found = program.system.parameters
     assert {"context_selector.choice", "analyst.prompt", "analyst.demos"} <= set(found)
@@ -79,16 +75,7 @@ def test_the_selector_decides_which_solver_runs(
 
 
 def test_both_examples_are_scored_right(program: Program) -> None:
-    data = cp.Dataset.of(valid=ROWS)
-    assert program.metric is not None
-    found = cp.evaluate(
-        program.system,
-        data,
-        program.metric,
-        engines={"smollm2": ScriptedLM(replies)},
-        cache=False,
-    )
-    assert found.mean == 1.0
+    assert evaluated(program, ROWS, ScriptedLM(replies)).mean == 1.0
 
 
 @pytest.mark.parametrize(
@@ -116,9 +103,6 @@ def test_a_text_without_a_verdict_is_wrong_but_no_failure(program: Program) -> N
     for gold in ("yes", "no", "maybe"):
         score: Any = program.metric.score(trace.outputs, Example("e", {}, {"answer": gold}))
         assert score.value == 0.0
-
-
-# --- functions -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -170,28 +154,6 @@ def test_parts_of_words_and_options_repeated_are_no_verdict(text: str) -> None:
 )
 def test_an_abstract_is_prepared_in_three_ways(how: How, keep: int, wanted: str) -> None:
     assert prepare(ABSTRACT, QUESTION, how, keep) == wanted
-
-
-# --- data ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(
-    "COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets"
-)
-def test_every_real_row_runs_with_the_rule(program: Program) -> None:
-    data = cp.Dataset(Path(os.environ["COMPOUND_DATA"]) / "pubmedqa")
-    system = program.system.bind(
-        {"solver_selector.choice": "rule", "context_selector.choice": "matching"}
-    )
-    lm = ScriptedLM(lambda message: "It was not confirmed.")
-    assert program.metric is not None
-    found = cp.evaluate(system, data, program.metric, engines={"smollm2": lm}, cache=False)
-    labels = [example.gold["answer"] for example in data.examples("valid", list(system.inputs))]
-    assert found.mean == pytest.approx(labels.count("no") / len(labels))
-    assert found.failed == 0
-
-
-# --- the file with selectors of models -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("analyst", ["smollm2", "gemma3-270m"])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import compound as cp
+from benchmark_systems import BENCHMARKS, data_folder, evaluated, needs_data
 from benchmarks.measure.controls.score_settings import combinations
 from benchmarks.relay import Unit, facts, split, write_facts
 from compound.core.narrowing import entry
@@ -16,7 +16,6 @@ from compound.testing import ScriptedLM
 from compound.yaml import load
 from compound.yaml.program import Program
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "relay.yaml"
 CONTEXT: list[dict[str, Any]] = [
     {"title": "Peru", "text": "Peru is a country in South America. Its capital is Lima."},
     {"title": "Lima", "text": "Lima was founded by Francisco Pizarro. It lies on the coast."},
@@ -33,7 +32,7 @@ HEAD = ("presenter.order", "presenter.words", "searcher.k", "splitter.unit")
 
 @pytest.fixture(scope="module")
 def program() -> Program:
-    return load(FILE)
+    return load(BENCHMARKS / "relay.yaml")
 
 
 def replies(message: str) -> str:
@@ -57,9 +56,6 @@ def run(program: Program, **values: Any) -> cp.Trace:
     return cp.run(system, {"question": QUESTION, "context": CONTEXT}, engines=engines)
 
 
-# --- the file ----------------------------------------------------------------------------------------------
-
-
 def test_only_the_head_is_tuned_and_its_spaces_are_small(program: Program) -> None:
     parameters = program.system.parameters
     assert tuple(sorted(parameters)) == HEAD
@@ -68,14 +64,7 @@ def test_only_the_head_is_tuned_and_its_spaces_are_small(program: Program) -> No
 
 def test_three_of_four_counted_calls_follow_the_tuned_nodes(program: Program) -> None:
     lm = ScriptedLM(replies)
-    assert program.metric is not None
-    found = cp.evaluate(
-        program.system,
-        cp.Dataset.of(valid=[ROW]),
-        program.metric,
-        engines={"smollm2": lm},
-        cache=False,
-    )
+    found = evaluated(program, [ROW], lm)
     assert (found.mean, found.failed, found.system_runs, len(lm.requests)) == (1.0, 0, 1.0, 3)
     order = [call.address for call in run(program).calls]
     assert order == ["splitter", "searcher", "presenter", "quoter", "drafter", "shortener"]
@@ -93,9 +82,6 @@ def test_the_head_decides_what_the_model_reads(program: Program) -> None:
         == "Lima: Lima was founded by Francisco Pizarro."
     )
     assert shown().splitlines()[::-1] == shown(presenter__order="best_last").splitlines()
-
-
-# --- steps -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -117,9 +103,6 @@ def test_passages_are_paragraphs_or_sentences(unit: Unit, texts: list[str]) -> N
     assert [passage["text"] for passage in split(CONTEXT, unit)] == texts
 
 
-# --- questions ---------------------------------------------------------------------------------------------
-
-
 def wiki_row(**values: Any) -> dict[str, Any]:
     return {"id": "7", "context": CONTEXT, "evidences": [], **values}
 
@@ -138,15 +121,10 @@ def test_stated_triples_become_questions(triple: list[str], wanted: list[tuple[s
     assert [(fact["question"], fact["answer"]) for fact in found] == wanted
 
 
-@pytest.mark.skipif(
-    "COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets"
-)
+@needs_data
 def test_every_real_question_runs(program: Program, tmp_path: Path) -> None:
-    counts = write_facts(Path(os.environ["COMPOUND_DATA"]) / "2wikimultihopqa", tmp_path)
+    counts = write_facts(data_folder() / "2wikimultihopqa", tmp_path)
     assert counts == {"train": 482, "dev": 143, "test": 292}
-    lm = ScriptedLM(lambda message: "2007")
-    assert program.metric is not None
-    data = cp.Dataset(tmp_path)
-    found = cp.evaluate(program.system, data, program.metric, engines={"smollm2": lm}, cache=False)
+    found = evaluated(program, cp.Dataset(tmp_path), ScriptedLM(lambda message: "2007"))
     assert found.failed == 0
     assert 0 < found.mean < 0.1  # few answers are that year

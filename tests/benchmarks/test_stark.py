@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import compound as cp
+from benchmark_systems import BENCHMARKS, data_folder, evaluated, needs_data
 from benchmarks import stark_data
 from benchmarks.stark import Edge, combine, edge_line, edges
 from benchmarks.stark_data import Entity, example, prime
@@ -22,7 +23,7 @@ from compound.testing import ScriptedLM
 from compound.yaml import load
 from compound.yaml.program import Program
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "stark.yaml"
+FILE = BENCHMARKS / "stark.yaml"
 BASE = [
     Entity(
         "0",
@@ -79,9 +80,6 @@ def ranked(program: Program, lm: ScriptedLM, **values: float) -> list[str]:
     )
 
 
-# --- the file ----------------------------------------------------------------------------------------------
-
-
 def test_two_writers_and_four_weights_are_tuned(program: Program) -> None:
     assert {
         name for name in program.system.parameters if "prompt" not in name and "demos" not in name
@@ -110,17 +108,10 @@ def test_each_scorer_alone_has_its_own_ranking(program: Program) -> None:
 
 
 def test_the_score_is_the_reciprocal_rank_of_the_answer(program: Program) -> None:
-    assert program.metric is not None
     assert program.data is not None
     lm = ScriptedLM(replies)
     place = ranked(program, lm).index("2") + 1
-    found = cp.evaluate(
-        program.system, program.data, program.metric, engines={"smollm2": lm}, cache=False
-    )
-    assert found.mean == pytest.approx(1 / place)
-
-
-# --- steps -------------------------------------------------------------------------------------------------
+    assert evaluated(program, program.data, lm).mean == pytest.approx(1 / place)
 
 
 def found(*scores: float, texts: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -156,8 +147,6 @@ def test_scores_are_normalized_and_weighted(
 ) -> None:
     assert combine(found(8.0, 6.0), [], {"1": 0.5, "x": 1.0}, *weights, most=9) == wanted
 
-
-# --- data of STaRK -----------------------------------------------------------------------------------------
 
 NODES: list[dict[str, Any]] = [
     {
@@ -245,9 +234,6 @@ def test_an_index_is_not_read_through_a_link(published: tuple[Path, Path], tmp_p
         prime(*published, tmp_path / "out")
 
 
-# --- the example -------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def wiki(tmp_path: Path) -> Path:
     """Return a folder in the form of 2WikiMultihopQA."""
@@ -307,27 +293,18 @@ def test_triples_become_relations_of_both_entities(wiki: Path, tmp_path: Path) -
     }
 
 
-@pytest.mark.skipif(
-    "COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets"
-)
+@needs_data
 def test_both_scorers_together_find_more_than_either_alone(tmp_path: Path) -> None:
-    counts = example(Path(os.environ["COMPOUND_DATA"]) / "2wikimultihopqa", tmp_path)
+    counts = example(data_folder() / "2wikimultihopqa", tmp_path)
     assert counts == {"entities": 11646, "train": 244, "dev": 106, "test": 207}
     real = load(FILE, overrides=[("data.path", str(tmp_path)), *corpora(tmp_path)])
-    lm = ScriptedLM(
-        lambda message: message.rsplit("Question:", 1)[1].split("\n")[0]
-    )  # repeats the question
-    assert real.metric is not None
-    assert real.data is not None
+    lm = ScriptedLM(lambda message: message.rsplit("Question:", 1)[1].split("\n")[0])
 
     def score(**weights: float) -> float:
-        assert real.metric is not None
         assert real.data is not None
         values = {f"aggregator.{name}_weight": value for name, value in weights.items()}
         system = real.system.bind({**values, "relation_scorer.own": 0.0})
-        return cp.evaluate(
-            system, real.data, real.metric, engines={"smollm2": lm}, cache=False
-        ).mean
+        return evaluated(replace(real, system=system), real.data, lm).mean
 
     question = score(question=1.0, text=0.0, relation=0.0)
     relation = score(question=0.0, text=0.0, relation=1.0)

@@ -442,11 +442,6 @@ def test_no_passages_rank_to_none_and_a_wrong_one_is_named() -> None:
         PassageIndex().rank("cat", ["x", {"body": "y"}], 3)
 
 
-def test_passages_can_be_ranked_by_meaning(spelled: list[int]) -> None:
-    ranked = PassageIndex("any").rank("a", ["b", "ab", "a"], 2)
-    assert [passage["id"] for passage in ranked] == ["3", "2"]
-
-
 def in_threads(work: Callable[[int], Any], n: int) -> list[Any]:
     results: dict[int, Any] = {}
     threads = [threading.Thread(target=lambda i=i: results.update({i: work(i)})) for i in range(n)]
@@ -608,12 +603,6 @@ def test_a_model_that_is_not_there_is_named(corpus: Path, tmp_path: Path) -> Non
 
 def test_titles_are_searched_and_rows_without_an_id_are_called_by_their_line(corpus: Path) -> None:
     assert found(BM25(corpus).open(), "vitamin c") == ["5"]
-
-
-def test_many_queries_are_answered_in_their_order(corpus: Path) -> None:
-    index = BM25(corpus).open()
-    queries = ["parrots", "", "cat"]
-    assert index.search_many(queries, 2) == [index.search(query, 2) for query in queries]
 
 
 def test_the_cache_holds_arrays_and_json_only(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Literal
-
-import pytest
+from typing import Any
 
 import compound as cp
 from compound.core.engine import Request
@@ -19,29 +17,6 @@ def asked(reply: str, **settings: Any) -> tuple[Request, cp.Trace]:
     system = cp.System("s", outputs={"y": node}, lm="lm")
     trace = asyncio.run(cp.Executor({"lm": lm}).run(system, {"claim": "It rains."}))
     return lm.requests[0], trace
-
-
-def test_the_model_is_told_the_choices_of_its_only_output() -> None:
-    request, trace = asked("Maybe.", output=Literal["yes", "no", "maybe"])
-    assert request.messages[-1].content == (
-        "Is it so?\n\nThe answer must be one of: yes, no, maybe\n\nClaim: It rains."
-    )
-    assert trace.outputs == {"y": "maybe"}
-
-
-@pytest.mark.parametrize(
-    ("kind", "reply", "value"), [(int, "12.", 12), (bool, "NO.", False), (float, "0.5", 0.5)]
-)
-def test_a_typed_answer_may_differ_in_case_and_end_in_a_period(
-    kind: Any, reply: str, value: Any
-) -> None:
-    assert asked(reply, output=kind)[1].outputs == {"y": value}
-
-
-def test_an_answer_that_is_none_of_the_choices_fails() -> None:
-    _, trace = asked("Perhaps.", output=Literal["yes", "no"], reasks=0)
-    assert trace.failure is not None
-    assert trace.failure.kind == "parse"
 
 
 def test_the_version_and_the_prompt_of_a_text_output_are_those_of_earlier_versions() -> None:

@@ -96,9 +96,6 @@ def run(
     return trace, lm.requests
 
 
-# -- what the model is told ------------------------------------------------------------------------------
-
-
 def test_a_model_is_told_nested_fields_limits_and_descriptions() -> None:
     request = run(system(Person), [json.dumps(ADA)])[1][0]
     assert request.messages[-1].text == (
@@ -320,9 +317,6 @@ def test_the_version_of_a_component_with_a_constrained_number_has_not_changed() 
     )
 
 
-# -- parsing ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("kind", "text", "value"),
     [
@@ -370,9 +364,6 @@ def test_a_parse_error_names_the_field(kind: Any, text: str, problem: str) -> No
     with pytest.raises(ParseError, match="'output'") as caught:
         parse(text, ports(output=kind), "text")
     assert problem in caught.value.message or "is not" in caught.value.message
-
-
-# -- re-asks ---------------------------------------------------------------------------------------------
 
 
 MIXED = Person | str
@@ -487,9 +478,6 @@ def test_every_answer_but_a_text_is_asked_for_again_by_default() -> None:
     assert cp.LLM("a").most_reasks == cp.LLM("a", output=str | None).most_reasks == 0
     assert len(run(system(int, reasks=0), lambda _: "no")[1]) == 1
     assert run(system(int), ["no", "3"])[0].outputs == {"y": 3}
-
-
-# -- values in the graph, caches and traces --------------------------------------------------------------
 
 
 def oldest(person: Person) -> int:

@@ -96,9 +96,6 @@ def pipeline(server: ChatServer) -> Any:
     return found
 
 
-# -- LangChain --------------------------------------------------------------------------------------------
-
-
 def test_a_chain_has_the_ports_of_its_schemas_and_reports_its_usage() -> None:
     component = cp.interchange.from_langchain(
         PROMPT | model() | StrOutputParser(), "answerer", price=(1.0, 10.0)
@@ -326,9 +323,6 @@ def test_a_model_without_usage_still_counts_its_calls() -> None:
     )
 
 
-# -- budgets ----------------------------------------------------------------------------------------------
-
-
 def within(budget: Budget, component: Any, runs: int = 1) -> Meter:
     meter = Meter(budget)
 
@@ -374,9 +368,6 @@ def test_a_cost_limit_needs_a_price() -> None:
         within(Budget(cost=1.0), cp.interchange.from_langchain(PROMPT | model(name="own-model")))
     priced = cp.interchange.from_langchain(PROMPT | model(name="own-model"), price=(1.0, 1.0))
     assert within(Budget(cost=1.0), priced).usage.cost == pytest.approx(9e-6)
-
-
-# -- Haystack ---------------------------------------------------------------------------------------------
 
 
 def test_a_pipeline_has_the_ports_of_its_sockets_and_reports_its_usage(server: ChatServer) -> None:
@@ -456,9 +447,6 @@ def test_every_run_of_a_component_in_a_loop_is_counted() -> None:
     assert (trace.usage.calls, trace.usage.prompt_tokens) == (3, 15)
 
 
-# -- DSPy -------------------------------------------------------------------------------------------------
-
-
 def test_a_dspy_module_runs_as_one_component(server: ChatServer) -> None:
     lm = dspy.LM("openai/gpt-4o-mini", api_base=server.url, api_key="none", cache=False)
     component = cp.interchange.from_dspy_module(
@@ -469,9 +457,6 @@ def test_a_dspy_module_runs_as_one_component(server: ChatServer) -> None:
     assert trace.usage.calls == 1
     assert trace.usage.cost == pytest.approx(trace.usage.tokens * 1e-6)
     assert trace.usage.tokens > 10
-
-
-# -- optimization and mistakes ----------------------------------------------------------------------------
 
 
 def test_settings_of_a_black_box_are_optimized_within_a_budget(

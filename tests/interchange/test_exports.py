@@ -27,8 +27,6 @@ DEMO = {"inputs": {"question": "1+1"}, "outputs": {"output": "2"}}
 SHOWN = {"inputs": {"x": "1+1 {is} 2?"}, "outputs": {"output": "yes"}}
 
 
-# -- messages, request bodies and states of DSPy --------------------------------------------------------------
-
 HOSTILE = [
     "'''",
     '"""',
@@ -207,9 +205,6 @@ def test_an_imported_program_is_exported_as_its_state_and_as_its_requests(tmp_pa
     assert body == {key: value for key, value in measured.items() if key != "seed"}
 
 
-# -- files, keys and what cannot be exported --------------------------------------------------------------------
-
-
 def test_only_the_named_file_is_written(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "precious").write_text("keep")
@@ -375,13 +370,6 @@ def test_the_command_exports_a_run(cli: Any, tmp_path: Path) -> None:
         "openai",
     )
     assert "Best." in ran.out
-
-
-def test_a_configuration_is_exported(tmp_path: Path) -> None:
-    system = single()
-    system.bind({"answer.prompt": "Best."}).configuration.save(tmp_path / "best.json")
-    for configuration in (tmp_path / "best.json", {"answer.prompt": "Best."}):
-        assert "Best." in cp.interchange.export(system, "messages", configuration=configuration)
 
 
 def test_an_agent_inside_a_loop_is_exported() -> None:

@@ -48,10 +48,6 @@ class TestPopulation:
         counts = [used[version] for version in range(versions)]
         assert max(counts) - min(counts) <= 1
 
-    def test_no_prompt_is_first_for_every_example(self) -> None:
-        population = Population(VERSIONS, step=1)
-        assert {population.index(f"e{i}", 0) for i in range(20)} == {0, 1, 2}
-
     def test_texts_are_added_to_the_settings_of_rollouts(self) -> None:
         population = Population(VERSIONS[:1], step=1)
         own: dict[str, dict[str, object]] = {"first": {"temperature": 0.6}, "other": {"k": 1}}

@@ -41,7 +41,6 @@ from compound.optimization.method import (
     Proposal,
     Task,
 )
-from compound.optimizers.baselines.opro import prompt_request
 from compound.optimizers.baselines.random import RandomSearch
 from compound.optimizers.scheduling import Uniform
 from compound.optimizers.search.joint import JointSearch
@@ -58,9 +57,6 @@ from compound.optimizers.search.proposers.edits import edit_prompt
 from compound.optimizers.search.proposers.proposing import parse_prompt
 from compound.optimizers.search.sources import CandidateSources
 from compound.testing import PlainMemory, ScriptedLM
-
-# --- doubles -------------------------------------------------------------------------------------------
-
 
 JOINT = JointSearch(CandidateSources())
 
@@ -206,16 +202,6 @@ def through_json(state: Mapping[str, Any]) -> Any:
     return json.loads(json.dumps(state))
 
 
-def good_at(optimum: Mapping[str, Any]) -> Any:
-    """Right more often the more values are as in ``optimum``."""
-    return lambda candidate: (
-        0.2 + 0.6 * sum(candidate.get(k) == v for k, v in optimum.items()) / len(optimum)
-    )
-
-
-# --- random search -------------------------------------------------------------------------------------
-
-
 class TestHalving:
     """Random search compares its candidates by sequential halving."""
 
@@ -271,8 +257,6 @@ class TestHalving:
         own, incumbent = asyncio.run(scorer.score([last.values, {}], rows))
         assert (last.after, last.before) == (own.mean, incumbent.mean)
 
-
-# --- edits ---------------------------------------------------------------------------------------------
 
 OURS = [clause for clauses in edits.CLAUSES.values() for clause in clauses]
 FILLED = [
@@ -348,14 +332,6 @@ class TestEdits:
         assert after.strip()
         assert after == edit_prompt(prompt, rng(seed), 3)
 
-    def test_lines_stay_lines(self) -> None:
-        for seed in range(20):
-            after = edit_prompt("Rules:\n- use the passages\n- be short", rng(seed), 1)
-            assert "- use" in after.splitlines()[1] or "\n" in after
-
-
-# --- opro ----------------------------------------------------------------------------------------------
-
 
 class TestOpro:
     @pytest.mark.parametrize(
@@ -376,8 +352,6 @@ class TestOpro:
     def test_d13_a_proposal_keeps_all_its_lines(self, reply: str, expected: str | None) -> None:
         assert parse_prompt(reply) == expected
 
-
-# --- demonstrations ------------------------------------------------------------------------------------
 
 ANSWERER = LLM("answerer", prompt=Text("Answer."), demos=Demos(max=3))
 
@@ -514,39 +488,6 @@ class TestDemos:
         assert not shown & scored
 
 
-# --- laws of searches ----------------------------------------------------------------------------------
-
-
-def check_resume(optimizer: Optimizer, assignment: Task, worth: Any, left: float) -> None:
-    """Interrupt after every progress; the rest must be as if nothing had happened."""
-
-    async def watch(state: Any, scorer: Simulated) -> list[tuple[Any, Any]]:
-        seen: list[tuple[Any, Any]] = []
-        assigned = replace(assignment, scorer=scorer, resume=state)
-        async for event in optimizer.propose(assigned):
-            kept = (scorer.runs_left, set(scorer.known), len(scorer.asked))
-            seen.append((event, kept))
-        return seen
-
-    def scorer(left: float, known: set[tuple[str, str]] = frozenset(), asked: int = 0) -> Simulated:  # type: ignore[assignment]
-        made = Simulated(worth, left, written=[f"<prompt>Written {i}.</prompt>" for i in range(50)])
-        made.known = set(known)
-        made.asked = [prompt_request("", [], 0)] * asked
-        return made
-
-    whole = asyncio.run(watch(None, scorer(left)))
-    assert len(whole) >= 3
-    for i, (event, (rest, known, asked)) in enumerate(whole[:-1]):
-        assert isinstance(event, Progress)
-        resumed = asyncio.run(watch(through_json(event.state), scorer(rest, known, asked)))
-        for (a, _), (b, _) in zip(resumed, whole[i + 1 :], strict=True):
-            if isinstance(a, Progress):
-                assert isinstance(b, Progress)
-                assert through_json(a.state) == through_json(b.state)
-            else:
-                assert canonical_json(a.__dict__) == canonical_json(b.__dict__)
-
-
 class TestLaws:
     def test_a_text_longer_than_allowed_is_not_proposed(self) -> None:
         tight = system(prompt=Text("Answer the question.", max_length=40), demos=())
@@ -554,14 +495,6 @@ class TestLaws:
         assert progress[0].state["candidates"]
         for candidate in progress[0].state["candidates"]:
             tight.bind(candidate)
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("left", [math.inf, 300, 100])
-    def test_a_search_resumes_at_every_point_to_the_same_proposal(self, left: float) -> None:
-        worth = good_at({"answerer.prompt": "Written 3."})
-        check_resume(RandomSearch(), task(system(temperature=Float(0, 1)), None), worth, left)
-        written = JointSearch(CandidateSources(("describe", "reflect", "demos", "edits")))
-        check_resume(written, task(system(temperature=Float(0, 1)), None), worth, left)
 
     @pytest.mark.slow
     @settings(max_examples=40)
@@ -612,8 +545,6 @@ def test_d2_every_job_meets_fresh_examples() -> None:
         assert first_batches(optimizer, target, range(3)) == fresh[:3]
 
 
-# --- scheduling ----------------------------------------------------------------------------------------
-
 JOBS = [Job("prompts", (f"c{i}.prompt",)) for i in range(4)] + [Job("numbers", ("n.k", "n.a"))]
 
 
@@ -645,10 +576,6 @@ class TestUniform:
         for i in range(rounds):
             one_round = chosen[i * len(JOBS) : (i + 1) * len(JOBS)]
             assert sorted(one_round) == sorted(map(key, JOBS))
-
-    def test_d1_all_components_are_visited_whatever_the_seed(self) -> None:
-        for seed in range(50):
-            assert len({key(job) for job in schedule(len(JOBS), seed)}) == len(JOBS)
 
     def test_d1_training_that_seeds_the_global_generator_changes_no_choice(self) -> None:
         """The reference seeded numpy in every iteration, and then chose one component for ever."""

@@ -30,13 +30,12 @@ from compound.core.errors import (
 from compound.core.narrowing import entry
 from compound.core.storage.records import read_document, to_document
 from compound.graph.system import System
-from compound.report import rewards as reward_report
 from compound.report import write
 from compound.report.rewards import reward_facts, reward_svg
 from compound.rewards.alignment import NO_PAIRS
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.candidates import Candidate, Sampling
-from compound.rewards.features import FeatureMap, NoBackbone, Template
+from compound.rewards.features import NoBackbone
 from compound.rewards.fit import fit_rewards
 from compound.rewards.inspection import Inspection, Overview
 from compound.rewards.pairs import Draw
@@ -106,15 +105,6 @@ def run(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def tiny() -> Overview:
     return Inspection.open(TINY).overview()
-
-
-def readings(outputs: Sequence[str]) -> list[Any]:
-    template = Template.of(Function("short", shorten))
-    return [template.read({"text": "some text"}, {"output": output}) for output in outputs]
-
-
-def short_map() -> FeatureMap:
-    return FeatureMap.of(Template.of(Function("short", shorten)), readings(WORDS), 0)
 
 
 def test_the_weights_of_a_head_are_those_of_features_that_differ(run: Path) -> None:
@@ -310,10 +300,6 @@ class TestErrors:
 
 
 class TestFigures:
-    def test_a_feature_has_words(self) -> None:
-        assert reward_report.spoken("output.words", sole=True) == "number of words"
-        assert reward_report.spoken("choice=large") == "choice=large"
-
     @pytest.mark.parametrize("name", ["calibration", "margins", "alignment", "length", "weights"])
     def test_every_figure_has_a_panel_for_each_component(self, name: str, tiny: Overview) -> None:
         heads = tiny.heads
@@ -336,9 +322,6 @@ class TestFigures:
         for name in ("calibration", "margins", "alignment", "length", "weights"):
             assert reward_svg(name, [bare]).startswith("<svg")
         assert reward_svg("drift", [bare]).startswith("<svg")
-
-
-# --- the tiny run, the report and the notebook ----------------------------------------------------------
 
 
 def script() -> ModuleType:

@@ -49,12 +49,6 @@ def collected(
     return asyncio.run(collect(executor, system, traced, world.names, world, **given_))
 
 
-# --- the simulated systems -----------------------------------------------------------------------------
-
-
-# --- order ---------------------------------------------------------------------------------------------
-
-
 def draw(*rewards: tuple[float, ...]) -> Draw:
     candidates = tuple(
         Candidate({"y": i}, values, certain=len(values) == 1) for i, values in enumerate(rewards)
@@ -71,9 +65,6 @@ def test_d4_pairs_go_in_both_directions_and_the_largest_gaps_come_first() -> Non
         (0, 2, 0.3),
     ]
     assert len(ordered_pairs(draw((0.5,), (1.0,), (0.2,)), Sampling(pairs=2))) == 2
-
-
-# --- collecting ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -281,12 +272,3 @@ def test_a_budget_holds_and_an_unknown_component_is_named() -> None:
     with pytest.raises(BudgetExhausted):
         work(world.names)
     assert executor.meter.system_runs <= 12
-
-
-def test_unlike_options_are_all_tried() -> None:
-    """A guard for the shapes: every component's option matters to the reward."""
-    for shape, names in ((s, list(SHAPES[s])) for s in SHAPES):
-        world = Simulated(shape, seed=9)
-        base = dict.fromkeys(names, 0)
-        for name, option in itertools.product(names, (1, 2)):
-            assert world.value({**base, name: option}) != world.value(base)

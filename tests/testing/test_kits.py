@@ -22,6 +22,7 @@ from compound.testing.checks import (
 )
 
 ROOT = Path(__file__).parents[2]
+KITS_OF = "[getattr(testing, name) for name in testing.__all__]"
 KITS = [getattr(testing, name) for name in testing.__all__ if name.endswith("Kit")]
 
 
@@ -40,18 +41,17 @@ def test_there_is_a_kit_for_each_role() -> None:
     assert names == {"ComponentKit", "EngineKit", "MetricKit", "OptimizerKit", "RecipeKit"}
 
 
-def test_the_doubles_are_light_to_import() -> None:
-    loaded = "sorted({'pytest', 'pydantic', 'networkx', 'scipy', 'torch', 'unittest'} & set(sys.modules))"
-    assert python("-c", f"import sys, compound.testing; print({loaded})") == "[]\n"
-
-
-def test_no_kit_imports_pytest_or_a_heavy_library() -> None:
-    names = "[getattr(testing, name) for name in testing.__all__]"
-    loaded = "sorted({'pytest', 'torch', 'transformers', 'litellm', 'optuna', 'gepa'} & set(sys.modules))"
-    assert (
-        python("-c", f"import sys; from compound import testing; {names}; print({loaded})")
-        == "[]\n"
-    )
+@pytest.mark.parametrize(
+    ("names", "heavy"),
+    [
+        ("", ("pytest", "pydantic", "networkx", "scipy", "torch", "unittest")),
+        (KITS_OF, ("pytest", "torch", "transformers", "litellm", "optuna", "gepa")),
+    ],
+    ids=["doubles", "kits"],
+)
+def test_the_import_is_light(names: str, heavy: tuple[str, ...]) -> None:
+    program = "import sys; from compound import testing; {}; print({!r} & set(sys.modules))"
+    assert python("-c", program.format(names or "0", {*heavy})) == "set()\n"
 
 
 def test_every_public_name_exists_and_an_unknown_one_is_refused() -> None:
@@ -149,10 +149,7 @@ def test_the_global_generators_are_given_back_their_states() -> None:
 def test_the_global_generator_of_torch_is_watched() -> None:
     torch = pytest.importorskip("torch")
     state = torch.get_rng_state()
-    with (
-        pytest.raises(AssertionError, match="the global generator of torch"),
-        without_global_generators("it"),
-    ):
+    with pytest.raises(AssertionError, match="of torch"), without_global_generators("it"):
         torch.rand(1)
     assert bool((torch.get_rng_state() == state).all())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import random
@@ -81,38 +82,31 @@ def returning(score: Any) -> Callable[[], Any]:
     return changed(of=lambda self, words, wanted: score)
 
 
-class Sorts(Right):
-    def of(self, words: list[str], wanted: list[str]) -> Any:
-        words.reverse()
-        return super().of(words, wanted)
+def damaging(change: Callable[[list[str], list[str]], object]) -> Callable[[], Any]:
+    """Return a metric that changes its arguments."""
+
+    def of(self: Right, words: list[str], wanted: list[str]) -> Any:
+        found = Right.of(self, words, wanted)
+        change(words, wanted)
+        return found
+
+    return changed(of=of)
 
 
-class Marks(Right):
-    def of(self, words: list[str], wanted: list[str]) -> Any:
-        score = super().of(words, wanted)
-        wanted.append("seen")
-        return score
+Sorts = damaging(lambda words, wanted: words.reverse())
+Marks = damaging(lambda words, wanted: wanted.append("seen"))
 
 
-class Counts(Right):
-    """Scores by how often it was asked."""
-
-    def __init__(self) -> None:
-        self.asked = itertools.count()
-
-    def of(self, words: list[str], wanted: list[str]) -> Any:
-        return 1 / (1 + next(self.asked))
+def counting() -> Any:
+    """Return a metric that scores by how often it was asked."""
+    asked = itertools.count(1)
+    return changed(of=lambda self, words, wanted: 1 / next(asked))()
 
 
-class Unlucky(Right):
-    """Each instance has a strictness of its own."""
-
-    def __init__(self) -> None:
-        self.strictness = random.random()
-
-    def of(self, words: list[str], wanted: list[str]) -> Any:
-        return self.strictness
-
+Unlucky = changed(
+    strictness=functools.cached_property(lambda self: random.random()),
+    of=lambda self, words, wanted: self.strictness,
+)
 
 NAME = "test_it_has_a_name"
 FINITE = "test_scores_are_finite"
@@ -136,7 +130,7 @@ MISSING = "test_a_missing_output_is_reported"
         (changed(bounds=(0, 0.75)), BOUNDS, "case 2: metric 'share' returned 1 on example 'e2',"),
         (changed(bounds=(1, 0)), BOUNDS, "bounds must be the minimum and maximum score"),
         (returning(2.0), BOUNDS, "case 1: metric 'share' returned 2 on example 'e1', outside its"),
-        (Counts, EQUAL, "case 1 scores 1.0, then 0.5"),
+        (counting, EQUAL, "case 1 scores 1.0, then 0.5"),
         (Unlucky, EQUAL, "with a new metric"),
         (Sorts, ARGUMENTS, "modified the outputs or the example of case 1"),
         (Marks, ARGUMENTS, "modified the outputs or the example of case 1"),

@@ -113,13 +113,6 @@ def test_a_right_optimizer_passes() -> None:
     assert failures(Right) == {}
 
 
-# -- what is wrong, and the checks that say so ---------------------------------------------------------
-
-
-class NoMethod:
-    """It proposes nothing."""
-
-
 class Coroutine(Right):
     async def propose(self, task: Task) -> Any:  # type: ignore[override]
         return Proposal({})
@@ -173,24 +166,20 @@ class Keeps(Right):
         return Proposal(self.found)
 
 
-class Forgets(Right):
-    """Stores the gains, but not the values."""
+def resuming(change: Callable[[Any], Any]) -> Callable[[], Any]:
+    """Return a variant that resumes from another state."""
 
-    async def propose(self, task: Task) -> AsyncIterator[Any]:
+    async def propose(self: Right, task: Task) -> AsyncIterator[Any]:
         if task.resume is not None:
-            task = replace(
-                task, resume={**task.resume, "gains": [-1.0] * len(task.resume["gains"])}
-            )
-        async for event in super().propose(task):
+            task = replace(task, resume=change(task.resume))
+        async for event in Right.propose(self, task):
             yield event
 
+    return type("Resuming", (Right,), {"propose": propose})
 
-class Again(Right):
-    """Begins anew after an interruption."""
 
-    async def propose(self, task: Task) -> AsyncIterator[Any]:
-        async for event in super().propose(replace(task, resume=None)):
-            yield event
+Forgets = resuming(lambda state: {**state, "gains": [-1.0] * len(state["gains"])})
+Again = resuming(lambda state: None)
 
 
 class Remembers(Right):
@@ -220,15 +209,6 @@ class Spends(Right):
         return await super().draw(task, key)
 
 
-class Edits(Right):
-    """Writes into an example."""
-
-    async def draw(self, task: Task, key: str) -> str:
-        rows: Any = task.train[0].gold["rows"]
-        rows.append(key)
-        return await super().draw(task, key)
-
-
 @dataclass
 class Asks(Right):
     """Asks a model for each parameter, and states a number of requests."""
@@ -247,6 +227,7 @@ DRAWS = itertools.cycle("bcdcb")  # runs of three draws differ
 Unlucky = drawing(lambda task, key: next(DRAWS))
 Global = drawing(lambda task, key: random.choice("bcd"))
 Seeds = drawing(lambda task, key: np.random.seed(task.seed) or np.random.choice([*"bcd"]))
+Edits = drawing(lambda task, key: task.train[0].gold["rows"].append(key) or "b")
 Boasts = changed(Proposal, lambda event: [replace(event, after=0.5, before=0.25)])
 Falling = type(
     "Falling",
@@ -267,7 +248,7 @@ REQUESTS = "test_requests_stay_within_the_plan"
 @pytest.mark.parametrize(
     ("optimizer", "check", "message"),
     [
-        (NoMethod, EVENTS, "has no method propose"),
+        (object, EVENTS, "has no method propose"),
         (Coroutine, EVENTS, "propose returned coroutine"),
         (changed(Proposal, lambda event: [event, event]), EVENTS, "yielded 2 Proposals"),
         (changed(Proposal, lambda event: []), EVENTS, "yielded 0 Proposals"),
@@ -300,19 +281,12 @@ def test_a_wrong_optimizer_is_caught(
     assert message in found.get(check, f"{check} passed; failed: {found}")
 
 
-def test_a_proposal_of_a_key_of_another_job_is_caught() -> None:
-    found = failures(
-        with_values({"picker.third": "b"}), keys=lambda self: ("picker.first",), checkpoints=1
-    )
-    assert "changes picker.third, but the task allows only picker.first" in found[BOUND]
-
-
-def test_keys_that_are_searched_together_may_be_declared() -> None:
-    both = {
-        "keys": lambda self: ("picker.first",),
-        "proposed_keys": lambda self: tuple(toy().parameters),
-    }
-    assert BOUND not in failures(with_values({"picker.third": "b"}), **both, checkpoints=1)
+def test_a_proposal_of_a_key_of_another_job_is_caught_unless_declared() -> None:
+    one: Any = {"keys": lambda self: ("picker.first",), "checkpoints": 1}
+    made = with_values({"picker.third": "b"})
+    assert "picker.third, but the task allows only picker.first" in failures(made, **one)[BOUND]
+    one["proposed_keys"] = lambda self: tuple(toy().parameters)
+    assert BOUND not in failures(made, **one)
 
 
 def test_what_is_declared_right_passes() -> None:

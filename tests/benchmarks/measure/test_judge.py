@@ -15,11 +15,7 @@ from benchmarks.measure.judge import (
     score_reply,
 )
 from compound.components.function import Function
-from compound.core.engine import Completion, Request
-from compound.core.errors import BudgetExhausted, CallError
-from compound.execution.budget import Budget, Meter
-from compound.execution.cache import MemoryCache
-from compound.execution.executor import Executor
+from compound.core.errors import CallError
 from compound.graph.component import Input
 from compound.graph.system import System
 from compound.rewards.buffer import PairBuffer
@@ -146,34 +142,3 @@ class TestExamples:
 def test_only_a_letter_alone_is_a_verdict(text: str, share: float) -> None:
     assert score_reply(text, swapped=False) == share
     assert score_reply(text, swapped=True) == 1 - share
-
-
-class TestExecutor:
-    def test_an_executor_asks_once_and_keeps_the_answers(self) -> None:
-        lm = ScriptedLM(knowing)
-        executor = Executor({"lm": lm}, cache=MemoryCache())
-
-        async def both() -> list[Any]:
-            def generate(request: Request) -> Any:
-                return executor.request("lm", request)
-
-            return [
-                await judge(generate, filled(), small(), "short", JudgeSettings(pairs=5))
-                for _ in range(2)
-            ]
-
-        first, second = asyncio.run(both())
-        assert first == second
-        assert len(lm.requests) == 10
-
-    def test_the_budget_holds(self) -> None:
-        executor = Executor({"lm": ScriptedLM(knowing)}, meter=Meter(Budget(calls=3)))
-
-        async def run() -> None:
-            async def generate(request: Request) -> Completion:
-                return await executor.request("lm", request)
-
-            await judge(generate, filled(), small(), "short")
-
-        with pytest.raises(BudgetExhausted):
-            asyncio.run(run())

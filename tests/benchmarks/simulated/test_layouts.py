@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
 from benchmarks.measure.cluster import base_memory
 from benchmarks.measure.cluster import layouts as measured
 from benchmarks.simulated.layouts.costs import BASES, GB, Base, Costs, Device, Efficiency
-from benchmarks.simulated.layouts.sampling import Load, SimulatedReplica, sampling_time
-from benchmarks.simulated.layouts.steps import ADAPTERS, Layout, layouts, step_time
+from benchmarks.simulated.layouts.sampling import Load, sampling_time
+from benchmarks.simulated.layouts.steps import Layout, layouts, step_time
 
 # One token of one request takes 0.1 s (10 GB of weights at 100 GB/s) if its cache is negligible.
 DEVICE = Device("d", flops=1e12, bandwidth=100 * GB, memory=100 * GB, host=10 * GB)
@@ -48,64 +47,12 @@ def test_one_run_takes_the_time_of_its_calls() -> None:
     assert sampling_time(COSTS, replace(ALONE, driver=0.5), 1, 0) == pytest.approx(0.5 + 2.0 + 0.5)
 
 
-def test_samples_of_a_group_share_their_first_prompt_and_the_steps() -> None:
-    """A step of two requests takes 0.1 s too, as the weights are read once for both."""
-    assert sampling_time(COSTS, replace(ALONE, group=2), 1, 0) == pytest.approx(2.0)
-    two = replace(ALONE, examples=2)
-    assert sampling_time(COSTS, two, 1, 0) == pytest.approx(2 * 1.0 + 10 * 0.1)
-
-
-def test_a_new_request_stops_the_others_while_its_prompt_is_read() -> None:
-    replica = SimulatedReplica(COSTS, context=0)
-    replica.start(0, prompt=0, read=100, tokens=10)
-    assert replica.next_end() == pytest.approx(2.0)
-    replica.advance(1.5)  # five of ten tokens
-    replica.start(1, prompt=1, read=100, tokens=10)
-    assert replica.next_end() == pytest.approx(1.5 + 1.0 + 0.5)
-    assert replica.finish(3.0) == 0
-    assert replica.next_end() == pytest.approx(3.0 + 5 * 0.1)
-    assert replica.finish(3.5) == 1
-
-
-def test_a_full_replica_lets_requests_wait() -> None:
-    narrow = replace(COSTS, device=replace(DEVICE, memory=20 * GB))  # 8 GB for caches
-    load = replace(ALONE, examples=4, prompt=0, answer=10**9, longest=10**10)
-    assert narrow.capacity(10**9) == 2
-    step = narrow.decoding(2, 10**9)
-    assert sampling_time(narrow, load, 1, 0) == pytest.approx(2 * 10**9 * step)
-
-
 def test_lengths_have_their_mean_and_limit() -> None:
     load = Load(examples=2000, group=1, calls=2, answer=300, spread=0.6, longest=10**9)
     lengths = load.lengths(0)
     assert lengths.shape == (2000, 2)
     assert lengths.mean() == pytest.approx(300, rel=0.05)
     assert replace(load, longest=200).lengths(0).max() == 200
-
-
-@pytest.mark.parametrize("base", BASES)
-def test_more_replicas_never_sample_much_slower(base: str) -> None:
-    """Routing by hashes is not optimal, so that a few percent more are possible."""
-    costs, load = Costs(BASES[base]), Load(examples=16, group=4)
-    times = [sampling_time(costs, load, replicas, 0) for replicas in (1, 2, 4, 8)]
-    assert all(later <= 1.05 * earlier for earlier, later in pairwise(times))
-    chain = load.calls * costs.prefill(load.prompt)
-    assert times[-1] > chain + costs.decoding(1, load.prompt) * load.lengths(0).sum(axis=1).max()
-
-
-def test_steps_of_layouts() -> None:
-    load = replace(ALONE, examples=6, calls=2)
-    turns, after, overlapping = (
-        step_time(COSTS, load, layout, 0)
-        for layout in (Layout(4), Layout(2, 2), Layout(2, 2, overlaps=True))
-    )
-    tokens = 6 * 2 * (100 + 10)
-    assert turns.training == pytest.approx(6 * 5e9 * tokens / 1e12 / 4)
-    assert turns.step == pytest.approx(turns.sampling + turns.training + ADAPTERS + 2.0)
-    assert after.training == pytest.approx(2 * turns.training)
-    assert after.step == pytest.approx(after.sampling + after.training + ADAPTERS)
-    assert overlapping.step == pytest.approx(max(after.sampling + ADAPTERS, after.training))
-    assert (turns.bottleneck, after.bottleneck) == ("training", "training")
 
 
 def test_layouts_hold_whole_replicas() -> None:

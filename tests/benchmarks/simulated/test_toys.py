@@ -71,9 +71,6 @@ def evaluate(task: Toy, examples: list[Example], lm: ScriptedLM, repeats: int) -
     )
 
 
-# --- the tasks -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_perfect_player_reaches_the_optimum(name: str) -> None:
     task = toy(name, LM)
@@ -105,9 +102,6 @@ def test_splits_differ_by_id_and_components_to_train_have_weights() -> None:
         assert {f"{component}.weights" for component in task.trained} == set(task.system.parameters)
         assert 8 <= len(task.train) <= 72
         assert toy(name, LM).train == task.train
-
-
-# --- the model -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import pickle
 from typing import Any, Literal
 
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 import compound as cp
-from benchmarks.agents.arithmetic import calculate
 from compound.core.engine import Completion, Message, ToolCall
 from compound.core.errors import DeclarationError, RunFailed
 from compound.execution.trace import from_json, to_json
@@ -130,20 +128,6 @@ class TestTurns:
             cp.Agent("agent", [long], max_result=100), ScriptedLM([act("long"), final("done")])
         )
         assert trace.calls_of("agent_call")[0].outputs["result"] == "x" * 100 + "\n[cut]"
-
-    def test_a_transient_error_of_a_tool_is_retried(self) -> None:
-        tried: list[int] = []
-
-        @cp.tool(reproducible=True)
-        def flaky() -> str:
-            tried.append(1)
-            if len(tried) < 3:
-                raise ConnectionError("gone")
-            return "fine"
-
-        trace = run(cp.Agent("agent", [flaky]), ScriptedLM([act("flaky"), final("done")]))
-        (call,) = trace.calls_of("agent_call")
-        assert (call.outputs["result"], call.attempts) == ("fine", 3)
 
     @given(st.lists(st.sampled_from(["add", "fly", "text"]), max_size=6), st.integers(1, 5))
     @settings(deadline=None, max_examples=30)
@@ -342,21 +326,6 @@ class TestForks:
         assert ended.outputs == {"answer": "early"}
         assert len(ended.calls) == 1
 
-    def test_equal_turns_come_from_the_cache(self, tmp_path: Any) -> None:
-        from compound.execution.cache import MemoryCache
-
-        lm = ScriptedLM(self.script)
-        system = system_of(cp.Agent("agent", [add]))
-        executor = cp.Executor({"m": lm}, cache=MemoryCache())
-
-        async def twice() -> list[cp.Trace]:
-            return [await executor.run(system, {"question": "?"}) for _ in range(2)]
-
-        first, second = asyncio.run(twice())
-        assert len(lm.requests) == 2
-        assert all(call.reused for call in second.calls)
-        assert first.outputs == second.outputs
-
 
 class TestTunedTools:
     agent = cp.Agent(
@@ -419,23 +388,9 @@ class TestTunedTools:
         assert not any(call.reused for call in first.calls)
         assert second.calls_of("agent_call")[0].inputs["call"]["name"] == "plus"  # type: ignore[index]
 
-    def test_every_component_pickles(self) -> None:
-        agent = cp.Agent("agent", [calculate], tune_tools=True)
-        again = pickle.loads(pickle.dumps(system_of(agent)))
-        assert again.signature == system_of(agent).signature
-
 
 class TestLimits:
     def test_calls_are_counted_before_a_run(self) -> None:
         agent = cp.Agent("agent", [add], max_turns=5, max_calls=3)
         counts = {name: str(count) for name, count in count_calls(system_of(agent)).items()}
         assert counts == {"agent_turn": "at most 5", "agent_call": "at most 15"}
-
-    def test_a_budget_ends_a_run(self) -> None:
-        from compound.execution.budget import Budget, Meter
-
-        lm = ScriptedLM(lambda _: act("add", a=1, b=2))
-        executor = cp.Executor({"m": lm}, meter=Meter(Budget(calls=3)))
-        with pytest.raises(cp.CompoundError, match="budget"):
-            asyncio.run(executor.run(system_of(cp.Agent("agent", [add])), {"question": "?"}))
-        assert len(lm.requests) == 3

@@ -152,9 +152,3 @@ def test_calls_that_a_server_left_in_the_text_run_the_tool() -> None:
     system = cp.System("s", {"y": agent(q=cp.Input("q"))}, lm="m")
     assert cp.run(system, {"q": "?"}, engines={"m": lm}).outputs == {"y": 3}
     assert lm.requests[1].messages[-1].text == "3"
-
-
-def test_the_last_turn_is_no_call() -> None:
-    call = '{"name": "add", "arguments": {"a": 1}}'
-    failure, _ = answered([call] * 4, str, max_turns=1)
-    assert "called the tool 'add' instead of answering" in failure.message  # type: ignore[attr-defined]

@@ -180,16 +180,6 @@ def test_check_rejects_a_model_without_images(tmp_path: Path, cli: Any) -> None:
     )
 
 
-def test_a_system_in_yaml_with_images(tmp_path: Path) -> None:
-    (tmp_path / "look.yaml").write_text(YAML.format(model="openai/gpt-4o").partition("data:")[0])
-    system = cp.load_system(tmp_path / "look.yaml")
-    assert system.inputs == {"photo": cp.Image}
-
-
 def test_the_type_has_a_spelling() -> None:
     assert parse("list[Image] | None") == list[cp.Image] | None
     assert format_type(dict[str, cp.Image]) == "dict[str, Image]"
-
-
-def test_the_repr_is_short() -> None:
-    assert len(repr(cp.Image.from_bytes(b"GIF89a" + bytes(10_000)))) < 100

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 import compound as cp
 from compound.core.engine import AnswerFormat, Completion, Message, Request, ToolCall, ToolSpec
-from compound.core.errors import DeclarationError, RunFailed
 from compound.engines.chat_format import calls_from_json, tools_to_json
 from compound.engines.local.chat_tokens import read_calls
 from compound.engines.remote import max_prompt_tokens
@@ -23,7 +21,6 @@ from compound.execution.caller import request_key
 from compound.execution.exchange import Exchange, record_exchange
 from compound.execution.tool_text import from_text, to_text
 from compound.graph.configuration import digest
-from compound.testing import ScriptedLM
 
 DOT = cp.Image.from_bytes(b"GIF89a-a-dot")
 SCHEMA = json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
@@ -51,10 +48,6 @@ class TestKeys:
         choices = Request((Message("user", "Hi"),), format=AnswerFormat(choices=("a", "b")))
         key = digest(["ask", "m", request_key(choices)])
         assert key == "148ec094c670da74a76e1b6505d730968e0353a936ed6253f24daa44663a61af"
-
-    def test_component_versions_are_unchanged(self) -> None:
-        version = cp.LLM("a", prompt=cp.Text("Say."), lm="m").version
-        assert version == "llm:6c6eaaa69895c4f4b66456f664a4ffac2d6d5916b9fe0e9fc605e3beb3614002"
 
     def test_every_new_field_changes_the_key(self) -> None:
         plain = Request((Message("user", "Hi"),))
@@ -188,20 +181,6 @@ class TestToolText:
         assert all(map(check.is_valid, valid))
         assert not any(map(check.is_valid, wrong))
 
-    @pytest.mark.parametrize(
-        ("text", "answer"),
-        [
-            ('{"answer": "four"}', "four"),
-            ('{"answer": {"a": 1}}', '{"a": 1}'),
-            ('```json\n{"answer": "four"}\n```', "four"),
-            ("four", "four"),
-            ('{"other": 1}', '{"other": 1}'),
-        ],
-    )
-    def test_answers(self, text: str, answer: str) -> None:
-        found = from_text(self.request, Completion(text))
-        assert (found.text, found.tool_calls) == (answer, ())
-
     @given(st.text())
     def test_any_text_is_read(self, text: str) -> None:
         found = from_text(self.request, Completion(text))
@@ -223,44 +202,3 @@ class TestToolText:
         raw = json.dumps({"tool": "f", "arguments": {"v": value}}, ensure_ascii=False)
         (call,) = from_text(self.request, Completion(raw)).tool_calls
         assert json.loads(call.arguments) == {"v": value}
-
-
-class TestImagesOfComponents:
-    @staticmethod
-    def system() -> cp.System:
-        see = cp.LLM("see", prompt="Describe.", lm="m")
-        photo, others = cp.Input("photo", cp.Image), cp.Input("others", list[cp.Image])
-        return cp.System(
-            "look",
-            outputs={"answer": see(photo=photo, others=others, question=cp.Input("question"))},
-        )
-
-    def test_images_are_sent_as_parts(self) -> None:
-        lm = ScriptedLM(["A dot."], takes_images=True)
-        trace = cp.run(
-            self.system(), {"photo": DOT, "others": [DOT], "question": "What?"}, engines={"m": lm}
-        )
-        (message,) = lm.requests[0].messages
-        assert message.images == (DOT, DOT)
-        assert "Photo: [image 1]\nOthers: [image 2]\nQuestion: What?" in message.text
-        assert trace.outputs == {"answer": "A dot."}
-
-    def test_traces_hold_the_json_form_and_fork(self) -> None:
-        from compound.execution.trace import from_json, to_json
-
-        lm = ScriptedLM(lambda _: "A dot.", takes_images=True)
-        system = self.system()
-        inputs = {"photo": DOT, "others": [DOT], "question": "What?"}
-        stored = json.loads(json.dumps(to_json(cp.run(system, inputs, engines={"m": lm}))))
-        executor = cp.Executor({"m": lm})
-        again = asyncio.run(executor.fork(system, from_json(stored), "see", resample=1))
-        assert again.outputs == {"answer": "A dot."}
-        assert lm.requests[0].messages == lm.requests[1].messages
-
-    def test_other_values_are_rejected(self) -> None:
-        with pytest.raises((DeclarationError, RunFailed), match="photo"):
-            cp.run(
-                self.system(),
-                {"photo": "a.png", "others": [], "question": "?"},
-                engines={"m": ScriptedLM([])},
-            )

@@ -86,18 +86,6 @@ def test_it_listens_on_loopback_only() -> None:
     during_run(test)
 
 
-@pytest.mark.parametrize("key", ["", "Bearer wrong", "Basic abc", "Bearer run-", "Bearer \xff"])
-def test_requests_without_the_key_of_an_open_run_are_refused(key: str) -> None:
-    async def test(client: httpx.AsyncClient, session: AgentSession, server: Gateway) -> None:
-        answer = await client.post(
-            "/chat/completions", json=BODY, headers=[(b"Authorization", key.encode("latin-1"))]
-        )
-        assert (answer.status_code, error_of(answer)) == (401, "invalid_key")
-        assert session.count == 0
-
-    during_run(test)
-
-
 def test_runs_are_kept_apart_by_their_keys() -> None:
     seen: dict[str, list[str]] = {"a": [], "b": []}
 
@@ -122,60 +110,56 @@ def test_runs_are_kept_apart_by_their_keys() -> None:
     assert seen == {"a": ["a"], "b": ["b"]}
 
 
+async def undeclared() -> Any:
+    """Yield a body whose length is not declared."""
+    yield b" " * 3300
+
+
+JSON = {"Content-Type": "application/json"}
+FOREIGN_KEYS = ["", "Bearer wrong", "Basic abc", "Bearer run-", "Bearer \xff"]
+FOREIGN_HOSTS = ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", ""]
+FOREIGN_ORIGINS = ["https://evil.example", "null", "http://localhost:1"]
+
+
 @pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", ""]
+    ("request_", "status", "kind"),
+    [
+        *(
+            (
+                {"json": BODY, "headers": [(b"Authorization", k.encode("latin-1"))]},
+                401,
+                "invalid_key",
+            )
+            for k in FOREIGN_KEYS
+        ),
+        # DNS rebinding, pages of foreign origins, and a form of a page
+        *(({"json": BODY, "headers": {"Host": host}}, 421, None) for host in FOREIGN_HOSTS),
+        *(({"json": BODY, "headers": {"Origin": origin}}, 403, None) for origin in FOREIGN_ORIGINS),
+        ({"content": json.dumps(BODY), "headers": {"Content-Type": "text/plain"}}, 415, None),
+        # too large, with and without a declared length
+        ({"content": b" " * 3300, "headers": JSON}, 413, None),
+        ({"content": undeclared, "headers": JSON}, 413, None),
+        *(
+            ({"content": body, "headers": JSON}, 400, "not_json")
+            for body in (b"", b"[1]", b"{", b"[" * 1_900)
+        ),
+    ],
 )
-def test_a_foreign_host_name_is_refused_against_dns_rebinding(host: str) -> None:
+def test_a_request_that_no_agent_of_an_open_run_makes_is_refused(
+    request_: Any, status: int, kind: str | None
+) -> None:
     async def test(client: httpx.AsyncClient, session: AgentSession, server: Gateway) -> None:
-        answer = await client.post("/chat/completions", json=BODY, headers={"Host": host})
-        assert (answer.status_code, session.count) == (421, 0)
-
-    during_run(test)
-
-
-@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost:1"])
-def test_pages_of_foreign_origins_may_not_call(origin: str) -> None:
-    async def test(client: httpx.AsyncClient, session: AgentSession, server: Gateway) -> None:
-        answer = await client.post("/chat/completions", json=BODY, headers={"Origin": origin})
-        assert (answer.status_code, session.count) == (403, 0)
-        asked = await client.options("/chat/completions", headers={"Origin": origin})
-        assert asked.status_code == 403
-
-    during_run(test)
-
-
-def test_a_form_of_a_page_is_refused() -> None:
-    async def test(client: httpx.AsyncClient, session: AgentSession, server: Gateway) -> None:
-        answer = await client.post(
-            "/chat/completions", content=json.dumps(BODY), headers={"Content-Type": "text/plain"}
+        given = (
+            {**request_, "content": undeclared()} if undeclared in request_.values() else request_
         )
-        assert (answer.status_code, session.count) == (415, 0)
-
-    during_run(test)
-
-
-@pytest.mark.parametrize("declared", [True, False])
-def test_an_oversized_body_is_refused(declared: bool) -> None:
-    async def pieces() -> Any:
-        yield b" " * 3300  # its length is not declared
-
-    async def test(client: httpx.AsyncClient, session: AgentSession, server: Gateway) -> None:
-        headers = {"Content-Type": "application/json"}
-        content = b" " * 3300 if declared else pieces()
-        answer = await client.post("/chat/completions", content=content, headers=headers)
-        assert (answer.status_code, session.count) == (413, 0)
+        answer = await client.post("/chat/completions", **given)
+        assert (answer.status_code, session.count) == (status, 0)
+        assert kind is None or error_of(answer) == kind
+        if status == 403:
+            asked = await client.options("/chat/completions", headers=request_["headers"])
+            assert asked.status_code == 403
 
     during_run(test, limits=GatewaySettings(max_body=2000))
-
-
-@pytest.mark.parametrize("body", [b"", b"[1]", b"{", b"[" * 100_000])
-def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
-    async def test(client: httpx.AsyncClient, session: AgentSession, server: Gateway) -> None:
-        headers = {"Content-Type": "application/json"}
-        answer = await client.post("/chat/completions", content=body, headers=headers)
-        assert (answer.status_code, error_of(answer), session.count) == (400, "not_json", 0)
-
-    during_run(test)
 
 
 def test_unknown_routes_are_named_and_models_are_listed() -> None:

@@ -7,7 +7,6 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import pytest
 from compound.api.optimize import run_optimization
 from compound.components.function import FirstOf, Function
 from compound.components.llm import LLM
-from compound.core.errors import CallError, DeclarationError, MissingExtra
+from compound.core.errors import CallError, MissingExtra
 from compound.core.example import Example, Score
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics.custom import custom
@@ -143,21 +142,6 @@ class TestSearch:
         assert [questions for _, questions in batches if len(questions) > 3].count(pareto) > 2
         assert {len(questions) for _, questions in batches} == {3, len(pareto)}
 
-    def test_a_start_that_is_best_stays(self, job: Any) -> None:
-        _, proposal = job(system(f"Answer. {HIDDEN}"), METRIC, rows(60), scripted(), 200).run(
-            GEPA()
-        )
-        assert proposal.values == {}
-        assert proposal.before == proposal.after
-        assert proposal.tried > 1
-        assert proposal.note == "no rewritten prompt beat the incumbent"
-
-    def test_iterations_end_where_no_budget_does(self, job: Any) -> None:
-        states, _ = job(system(), METRIC, rows(60), scripted()).run(
-            GEPA(GEPASettings(iterations=4))
-        )
-        assert len(states) == 1 + 4
-
 
 def watched(assignment: Any) -> list[tuple[dict[str, str], list[str]]]:
     """Return a list that fills with what is run: changed texts and questions."""
@@ -255,15 +239,6 @@ class TestReflection:
         assignment.run(GEPA(GEPASettings(iterations=3, lm="big")))
         assert {lm for lm, _ in assignment.proposal_requests} == {"big"}
 
-    def test_a_prompt_that_breaks_the_runs_only_loses(self, job: Any) -> None:
-        def fragile(message: str, rng: np.random.Generator) -> str:
-            if REFLECTING not in message and any(phrase in message for phrase in USELESS):
-                raise CallError("refused")
-            return script(message, rng)
-
-        _, proposal = job(system(), METRIC, rows(80), scripted(fragile), 300).run(GEPA())
-        assert proposal.values == {"answerer.prompt": f"Answer. {HIDDEN}"}
-
 
 class TestBudget:
     def test_an_iteration_is_begun_only_if_the_share_holds_all_of_it(self, job: Any) -> None:
@@ -293,26 +268,6 @@ class TestBudget:
     )
     def test_sizes_are_those_worked_out_by_hand(self, arguments: Any, expected: int) -> None:
         assert pareto_size(*arguments) == expected
-
-
-class TestGoingOn:
-    def test_a_resumed_job_makes_no_answered_call_again(self, job: Any) -> None:
-        """Everything is in the progress: another machine, with an empty cache, has nothing to run."""
-
-        def unreachable(message: str) -> str:
-            raise ZeroDivisionError
-
-        share = 60
-        assignment = job(system(), METRIC, rows(60), scripted(), share)
-        states, proposal = assignment.run(GEPA())
-        assert len(states) > 3
-        again = job(system(), METRIC, rows(60), scripted(unreachable), share - assignment.spent)
-        again.task = replace(again.task, resume=states[-1])
-        assert again.run(GEPA()) == ([], proposal)
-        assert again.spent == 0
-
-
-# --- as a method ---------------------------------------------------------------------------------------
 
 
 def data() -> Dataset:
@@ -345,13 +300,6 @@ class TestMethod:
             ("gepa", ("one.prompt", "three.prompt"))
         ]
         assert dict(made.optimizers) == {"gepa": GEPA(GEPASettings(lm="big"))}
-
-    def test_a_system_without_texts_is_refused(self) -> None:
-        node = LLM("answerer", prompt="Answer.", demos=Demos(max=2))(
-            question=Input("question", str)
-        )
-        with pytest.raises(DeclarationError, match="no parameter that method 'gepa' can change"):
-            method("gepa", System("fixed", outputs={"answer": node}), OptimizeSettings())
 
     def test_without_the_library_the_message_names_the_extra(
         self, monkeypatch: pytest.MonkeyPatch

@@ -96,21 +96,6 @@ class TestPlurality:
 
 
 class TestSelection:
-    def test_the_known_best_allocation_is_found(self, job: Any) -> None:
-        assignment = job(two_steps(), METRIC, rows(20))
-        states, proposal = assignment.run(LLMSelector())
-        assert proposal.values == BEST
-        assert (proposal.before, proposal.after) == (0.0, 1.0)
-        # small/small, then medium by all votes, then large, then a whole round without a change
-        assert [tuple(a.values()) for a in states[-1]["allocations"]] == [
-            ("small", "small"),
-            ("medium", "small"),
-            ("medium", "large"),
-            ("medium", "large"),
-            ("medium", "large"),
-        ]
-        assert proposal.tried == len(states[-1]["means"]) == 3 + 2 + 2
-
     def test_votes_decide_even_against_the_mean(self, job: Any) -> None:
         """Three rows of five are a little better with ``b``, two much worse."""
 
@@ -172,9 +157,6 @@ class TestAgainstTheReference:
         states, _ = assignment.run(LLMSelector(alpha=1.0))
         steps = len(states[-1]["allocations"]) - 1
         assert len(assignment.proposal_requests) == assignment.spent == 20 * 3 * steps
-
-
-# --- the diagnoser -------------------------------------------------------------------------------------
 
 
 def accuser(message: str) -> str:

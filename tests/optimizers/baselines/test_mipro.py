@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import pytest
 
 from compound.api.optimize import run_optimization
 from compound.components.llm import LLM
-from compound.core.errors import CallError
 from compound.core.example import Example, Score
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics.built_in import exact_match
@@ -25,7 +24,7 @@ from compound.graph.system import System
 from compound.optimization.method import ScoredCandidate
 from compound.optimization.settings.base import BudgetSettings
 from compound.optimization.settings.optimize import OptimizeSettings
-from compound.optimizers.baselines.mipro import SIZES, Mipro, MIPROSettings, demo_sets
+from compound.optimizers.baselines.mipro import SIZES, Mipro, MIPROSettings
 from compound.optimizers.baselines.mipro_proposer import TIPS
 from compound.optimizers.baselines.mipro_trials import (
     Trial,
@@ -35,7 +34,7 @@ from compound.optimizers.baselines.mipro_trials import (
     trials_for,
 )
 from compound.optimizers.methods import method
-from compound.optimizers.search.proposers.demos import WeightedDemo, labelled_demos
+from compound.optimizers.search.proposers.demos import labelled_demos
 from compound.testing import ScriptedLM
 
 
@@ -170,12 +169,6 @@ class TestRequests:
         assert len({re.findall("- read .*", text)[0] for text in second}) == 2  # another set each
         assert {tip for tip in TIPS if tip and any(tip in text for text in asked)}
 
-    def test_edits_are_an_option_that_needs_no_model(self, job: Any) -> None:
-        assignment = job(two_steps(), METRIC, rows(100), scripted())
-        states, _ = assignment.run(Mipro(MIPROSettings(proposers=("edits",))))
-        assert not requests(assignment)
-        assert all(len(texts) == 5 for texts in states[-1]["texts"].values())
-
     def test_a_model_that_cannot_write_is_recorded_and_not_replaced(self, job: Any) -> None:
         def mute(message: str, rng: np.random.Generator) -> str:
             return (
@@ -242,36 +235,12 @@ class TestSearch:
         assert len(means) == 4
         assert (proposal.before, proposal.after) == (means[0], max(means))
 
-    def test_values_that_break_the_runs_only_lose(self, job: Any) -> None:
-        def fragile(message: str, rng: np.random.Generator) -> str:
-            if "second style" in message and not kind_of(message):
-                raise CallError("refused")
-            return script(message, rng)
-
-        states, proposal = job(
-            two_steps(), METRIC, rows(80), scripted(fragile), keys=("second.prompt",)
-        ).run(Mipro())
-        assert proposal.values == {}
-        broken = [
-            trial["mean"]
-            for trial in states[-1]["search"]["trials"]
-            if trial["point"]["second.prompt"]
-        ]
-        assert broken
-        assert set(broken) == {0.0}
-
 
 def demo(number: int) -> dict[str, dict[str, object]]:
     return {"inputs": {"question": f"q{number}"}, "outputs": {"output": f"a{number}"}}
 
 
 class TestDemonstrations:
-    def sets(
-        self, n: int = 6, labelled: Sequence[Any] = (), current: Any = (), count: int = 5
-    ) -> Any:
-        pool = [WeightedDemo(demo(i), 1 / (1 + i)) for i in range(n)]
-        return demo_sets(current, pool, labelled, count=count, most=3, seed=1, key="a.demos")
-
     def test_expected_answers_serve_where_the_inputs_are_those_of_the_system(self) -> None:
         question = Input("question", str)
         plain = System(

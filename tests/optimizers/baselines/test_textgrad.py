@@ -101,15 +101,6 @@ class TestTextGrad:
         assert proposal.before == pytest.approx(0.1, abs=0.08)
         assert proposal.after == pytest.approx(0.9, abs=0.08)
 
-    def test_before_and_after_are_means_over_the_same_held_out_examples(self, job: Any) -> None:
-        assignment = job(system(), METRIC, rows(120), scripted())
-        states, proposal = assignment.run(TextGrad(TextGradSettings(held_out=30)))
-        shown = [numbers(text) for text in asked(assignment.lm, "Question:") if "Level 4" in text]
-        held = {n for (n,) in shown} - {n for text in criticisms(assignment) for n in numbers(text)}
-        assert states[0]["held"] == len(held) == 30
-        assert proposal.before == sum(n % 10 < 1 for n in held) / 30
-        assert proposal.after == sum(n % 10 < 9 for n in held) / 30
-
     def test_what_is_criticised_is_never_what_is_validated_on(self, job: Any) -> None:
         assignment = job(system(), METRIC, rows(60), scripted())
         states, _ = assignment.run(TextGrad())
@@ -264,9 +255,6 @@ class TestFailures:
         states, proposal = job(system(), METRIC, rows(80), scripted(fragile)).run(TextGrad())
         assert level_of(str(proposal.values)) == 2
         assert states[-1]["step"] == 12
-
-
-# --- as methods ----------------------------------------------------------------------------------------
 
 
 def writer(message: str) -> str:

@@ -383,13 +383,6 @@ def test_only_the_largest_of_successive_trainers_counts(
     assert "shrink a" in raised.value.hint
 
 
-def test_a_loaded_engine_needs_no_further_weights(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(TransformersEngine, "loaded", True)
-    assert plan_memory(problem(folder)).demands[0].fixed == 0
-
-
 def test_a_model_that_is_not_here_is_unknown_and_nothing_is_downloaded(folder: Path) -> None:
     plan = plan_memory(problem(folder, TransformersEngine("no/such-model", dtype="float32")))
     assert plan.demands == []
@@ -543,14 +536,6 @@ def test_a_run_starts_its_server_with_the_planned_share(
             engines={"toy": lm},
         )
     assert lm._gpu_memory_left == plan_memory(made).gpu_shares["0"]
-
-
-def test_an_unknown_trainer_leaves_the_share_to_vllm_and_says_so(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = plan_memory(problem(folder, VLLMEngine("no/such-model")))
-    assert plan.gpu_shares == {}
-    assert "set gpu_memory of their engines" in plan.lines()[-1]
 
 
 SIZES: dict[str, Any] = {

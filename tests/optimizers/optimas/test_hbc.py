@@ -93,9 +93,6 @@ class TestTargets:
         assert b == Target(({"y": "p"}, {"y": "r"}), 0.5, "e-b")
 
 
-# --- the method ----------------------------------------------------------------------------------------
-
-
 def draft(question: str, style: str) -> str:
     return f"{style} {question}"
 

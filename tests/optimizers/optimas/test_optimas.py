@@ -132,28 +132,6 @@ class TestGuidedSearch:
             made.run(guided_search(REWARDS, EDITS))
         assert made.spent == 0
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize("make", [guided_search, offline_rewards])
-    def test_interrupted_anywhere_it_proposes_the_same(self, job: Any, make: Any) -> None:
-        world = Simulated("chain", noise=0.1, options=12, common=False)
-        keys = ("b.option",) if make is guided_search else tuple(world.system().parameters)
-        made = job(world.system(), world, world.examples(60), keys=keys, share=150.0)
-        assert len(made.check_resume(lambda: make(REWARDS, EDITS))) >= 2
-
-    @pytest.mark.parametrize("share", [10.0, 30.0, 60.0, 120.0])
-    def test_it_keeps_to_its_share(self, job: Any, share: float) -> None:
-        world = Simulated("five", noise=0.2, options=12, common=False)
-        for name in ("a", "e"):
-            made = job(
-                world.system(),
-                world,
-                world.examples(80),
-                keys=keys_of(name, world.system()),
-                share=share,
-            )
-            made.run(guided_search(REWARDS, EDITS))
-            assert made.spent <= share + 1e-6
-
     def test_prompts_are_searched_by_the_local_reward_of_what_they_make(self, job: Any) -> None:
         """A model that is brief when told so; the metric likes brevity, further down the line."""
 

@@ -22,9 +22,6 @@ def reward(*texts: str, answer: Any = "Jane Austen") -> float:
     return gated({"turns": list(texts)}, Example("e", {}, {"answer": answer})).value
 
 
-# --- the sum, by hand: R = -1 + min(form, 1) + [form >= 1 and answered] * F1 -----------------------------
-
-
 @pytest.mark.parametrize(
     ("texts", "wanted"),
     [
@@ -40,9 +37,6 @@ def reward(*texts: str, answer: Any = "Jane Austen") -> float:
 )
 def test_the_reward_is_the_sum_of_its_parts(texts: list[str], wanted: float) -> None:
     assert reward(*texts) == pytest.approx(wanted)
-
-
-# --- exploits of the published code --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("turns", [1, 3, 5])
@@ -119,8 +113,6 @@ def test_final_turns_are_read(text: str, answer: str | None, form: float) -> Non
     assert form_of([read_turn(text)]) == pytest.approx(form)
 
 
-# --- laws ------------------------------------------------------------------------------------------------------
-
 TURNS = st.lists(
     st.sampled_from([ASK, RIGHT, "x", "<answer>y</answer>", "<think>z</think>"]), max_size=5
 )
@@ -136,9 +128,6 @@ def test_rewards_stay_in_range_and_f1_counts_only_behind_the_gate(
     passed = form_of(turns) == 1.0 and turns[-1].answer is not None
     assert found == pytest.approx(form_of(turns) - 1 + (f1 if passed else 0.0))
     assert (found > 0) <= passed
-
-
-# --- as a metric -----------------------------------------------------------------------------------------------
 
 
 def test_the_metric_says_what_it_saw() -> None:

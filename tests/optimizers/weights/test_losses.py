@@ -69,8 +69,6 @@ def total(
     return (losses * mask * torch.tensor(weights, dtype=losses.dtype)[:, None]).sum()
 
 
-# --- hand-computed numbers -----------------------------------------------------------------------------
-
 # by token, clipped to 0.8 … 1.2: good tokens at ratios e^.3 = 1.35 -> 1.2, 1, e^-.4 = .67 (not cut,
 # since that is the pessimistic side); bad tokens at e^.5 = 1.65 (not cut) and e^-.5 = .61 -> .8
 CLIPPED = [[-1.5 * 1.2, -1.5 * 1.0, -1.5 * exp(-0.4)], [0.5 * exp(0.5), 0.5 * 0.8, 0.0]]
@@ -155,9 +153,6 @@ def test_what_stands_in_the_padding_never_matters(variant: str, junk: float) -> 
     assert kl(dirty, OLD.masked_fill(padding, -junk), MASK)[1, 2] == 0
 
 
-# --- micro-batches -------------------------------------------------------------------------------------
-
-
 @given(
     st.sampled_from(list(VARIANTS)),
     st.lists(st.integers(0, 4), min_size=1, max_size=6),
@@ -199,8 +194,6 @@ def test_weights_are_those_of_the_whole_batch() -> None:
     assert sample_weights("dapo", [0]) == [1.0]
     assert sample_weights("dapo", []) == sample_weights("grpo", []) == []
 
-
-# --- TRL as the oracle ---------------------------------------------------------------------------------
 
 TRL_LOSSES = ["grpo", "dr_grpo", "dapo"]
 
@@ -348,9 +341,6 @@ def test_trl_counts_the_same_tokens_as_cut() -> None:
     assert logged["clip_ratio/high_mean"] == [pytest.approx(found["high"])]
     assert found["low"] > 0
     assert found["high"] > 0
-
-
-# --- the other parts -----------------------------------------------------------------------------------
 
 
 def test_the_kl_estimate_is_the_divergence_on_average() -> None:

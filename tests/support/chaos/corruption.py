@@ -75,18 +75,9 @@ DAMAGES: Mapping[str, Callable[[bytes, random.Random], bytes]] = {
 
 @dataclass(frozen=True)
 class DamagedRun:
-    """A command on a run directory with one damaged file.
+    """A command on a run directory with one damaged file; `problems` are violations."""
 
-    Attributes:
-        state: `finished` or `unfinished`.
-        file: the damaged file.
-        damage: the kind of damage.
-        command: the command's name.
-        code: its exit code.
-        problems: descriptions of violations; empty if there are none.
-    """
-
-    state: str
+    state: str  # `finished` or `unfinished`
     file: str
     damage: str
     command: str

@@ -20,13 +20,7 @@ COMMAND = ("optimize", "system.yaml", "--run-dir", "run", "--quiet")
 
 @dataclass(frozen=True)
 class FullDisk:
-    """A run that met a full disk and was resumed.
-
-    Attributes:
-        limit: maximum file size in bytes.
-        codes: the exit codes on the full disk and after it was freed.
-        problems: descriptions of violations; empty if there are none.
-    """
+    """A run that met a full disk of `limit` bytes for each file and was resumed."""
 
     limit: int
     codes: tuple[int, ...]

@@ -26,29 +26,16 @@ SHORT_SECONDS = 1.5  # less than a stalled or dripping answer takes
 
 @dataclass(frozen=True)
 class FaultyRun:
-    """One optimization against a server with faults.
-
-    Attributes:
-        kind: the fault.
-        rate: the share of requests with the fault.
-        code: the exit code.
-        injected: number of requests with the fault.
-        failed: number of calls that the run recorded as failed.
-        same_best: whether ``best.json`` equals that of a run without faults; ``None`` if it may
-            differ.
-        billed: dollars on the server's bill.
-        metered: dollars that the run counted.
-        problems: descriptions of violations; empty if there are none.
-    """
+    """One optimization against a server with faults; `problems` are violations."""
 
     kind: str
     rate: float
     code: int
     injected: int
     failed: int
-    same_best: bool | None
-    billed: float
-    metered: float
+    same_best: bool | None  # as `best.json` of a run without faults; None if it may differ
+    billed: float  # dollars of the server
+    metered: float  # dollars that the run counted
     problems: tuple[str, ...]
 
 

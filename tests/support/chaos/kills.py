@@ -34,28 +34,16 @@ MOST_STRIKES = 3
 
 @dataclass(frozen=True)
 class KilledRun:
-    """One run that was killed, possibly several times, and resumed each time.
-
-    Attributes:
-        workload: the name of the workload.
-        strikes: the signals, each with its time as a fraction of an uninterrupted run.
-        codes: the exit code of each attempt.
-        same_best: whether ``best.json`` equals that of the uninterrupted run.
-        same_events: whether all recorded events are equal.
-        same_spent: whether the recorded spending is equal.
-        repeated: number of requests answered more than once.
-        bound: maximum number of requests in flight when the signals were sent.
-        problems: descriptions of violations; empty if there are none.
-    """
+    """One run that was killed, possibly several times, and resumed each time."""
 
     workload: str
-    strikes: tuple[str, ...]
+    strikes: tuple[str, ...]  # signals, with times as fractions of an uninterrupted run
     codes: tuple[int, ...]
     same_best: bool
     same_events: bool
     same_spent: bool
-    repeated: int
-    bound: int
+    repeated: int  # requests answered more than once
+    bound: int  # requests in flight when the signals were sent, at most
     problems: tuple[str, ...]
 
 

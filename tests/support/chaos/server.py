@@ -6,15 +6,10 @@ and how many equal requests came before it, never on the order of arrival. Stand
 
     with FaultyServer(rate=0.2, kinds=TRANSIENT, seed=0) as server:
         ...  # server.url; server.requests; server.billed
-
-As a script it prints its address as one line of JSON and stops by itself::
-
-    python tests/chaos/server.py --port 0 --rate 0.2 --kinds transient --seconds 60
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import hashlib
@@ -23,7 +18,6 @@ import random
 import re
 import socket
 import struct
-import sys
 import threading
 import time
 import zlib
@@ -38,81 +32,54 @@ HEAD, TURN = 3, 4  # tokens billed for the chat format: of a request, and of eac
 HUGE_BYTES = 20_000_000
 BOMB_BYTES = 200_000_000  # after decompression; about 200 kB on the wire
 STALL_SECONDS = 30.0
+MOST_REQUESTS = 100_000  # every other one is refused, so that no test runs on forever
 
 
 class Fault(StrEnum):
     """Fault that the server injects."""
 
-    RATE_LIMIT = "rate_limit"
-    """429 with Retry-After."""
-    RATE_LIMIT_SILENT = "rate_limit_silent"
-    """429 without Retry-After."""
-    SERVER_ERROR = "server_error"
-    """500."""
-    BAD_GATEWAY = "bad_gateway"
-    """502, with an HTML page."""
-    UNAVAILABLE = "unavailable"
-    """503."""
-    OVERLOADED = "overloaded"
-    """529."""
-    RESET = "reset"
-    """The connection is reset after the answer was computed and billed."""
+    RATE_LIMIT = "rate_limit"  # 429 with Retry-After
+    RATE_LIMIT_SILENT = "rate_limit_silent"  # 429 without Retry-After
+    SERVER_ERROR = "server_error"  # 500
+    BAD_GATEWAY = "bad_gateway"  # 502, with an HTML page
+    UNAVAILABLE = "unavailable"  # 503
+    OVERLOADED = "overloaded"  # 529
+    RESET = "reset"  # the connection is reset after the answer was computed and billed
     RESET_AFTER_HEADERS = "reset_after_headers"
-    """The same, after the headers."""
-    TRUNCATED = "truncated"
-    """The connection closes in the middle of the body."""
-    DRIP = "drip"
-    """The body arrives in small pieces with pauses."""
-    STALL = "stall"
-    """No answer arrives."""
+    TRUNCATED = "truncated"  # the connection closes in the middle of the body
+    DRIP = "drip"  # the body arrives in small pieces with pauses
+    STALL = "stall"  # no answer arrives
     NO_CHOICES = "no_choices"
     NULL_CONTENT = "null_content"
-    REFUSAL = "refusal"
-    """Null content with ``refusal``."""
-    TOOL_CALLS = "tool_calls"
-    """A tool call instead of content."""
-    SURROGATE = "surrogate"
-    """A lone surrogate in the answer, escaped in the JSON."""
-    CONTROL = "control"
-    """NUL and terminal escape sequences in the answer."""
-    CONTROL_IN_ERROR = "control_in_error"
-    """Terminal escape sequences in the message of an error 400."""
+    REFUSAL = "refusal"  # null content with `refusal`
+    TOOL_CALLS = "tool_calls"  # a tool call instead of content
+    SURROGATE = "surrogate"  # a lone surrogate in the answer, escaped in the JSON
+    CONTROL = "control"  # NUL and terminal escape sequences in the answer
+    CONTROL_IN_ERROR = "control_in_error"  # the same in the message of an error 400
     INVALID_JSON = "invalid_json"
-    HUGE_ANSWER = "huge_answer"
-    """20 MB of text."""
-    BOMB = "bomb"
-    """A small gzip body that decompresses to 200 MB."""
-    WRONG_TYPE = "wrong_type"
-    """An HTML page with status 200."""
+    HUGE_ANSWER = "huge_answer"  # 20 MB of text
+    BOMB = "bomb"  # a small gzip body that decompresses to 200 MB
+    WRONG_TYPE = "wrong_type"  # an HTML page with status 200
     NEGATIVE_USAGE = "negative_usage"
     HUGE_USAGE = "huge_usage"
     FRACTIONAL_USAGE = "fractional_usage"
     NO_USAGE = "no_usage"
-    KEY_IN_ANSWER = "key_in_answer"
-    """The authorization header's key inside the answer."""
-    KEY_IN_ERROR = "key_in_error"
-    """The same in the message of an error 400."""
-    ODD_FINISH = "odd_finish"
-    """A finish reason that does not exist."""
-    NO_FINISH = "no_finish"
-    """A finish reason of null."""
+    KEY_IN_ANSWER = "key_in_answer"  # the authorization header's key inside the answer
+    KEY_IN_ERROR = "key_in_error"  # the same in the message of an error 400
+    ODD_FINISH = "odd_finish"  # a finish reason that does not exist
+    NO_FINISH = "no_finish"  # a finish reason of null
     CONTENT_FILTER = "content_filter"
-    QUOTA = "quota"
-    """429 with the code insufficient_quota."""
-    UNAUTHORIZED = "unauthorized"
-    """401."""
-    FORBIDDEN = "forbidden"
-    """403."""
-    NOT_FOUND = "not_found"
-    """404."""
+    QUOTA = "quota"  # 429 with the code insufficient_quota
+    UNAUTHORIZED = "unauthorized"  # 401
+    FORBIDDEN = "forbidden"  # 403
+    NOT_FOUND = "not_found"  # 404
 
 
 LIMITED = (Fault.RATE_LIMIT, Fault.RATE_LIMIT_SILENT)
 BROKEN = (Fault.SERVER_ERROR, Fault.BAD_GATEWAY, Fault.UNAVAILABLE, Fault.OVERLOADED)
 LOST = (Fault.RESET, Fault.RESET_AFTER_HEADERS, Fault.TRUNCATED)
 SLOW = (Fault.DRIP, Fault.STALL)
-TRANSIENT = (*LIMITED, *BROKEN, *LOST)
-"""Faults after which the same request succeeds."""
+TRANSIENT = (*LIMITED, *BROKEN, *LOST)  # the same request succeeds afterwards
 EMPTY = (
     Fault.NO_CHOICES,
     Fault.NULL_CONTENT,
@@ -120,55 +87,17 @@ EMPTY = (
     Fault.TOOL_CALLS,
     Fault.CONTENT_FILTER,
 )
-GARBLED = (
-    Fault.SURROGATE,
-    Fault.CONTROL,
-    Fault.INVALID_JSON,
-    Fault.WRONG_TYPE,
-    Fault.ODD_FINISH,
-    Fault.NO_FINISH,
-)
 OVERSIZED = (Fault.HUGE_ANSWER, Fault.BOMB)
 MISCOUNTED = (Fault.NEGATIVE_USAGE, Fault.HUGE_USAGE, Fault.FRACTIONAL_USAGE, Fault.NO_USAGE)
-LEAKING = (Fault.KEY_IN_ANSWER, Fault.KEY_IN_ERROR, Fault.CONTROL_IN_ERROR)
-REFUSED = (Fault.QUOTA, Fault.UNAUTHORIZED, Fault.FORBIDDEN, Fault.NOT_FOUND)
-GROUPS: Mapping[str, tuple[Fault, ...]] = {
-    "limited": LIMITED,
-    "broken": BROKEN,
-    "lost": LOST,
-    "slow": SLOW,
-    "transient": TRANSIENT,
-    "empty": EMPTY,
-    "garbled": GARBLED,
-    "oversized": OVERSIZED,
-    "miscounted": MISCOUNTED,
-    "leaking": LEAKING,
-    "refused": REFUSED,
-    "all": tuple(Fault),
-}
-
-_STATUS: Mapping[
-    Fault, tuple[int, str, str]
-] = {  # status, message, code; such requests are not billed
+# status, message and code; such requests are not billed
+_STATUS: Mapping[Fault, tuple[int, str, str]] = {
     Fault.RATE_LIMIT: (429, "Rate limit reached for requests", "rate_limit_exceeded"),
     Fault.RATE_LIMIT_SILENT: (429, "Too many requests", "rate_limit_exceeded"),
-    Fault.SERVER_ERROR: (
-        500,
-        "The server had an error while processing your request",
-        "server_error",
-    ),
+    Fault.SERVER_ERROR: (500, "The server had an error", "server_error"),
     Fault.UNAVAILABLE: (503, "The engine is currently overloaded", "unavailable"),
     Fault.OVERLOADED: (529, "Overloaded", "overloaded_error"),
-    Fault.CONTROL_IN_ERROR: (
-        400,
-        "bad\x1b]0;owned\x07 request\x1b[2J\r\x1b[31m",
-        "invalid_request_error",
-    ),
-    Fault.QUOTA: (
-        429,
-        "You exceeded your current quota, please check your plan",
-        "insufficient_quota",
-    ),
+    Fault.CONTROL_IN_ERROR: (400, "bad\x1b]0;owned\x07 request\x1b[2J\r\x1b[31m", "invalid"),
+    Fault.QUOTA: (429, "You exceeded your current quota", "insufficient_quota"),
     Fault.UNAUTHORIZED: (401, "Incorrect API key provided", "invalid_api_key"),
     Fault.FORBIDDEN: (403, "Your key may not use this model", "forbidden"),
     Fault.NOT_FOUND: (404, "The model does not exist", "model_not_found"),
@@ -275,17 +204,12 @@ class FaultyServer:
         seed: names the random choices.
         per_second: requests a second that are admitted; the others get 429 with Retry-After.
         answer: what to say to a request.
-        model: the model's name in ``/v1/models``.
         prices: dollars for a million prompt tokens and a million completion tokens.
         retry_after: the value of Retry-After.
-        latency: seconds that a correct answer takes.
         drip: seconds between two pieces of a dripping body, and the number of pieces.
         stall: seconds before a stalled connection is closed.
         first: faults of the first requests, whatever the rate; ``None`` in it means a correct
             answer.
-        most: requests after which every other one is refused with 503, so that no test runs on
-            forever.
-        port: 0 finds a free one.
 
     Attributes:
         served: every chat request in order of arrival.
@@ -299,34 +223,25 @@ class FaultyServer:
         *,
         per_second: float | None = None,
         answer: Answering = echo_number,
-        model: str = "tiny",
         prices: tuple[float, float] = (1.0, 2.0),
         retry_after: str = "1",
-        latency: float = 0.0,
         drip: tuple[float, int] = (0.3, 200),
         stall: float = STALL_SECONDS,
         first: Sequence[Fault | None] = (),
-        most: int = 100_000,
-        port: int = 0,
     ) -> None:
         self.rate, self.kinds, self.seed = rate, tuple(kinds), seed
-        self.answer, self.model, self.prices = answer, model, prices
-        self.retry_after, self.latency, self.drip, self.stall = retry_after, latency, drip, stall
-        self.first, self.most = tuple(first), most
+        self.answer, self.prices = answer, prices
+        self.retry_after, self.drip, self.stall, self.first = retry_after, drip, stall, tuple(first)
         self.served: list[Served] = []
-        self.in_flight = 0
-        self.most_in_flight = 0
         self._limiter = Limiter(per_second) if per_second is not None else None
         self._seen: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._port = port
+        self._port = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
         self._stopping: asyncio.Event | None = None
         self._failed: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="faulty-server", daemon=True)
-
-    # -- records for tests -------------------------------------------------------------------------------
 
     @property
     def url(self) -> str:
@@ -370,8 +285,6 @@ class FaultyServer:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join(120)
-
-    # -- the thread --------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -422,19 +335,14 @@ class FaultyServer:
             }
             raw = await reader.readexactly(int(headers.get("content-length", "0")))
             if method == "GET" or not path.endswith("/chat/completions"):
-                found = {"object": "list", "data": [{"id": self.model, "object": "model"}]}
+                found = {"object": "list", "data": [{"id": "tiny", "object": "model"}]}
                 known = path.endswith("/models")
                 await _send(
                     writer, 200 if known else 404, json.dumps(found if known else {}).encode()
                 )
                 continue
-            self.in_flight += 1
-            self.most_in_flight = max(self.most_in_flight, self.in_flight)
-            try:
-                if not await self._chat(writer, raw, headers.get("authorization", "")):
-                    return
-            finally:
-                self.in_flight -= 1
+            if not await self._chat(writer, raw, headers.get("authorization", "")):
+                return
 
     async def _chat(self, writer: asyncio.StreamWriter, raw: bytes, authorization: str) -> bool:
         """Answer one chat request; return whether the connection can be used again."""
@@ -446,13 +354,11 @@ class FaultyServer:
         bill = Bill() if fault is not None and _is_refused(fault) else self._bill(body, text, fault)
         with self._lock:
             self.served.append(Served(body, key, fault, bill))
-        if self.latency and not (fault is not None and _is_refused(fault)):
-            await asyncio.sleep(self.latency)
         return await self._misbehave(writer, fault, body, text, key, bill)
 
     def _choose(self, digest: str) -> Fault | None:
         """Return the fault of a request, determined by the seed, the request and its repetitions."""
-        if len(self.served) >= self.most:
+        if len(self.served) >= MOST_REQUESTS:
             return Fault.UNAVAILABLE
         if self._limiter is not None and not self._limiter.admits():
             return Fault.RATE_LIMIT
@@ -648,60 +554,3 @@ def _reset(writer: asyncio.StreamWriter) -> None:
     sock = writer.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
-
-
-def chosen(names: str) -> tuple[Fault, ...]:
-    """Return the faults that a comma-separated list of kinds and groups names.
-
-    >>> chosen("reset,limited")
-    (<Fault.RESET: 'reset'>, <Fault.RATE_LIMIT: 'rate_limit'>, <Fault.RATE_LIMIT_SILENT: 'rate_limit_silent'>)
-    """
-    found: list[Fault] = []
-    for name in names.split(","):
-        found += GROUPS[name] if name in GROUPS else (Fault(name),)
-    return tuple(found)
-
-
-def main() -> None:
-    """Serve for the given time."""
-    parser = argparse.ArgumentParser(
-        description="Serve chat completions with faults, on this machine only."
-    )
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--rate", type=float, default=0.0)
-    parser.add_argument(
-        "--kinds",
-        type=chosen,
-        default=TRANSIENT,
-        help="comma-separated; groups: " + ", ".join(GROUPS),
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--per-second", type=float, default=None)
-    parser.add_argument("--latency", type=float, default=0.0)
-    parser.add_argument("--model", default="tiny")
-    parser.add_argument("--seconds", type=float, default=60.0, help="when to stop")
-    given = parser.parse_args()
-    server = FaultyServer(
-        given.rate,
-        given.kinds,
-        given.seed,
-        per_second=given.per_second,
-        latency=given.latency,
-        model=given.model,
-        port=given.port,
-    )
-    with server:
-        print(json.dumps({"url": server.url}), flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            time.sleep(given.seconds)
-        bill = server.billed
-        facts = {
-            "requests": server.requests,
-            "faults": dict(server.faults),
-            "billed": {"tokens": bill.tokens, "calls": bill.calls, "cost": bill.cost},
-        }
-        print(json.dumps(facts), file=sys.stderr)
-
-
-if __name__ == "__main__":
-    main()

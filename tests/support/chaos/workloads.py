@@ -67,14 +67,7 @@ class Workload:
         *,
         timeout: float = CALL_SECONDS,
     ) -> Path:
-        """Write the YAML file with its data into a folder, and return its path.
-
-        Args:
-            folder: the target folder, created if missing.
-            url: the address of the server, for a remote workload.
-            model: the folder of the tiny model, for a training workload.
-            timeout: time limit of one call to the server in seconds.
-        """
+        """Write the YAML file with its data into a folder, and return its path."""
         folder.mkdir(parents=True, exist_ok=True)
         document = _training(model) if self.trains else _remote(folder, url, timeout)
         document["optimize"] = {**document["optimize"], "method": self.method, **self.optimize}

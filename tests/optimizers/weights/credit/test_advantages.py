@@ -136,8 +136,6 @@ def test_laws_of_standardized_rewards(rewards: list[float]) -> None:
     )
 
 
-# --- generalized advantage estimation ------------------------------------------------------------------
-
 NUMBERS = st.floats(-5, 5)
 
 

@@ -65,8 +65,6 @@ def shape(rows: Sequence[Sample]) -> dict[int, list[tuple[int, int]]]:
     return found
 
 
-# --- the choice of the most diverse elements -----------------------------------------------------------
-
 REWARDS = st.lists(
     st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.75, 1.0, -1.0, 3.0]), min_size=1, max_size=7
 )
@@ -95,9 +93,6 @@ def test_ties_are_broken_by_the_stream_and_every_one_of_them_is_possible() -> No
         tuple(select_diverse([0.0, 0.1, 0.9, 1.0], 3, np.random.default_rng(s))) for s in range(50)
     }
     assert either == {(0, 1, 3), (0, 2, 3)}
-
-
-# --- groups --------------------------------------------------------------------------------------------
 
 
 def grouped(rows: Sequence[Sample], count: int = 3, **how: Any) -> Grouped:
@@ -165,9 +160,6 @@ def test_laws_of_groups(lengths: list[int], padding: Any, size: int | None, seed
         assert {own for _, own in elements} == {invocation}
         weight = sum(row.weight for row in found if row.group[2] == invocation)
         assert weight == pytest.approx(len(elements) if padding == "none" else full)
-
-
-# --- singletons of several examples --------------------------------------------------------------------
 
 
 def single(example: int, component: str = "a", reward: float = 0.0, fork: str = "c") -> Sample:
@@ -242,9 +234,6 @@ def test_laws_of_regrouping(components: list[str], size: int, seed: int) -> None
     assert facts["mixed_groups"] == sum(count > 1 for count in counts.values())
     assert all(count <= size + 1 for count in counts.values())
     assert facts["alone"] == sum(count == 1 for count in Counter(components).values())
-
-
-# --- from traces ---------------------------------------------------------------------------------------
 
 
 def call(component: str, invocation: int = 0, *, failed: bool = False, tokens: int = 1) -> Call:

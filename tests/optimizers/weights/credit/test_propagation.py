@@ -52,9 +52,6 @@ def shared(found: Found) -> dict[str, float]:
     return {credit.call.address: credit.shared for credit in found[0]}
 
 
-# --- one run -------------------------------------------------------------------------------------------
-
-
 def test_a_chain_hands_the_reward_back() -> None:
     found = propagate([run(call("a"), call("b", "a"), call("c", "b"), score=0.7)], {"a", "b", "c"})
     assert shared(found) == {"a": 0.7, "b": 0.7, "c": 0.7}
@@ -98,9 +95,6 @@ def test_a_successor_reached_along_two_ways_counts_once() -> None:
     assert first["c"].shared == 1.0  # the output of the first run only
 
 
-# --- penalties -----------------------------------------------------------------------------------------
-
-
 def test_a_penalty_is_added_to_the_own_reward_and_leaks_nowhere() -> None:
     trace = run(call("a"), call("b", "a"), call("c", "b"), score=0.6)
     found = propagate(
@@ -109,9 +103,6 @@ def test_a_penalty_is_added_to_the_own_reward_and_leaks_nowhere() -> None:
     rewards = {credit.call.address: credit.reward for credit in found[0]}
     assert rewards == pytest.approx({"a": 0.6, "b": 0.1, "c": -1.4})
     assert shared(found) == {"a": 0.6, "b": 0.6, "c": 0.6}
-
-
-# --- forks ---------------------------------------------------------------------------------------------
 
 
 def test_runs_of_other_configurations_and_seeds_share_nothing() -> None:
@@ -131,9 +122,6 @@ def test_different_calls_that_cannot_be_told_apart_are_refused() -> None:
         match="different calls at 'a' with sample index 0; give each fork a distinct sample",
     ):
         propagate([run(call("a", tokens=1), score=0.0), run(call("a", tokens=2), score=1.0)], {"a"})
-
-
-# --- failures and dead ends ----------------------------------------------------------------------------
 
 
 def test_a_failed_run_gives_its_calls_the_fallback() -> None:
@@ -165,9 +153,6 @@ def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(DeclarationError, match="unknown agent 'answer'; did you mean 'answerer'"):
         propagate([trace], {"answerer"}, penalties={"answer": lambda made: 0.0})
     assert propagate([], {"a"}) == ([], [])
-
-
-# --- laws ----------------------------------------------------------------------------------------------
 
 
 @st.composite
@@ -221,9 +206,6 @@ def test_a_chain_forked_once_earns_the_mean_before_and_the_own_reward_after(
             assert credit.shared == pytest.approx(sum(scores) / len(scores))
         else:
             assert [credit.shared] == [scores[t] for t in credit.traces]
-
-
-# --- real runs -----------------------------------------------------------------------------------------
 
 
 def words(message: str, rng: np.random.Generator) -> str:

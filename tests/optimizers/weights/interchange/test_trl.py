@@ -342,9 +342,6 @@ def test_what_cannot_be_trained_is_refused_before_anything_runs(model: str, tmp_
         )
 
 
-# --- exported groups -----------------------------------------------------------------------------------
-
-
 def train(model: str, folder: Path, **settings: Any) -> None:
     rows = [{"id": e.id, **e.inputs, "answer": "x"} for e in EXAMPLES]
     valid = [{"id": f"v{n}", "question": f"Who is {n}?", "answer": "x"} for n in range(6)]
