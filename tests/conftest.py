@@ -247,6 +247,15 @@ def make_model() -> Callable[..., Path]:
     return make
 
 
+@pytest.fixture(scope="session")
+def model(make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a tiny random Llama; tests must not change it."""
+    pytest.importorskip("transformers")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return make_model(tmp_path_factory.mktemp("model"), positions=4096)
+
+
 class Ran(NamedTuple):
     """What became of a command."""
 

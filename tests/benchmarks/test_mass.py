@@ -35,7 +35,6 @@ def program() -> Program:
 
 
 def replies(message: str) -> str:
-    """Answer correctly for each of the three agents."""
     if message.startswith("Write up to four"):
         return "1. author of Emma\n2. Jane Austen born"
     if message.startswith("Give only the numbers"):

@@ -45,7 +45,6 @@ def graph() -> Program:
 
 
 def last(message: str) -> str:
-    """Return the part of a message after its demonstrations."""
     return message.rsplit("\n\n", maxsplit=1)[-1]
 
 
@@ -67,7 +66,6 @@ def replies(message: str) -> str:
 
 
 def graph_replies(message: str) -> str:
-    """Play both roles over the graph."""
     shown = last(message)
     if "Materials:" in shown:
         line = next(line for line in shown.splitlines() if "] " in line).split("] ")[1]

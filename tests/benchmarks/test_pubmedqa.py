@@ -47,7 +47,6 @@ def replies(message: str) -> str:
 
 
 def outcome(program: Program, row: dict[str, Any], **values: Any) -> tuple[Any, list[str]]:
-    """Return the answer of a run, and the nodes that ran."""
     system = program.system.bind({name.replace("__", "."): value for name, value in values.items()})
     lm = ScriptedLM(replies)
     inputs = {name: row[name] for name in ("question", "context")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -58,10 +59,10 @@ def test_real_rows_run(
     lowest: float,
     highest: float,
 ) -> None:
-    program, splits = load(BENCHMARKS / f"{name}.yaml"), {}
+    program = load(BENCHMARKS / f"{name}.yaml")
+    rows = cp.Dataset(data_folder() / data)
     if data == "promptr1_eval":
-        splits["valid"] = "test_hotpotqa"
-    rows = cp.Dataset(data_folder() / data, **splits)
+        rows = replace(rows, valid="test_hotpotqa")
     found = evaluated(program, rows, ScriptedLM(reply), limit=limit)
     assert found.failed == 0
     assert lowest <= found.mean <= highest

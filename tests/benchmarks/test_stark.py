@@ -51,7 +51,6 @@ ROW: dict[str, Any] = {"id": "a", "question": QUESTION, "answer": ["2"]}
 
 
 def corpora(folder: Path) -> list[tuple[str, str]]:
-    """Return the overrides that make the system search the corpora of a folder."""
     files = {"question_scorer": "texts", "text_scorer": "texts", "linker": "relations"}
     return [
         (f"components.{n}.retriever.corpus", str(folder / f"{file}.jsonl"))
@@ -163,7 +162,6 @@ QUESTIONS = 'id,query,answer_ids\n7,"Which gene, in flu?",[1]\n3,Which drug?,"[2
 
 @pytest.fixture
 def published(tmp_path: Path) -> tuple[Path, Path]:
-    """Return the folder of questions and the file of entities, in the form of STaRK-Prime."""
     qa, nodes = tmp_path / "qa", tmp_path / "nodes.jsonl"
     (qa / "stark_qa").mkdir(parents=True)
     (qa / "split").mkdir()
@@ -236,7 +234,6 @@ def test_an_index_is_not_read_through_a_link(published: tuple[Path, Path], tmp_p
 
 @pytest.fixture
 def wiki(tmp_path: Path) -> Path:
-    """Return a folder in the form of 2WikiMultihopQA."""
     folder = tmp_path / "2wiki"
     folder.mkdir()
     page = {"title": "Miss Potter", "text": "A film."}

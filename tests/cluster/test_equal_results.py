@@ -47,7 +47,6 @@ def sent(source: SystemFile) -> int:
 
 
 def resent(notices: Iterable[str]) -> int:
-    """Return the number of examples that lost workers were running."""
     return sum(map(int, re.findall(r"(\d+) examples? will be sent again", "\n".join(notices))))
 
 

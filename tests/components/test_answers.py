@@ -52,7 +52,6 @@ REFUSED: Any = object()
 
 
 def phrases(text: str) -> list[str]:
-    """Return the answers in a text, between semicolons."""
     return " ".join(text.split()).split(" ; ")
 
 

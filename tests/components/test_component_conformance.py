@@ -70,7 +70,6 @@ def is_short(text: str) -> bool:
 
 
 def kit(make: Callable[[str], Component], inputs: Any, **attributes: Any) -> type[ComponentKit]:
-    """Return the kit of a component: how it is made from its name, and the inputs of its calls."""
     hooks = {"make": lambda self, name: make(name), "inputs": lambda self: inputs}
     return type("TestIt", (ComponentKit,), {**hooks, **attributes})
 
@@ -135,8 +134,6 @@ TestExternalAgent = kit(
 
 
 class TestRetriever(ComponentKit):
-    """A retriever over a corpus."""
-
     corpus: Path
 
     @pytest.fixture(autouse=True)
@@ -152,8 +149,6 @@ class TestRetriever(ComponentKit):
 
 
 class TestRetrieverWithAWiredSetting(TestRetriever):
-    """A retriever whose ``k`` comes from the data."""
-
     def inputs(self) -> Sequence[Mapping[str, object]]:
         return [{"query": "river 3", "k": 3}, {"query": "", "k": 1}]
 

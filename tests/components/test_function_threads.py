@@ -34,8 +34,6 @@ def where(x: int) -> int:
 
 
 def run_twice(made: cp.System) -> tuple[int, int, int]:
-    """Return the threads of the event loop and of two runs."""
-
     async def runs() -> tuple[int, int, int]:
         executor = cp.Executor()
         found: list[Any] = [(await executor.run(made, {"x": x})).outputs["y"] for x in range(2)]

@@ -63,7 +63,6 @@ def found(index: Index, query: str, k: int = 10) -> list[str]:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Count how often a lexical index is built."""
     builds: list[int] = []
     build = module._bm25
     monkeypatch.setattr(module, "_bm25", lambda *args: builds.append(1) or build(*args))  # type: ignore[func-returns-value]
@@ -76,8 +75,6 @@ def spelling(texts: Sequence[str]) -> Any:
 
 
 class Words:
-    """A tokenizer whose tokens are the words between spaces."""
-
     is_fast = True
 
     def __call__(self, texts: Any, **options: Any) -> Any:

@@ -61,7 +61,6 @@ PROMPT = ChatPromptTemplate.from_messages([("system", "Answer."), ("user", "{que
 
 
 def one_node(component: Any, *names: str) -> cp.System:
-    """Return a system of one component."""
     node = component(
         **{name: cp.Input(name, component.inputs[name].type) for name in names or component.inputs}
     )
@@ -127,7 +126,6 @@ def test_branches_are_counted_together() -> None:
 
 
 def graph(state: Any, answer: Any, **schemas: Any) -> Any:
-    """Return a graph of one node."""
     from langgraph.graph import END, START, StateGraph
 
     builder = StateGraph(state, **schemas)
@@ -232,7 +230,6 @@ class Notes(TypedDict):
 
 
 def kept_graph(node: Any, **options: Any) -> Any:
-    """Return a compiled LangGraph graph of one node with a checkpointer."""
     from langgraph.checkpoint.memory import MemorySaver
     from langgraph.graph import END, START, StateGraph
 

@@ -56,8 +56,6 @@ async def later(example: Any, pred: Any) -> Any:
 
 
 class Weighted:
-    """A metric with a state."""
-
     def __call__(self, example: Any, pred: Any, trace: Any = None) -> Any:
         return 0.5 * plain(example, pred)
 

@@ -82,7 +82,6 @@ def engine(server: ChatServer) -> Any:
 
 
 def in_dspy(program: Any, server: ChatServer, **inputs: Any) -> Any:
-    """Run a program in DSPy itself."""
     with dspy.context(
         lm=dspy.LM("openai/scripted", api_base=server.url, api_key="none", cache=False)
     ):
@@ -693,8 +692,6 @@ def test_fields_may_have_the_names_of_methods_of_a_prediction(make: Any) -> None
 
 
 class Changing(dspy.Module):  # type: ignore[misc]
-    """Changes its predictor's model in ``forward``."""
-
     def __init__(self, change: Any) -> None:
         super().__init__()
         self.step, self.change = dspy.Predict(ONE), change
@@ -738,8 +735,6 @@ def test_changes_of_predictors_in_forward_are_refused(change: Any, named: str) -
 
 
 class Catching(dspy.Module):  # type: ignore[misc]
-    """Catches one kind of error."""
-
     def __init__(self, kind: Any) -> None:
         super().__init__()
         self.kind, self.first = kind, dspy.Predict("question -> number: int")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import warnings
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -118,14 +116,7 @@ FEW = {
 }
 
 
-@pytest.fixture
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-@pytest.mark.usefixtures("_quiet")
+@pytest.mark.filterwarnings("ignore")
 class TestTraining:
     def test_without_a_round_it_is_the_sequence_of_stages(self) -> None:
         pytest.importorskip("peft")

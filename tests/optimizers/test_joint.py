@@ -38,8 +38,6 @@ def seen(x: int, y: int, gain: float, n: int = 20) -> Observation:
 
 
 class Capture:
-    """Optimizer that keeps its task and proposes nothing."""
-
     task: Task
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:

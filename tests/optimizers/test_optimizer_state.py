@@ -70,7 +70,7 @@ def declared() -> set[type[State]]:
     return own - {MemoryPart}
 
 
-@pytest.mark.parametrize("kind", sorted(declared(), key=lambda kind: kind.__name__))
+@pytest.mark.parametrize("kind", sorted(declared(), key=str))
 def test_every_state_refuses_other_formats_fields_and_types(kind: type[State]) -> None:
     assert kind.model_config["extra"] == "forbid"
     assert kind.model_config["strict"]
@@ -83,8 +83,6 @@ def test_every_state_refuses_other_formats_fields_and_types(kind: type[State]) -
 
 
 class TestMemoryPart:
-    """Parts of a method's memory."""
-
     def test_nothing_stored_is_the_defaults(self, tmp_path: Path) -> None:
         memory = PlainMemory(tmp_path)
         assert RewardMemory.of(memory) == RewardMemory()

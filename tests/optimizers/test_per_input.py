@@ -165,7 +165,6 @@ def paper(file: Path) -> cp.Result:
 
 
 def toolbox(*options: str, name: str = "tool", per_input: bool = True) -> System:
-    """A selector alone."""
     return System(
         "alone", {"tool": Selector(name, *options, per_input=per_input)(x=cp.Input("x", float))}
     )
@@ -498,8 +497,6 @@ def test_the_joint_search_scores_it_on_examples_that_it_was_not_fitted_to(job: A
 
 
 class Same(Operation):
-    """Says which tool it was given."""
-
     name, kind, cacheable, version = "worker", "worker", True, "1"
     inputs: Mapping[str, Port] = {"tool": Port(Tool), "x": Port(float)}
     outputs = {"done": Port(str)}  # noqa: RUF012

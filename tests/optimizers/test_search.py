@@ -559,7 +559,6 @@ def schedule(n: int, seed: int, jobs: Sequence[Job] = JOBS) -> list[Job]:
 
 
 def recorded(job: Job) -> JobRecord:
-    """Return the record of a job, as a resumed run reads it."""
     return JobRecord.from_json(
         through_json(JobRecord(job=0, optimizer=job.optimizer, keys=job.keys).to_json())
     )

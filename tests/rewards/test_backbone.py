@@ -352,7 +352,6 @@ class TestTraining:
 
 
 def adapter(rewards: RunRewards) -> RewardAdapter:
-    """Return the adapter that a run used last."""
     found = RewardMemory.of(rewards.memory).adapter
     assert found is not None
     return found

@@ -110,8 +110,6 @@ class TestTemplate:
 
 
 class Echo(Embedder):
-    """A backbone whose features are the lengths of the two texts."""
-
     dim = 2
 
     def __init__(self) -> None:

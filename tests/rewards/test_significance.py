@@ -27,7 +27,6 @@ NUMBERS = st.floats(-10, 10, allow_nan=False)
 
 
 def threshold(differences: list[float]) -> float:
-    """Return the smallest significant level, by bisection."""
     low, high = 0.0, 1.0
     for _ in range(40):
         level = (low + high) / 2

@@ -26,8 +26,6 @@ METRIC = custom(lambda outputs, _: 1.0)  # every output is equally good
 
 
 class Pick(Operation):
-    """Returns its option."""
-
     kind = "pick"
     cacheable = True
     name = "pick"

@@ -21,8 +21,6 @@ ASK = Request((Message("user", "What next?"),), max_tokens=5)
 
 
 class Right(Operation):
-    """Draws some of the words."""
-
     kind = "draw"
     version: Any = "draw:1"
     cacheable = True
@@ -48,7 +46,6 @@ class Right(Operation):
 
 
 def failures(make: Callable[[str], Any], inputs: Any = INPUTS, **attributes: Any) -> dict[str, str]:
-    """Return the failed checks of a component."""
     hooks = {"make": lambda self, name: make(name), "inputs": lambda self: inputs, **attributes}
     return run_kit(type("TestDraw", (ComponentKit,), hooks))
 
@@ -59,7 +56,6 @@ def test_a_right_component_passes() -> None:
 
 
 def wrong(**attributes: Any) -> type[Any]:
-    """Return a wrong variant of the right component."""
     return type("Wrong", (Right,), attributes)
 
 
@@ -118,8 +114,6 @@ class Deep(Right):
 
 
 class Undumped(Right):
-    """Does not keep what it was made with."""
-
     def __init__(self, name: str, size: int = 3) -> None:
         super().__init__(name)
         self._size = size
@@ -138,8 +132,6 @@ class Shifted(Right):
 
 
 class Asks(Right):
-    """Asks a model."""
-
     async def run(self, inputs: Any, values: Any, call: CallContext) -> Any:
         await call.generate("lm", ASK)
         return {"found": inputs["words"], "count": len(inputs["words"])}
@@ -157,15 +149,12 @@ YAML = "test_it_can_be_written_and_read"
 
 
 def outside() -> Choice:
-    """Return a space whose start value lies outside of it."""
     space = Choice(1, 2)
     object.__setattr__(space, "value", 9)
     return space
 
 
 class Declared(Choice):
-    """A space that cannot be written."""
-
     def to_json(self) -> dict[str, object]:
         return {"options": {*self.options}}
 

@@ -13,14 +13,11 @@ from compound.testing.doubles import Script
 
 
 class Draws:
-    """A callable object of a message and a generator."""
-
     def __call__(self, message: str, rng: np.random.Generator) -> str:
         return f"{message} {type(rng).__name__}"
 
 
 def reply(script: Script) -> str:
-    """Return the answer to the message ``hello``."""
     return asyncio.run(ScriptedLM(script).generate(Request((Message("user", "hello"),)))).text
 
 

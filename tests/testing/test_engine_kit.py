@@ -41,13 +41,10 @@ class Right(ScriptedLM):
         return TokenRecord((1, 2), sampled, (-0.5,) * len(sampled), found.finish_reason)
 
     def changed(self, found: Completion, request: Request) -> Any:
-        """Return what is answered instead."""
         return found
 
 
 def failures(engine: Callable[[], Any], **attributes: Any) -> dict[str, str]:
-    """Return the failed checks of an engine."""
-
     class TestWords(EngineKit):
         timeout = 0.5
 
@@ -69,12 +66,10 @@ def test_a_right_engine_passes() -> None:
 
 
 def wrong(**attributes: Any) -> Callable[[], Any]:
-    """Return a wrong variant of the right engine."""
     return type("Wrong", (Right,), attributes)
 
 
 def using(**usage: Any) -> Callable[[], Any]:
-    """Return an engine that reports another usage."""
     return wrong(
         changed=lambda self, found, request: replace(found, usage=replace(found.usage, **usage))
     )
@@ -85,13 +80,10 @@ def with_record(**record: Any) -> Callable[[], Any]:
 
 
 def costing(change: Callable[[Usage, Request], Usage]) -> Callable[[], Any]:
-    """Return an engine with another worst case."""
     return wrong(worst_case=lambda self, asked: change(Right.worst_case(self, asked), asked))
 
 
 def asking(**request: Any) -> Callable[[], Any]:
-    """Return an engine that answers another request."""
-
     async def generate(self: Right, asked: Request) -> Completion:
         return await Right.generate(self, replace(asked, **request))
 
@@ -161,8 +153,6 @@ class Shared(Right):
 
 
 class Once(Right):
-    """Cannot be closed twice."""
-
     closed = False
 
     async def aclose(self) -> None:

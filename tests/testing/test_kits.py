@@ -27,7 +27,6 @@ KITS = [getattr(testing, name) for name in testing.__all__ if name.endswith("Kit
 
 
 def python(*arguments: str, folder: Path = ROOT) -> str:
-    """Run Python; return what it printed."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}
     command = [sys.executable, *arguments]
     ran = subprocess.run(

@@ -43,7 +43,6 @@ class Right:
 
 
 def failures(metric: Callable[[], Any], cases: Any = CASES) -> dict[str, str]:
-    """Return the failed checks of a metric."""
     kit = type(
         "TestShare",
         (MetricKit,),
@@ -53,7 +52,6 @@ def failures(metric: Callable[[], Any], cases: Any = CASES) -> dict[str, str]:
 
 
 def changed(**attributes: Any) -> Callable[[], Any]:
-    """Return a variant of the right metric."""
     return type("Wrong", (Right,), attributes)
 
 
@@ -83,8 +81,6 @@ def returning(score: Any) -> Callable[[], Any]:
 
 
 def damaging(change: Callable[[list[str], list[str]], object]) -> Callable[[], Any]:
-    """Return a metric that changes its arguments."""
-
     def of(self: Right, words: list[str], wanted: list[str]) -> Any:
         found = Right.of(self, words, wanted)
         change(words, wanted)
@@ -98,7 +94,6 @@ Marks = damaging(lambda words, wanted: wanted.append("seen"))
 
 
 def counting() -> Any:
-    """Return a metric that scores by how often it was asked."""
     asked = itertools.count(1)
     return changed(of=lambda self, words, wanted: 1 / next(asked))()
 

@@ -59,20 +59,17 @@ class Right:
         yield self.proposal(task, state)
 
     async def draw(self, task: Task, key: str) -> str:
-        """Return the option to try."""
         space = task.system.parameters[key]
         assert isinstance(space, Choice)
         options = [option for option in space.options if option != task.system.configuration[key]]
         return str(options[generator(task.seed, key).integers(len(options))])
 
     def proposal(self, task: Task, state: Gains) -> Proposal:
-        """Return what gained."""
         pairs = zip(state.values.items(), state.gains, strict=True)
         values = {key: value for (key, value), gain in pairs if gain > 0}
         return Proposal(values, before=0.0, after=sum(gain for gain in state.gains if gain > 0))
 
     def plan(self, job: PlannedJob) -> JobPlan:
-        """State that nothing is asked."""
         return JobPlan()
 
 
@@ -105,7 +102,6 @@ class Toy(OptimizerKit):
 
 
 def failures(optimizer: Callable[[], Any], **attributes: Any) -> dict[str, str]:
-    """Return the failed checks of an optimizer on the toy."""
     return run_kit(type("TestToy", (Toy,), {"optimizer": staticmethod(optimizer), **attributes}))
 
 
@@ -120,8 +116,6 @@ class Coroutine(Right):
 
 @dataclass
 class Changed(Right):
-    """Yields other events in place of each."""
-
     change: Callable[[Any], Sequence[Any]]
 
     async def propose(self, task: Task) -> AsyncIterator[Any]:
@@ -131,7 +125,6 @@ class Changed(Right):
 
 
 def changed(kind: type, change: Callable[[Any], Sequence[Any]]) -> Callable[[], Any]:
-    """Return a variant that yields other events in place of those of a kind."""
     return lambda: Changed(lambda event: change(event) if isinstance(event, kind) else [event])
 
 
@@ -144,8 +137,6 @@ def with_values(values: dict[str, Any]) -> Callable[[], Any]:
 
 
 def drawing(draw: Callable[[Any, str], Any]) -> Callable[[], Any]:
-    """Return a variant that draws otherwise."""
-
     async def drawn(self: Any, task: Task, key: str) -> str:
         return str(draw(task, key))
 
@@ -167,8 +158,6 @@ class Keeps(Right):
 
 
 def resuming(change: Callable[[Any], Any]) -> Callable[[], Any]:
-    """Return a variant that resumes from another state."""
-
     async def propose(self: Right, task: Task) -> AsyncIterator[Any]:
         if task.resume is not None:
             task = replace(task, resume=change(task.resume))
@@ -202,8 +191,6 @@ class Later(Right):
 
 
 class Spends(Right):
-    """Looks at its share once."""
-
     async def draw(self, task: Task, key: str) -> str:
         await task.scorer.score([{key: value} for value in "abcd"], task.train)
         return await super().draw(task, key)

@@ -82,7 +82,6 @@ SETTINGS = PolicySettings(rollouts=RolloutSettings(runs=3))
 
 
 def failures(recipe: Callable[[Any], Any], **attributes: Any) -> dict[str, str]:
-    """Return the failed checks of a recipe."""
     return run_kit(
         type("TestIt", (RecipeKit,), {"make": lambda self: recipe(SETTINGS), **attributes})
     )
@@ -94,7 +93,6 @@ def test_a_right_recipe_passes() -> None:
 
 
 def wrong(**attributes: Any) -> Callable[[Any], Any]:
-    """Return a wrong variant of the right recipe."""
     return dataclass(frozen=True)(type("Wrong", (Right,), {"__annotations__": {}, **attributes}))
 
 
@@ -135,16 +133,12 @@ def labelled(example: str) -> Callable[[Any], Any]:
 
 
 class Dear(Right):
-    """Makes a run more than it says."""
-
     async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
         await context.sampler.runs(examples[:1], [99])
         return await super().collect(context, examples)
 
 
 class Evaluates(Right):
-    """Evaluates by several runs of each example."""
-
     async def evaluate(
         self, context: RecipeContext, values: Any, examples: Sequence[Example]
     ) -> list[float]:
@@ -291,8 +285,6 @@ def test_rollouts_that_are_not_the_sampler_s_are_watched_by_their_samples() -> N
     assert failures(Own) == {}
 
     class Failing(Own):
-        """Makes up samples in place of those that were lost."""
-
         def made(self, context: RecipeContext, rollouts: Sequence[Rollout]) -> list[Sample]:
             found = super().made(context, rollouts)
             return [*found, *found][: 3 * 3 * len(context.trained)]

@@ -35,7 +35,6 @@ def small() -> System:
 
 
 def filled(inputs: int = 12, length: int = 0) -> PairBuffer:
-    """One, two and three words; the shortest is best."""
     buffer = PairBuffer(small().identity)
     for i in range(inputs):
         outputs = {"one": 1.0, "one two": 0.5, "one two three": 0.0}
@@ -51,7 +50,6 @@ def filled(inputs: int = 12, length: int = 0) -> PairBuffer:
 
 
 def asked_of(message: str) -> list[str]:
-    """Return the two outputs in question."""
     return re.findall(r"^Output [AB]: (.*)$", message, re.MULTILINE)
 
 

@@ -29,12 +29,10 @@ LM = "local/toy"
 
 
 def fields(message: str) -> dict[str, str]:
-    """Return the labelled lines of a prompt."""
     return dict(line.split(": ", 1) for line in message.splitlines() if ": " in line)
 
 
 def perfect(message: str) -> str:
-    """Play without a mistake."""
     shown = fields(message)
     if "Fact" in shown:
         return place_of(shown["Fact"])
@@ -53,7 +51,6 @@ def perfect(message: str) -> str:
 
 
 def play(task: Toy, reply: Callable[..., str], repeats: int = 1, split: str = "all") -> Any:
-    """Evaluate a player; agents are as random as the player."""
     lm = ScriptedLM(reply)  # a reply that draws has a stream for each sample, at any temperature
     examples = {"train": task.train, "all": [*task.train, *task.valid, *task.test]}[split]
     evaluation = evaluate(task, examples, lm, repeats)

@@ -35,7 +35,6 @@ def run(order: str, reader: str, finisher: str, demos: str = "") -> str:
 
 
 def mean(reader: str, finisher: str, demos: str = "") -> float:
-    """Return the mean score of two prompts."""
     metric = token_f1("label")
     found = [(row, run(row["order"], reader, finisher, demos)) for row in rows(100, "test")]
     return fmean(
@@ -49,7 +48,6 @@ def reply(text: str, seed: int = 0, skill: float = 1.0) -> str:
 
 
 def statements(text: str) -> list[str]:
-    """Return the fields whose conventions a text states."""
     return [convention.name for convention in CONVENTIONS if convention.statements[0] in text]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 from typing import Any, Literal
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 import compound as cp
+from benchmarks.agents.arithmetic import calculate
 from compound.core.engine import Completion, Message, ToolCall
 from compound.core.errors import DeclarationError, RunFailed
 from compound.execution.trace import from_json, to_json
@@ -387,6 +389,11 @@ class TestTunedTools:
         assert first.calls_of("agent_call")[0].key
         assert not any(call.reused for call in first.calls)
         assert second.calls_of("agent_call")[0].inputs["call"]["name"] == "plus"  # type: ignore[index]
+
+    def test_every_component_pickles(self) -> None:
+        agent = cp.Agent("agent", [calculate], tune_tools=True)
+        again = pickle.loads(pickle.dumps(system_of(agent)))
+        assert again.signature == system_of(agent).signature
 
 
 class TestLimits:

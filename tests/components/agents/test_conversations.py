@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
-from benchmarks.simulated.toy_model import make_toy_model  # noqa: E402
 from compound.core.engine import TokenRecord  # noqa: E402
 from compound.graph.space import LoRA  # noqa: E402
 from compound.optimizers.weights.learner import forward as forward_module  # noqa: E402
@@ -38,7 +36,6 @@ def sample(prompt: Sequence[int], answer: Sequence[int], **given: Any) -> Sample
 
 
 def talks(count: int, turns: int, rng: random.Random) -> list[Sample]:
-    """Return the turns of conversations that begin with the same prompt, in random order."""
     found: list[Sample] = []
     first = [rng.randrange(24) for _ in range(5)]
     for talk in range(count):
@@ -52,11 +49,8 @@ def talks(count: int, turns: int, rng: random.Random) -> list[Sample]:
 
 
 @pytest.fixture(scope="module")
-def adapters(tmp_path_factory: pytest.TempPathFactory) -> Adapters:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        folder: Path = make_toy_model(tmp_path_factory.mktemp("toy"))
-    found = Adapters(str(folder), {"x": LoRA(rank=4)}, dtype="float32")
+def adapters(toy_model: Path) -> Adapters:
+    found = Adapters(str(toy_model), {"x": LoRA(rank=4)}, dtype="float32")
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(1)
         for _, tensor in found.parameters("x"):

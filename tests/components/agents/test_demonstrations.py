@@ -32,7 +32,6 @@ def make(**settings: object) -> cp.System:
 
 
 def demo() -> Mapping[str, Mapping[str, object]]:
-    """Return the demonstration of a run with a tool call."""
     system = make()
     lm = ScriptedLM([CALL, '{"answer": 8}'])
     trace = cp.run(system, {"question": "Twice 4?"}, engines={"m": lm})

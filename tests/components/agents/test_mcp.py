@@ -99,8 +99,6 @@ def named(tools: list[cp.Tool], name: str) -> cp.Tool:
 
 
 class Listing(RecordingServer):
-    """An MCP server over HTTP with one tool."""
-
     tool: Mapping[str, Any] = {}
 
     def respond(self) -> bytes:
@@ -293,7 +291,6 @@ class TestSessions:
 
 
 def ends(pid: int) -> bool:
-    """Return whether a process ends within two minutes."""
     for _ in range(2400):
         try:
             os.kill(pid, 0)

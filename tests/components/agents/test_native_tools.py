@@ -7,8 +7,7 @@ import json
 import os
 import subprocess
 import sys
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,8 +37,6 @@ def add(a: int, b: int) -> int:
 
 
 class Server(RecordingServer):
-    """An OpenAI-compatible server with prepared messages."""
-
     def __init__(self) -> None:
         super().__init__()
         self.replies: list[dict[str, Any]] = []
@@ -47,7 +44,6 @@ class Server(RecordingServer):
 
     @property
     def documents(self) -> list[dict[str, Any]]:
-        """The bodies of the requests."""
         return [json.loads(request.body) for request in self.received]
 
     def respond(self) -> bytes:
@@ -136,14 +132,6 @@ class TestLiteLLM:
             for given in (None, True, False)
         }
         assert len(names) == 3
-
-
-@pytest.fixture(scope="module")
-def model(make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("transformers")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return make_model(tmp_path_factory.mktemp("native"), positions=4096)
 
 
 class TestTemplates:

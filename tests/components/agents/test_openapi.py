@@ -77,7 +77,6 @@ def test_parameters_are_sent_where_they_belong(server: RecordingServer) -> None:
 
 
 def operation(parameters: list[dict[str, Any]] | None = None, **more: Any) -> dict[str, Any]:
-    """Return a document with one operation."""
     entry = {"operationId": "find", "parameters": parameters or [], **more}
     return {
         "openapi": "3.0.3",
@@ -530,7 +529,6 @@ def test_what_is_no_document_at_an_address_is_named(
 
 
 def body(schema: Any, kind: str = "application/json", **more: Any) -> dict[str, Any]:
-    """Return a document with an operation that takes a body."""
     content = {kind: {"schema": schema}}
     return {**operation([AT], requestBody={"required": True, "content": content}), **more}
 

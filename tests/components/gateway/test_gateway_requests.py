@@ -119,8 +119,6 @@ def received(port: int, *parts: bytes) -> bytes:
 
 
 def asked(*parts: bytes, settings: GatewaySettings | None = None) -> bytes:
-    """Return the answer of a gateway to raw bytes."""
-
     async def ask() -> bytes:
         async with gateway(settings) as server:
             port = int(server.base_url.split(":")[2].partition("/")[0])

@@ -25,7 +25,6 @@ TEMPLATES = (
 
 
 def system_texts(texts: list[tuple[int, str]]) -> list[str]:
-    """Return the system prompts that are found in the texts of runs."""
     requests = [RecordedRequest(str(run), {"system": text}) for run, text in texts]
     return [prompt.match["system"] for prompt in find_prompts(requests)]
 

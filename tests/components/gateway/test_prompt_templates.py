@@ -17,7 +17,6 @@ NAMES = ["a", "b", "c"]
 
 @st.composite
 def cases(draw: Any) -> tuple[str, dict[str, str]]:
-    """Return a template, and values for its placeholders."""
     count = draw(st.integers(0, 3))
     inner = st.text(st.characters(exclude_characters="{}"), min_size=1, max_size=20)
     parts = [

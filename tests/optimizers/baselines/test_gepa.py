@@ -144,7 +144,6 @@ class TestSearch:
 
 
 def watched(assignment: Any) -> list[tuple[dict[str, str], list[str]]]:
-    """Return a list that fills with what is run: changed texts and questions."""
     batches: list[tuple[dict[str, str], list[str]]] = []
     original = assignment.scorer.traces
 

@@ -156,7 +156,6 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
 
 
 def recorded(assignment: Any) -> Log:
-    """Return a list that fills with the texts and examples of all evaluations."""
     log: Log = []
     original = assignment.scorer.traces
 

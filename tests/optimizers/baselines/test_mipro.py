@@ -98,7 +98,6 @@ def scripted(reply: Callable[..., Any] = script) -> Callable[[], ScriptedLM]:
 
 
 def requests(assignment: Any) -> list[tuple[str, str]]:
-    """Return the kind and the text of each request of a job's proposer."""
     texts = [request.messages[-1].content for _, request in assignment.proposal_requests]
     return [(kind_of(text), text) for text in texts]
 

@@ -165,7 +165,6 @@ def criticisms(assignment: Any) -> list[str]:
 
 
 def numbers(text: str) -> list[int]:
-    """Which examples a text shows."""
     return [
         int(n) for n in re.findall(r"(?:(?:system|It) read question|Question): number (\d+)", text)
     ]

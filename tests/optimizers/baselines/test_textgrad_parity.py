@@ -48,7 +48,6 @@ def built(steps: Mapping[str, Sequence[str]], fixed: Sequence[str] = ()) -> Syst
 
 
 def script(message: str) -> str:
-    """Answer a step; criticise; or rewrite."""
     kind = kind_of(message)
     number = re.findall(r"@[A-Z]+(?:-[a-z]+)*-(\d+)", message)[0]
     if kind.startswith("rewrite"):
@@ -218,7 +217,6 @@ def planned(assignment: Any) -> Sequence[RequestCount]:
 
 
 def looping(turns: int) -> System:
-    """Return a system in which one step reads its own last output."""
     question = Input("question", str)
     step = LLM("a", prompt=Text("@PROMPT-a"))(question=question)
     body = System("body", outputs={"question": step})

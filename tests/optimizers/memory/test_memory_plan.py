@@ -212,7 +212,6 @@ def test_the_critics_adapter_is_counted(folder: Path) -> None:
 
 
 def engine_adapters(parameters: int) -> int:
-    """Return the bytes of the adapters that an engine may hold."""
     return 8 * parameters * 4
 
 

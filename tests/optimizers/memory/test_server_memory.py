@@ -26,7 +26,6 @@ def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def plan(
     *servers: VLLMEngine, working: int = 20, beside: int = 0, device: str = "cuda:0"
 ) -> MemoryPlan:
-    """Return the plan of servers beside a trainer of 18 GiB of weights and optimizer states."""
     found = MemoryPlan()
     share_gpu(found, trainer(working, device), servers, beside * GIB)
     return found

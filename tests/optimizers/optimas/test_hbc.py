@@ -36,8 +36,6 @@ WORDS = ("red", "green", "blue", "big", "small")
 
 
 class Words(Embedder):
-    """A backbone that counts five words."""
-
     dim = len(WORDS)
 
     def __init__(self) -> None:
@@ -102,8 +100,6 @@ def weigh(draft: str, by: int) -> int:
 
 
 class Kept(Function):
-    """A function whose calls are worth keeping: a resumed run does not make them again."""
-
     cacheable = True
 
 

@@ -66,8 +66,6 @@ class Adder(Operation):
 
 
 class Tail(Adder):
-    """Returns its input."""
-
     name, kind = "tail", "tail"
     settings = {}  # noqa: RUF012
 

@@ -67,8 +67,6 @@ class Slow(Operation):
 
 
 class Broken(Slow):
-    """Fails as it is first set."""
-
     async def run(
         self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
     ) -> Any:
@@ -163,8 +161,6 @@ class TestGuidedSearch:
 
 
 class TestPools:
-    """Demonstrations of examples set apart, from all that earlier jobs ran there."""
-
     def made(
         self,
         job: Any,
@@ -199,8 +195,6 @@ class TestPools:
 
 
 class TestWaves:
-    """Which components the offline phase goes on with."""
-
     def made(self, job: Any, share: float) -> Any:
         """What `rare` says matters for one input of ten; what `often` says always does."""
         x = Input("x", int)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -21,11 +20,7 @@ from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
 LONG = 120.0  # seconds after which what should have begun will not
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def test_sampling_goes_on_while_a_step_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,6 @@ class Scripted:
     name: str = "scripted"
 
     async def score(self, outputs: Mapping[str, Any], example: Example) -> Score:
-        """Score a run."""
         self.seen[example.id] += 1
         if example in self.held_out:
             return Score(self.scores[self.seen[example.id] - 1])
@@ -112,7 +111,6 @@ class Run:
         until: int | None = None,
         resume: Any = None,
     ) -> Proposal:
-        """Run a job to its end, or to some progress."""
         return asyncio.run(
             self._job(metric or self.task.metric, system or self.task.system, number, until, resume)
         )
@@ -161,7 +159,6 @@ class Run:
         return [event.facts["evaluation"] for event in self.events if "evaluation" in event.facts]
 
     def state_after(self, step: int) -> Any:
-        """Return the job's state right after a step."""
         return next(
             e.state for e in self.events if e.state["step"] == step and "evaluation" not in e.facts
         )

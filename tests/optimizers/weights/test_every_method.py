@@ -7,8 +7,7 @@ import json
 import os
 import shutil
 import sys
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,13 +60,6 @@ METHODS = [
     "mygo",
     "distill",
 ]
-
-
-@pytest.fixture(scope="module")
-def model(make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return make_model(tmp_path_factory.mktemp("model"), positions=4096)
 
 
 @pytest.mark.slow

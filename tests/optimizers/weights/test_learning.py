@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -18,21 +17,18 @@ from benchmarks.measure.learning_curves import SHARED, Case, train  # noqa: E402
 from compound.optimizers.weights.credit.propagation import propagate  # noqa: E402
 from compound.optimizers.weights.recipes import recipe  # noqa: E402
 
+pytestmark = pytest.mark.filterwarnings("ignore")
 SHORT = {**SHARED, "steps": 20, "optimizer": {"lr": 5e-3}}
 NODES = ("first", "second", "third")
 
 
 @pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     methods = {"chain": dict.fromkeys(("mmgrpo", "mhgpo_fof", "mhgpo_rr"), SHORT)}
     monkeypatch.setattr(learning_curves, "METHODS", methods)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def learned(method: str) -> Mapping[str, Any]:
-    """Return how much more each agent scores after a few steps."""
     found: Any = train(Case("chain", method, 0))
     return {name: found["after"][name] - found["before"][name] for name in NODES}
 

@@ -6,7 +6,6 @@ The list of all of them, and what guards against each, is docs/evidence/peer_def
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
-from benchmarks.simulated.toy_model import make_toy_model  # noqa: E402
 from benchmarks.simulated.toys import toy  # noqa: E402
 from compound import System  # noqa: E402
 from compound.api.optimize import run_optimization  # noqa: E402
@@ -28,13 +26,6 @@ from compound.execution.rng import derive_seed  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
 from training_settings import training  # noqa: E402
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return str(make_toy_model(tmp_path_factory.mktemp("toy")))
 
 
 def trained_on(
@@ -77,9 +68,9 @@ def drawn(outputs: Any, example: Any) -> float:
 
 
 def test_m1_a_step_trains_on_all_of_its_own_rollouts_and_on_no_others(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = toy("chain", model)
+    task = toy("chain", str(toy_model))
     data = Dataset.of(train=rows(task.train), valid=rows(task.valid[:5]))
     weights = {"steps": 3, "examples": 2, "runs": 4, "scale": "none"}  # no group is skipped
     steps = trained_on(task.system, data, custom(drawn, "drawn"), tmp_path, monkeypatch, **weights)

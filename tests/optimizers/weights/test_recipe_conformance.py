@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +98,6 @@ class TestMyGOOffline(RecipeKit):
 
 
 class Tokenizing(ConstantCritic):
-    """Also tokenizes the chats of a teacher."""
-
     tokenizer: Any = None
 
 
@@ -118,20 +116,15 @@ class TestDistill(RecipeKit):
 
 
 def likes(component: str, calls: Sequence[CallValues]) -> Any:
-    """A local reward that tells most answers apart."""
     return np.array([sum(map(ord, str(outputs["output"]))) % 97 / 97 for _, outputs in calls])
 
 
 class Trusted(RunRewards):
-    """Trusts that reward."""
-
     async def guidance(self, component: str) -> Guidance:
         return Guidance(likes)
 
 
 class TestLocalDraws(RecipeKit):
-    """Answers of one component, by its local reward."""
-
     trained = ("b",)
     settings: Any = GRPOSettings(rollouts=RUNS)
 
@@ -143,15 +136,8 @@ class TestLocalDrawsWithACritic(TestLocalDraws):
     settings = PPOSettings(rollouts=RUNS)
 
 
-@pytest.fixture(scope="module")
-def model(make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
-
-
 @pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="needs torch and peft")
 class TestWeightTraining(OptimizerKit):
-    """A whole training, on a tiny random model."""
-
     share = 24.0
     checkpoints = 2
     folder: Path
@@ -182,8 +168,6 @@ class TestWeightTraining(OptimizerKit):
 
 
 class TestLocalTraining(TestWeightTraining):
-    """By a local reward."""
-
     checkpoints = 1
 
     def make(self) -> Optimizer:
@@ -192,7 +176,6 @@ class TestLocalTraining(TestWeightTraining):
 
 
 def letters(outputs: Values, example: Example) -> float:
-    """Reward answers of many different letters."""
     return min(1.0, len(set(str(outputs["answer"]))) / 60)
 
 

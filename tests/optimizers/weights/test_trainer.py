@@ -59,7 +59,6 @@ PLAIN = plain()
 
 
 def made(toy_model: Path, *names: str, noise: float = 0.2, rank: int = 4) -> Adapters:
-    """Return adapters whose weights are not zero."""
     adapters = Adapters(str(toy_model), {name: LoRA(rank=rank) for name in names}, dtype="float32")
     noised(adapters, noise)
     return adapters
@@ -80,7 +79,6 @@ def some(
     prompt: int = 5,
     longest: int = 4,
 ) -> list[Sample]:
-    """Return samples of random tokens, in groups that share a prompt, with advantages."""
     rng = random.Random(0)
     found = []
     for component in components:
@@ -105,8 +103,6 @@ def some(
 
 
 def noting(calls: list[str], original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that notes its calls."""
-
     def noted(*given: Any, **named: Any) -> Any:
         calls.append("called")
         return original(*given, **named)

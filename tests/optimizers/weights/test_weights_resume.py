@@ -140,7 +140,6 @@ Train = Callable[..., int]
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
-    """Train in a process of its own; returns its exit status."""
     command = [sys.executable, "-c", PROGRAM, str(tmp_path_factory.mktemp("model"))]
     environment = {
         **os.environ,

@@ -31,18 +31,15 @@ SKIPPED = ("report.md", "report.html", "lock")  # rewritten, never read
 
 
 def flip_bit(data: bytes, draws: random.Random) -> bytes:
-    """Invert one bit of the data."""
     at = draws.randrange(len(data))
     return data[:at] + bytes([data[at] ^ (1 << draws.randrange(8))]) + data[at + 1 :]
 
 
 def truncate(data: bytes, draws: random.Random) -> bytes:
-    """Cut off the end of the data."""
     return data[: draws.randrange(len(data))]
 
 
 def swap_lines(data: bytes, draws: random.Random) -> bytes:
-    """Exchange two lines of the data."""
     lines = data.splitlines(keepends=True)
     if len(lines) < 2:
         return b""

@@ -30,7 +30,6 @@ class FullDisk:
 def full_disks(
     launcher: Launcher, workload: Workload, limits: Sequence[int], folder: Path
 ) -> Iterator[FullDisk]:
-    """Yield a run for each limit."""
     with FaultyServer(answer=answer) as server:
         workload.write(folder / "free", server.url)
         free = launcher.run(COMMAND, folder / "free")

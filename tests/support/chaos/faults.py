@@ -47,7 +47,6 @@ def faulty_runs(
     folder: Path,
     seed: int = 0,
 ) -> Iterator[FaultyRun]:
-    """Yield a run for each kind of fault and each rate."""
     healthy = healthy_ending(launcher, workload, folder / "healthy")
     for rate in rates:
         for kind in kinds:
@@ -56,7 +55,6 @@ def faulty_runs(
 
 
 def healthy_ending(launcher: Launcher, workload: Workload, folder: Path) -> Ending:
-    """Run a workload against a server without faults, and return what it left."""
     with FaultyServer(answer=answer, prices=PRICES) as server:
         workload.write(folder, server.url)
         attempt = launcher.run(COMMAND, folder)
@@ -73,7 +71,6 @@ def faulty_run(
     healthy: Ending,
     seed: int,
 ) -> FaultyRun:
-    """Run a workload against a server with one kind of fault."""
     with FaultyServer(
         rate, [kind], seed, answer=answer, prices=PRICES, retry_after="0.05", stall=5.0
     ) as server:

@@ -49,8 +49,6 @@ class KilledRun:
 
 @dataclass(frozen=True)
 class Reference:
-    """An uninterrupted run of a workload."""
-
     ending: Ending
     seconds: float
     requests: frozenset[str]

@@ -117,8 +117,6 @@ class Launcher:
 
 @dataclass(frozen=True)
 class Order:
-    """One command for the warm process."""
-
     arguments: list[str]
     folder: str
     strike: float | None

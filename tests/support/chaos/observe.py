@@ -29,7 +29,6 @@ class Ending:
 
 
 def ending(run: Path) -> Ending:
-    """Read the result of a finished run."""
     events = list(RunDirectory.read_only(run, "events.jsonl"))
     spent = {key: value for key, value in events[-1]["spent"].items() if key != "seconds"}
     best = json.loads((run / "best.json").read_text("utf-8"))["values"]

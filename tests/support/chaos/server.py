@@ -36,8 +36,6 @@ MOST_REQUESTS = 100_000  # every other one is refused, so that no test runs on f
 
 
 class Fault(StrEnum):
-    """Fault that the server injects."""
-
     RATE_LIMIT = "rate_limit"  # 429 with Retry-After
     RATE_LIMIT_SILENT = "rate_limit_silent"  # 429 without Retry-After
     SERVER_ERROR = "server_error"  # 500
@@ -121,7 +119,6 @@ class Bill:
 
     @property
     def tokens(self) -> int:
-        """Prompt and completion tokens."""
         return self.prompt_tokens + self.completion_tokens
 
     def __add__(self, other: Bill) -> Bill:
@@ -245,17 +242,14 @@ class FaultyServer:
 
     @property
     def url(self) -> str:
-        """URL of the server, including ``/v1``."""
         return f"http://127.0.0.1:{self._port}/v1"
 
     @property
     def requests(self) -> int:
-        """Number of chat requests received."""
         return len(self.served)
 
     @property
     def billed(self) -> Bill:
-        """Total charge of all requests."""
         with self._lock:
             return sum((served.bill for served in self.served), Bill())
 
@@ -273,14 +267,12 @@ class FaultyServer:
         self.stop()
 
     def start(self) -> None:
-        """Start listening."""
         self._thread.start()
         self._ready.wait(120)
         if self._failed is not None:
             raise RuntimeError("the server could not start") from self._failed
 
     def stop(self) -> None:
-        """Close every connection and end the thread."""
         if self._loop is not None and self._stopping is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._stopping.set)
@@ -550,7 +542,6 @@ async def _send(
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close the connection with RST rather than FIN."""
     sock = writer.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()

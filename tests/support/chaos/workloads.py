@@ -94,7 +94,6 @@ _CLONED = {
 
 
 def workloads() -> list[Workload]:
-    """Return one workload per method, and those that train rewards and adapters."""
     remote = [Workload(method, method) for method in REMOTE_METHODS]
     learned = {
         "optimas": {

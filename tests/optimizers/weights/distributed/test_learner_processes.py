@@ -29,7 +29,6 @@ from compound.engines.local.engine import TransformersEngine  # noqa: E402
 from compound.evaluation.dataset import Dataset  # noqa: E402
 from compound.optimization.runs.directory import read_records  # noqa: E402
 from compound.optimization.settings.optimize import make_settings  # noqa: E402
-from compound.optimizers.weights.distributed import processes as module  # noqa: E402
 from compound.optimizers.weights.distributed import worker  # noqa: E402
 from compound.optimizers.weights.distributed.learner import (  # noqa: E402
     KEY,
@@ -37,7 +36,6 @@ from compound.optimizers.weights.distributed.learner import (  # noqa: E402
     open_trainer,
 )
 from compound.optimizers.weights.distributed.processes import (  # noqa: E402
-    BOOT,
     Processes,
     ShardedLearner,
     open_learner,
@@ -53,20 +51,7 @@ STUCK += "def stuck(*_, **__): print('in the step', flush=True); time.sleep(600)
 Booting = Callable[[str], None]
 
 
-@pytest.fixture
-def booting(monkeypatch: pytest.MonkeyPatch) -> Booting:
-    """Let processes run some code before they serve; `rank` is their rank."""
-
-    def boot(code: str) -> None:
-        lines = BOOT.splitlines()
-        code = f"rank = int(os.environ['RANK'])\n{code}"
-        monkeypatch.setattr(module, "BOOT", "\n".join([*lines[:5], code, *lines[5:]]))
-
-    return boot
-
-
 def log(processes: Processes, rank: int) -> str:
-    """Return what a process printed."""
     return (processes.logs / f"{rank}.log").read_text()
 
 

@@ -24,7 +24,6 @@ ATLAS = Path(__file__).parents[4] / "benchmarks" / "atlas.yaml"
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let PyTorch find two GPUs."""
     counts = {"cuda": 2, "xpu": 2, "mps": 0}
     monkeypatch.setattr(devices, "device_count", lambda kind: counts[kind])
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,14 +16,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("one_thread")
 pytest.importorskip("peft")
 
-from benchmarks.simulated.toys import toy  # noqa: E402
-from compound.api.optimize import run_optimization  # noqa: E402
-from compound.core.errors import CompoundError  # noqa: E402
 from compound.core.storage.artifacts import Reference  # noqa: E402
-from compound.engines.local.engine import TransformersEngine  # noqa: E402
-from compound.evaluation.dataset import Dataset  # noqa: E402
-from compound.optimization.runs.directory import read_records  # noqa: E402
-from compound.optimization.settings.optimize import make_settings  # noqa: E402
 from compound.optimizers.weights import training as session  # noqa: E402
 from compound.optimizers.weights.distributed.learner import (  # noqa: E402
     LearnerSettings,
@@ -37,9 +27,8 @@ from compound.optimizers.weights.distributed.processes import (  # noqa: E402
     ShardedLearner,
 )
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
-from compound.optimizers.weights.learner.trainer import LearnerSpec, Saved, Trainer  # noqa: E402
+from compound.optimizers.weights.learner.trainer import LearnerSpec, Saved  # noqa: E402
 from compound.optimizers.weights.methods import POLICY_METHODS  # noqa: E402
-from training_settings import trainings  # noqa: E402
 from trainings.jobs import trained  # noqa: E402
 
 if TYPE_CHECKING:
@@ -47,29 +36,6 @@ if TYPE_CHECKING:
 
 EQUAL = 1e-6  # relative to the largest number of a tensor, in float32
 COUNTS = [2, 4]
-
-
-@pytest.fixture(scope="module")
-def model(make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return make_model(tmp_path_factory.mktemp("model"), positions=4096)
-
-
-@pytest.fixture(scope="module")
-def group() -> Iterator[Callable[[int], Processes]]:
-    known: dict[int, Processes] = {}
-
-    def found(count: int) -> Processes:
-        if count not in known:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setenv("OMP_NUM_THREADS", "1")
-                known[count] = Processes(count)
-        return known[count]
-
-    yield found
-    for each in known.values():
-        each.close()
 
 
 class Both:
@@ -170,50 +136,3 @@ def test_every_method_trains_to_the_weights_of_one_process(
     differences = [number for learner in learners for number in learner.compared]
     assert len(differences) == len(steps)
     assert max(differences) <= EQUAL
-
-
-@pytest.mark.slow
-def test_one_setting_starts_the_processes_and_a_killed_one_loses_no_step(
-    toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The run ends with an error, and resumes from its last step, in one process."""
-
-    def run(folder: Path, processes: int) -> None:
-        task = toy("chain", str(toy_model))
-        rows = [
-            [{"id": e.id, **e.inputs, **e.gold} for e in some] for some in (task.train, task.valid)
-        ]
-        data = Dataset.of(train=rows[0], valid=rows[1], test=rows[1][:2])
-        section = trainings(steps=2, examples=4, runs=4, lr=0.01, micro_tokens=64)["mmgrpo"]
-        section["learner"] = {"processes": processes}
-        settings = make_settings({"method": "mmgrpo", "valid_size": None, "mmgrpo": section})
-        engine = TransformersEngine(str(toy_model), dtype="float32", deterministic=True)
-        run_optimization(
-            task.system, data, task.metric, settings, run_dir=folder, engines=lambda _: engine
-        )
-
-    def records(folder: Path) -> list[dict[str, Any]]:
-        return [r for r in read_records(folder / "memory.jsonl") if r["kind"] == "training"]
-
-    step = ShardedLearner.step
-
-    def dying(self: ShardedLearner, samples: Sequence[Sample], number: int) -> dict[str, Any]:
-        if number == 1:
-            os.kill(self.processes.pids[0], signal.SIGKILL)
-        return step(self, samples, number)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ShardedLearner, "step", dying)
-        patch.setattr(Trainer, "step", lambda *_: pytest.fail("computed in this process"))
-        with pytest.raises(
-            CompoundError, match=r"learner process 0 of 2 .* was killed by signal 9"
-        ):
-            run(tmp_path / "killed", 2)
-    (first,) = records(tmp_path / "killed")
-    run(tmp_path / "killed", 1)
-    run(tmp_path / "whole", 1)
-    resumed, whole = records(tmp_path / "killed"), records(tmp_path / "whole")
-    assert [record["step"] for record in resumed] == [record["step"] for record in whole] == [0, 1]
-    assert resumed[0] == first  # not computed again
-    assert first["norms"] == pytest.approx(whole[0]["norms"], rel=EQUAL)
-    assert first["answers"] == whole[0]["answers"]

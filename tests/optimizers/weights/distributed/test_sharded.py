@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,10 @@ pytest.importorskip("peft")
 
 from compound.core.errors import ConfigurationError  # noqa: E402
 from compound.graph.space import Weights  # noqa: E402
-from compound.optimizers.weights.distributed import processes as module  # noqa: E402
 from compound.optimizers.weights.distributed.learner import (  # noqa: E402
     open_trainer,
 )
 from compound.optimizers.weights.distributed.processes import (  # noqa: E402
-    BOOT,
     Learner,
     Processes,
     ShardedLearner,
@@ -37,23 +35,6 @@ MANY: dict[str, Any] = {"groups": 12, "prompt": 20}  # a micro-batch of 64 token
 Group = Callable[[int], Processes]
 
 
-@pytest.fixture(scope="module")
-def group() -> Iterator[Group]:
-    """Return a group of processes, which several learners use one after the other."""
-    known: dict[int, Processes] = {}
-
-    def found(count: int) -> Processes:
-        if count not in known:
-            known[count] = Processes(count)
-        return known[count]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield found
-    for each in known.values():
-        each.close()
-
-
 def trained(
     learner: Learner,
     folder: Path,
@@ -62,7 +43,6 @@ def trained(
     critic: bool = True,
     **samples: Any,
 ) -> tuple[Saved, list[tuple[dict[str, float], list[tuple[float, ...]]]]]:
-    """Train for some steps; return the checkpoint, and the norms and values of each step."""
     folder.mkdir(exist_ok=True)
     reports = []
     for number in steps:
@@ -101,59 +81,41 @@ def both(
     return weights, max(norms)
 
 
-def booted(code: str, monkeypatch: pytest.MonkeyPatch) -> Processes:
-    """Return processes that run some code before they serve; `rank` is their rank."""
-    lines = BOOT.splitlines()
-    code = f"rank = int(os.environ['RANK'])\n{code}"
-    monkeypatch.setattr(module, "BOOT", "\n".join([*lines[:5], code, *lines[5:]]))
-    return Processes(2)
-
-
 COUNTS = [2, pytest.param(4, marks=pytest.mark.slow)]
 
 
+ADAPTER = {"critic": CriticSettings.model_validate({"adapter": {"rank": 2}})}
+REPEATED = {"epochs": 2, "beta": 0.05}  # several updates a step, and a KL term
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("sharding", ["data", "fsdp"])
+@pytest.mark.parametrize(
+    ("sharding", "count", "given", "changes"),
+    [
+        *((kind, count, REPEATED, {}) for kind in ("data", "fsdp") for count in (2, 4)),
+        *((kind, 2, {}, ADAPTER) for kind in ("data", "fsdp")),
+        # the backward pass gathers the weights of each layer again, to recompute its activations
+        ("fsdp", 2, REPEATED, {**ADAPTER, "checkpointing": True}),
+    ],
+)
 def test_many_micro_batches_train_to_equal_weights(
-    sharding: str, count: int, toy_model: Path, group: Group, tmp_path: Path
+    sharding: str,
+    count: int,
+    given: Any,
+    changes: Any,
+    toy_model: Path,
+    group: Group,
+    tmp_path: Path,
 ) -> None:
-    """With a value head, several updates a step, a KL term, and samples of two adapters."""
-    spec = declared(toy_model, critic=True, micro_tokens=64, epochs=2, beta=0.05)
-    weights, norms = both(spec, group(count), tmp_path, sharding, **MANY)
-    assert norms <= EQUAL
-    assert weights <= EQUAL
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sharding", ["data", "fsdp"])
-def test_a_critic_with_its_own_adapter_trains_to_equal_weights(
-    sharding: str, toy_model: Path, group: Group, tmp_path: Path
-) -> None:
-    critic = CriticSettings.model_validate({"adapter": {"rank": 2}})
-    spec = declared(toy_model, critic=True, micro_tokens=64).model_copy(update={"critic": critic})
-    weights, norms = both(spec, group(2), tmp_path, sharding, **MANY)
-    assert norms <= EQUAL
-    assert weights <= EQUAL
-
-
-@pytest.mark.slow
-def test_gradient_checkpointing_of_divided_layers_trains_to_equal_weights(
-    toy_model: Path, group: Group, tmp_path: Path
-) -> None:
-    """The backward pass gathers the weights of each layer again, to recompute its activations."""
-    spec = declared(toy_model, critic=True, micro_tokens=64, epochs=2, beta=0.05)
-    critic = CriticSettings.model_validate({"adapter": {"rank": 2}})
-    spec = spec.model_copy(update={"checkpointing": True, "critic": critic})
-    weights, norms = both(spec, group(2), tmp_path, "fsdp", **MANY)
-    assert norms <= EQUAL
-    assert weights <= EQUAL
+    """With a value head or a critic's adapter, and samples of two adapters."""
+    spec = declared(toy_model, critic=True, micro_tokens=64, **given).model_copy(update=changes)
+    assert max(both(spec, group(count), tmp_path, sharding, **MANY)) <= EQUAL
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
 def test_layers_are_divided_again_after_each_pass(
-    checkpointing: bool, toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpointing: bool, toy_model: Path, tmp_path: Path, booting: Callable[[str], None]
 ) -> None:
     """And the other process keeps no copies of checkpoints."""
     report = tmp_path / "report.txt"
@@ -173,7 +135,8 @@ def noted(self, action, arguments):
     return found
 LearnerWorker.carry_out = noted
 """
-    processes = booted(code, monkeypatch)
+    booting(code)
+    processes = Processes(2)
     spec = declared(toy_model, critic=True, micro_tokens=64)
     spec = spec.model_copy(update={"checkpointing": checkpointing})
     learner = ShardedLearner(processes, spec, sharding="fsdp")
@@ -189,7 +152,7 @@ LearnerWorker.carry_out = noted
 @pytest.mark.slow
 @pytest.mark.parametrize("empty", ["equal", "other format"])
 def test_the_first_process_reads_the_weights_of_divided_layers(
-    empty: str, toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty: str, toy_model: Path, tmp_path: Path, booting: Callable[[str], None]
 ) -> None:
     """The others receive them, unless a model without weights would have others than the loaded one."""
     report = tmp_path / "report.txt"
@@ -204,7 +167,8 @@ model_folder.load_causal = load_causal
 if {empty!r} == "other format":
     worker._empty = lambda *arguments: empty(*arguments).bfloat16()
 """
-    processes = booted(code, monkeypatch)
+    booting(code)
+    processes = Processes(2)
     try:
         weights, norms = both(
             declared(toy_model, critic=True, micro_tokens=64), processes, tmp_path, "fsdp", **MANY
@@ -304,7 +268,6 @@ def test_a_start_elsewhere_is_copied_by_the_run_and_only_the_first_process_write
 
 
 def fresh(sample: Sample, version: str) -> Sample:
-    """Return a sample that was drawn with a version of its adapter."""
     return replace(sample, on_policy=True, tokens=replace(sample.tokens, adapter=version))
 
 

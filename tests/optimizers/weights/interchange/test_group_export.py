@@ -39,7 +39,6 @@ ROW: dict[str, Any] = {
 
 
 def store(folder: Path, lines: Sequence[object]) -> dict[str, str]:
-    """Store the samples of a step, and return their reference."""
     text = "".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines)
     folder.mkdir(exist_ok=True, parents=True)
     return store_folder(lambda made: (made / FILE).write_text(text), folder, "samples")

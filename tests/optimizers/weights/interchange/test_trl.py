@@ -117,7 +117,6 @@ def train_by_trl(
     loss: str = "bnpo",
     **settings: Any,
 ) -> tuple[Recorded, Any]:
-    """Train by TRL; return what was recorded, and the trainer."""
     recorded = Recorded(rollouts)
     arguments = trl.GRPOConfig(
         output_dir=str(folder),
@@ -359,8 +358,6 @@ def train(model: str, folder: Path, **settings: Any) -> None:
 
 
 class Replay:
-    """Rollout function and reward of exported groups."""
-
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self.groups = defaultdict(list)
         for row in rows:
@@ -420,8 +417,6 @@ def test_exported_groups_are_read_by_datasets_and_trained_by_trl(
 def train_on_export(
     model: str, folder: Path, prompts: list[dict[str, str]], replay: Replay
 ) -> tuple[Recorded, Any]:
-    """Train by TRL on exported groups, and store the adapter that it starts from."""
-
     def rollouts(names: list[str], trainer: Any) -> dict[str, list[Any]]:
         reference = store_adapter(trainer, folder)
         (folder / reference["path"]).rename(folder / "start")

@@ -48,7 +48,6 @@ def some(
 
 
 def made(toy_model: Path, *names: str, rank: int | None = RANK) -> Adapters:
-    """Return adapters of some names and of the critic, whose weights are not zero."""
     own = LoRA(rank=rank) if rank else None
     adapters = Adapters(
         str(toy_model), {name: LoRA(rank=4) for name in names}, dtype="float32", critic=own
@@ -62,7 +61,6 @@ def made(toy_model: Path, *names: str, rank: int | None = RANK) -> Adapters:
 
 
 def trainer_of(adapters: Adapters, *names: str, rank: int | None = RANK, **given: Any) -> Trainer:
-    """Return a trainer whose value head is not zero."""
     own = {"critic__adapter": {"rank": rank, "lr": 0.02}} if rank else {}
     settings = plain(lr=0.01, critic__lr=0.05, **own, **given)
     trainer = settings.trainer(adapters, {name: name for name in names}, critic=True)

@@ -22,7 +22,6 @@ PROMPT = tuple(range(20))
 
 
 def group(size: int) -> list[Sample]:
-    """Return samples of five tokens each with one prompt of 20 tokens."""
     return [
         Sample("x", "e", "x", 0, TokenRecord(PROMPT, tuple(range(n, n + 5)), (), "stop"), 0.0)
         for n in range(size)
@@ -43,7 +42,6 @@ def test_micro_batches_count_every_prompt_where_prompts_are_not_shared() -> None
 
 
 def counted_passes(adapters: Adapters, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Return how often the layers run over a group of four."""
     runs = list[int]()
     decoder = forward_module._decoder
 

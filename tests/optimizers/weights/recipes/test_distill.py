@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -45,22 +44,12 @@ from training_settings import plain  # noqa: E402
 SHORT, LONG = "Say:", "Say: south south south Found: lime lime Fact:"
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_toy_model(tmp_path_factory.mktemp("toy"))
-
-
-@pytest.fixture(scope="module")
-def model(make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that depends on its prompt."""
-    return make_model(tmp_path_factory.mktemp("model"))
 
 
 def test_the_expected_gradient_is_that_of_the_reverse_kl_divergence_of_trl() -> None:
@@ -118,7 +107,6 @@ def test_divergences_compare_an_answer_after_two_prompts(
 
 
 def system(model: Path, prompt: Any = None, **more: Any) -> System:
-    """Return an agent that answers a colour by one word."""
     settings = {"output": {"say": str}, "max_tokens": 1, "weights": cp.LoRA(rank=8), **more}
     agent = cp.LLM("agent", prompt=cp.Text(SHORT) if prompt is None else prompt, **settings)
     return cp.System("saying", {"say": agent(word=cp.Input("colour", str))}, lm=str(model))
@@ -147,7 +135,6 @@ def request_tokens(system: System, folder: Path, word: str) -> tuple[int, ...]:
 
 
 def distribution(model: Any, system: System, folder: Path, word: str) -> Any:
-    """Return the probabilities of the first token of the answer."""
     with torch.no_grad():
         return model(torch.tensor([request_tokens(system, folder, word)])).logits[0, -1].softmax(-1)
 
@@ -213,8 +200,6 @@ def test_a_stage_distills_what_the_stage_before_it_found(model: Path, tmp_path: 
 
 
 class Teaching(ConstantCritic):
-    """Keeps what a teacher would read."""
-
     tokenizer: Any = None
 
     def divergences(self, samples: Any, taught: Any = None) -> list[tuple[float, ...]]:

@@ -1,0 +1,43 @@
+"""Groups of learner processes that tests share, and processes that run other code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from compound.optimizers.weights.distributed.processes import Processes
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[Callable[[int], Processes]]:
+    """Return a group of processes, which several learners use one after the other."""
+    from compound.optimizers.weights.distributed.processes import Processes
+
+    known: dict[int, Processes] = {}
+
+    def found(count: int) -> Processes:
+        if count not in known:
+            known[count] = Processes(count)
+        return known[count]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield found
+    for each in known.values():
+        each.close()
+
+
+@pytest.fixture
+def booting(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Let processes run some code before they serve; `rank` is their rank."""
+    from compound.optimizers.weights.distributed import processes
+
+    def boot(code: str) -> None:
+        lines = processes.BOOT.splitlines()
+        code = f"rank = int(os.environ['RANK'])\n{code}"
+        monkeypatch.setattr(processes, "BOOT", "\n".join([*lines[:5], code, *lines[5:]]))
+
+    return boot
