@@ -45,9 +45,25 @@ def prompt(**settings: Any) -> cp.components.AgentPrompt:
 
 
 def system(call: Any = external_agents.with_address, **settings: Any) -> cp.System:
-    settings = {"prompts": [prompt()], **settings}
-    agent = ExternalAgent("geo", call=call, **settings)
-    return cp.System("qa", {"answer": agent(question=cp.Input("question"))}, lm="lm")
+    return wired(ExternalAgent("geo", call=call, **{"prompts": [prompt()], **settings}))
+
+
+def wired(agent: ExternalAgent, **inputs: Any) -> cp.System:
+    """Return a system of an agent with all its outputs."""
+    node = agent(**(inputs or {"question": cp.Input("question")}))
+    several = len(agent.outputs) > 1
+    outputs = {name: node[name] if several else node for name in agent.outputs}
+    return cp.System(
+        "qa", {"answer" if n == "output" else n: o for n, o in outputs.items()}, lm="lm"
+    )
+
+
+def post(base_url: str, api_key: str, body: dict[str, Any]) -> str:
+    import httpx
+
+    headers = {"Authorization": f"Bearer {api_key}"}
+    url = f"{base_url}/chat/completions"
+    return httpx.post(url, json=body, headers=headers, trust_env=False).text
 
 
 def run(found: cp.System, lm: Any = None, question: str = "Capital?", **settings: Any) -> cp.Trace:
@@ -111,8 +127,7 @@ def test_values_of_other_classes_are_passed_to_a_process_and_back() -> None:
         isolation="run",
         prompts=[prompt()],
     )
-    node = agent(day=cp.Input("day", date), cost=cp.Input("cost", Decimal))
-    found = cp.System("s", {"day": node.day, "cost": node.cost, "days": node.days}, lm="lm")
+    found = wired(agent, day=cp.Input("day", date), cost=cp.Input("cost", Decimal))
     given = {"day": date(2024, 1, 2), "cost": Decimal("1.25")}
     trace = cp.run(found, given, engines={"lm": echo()})
     assert trace.outputs == {
@@ -131,8 +146,7 @@ def test_a_function_that_reads_the_environment_has_a_process_of_its_own(isolatio
         prompts=[prompt()],
         output={"answer": str, "process": str},
     )
-    made = agent(question=cp.Input("question"))
-    found = cp.System("qa", {"answer": made.answer, "process": made.process}, lm="lm")
+    found = wired(agent)
 
     async def twice() -> list[cp.Trace]:
         executor = cp.Executor({"lm": echo()})
@@ -157,18 +171,8 @@ def _is_running(process: int) -> bool:
 
 
 def test_concurrent_runs_have_processes_and_requests_of_their_own() -> None:
-    found = cp.System(
-        "qa",
-        {
-            "answer": ExternalAgent(
-                "geo",
-                call=external_agents.from_environment,
-                output={"answer": str, "process": str},
-                concurrency=2,
-            )(question=cp.Input("question")).answer
-        },
-        lm="lm",
-    )
+    output = {"answer": str, "process": str}
+    found = system(external_agents.from_environment, output=output, concurrency=2, prompts=[])
 
     async def all_at_once() -> list[cp.Trace]:
         executor = cp.Executor({"lm": ScriptedLM(lambda message: f"<{message}>", latency=0.05)})
@@ -189,9 +193,7 @@ def test_a_program_in_another_language_reads_and_writes_json(tmp_path: Path) -> 
     agent = ExternalAgent(
         "geo", command=["node", "agent.mjs"], folder=tmp_path, output={"answer": str, "length": int}
     )
-    made = agent(question=cp.Input("question"))
-    found = cp.System("qa", {"answer": made.answer, "length": made.length}, lm="lm")
-    trace = run(found)
+    trace = run(wired(agent))
     assert trace.outputs == {"answer": "<Capital?>", "length": len('{"question": "Capital?"}')}
     assert [call.address for call in trace.calls] == ["geo[0]/geo_other"]
 
@@ -224,20 +226,16 @@ def test_a_process_that_ends_is_replaced_for_the_next_run() -> None:
 
 def test_a_function_receives_instances_of_the_classes_that_it_annotates() -> None:
     agent = ExternalAgent("agent", call=external_agents.typed)
-    made = agent(place=cp.Input("place", external_agents.Place), day=cp.Input("day", date))
-    found = cp.System("typed", {"answer": made}, lm="lm")
+    place, day = cp.Input("place", external_agents.Place), cp.Input("day", date)
     inputs = {"place": external_agents.Place(name="Lima"), "day": date(2024, 1, 2)}
-    assert cp.run(found, inputs, engines={"lm": echo()}).outputs == {
-        "answer": "Place Lima, date 2024-01-02, 3"
-    }
+    trace = cp.run(wired(agent, place=place, day=day), inputs, engines={"lm": echo()})
+    assert trace.outputs == {"answer": "Place Lima, date 2024-01-02, 3"}
 
 
 def test_an_input_without_a_json_form_is_named() -> None:
     agent = ExternalAgent("agent", call=external_agents.repeating)
-    found = cp.System("s", {"answer": agent(question=cp.Input("question", float))}, lm="lm")
-    with pytest.raises(
-        RunFailed, match="an input of the agent cannot be written as JSON: nan and inf"
-    ):
+    found = wired(agent, question=cp.Input("question", float))
+    with pytest.raises(RunFailed, match="an input of the agent cannot be written as JSON: nan and"):
         cp.run(found, {"question": math.nan}, engines={"lm": echo()})
 
 
@@ -384,12 +382,7 @@ def test_tools_images_and_unknown_fields_pass_through_untouched() -> None:
     }
 
     def agent(question: str, base_url: str, api_key: str) -> str:
-        import httpx
-
-        headers = {"Authorization": f"Bearer {api_key}"}
-        return httpx.post(
-            f"{base_url}/chat/completions", json=body, headers=headers, trust_env=False
-        ).text
+        return post(base_url, api_key, body)
 
     with fake_openai(answer) as fake:
         trace = run(system(agent), cp.engines.OpenAI(api_base=fake.url))
@@ -427,15 +420,10 @@ def test_the_events_of_an_upstream_pass_unchanged() -> None:
     )
 
     def agent(question: str, base_url: str, api_key: str) -> str:
-        import httpx
-
-        headers = {"Authorization": f"Bearer {api_key}"}
-        body = {"messages": [{"role": "user", "content": "?"}], "stream": True}
+        body: Any = {"messages": [{"role": "user", "content": "?"}], "stream": True}
         if question == "with usage":
             body["stream_options"] = {"include_usage": True}
-        return httpx.post(
-            f"{base_url}/chat/completions", json=body, headers=headers, trust_env=False
-        ).text
+        return post(base_url, api_key, body)
 
     with fake_openai(lambda path, document: (200, "text/event-stream", stream)) as fake:
         engine = cp.engines.OpenAI("up", api_base=fake.url)
@@ -456,10 +444,7 @@ def test_outputs_are_checked_and_converted() -> None:
     def agent(question: str, base_url: str) -> dict[str, str]:
         return {"answer": "Lima", "count": "three"}
 
-    made = ExternalAgent("geo", call=agent, output={"answer": str, "count": int})(
-        question=cp.Input("question")
-    )
-    trace = run(cp.System("qa", {"n": made.count}, lm="lm"), check=False)
+    trace = run(system(agent, output={"answer": str, "count": int}), check=False)
     assert trace.failure is not None
     assert trace.failure.kind == "type"
     assert "'count' must be int, but is 'three'" in trace.failure.message
@@ -499,11 +484,7 @@ def test_wrong_declarations_are_refused(settings: Any, words: str) -> None:
 
 
 def test_a_program_that_does_not_exist_is_named() -> None:
-    found = cp.System(
-        "qa",
-        {"a": ExternalAgent("geo", command=["no-such-program"])(q=cp.Input("question"))},
-        lm="lm",
-    )
+    found = wired(ExternalAgent("geo", command=["no-such-program"]))
     with pytest.raises(DeclarationError, match="'no-such-program' cannot be started"):
         run(found)
 
@@ -521,13 +502,8 @@ class _Interrupted(ScriptedLM):
 
 def test_a_stream_that_has_begun_is_not_repeated() -> None:
     def agent(question: str, base_url: str, api_key: str) -> str:
-        import httpx
-
-        headers = {"Authorization": f"Bearer {api_key}"}
         body = {"messages": [{"role": "user", "content": "?"}], "stream": True}
-        return httpx.post(
-            f"{base_url}/chat/completions", json=body, headers=headers, trust_env=False
-        ).text
+        return post(base_url, api_key, body)
 
     lm = _Interrupted(lambda message: "Lima")
     trace = run(system(agent, prompts=[]), lm)

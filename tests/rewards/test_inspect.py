@@ -400,19 +400,20 @@ def test_the_report_of_such_a_run_has_the_section(second: Path) -> None:
     assert html == (second / "report.html").read_text("utf-8")
 
 
-def test_a_report_is_written_although_the_rewards_are_damaged(second: Path, tmp_path: Path) -> None:
-    path = Path(shutil.copytree(second, tmp_path / "run"))
+def test_a_report_is_written_although_the_rewards_are_damaged(tmp_path: Path) -> None:
+    path = Path(shutil.copytree(TINY, tmp_path / "run"))
     (path / "memory" / "rewards" / "card.json").write_text("{")
     write(path)
     assert "The local rewards of this run cannot be read" in (path / "report.md").read_text("utf-8")
 
 
 def test_without_matplotlib_the_section_has_its_tables(
-    second: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    path = Path(shutil.copytree(TINY, tmp_path / "run"))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    write(second)
-    text = (second / "report.md").read_text("utf-8").split("## Local rewards")[1]
+    write(path)
+    text = (path / "report.md").read_text("utf-8").split("## Local rewards")[1]
     assert text.split("\n## ")[0].count("needs matplotlib") == 1
 
 

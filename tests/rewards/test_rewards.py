@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -353,18 +353,6 @@ class TestBuffer:
         buffer.add([single], 2)
         assert buffer.gap("short") == 0.0
 
-    def test_another_systems_buffer_is_refused(self) -> None:
-        other = System("other", outputs={"y": Function("weigh", weigh)(x=Input("x", float))})
-        with pytest.raises(DataError, match="belongs to another system"):
-            PairBuffer.read(self.records(other), small(), Sampling())
-
-    @pytest.mark.parametrize("damage", ["system", "iteration", "draw"])
-    def test_a_damaged_record_is_named(self, damage: str) -> None:
-        records = self.records(small())
-        del records[1][damage]
-        with pytest.raises(DataError, match="record 2 of the pair buffer is damaged"):
-            PairBuffer.read(records, small(), Sampling())
-
 
 def filled(outcome: Any, inputs: int = 12, iteration: int = 1) -> PairBuffer:
     """A buffer of `inputs` draws; ``outcome`` gives the reward of an output of an input."""
@@ -479,10 +467,3 @@ class TestCheckpoint:
         assert twice.rewards("short", calls)[0] == pytest.approx(
             2 * model.rewards("short", calls)[0]
         )
-
-
-def test_a_literal_port_is_a_label() -> None:
-    def judge(text: str) -> Literal["yes", "no"]:
-        return "yes"
-
-    assert Template.of(Function("judge", judge)).choices() == ("output=yes", "output=no")

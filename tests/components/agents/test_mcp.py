@@ -98,6 +98,19 @@ def named(tools: list[cp.Tool], name: str) -> cp.Tool:
     return next(tool for tool in tools if tool.name == name)
 
 
+def answers(*tools: cp.Tool, arguments: str = "{}") -> list[str]:
+    """Return what tools answer one after the other in one session."""
+
+    async def ask() -> list[str]:
+        sessions = Sessions()
+        try:
+            return [await tool.answer(arguments, sessions) for tool in tools]
+        finally:
+            await sessions.aclose()
+
+    return asyncio.run(ask())
+
+
 class Listing(RecordingServer):
     tool: Mapping[str, Any] = {}
 
@@ -158,28 +171,19 @@ class TestServers:
         with Listing.running() as listing:
             listing.tool = {"inputSchema": schema}
             (tool,) = cp.Tool.from_mcp(MCPServer(url=f"{listing.url}/mcp"))
-        assert "is not of type 'integer'" in asyncio.run(tool.answer('{"a": "x"}', Sessions()))
+        assert "is not of type 'integer'" in answers(tool, arguments='{"a": "x"}')[0]
 
     def test_an_invalid_answer_of_a_tool_is_reported(self) -> None:
         with Listing.running() as listing:
             listing.tool = {"inputSchema": {"type": "object"}}
             (tool,) = cp.Tool.from_mcp(MCPServer(url=f"{listing.url}/mcp"))
-            assert "returned an invalid answer to 'go'" in asyncio.run(
-                tool.answer("{}", Sessions())
-            )
+            assert "returned an invalid answer to 'go'" in answers(tool)[0]
 
     def test_a_name_is_made_usable_and_structured_content_is_shown(self, odd: MCPServer) -> None:
         tools = cp.Tool.from_mcp(odd, only=["files.read", "only_structure"])
         assert [tool.name for tool in tools] == ["files_read", "only_structure"]
 
-        async def ask() -> list[str]:
-            sessions = Sessions()
-            try:
-                return [await tool.answer("{}", sessions) for tool in tools]
-            finally:
-                await sessions.aclose()
-
-        assert asyncio.run(ask()) == ["a file", '{"n": 1}']
+        assert answers(*tools) == ["a file", '{"n": 1}']
 
     def test_unknown_tools_and_settings(self) -> None:
         with pytest.raises(
@@ -216,29 +220,16 @@ class TestSessions:
     def test_a_server_that_ends_is_restarted(self, odd: MCPServer) -> None:
         tools = cp.Tool.from_mcp(odd)
 
-        async def ask() -> tuple[str, str]:
-            sessions = Sessions()
-            before = await named(tools, "pid").answer("{}", sessions)
-            lost = await named(tools, "end").answer("{}", sessions)
-            assert "did not answer 'end'" in lost
-            assert lost.endswith("the call may have had an effect, so it was not repeated")
-            after = await named(tools, "pid").answer("{}", sessions)
-            await sessions.aclose()
-            return before, after
-
-        before, after = asyncio.run(ask())
+        before, lost, after = answers(*(named(tools, name) for name in ("pid", "end", "pid")))
+        assert "did not answer 'end'" in lost
+        assert lost.endswith("the call may have had an effect, so it was not repeated")
         assert before != after
 
     def test_a_call_that_may_be_repeated_is_a_transient_failure(self, odd: MCPServer) -> None:
         tool = named(cp.Tool.from_mcp(odd), "end_of_reading")
 
-        async def ask() -> None:
-            sessions = Sessions()
-            with pytest.raises(TransientError, match="did not answer 'end_of_reading'"):
-                await tool.answer("{}", sessions)
-            await sessions.aclose()
-
-        asyncio.run(ask())
+        with pytest.raises(TransientError, match="did not answer 'end_of_reading'"):
+            answers(tool)
 
     @pytest.mark.slow
     def test_a_server_that_hangs_is_left(
@@ -258,21 +249,10 @@ class TestSessions:
 
         monkeypatch.setattr(MCPSession, "start", start_in_time)
 
-        async def ask() -> None:
-            sessions = Sessions()
-            assert "did not answer 'hang'" in await impatient.answer("{}", sessions)
-            await sessions.aclose()
-
-        asyncio.run(ask())
+        assert "did not answer 'hang'" in answers(impatient)[0]
 
     def test_errors_of_tools_are_answered(self, odd: MCPServer) -> None:
-        async def ask() -> str:
-            sessions = Sessions()
-            found = await named(cp.Tool.from_mcp(odd), "fail").answer("{}", sessions)
-            await sessions.aclose()
-            return found
-
-        assert "not today" in asyncio.run(ask())
+        assert "not today" in answers(named(cp.Tool.from_mcp(odd), "fail"))[0]
 
     def test_only_named_variables_reach_the_program(
         self, odd: MCPServer, monkeypatch: pytest.MonkeyPatch
@@ -281,13 +261,7 @@ class TestSessions:
         monkeypatch.setenv("MCP_TEST_TWO", "two")
         given = server(*odd.command, env=("MCP_TEST_ONE",))
 
-        async def ask() -> str:
-            sessions = Sessions()
-            found = await named(cp.Tool.from_mcp(given), "secret").answer("{}", sessions)
-            await sessions.aclose()
-            return found
-
-        assert asyncio.run(ask()) == "one None"
+        assert answers(named(cp.Tool.from_mcp(given), "secret")) == ["one None"]
 
 
 def ends(pid: int) -> bool:
@@ -328,13 +302,7 @@ def http_server(tmp_path: Path) -> Iterator[str]:
 def test_streamable_http(http_server: str) -> None:
     (double,) = cp.Tool.from_mcp(url=http_server)
 
-    async def ask() -> str:
-        sessions = Sessions()
-        found = await double.answer('{"x": 21}', sessions)
-        await sessions.aclose()
-        return found
-
-    assert asyncio.run(ask()) == "42"
+    assert answers(double, arguments='{"x": 21}') == ["42"]
 
 
 def test_an_address_without_a_server() -> None:

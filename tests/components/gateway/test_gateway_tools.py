@@ -82,6 +82,15 @@ def responses_agent(client: Any) -> str:
     return "no answer"
 
 
+TOOLS = [{"type": "function", "function": FUNCTION}]
+
+
+def complete(client: Any, **more: Any) -> Any:
+    """Ask once by chat completions."""
+    messages = [{"role": "user", "content": "?"}]
+    return client.chat.completions.create(model="x", **{"messages": messages, **more})
+
+
 @pytest.mark.parametrize("agent", [chat_agent, responses_agent])
 def test_an_agent_calls_its_tools_by_the_text_protocol(agent: Callable[[Any], str]) -> None:
     lm = ScriptedLM([CALL, '{"answer": "It is 8."}'])
@@ -116,12 +125,7 @@ def test_an_engine_with_tools_of_its_own_receives_them(agent: Callable[[Any], st
 
 def test_a_stream_has_the_call_and_not_its_text() -> None:
     def agent(client: Any) -> str:
-        stream = client.chat.completions.create(
-            model="x",
-            messages=[{"role": "user", "content": "?"}],
-            stream=True,
-            tools=[{"type": "function", "function": FUNCTION}],
-        )
+        stream = complete(client, stream=True, tools=TOOLS)
         deltas = [chunk.choices[0].delta for chunk in stream]
         texts = "".join(delta.content or "" for delta in deltas)
         (call,) = [call for delta in deltas for call in delta.tool_calls or ()]
@@ -156,9 +160,7 @@ def ask_about_image(client: Any, url: str = DOT) -> str:
         {"type": "image_url", "image_url": {"url": url}},
     ]
     try:
-        made = client.chat.completions.create(
-            model="x", messages=[{"role": "user", "content": parts}]
-        )
+        made = complete(client, messages=[{"role": "user", "content": parts}])
     except openai.APIStatusError as error:
         return f"{error.status_code} {error.body}"
     return str(made.choices[0].message.content)
@@ -189,9 +191,8 @@ def answer_to(more: dict[str, object]) -> str:
     """Return what an agent gets for a request with further fields: the status and body of an error."""
 
     def agent(client: Any) -> str:
-        messages: list[Any] = [{"role": "user", "content": "?"}]
         try:
-            client.chat.completions.create(model="x", messages=messages, extra_body=more)
+            complete(client, extra_body=more)
         except openai.APIStatusError as error:
             return f"{error.status_code} {error.body}"
         return "answered"
@@ -272,11 +273,7 @@ def test_fields_with_their_defaults_and_without_influence_are_accepted() -> None
 
 def test_a_demanded_object_is_a_format_of_the_answer() -> None:
     def agent(client: Any) -> str:
-        made = client.chat.completions.create(
-            model="x",
-            messages=[{"role": "user", "content": "?"}],
-            response_format={"type": "json_object"},
-        )
+        made = complete(client, response_format={"type": "json_object"})
         return str(made.choices[0].message.content)
 
     lm = ScriptedLM(["{}"])
@@ -286,12 +283,7 @@ def test_a_demanded_object_is_a_format_of_the_answer() -> None:
 
 def test_an_agent_that_takes_one_call_at_a_time_gets_one() -> None:
     def agent(client: Any) -> str:
-        made = client.chat.completions.create(
-            model="x",
-            messages=[{"role": "user", "content": "?"}],
-            parallel_tool_calls=False,
-            tools=[{"type": "function", "function": FUNCTION}],
-        )
+        made = complete(client, parallel_tool_calls=False, tools=TOOLS)
         return str([call.function.arguments for call in made.choices[0].message.tool_calls])
 
     calls = (ToolCall("c1", "double", '{"a": 4}'), ToolCall("c2", "double", '{"a": 5}'))
@@ -308,13 +300,8 @@ def test_the_embedded_model_makes_valid_calls_only(smollm2: str) -> None:
     seen: list[Any] = []
 
     def agent(client: Any) -> str:
-        made = client.chat.completions.create(
-            model="x",
-            messages=[{"role": "user", "content": "Double 4 with the tool."}],
-            max_tokens=40,
-            temperature=0,
-            tools=[{"type": "function", "function": FUNCTION}],
-        )
+        messages = [{"role": "user", "content": "Double 4 with the tool."}]
+        made = complete(client, messages=messages, max_tokens=40, temperature=0, tools=TOOLS)
         seen.extend(made.choices[0].message.tool_calls or ())
         return str(made.choices[0].message.content)
 

@@ -28,7 +28,6 @@ from compound.optimizers.baselines.mipro import SIZES, Mipro, MIPROSettings
 from compound.optimizers.baselines.mipro_proposer import TIPS
 from compound.optimizers.baselines.mipro_trials import (
     Trial,
-    next_point,
     plan_trials,
     promising,
     trials_for,
@@ -321,18 +320,6 @@ class TestSizes:
         assert plan_trials(20, 35, 300, least=8, examples=400, runs=15) is None
         assert plan_trials(20, 35, 300, least=8, examples=0, runs=math.inf) is None
         assert plan_trials(0, 35, 300, least=8, examples=400, runs=math.inf) is None
-
-
-class TestTPE:
-    def test_points_follow_from_seed_and_trials_alone(self) -> None:
-        sizes = {"a": 6, "b": 6}
-        trials: list[Any] = []
-        for i in range(8):
-            point = next_point(sizes, trials, 5)
-            assert point == next_point(sizes, trials, 5)
-            trials.append((point, math.sin(i)))
-        others = [next_point(sizes, trials, seed) for seed in range(20)]
-        assert len({tuple(p.items()) for p in others}) > 1
 
 
 class TestMethod:

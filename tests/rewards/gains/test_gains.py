@@ -48,9 +48,6 @@ class TestGold:
         found = gold_features({"y": 7}, {"answer": 4})
         assert found == {"gold:y.answer.near": -math.log1p(3), "gold:y.answer.equal": 0.0}
 
-    def test_no_gold_gives_no_features(self) -> None:
-        assert gold_features({"y": "a"}, {}) == {}
-
 
 def entries(n: int, values: Sequence[Sequence[float]], *, certain: bool = True) -> list[Entry]:
     return [
