@@ -245,81 +245,56 @@ class Sizes(TypedDict):
     total: int
 
 
-def _number_as_text(x: int) -> str:
-    return increase(x)  # type: ignore[return-value]
-
-
-def _list_of_outputs(x: int) -> list[int]:
-    return [increase(x), increase(x)]
-
-
-def _wrong_value(x: int) -> dict[str, str]:
-    return {"x": increase(x)}  # type: ignore[dict-item]
-
-
-def _wrong_field(x: int) -> Sizes:
-    return {"total": is_even(x)}
-
-
-def _wrong_element(x: int) -> tuple[int, str]:
-    return increase(x), increase(x)  # type: ignore[return-value]
-
-
-def _too_few(x: int) -> tuple[int, int, int]:
-    return increase(x), x  # type: ignore[return-value]
-
-
-def _wrong_member(x: int) -> Pair:
-    return Pair(increase(x), increase(x))  # type: ignore[arg-type]
-
-
-def _dict_as_text(x: int) -> str:
-    return {"x": increase(x)}  # type: ignore[return-value]
+def built(function: Any, returns: Any, **kinds: Any) -> Any:
+    """Return a function with a name and annotations, which has a number `x` by default."""
+    function.__annotations__ = {**(kinds or {"x": int}), "return": returns}
+    function.__name__ = "built"
+    return function
 
 
 @pytest.mark.parametrize(
-    ("function", "message"),
+    ("function", "returns", "message"),
     [
         (
-            _number_as_text,
+            lambda x: increase(x),
+            str,
             r"returns \$increase as int, but declares str \(.*test_system_decorator\.py:\d+\)",
         ),
         (
-            _list_of_outputs,
-            r"returns several outputs as a list, but declares list\[int\].*make the list in a function",
+            lambda x: [increase(x), increase(x)],
+            list[int],
+            r"several outputs as a list, but declares list\[int\].*make the list in a function",
         ),
-        (_wrong_value, r"\$increase as int, but declares str"),
-        (_wrong_field, r"\$is_even as bool, but declares int"),
-        (_wrong_element, r"\$increase_2 as int, but declares str"),
-        (_too_few, r"several outputs as a tuple, but declares tuple\[int, int, int\]"),
-        (_wrong_member, r"\$increase_2 as int, but declares bool"),
-        (_dict_as_text, r"several outputs as a dict, but declares str"),
+        (lambda x: {"x": increase(x)}, dict[str, str], r"\$increase as int, but declares str"),
+        (lambda x: {"total": is_even(x)}, Sizes, r"\$is_even as bool, but declares int"),
+        (lambda x: (increase(x), increase(x)), tuple[int, str], r"\$increase_2 as int, but decl"),
+        (
+            lambda x: (increase(x), x),
+            tuple[int, int, int],
+            r"several outputs as a tuple, but declares tuple\[int, int, int\]",
+        ),
+        (lambda x: Pair(*[increase(x)] * 2), Pair, r"\$increase as int, but declares bool"),
+        (lambda x: {"x": increase(x)}, str, r"several outputs as a dict, but declares str"),
     ],
 )
-def test_outputs_of_other_types_than_declared_are_refused(function: Any, message: str) -> None:
+def test_outputs_of_other_types_than_declared_are_refused(
+    function: Any, returns: Any, message: str
+) -> None:
     with pytest.raises(DeclarationError, match=message):
-        cp.system(function)
+        cp.system(built(function, returns))
 
 
-def _any_tuple(x: int) -> tuple[int, ...]:
-    return increase(x), x
-
-
-def _wider(x: int) -> float | None:
-    return increase(x)
-
-
-def _as_fields(x: int) -> Sizes:
-    return {"total": increase(x)}
-
-
-def _plain_dict(x: int) -> dict:  # type: ignore[type-arg]
-    return {"a": increase(x), "b": is_even(x)}
-
-
-@pytest.mark.parametrize("function", [_any_tuple, _wider, _as_fields, _plain_dict])
-def test_outputs_of_the_declared_types_are_accepted(function: Any) -> None:
-    assert cp.run(cp.system(function), {"x": 1}).failure is None
+@pytest.mark.parametrize(
+    ("function", "returns"),
+    [
+        (lambda x: (increase(x), x), tuple[int, ...]),
+        (lambda x: increase(x), float | None),
+        (lambda x: {"total": increase(x)}, Sizes),
+        (lambda x: {"a": increase(x), "b": is_even(x)}, dict),
+    ],
+)
+def test_outputs_of_the_declared_types_are_accepted(function: Any, returns: Any) -> None:
+    assert cp.run(cp.system(built(function, returns)), {"x": 1}).failure is None
 
 
 def test_a_default_of_a_parameter_is_refused() -> None:
@@ -333,20 +308,6 @@ def test_a_default_of_a_parameter_is_refused() -> None:
     assert "`y = 3`" in caught.value.hint
 
 
-def _unused(x: int, y: int) -> object:
-    return increase(x)
-
-
-def _lost(x: int) -> object:
-    increase(x)
-    return is_even(x)
-
-
-def _constant(x: int) -> object:
-    increase(x)
-    return 3
-
-
 def _untyped(x):  # type: ignore[no-untyped-def]
     return increase(x)
 
@@ -355,24 +316,25 @@ async def _async(x: int) -> object:
     return increase(x)
 
 
-def _same_names(x: int) -> object:
-    return x, x
-
-
-def _constant_in_dict(x: int) -> object:
-    return {"y": increase(x), "z": 3}
-
-
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (_unused, "declares unused inputs: 'y'"),
-        (_lost, "has nodes that no output depends on: 'increase'"),
-        (_constant, r"returns int, which names no outputs .*test_system_decorator\.py"),
+        (built(lambda x, y: increase(x), object, x=int, y=int), "declares unused inputs: 'y'"),
+        (
+            built(lambda x: (increase(x), is_even(x))[1], object),
+            "has nodes that no output depends on: 'increase'",
+        ),
+        (
+            built(lambda x: (increase(x), 3)[1], object),
+            r"returns int, which names no outputs .*test_system_decorator\.py",
+        ),
         (_untyped, "parameter 'x' has no type"),
         (_async, "is an async function"),
-        (_same_names, "two of the returned outputs would be named 'x'"),
-        (_constant_in_dict, "output 'z' of system '_constant_in_dict' is 3"),
+        (built(lambda x: (x, x), object), "two of the returned outputs would be named 'x'"),
+        (
+            built(lambda x: {"y": increase(x), "z": 3}, object),
+            "output 'z' of system 'built' is 3",
+        ),
     ],
 )
 def test_mistakes_are_refused(function: Any, message: str) -> None:
