@@ -1,1 +1,1 @@
-"""Tests with a real Ray cluster: `make test-ray`."""
+"""Learners of several processes."""
