@@ -273,7 +273,11 @@ def built(function: Any, returns: Any, **kinds: Any) -> Any:
             tuple[int, int, int],
             r"several outputs as a tuple, but declares tuple\[int, int, int\]",
         ),
-        (lambda x: Pair(*[increase(x)] * 2), Pair, r"\$increase as int, but declares bool"),
+        (
+            lambda x: Pair(increase(x), increase(x)),  # type: ignore[arg-type]
+            Pair,
+            r"\$increase_2 as int, but declares bool",
+        ),
         (lambda x: {"x": increase(x)}, str, r"several outputs as a dict, but declares str"),
     ],
 )
