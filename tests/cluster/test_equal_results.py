@@ -22,15 +22,12 @@ from clusters.program import (
     write_program,
 )
 from clusters.transports import LocalTransport, PipeTransport
+from compound import Budget, Executor, System, Trace
 from compound.cluster.handshake import rebuild
 from compound.cluster.messages import SystemFile
 from compound.core.errors import BudgetExhausted
-from compound.execution.budget import Budget
 from compound.execution.cache import MemoryCache
-from compound.execution.executor import Executor
-from compound.execution.trace import Trace
 from compound.graph.component import Output
-from compound.graph.system import System
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,8 @@ from dspy.utils import exceptions
 
 import compound as cp
 from benchmarks.measure.interchange.chat_server import ChatServer
-from compound.core.errors import (
-    BudgetExhausted,
-    CallError,
-    DeclarationError,
-    RunFailed,
-    TransientError,
-)
+from compound import RunFailed
+from compound.core.errors import BudgetExhausted, CallError, DeclarationError, TransientError
 from compound.testing import ComponentKit, ScriptedLM
 
 pytestmark = pytest.mark.filterwarnings(

@@ -6,12 +6,8 @@ from typing import Any
 
 import pytest
 
-from compound.components.function import Function
-from compound.components.llm import LLM
-from compound.graph.component import Input
-from compound.graph.space import Choice, LoRA, Text
-from compound.graph.system import System
-from compound.optimization.method import Method
+from compound import LLM, Choice, Function, Input, LoRA, System, Text
+from compound.ext import Method
 from compound.optimization.settings.optimize import make_settings
 from compound.optimizers import methods
 from compound.optimizers.methods import method

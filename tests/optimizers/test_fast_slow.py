@@ -14,16 +14,12 @@ from hypothesis import strategies as st
 
 from benchmarks.measure.prompts import fast_slow
 from benchmarks.simulated.toy_model import make_toy_model
-from compound.components.llm import LLM
-from compound.core.engine import Completion, Request
+from compound import LLM, Input, LoRA, System
 from compound.core.errors import DeclarationError
 from compound.core.narrowing import entry
-from compound.evaluation.metrics.custom import custom
-from compound.graph.component import Input
-from compound.graph.space import LoRA
-from compound.graph.system import System
+from compound.ext import Completion, Request, Task
+from compound.metrics import custom
 from compound.optimization.budget_plan import plan_job
-from compound.optimization.method import Task
 from compound.optimization.settings.optimize import make_settings
 from compound.optimizers import fast_slow as fast_slow_module
 from compound.optimizers.fast_slow import FastSlow, FastSlowState

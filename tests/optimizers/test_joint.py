@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from benchmarks.simulated.systems import Simulated, world
-from compound import LLM, Input, System, optimize
-from compound.core.example import Example
-from compound.evaluation.metrics.custom import custom
-from compound.graph.space import Choice, Demos, Float, Int, Space, Text
-from compound.optimization.method import Progress, Proposal, Task
+from compound import LLM, Choice, Demos, Example, Float, Input, Int, System, Text, optimize
+from compound.ext import Progress, Proposal, Task
+from compound.graph.space import Space
+from compound.metrics import custom
 from compound.optimizers.baselines.random import RandomSearch
 from compound.optimizers.search.candidates import balanced_design
 from compound.optimizers.search.gain_model import GainModel, Observation, similarities

@@ -16,14 +16,10 @@ import numpy as np
 import pytest
 
 import compound.optimizers
-from compound.components.llm import LLM
-from compound.core.example import Example
-from compound.core.storage.state import State, StateError
-from compound.evaluation.metrics.custom import custom
-from compound.graph.component import Input
-from compound.graph.space import Choice, Demos, Float, Text
-from compound.graph.system import System
-from compound.optimization.method import Optimizer, Progress, Task
+from compound import LLM, Choice, Demos, Example, Float, Input, System, Text
+from compound.core.storage.state import StateError
+from compound.ext import Optimizer, Progress, State, Task
+from compound.metrics import custom
 from compound.optimizers.baselines.evolution import GEPASettings
 from compound.optimizers.baselines.gepa import GEPA, Evolution
 from compound.optimizers.baselines.llm_selector import LLMSelector, Selection

@@ -18,18 +18,15 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import compound as cp
-from compound.components.selector import Selector
+from compound import Executor, Port, Selector, System
 from compound.core.errors import ConfigurationError
 from compound.core.narrowing import entry
 from compound.core.storage.artifacts import folder_digest, store_folder
 from compound.core.storage.records import read_document, to_document
-from compound.execution.executor import Executor
 from compound.execution.rng import generator
-from compound.graph.component import CallContext, Operation
+from compound.ext import CallContext, Operation
 from compound.graph.configuration import canonical_json
 from compound.graph.space import PerInput
-from compound.graph.system import System
-from compound.graph.types import Port
 from compound.optimization.runs.directory import RunDirectory
 from compound.optimizers.optimas.local import LocalSearch
 from compound.optimizers.search.sources import CandidateSources

@@ -16,31 +16,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compound.components.function import Function
-from compound.components.index import PassageIndex
-from compound.components.llm import LLM
-from compound.components.retriever import Retriever
-from compound.core.engine import Completion, Request
-from compound.core.example import Example
-from compound.evaluation.evaluate import Evaluation, EvaluationRules, ScoredRun
-from compound.evaluation.metrics.built_in import token_f1
-from compound.evaluation.metrics.custom import custom
-from compound.execution.executor import Executor
-from compound.execution.rng import generator
-from compound.execution.trace import Call, Failure, Trace
-from compound.graph.component import Input
-from compound.graph.configuration import canonical_json
-from compound.graph.space import Choice, Demos, Float, Int, Text
-from compound.graph.system import System
-from compound.optimization.method import (
-    Job,
-    JobContext,
-    JobRecord,
-    Optimizer,
-    Progress,
-    Proposal,
-    Task,
+from compound import (
+    LLM,
+    Choice,
+    Demos,
+    Example,
+    Executor,
+    Float,
+    Function,
+    Input,
+    Int,
+    Retriever,
+    System,
+    Text,
+    Trace,
 )
+from compound.components.index import PassageIndex
+from compound.evaluation.evaluate import Evaluation, EvaluationRules, ScoredRun
+from compound.execution.rng import generator
+from compound.execution.trace import Call, Failure
+from compound.ext import Completion, Job, Optimizer, Progress, Proposal, Request, Task
+from compound.graph.configuration import canonical_json
+from compound.metrics import custom, token_f1
+from compound.optimization.method import JobContext, JobRecord
 from compound.optimizers.baselines.random import RandomSearch
 from compound.optimizers.scheduling import Uniform
 from compound.optimizers.search.joint import JointSearch

@@ -15,13 +15,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compound.components.function import Function
-from compound.components.llm import LLM
-from compound.core.errors import CompoundError, ConfigurationError
-from compound.evaluation.metrics.custom import custom
-from compound.graph.component import Input
-from compound.graph.space import Text
-from compound.graph.system import System
+from compound import LLM, CompoundError, Function, Input, System, Text
+from compound.core.errors import ConfigurationError
+from compound.metrics import custom
 from compound.optimizers.search.rewarding import (
     RewardAdapter,
     RewardMemory,

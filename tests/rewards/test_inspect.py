@@ -19,17 +19,10 @@ import numpy as np
 import pytest
 
 import compound as cp
-from compound.components.function import Function
-from compound.core.errors import (
-    CompoundError,
-    ConfigurationError,
-    DataError,
-    DeclarationError,
-    RunDirectoryError,
-)
+from compound import CompoundError, Function, System
+from compound.core.errors import ConfigurationError, DataError, DeclarationError, RunDirectoryError
 from compound.core.narrowing import entry
 from compound.core.storage.records import read_document, to_document
-from compound.graph.system import System
 from compound.report import write
 from compound.report.rewards import reward_facts, reward_svg
 from compound.rewards.alignment import NO_PAIRS

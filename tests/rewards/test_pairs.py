@@ -10,21 +10,13 @@ import numpy as np
 import pytest
 
 from benchmarks.simulated.systems import SHAPES, Simulated, options_of
-from compound.components.function import Function
-from compound.components.llm import LLM
+from compound import LLM, Budget, Choice, Example, Executor, Function, Input, System, Trace
 from compound.core.errors import BudgetExhausted, DeclarationError
-from compound.core.example import Example
 from compound.core.narrowing import entry
 from compound.evaluation.evaluate import EvaluationRules
-from compound.evaluation.metrics.built_in import exact_match
-from compound.evaluation.metrics.custom import custom
-from compound.execution.budget import Budget, Meter
+from compound.execution.budget import Meter
 from compound.execution.cache import MemoryCache
-from compound.execution.executor import Executor
-from compound.execution.trace import Trace
-from compound.graph.component import Input
-from compound.graph.space import Choice
-from compound.graph.system import System
+from compound.metrics import custom, exact_match
 from compound.rewards.candidates import Candidate, Sampling, is_decided
 from compound.rewards.pairs import WARM, Collection, Draw, collect, ordered_pairs
 from compound.testing import ScriptedLM

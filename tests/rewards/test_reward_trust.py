@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compound.components.function import Function
-from compound.evaluation.metrics.custom import custom
+from compound import Function, Input, System
 from compound.evaluation.statistics import binomial_tail
-from compound.graph.component import Input
-from compound.graph.system import System
+from compound.metrics import custom
 from compound.optimizers.search.rewarding import RunRewards
 from compound.rewards.alignment import Accuracy, Evidence, evidence
 from compound.rewards.buffer import PairBuffer

@@ -14,13 +14,8 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from compound.components.function import Function
-from compound.components.llm import LLM
-from compound.components.selector import Selector
+from compound import LLM, Function, Input, Selector, System, Text
 from compound.core.errors import ConfigurationError, DataError, DeclarationError
-from compound.graph.component import Input
-from compound.graph.space import Text
-from compound.graph.system import System
 from compound.rewards.alignment import accuracy, calibration_error, rank_correlation, reliability
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.candidates import Candidate, Sampling

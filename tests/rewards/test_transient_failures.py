@@ -9,16 +9,12 @@ from typing import Any
 
 import pytest
 
+from compound import Choice, Example, Executor, Input, Port, System
 from compound.core.errors import CallError, OutputTypeError, ParseError, RateLimited, TransientError
-from compound.core.example import Example
 from compound.evaluation.evaluate import EvaluationRules, score
-from compound.evaluation.metrics.custom import custom
 from compound.execution.cache import MemoryCache
-from compound.execution.executor import Executor
-from compound.graph.component import CallContext, Input, Operation
-from compound.graph.space import Choice
-from compound.graph.system import System
-from compound.graph.types import Port
+from compound.ext import CallContext, Operation
+from compound.metrics import custom
 from compound.rewards.candidates import Sampling
 from compound.rewards.pairs import Collection, collect
 

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from compound.core.engine import Message, Request
-from compound.graph.component import CallContext, Operation
-from compound.graph.space import Choice, Int
-from compound.graph.types import Port
+from compound import Choice, Int, Port
+from compound.ext import CallContext, Message, Operation, Request
 from compound.testing import ComponentKit, ScriptedLM, run_kit
 
 INPUTS = [{"words": ["a", "b"], "more": {"x": [1]}}, {"words": [], "more": {}}]

@@ -12,24 +12,22 @@ import numpy as np
 import pytest
 from pydantic import Field
 
-from compound.components.function import Function
-from compound.core.engine import Message, Request
-from compound.core.example import Example, Metric
-from compound.core.storage.state import State
-from compound.evaluation.metrics.custom import custom
+from compound import Choice, Example, Function, Input, System
 from compound.execution.rng import generator
-from compound.graph.component import Input
-from compound.graph.space import Choice
-from compound.graph.system import System
-from compound.optimization.method import (
+from compound.ext import (
     JobPlan,
+    Message,
+    Metric,
     Optimizer,
     PlannedJob,
     Progress,
     Proposal,
-    RequestCount,
+    Request,
+    State,
     Task,
 )
+from compound.metrics import custom
+from compound.optimization.method import RequestCount
 from compound.testing import OptimizerJob, OptimizerKit, run_kit
 
 ASK = Request((Message("user", "Propose a letter."),), max_tokens=20)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from compound.core.example import Example
-from compound.core.storage.state import State
+from compound import Example
 from compound.execution.rng import generator
+from compound.ext import Recipe, State
 from compound.optimizers.weights.credit.grouping import trajectory_samples
 from compound.optimizers.weights.learner.critic import CriticSettings
 from compound.optimizers.weights.learner.losses import ImitationObjective, PolicyObjective
@@ -23,7 +23,6 @@ from compound.optimizers.weights.recipes.recipe import (
     CreditedSamples,
     PolicyRecipe,
     PolicySettings,
-    Recipe,
     RecipeContext,
     learnable,
     scores_of,

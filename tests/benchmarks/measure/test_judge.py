@@ -14,10 +14,8 @@ from benchmarks.measure.judge import (
     judge,
     score_reply,
 )
-from compound.components.function import Function
+from compound import Function, Input, System
 from compound.core.errors import CallError
-from compound.graph.component import Input
-from compound.graph.system import System
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.candidates import Candidate
 from compound.rewards.pairs import Draw

@@ -13,10 +13,9 @@ from typing import Any, Literal
 import pytest
 
 import compound as cp
-from compound.core.example import Example
-from compound.evaluation.metrics.custom import custom
+from compound import Example, Executor
 from compound.execution.cache import MemoryCache
-from compound.execution.executor import Executor
+from compound.metrics import custom
 from compound.rewards.candidates import Sampling
 from compound.rewards.pairs import collect
 from compound.testing import ScriptedLM

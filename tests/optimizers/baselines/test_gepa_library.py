@@ -15,13 +15,9 @@ import pytest
 from gepa.api import optimize
 from gepa.core.adapter import EvaluationBatch
 
-from compound.components.function import Function
-from compound.core.example import Example, Score
-from compound.evaluation.metrics.custom import custom
+from compound import Example, Function, Input, Score, System, Text
 from compound.execution.rng import derive_seed
-from compound.graph.component import Input
-from compound.graph.space import Text
-from compound.graph.system import System
+from compound.metrics import custom
 from compound.optimizers.baselines import evolution
 from compound.optimizers.baselines.evolution import GEPASettings
 from compound.optimizers.baselines.gepa import GEPA

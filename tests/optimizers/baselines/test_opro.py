@@ -9,18 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compound.components.llm import LLM
-from compound.core.engine import Request
+from compound import LLM, Demos, Example, Input, OptimizeSettings, System, Text, Trace
 from compound.core.errors import CallError
-from compound.core.example import Example
-from compound.evaluation.metrics.built_in import exact_match
-from compound.evaluation.metrics.custom import custom
-from compound.execution.trace import Call, Trace
-from compound.graph.component import Input
-from compound.graph.space import Demos, Text
-from compound.graph.system import System
+from compound.execution.trace import Call
+from compound.ext import Request
+from compound.metrics import custom, exact_match
 from compound.optimization.method import ScoredCandidate
-from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.baselines.opro import (
     OPRO,
     SHOWN,

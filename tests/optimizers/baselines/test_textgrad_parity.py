@@ -11,15 +11,10 @@ from typing import Any
 import pytest
 
 from benchmarks.measure.prompts.textgrad_parity import OUTPUT, SYSTEMS, information, summarize
-from compound.components.flow import Loop
-from compound.components.function import Function
-from compound.components.llm import LLM
+from compound import LLM, Example, Function, Input, Loop, Score, System, Text
 from compound.core.errors import CallError
-from compound.core.example import Example, Score
-from compound.evaluation.metrics.custom import custom
-from compound.graph.component import Input, Output
-from compound.graph.space import Text
-from compound.graph.system import System
+from compound.graph.component import Output
+from compound.metrics import custom
 from compound.optimization.budget_plan import plan_job
 from compound.optimization.method import RequestCount
 from compound.optimizers.baselines.textgrad import TextGrad, TextGradSettings

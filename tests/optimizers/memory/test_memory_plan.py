@@ -16,19 +16,18 @@ pytest.importorskip("transformers")
 
 import compound as cp  # noqa: E402
 from benchmarks.simulated.toy_model import make_toy_model  # noqa: E402
+from compound import CompoundError, Executor, OptimizeSettings  # noqa: E402
 from compound.api import optimize as api  # noqa: E402
 from compound.api.optimize import make_problem  # noqa: E402
-from compound.core.errors import CompoundError, DeclarationError, MissingExtra  # noqa: E402
+from compound.core.errors import DeclarationError, MissingExtra  # noqa: E402
 from compound.engines import model_folder  # noqa: E402
 from compound.engines.local import devices, footprint, loading  # noqa: E402
 from compound.engines.local.engine import TransformersEngine  # noqa: E402
 from compound.engines.local.footprint import Footprint  # noqa: E402
 from compound.engines.local.loading import checkpoint_layers  # noqa: E402
 from compound.engines.vllm.engine import VLLMEngine  # noqa: E402
-from compound.execution.executor import Executor  # noqa: E402
 from compound.graph.registry.engines import find_engine  # noqa: E402
 from compound.optimization.method import Problem  # noqa: E402
-from compound.optimization.settings.optimize import OptimizeSettings  # noqa: E402
 from compound.optimizers import memory_plan  # noqa: E402
 from compound.optimizers.memory_plan import (  # noqa: E402
     Demand,

@@ -10,18 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compound import Choice, Dataset, Example, Function, Input, OptimizeSettings, Result, System
 from compound.api.optimize import run_optimization
-from compound.api.result import Result
-from compound.components.function import Function
-from compound.core.example import Example
-from compound.evaluation.dataset import Dataset
-from compound.evaluation.metrics.custom import custom
-from compound.graph.component import Input
-from compound.graph.space import Choice
-from compound.graph.system import System
+from compound.metrics import custom
 from compound.optimization.runs.directory import read_json
 from compound.optimization.settings.base import BudgetSettings
-from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.optimas.local import NO_TARGETS, Cloning, Imitation, Target, targets_of
 from compound.optimizers.optimas.methods import HBCSettings
 from compound.optimizers.search.sources import CandidateSources

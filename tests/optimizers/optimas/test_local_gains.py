@@ -12,12 +12,9 @@ import pytest
 
 from benchmarks.simulated.ablations import FitToShuffled
 from benchmarks.simulated.relays import Relay
-from compound.core.example import Example
-from compound.evaluation.metrics.custom import custom
-from compound.graph.component import CallContext, Input, Operation
-from compound.graph.space import Choice
-from compound.graph.system import System
-from compound.graph.types import Port
+from compound import Choice, Example, Input, Port, System
+from compound.ext import CallContext, Operation
+from compound.metrics import custom
 from compound.optimizers.search.candidates import GlobalRuns, LocalCell
 from compound.optimizers.search.joint import Search
 from compound.optimizers.search.local_gains import LocalGains, RewardGuide

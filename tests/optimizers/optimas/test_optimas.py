@@ -12,18 +12,12 @@ import pytest
 from scipy import stats
 
 from benchmarks.simulated.systems import SHAPES, Simulated
-from compound.components.function import Function
-from compound.components.llm import LLM
+from compound import LLM, Choice, Demos, Example, Executor, Function, Input, Port, System, Text
 from compound.core.errors import DataError, TooManyFailures
-from compound.core.example import Example, Metric
 from compound.core.narrowing import entry
-from compound.evaluation.metrics.custom import custom
 from compound.execution.cache import MemoryCache
-from compound.execution.executor import Executor
-from compound.graph.component import CallContext, Input, Operation
-from compound.graph.space import Choice, Demos, Text
-from compound.graph.system import System
-from compound.graph.types import Port
+from compound.ext import CallContext, Metric, Operation
+from compound.metrics import custom
 from compound.optimizers.optimas.local import Collecting, boltzmann, collect_pairs
 from compound.optimizers.optimas.methods import OptimasSettings
 from compound.optimizers.search.proposers.demos import bootstrap_pools

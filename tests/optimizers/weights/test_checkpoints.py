@@ -20,23 +20,15 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 pytest.importorskip("peft")
 
 from benchmarks.simulated.toys import Toy, toy  # noqa: E402
-from compound.core.engine import Adapter, Completion, Request  # noqa: E402
-from compound.core.errors import CompoundError  # noqa: E402
-from compound.core.example import Example, Score  # noqa: E402
+from compound import Budget, CompoundError, Example, Executor, Score, System  # noqa: E402
+from compound.core.engine import Adapter  # noqa: E402
 from compound.core.storage.artifacts import verify_reference  # noqa: E402
 from compound.engines.local.engine import TransformersEngine  # noqa: E402
 from compound.evaluation.metrics.scoring import apply_metric  # noqa: E402
-from compound.execution.budget import Budget, Meter  # noqa: E402
+from compound.execution.budget import Meter  # noqa: E402
 from compound.execution.cache import MemoryCache  # noqa: E402
-from compound.execution.executor import Executor  # noqa: E402
-from compound.graph.system import System  # noqa: E402
-from compound.optimization.method import (  # noqa: E402
-    JobContext,
-    Problem,
-    Progress,
-    Proposal,
-    Task,
-)
+from compound.ext import Completion, Progress, Proposal, Request, Task  # noqa: E402
+from compound.optimization.method import JobContext, Problem  # noqa: E402
 from compound.optimization.scorer import JobScorer  # noqa: E402
 from compound.optimizers.methods import method  # noqa: E402
 from compound.optimizers.weights import training as session  # noqa: E402

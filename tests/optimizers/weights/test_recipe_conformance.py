@@ -13,15 +13,11 @@ import numpy as np
 import pytest
 
 import compound.optimizers
-from compound.components.llm import LLM
-from compound.core.engine import Engine
-from compound.core.example import CallValues, Example, Metric, Values
+from compound import LLM, Example, Input, LoRA, System
+from compound.core.example import CallValues, Values
 from compound.engines.model_folder import load_tokenizer
-from compound.evaluation.metrics.custom import custom
-from compound.graph.component import Input
-from compound.graph.space import LoRA
-from compound.graph.system import System
-from compound.optimization.method import Optimizer
+from compound.ext import Engine, Metric, Optimizer, Recipe
+from compound.metrics import custom
 from compound.optimizers.optimas.methods import LocalTraining
 from compound.optimizers.search.rewarding import Guidance, RunRewards
 from compound.optimizers.weights.learner.updates import OptimizerSettings
@@ -42,7 +38,6 @@ from compound.optimizers.weights.recipes.mmgrpo import (
 )
 from compound.optimizers.weights.recipes.mygo import MyGO, MyGOSettings
 from compound.optimizers.weights.recipes.ppo import PPO, MAPPOSettings, PPOSettings
-from compound.optimizers.weights.recipes.recipe import Recipe
 from compound.optimizers.weights.recipes.rollouts import RolloutSettings
 from compound.optimizers.weights.training import WeightTraining
 from compound.rewards.settings import RewardLearning

@@ -15,9 +15,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pytest
 
-from compound.components.function import Function
-from compound.components.llm import LLM
-from compound.core.engine import NO_USAGE, Completion, Message, Request, TokenRecord
+from compound import LLM, Choice, Example, Executor, Function, Input, LoRA, System, Text
+from compound.core.engine import NO_USAGE, TokenRecord
 from compound.core.errors import (
     BudgetExhausted,
     DeclarationError,
@@ -25,14 +24,10 @@ from compound.core.errors import (
     TooManyFailures,
     TransientError,
 )
-from compound.core.example import Example
-from compound.evaluation.metrics.custom import custom
 from compound.execution.budget import Meter
 from compound.execution.cache import MemoryCache
-from compound.execution.executor import Executor
-from compound.graph.component import Input
-from compound.graph.space import Choice, LoRA, Text
-from compound.graph.system import System
+from compound.ext import Completion, Message, Recipe, Request
+from compound.metrics import custom
 from compound.optimizers.weights.credit.advantages import gae, whiten
 from compound.optimizers.weights.credit.shaping import TooMany
 from compound.optimizers.weights.learner.losses import ClippedLoss
@@ -59,7 +54,6 @@ from compound.optimizers.weights.recipes.ppo import (
 )
 from compound.optimizers.weights.recipes.recipe import (
     CreditedSamples,
-    Recipe,
     RecipeContext,
     TrainingSettings,
 )

@@ -20,13 +20,11 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("one_thread")
 peft = pytest.importorskip("peft")
 
-from compound.components.llm import LLM  # noqa: E402
+from compound import LLM, CompoundError, Input, LoRA, System  # noqa: E402
 from compound.core.engine import TokenRecord  # noqa: E402
-from compound.core.errors import CompoundError, ConfigurationError, DeclarationError  # noqa: E402
+from compound.core.errors import ConfigurationError, DeclarationError  # noqa: E402
 from compound.core.storage.artifacts import folder_digest  # noqa: E402
-from compound.graph.component import Input  # noqa: E402
-from compound.graph.space import LoRA, Weights  # noqa: E402
-from compound.graph.system import System  # noqa: E402
+from compound.graph.space import Weights  # noqa: E402
 from compound.optimizers.weights.credit.advantages import advantages  # noqa: E402
 from compound.optimizers.weights.learner import adapters as adapters_module  # noqa: E402
 from compound.optimizers.weights.learner import forward as forward_module  # noqa: E402

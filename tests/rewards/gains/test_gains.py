@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.simulated.systems import Simulated
-from compound.components.function import Function
-from compound.graph.component import Input
-from compound.graph.system import System
+from compound import Function, Input, System
 from compound.optimization.prices import estimate_prices
 from compound.optimizers.search.part import part_of
 from compound.rewards.buffer import Entry

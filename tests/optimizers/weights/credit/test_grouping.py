@@ -15,14 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compound.components.llm import LLM
-from compound.core.engine import Completion, TokenRecord
+from compound import LLM, Executor, Input, LoRA, System, Text, Trace
+from compound.core.engine import TokenRecord
 from compound.core.errors import DeclarationError
-from compound.execution.executor import Executor
-from compound.execution.trace import Call, Failure, Trace
-from compound.graph.component import Input
-from compound.graph.space import LoRA, Text
-from compound.graph.system import System
+from compound.execution.trace import Call, Failure
+from compound.ext import Completion
 from compound.optimizers.weights.credit.advantages import advantages
 from compound.optimizers.weights.credit.grouping import (
     MIXED,

@@ -12,16 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compound.components.flow import Loop, Map
-from compound.components.function import Function
-from compound.components.llm import LLM
+from compound import LLM, Executor, Function, Input, Loop, Map, System, Text, Trace
 from compound.core.engine import TokenRecord
 from compound.core.errors import DeclarationError
-from compound.execution.executor import Executor
-from compound.execution.trace import Call, Failure, Trace
-from compound.graph.component import Input
-from compound.graph.space import Text
-from compound.graph.system import System
+from compound.execution.trace import Call, Failure
 from compound.optimizers.weights.credit.propagation import Credit, propagate
 from compound.testing import ScriptedLM
 

@@ -23,10 +23,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
 from benchmarks.simulated.toys import toy  # noqa: E402
+from compound import CompoundError, Dataset  # noqa: E402
 from compound.api.optimize import run_optimization  # noqa: E402
-from compound.core.errors import CompoundError  # noqa: E402
 from compound.engines.local.engine import TransformersEngine  # noqa: E402
-from compound.evaluation.dataset import Dataset  # noqa: E402
 from compound.optimization.runs.directory import read_records  # noqa: E402
 from compound.optimization.settings.optimize import make_settings  # noqa: E402
 from compound.optimizers.weights.distributed import worker  # noqa: E402

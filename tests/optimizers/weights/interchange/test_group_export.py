@@ -9,12 +9,8 @@ from typing import Any
 
 import pytest
 
-from compound.core.errors import (
-    CompoundError,
-    ConfigurationError,
-    DeclarationError,
-    RunDirectoryError,
-)
+from compound import CompoundError
+from compound.core.errors import ConfigurationError, DeclarationError, RunDirectoryError
 from compound.core.storage.artifacts import store_folder
 from compound.optimization.runs.directory import RunDirectory
 from compound.optimizers.weights.interchange import FILE, export_groups

@@ -18,15 +18,14 @@ import peft  # noqa: E402
 
 import compound as cp  # noqa: E402
 from benchmarks.simulated.toy_model import COLOURS, PLACES, make_toy_model  # noqa: E402
+from compound import CompoundError, Example, Score, System  # noqa: E402
 from compound.api.optimize import run_optimization  # noqa: E402
 from compound.core.engine import TokenRecord  # noqa: E402
-from compound.core.errors import CompoundError, DeclarationError  # noqa: E402
-from compound.core.example import Example, Score  # noqa: E402
+from compound.core.errors import DeclarationError  # noqa: E402
 from compound.engines import model_folder  # noqa: E402
 from compound.engines.local.chat_tokens import ChatTokenizer  # noqa: E402
 from compound.engines.local.engine import TransformersEngine  # noqa: E402
 from compound.execution.schedule import setting_values  # noqa: E402
-from compound.graph.system import System  # noqa: E402
 from compound.optimization.runs.recorder import read_events  # noqa: E402
 from compound.optimization.settings.optimize import make_settings  # noqa: E402
 from compound.optimizers.methods import method  # noqa: E402
