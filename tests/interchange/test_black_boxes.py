@@ -311,13 +311,19 @@ def test_a_graph_that_waits_for_a_person_is_no_answer() -> None:
             cp.interchange.from_langchain(kept_graph(note, **options))
 
 
-def test_a_model_without_usage_still_counts_its_calls() -> None:
-    assert (
-        cp.run(
-            one_node(cp.interchange.from_langchain(PROMPT | model(tokens=None))), QUESTION
-        ).usage.calls
-        == 1
-    )
+@pytest.mark.parametrize(
+    ("given", "calls", "unpriced"),
+    [({}, 1, 0), ({"tokens": None}, 1, None), ({"name": "own-model"}, 1, 1)],
+    ids=["known price", "no usage", "unknown price"],
+)
+def test_calls_are_counted_and_a_message_becomes_its_text(
+    given: Any, calls: int, unpriced: int | None
+) -> None:
+    component = cp.interchange.from_langchain(PROMPT | model(**given))
+    trace = cp.run(one_node(component), QUESTION)
+    assert trace.outputs == {"output": "Lima"}
+    assert trace.usage.calls == calls
+    assert unpriced in (None, trace.usage.unpriced)
 
 
 def within(budget: Budget, component: Any, runs: int = 1) -> Meter:
@@ -511,19 +517,6 @@ def test_an_error_inside_fails_the_call_with_its_text() -> None:
     )
     with pytest.raises(RunFailed, match="KeyError: 'lost'"):
         cp.run(one_node(component), QUESTION)
-
-
-def test_a_message_becomes_its_text() -> None:
-    assert cp.run(one_node(cp.interchange.from_langchain(PROMPT | model())), QUESTION).outputs == {
-        "output": "Lima"
-    }
-
-
-def test_an_unknown_price_is_counted_as_such() -> None:
-    trace = cp.run(
-        one_node(cp.interchange.from_langchain(PROMPT | model(name="own-model"))), QUESTION
-    )
-    assert (trace.usage.cost, trace.usage.unpriced) == (0.0, 1)
 
 
 def test_a_thread_can_be_set() -> None:

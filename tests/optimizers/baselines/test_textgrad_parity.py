@@ -21,7 +21,8 @@ from compound.optimizers.baselines.textgrad import TextGrad, TextGradSettings
 from compound.testing import ScriptedLM
 
 RECORDED = json.loads(Path(OUTPUT).read_text(encoding="utf-8"))
-ONCE = TextGradSettings(steps=1, batch=RECORDED["examples"])
+EXAMPLES: int = RECORDED["examples"]
+ONCE = TextGradSettings(steps=1, batch=EXAMPLES)
 
 
 def tooled(a: str) -> str:
@@ -82,9 +83,11 @@ def requests(assignment: Any) -> list[tuple[str, str]]:
     return [(kind_of(text), text) for text in texts]
 
 
-def in_one_step(job: Any, target: System, **more: Any) -> Any:
-    assignment = job(target, custom(graded), rows(), lambda: ScriptedLM(script), **more)
-    assignment.run(TextGrad(ONCE))
+def in_one_step(
+    job: Any, target: System, reply: Any = script, batch: int = EXAMPLES, **more: Any
+) -> Any:
+    assignment = job(target, custom(graded), rows(), lambda: ScriptedLM(reply), **more)
+    assignment.states, _ = assignment.run(TextGrad(TextGradSettings(steps=1, batch=batch)))
     return assignment
 
 
@@ -148,11 +151,7 @@ class TestChain:
                 raise CallError("content filter")
             return script(message)
 
-        assignment = job(
-            built(SYSTEMS["chain"]), custom(graded), rows(), lambda: ScriptedLM(silent)
-        )
-        assignment.run(TextGrad(ONCE))
-        kinds = {kind for kind, _ in requests(assignment)}
+        kinds = {kind for kind, _ in requests(in_one_step(job, built(SYSTEMS["chain"]), silent))}
         assert {"prompt b", "rewrite b"} < kinds
         assert not {"prompt a", "rewrite a"} & kinds
 
@@ -162,10 +161,7 @@ class TestChain:
                 raise CallError("refused")
             return script(message)
 
-        assignment = job(
-            built(SYSTEMS["chain"]), custom(graded), rows(8), lambda: ScriptedLM(failing)
-        )
-        assignment.run(TextGrad(TextGradSettings(steps=1, batch=4)))
+        assignment = in_one_step(job, built(SYSTEMS["chain"]), failing, batch=4)
         losses = [text for kind, text in requests(assignment) if kind == "output b read by score"]
         failed = [text for text in losses if re.search("QUESTION-[13]", text)]
         assert len(losses) == 4
@@ -178,11 +174,7 @@ class TestChain:
         assert all("the run failed" not in text for text in losses if text not in failed)
 
     def test_all_prompts_of_a_job_change_in_one_step(self, job: Any) -> None:
-        assignment = job(
-            built(SYSTEMS["chain"]), custom(graded), rows(), lambda: ScriptedLM(script)
-        )
-        states, _ = assignment.run(TextGrad(ONCE))
-        assert states[-1]["values"] == {
+        assert in_one_step(job, built(SYSTEMS["chain"])).states[-1]["values"] == {
             "a.prompt": "@PROMPT-a better",
             "b.prompt": "@PROMPT-b better",
         }
