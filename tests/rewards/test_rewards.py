@@ -16,6 +16,8 @@ from scipy import optimize
 
 from compound import LLM, Function, Input, Selector, System, Text
 from compound.core.errors import ConfigurationError, DataError, DeclarationError
+from compound.optimizers.weights.recipes.local_draws import LocalTrainingChoice
+from compound.optimizers.weights.recipes.ppo import LocalPPOSettings, MAPPOSettings, PPOSettings
 from compound.rewards.alignment import accuracy, calibration_error, rank_correlation, reliability
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.candidates import Candidate, Sampling
@@ -462,3 +464,15 @@ class TestCheckpoint:
         assert twice.rewards("short", calls)[0] == pytest.approx(
             2 * model.rewards("short", calls)[0]
         )
+
+
+def test_ppo_by_a_local_reward_stays_near_the_base_model() -> None:
+    """It had no KL penalty unless asked for; for rewards of whole runs it has none."""
+    for choice in (
+        LocalTrainingChoice(),
+        LocalTrainingChoice.model_validate({"ppo": {"critic": {"lam": 0.9}, "steps": 3}}),
+    ):
+        settings = choice.settings
+        assert isinstance(settings, LocalPPOSettings)
+        assert settings.critic.kl_reward == 0.05
+    assert PPOSettings().critic.kl_reward == MAPPOSettings().critic.kl_reward == 0.0

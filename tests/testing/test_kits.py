@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import random
@@ -14,12 +15,14 @@ import numpy as np
 import pytest
 
 from compound import testing
-from compound.testing import run_kit
+from compound.core.engine import Message, Request
+from compound.testing import ScriptedLM, run_kit
 from compound.testing.checks import (
     json_problem,
     seeded_global_generators,
     without_global_generators,
 )
+from compound.testing.doubles import Script
 
 ROOT = Path(__file__).parents[2]
 KITS_OF = "[getattr(testing, name) for name in testing.__all__]"
@@ -165,3 +168,29 @@ def test_the_global_generator_of_torch_is_watched() -> None:
 )
 def test_what_is_no_json_is_named_by_its_place(value: object, problem: str) -> None:
     assert json_problem(value) == problem
+
+
+class Draws:
+    def __call__(self, message: str, rng: np.random.Generator) -> str:
+        return f"{message} {type(rng).__name__}"
+
+
+def reply(script: Script) -> str:
+    return asyncio.run(ScriptedLM(script).generate(Request((Message("user", "hello"),)))).text
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (lambda message, answer="bound": answer, "bound"),
+        (lambda message, *, answer="bound": answer, "bound"),
+        (lambda message, *further: str(len(further)), "0"),
+        (lambda message, rng: type(rng).__name__, "Generator"),
+        (Draws(), "hello Generator"),
+        (str.upper, "HELLO"),
+    ],
+)
+def test_a_script_gets_the_generator_if_it_requires_a_second_argument(
+    script: Script, expected: str
+) -> None:
+    assert reply(script) == expected

@@ -1,0 +1,207 @@
+"""Connections to a cluster of Ray without Ray, whose module is replaced, and the cluster that is `auto`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from compound.cluster import ray_cluster
+from compound.cluster.messages import WorkerConnection, WorkerLost
+from compound.cluster.ray_cluster import (
+    ClusterUnavailable,
+    RayCluster,
+    RayTransport,
+    WorkerActor,
+    _RayConnection,
+    own_cluster,
+)
+
+
+class RayError(Exception):
+    pass
+
+
+@pytest.fixture(autouse=True)
+def ray(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    found, exceptions = ModuleType("ray"), ModuleType("ray.exceptions")
+    exceptions.RayError = RayError  # type: ignore[attr-defined]
+    found.is_initialized = lambda: False  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray", found)
+    monkeypatch.setitem(sys.modules, "ray.exceptions", exceptions)
+    return found
+
+
+class Actor:
+    """An actor whose calls are delayed by random numbers of turns of the event loop, in both directions."""
+
+    def __init__(self, seed: int) -> None:
+        self._worker, self._random = WorkerActor(), random.Random(seed)
+        self.exchange = self
+        self.calls = 0
+
+    def remote(self, number: int, text: str) -> asyncio.Task[list[tuple[int, str]]]:
+        self.calls += 1
+        return asyncio.create_task(self._run(number, text))
+
+    async def _run(self, number: int, text: str) -> list[tuple[int, str]]:
+        await self._wait()
+        found = await self._worker.exchange(number, text)
+        await self._wait()
+        return found
+
+    async def _wait(self) -> None:
+        for _ in range(self._random.randrange(20)):
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_texts_arrive_once_and_in_order_in_both_directions(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received = list[str]()
+
+    async def serve(connection: WorkerConnection) -> None:
+        """Answer each text with two, and send others in between."""
+        while True:
+            received.append(await connection.receive())
+            await connection.send(f"{received[-1]}a")
+            await asyncio.sleep(0)
+            await connection.send(f"{received[-1]}b")
+
+    async def work() -> list[str]:
+        connection = _RayConnection(Actor(seed))
+
+        async def send() -> None:
+            for number in range(50):
+                await connection.send(str(number))
+                if number % 7 == 0:
+                    await asyncio.sleep(0.002)
+
+        sending = asyncio.create_task(send())
+        found = [await connection.receive() for _ in range(100)]
+        await sending
+        return found
+
+    monkeypatch.setattr(ray_cluster, "serve", serve)
+    expected = [str(number) for number in range(50)]
+    assert asyncio.run(asyncio.wait_for(work(), 120)) == [
+        text + each for text in expected for each in ("a", "b")
+    ]
+    assert received == expected
+
+
+def test_a_question_and_its_reply_take_one_call_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def serve(connection: WorkerConnection) -> None:
+        while True:
+            await connection.send(await connection.receive())
+
+    async def work() -> int:
+        actor = Actor(0)
+        connection = _RayConnection(actor)
+        for number in range(10):
+            await connection.send(str(number))
+            assert await connection.receive() == str(number)
+        return actor.calls
+
+    monkeypatch.setattr(ray_cluster, "serve", serve)
+    assert asyncio.run(work()) == 10
+
+
+def test_an_error_of_the_worker_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def serve(connection: WorkerConnection) -> None:
+        await connection.receive()
+        raise ZeroDivisionError("of the worker")
+
+    async def work() -> None:
+        connection = _RayConnection(Actor(0))
+        await connection.send("x")
+        await connection.receive()
+
+    monkeypatch.setattr(ray_cluster, "serve", serve)
+    with pytest.raises(WorkerLost, match="of the worker"):
+        asyncio.run(asyncio.wait_for(work(), 120))
+
+
+TEXTS = pytest.mark.parametrize(
+    ("text", "first", "last"),
+    [("", "{}", "{}"), ("  \n ", "{}", "{}"), ("refused\nby the head\n", "refused", "by the head")],
+)
+
+
+@TEXTS
+def test_a_dead_address_is_reported(ray: ModuleType, text: str, first: str, last: str) -> None:
+    def init(**_: object) -> None:
+        raise ConnectionError(text)
+
+    ray.init = init  # type: ignore[attr-defined]
+    with pytest.raises(ClusterUnavailable) as caught:
+        asyncio.run(RayTransport("head:6379").connect(1))
+    assert (
+        caught.value.message
+        == f"no Ray cluster at address 'head:6379': {first.format('ConnectionError')}"
+    )
+
+
+@TEXTS
+def test_a_lost_actor_is_reported(ray: ModuleType, text: str, first: str, last: str) -> None:
+    class Method:
+        async def remote(self, *_: object) -> None:
+            raise RayError(text)
+
+    actor = SimpleNamespace(exchange=Method())
+    with pytest.raises(WorkerLost) as caught:
+        asyncio.run(_RayConnection(actor).receive())
+    assert str(caught.value) == last.format("RayError")
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the file that ``ray start`` writes."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    path = tmp_path / "ray" / "ray_current_cluster"
+    path.parent.mkdir()
+    path.write_text("127.0.0.1:6379\n")
+    return path
+
+
+def test_it_is_that_of_the_environment_or_of_ray_start(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert own_cluster() == "127.0.0.1:6379"
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    assert own_cluster() == "head:6379"
+
+
+def test_the_file_of_another_user_is_not_used(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: file.stat().st_uid + 1)
+    assert own_cluster() is None
+
+
+@pytest.mark.parametrize("kind", ["missing", "link", "pipe", "folder"])
+def test_only_a_file_is_read(file: Path, kind: str) -> None:
+    target = file.rename(file.with_name("target"))
+    if kind == "link":
+        file.symlink_to(target)
+    elif kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "folder":
+        file.mkdir()
+    assert own_cluster() is None
+
+
+def test_without_a_cluster_nothing_is_connected(file: Path, ray: ModuleType) -> None:
+    addresses = list[str]()
+    ray.init = lambda *, address, **_: addresses.append(address)  # type: ignore[attr-defined]
+    asyncio.run(RayCluster("auto").connect())
+    file.unlink()
+    with pytest.raises(ClusterUnavailable, match="no Ray cluster of this user was found") as caught:
+        asyncio.run(RayCluster("auto").connect())
+    assert "ray start --head" in caught.value.hint
+    assert addresses == ["127.0.0.1:6379"]
