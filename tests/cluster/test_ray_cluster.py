@@ -116,7 +116,7 @@ def test_a_question_and_its_reply_take_one_call_each(monkeypatch: pytest.MonkeyP
 def test_an_error_of_the_worker_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     async def serve(connection: WorkerConnection) -> None:
         await connection.receive()
-        raise ZeroDivisionError("of the worker")
+        raise RayError("of the worker")
 
     async def work() -> None:
         connection = _RayConnection(Actor(0))
