@@ -26,7 +26,7 @@ from compound.core.security.untrusted import UntrustedFolder
 from compound.graph.registry.code import importable_problem
 from compound.yaml.context import FileContext
 from compound.yaml.document import Address
-from compound.yaml.kind import DumpContext, Kind, Made, MakeContext, arguments, entry_model_of
+from compound.yaml.kind import DumpContext, Given, Made, MakeContext, arguments, class_kind
 from compound.yaml.source import read_value
 from compound.yaml.spaces import TAKES, make_model, settings_model, summary
 from compound.yaml.text import Flow, Tree, spell_code
@@ -232,55 +232,37 @@ AgentPromptSettings = settings_model(
 )
 _PROMPTS_FILE = _field(str | None, "A YAML file with further prompts, relative to this file.")
 _SKIP = ("name", "output", "folder")
-ExternalAgentSettings = settings_model(
-    "external_agent",
-    ExternalAgent,
-    skip=_SKIP,
-    forms={
-        "takes": TAKES,
-        "call": Code | None,
-        "prompts": dict[Name, AgentPromptSettings],  # type: ignore[valid-type]
-        "prompts_file": _PROMPTS_FILE,
-    },
-)
 
 
-def _make_external_agent(entry: Made, context: MakeContext) -> ExternalAgent | None:
-    file, inside, given = context.file, (*context.address, "external_agent"), entry.external_agent
-    rest = {k: v for k, v in given.given.items() if k not in ("call", "prompts", "prompts_file")}
-    settings = arguments(rest, file, inside)
-    if given.lm is None:
+def _read_external_agent(settings: Given, context: MakeContext, at: Address) -> Given | None:
+    file = context.file
+    if settings.get("lm") is None:
         file.without_model.setdefault(context.name, context.address)
-    call = _program(given, file, inside)
-    prompts = _prompts(given, file, inside)
-    if file.document.has_errors(inside):
+    settings["call"] = _program(settings, file, at)
+    own, further = settings.pop("prompts", {}), settings.pop("prompts_file", None)
+    found = [_prompt(n, p, file, (*at, "prompts", n)) for n, p in own.items()]
+    if further is not None:
+        place = (*at, "prompts_file")
+        read = _read_prompts(further, file, place)
+        found += [_prompt(name, prompt, file, place) for name, prompt in read.items()]
+    if file.document.has_errors(at):
         return None
-    settings |= {"call": call, "prompts": prompts, "output": entry.out, "folder": file.folder}
-    return file.attempt(inside, lambda: ExternalAgent(context.name, **settings))
+    return {**settings, "prompts": found, "folder": file.folder}
 
 
-def _program(given: Made, file: FileContext, inside: Address) -> Any:  # noqa: ANN401
+def _program(given: Mapping[str, Any], file: FileContext, inside: Address) -> Any:  # noqa: ANN401
     """Return the function to call, or its place; None for a command, or after reporting an error."""
-    if given.command and not file.allow_import:
+    if given.get("command") and not file.allow_import:
         file.document.report((*inside, "command"), "names a program, and imports are not allowed")
-    if given.call is None:
+    call = given.get("call")
+    if call is None:
         return None
-    if given.isolation == "thread" or not file.allow_import:
-        return file.load_function(given.call, (*inside, "call"))
-    problem = importable_problem(given.call, file.folder)
+    if given.get("isolation") == "thread" or not file.allow_import:
+        return file.load_function(call, (*inside, "call"))
+    problem = importable_problem(call, file.folder)
     if problem:
         file.document.report((*inside, "call"), problem)
-    return given.call
-
-
-def _prompts(given: Made, file: FileContext, inside: Address) -> list[AgentPrompt]:
-    """Return the prompts of the file, and those of the separate file."""
-    found = [_prompt(n, p, file, (*inside, "prompts", n)) for n, p in dict(given.prompts).items()]
-    if given.prompts_file is not None:
-        address = (*inside, "prompts_file")
-        further = _read_prompts(given.prompts_file, file, address)
-        found += [_prompt(name, prompt, file, address) for name, prompt in further.items()]
-    return [prompt for prompt in found if prompt is not None]
+    return call
 
 
 def _prompt(name: str, given: Made, file: FileContext, address: Address) -> AgentPrompt | None:
@@ -294,22 +276,22 @@ def _prompt(name: str, given: Made, file: FileContext, address: Address) -> Agen
     return file.attempt(address, lambda: AgentPrompt(name, **settings))
 
 
-def _read_prompts(given: str, file: FileContext, address: Address) -> Mapping[str, Made]:
+def _read_prompts(given: str, file: FileContext, at: Address) -> Mapping[str, Made]:
     """Return the prompts of a separate file, or nothing after reporting what is wrong with it."""
-    path, _ = file.resolve_path(given, address)
-    if file.document.has_errors(address):
+    path, _ = file.resolve_path(given, at)
+    if file.document.has_errors(at):
         return {}
     try:
         found = read_value(_bounded_text(path), str(given))
         return TypeAdapter(dict[Name, AgentPromptSettings]).validate_python(found)  # type: ignore[valid-type]
     except DataError as error:
-        file.document.report(address, f"cannot be read: {error.message}")
+        file.document.report(at, f"cannot be read: {error.message}")
     except (SpecError, DeclarationError, UnicodeError) as error:
-        file.document.report(address, f"cannot be used: {error}")
+        file.document.report(at, f"cannot be used: {error}")
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        file.document.report(address, f"{given}: {where}: {first['msg']}")
+        file.document.report(at, f"{given}: {where}: {first['msg']}")
     return {}
 
 
@@ -326,7 +308,7 @@ def _bounded_text(path: Path) -> str:
     return content.decode()
 
 
-def _dump_external_agent(component: ExternalAgent, context: DumpContext) -> Tree:
+def _write_external_agent(component: ExternalAgent, context: DumpContext, rest: Tree) -> Tree:
     program = component.program
     if program.command:
         given: Tree = {"command": list(program.command)}
@@ -339,9 +321,7 @@ def _dump_external_agent(component: ExternalAgent, context: DumpContext) -> Tree
         given["isolation"] = program.isolation
     if component.run_timeout != inspect.signature(ExternalAgent).parameters["timeout"].default:
         given["timeout"] = component.run_timeout
-    skip = (*_SKIP, "call", "command", "prompts", "isolation", "timeout")
-    given |= context.arguments(ExternalAgent, component, program, skip=skip)
-    return {"external_agent": given, **context.out(component)}
+    return {**given, **rest}
 
 
 def _dump_prompt(prompt: AgentPrompt, agent: ExternalAgent, context: DumpContext) -> Tree:
@@ -351,10 +331,24 @@ def _dump_prompt(prompt: AgentPrompt, agent: ExternalAgent, context: DumpContext
     return {"match": match, **context.arguments(AgentPrompt, prompt, skip=skip)}
 
 
-EXTERNAL_AGENT_KIND = Kind(
+_SKIP = ("name", "output", "folder")
+EXTERNAL_AGENT_KIND = class_kind(
     "external_agent",
-    entry_model_of("external_agent", ExternalAgentSettings, summary(ExternalAgent), out=True),
-    _make_external_agent,
-    _dump_external_agent,
-    (ExternalAgent,),
+    ExternalAgent,
+    settings=settings_model(
+        "external_agent",
+        ExternalAgent,
+        skip=_SKIP,
+        forms={
+            "takes": TAKES,
+            "call": Code | None,
+            "prompts": dict[Name, AgentPromptSettings],  # type: ignore[valid-type]
+            "prompts_file": _PROMPTS_FILE,
+        },
+    ),
+    out=True,
+    read=_read_external_agent,
+    write=_write_external_agent,
+    written=("folder", "call", "command", "prompts", "isolation", "timeout"),
+    parts=lambda agent: (agent, agent.program),
 )

@@ -6,7 +6,7 @@ The settings of an entry are the parameters of the constructor of its component;
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -15,7 +15,7 @@ from pydantic import Field
 
 from compound.core.errors import DeclarationError, suggest_name
 from compound.graph.component import Component, Operation
-from compound.graph.registry.user_code import check_signature, reported
+from compound.graph.registry.user_code import check_signature, definition, reported
 from compound.graph.space import Choice, Space, Weights
 from compound.graph.system import System
 from compound.graph.types import Port
@@ -156,12 +156,23 @@ class Kind:
     has_body: bool = False
 
 
+Given: TypeAlias = dict[str, Any]
+"""The settings of an entry, or arguments of a constructor, by name."""
+
+
 def class_kind(
     name: str,
     component: type[Component],
     *others: type[Component],
+    settings: object = None,
     forms: Mapping[str, object] = MappingProxyType({}),
     out: bool = False,
+    read: Callable[[Given, MakeContext, Address], Given | None] = lambda given, _, at: given,
+    write: Callable[[Any, DumpContext, Tree], Tree] = lambda found, context, given: given,
+    written: Collection[str] = (),
+    parts: Callable[[Any], Sequence[object]] = lambda found: (found,),
+    has_body: bool = False,
+    build: Callable[..., Component] | None = None,
 ) -> Kind:
     """Return the kind of a class: its settings are the parameters of the constructor.
 
@@ -169,24 +180,36 @@ def class_kind(
         name: the key of an entry.
         component: the class.
         others: subclasses that are written as this kind.
+        settings: the model of the settings, if they are not the parameters.
         forms: types of settings whose form in the file differs from the parameter's type.
         out: whether the parameter ``output`` is the key ``out`` of the entry, beside the kind.
+        read: turns settings into arguments; None after reporting why it cannot.
+        write: turns arguments into settings; ``written`` are those that it adds.
+        parts: the objects that store the arguments of a component.
+        has_body: whether the settings contain a graph.
+        build: makes a component of a user's class, of its name and arguments.
     """
     skip = ("name", "output") if out else ("name",)
-    settings = settings_model(f"kind_{name}", component, skip=skip, forms=forms)
+    model = settings or settings_model(f"kind_{name}", component, skip=skip, forms=forms)
 
     def make(entry: Made, context: MakeContext) -> Component | None:
         inside = (*context.address, name)
-        given = arguments(getattr(entry, name).given, context.file, inside)
-        given |= {"output": entry.out} if out else {}
-        return context.file.attempt(inside, lambda: component(context.name, **given))  # type: ignore[call-arg]
+        given = arguments(getattr(entry, name).given, context.file, inside, models=build is None)
+
+        def made() -> Component | None:
+            found = read(given, context, inside)
+            own = {"output": entry.out} if out else {}
+            return None if found is None else (build or component)(context.name, **found, **own)
+
+        code = "" if build is None else f"{name} at {definition(component)}"
+        return context.file.attempt(inside, made, code)
 
     def dump(found: Component, context: DumpContext) -> Tree:
-        given = context.arguments(component, found, skip=skip)
-        return {name: given, **(context.out(found) if out else {})}
+        given = context.arguments(component, *parts(found), skip=(*skip, *written))
+        return {name: write(found, context, given), **(context.out(found) if out else {})}
 
-    entry = entry_model_of(name, settings, summary(component), out=out)
-    return Kind(name, entry, make, dump, (component, *others))
+    entry = entry_model_of(name, model, summary(component), out=out)
+    return Kind(name, entry, make, dump, (component, *others), has_body)
 
 
 def entry_model_of(name: str, settings: object, doc: str, *, out: bool = False) -> type[Wiring]:
@@ -220,7 +243,7 @@ def arguments(
 
 
 def construct(
-    kind: Callable[..., Component], role: str, name: str, settings: Mapping[str, object]
+    kind: Callable[..., Component], role: str, name: str, **settings: object
 ) -> Component:
     """Make a user's component; errors name the file and the line of the user's code.
 

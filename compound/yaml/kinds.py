@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal, Required, TypeGuard, cast
 
 from pydantic import ConfigDict, Field
@@ -32,15 +31,16 @@ from compound.graph.registry.user_code import UserCodeError, definition
 from compound.graph.space import PerInput, Space, Text
 from compound.graph.types import format_type
 from compound.yaml.agents import EXTERNAL_AGENT_KIND, TOOLS_OF_AGENTS, dump_tools, make_tools
+from compound.yaml.document import Address
 from compound.yaml.kind import (
     DumpContext,
+    Given,
     Kind,
     Made,
     MakeContext,
     arguments,
     class_kind,
     construct,
-    entry_model_of,
     report_wrong_settings,
 )
 from compound.yaml.spaces import (
@@ -75,27 +75,13 @@ LLM_KIND = class_kind("llm", LLM, LLMFunction, forms=MODEL_FORMS, out=True)
 
 # Agents
 
-AgentSettings = settings_model(
-    "kind_agent",
-    Agent,
-    skip=("name", "output"),
-    forms={**MODEL_FORMS, "tools": TOOLS_OF_AGENTS, "texts": dict[str, str]},
-)
+
+def _read_agent(given: Given, context: MakeContext, at: Address) -> Given | None:
+    tools = make_tools(given["tools"], context.file, (*at, "tools"))
+    return None if tools is None else {**given, "tools": tools}
 
 
-def _make_agent(entry: Made, context: MakeContext) -> Agent | None:
-    file, inside = context.file, (*context.address, "agent")
-    given = dict(entry.agent.given)
-    tools = make_tools(given.pop("tools"), file, (*inside, "tools"))
-    rest = arguments(given, file, inside)
-    output = entry.out
-    if tools is None:
-        return None
-    return file.attempt(inside, lambda: Agent(context.name, tools, output=output, **rest))
-
-
-def _dump_agent(agent: Agent, context: DumpContext) -> Tree:
-    skip = ("name", "output", "tools", "texts", "max_turns")
+def _write_agent(agent: Agent, context: DumpContext, given: Tree) -> Tree:
     texts = dict(agent.texts)
     for tool in agent.tools:  # with the values that the system is bound to
         declared = agent.tool_texts.get(setting_name(tool))
@@ -104,21 +90,20 @@ def _dump_agent(agent: Agent, context: DumpContext) -> Tree:
             value = str(context.values.get(name, declared.value))
             if value != declared.value or tool.name in agent.texts:
                 texts[tool.name] = value
-    given = {
-        "tools": dump_tools(agent),
-        **context.arguments(Agent, agent, agent.model, skip=skip),
-        "max_turns": context.setting("max_turns", agent.max_turns),
-        **({"texts": texts} if texts else {}),
-    }
-    return {"agent": given, **context.out(agent)}
+    turns = context.setting("max_turns", agent.max_turns)
+    rest = {"texts": texts} if texts else {}
+    return {"tools": dump_tools(agent), **given, "max_turns": turns, **rest}
 
 
-AGENT_KIND = Kind(
+AGENT_KIND = class_kind(
     "agent",
-    entry_model_of("agent", AgentSettings, summary(Agent), out=True),
-    _make_agent,
-    _dump_agent,
-    (Agent,),
+    Agent,
+    forms={**MODEL_FORMS, "tools": TOOLS_OF_AGENTS, "texts": dict[str, str]},
+    out=True,
+    read=_read_agent,
+    write=_write_agent,
+    written=("tools", "texts", "max_turns"),
+    parts=lambda agent: (agent, agent.model),
 )
 
 # Retrievers
@@ -139,19 +124,17 @@ INDEX_SETTINGS = {
 }
 
 
-def _make_retriever(entry: Made, context: MakeContext) -> Retriever | None:
-    file, inside = context.file, (*context.address, "retriever")
-    given = arguments(entry.retriever.given, file, inside)
-    kind = INDEXES[given.pop("index")]
+def _read_retriever(given: Given, context: MakeContext, at: Address) -> Given:
+    kind, file = INDEXES[given.pop("index")], context.file
     rest = {"k": given.pop("k")} if "k" in given else {}
     if "corpus" in given:
-        given["corpus"], given["within"] = file.resolve_path(given["corpus"], (*inside, "corpus"))
+        given["corpus"], given["within"] = file.resolve_path(given["corpus"], (*at, "corpus"))
     if given.get("model"):
-        file.may_read(given["model"], (*inside, "model"))
-    return file.attempt(inside, lambda: Retriever(context.name, kind(**given), **rest))
+        file.may_read(given["model"], (*at, "model"))
+    return {"index": kind(**given), **rest}
 
 
-def _dump_retriever(component: Retriever, context: DumpContext) -> Tree:
+def _write_retriever(component: Retriever, context: DumpContext, _: Tree) -> Tree:
     index = component.index
     label = next((label for label, kind in INDEXES.items() if type(index) is kind), None)
     if label is None:
@@ -161,30 +144,34 @@ def _dump_retriever(component: Retriever, context: DumpContext) -> Tree:
     given = {"index": label, **context.arguments(type(index), index, skip=("within",))}
     if "corpus" in given:
         given["corpus"] = str(given["corpus"])
-    return {"retriever": {**given, "k": context.setting("k", component.k)}}
+    return {**given, "k": context.setting("k", component.k)}
 
 
-RETRIEVER_KIND = Kind(
+RETRIEVER_KIND = class_kind(
     "retriever",
-    entry_model_of("retriever", one_label("index", INDEX_SETTINGS), summary(Retriever)),
-    _make_retriever,
-    _dump_retriever,
-    (Retriever,),
+    Retriever,
+    settings=one_label("index", INDEX_SETTINGS),
+    read=_read_retriever,
+    write=_write_retriever,
+    written=("index", "k"),
 )
 
 # Choices and values
 
 
-def _dump_selector(component: Selector, context: DumpContext) -> Tree:
+def _write_selector(component: Selector, context: DumpContext, _: Tree) -> Tree:
     value = context.values[f"{component.name}.choice"]
     rest = {"per_input": True} if isinstance(component.space, PerInput) else {}
-    return {"selector": Flow(options=component.space.options, value=value, **rest)}
+    return Flow(options=component.space.options, value=value, **rest)
 
 
 _OPTIONS = Required[Annotated[list[Scalar], Field(min_length=1, description="The options.")]]
-SELECTOR_KIND = replace(
-    class_kind("selector", Selector, forms={"options": _OPTIONS, "value": OptionSetting}),
-    dump=_dump_selector,
+SELECTOR_KIND = class_kind(
+    "selector",
+    Selector,
+    forms={"options": _OPTIONS, "value": OptionSetting},
+    write=_write_selector,
+    written=("choices", "options", "value", "per_input"),
 )
 
 
@@ -292,29 +279,25 @@ FUNCTION_KIND = Kind(
 )
 
 
-def _make_code(entry: Made, context: MakeContext) -> CodeRunner | None:
-    file, inside, given = context.file, (*context.address, "code"), dict(entry.code.given)
-    reproducible = given.pop("reproducible", False)
-    if not file.allow_import:  # the programs may come from the file's own data
-        file.document.report(inside, "runs generated code, and imports are not allowed", key=True)
+def _read_code(given: Given, context: MakeContext, at: Address) -> Given | None:
+    if not context.file.allow_import:  # the programs may come from the file's own data
+        what = "runs generated code, and imports are not allowed"
+        context.file.document.report(at, what, key=True)
         return None
-    return file.attempt(
-        inside, lambda: CodeRunner(context.name, SandboxLimits(**given), reproducible)
-    )
+    reproducible = given.pop("reproducible", False)
+    return {"limits": SandboxLimits(**given), "reproducible": reproducible}
 
 
-def _dump_code(component: CodeRunner, context: DumpContext) -> Tree:
-    limits = context.arguments(SandboxLimits, component.limits)
-    return {"code": {**limits, **({"reproducible": True} if component.reproducible else {})}}
-
-
-CODE_SETTINGS = settings_model("kind_code", SandboxLimits, CodeRunner, skip=("name", "limits"))
-CODE_KIND = Kind(
+CODE_KIND = class_kind(
     "code",
-    entry_model_of("code", CODE_SETTINGS, summary(CodeRunner)),
-    _make_code,
-    _dump_code,
-    (CodeRunner,),
+    CodeRunner,
+    settings=settings_model("kind_code", SandboxLimits, CodeRunner, skip=("name", "limits")),
+    read=_read_code,
+    write=lambda found, context, given: {
+        **context.arguments(SandboxLimits, found.limits),
+        **given,
+    },
+    written=("limits",),
 )
 
 
@@ -344,7 +327,7 @@ def _make_class(entry: ClassEntry, context: MakeContext) -> Component | None:
         return None
     who = f"{entry.code} at {definition(found)}"
     return file.attempt(
-        address, lambda: construct(found, entry.code, context.name, settings), code=who
+        address, lambda: construct(found, entry.code, context.name, **settings), code=who
     )
 
 
@@ -387,19 +370,8 @@ def _installed_kind(name: str, found: object) -> Kind:
             hint="name a class, such as class Shout(cp.ext.Operation)",
         )
 
-    def make(entry: Wiring, context: MakeContext) -> Component | None:
-        inside = (*context.address, name)
-        given = arguments(getattr(entry, name).given, context.file, inside, models=False)
-        return context.file.attempt(
-            inside,
-            lambda: construct(found, f"component kind {name!r}", context.name, given),
-            code=f"{name} at {definition(found)}",
-        )
-
-    def dump(component: Component, context: DumpContext) -> Tree:
-        return {name: context.arguments(found, component, skip=_first(found))}
-
-    return replace(class_kind(name, found), make=make, dump=dump)
+    build = functools.partial(construct, found, f"component kind {name!r}")
+    return class_kind(name, found, build=build)
 
 
 def kind_of(component: Component) -> Kind | None:
@@ -463,38 +435,26 @@ class LoopSettings(Model):
     """Maximum number of turns."""
 
 
-class LoopEntry(Wiring):
-    """A loop; it has the inputs and outputs of its body."""
-
-    loop: LoopSettings
-    """The body and when to stop."""
-
-
-def _make_loop(entry: LoopEntry, context: MakeContext) -> Loop | None:
-    file, name, inside = context.file, context.name, (*context.address, "loop")
-    turn = context.make_body((*inside, "body"), name)
-    if turn is None:
+def _read_loop(given: Given, context: MakeContext, at: Address) -> Given | None:
+    file, name = context.file, context.name
+    body = context.make_body((*at, "body"), name)
+    if body is None:
         return None
-    parts = arguments(entry.loop.given, file, inside)
-    del parts["body"]
-    carry = parts.pop("carry")
+    given["body"] = body
+    rest = {key: value for key, value in given.items() if key not in ("body", "carry")}
     # Each part is checked on its own, so that every error is found and reported at its own line.
-    for source, target in carry.items():
-        part = functools.partial(Loop, name, turn, carry={source: target})
-        file.attempt((*inside, "carry", source), part)
-    for key, value in parts.items():
-        file.attempt((*inside, key), functools.partial(Loop, name, turn, carry={}, **{key: value}))
-    if file.document.has_errors(inside):
-        return None
-    return Loop(name, turn, carry=carry, **parts)
+    for source, target in given["carry"].items():
+        part = functools.partial(Loop, name, body, carry={source: target})
+        file.attempt((*at, "carry", source), part)
+    for key, value in rest.items():
+        file.attempt((*at, key), functools.partial(Loop, name, body, carry={}, **{key: value}))
+    return None if file.document.has_errors(at) else given
 
 
-def _dump_loop(component: Loop, context: DumpContext) -> Tree:
-    rest: Tree = {"carry": Flow(component.carry)}
-    if component.until is not None:
-        rest["until"] = component.until
+def _write_loop(component: Loop, context: DumpContext, given: Tree) -> Tree:
     turns = context.setting("max_turns", component.max_turns)
-    return {"loop": {"body": context.dump_body(), **rest, "max_turns": turns}}
+    carry = Flow(component.carry)
+    return {"body": context.dump_body(), "carry": carry, **given, "max_turns": turns}
 
 
 class MapSettings(Model):
@@ -506,25 +466,13 @@ class MapSettings(Model):
     """The body input that receives the items."""
 
 
-class MapEntry(Wiring):
-    """A map; its outputs are lists in the order of the items."""
-
-    map: MapSettings
-    """The body and what it runs over."""
-
-
-def _make_map(entry: MapEntry, context: MakeContext) -> Map | None:
-    inside = (*context.address, "map")
-    body = context.make_body((*inside, "body"), context.name)
+def _read_map(given: Given, context: MakeContext, at: Address) -> Given | None:
+    body = context.make_body((*at, "body"), context.name)
     if body is None:
         return None
-    return context.file.attempt(
-        (*inside, "over"), lambda: Map(context.name, body, over=entry.map.over)
-    )
-
-
-def _dump_map(component: Map, context: DumpContext) -> Tree:
-    return {"map": {"body": context.dump_body(), "over": component.over}}
+    made = functools.partial(Map, context.name, body, over=given["over"])
+    found = context.file.attempt((*at, "over"), made)
+    return found and {"body": body, "over": found.over}
 
 
 _KINDS = (
@@ -541,8 +489,24 @@ _KINDS = (
     FUNCTION_KIND,
     CODE_KIND,
     AGENT_KIND,
-    Kind("loop", LoopEntry, _make_loop, _dump_loop, (Loop,), has_body=True),
-    Kind("map", MapEntry, _make_map, _dump_map, (Map,), has_body=True),
+    class_kind(
+        "loop",
+        Loop,
+        settings=LoopSettings,
+        read=_read_loop,
+        write=_write_loop,
+        written=("body", "carry", "max_turns"),
+        has_body=True,
+    ),
+    class_kind(
+        "map",
+        Map,
+        settings=MapSettings,
+        read=_read_map,
+        write=lambda found, context, given: {"body": context.dump_body(), **given},
+        written=("body",),
+        has_body=True,
+    ),
     EXTERNAL_AGENT_KIND,
     Kind("first_of", FirstOfEntry, _make_first_of, _dump_first_of, (FirstOf,)),
     CLASS_KIND,
