@@ -16,9 +16,9 @@ from compound.api.sync import optimize as optimize
 from compound.api.sync import run as run
 from compound.api.sync import sweep as sweep
 from compound.components.agents.agent import Agent as Agent
-from compound.components.declaration.component import component as component
-from compound.components.declaration.llm import llm as llm
-from compound.components.declaration.system import system as system
+from compound.components.declaration import component as component
+from compound.components.declaration import llm as llm
+from compound.components.declaration import system as system
 from compound.components.flow import Loop as Loop
 from compound.components.flow import Map as Map
 from compound.components.function import FirstOf as FirstOf

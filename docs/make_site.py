@@ -41,7 +41,7 @@ ROOT_PAGES = {
 }
 API = {
     "graph": ("Graphs", "compound.graph"),
-    "components": ("Components", "compound.components compound.components.declaration"),
+    "components": ("Components", "compound.components"),
     "imports": ("Imports and exports", "compound.interchange"),
     "agents": ("Agents and tools", "compound.components.agents compound.components.tools"),
     "engines": (

@@ -8,6 +8,7 @@ edge is found, and `connect` explains it. The nodes are connected only if the gr
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
@@ -56,10 +57,6 @@ class NodeUse:
         """All references of the node, including that of its condition."""
         return [*self.wires.values(), *([self.when[0]] if self.when else [])]
 
-    def stub(self) -> Node | None:
-        """Return the node without edges, which is enough to resolve references to its outputs."""
-        return Node(self.name, self.component, {}) if self.component else None
-
 
 def read_use(
     document: Document, name: str, address: Address, component: Component | None
@@ -102,32 +99,26 @@ class _Anything(Input):
 ANYTHING = _Anything("anything", Any)
 
 
-@dataclass(frozen=True)
-class GraphNames:
-    """Inputs and nodes that references of a graph can name; a broken node is None."""
+def resolve(
+    reference: str, inputs: Mapping[str, Input], nodes: Mapping[str, Node | None]
+) -> Source:
+    """Return the source that a reference names; that of a broken node, which is None, is of any type.
 
-    inputs: Mapping[str, Input]
-    nodes: Mapping[str, Node | None]
-
-    def resolve(self, reference: str) -> Source:
-        """Return the source that a reference names.
-
-        Raises:
-            WiringError: the reference names no input, node or output.
-        """
-        name, *path = reference[1:].split(".")
-        if name in self.inputs:
-            if path:
-                raise WiringError(f"${name} is an input and has no fields", hint=f"write ${name}")
-            return self.inputs[name]
-        if name not in self.nodes:
-            possible = {f"${known}" for known in (*self.inputs, *self.nodes)}
-            raise WiringError(
-                f"{reference} names neither an input nor a node",
-                hint=suggest_name(f"${name}", possible),
-            )
-        node = self.nodes[name]
-        return ANYTHING if node is None else _output(node, path)
+    Raises:
+        WiringError: the reference names no input, node or output.
+    """
+    name, *path = reference[1:].split(".")
+    if name in inputs:
+        if path:
+            raise WiringError(f"${name} is an input and has no fields", hint=f"write ${name}")
+        return inputs[name]
+    if name not in nodes:
+        raise WiringError(
+            f"{reference} names neither an input nor a node",
+            hint=suggest_name(f"${name}", {f"${known}" for known in (*inputs, *nodes)}),
+        )
+    node = nodes[name]
+    return ANYTHING if node is None else _output(node, path)
 
 
 def _output(node: Node, path: Sequence[str]) -> Output:
@@ -146,86 +137,6 @@ def _output(node: Node, path: Sequence[str]) -> Output:
     for name in members:
         found = found[name]
     return found
-
-
-class Edges:
-    """Checker of the edges of one graph; ``known`` becomes False at the first unresolved reference."""
-
-    def __init__(self, context: FileContext, names: GraphNames) -> None:
-        self._context = context
-        self._document = context.document
-        self._names = names
-        self.known = True
-
-    def source(self, reference: str, address: Address, *, key: bool = False) -> Source:
-        """Return the source that a reference names, or report it and return a source of any type."""
-        try:
-            return self._names.resolve(reference)
-        except WiringError as error:
-            self.known = False
-            self._document.report_error(address, error, key=key)
-            return ANYTHING
-
-    def check(self, use: NodeUse) -> None:
-        """Report every invalid edge of a node, and every required port without an edge."""
-        sources = {
-            port: self.source(r, (*use.address, "in", port)) for port, r in use.wires.items()
-        }
-        condition = self._condition(use)
-        component = use.component
-        if component is None:
-            return
-        required = [port for port, p in (component.inputs or {}).items() if not p.optional]
-        fed: Mapping[str, Source] = dict.fromkeys(required, ANYTHING)
-        for port, source in sources.items():
-            self._try(component, use, (*use.address, "in", port), {**fed, port: source})
-        for port in required if use.complete else ():
-            if port not in sources:
-                self._try(
-                    component,
-                    use,
-                    (*use.address, "in"),
-                    {p: s for p, s in fed.items() if p != port},
-                )
-        if condition is not None:
-            self._try(component, use, (*use.address, "when"), fed, condition)
-        if isinstance(component, LLM):
-            self._check_model(component, use, sources)
-        elif isinstance(component, Agent):
-            self._check_model(component.model, use, {})
-
-    def _condition(self, use: NodeUse) -> Condition | None:
-        if use.when is None:
-            return None
-        reference, value = use.when
-        mapping = isinstance(self._document.at((*use.address, "when")), dict)
-        address = (*use.address, "when", *([reference] if mapping else []))
-        return Condition(self.source(reference, address, key=mapping), value)
-
-    def _try(
-        self,
-        component: Component,
-        use: NodeUse,
-        address: Address,
-        wires: Mapping[str, Source],
-        when: Condition | None = None,
-    ) -> None:
-        try:
-            connect(component, use.name, wires, when)
-        except DeclarationError as error:
-            hint = (
-                "write `when: {$node.field: VALUE}` with a value it can have"
-                if when
-                else error.hint
-            )
-            self._document.report(address, error.message, hint, key=True)
-
-    def _check_model(self, component: LLM, use: NodeUse, sources: Mapping[str, Source]) -> None:
-        if "lm" not in sources:
-            if component.lm is None:
-                self._context.without_model.setdefault(component.name, use.address)
-        elif get_origin(sources["lm"].type) is Literal:
-            self._context.check_models(get_args(sources["lm"].type), (*use.address, "in", "lm"))
 
 
 def make_component(
@@ -275,6 +186,7 @@ class Graph:
         self._inputs = {name: Input(name, self._type(name)) for name in self._names("inputs")}
         self._entries = self._names("components")
         self._uses: dict[str, NodeUse] = {}
+        self._stubs: dict[str, Node | None] = {}
         self._outputs: dict[str, str] = {}
 
     @property
@@ -293,24 +205,20 @@ class Graph:
         self._complete &= all(use.complete for use in uses)
         self._outputs = self._read_outputs()
         self._uses = {use.name: use for use in uses if not self._is_declaration(use, uses)}
-        stubs = {name: use.stub() for name, use in self._uses.items()}
-        edges = Edges(self._context, GraphNames(self._inputs, stubs))
+        self._stubs = {  # a node without edges has the same outputs
+            name: Node(name, use.component, {}) if use.component else None
+            for name, use in self._uses.items()
+        }
         for use in self._uses.values():
-            edges.check(use)
+            self._check_edges(use)
         for key, reference in self._outputs.items():
-            edges.source(reference, (*self._address, "outputs", key))
+            self._source(reference, (*self._address, "outputs", key))
         order = self._order()
-        if self._complete and edges.known and order is not None:
+        if self._complete and order is not None:
             self._note_unused()
         broken = any(use.component is None for use in self._uses.values())
-        if (
-            order is None
-            or broken
-            or not self._complete
-            or self._document.has_errors(self._address)
-        ):
-            return None
-        return self._wired(order, lm)
+        complete = self._complete and not broken and not self._document.has_errors(self._address)
+        return self._wired(order, lm) if complete and order is not None else None
 
     # Reading names, components and uses
 
@@ -401,6 +309,63 @@ class Graph:
         references = [*self._outputs.values(), *(r for other in uses for r in other.references)]
         return bare and use.name in self._used and use.name not in map(source_name, references)
 
+    # Edges
+
+    def _source(self, reference: str, address: Address, *, key: bool = False) -> Source:
+        """Return the source that a reference names, or report it and return a source of any type."""
+        try:
+            return resolve(reference, self._inputs, self._stubs)
+        except WiringError as error:
+            self._complete = False
+            self._document.report_error(address, error, key=key)
+            return ANYTHING
+
+    def _check_edges(self, use: NodeUse) -> None:
+        """Report every invalid edge of a node, and every required port without an edge."""
+        inside = (*use.address, "in")
+        sources = {port: self._source(r, (*inside, port)) for port, r in use.wires.items()}
+        when = self._condition(use)
+        component = use.component
+        if component is None:
+            return
+        required = [port for port, p in (component.inputs or {}).items() if not p.optional]
+        fed: Mapping[str, Source] = dict.fromkeys(required, ANYTHING)
+        for port, source in sources.items():
+            self._try(use, (*inside, port), {**fed, port: source})
+        for port in required if use.complete else ():
+            if port not in sources:
+                self._try(use, inside, {p: s for p, s in fed.items() if p != port})
+        if when is not None:
+            self._try(use, (*use.address, "when"), fed, when)
+        model = component.model if isinstance(component, Agent) else component
+        if isinstance(model, LLM) and (model is not component or "lm" not in sources):
+            if model.lm is None:
+                self._context.without_model.setdefault(model.name, use.address)
+        elif isinstance(model, LLM) and get_origin(sources["lm"].type) is Literal:
+            self._context.check_models(get_args(sources["lm"].type), (*inside, "lm"))
+
+    def _condition(self, use: NodeUse) -> Condition | None:
+        if use.when is None:
+            return None
+        reference, value = use.when
+        mapping = isinstance(self._document.at((*use.address, "when")), dict)
+        address = (*use.address, "when", *([reference] if mapping else []))
+        return Condition(self._source(reference, address, key=mapping), value)
+
+    def _try(
+        self,
+        use: NodeUse,
+        address: Address,
+        wires: Mapping[str, Source],
+        when: Condition | None = None,
+    ) -> None:
+        assert use.component is not None
+        try:
+            connect(use.component, use.name, wires, when)
+        except DeclarationError as error:
+            fix = "write `when: {$node.field: VALUE}` with a value it can have"
+            self._document.report(address, error.message, fix if when else error.hint, key=True)
+
     # The graph as a whole
 
     def _order(self) -> list[str] | None:
@@ -444,12 +409,12 @@ class Graph:
 
     def _wired(self, order: list[str], lm: str | None) -> System:
         nodes: dict[str, Node | None] = {}
-        names = GraphNames(self._inputs, nodes)
+        source = functools.partial(resolve, inputs=self._inputs, nodes=nodes)
         for name in order:
             use = self._uses[name]
             assert use.component is not None
-            wires = {port: names.resolve(reference) for port, reference in use.wires.items()}
-            when = Condition(names.resolve(use.when[0]), use.when[1]) if use.when else None
+            wires = {port: source(reference) for port, reference in use.wires.items()}
+            when = Condition(source(use.when[0]), use.when[1]) if use.when else None
             nodes[name] = connect(use.component, name, wires, when)
-        outputs = {key: names.resolve(reference) for key, reference in self._outputs.items()}
+        outputs = {key: source(reference) for key, reference in self._outputs.items()}
         return System(self._name, outputs, inputs=list(self._inputs.values()), lm=lm)

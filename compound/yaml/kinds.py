@@ -12,8 +12,7 @@ from pydantic import ConfigDict, Field
 from compound.components.agents.agent import Agent
 from compound.components.agents.tool_texts import setting_name
 from compound.components.code import CodeRunner
-from compound.components.declaration.component import FunctionComponent
-from compound.components.declaration.llm import LLMFunction
+from compound.components.declaration import FunctionComponent, LLMFunction
 from compound.components.flow import Loop, Map
 from compound.components.function import FirstOf, Function
 from compound.components.hyperparameter import Constant, Hyperparameter

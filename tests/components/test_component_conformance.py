@@ -20,8 +20,7 @@ from compound.components.agent_prompt import AgentPrompt
 from compound.components.agents.agent import Agent
 from compound.components.agents.turn import AgentTurn, ToolRunner
 from compound.components.code import CodeRunner
-from compound.components.declaration.component import component
-from compound.components.declaration.llm import llm
+from compound.components.declaration import component, llm
 from compound.components.external_agent import ExternalAgent
 from compound.components.flow import Loop, Map
 from compound.components.function import FirstOf, Function

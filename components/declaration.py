@@ -1,22 +1,229 @@
-"""The decorator `system`: build a graph by calling a Python function once with placeholders."""
+"""The decorators `component`, `llm` and `system`: components and graphs declared as functions."""
 
 from __future__ import annotations
 
 import dataclasses
+import dis
+import functools
 import inspect
+import sys
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, get_args, get_origin, overload
+from typing import Any, Generic, ParamSpec, TypeVar, get_args, get_origin, overload
 
-from compound.components.function import parameter_types
+from compound.components.function import Function, parameter_types, typed_signature
 from compound.components.hyperparameter import Hyperparameter, is_constant
+from compound.components.llm import LLM
 from compound.core.errors import CompoundError, DeclarationError, GraphBuildError, WiringError
 from compound.core.narrowing import report_wrong_arguments
+from compound.core.threads import ThreadUse
 from compound.graph.building import active_build, building
-from compound.graph.component import Input, Node, Output, Outputs, Source
+from compound.graph.component import Condition, Input, Node, Output, Outputs, Source
 from compound.graph.registry.user_code import definition, place_in
+from compound.graph.space import Text
 from compound.graph.system import System
 from compound.graph.types import format_type, is_assignable, member_types
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class FunctionComponent(Function, Generic[P, R]):
+    """A `Function` that can be called with sources, which declares a node, or with values, which calls it.
+
+    Made by `component`.
+    """
+
+    positional = True
+
+    def __init__(self, name: str, function: Callable[P, R], **options: Any) -> None:  # noqa: ANN401
+        super().__init__(name, function, **options)
+        functools.update_wrapper(self, function, updated=())
+
+    @overload
+    def __call__(self, *arguments: P.args, **named: P.kwargs) -> R: ...
+
+    @overload
+    def __call__(self, *arguments: Any, **named: Any) -> Any: ...  # noqa: ANN401
+
+    def __call__(
+        self,
+        *arguments: Any,
+        name: Any = None,
+        when: Any = None,
+        **named: Any,
+    ) -> Any:
+        """Declare a node if an argument is a source, or within `compound.system`; else call the function."""
+        given = [*arguments, *named.values(), when]
+        if active_build() is not None or any(
+            isinstance(v, Input | Output | Outputs | Condition) for v in given
+        ):
+            return super().__call__(*arguments, name=name, when=when, **named)
+        further = {
+            key: value for key, value in (("name", name), ("when", when)) if value is not None
+        }
+        return self.function(*arguments, **named, **further)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Pickle by name: the module's attribute is this component, not the function inside it."""
+        found: object = sys.modules.get(self.function.__module__)
+        for part in self.function.__qualname__.split("."):
+            found = getattr(found, part, None)
+        return self.function.__qualname__ if found is self else super().__reduce__()
+
+
+@overload
+def component(function: Callable[P, R], /) -> FunctionComponent[P, R]: ...
+
+
+@overload
+def component(
+    *,
+    name: str = "",
+    outputs: Mapping[str, object] | None = None,
+    timeout: float | None = None,
+    retries: int = 0,
+    thread: ThreadUse = "auto",
+    **settings: object,
+) -> Callable[[Callable[P, R]], FunctionComponent[P, R]]: ...
+
+
+@report_wrong_arguments
+def component(
+    function: Callable[P, R] | None = None,
+    /,
+    *,
+    name: str = "",
+    **options: Any,
+) -> FunctionComponent[P, R] | Callable[[Callable[P, R]], FunctionComponent[P, R]]:
+    """Make a component of a typed function, sync or async; a decorator with or without options.
+
+    Called with an input or an output of another component, it declares a node. Called with values,
+    it is the function itself.
+
+    Args:
+        function: an annotated function; its parameters are the inputs.
+        name: the component's name; default: the function's name.
+        **options: ``outputs``, ``timeout``, ``retries`` and ``thread`` of `cp.Function`, and values
+            or spaces for parameters of the function; its other parameters are inputs.
+
+    Raises:
+        DeclarationError: the function lacks annotations, or a setting is no parameter of it.
+
+    Example:
+        >>> from compound import Float, Input
+        >>> @component(weight=Float(0.0, 1.0, value=0.5))
+        ... def fuse(a: float, b: float, weight: float) -> float:
+        ...     return weight * a + (1 - weight) * b
+        >>> fuse(1.0, 3.0, 0.5), fuse(Input("x", float), Input("y", float))
+        (2.0, Output($fuse: float))
+    """
+
+    def decorate(decorated: Callable[P, R]) -> FunctionComponent[P, R]:
+        own = name or getattr(decorated, "__name__", type(decorated).__name__)
+        return FunctionComponent(own, decorated, **options)
+
+    return decorate if function is None else decorate(function)
+
+
+EMPTY = {
+    "RESUME",
+    "NOP",
+    "LOAD_CONST",
+    "RETURN_CONST",
+    "RETURN_VALUE",
+    "LOAD_GLOBAL",
+    "RAISE_VARARGS",
+}
+
+
+class LLMFunction(LLM, Generic[P, R]):
+    """An `LLM` declared as a function; sources given by position feed its parameters. Made by `llm`."""
+
+    positional = True
+
+    @overload
+    def __call__(self, *arguments: P.args, **named: P.kwargs) -> R: ...
+
+    @overload
+    def __call__(self, *sources: Any, **named: Any) -> Any: ...  # noqa: ANN401
+
+    def __call__(self, *sources: Any, **named: Any) -> Any:
+        """Use the component in a graph."""
+        return super().__call__(*sources, **named)
+
+
+@overload
+def llm(function: Callable[P, R], /, **settings: object) -> LLMFunction[P, R]: ...
+
+
+@overload
+def llm(**settings: object) -> Callable[[Callable[P, R]], LLMFunction[P, R]]: ...
+
+
+@report_wrong_arguments
+def llm(
+    function: Callable[P, R] | None = None, /, **settings: object
+) -> LLMFunction[P, R] | Callable[[Callable[P, R]], LLMFunction[P, R]]:
+    '''Make an LLM component of a typed function that has a docstring and no body; usable as a decorator.
+
+    The parameters are the inputs, the return type is the output, and the docstring is the prompt,
+    which is tuned unless ``prompt`` says otherwise. Type checkers accept ``raise
+    NotImplementedError`` as the body.
+
+    Args:
+        function: an annotated function without statements.
+        **settings: settings of `LLM`, such as ``lm``, ``temperature`` or ``demos``; ``name`` is the
+            function's name by default.
+
+    Raises:
+        DeclarationError: the function has statements, which would never run, lacks a docstring or a
+            type.
+
+    Example:
+        >>> @llm(max_tokens=32)
+        ... def answer(question: str, passages: list[str]) -> bool:
+        ...     """Answer the question from the passages."""
+        >>> answer.prompt.value, list(answer.inputs), answer.outputs["output"].type
+        ('Answer the question from the passages.', ['question', 'passages'], <class 'bool'>)
+    '''
+    if function is None:
+        return lambda decorated: _declare(decorated, dict(settings))
+    return _declare(function, dict(settings))
+
+
+def _declare(function: Callable[P, R], settings: dict[str, Any]) -> LLMFunction[P, R]:
+    name = settings.pop("name", None) or function.__name__
+    kinds, returned = typed_signature(name, function)
+    if inspect.iscoroutinefunction(function) or not _is_empty(function):
+        raise DeclarationError(
+            f"llm function {name!r} has statements, which would never run",
+            hint="leave only its docstring, or use cp.component for a function that runs",
+        )
+    if "prompt" not in settings:
+        prompt = inspect.getdoc(function)
+        if not prompt:
+            raise DeclarationError(
+                f"llm function {name!r} has no prompt",
+                hint="write it as the docstring, or give prompt=…",
+            )
+        settings["prompt"] = Text(prompt)
+    return LLMFunction(name, **{"output": returned, "takes": kinds, **settings})
+
+
+def _is_empty(function: Callable[..., object]) -> bool:
+    """Return whether a function only returns None or raises NotImplementedError."""
+    steps = list(dis.get_instructions(function))
+    loaded = [
+        step.argval
+        for step in steps
+        if step.opname in ("LOAD_CONST", "RETURN_CONST", "LOAD_GLOBAL")
+    ]
+    return all(step.opname in EMPTY for step in steps) and loaded in (
+        [None],
+        ["NotImplementedError"],
+    )
+
 
 SINGLE = "output"
 

@@ -1,1 +1,0 @@
-"""Declare components and systems as plain Python functions."""
