@@ -167,6 +167,7 @@ def class_kind(
     settings: object = None,
     forms: Mapping[str, object] = MappingProxyType({}),
     out: bool = False,
+    output: object = Out,
     read: Callable[[Given, MakeContext, Address], Given | None] = lambda given, _, at: given,
     write: Callable[[Any, DumpContext, Tree], Tree] = lambda found, context, given: given,
     written: Collection[str] = (),
@@ -182,7 +183,8 @@ def class_kind(
         others: subclasses that are written as this kind.
         settings: the model of the settings, if they are not the parameters.
         forms: types of settings whose form in the file differs from the parameter's type.
-        out: whether the parameter ``output`` is the key ``out`` of the entry, beside the kind.
+        out: whether the entry has a key ``out`` beside the kind: the argument ``output``.
+        output: the type of this key.
         read: turns settings into arguments; None after reporting why it cannot.
         write: turns arguments into settings; ``written`` are those that it adds.
         parts: the objects that store the arguments of a component.
@@ -197,9 +199,8 @@ def class_kind(
         given = arguments(getattr(entry, name).given, context.file, inside, models=build is None)
 
         def made() -> Component | None:
-            found = read(given, context, inside)
-            own = {"output": entry.out} if out else {}
-            return None if found is None else (build or component)(context.name, **found, **own)
+            found = read({**given, **({"output": entry.out} if out else {})}, context, inside)
+            return None if found is None else (build or component)(context.name, **found)
 
         code = "" if build is None else f"{name} at {definition(component)}"
         return context.file.attempt(inside, made, code)
@@ -208,16 +209,16 @@ def class_kind(
         given = context.arguments(component, *parts(found), skip=(*skip, *written))
         return {name: write(found, context, given), **(context.out(found) if out else {})}
 
-    entry = entry_model_of(name, model, summary(component), out=out)
+    entry = entry_model_of(name, model, summary(component), out=output if out else None)
     return Kind(name, entry, make, dump, (component, *others), has_body)
 
 
-def entry_model_of(name: str, settings: object, doc: str, *, out: bool = False) -> type[Wiring]:
-    """Return the model of the entries of a kind; with ``out`` they state the types of the outputs."""
+def entry_model_of(name: str, settings: object, doc: str, out: object = None) -> type[Wiring]:
+    """Return the model of the entries of a kind; ``out`` is the type of the types of the outputs."""
     described = Field("str", validate_default=True, description=OUT)
     fields = {
         name: (settings, Field(description=doc)),
-        **({"out": (Out, described)} if out else {}),
+        **({"out": (out, described)} if out else {}),
     }
     return make_model(f"{name}_entry", doc, fields, MadeWiring)
 

@@ -397,28 +397,18 @@ class FirstOfSettings(Model):
     """The ports in order of preference; by default those under `in`, in their order."""
 
 
-class FirstOfEntry(Wiring):
-    """Returns the first of its inputs whose node ran, and so joins conditional branches."""
-
-    first_of: FirstOfSettings
-    """The settings; usually {}."""
-    out: Type = Field(default="str", validate_default=True)
-    """The type of the inputs and of the output."""
-
-
-def _make_first_of(entry: FirstOfEntry, context: MakeContext) -> FirstOf | None:
-    ports = tuple(entry.first_of.ports or entry.wires)
+def _read_first_of(given: Given, context: MakeContext, at: Address) -> Given | None:
+    wires = context.file.document.at((*context.address, "in"))
+    ports = given.get("ports") or (list(wires) if isinstance(wires, dict) else ())
     if not ports:
-        address = (*context.address, "first_of")
-        context.file.document.report(address, "has no inputs", "connect some under `in`", key=True)
+        context.file.document.report(at, "has no inputs", "connect some under `in`", key=True)
         return None
-    return FirstOf(context.name, entry.out, ports)
+    return {"kind": given["output"], "ports": tuple(ports)}
 
 
-def _dump_first_of(component: FirstOf, context: DumpContext) -> Tree:
+def _write_first_of(component: FirstOf, context: DumpContext, _: Tree) -> Tree:
     ports = list(component.inputs)
-    kind = context.output_types(component)["output"]
-    return {"first_of": Flow({} if ports == list(context.wired) else {"ports": ports}), "out": kind}
+    return Flow({} if ports == list(context.wired) else {"ports": ports})
 
 
 class LoopSettings(Model):
@@ -507,7 +497,16 @@ _KINDS = (
         has_body=True,
     ),
     EXTERNAL_AGENT_KIND,
-    Kind("first_of", FirstOfEntry, _make_first_of, _dump_first_of, (FirstOf,)),
+    class_kind(
+        "first_of",
+        FirstOf,
+        settings=FirstOfSettings,
+        out=True,
+        output=Type,
+        read=_read_first_of,
+        write=_write_first_of,
+        written=("kind", "ports"),
+    ),
     CLASS_KIND,
 )
 BUILT_IN: Mapping[str, Kind] = {kind.name: kind for kind in _KINDS}

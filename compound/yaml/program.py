@@ -60,7 +60,14 @@ class FileSource:
 
 @dataclass(frozen=True)
 class FileEngines:
-    """Lookup of engines by model: those that a file defines, otherwise by the form of the name."""
+    """Lookup of engines by model: those that a file defines, otherwise by the form of the name.
+
+    Attributes:
+        path: the file.
+        engines: kind and settings of each engine that the file defines, by name.
+        outside: models that may be read outside the file's folder; None for any.
+        source: what the file was loaded from.
+    """
 
     path: Path
     engines: Mapping[str, EngineSettings]
@@ -97,9 +104,7 @@ class Program:
         data: the dataset, if the file has one.
         metric: the metric, if the file has one.
         optimize: the settings of the optimization.
-        engines: kind and settings of each engine that the file defines, by name.
-        outside: models that may be read outside the file's folder; None for any.
-        source: what the file was loaded from.
+        find_engine: the engines of the file; see `FileEngines`.
     """
 
     path: Path
@@ -108,22 +113,17 @@ class Program:
     data: Dataset | None
     metric: Metric | None
     optimize: OptimizeSettings
-    engines: Mapping[str, EngineSettings]
-    outside: Collection[str] | None = None
-    source: FileSource | None = None
+    find_engine: FileEngines
+
+    @property
+    def engines(self) -> Mapping[str, EngineSettings]:
+        """Kind and settings of each engine that the file defines, by name."""
+        return self.find_engine.engines
 
     @property
     def folder(self) -> Path:
         """Folder that is searched first for code and files that the file names."""
         return self.path.parent
-
-    def find_engine(self, lm: str) -> Engine:
-        """Return the engine of a model: one that the file defines, otherwise by the form of the name.
-
-        Raises:
-            DeclarationError: no engine serves the model, or its settings do not fit its kind.
-        """
-        return FileEngines(self.path, self.engines, self.outside, self.source)(lm)
 
 
 def load(
@@ -229,8 +229,9 @@ def loads(
     outside = None if allow_import else frozenset(context.outside)
     replaced = tuple((key, value) for key, value in overrides)
     source = FileSource(document.text, replaced, allow_import, tuple(trust))
-    system = system.with_engines(FileEngines(path, engines, outside, source))
-    return Program(path, document.text, system, data, metric, optimize, engines, outside, source)
+    found = FileEngines(path, engines, outside, source)
+    system = system.with_engines(found)
+    return Program(path, document.text, system, data, metric, optimize, found)
 
 
 def _keys(document: Document, section: str) -> list[str]:
@@ -385,18 +386,12 @@ def _custom_metric(context: FileContext, settings: CustomMetric, address: Addres
     if settings.settings is not None:
         return _own_metric(context, function, settings, address)
     bounds = None if settings.bounds is None else (settings.bounds[0], settings.bounds[1])
-    if (
-        context.attempt((*address, "call"), functools.partial(custom, function, settings.name))
-        is None
-    ):
+    make = functools.partial(custom, function, settings.name)
+    if context.attempt((*address, "call"), make) is None:
         return None
-    made = context.attempt(
-        (*address, "bounds"),
-        functools.partial(custom, function, settings.name, bounds, settings.thread),
-    )
-    return (
-        None if made is None else replace(made, bounds_hint="metric: {custom: {…, bounds: [0, 1]}}")
-    )
+    bounded = functools.partial(make, bounds, settings.thread)
+    made = context.attempt((*address, "bounds"), bounded)
+    return made and replace(made, bounds_hint="metric: {custom: {…, bounds: [0, 1]}}")
 
 
 def _own_metric(

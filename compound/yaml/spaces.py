@@ -12,7 +12,6 @@ import json
 import re
 import types
 import typing
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import (
@@ -63,12 +62,12 @@ ModelT = TypeVar("ModelT", bound=Model)
 SPACES = ("tune", "choice", "int", "float", "lora")
 
 
-class SpaceModel(Model, ABC):
+class SpaceModel(Model):
     """A setting that may be tuned."""
 
-    @abstractmethod
     def make(self) -> Space:
         """Return the space."""
+        return MAKERS[type(self)](self)
 
     @model_validator(mode="after")
     def _check_space(self) -> Self:
@@ -89,10 +88,6 @@ class TextSpace(SpaceModel):
     keep: list[str] = Field(default=[])
     """Passages that every value must contain, word for word."""
 
-    def make(self) -> Space:
-        """Return the space."""
-        return Text(self.tune, self.max_length, self.keep)
-
 
 class Demonstration(Model):
     """A worked example."""
@@ -111,10 +106,6 @@ class DemosSpace(SpaceModel):
     value: list[Demonstration] = Field(default=[])
     """The initial demonstrations."""
 
-    def make(self) -> Space:
-        """Return the space."""
-        return Demos(tuple(demo.model_dump() for demo in self.value), self.tune)
-
 
 class ChoiceSpace(SpaceModel):
     """One of a few values."""
@@ -123,10 +114,6 @@ class ChoiceSpace(SpaceModel):
     """The possible values."""
     value: Scalar = None  # type: ignore[assignment]  # the first one
     """The initial value; the first one by default."""
-
-    def make(self) -> Space:
-        """Return the space."""
-        return Choice(*self.choice, value=self.value)
 
 
 class IntSpace(SpaceModel):
@@ -139,12 +126,6 @@ class IntSpace(SpaceModel):
     log: bool = False
     """Whether to search on a logarithmic scale."""
 
-    def make(self) -> Space:
-        """Return the space."""
-        return Int(
-            self.int[0], self.int[1], cast("int", self.value), self.log
-        )  # `Int` checks the type
-
 
 class FloatSpace(SpaceModel):
     """A number between two bounds."""
@@ -155,10 +136,6 @@ class FloatSpace(SpaceModel):
     """The initial value; the low bound by default."""
     log: bool = False
     """Whether to search on a logarithmic scale."""
-
-    def make(self) -> Space:
-        """Return the space."""
-        return Float(self.float[0], self.float[1], self.value, self.log)
 
 
 TargetsSetting = Annotated[
@@ -201,11 +178,22 @@ class WeightsSpace(SpaceModel):
     value: FolderSetting | None = None
     """The initial adapter, trained before."""
 
-    def make(self) -> Space:
-        """Return the space."""
-        base = LoRA(self.lora.rank, self.lora.alpha, self.lora.targets)
-        value = self.value.reference if self.value else None
-        return Weights(value, base.rank, base.alpha, base.targets)
+
+def _weights(model: WeightsSpace) -> Weights:
+    base = LoRA(model.lora.rank, model.lora.alpha, model.lora.targets)
+    value = model.value.reference if model.value else None
+    return Weights(value, base.rank, base.alpha, base.targets)
+
+
+MAKERS: Mapping[type[SpaceModel], Callable[[Any], Space]] = {
+    TextSpace: lambda m: Text(m.tune, m.max_length, m.keep),
+    DemosSpace: lambda m: Demos(tuple(demo.model_dump() for demo in m.value), m.tune),
+    ChoiceSpace: lambda m: Choice(*m.choice, value=m.value),
+    IntSpace: lambda m: Int(m.int[0], m.int[1], m.value, m.log),
+    FloatSpace: lambda m: Float(m.float[0], m.float[1], m.value, m.log),
+    WeightsSpace: _weights,
+}
+"""The space of each model."""
 
 
 def make_setting(value: object) -> object:
