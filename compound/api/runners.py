@@ -22,7 +22,7 @@ from compound.graph.system import System
 from compound.optimization.method import Method, OpenExecutor
 from compound.optimization.settings.base import RaySettings
 from compound.optimization.settings.optimize import OptimizeSettings
-from compound.yaml.program import FileEngines
+from compound.yaml.program import FileEngines, Program
 
 __all__ = ["check_runner", "executor_opener", "source_of"]
 
@@ -97,16 +97,17 @@ def source_of(engines: Engines | Callable[[str], Engine] | None) -> SystemFile:
     Raises:
         DeclarationError: the engines are Python objects, or the system was declared in Python.
     """
-    if not isinstance(engines, FileEngines) or engines.source is None:
+    owner = getattr(engines, "__self__", engines)  # of the method `Program.find_engine`
+    if not isinstance(owner, Program | FileEngines) or owner.source is None:
         raise DeclarationError(
             "optimize.runner: workers rebuild a system and its engines from a YAML file, but this system "
             "or its engines were given as Python objects",
             hint=f"declare them in a file and load it with cp.load_system, without engines=…; or {HERE}",
         )
-    found = engines.source
+    found = owner.source
     return SystemFile(
         text=found.text,
-        path=str(engines.path.absolute()),
+        path=str(owner.path.absolute()),
         overrides=found.overrides,
         allow_import=found.allow_import,
         trust=found.trust,

@@ -191,6 +191,7 @@ def class_kind(
         has_body: whether the settings contain a graph.
         build: makes a component of a user's class, of its name and arguments.
     """
+    maker: Callable[..., Component] = build or component
     skip = ("name", "output") if out else ("name",)
     model = settings or settings_model(f"kind_{name}", component, skip=skip, forms=forms)
 
@@ -200,7 +201,7 @@ def class_kind(
 
         def made() -> Component | None:
             found = read({**given, **({"output": entry.out} if out else {})}, context, inside)
-            return None if found is None else (build or component)(context.name, **found)
+            return None if found is None else maker(context.name, **found)
 
         code = "" if build is None else f"{name} at {definition(component)}"
         return context.file.attempt(inside, made, code)

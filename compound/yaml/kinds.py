@@ -461,7 +461,7 @@ def _read_map(given: Given, context: MakeContext, at: Address) -> Given | None:
         return None
     made = functools.partial(Map, context.name, body, over=given["over"])
     found = context.file.attempt((*at, "over"), made)
-    return found and {"body": body, "over": found.over}
+    return None if found is None else {"body": body, "over": found.over}
 
 
 _KINDS = (

@@ -60,14 +60,7 @@ class FileSource:
 
 @dataclass(frozen=True)
 class FileEngines:
-    """Lookup of engines by model: those that a file defines, otherwise by the form of the name.
-
-    Attributes:
-        path: the file.
-        engines: kind and settings of each engine that the file defines, by name.
-        outside: models that may be read outside the file's folder; None for any.
-        source: what the file was loaded from.
-    """
+    """Lookup of engines by model: those that a file defines, otherwise by the form of the name."""
 
     path: Path
     engines: Mapping[str, EngineSettings]
@@ -104,7 +97,9 @@ class Program:
         data: the dataset, if the file has one.
         metric: the metric, if the file has one.
         optimize: the settings of the optimization.
-        find_engine: the engines of the file; see `FileEngines`.
+        engines: kind and settings of each engine that the file defines, by name.
+        outside: models that may be read outside the file's folder; None for any.
+        source: what the file was loaded from.
     """
 
     path: Path
@@ -113,17 +108,22 @@ class Program:
     data: Dataset | None
     metric: Metric | None
     optimize: OptimizeSettings
-    find_engine: FileEngines
-
-    @property
-    def engines(self) -> Mapping[str, EngineSettings]:
-        """Kind and settings of each engine that the file defines, by name."""
-        return self.find_engine.engines
+    engines: Mapping[str, EngineSettings]
+    outside: Collection[str] | None = None
+    source: FileSource | None = None
 
     @property
     def folder(self) -> Path:
         """Folder that is searched first for code and files that the file names."""
         return self.path.parent
+
+    def find_engine(self, lm: str) -> Engine:
+        """Return the engine of a model: one that the file defines, otherwise by the form of the name.
+
+        Raises:
+            DeclarationError: no engine serves the model, or its settings do not fit its kind.
+        """
+        return FileEngines(self.path, self.engines, self.outside, self.source)(lm)
 
 
 def load(
@@ -229,9 +229,8 @@ def loads(
     outside = None if allow_import else frozenset(context.outside)
     replaced = tuple((key, value) for key, value in overrides)
     source = FileSource(document.text, replaced, allow_import, tuple(trust))
-    found = FileEngines(path, engines, outside, source)
-    system = system.with_engines(found)
-    return Program(path, document.text, system, data, metric, optimize, found)
+    system = system.with_engines(FileEngines(path, engines, outside, source))
+    return Program(path, document.text, system, data, metric, optimize, engines, outside, source)
 
 
 def _keys(document: Document, section: str) -> list[str]:

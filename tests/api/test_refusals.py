@@ -472,6 +472,9 @@ class TestChanges:
         monkeypatch.setattr(
             "compound.yaml.program.FileEngines.__call__", lambda self, lm: named("small")
         )
+        monkeypatch.setattr(
+            "compound.yaml.program.Program.find_engine", lambda self, lm: named("small")
+        )
         assert cli("optimize", "qa.yaml", "-q").code == 0
         for name in ("best.json", "report.md"):
             (qa / "runs" / "qa" / name).unlink()
@@ -548,7 +551,7 @@ class TestMessages:
         self, qa: Path, cli: Any, monkeypatch: Any
     ) -> None:
         monkeypatch.setattr(
-            "compound.yaml.program.FileEngines.__call__", lambda self, lm: named("small")
+            "compound.yaml.program.Program.find_engine", lambda self, lm: named("small")
         )
         begin_here = "compound.cli.optimize._stop_on_interrupt"
         monkeypatch.setattr(begin_here, lambda recorder: recorder.stop())
@@ -563,7 +566,7 @@ class TestMessages:
         self, qa: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(
-            "compound.yaml.program.FileEngines.__call__", lambda self, lm: named("small")
+            "compound.yaml.program.Program.find_engine", lambda self, lm: named("small")
         )
         assert cli("optimize", "qa.yaml", "-q").code == 0
         ran = cli("optimize", "qa.yaml", "-q")

@@ -27,7 +27,7 @@ from compound.optimizers.search.local_gains import (
     total_savings,
 )
 from compound.report.forecast import forecast
-from compound.yaml.program import FileEngines, Program
+from compound.yaml import Program
 
 
 def step(name: str, first: bool = False, options: int = 2, **reads: Any) -> Output:
@@ -120,8 +120,8 @@ def test_a_dry_run_tells_them_of_methods_with_local_rewards(
     method: str, told: bool, tmp_path: Path
 ) -> None:
     world = Relay(4, 4)
-    path = tmp_path / "relay.yaml"
-    engines = FileEngines(path, {})
-    program = Program(path, "", world.system(), data(world), world, settings(method), engines)
+    program = Program(
+        tmp_path / "relay.yaml", "", world.system(), data(world), world, settings(method), {}
+    )
     text = forecast({**estimate(program), "run": "runs/relay"})
     assert ("d none: nothing counted follows it; at most 2.5 times in all" in text) is told
