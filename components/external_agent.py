@@ -176,7 +176,7 @@ class ExternalAgent(Composite):
         if any(not prompt.templates for prompt in self.prompts):
             raise DeclarationError(
                 f"agent {name!r}: each prompt needs the text of a system or user message to be recognized by",
-                hint="compound gateway discover finds the prompts of an agent",
+                hint="compound init FILE finds the prompts of an agent",
             )
 
     @property
@@ -298,7 +298,7 @@ class ExternalAgent(Composite):
         first = next((slot.text for slot in text_slots(exchange.route, exchange.document)), "")
         LOG.warning(
             "agent %r sent a request that no prompt recognizes, starting with %r; such requests are sent "
-            "unchanged, as calls of %s_other. compound gateway discover finds prompts",
+            "unchanged, as calls of %s_other. compound init FILE finds prompts",
             self.name,
             sanitize_text(first[:80]),
             self.name,

@@ -47,8 +47,8 @@ LAYOUT = {
 # Upper limits, lowered with the code. What exceeds one replaces something, or argues for a higher
 # limit here.
 BUDGETS = {
-    "lines": 90_600,
-    "modules": 344,
+    "lines": 92_700,
+    "modules": 350,
     "layers": 10,
     "public names": 44,
     "settings": 148,

@@ -230,7 +230,7 @@ def method(
         fit = applicable_methods(system, settings, folder)
         hint = f"methods that fit this system: {', '.join(fit)}" if fit else error.hint
         if agents := agents_without_prompts(system):
-            hint = f"find the prompts of agent {agents[0]!r} by `compound gateway discover FILE`"
+            hint = f"find the prompts of agent {agents[0]!r} by `compound init FILE`"
         raise NothingToTune(error.message, hint=hint) from None
     for section in made.sections.values():
         for found in references(section):

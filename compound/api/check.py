@@ -235,7 +235,7 @@ def _check_method(program: Program) -> Iterator[str]:
         if agents := methods.agents_without_prompts(system):
             yield (
                 f"the prompts of agent {agents[0]!r} are not declared, so that there is nothing to tune; "
-                f"find them by `compound gateway discover {program.path}`"
+                f"find them by `compound init {program.path}`"
             )
             return
         if "method" in settings.model_fields_set:

@@ -35,6 +35,7 @@ from compound.cli import runs  # noqa: F401
 from compound.cli import check  # noqa: F401
 
 MOVED = {
+    "gateway": "init FILE",
     "graph": "export FILE --to text, mermaid or svg",
     "plugins": "check --extensions",
     "report": "runs report RUN",

@@ -1,4 +1,4 @@
-"""Command that writes the file of a system for a data file or a folder of splits."""
+"""Command that writes the file of a system for data, and of the prompts of agents for a system."""
 
 from __future__ import annotations
 
@@ -6,15 +6,29 @@ import inspect
 import keyword
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from compound.cli.options import app, format_examples
-from compound.core.errors import CompoundError, DataError
+from compound.cli.options import (
+    NoImport,
+    Sets,
+    TrustOption,
+    app,
+    format_examples,
+    load_program,
+    print_json,
+)
+from compound.core.errors import CompoundError, DataError, SpecError
+
+if TYPE_CHECKING:
+    from compound.api.discover import Discovery
+    from compound.components.gateway.clustering import FoundPrompt
+    from compound.yaml import Program
 
 GOLD = (
     "answer",
@@ -93,25 +107,72 @@ class Column:
 
 
 @app.command(
-    epilog=format_examples("init data.csv", "init data/ --lm openai/gpt-4o-mini --out qa.yaml")
+    epilog=format_examples(
+        "init data.csv",
+        "init data/ --lm openai/gpt-4o-mini --out qa.yaml",
+        "init system.yaml --examples 20 --yes",
+        "init system.yaml --temperature --model smollm2 --model openai/gpt-4o-mini",
+    )
 )
 def init(
-    data: Annotated[
+    source: Annotated[
         Path,
         typer.Argument(
-            help="Data file, or folder with train, dev and test files.", show_default=False
+            help="Data file, or folder with train, dev and test files; or the YAML file of a system "
+            "with external agents.",
+            show_default=False,
         ),
     ],
     lm: Annotated[str, typer.Option(help="Model of the system.")] = "smollm2",
-    out: Annotated[Path, typer.Option(help="File to write.")] = Path("system.yaml"),
+    out: Annotated[
+        Optional[Path],  # noqa: UP045 - typer reads this at run time
+        typer.Option(help="File to write. [default: system.yaml, or AGENT_prompts.yaml]"),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    examples: Annotated[
+        int, typer.Option(min=2, help="Agents: number of train examples to run them on.")
+    ] = 8,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Agents: accept every prompt without a question.")
+    ] = False,
+    model: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(help="Agents: model among which prompts may choose; repeatable."),
+    ] = None,
+    temperature: Annotated[
+        bool, typer.Option(help="Agents: tune the temperature of each prompt, too.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Agents: print the found prompts as JSON, write nothing.")
+    ] = False,
+    sets: Sets = None,
+    no_import: NoImport = False,
+    trust: TrustOption = None,
 ) -> None:
-    """Write a system of one model call for a data file or a folder of splits.
+    """Write a system of one model call for data, or the prompts of the agents of a system.
 
-    The answer is the column with a usual name (answer, label, ...), otherwise the last one; a few
-    different values become the labels of the output. All other columns are inputs, except ids and
-    splits.
+    Of data, the answer is the column with a usual name (answer, label, ...), otherwise the last
+    one; a few different values become the labels of the output. All other columns are inputs,
+    except ids and splits.
+
+    The external agents of a system are run on some examples, and the texts of their requests are
+    compared: what several runs share becomes a template, and what varies a placeholder, {{name}}.
+    Each template is shown for confirmation, or all are accepted by --yes, which is needed without a
+    terminal. The confirmed ones are written to a file that the agent's setting prompts_file names;
+    their texts are tuned by compound optimize.
     """
+    if source.suffix in (".yaml", ".yml"):
+        program = load_program(source, sets, no_import, trust=trust)
+        found = _discover(program, source, examples)
+        if as_json:
+            print_json([asdict(each) for each in found])
+        else:
+            _write_prompts(found, source, out, Choices(yes, force, tuple(model or ()), temperature))
+        return
+    _write_system(source, lm, out or Path("system.yaml"), force)
+
+
+def _write_system(data: Path, lm: str, out: Path, force: bool) -> None:
     from compound.api.check import check_program
     from compound.interchange.exports import write as write_file
     from compound.yaml import loads
@@ -295,3 +356,101 @@ def _answer(gold: Column) -> tuple[str, str, int]:
     if gold.type in ("int", "float", "bool"):
         return gold.type, "accuracy", 16
     return "str", "token_f1", max(32, min(1024, gold.longest))
+
+
+# --- the prompts of agents -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the user chose for the prompts of agents."""
+
+    yes: bool
+    force: bool
+    models: tuple[str, ...]
+    temperature: bool
+
+
+def _discover(program: Program, file: Path, examples: int) -> list[Discovery]:
+    """Run the agents of a system on train examples, and return their prompts."""
+    from compound.api.discover import discover
+
+    if program.data is None:
+        raise SpecError([f"{file}:1:1: finding the prompts of agents needs `data:` in the file"])
+    train = program.data.examples("train", list(program.system.inputs), limit=examples)
+    return discover(program.system, train, program.find_engine)
+
+
+def _write_prompts(
+    found: Sequence[Discovery], file: Path, out: Path | None, choices: Choices
+) -> None:
+    """Show the prompts, and write the confirmed ones."""
+    unasked = False
+    for each in found:
+        _show(each)
+        confirmed = [prompt for prompt in each.prompts if _confirm(prompt, choices.yes)]
+        if confirmed:
+            _write(each, confirmed, file, out, choices)
+        unasked = unasked or bool(each.prompts and not confirmed)
+    if unasked:
+        _explain_nothing_written()
+
+
+def _show(found: Discovery) -> None:
+    """Print the counts of an agent's requests."""
+    print(
+        f"{found.agent}: {found.runs} runs, {found.usage.calls} requests, {found.usage.tokens} tokens"
+    )
+    for message in dict.fromkeys(found.failed):
+        print(f"  a run failed: {message}")
+    for name, count in found.recognized.items():
+        print(f"  {count} requests have the declared prompt {name}")
+    if found.other:
+        print(
+            f"  {found.other} requests have no prompt that several runs share; they are sent unchanged"
+        )
+    if not found.prompts:
+        print("  no further prompt was found")
+
+
+def _confirm(prompt: FoundPrompt, yes: bool) -> bool:
+    """Show a prompt, and ask whether to tune it."""
+    print(f"\n{prompt.name}: {prompt.requests} requests in {prompt.runs} runs")
+    for role, text in prompt.match.items():
+        print(f"  [{role}]")
+        print("\n".join(f"    {line}" for line in text.splitlines()))
+    if yes or not sys.stdin.isatty():
+        return yes
+    return typer.confirm(f"Tune {prompt.name}?", default=True, err=True)
+
+
+def _explain_nothing_written() -> None:
+    """Print why an agent's prompts were not written; without a terminal, end with exit code 1."""
+    if sys.stdin.isatty():
+        print("\nno prompt was accepted, so that nothing was written")
+        return
+    print(
+        "error: nothing was written: without a terminal, the prompts cannot be confirmed\n"
+        "hint: check them above, and accept them all with --yes",
+        file=sys.stderr,
+    )
+    raise typer.Exit(1)
+
+
+def _write(
+    found: Discovery, confirmed: list[FoundPrompt], file: Path, out: Path | None, choices: Choices
+) -> None:
+    """Write the confirmed prompts, and say how to use the file."""
+    from compound.api.discover import prompts_yaml
+
+    path = out or file.with_name(f"{found.agent}_prompts.yaml")
+    text = prompts_yaml(confirmed, models=choices.models, temperature=choices.temperature)
+    try:
+        with path.open("w" if choices.force else "x", encoding="utf-8") as opened:
+            opened.write(text)
+    except FileExistsError:
+        raise CompoundError(
+            f"{path} exists", hint="choose another name by --out, or replace it by --force"
+        ) from None
+    setting = f"{found.agent}: {{external_agent: {{prompts_file: {path.name}}}}}"
+    print(f"\nwrote {path}; add it to the agent:\n  {setting}")

@@ -1,4 +1,4 @@
-"""Commands that list and inspect runs."""
+"""Commands that list, inspect and show runs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Optional
 import typer
 
 from compound.cli.options import AsJson, app, format_examples, print_json
+from compound.core.errors import explain_missing
 
 runs = typer.Typer(
     help="List, report, trace, track or verify runs.", no_args_is_help=True, rich_markup_mode=None
@@ -144,3 +145,31 @@ def track(
 
     sent = send(tracker_name(to), run)
     print(f"{plural(sent, 'event')} sent to {to}" if sent else f"{to} has all events already")
+
+
+@app.command(epilog=format_examples("ui", "ui runs/demo --no-browser", "ui results --port 8300"))
+def ui(
+    folder: Annotated[Path, typer.Argument(help="Folder of runs, or a run directory.")] = Path(
+        "runs"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")] = 8200,
+    no_browser: Annotated[
+        bool, typer.Option("--no-browser", help="Do not open the page in a browser.")
+    ] = False,
+) -> None:
+    """Show runs in a browser: results, candidates, examples, local rewards, training.
+
+    Runs in progress are followed. Pages are served to this machine only. Nothing is written but
+    labels and the file that stops a run.
+    """
+    with explain_missing("the studio"):
+        from compound.api.studio.application import serve
+
+    def opened(address: str) -> None:
+        print(f"runs of {folder} are shown on {address} (Ctrl-C ends)", flush=True)
+        if not no_browser:
+            import webbrowser
+
+            webbrowser.open(address)
+
+    serve(folder, "127.0.0.1", port, opened)

@@ -1,8 +1,9 @@
 """Feedback folders: runs of a served system, and what its users said about them.
 
 ``runs.jsonl`` holds one run per line, ``feedback.jsonl`` one statement per line: a score of a run,
-a corrected answer, or which of two runs was better. Both files are only appended to, by
-`compound.api.serving`. A later statement about a run replaces an earlier one of the same kind.
+a corrected answer, which of two runs was better, or that neither was. Both files are only appended
+to, by `compound.api.serving` and `compound.api.studio`. A later statement about a run replaces an
+earlier one of the same kind.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class FeedbackLog:
     runs: Mapping[str, Trace]
     about: Mapping[str, RunFeedback] = field(default_factory=dict)
     preferences: Sequence[tuple[str, str]] = ()
+    ties: Sequence[tuple[str, str]] = ()
 
     def examples(self) -> list[DataRow]:
         """Return an example for each input with a corrected or confirmed answer.
@@ -95,25 +97,32 @@ def read_feedback(folder: UntrustedFolder | str | Path) -> FeedbackLog:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"{place}: not a run of a served system: {error!r}") from None
     about: dict[str, RunFeedback] = {}
-    preferences: dict[tuple[str, str], None] = {}
+    compared: dict[frozenset[str], tuple[str, str, bool]] = {}
     for place, document in _documents(folder, FEEDBACK):
         try:
-            _add(document, about, preferences)
+            _add(document, about, compared)
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{place}: not feedback: {error!r}") from None
-    return FeedbackLog(runs, about, tuple(preferences))
+    pairs = {
+        tie: [(one, other) for one, other, is_tie in compared.values() if is_tie == tie]
+        for tie in (False, True)
+    }
+    return FeedbackLog(runs, about, pairs[False], pairs[True])
 
 
 def _add(
     document: Mapping[str, object],
     about: dict[str, RunFeedback],
-    preferences: dict[tuple[str, str], None],
+    compared: dict[frozenset[str], tuple[str, str, bool]],
 ) -> None:
     """Add a statement; a later one replaces an earlier one."""
     if "better" in document:
         better, worse = entry(document, "better", str), entry(document, "worse", str)
-        preferences.pop((worse, better), None)
-        preferences[better, worse] = None
+        compared[frozenset((better, worse))] = better, worse, False
+        return
+    if "equal" in document:
+        one, other = map(str, entry(document, "equal", list))
+        compared[frozenset((one, other))] = one, other, True
         return
     run = entry(document, "run", str)
     said = about.setdefault(run, RunFeedback())

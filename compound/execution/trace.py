@@ -6,7 +6,7 @@ call keeps its error and the outputs produced before the failure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NotRequired, TypedDict
 
@@ -127,12 +127,7 @@ class Trace:
     @property
     def seconds(self) -> float:
         """Seconds of a run whose calls are all executed: those of the longest chain of dependent calls."""
-        ends: dict[str, float] = {}
-        for call in self.calls:  # parents come before their children
-            ends[call.address] = call.seconds + max(
-                (ends.get(p, 0.0) for p in call.parents), default=0.0
-            )
-        return max(ends.values(), default=0.0)
+        return longest_chain((call.address, call.parents, call.seconds) for call in self.calls)
 
     @property
     def cached_calls(self) -> int:
@@ -252,6 +247,18 @@ def _outcome(failure: Failure | None, outputs: Mapping[str, object]) -> dict[str
     if failure is None:
         return {"outputs": _shown(outputs)}
     return {"failure": short_repr(f"{failure.kind}: {failure.message}")}
+
+
+def longest_chain(calls: Iterable[tuple[str, Iterable[str], float]]) -> float:
+    """Return the seconds of the longest chain of calls, given as address, parents and seconds.
+
+    >>> longest_chain([("a", [], 1.0), ("b", [], 2.0), ("c", ["a", "b"], 0.5)])
+    2.5
+    """
+    ends: dict[str, float] = {}
+    for address, parents, seconds in calls:  # parents come before their children
+        ends[address] = seconds + max((ends.get(p, 0.0) for p in parents), default=0.0)
+    return max(ends.values(), default=0.0)
 
 
 def without_messages(trace: Trace) -> Trace:

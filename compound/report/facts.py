@@ -61,7 +61,7 @@ JOB = ("job", "optimizer", "keys", "tried", "runs", "note", "values")
 RETRY = ("evaluation", "failed", "retried", "recovered", "before", "after", "note")
 
 
-def summarize(path: str | Path) -> Facts:
+def summarize(path: str | Path, *, traces: bool = True) -> Facts:
     """Return all facts of the report on a run, as JSON types.
 
     ``title``, ``sentence``, ``verdict`` and ``notes`` are the result in words; ``valid`` and
@@ -73,12 +73,16 @@ def summarize(path: str | Path) -> Facts:
 
     Args:
         path: the directory of a finished or unfinished run.
+        traces: whether to read the traces, for ``components``, ``failures`` and ``examples``.
 
     Raises:
         RunDirectoryError: the folder is not a run directory, or one of its files is broken.
     """
     with inconsistency_errors(path):
-        return _summarized(Record.read(path), str(path))
+        record = Record.read(path)
+        facts = _summarized(record, str(path)) | (read_traces(record) if traces else {})
+        known = to_strict_json(facts)
+        return {**headline(known), **known}
 
 
 def _summarized(record: Record, path: str) -> Facts:
@@ -87,7 +91,7 @@ def _summarized(record: Record, path: str) -> Facts:
     candidates = read_candidates(record.folder)
     records = (record, *record.baselines())
     skipped = dict.fromkeys(e["skipped"] for e in record.events if e.get("skipped"))
-    facts: Facts = {
+    return {
         "run": path,
         "system": config["system"],
         "metric": config["metric"],
@@ -125,10 +129,7 @@ def _summarized(record: Record, path: str) -> Facts:
             name: record.folder.kind(name) is not None for name in ("best.json", "system.yaml")
         },
         "provenance": _provenance(record),
-        **read_traces(record),
     }
-    known = to_strict_json(facts)
-    return {**headline(known), **known}
 
 
 def _runs(event: Facts) -> float:

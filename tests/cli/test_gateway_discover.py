@@ -1,4 +1,4 @@
-"""`compound gateway discover`: prompts are shown, confirmed, written, and then recognized."""
+"""`compound init`: prompts are shown, confirmed, written, and then recognized."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(folder: Path, *arguments: str) -> Any:
     found = CliRunner().invoke(
-        app, ["gateway", "discover", str(folder / "system.yaml"), *arguments]
+        app, ["init", str(folder / "system.yaml"), *arguments]
     )
     if found.exception is not None and not isinstance(found.exception, SystemExit):
         raise found.exception
@@ -137,20 +137,20 @@ def test_check_accepts_an_agent_whose_prompts_are_not_found_yet(folder: Path, me
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = CliRunner().invoke(app, ["check", str(path)])
     assert found.exit_code == 0, found.output
-    assert f"compound gateway discover {path}" in found.stdout
+    assert f"compound init {path}" in found.stdout
 
 
 def test_an_optimization_without_prompts_refers_to_their_discovery(folder: Path) -> None:
     program = load(folder / "system.yaml")
     with pytest.raises(
-        DeclarationError, match="prompts of agent 'geo' by `compound gateway discover"
+        DeclarationError, match="prompts of agent 'geo' by `compound init"
     ):
         method("search", program.system, program.optimize)
 
 
 def test_an_existing_file_is_kept(folder: Path) -> None:
     (folder / "geo_prompts.yaml").write_text("kept: {}\n")
-    with pytest.raises(Exception, match="exists; choose another file"):
+    with pytest.raises(Exception, match="exists; choose another name"):
         run(folder, "--yes", "--examples", "3")
     assert (folder / "geo_prompts.yaml").read_text() == "kept: {}\n"
 

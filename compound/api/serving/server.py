@@ -46,7 +46,7 @@ def serve(
             opened.
     """
     settings = settings or ServerSettings()
-    listening = _listen(settings)
+    listening = listen(settings)
     try:
         built = build(system, config, engines, settings)
         server = DrainingServer(uvicorn_config(built, settings), built, system.name)
@@ -75,7 +75,7 @@ def uvicorn_config(built: Built, settings: ServerSettings) -> uvicorn.Config:
     )
 
 
-def _listen(settings: ServerSettings) -> socket.socket:
+def listen(settings: ServerSettings) -> socket.socket:
     """Open the socket, before uvicorn, which would exit without an explanation."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     # asyncio disables Nagle's algorithm only if TCP is named

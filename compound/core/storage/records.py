@@ -94,13 +94,18 @@ def to_line(record: Mapping[str, object], before: str = "") -> tuple[bytes, str]
     return body + (b", " if record else b"") + f'"{NAME}": "{found}"}}\n'.encode(), found
 
 
-def read_lines(file: BinaryIO, limit: Limit = LINE) -> Iterator[Line]:
+def read_lines(file: BinaryIO, limit: Limit = LINE, before: str = "") -> Iterator[Line]:
     """Yield the records of a file; a last line without a line break is ignored.
+
+    Args:
+        file: the file, at the start of a line.
+        limit: maximum length of a line.
+        before: checksum of the line before, unless it is the first one.
 
     Raises:
         Damaged: a line is damaged or not a JSON object; the message starts with its number.
     """
-    checksum, end, number, most = "", 0, 0, limit.bytes
+    checksum, end, number, most = before, 0, 0, limit.bytes
     while raw := file.readline(most + 1):
         number += 1
         if not raw.endswith(b"\n"):

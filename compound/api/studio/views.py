@@ -1,0 +1,550 @@
+"""The pages of the studio: for each, the name of its template and the values it shows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+from markupsafe import Markup
+
+from compound.api.studio.charts import Chart, Point
+from compound.api.studio.importance import importance
+from compound.api.studio.labels import progress
+from compound.api.studio.runs import Run, Runs, compared_sides, seconds_left, spending
+from compound.api.studio.traces import FILTERS, Query, known_gold
+from compound.core.errors import CompoundError, MissingExtra, RunDirectoryError
+from compound.core.security.untrusted import UntrustedFolder
+from compound.evaluation.evaluate import Evaluation, gain_interval
+from compound.optimization.runs.candidate_record import CandidateRecord, front
+from compound.optimization.runs.recorder import MEMORY
+from compound.report.figures import use_page_colors
+from compound.report.record import RecordedTrace
+from compound.report.rewards import reward_facts, reward_figures
+from compound.report.text import count, number, signed
+from compound.report.training import answers_of, trained_components, training_facts
+from compound.report.training_curves import panels_with_data, training_svg
+from compound.rewards.inspection import FOLDER as REWARDS
+from compound.rewards.inspection import Inspection
+from compound.rewards.model import NONE as NO_BACKBONE
+
+PAGE = 50  # examples per page
+MOST = 200  # rows of the comparison of runs
+WORST = 5  # pairs that a reward orders most wrongly
+COSTS = {
+    "tokens": ("tokens per run", lambda c: c.tokens),
+    "usd": ("dollars per run", lambda c: c.usd),
+    "seconds": ("seconds per run", lambda c: c.seconds),
+}
+COST: Mapping[str, tuple[str, Callable[[CandidateRecord], float | None]]] = COSTS
+
+Options = Mapping[str, str]
+View = tuple[str, dict[str, Any]]
+
+
+def list_runs(runs: Runs, options: Options) -> View:
+    """Return the list of runs, of which some may be ticked to be compared."""
+    rows, search = runs.summaries(), options.get("q", "")
+    shown = [row for row in rows if search.lower() in json.dumps(row).lower()]
+    return "runs.html", {"rows": shown, "total": len(rows), "search": search, "folder": runs.folder}
+
+
+def compare(runs: Runs, names: Sequence[str]) -> View:
+    """Return the comparison of runs: scores, changes, and the examples whose scores differ.
+
+    Raises:
+        CompoundError: fewer than two runs are named.
+    """
+    chosen = [runs.get(name) for name in dict.fromkeys(names)]
+    if len(chosen) < 2:
+        raise CompoundError("tick two or more runs to compare them")
+    rows = [run.summary() for run in chosen]
+    sides = [compared_sides(run.record) for run in chosen]
+    results = [after or before for _, before, after in sides]
+    same = len({(row.get("split"), row.get("data")) for row in rows}) == 1
+    known = [each for each in results if each is not None]
+    comparable = same and len(known) == len(results)
+    return "compare.html", {
+        "rows": rows,
+        "same": same,
+        "differences": _differences(known) if comparable else [],
+        "examples": _scores_by_example(known) if comparable else [],
+        "changes": [_changes(run) for run in chosen],
+        "costs": [_costs(run) for run in chosen],
+        "most": MOST,
+    }
+
+
+def _differences(results: Sequence[Evaluation]) -> list[Any]:
+    """Return the mean difference of each result to the first, with its interval."""
+    return [gain_interval(results[0], other).to_json() for other in results[1:]]
+
+
+def _scores_by_example(results: Sequence[Evaluation]) -> list[tuple[str, list[float]]]:
+    """Return the examples that all were run on and whose scores differ, the most different first."""
+    scores = [each.by_example() for each in results]
+    common = [name for name in scores[0] if all(name in side for side in scores)]
+    rows = [(name, [side[name] for side in scores]) for name in common]
+    differing = [row for row in rows if len(set(row[1])) > 1]
+    return sorted(differing, key=lambda row: min(row[1]) - max(row[1]))[:MOST]
+
+
+def overview(run: Run, options: Options) -> View:
+    """Return the result of a run, its course, and what it has spent."""
+    facts, state = run.facts, run.state
+    return "overview.html", {
+        "facts": facts,
+        "state": state,
+        "stopping": run.is_stopping,
+        "spending": spending(run),
+        "left": seconds_left(run) if state == "running" else None,
+        "latest": _latest(run),
+        "course": _course(facts),
+        "found": _found(run),
+        "changes": _changes(run),
+        "costs": _costs(run),
+        "warnings": _warnings(run),
+    }
+
+
+def _latest(run: Run) -> str:
+    """Return what the run does, in its own words."""
+    for event in reversed(run.record.events):
+        if event["event"] == "progress" and event.get("note"):
+            return str(event["note"])
+        if event["event"] in ("decision", "start", "test_before", "test_after", "done"):
+            return {
+                "start": "searching",
+                "decision": "a decision was made",
+                "test_before": "testing the result",
+                "test_after": "ending",
+                "done": "",
+            }[event["event"]]
+    return "evaluating the initial configuration"
+
+
+def _warnings(run: Run) -> list[str]:
+    """Return what the facts could not be computed from."""
+    try:
+        _ = run.candidates
+    except RunDirectoryError as error:
+        return [str(error)]
+    return []
+
+
+def _course(facts: Mapping[str, Any]) -> Chart | None:
+    """Return the chart of the best validation score by system runs."""
+    curve = facts["curves"][0]
+    if not curve["start"]:
+        return None
+    start, end = curve["start"][0], max(curve["end"], curve["start"][0]["at"])
+    points = [Point(start["at"], start["mean"], start["low"], start["high"], "initial", "initial")]
+    line = [(start["at"], start["mean"])]
+    for decision in curve["decisions"]:
+        after, kept = decision["after"], decision["accepted"]
+        name = f"decision {decision['decision']}: {number(after['mean'])}"
+        series = "accepted" if kept else "rejected"
+        points.append(
+            Point(decision["at"], after["mean"], after["low"], after["high"], series, name)
+        )
+        if kept:
+            line.append((decision["at"], after["mean"]))
+    line.append((end, line[-1][1]))
+    return Chart(
+        f"Validation score by system runs: {number(line[0][1])} at first, {number(line[-1][1])} "
+        f"after {count(end)} runs",
+        "system runs of the search",
+        "validation score",
+        points,
+        {"best so far": line},
+        steps=True,
+    )
+
+
+def _found(run: Run) -> Chart | None:
+    """Return the chart of the candidates' gains in the order in which they were found."""
+    try:
+        known = run.candidates
+    except RunDirectoryError:
+        return None
+    points = [
+        _point(run, candidate, place, float(place))
+        for place, candidate in enumerate(known, 1)
+        if candidate.gain is not None
+    ]
+    if len(points) < 2:
+        return None
+    best, line = float("-inf"), []
+    for point in points:
+        best = max(best, point.y)
+        line.append((point.x, best))
+    return Chart(
+        f"Mean gain of {len(points)} candidates on the examples they were run on",
+        "candidate",
+        "gain over the initial configuration",
+        points,
+        {"highest so far": line},
+        steps=True,
+    )
+
+
+def _point(run: Run, candidate: CandidateRecord, place: int, x: float) -> Point:
+    source = "initial" if candidate.fate == "start" else candidate.source or "other"
+    title = (
+        f"candidate {place} ({source}): gain {signed(candidate.gain)} on "
+        f"{count(candidate.evaluations)} runs, {candidate.fate}"
+    )
+    link = f"/run/{run.name}?view=candidate&number={place}"
+    return Point(
+        x,
+        candidate.gain or 0.0,
+        series=source,
+        title=title,
+        link=link,
+        marked=candidate.chosen,
+    )
+
+
+def _changes(run: Run) -> list[Mapping[str, Any]]:
+    return cast("list[Mapping[str, Any]]", run.facts["changes"])
+
+
+def _costs(run: Run) -> list[tuple[str, float, float]]:
+    """Return what a run of the system takes with the initial configuration and with the result."""
+    try:
+        known = run.candidates
+    except RunDirectoryError:
+        return []
+    chosen = next((candidate for candidate in known if candidate.chosen), None)
+    if chosen is None or not known:
+        return []
+    names = {
+        "prompt tokens": "prompt_tokens",
+        "completion tokens": "completion_tokens",
+        "dollars": "usd",
+        "seconds": "seconds",
+    }
+    rows = [
+        (label, getattr(known[0], field), getattr(chosen, field)) for label, field in names.items()
+    ]
+    return [row for row in rows if row[1] is not None and row[2] is not None]
+
+
+def candidates(run: Run, options: Options) -> View:
+    """Return all candidates, the front of score against cost, and the importance of parameters."""
+    known = run.candidates
+    priced = any(candidate.usd for candidate in known)
+    cost = options.get("cost", "usd" if priced else "tokens")
+    cost = cost if cost in COST else "tokens"
+    rows = [*enumerate(known, 1)]
+    order = options.get("sort", "found")
+    if order == "gain":
+        rows.sort(key=lambda row: -(row[1].gain if row[1].gain is not None else -9e9))
+    elif order == "cost":
+        rows.sort(key=lambda row: COST[cost][1](row[1]) or 0.0)
+    return "candidates.html", {
+        "rows": rows,
+        "cost": cost,
+        "costs": {name: label for name, (label, _) in COST.items()},
+        "sort": order,
+        "found": _found(run),
+        "front": _front_chart(run, known, cost),
+        "on_front": {candidate.digest for candidate in front(known)},
+        "importance": importance(known),
+    }
+
+
+def _front_chart(run: Run, known: Sequence[CandidateRecord], cost: str) -> Chart | None:
+    label, read = COST[cost]
+    points = [
+        _point(run, candidate, place, value)
+        for place, candidate in enumerate(known, 1)
+        if candidate.gain is not None and (value := read(candidate)) is not None
+    ]
+    if len(points) < 2 or len({point.x for point in points}) < 2:
+        return None
+    best = [(value, c.gain or 0.0) for c in front(known) if (value := read(c)) is not None]
+    return Chart(
+        f"Gain of {len(points)} candidates against {label}; the chosen one has a ring",
+        label,
+        "gain over the initial configuration",
+        points,
+        {"front": sorted(best)},
+        steps=True,
+    )
+
+
+def candidate(run: Run, options: Options) -> View:
+    """Return one candidate: its values as changes of its parent.
+
+    Raises:
+        CompoundError: there is no such candidate.
+    """
+    known, place = run.candidates, options.get("number", "")
+    if not place.isdecimal() or not 1 <= int(place) <= len(known):
+        raise CompoundError(f"there is no candidate {place!r} of {run.name}")
+    shown = known[int(place) - 1]
+    numbers = {each.digest: number_ for number_, each in enumerate(known, 1)}
+    start = run.record.start
+    parent = run.values_of(shown.parent) if shown.parent else start
+    against = options.get("against", "parent")
+    other = start if against == "start" or parent is None else parent
+    mine = start.replace(shown.values)
+    changed = [
+        {"key": change.key, "before": other[change.key], "after": mine[change.key]}
+        for change in other.diff(mine)
+    ]
+    return "candidate.html", {
+        "candidate": shown,
+        "number": int(place),
+        "parent": numbers.get(shown.parent),
+        "against": against,
+        "changed": changed,
+        "values": mine.to_json(),
+        "children": [numbers[c.digest] for c in known if c.parent == shown.digest],
+        "total": len(known),
+    }
+
+
+def query_of(run: Run, options: Options) -> Query:
+    """Return which examples are asked for; by default those that show the result."""
+    sides = run.sides()
+    split = options.get("split", "")
+    if split not in ("test", "valid"):
+        split = "test" if "test" in sides else "valid"
+    start = run.record.start.digest
+    before, after = sides.get(split, (start, run.record.best.digest))
+    return Query(
+        split,
+        options.get("before") or before,
+        options.get("after") or after,
+        options.get("show", "all"),
+        options.get("sort", "difference"),
+        options.get("q", "").strip(),
+    )
+
+
+def examples(run: Run, options: Options) -> View:
+    """Return a page of examples, with the outputs and scores of two configurations."""
+    read = run.traces.extend()
+    query = query_of(run, options)
+    place = options.get("page", "1")
+    number_ = max(1, int(place)) if place.isdecimal() and len(place) < 9 else 1
+    page = run.traces.page(query, number_, PAGE)
+    names = run.configurations()
+    known = run.traces.splits()
+    return "examples.html", {
+        "query": query,
+        "page": page,
+        "number": number_,
+        "pages": max(1, -(-page.total // PAGE)),
+        "read": read,
+        "filters": FILTERS,
+        "sorts": {
+            "difference": "losses first",
+            "gain": "gains first",
+            "example": "name",
+            "before": "score before",
+            "after": "score after",
+            "tokens": "most tokens",
+            "seconds": "slowest",
+        },
+        "splits": [*known],
+        "configurations": [(d, names.get(d, d[:10])) for d in known.get(query.split, [])],
+        "names": names,
+    }
+
+
+def example(run: Run, options: Options) -> View:
+    """Return the calls of one example, side by side for two configurations.
+
+    Raises:
+        CompoundError: it was not recorded with either of them.
+    """
+    run.traces.extend()
+    query, name = query_of(run, options), options.get("example", "")
+    sample = options.get("sample", "")
+    wanted = int(sample) if sample.isdecimal() and len(sample) < 9 else None
+    traces = [
+        run.traces.trace(query.split, digest, name, wanted)
+        for digest in (query.before, query.after)
+    ]
+    shown = [trace for trace in traces if trace is not None]
+    if not shown:
+        raise CompoundError(f"there is no recorded run of example {name!r} ({query.split})")
+    names = run.configurations()
+    rewards, why = _call_rewards(run, shown, compute="rewards" in options)
+    return "example.html", {
+        "query": query,
+        "example": name,
+        "samples": run.traces.samples(query.split, query.after, name),
+        "sample": shown[-1]["sample"],
+        "inputs": shown[-1]["inputs"],
+        "gold": known_gold(shown[-1]),
+        "sides": [
+            {
+                "name": names.get(digest, digest[:10]),
+                "trace": trace,
+                "rewards": rewards.get(digest, {}),
+                "calls": _calls(trace, traces[1 - place]) if trace else [],
+            }
+            for place, (digest, trace) in enumerate(
+                zip((query.before, query.after), traces, strict=True)
+            )
+        ],
+        "unknown_rewards": why,
+    }
+
+
+def _calls(trace: RecordedTrace, other: RecordedTrace | None) -> list[dict[str, Any]]:
+    """Return the calls of a trace; those that the other side has as well are folded on the page."""
+    theirs = {call["address"]: call for call in other["calls"]} if other else {}
+    found = []
+    for call in [*trace["calls"], *trace.get("metric_calls", ())]:
+        twin = theirs.get(call["address"])
+        parts = ("inputs", "outputs", "failure", "exchanges")
+        equal = twin is not None and all(call.get(part) == twin.get(part) for part in parts)
+        found.append({**call, "equal": equal, "depth": call["address"].count("/")})
+    return found
+
+
+def _call_rewards(
+    run: Run, traces: Sequence[RecordedTrace], *, compute: bool
+) -> tuple[dict[str, dict[str, float]], str]:
+    """Return the local reward of each call by configuration and address, or why it is unknown.
+
+    Heads on named features are computed at once; those on embeddings load a model, so only on
+    request.
+    """
+    if run.folder.kind(f"{REWARDS}/card.json") is None:
+        return {}, ""
+    try:
+        opened = Inspection.open(run.folder.path)
+        if opened.stored.backbone != NO_BACKBONE and not compute:
+            return {}, f"they need the model {opened.stored.backbone}"
+        found: dict[str, dict[str, float]] = {}
+        for trace in traces:
+            for call in trace["calls"]:
+                if call["component"] in opened.components and not call["failure"]:
+                    values = opened.model.rewards(
+                        call["component"], [(call["inputs"], call["outputs"])]
+                    )
+                    found.setdefault(trace["configuration"], {})[call["address"]] = float(values[0])
+    except CompoundError as error:
+        return {}, str(error)
+    return found, ""
+
+
+def rewards(run: Run, options: Options) -> View:
+    """Return accuracy, calibration and the worst pairs of the local rewards."""
+    files = (f"{REWARDS}/card.json", "events.jsonl", MEMORY)
+    facts = run.remember("reward facts", files, lambda: reward_facts(run.folder.path))
+    return "rewards.html", {
+        "facts": facts,
+        "figures": run.remember("reward figures", files, lambda: _reward_figures(facts)),
+        "worst": run.remember("worst pairs", files, lambda: _worst(run, facts)),
+    }
+
+
+def _reward_figures(facts: Mapping[str, Any] | None) -> list[tuple[str, Markup, str]]:
+    """Return the name, the picture and the reason why it is missing of each figure."""
+    return [(each.name, _picture(each.svg), each.missing) for each in reward_figures(facts)]
+
+
+def _picture(svg: str) -> Markup:
+    return Markup(use_page_colors(svg))  # nosec B704  # drawn by this package, which escapes the texts
+
+
+def _worst(run: Run, facts: Mapping[str, Any] | None) -> dict[str, list[dict[str, Any]]]:
+    """Return the pairs that each reward orders most wrongly."""
+    if not facts or "problem" in facts:
+        return {}
+    opened = Inspection.open(run.folder.path)
+    return {
+        name: [
+            {
+                "inputs": judged.inputs,
+                "chosen": judged.chosen,
+                "rejected": judged.rejected,
+                "margin": judged.margin,
+                "probability": judged.probability,
+            }
+            for judged in opened.worst(name, WORST)
+        ]
+        for name in opened.components
+    }
+
+
+def training(run: Run, options: Options) -> View:
+    """Return the curves of training, and samples with their rewards and advantages."""
+    files = ("events.jsonl", MEMORY)
+    facts = run.remember("training facts", files, lambda: training_facts(run.folder.path))
+    methods = [] if facts is None or "problem" in facts else facts["methods"]
+    return "training.html", {
+        "facts": facts,
+        "methods": [
+            {
+                **method,
+                "curves": run.remember(
+                    f"training {place}", files, partial(_curves, method["jobs"])
+                ),
+                "trained": trained_components(method),
+                "samples": answers_of(method),
+            }
+            for place, method in enumerate(methods)
+        ],
+    }
+
+
+def _curves(jobs: Sequence[Mapping[str, Any]]) -> tuple[Markup, str]:
+    """Return the picture of the curves, or why it is missing."""
+    listed = [dict(job) for job in jobs]
+    if not panels_with_data(listed):
+        return Markup(), ""
+    try:
+        return _picture(training_svg(listed)), ""
+    except MissingExtra as error:
+        return Markup(), str(error)
+
+
+def label(run: Run, options: Options) -> View:
+    """Return the next pair of outputs to compare, without the names of their configurations."""
+    read = run.traces.extend(patience=2.0)
+    chosen = {"split": "valid", **options}
+    query = query_of(run, chosen)
+    if query.before == query.after:
+        return "label.html", {"query": query, "progress": None, "read": read, "names": {}}
+    return "label.html", {
+        "query": query,
+        "progress": progress(run, query),
+        "read": read,
+        "names": run.configurations(),
+    }
+
+
+VIEWS: Mapping[str, Callable[[Run, Options], View]] = {
+    "overview": overview,
+    "candidates": candidates,
+    "candidate": candidate,
+    "examples": examples,
+    "example": example,
+    "rewards": rewards,
+    "training": training,
+    "label": label,
+}
+
+
+def tabs(run: Run) -> dict[str, str]:
+    """Return the pages that a run has something for, by name."""
+    found = {"overview": "Overview", "candidates": "Candidates", "examples": "Examples"}
+    if run.folder.kind(f"{REWARDS}/card.json") is not None:
+        found["rewards"] = "Local rewards"
+    if has_training(run.folder):
+        found["training"] = "Training"
+    return {**found, "label": "Label"}
+
+
+def has_training(folder: UntrustedFolder) -> bool:
+    """Return whether a run trained weights; its records start with the first step."""
+    return folder.kind(MEMORY) is not None and folder.size(MEMORY) > 0
