@@ -57,9 +57,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(folder: Path, *arguments: str) -> Any:
-    found = CliRunner().invoke(
-        app, ["init", str(folder / "system.yaml"), *arguments]
-    )
+    found = CliRunner().invoke(app, ["init", str(folder / "system.yaml"), *arguments])
     if found.exception is not None and not isinstance(found.exception, SystemExit):
         raise found.exception
     return found
@@ -142,9 +140,7 @@ def test_check_accepts_an_agent_whose_prompts_are_not_found_yet(folder: Path, me
 
 def test_an_optimization_without_prompts_refers_to_their_discovery(folder: Path) -> None:
     program = load(folder / "system.yaml")
-    with pytest.raises(
-        DeclarationError, match="prompts of agent 'geo' by `compound init"
-    ):
+    with pytest.raises(DeclarationError, match="prompts of agent 'geo' by `compound init"):
         method("search", program.system, program.optimize)
 
 
