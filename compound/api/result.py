@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
 
 from compound.core import notebook
 from compound.core.errors import DeclarationError, RunDirectoryError, suggest_name
@@ -15,6 +17,8 @@ from compound.core.formatting import format_repr, short_repr
 from compound.core.narrowing import report_wrong_arguments
 from compound.core.security.sanitize import sanitize_for_terminal
 from compound.core.security.untrusted import UntrustedFolder
+from compound.core.storage.records import Damaged
+from compound.core.storage.state import validated
 from compound.evaluation.evaluate import Evaluation, gain_interval
 from compound.evaluation.statistics import Interval
 from compound.execution.trace import Trace, as_text, from_json
@@ -224,6 +228,7 @@ def _read_result(folder: UntrustedFolder) -> Result:
 
 
 TRACES = "traces.jsonl"
+_RECORDED = TypeAdapter(RecordedTrace)
 SPLITS = ("valid", "test")
 LIMIT = 3
 
@@ -311,14 +316,16 @@ def select_recorded(
     read_json(run, CONFIG)  # rejects other folders
     found: deque[RecordedTrace] = deque(maxlen=limit)
     seen: dict[str, None] = {}
-    with inconsistency_errors(run):
-        for row in read_records(Path(run), TRACES):
-            recorded = cast("RecordedTrace", row)  # checksums guarantee what the run wrote
-            seen.update(dict.fromkeys(call["component"] for call in recorded["calls"]))
-            matches = example in ("", recorded["example"]) and split in ("", recorded["split"])
-            if matches and (not failed or recorded["failure"] is not None):
-                calls = [c for c in recorded["calls"] if component in ("", c["component"])]
-                found.append({**recorded, "calls": calls})
+    for number, row in enumerate(read_records(Path(run), TRACES), 1):
+        try:
+            recorded = validated(_RECORDED, row, "a trace of a run")
+        except Damaged as error:
+            raise RunDirectoryError(f"{Path(run) / TRACES}:{number}: {error}") from None
+        seen.update(dict.fromkeys(call["component"] for call in recorded["calls"]))
+        matches = example in ("", recorded["example"]) and split in ("", recorded["split"])
+        if matches and (not failed or recorded["failure"] is not None):
+            calls = [c for c in recorded["calls"] if component in ("", c["component"])]
+            found.append({**recorded, "calls": calls})
     if component and seen and component not in seen:
         raise _unknown(component, seen)
     return list(found)

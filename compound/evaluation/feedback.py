@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 from compound.core.errors import DataError
 from compound.core.narrowing import entry
@@ -20,8 +19,9 @@ from compound.core.security.sanitize import replace_surrogates
 from compound.core.security.untrusted import UntrustedFolder
 from compound.core.storage.records import Damaged, parse
 from compound.evaluation.rows import DataRow
-from compound.execution.trace import Trace, TraceDocument, from_json
+from compound.execution.trace import Trace, from_json
 from compound.graph.configuration import digest
+from compound.graph.json_values import find_nonfinite
 
 RUNS, FEEDBACK = "runs.jsonl", "feedback.jsonl"
 CONFIRMED = 1.0  # a run with this score confirms its own answer
@@ -92,10 +92,14 @@ def read_feedback(folder: UntrustedFolder | str | Path) -> FeedbackLog:
     runs: dict[str, Trace] = {}
     for place, document in _documents(folder, RUNS):
         try:
-            trace = cast("TraceDocument", entry(document, "trace", dict))
-            runs[entry(document, "run", str)] = from_json(trace)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            run, trace = entry(document, "run", str), from_json(entry(document, "trace", dict))
+        except Damaged as error:
+            raise DataError(f"{place}: not a run of a served system: {error}") from None
+        except (KeyError, TypeError) as error:
             raise DataError(f"{place}: not a run of a served system: {error!r}") from None
+        if (number := find_nonfinite([trace.inputs, trace.outputs])) is not None:
+            raise DataError(f"{place}: holds {number}, which is not a finite number")
+        runs[run] = trace
     about: dict[str, RunFeedback] = {}
     compared: dict[frozenset[str], tuple[str, str, bool]] = {}
     for place, document in _documents(folder, FEEDBACK):

@@ -295,7 +295,7 @@ def _json_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object] | Invali
             continue
         place = f"{file.path}:{number}"
         try:
-            row = parse(line)
+            row = parse(line, unique=True)
         except Damaged as error:
             problem = str(error).removeprefix("it is ")
             yield (
@@ -324,7 +324,7 @@ def _array_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
     if len(text) > DATA.bytes:
         raise DataError(f"{path}: holds more than {DATA}", hint=DATA.hint)
     try:
-        rows = parse(text.decode("utf-8-sig"))
+        rows = parse(text.decode("utf-8-sig"), unique=True)
     except UnicodeDecodeError as error:
         line = text.count(b"\n", 0, error.start) + 1
         raise DataError(

@@ -8,33 +8,28 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, NotRequired, TypeVar, cast
+from typing import Any, NotRequired
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    FiniteFloat,
-    NonNegativeInt,
-    TypeAdapter,
-    ValidationError,
-    with_config,
-)
+from pydantic import NonNegativeFloat, NonNegativeInt, TypeAdapter
 from typing_extensions import TypedDict  # pydantic requires it before Python 3.12
 
-from compound.core.engine import NO_USAGE, FinishReason, Role, TokenRecord, Usage
+from compound.core.engine import NO_USAGE, TokenRecord, Usage
 from compound.core.storage.records import Damaged
-from compound.core.storage.state import first_problem
-from compound.execution.budget import Meter, StoredUsage
+from compound.core.storage.state import validated
+from compound.execution.budget import Meter
 from compound.execution.cache import Cache
 from compound.execution.exchange import Exchange, is_stored
-from compound.execution.trace import Call, Failure
+from compound.execution.trace import (
+    Call,
+    Failure,
+    StoredExchange,
+    StoredFailure,
+    StoredTokens,
+    StoredUsage,
+)
 from compound.graph.component import Component
 from compound.graph.json_values import dumps, is_json
 from compound.graph.types import accepts, convert
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -102,18 +97,18 @@ def from_row(row: Mapping[str, object], key: str, component: Component) -> CallR
     Raises:
         Damaged: it is no result of the component.
     """
-    found = _validated(_RESULT, row)
+    found = validated(_RESULT, row, RESULT)
     outputs, failure = read_outputs(found, component), found["failure"]
     if failure is None:
         _check_outputs(outputs, component)
     return CallResult(
         outputs=outputs,
         failure=Failure(*failure) if failure else None,
-        usage=found["usage"],
+        usage=Usage.from_json(found["usage"]),
         tokens=tuple(map(TokenRecord.from_row, found["tokens"])),
         attempts=found["attempts"],
         key=key,
-        exchanges=tuple(map(Exchange.from_json, cast("list[Row]", found.get("exchanges", ())))),
+        exchanges=tuple(map(Exchange.from_json, found.get("exchanges", ()))),
         seconds=found.get("seconds", 0.0),
     )
 
@@ -124,8 +119,8 @@ def read_answer(row: Mapping[str, object]) -> tuple[str, Usage]:
     Raises:
         Damaged: it is none.
     """
-    found = _validated(_ANSWER, row)
-    return found["text"], found["usage"]
+    found = validated(_ANSWER, row, ANSWER)
+    return found["text"], Usage.from_json(found["usage"])
 
 
 def check_row(row: Mapping[str, object]) -> None:
@@ -135,9 +130,9 @@ def check_row(row: Mapping[str, object]) -> None:
         Damaged: it is neither.
     """
     if "text" in row:
-        _validated(_ANSWER, row)
+        validated(_ANSWER, row, ANSWER)
     else:
-        _validated(_RESULT, row)
+        validated(_RESULT, row, RESULT)
 
 
 def _check_outputs(outputs: Mapping[str, object], component: Component) -> None:
@@ -149,76 +144,24 @@ def _check_outputs(outputs: Mapping[str, object], component: Component) -> None:
             raise Damaged(f"its output {name!r} has another type than that of {component.name}")
 
 
-# Rows may come from someone else: their checksums detect damage, but no forgery.
-_only = with_config(ConfigDict(extra="forbid"))
-_TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
-_TokenRow = tuple[_TokenIds, _TokenIds, list[FiniteFloat], FinishReason, str, str]
-
-
-def _with_constraint(row: object) -> object:
-    """Return a row of tokens with the last of its values, which most rows leave out."""
-    return [*row, ""] if isinstance(row, list) and len(row) == 5 else row
-
-
-def _checked_tokens(row: _TokenRow) -> _TokenRow:
-    if len(row[1]) != len(row[2]):
-        raise ValueError("must hold a log-probability for each sampled token")
-    return row
-
-
-@_only
-class _ToolCallRow(TypedDict):
-    id: str
-    name: str
-    arguments: str
-
-
-@_only
-class _MessageRow(TypedDict):
-    role: Role
-    content: str
-    tool_calls: NotRequired[list[_ToolCallRow]]
-    tool_call_id: NotRequired[str]
-
-
-@_only
-class _ExchangeRow(TypedDict):
-    model: str
-    messages: list[_MessageRow]
-    completion: str
-    finish_reason: str
-    tool_calls: NotRequired[list[_ToolCallRow]]
-    tools: NotRequired[list[str]]
-
-
-@_only
 class _ResultRow(TypedDict):
     outputs: dict[str, Any]
     typed: NotRequired[bool]
-    failure: tuple[str, str] | None
+    failure: StoredFailure | None
     usage: StoredUsage
-    tokens: list[
-        Annotated[_TokenRow, BeforeValidator(_with_constraint), AfterValidator(_checked_tokens)]
-    ]
+    tokens: list[StoredTokens]
     attempts: NonNegativeInt
-    exchanges: NotRequired[list[_ExchangeRow]]
-    seconds: NotRequired[Annotated[FiniteFloat, Field(ge=0)]]
+    exchanges: NotRequired[list[StoredExchange]]
+    seconds: NotRequired[NonNegativeFloat]
 
 
-@_only
 class _AnswerRow(TypedDict):
     text: str
     usage: StoredUsage
 
 
 _RESULT, _ANSWER = TypeAdapter(_ResultRow), TypeAdapter(_AnswerRow)
-
-
-def _validated(adapter: TypeAdapter[T], row: Mapping[str, object]) -> T:
-    try:
-        return adapter.validate_python(row)
-    except ValidationError as error:
-        raise Damaged(f"it is not the result of a call: {first_problem(error)}") from None
+RESULT, ANSWER = "the result of a call", "an answer to a request"
 
 
 @dataclass

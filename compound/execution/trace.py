@@ -8,13 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    FiniteFloat,
+    NonNegativeFloat,
+    NonNegativeInt,
+    TypeAdapter,
+)
+from typing_extensions import TypedDict  # pydantic requires it before Python 3.12
 
 from compound.core import notebook
-from compound.core.engine import NO_USAGE, TokenRecord, TokenRow, Usage, UsageDocument
+from compound.core.engine import (
+    NO_USAGE,
+    FinishReason,
+    Role,
+    TokenRecord,
+    TokenRow,
+    Usage,
+    UsageDocument,
+)
 from compound.core.errors import RateLimited, RunFailed, TransientError
 from compound.core.formatting import format_names, format_repr, short_repr
 from compound.core.security.sanitize import redact_secrets, redact_values, sanitize_text
+from compound.core.storage.state import validated
 from compound.execution.exchange import Exchange, ExchangeDocument
 from compound.graph.configuration import readable, to_readable_json, to_readable_values
 
@@ -299,6 +319,63 @@ def _usage_as_text(usage: Usage) -> list[str]:
     return facts + (["unknown cost"] if usage.unpriced else [])
 
 
+# Forms of stored calls, as which the files of others are checked
+
+if TYPE_CHECKING:
+    StoredFailure = FailureRow
+    StoredUsage = UsageDocument
+    StoredTokens = TokenRow
+    StoredExchange = ExchangeDocument
+else:
+
+    class _ToolCall(TypedDict):
+        id: str
+        name: str
+        arguments: str
+
+    class _Message(TypedDict):
+        role: Role
+        content: str
+        tool_calls: NotRequired[list[_ToolCall]]
+        tool_call_id: NotRequired[str]
+
+    class StoredExchange(TypedDict):
+        """An `Exchange`."""
+
+        model: str
+        messages: list[_Message]
+        completion: str
+        finish_reason: str
+        tool_calls: NotRequired[list[_ToolCall]]
+        tools: NotRequired[list[str]]
+
+    class StoredUsage(TypedDict, total=False):
+        """A `Usage`, whose numbers add to the spending of a run."""
+
+        calls: NonNegativeInt
+        prompt_tokens: NonNegativeInt
+        completion_tokens: NonNegativeInt
+        cost: Annotated[FiniteFloat, Field(ge=0)]
+        unpriced: NonNegativeInt
+
+    def _with_constraint(row: object) -> object:
+        """Return a row of tokens with its last value, which most rows leave out."""
+        return [*row, ""] if isinstance(row, list | tuple) and len(row) == 5 else row
+
+    def _checked_tokens(row: TokenRow) -> TokenRow:
+        if len(row[1]) != len(row[2]):
+            raise ValueError("must hold a log-probability for each sampled token")
+        return row
+
+    _Ids = list[Annotated[int, Field(ge=0, lt=2**31)]]
+    StoredTokens = Annotated[
+        tuple[_Ids, _Ids, list[FiniteFloat], FinishReason, str, str],
+        BeforeValidator(_with_constraint),
+        AfterValidator(_checked_tokens),
+    ]
+    StoredFailure = tuple[str, str]
+
+
 class CallDocument(TypedDict):
     """A `Call` as JSON types."""
 
@@ -307,17 +384,17 @@ class CallDocument(TypedDict):
     component: str
     invocation: int
     parents: list[str]
-    inputs: dict[str, object]
-    outputs: dict[str, object]
-    failure: FailureRow | None
-    usage: UsageDocument
-    seconds: float
+    inputs: dict[str, Any]
+    outputs: dict[str, Any]
+    failure: StoredFailure | None
+    usage: StoredUsage
+    seconds: NonNegativeFloat
     sample: int
     reused: bool
     counted: bool
-    attempts: int
-    tokens: list[TokenRow]
-    exchanges: NotRequired[list[ExchangeDocument]]
+    attempts: NonNegativeInt
+    tokens: list[StoredTokens]
+    exchanges: NotRequired[list[StoredExchange]]
 
 
 class TraceDocument(TypedDict):
@@ -328,9 +405,9 @@ class TraceDocument(TypedDict):
     configuration: str
     seed: int
     sample: int
-    inputs: dict[str, object]
-    outputs: dict[str, object]
-    failure: FailureRow | None
+    inputs: dict[str, Any]
+    outputs: dict[str, Any]
+    failure: StoredFailure | None
     score: float | None
     feedback: str
     parts: dict[str, float]
@@ -384,8 +461,16 @@ def call_to_json(call: Call) -> CallDocument:
     }
 
 
-def from_json(data: TraceDocument) -> Trace:
-    """Parse the output of `to_json`."""
+_TRACE = TypeAdapter(TraceDocument)
+
+
+def from_json(document: Mapping[str, object]) -> Trace:
+    """Parse the output of `to_json`.
+
+    Raises:
+        Damaged: it has another form.
+    """
+    data = validated(_TRACE, document, "a trace")
     ends = data.get("ends")
     return Trace(
         example=data["example"],

@@ -145,6 +145,38 @@ def test_the_command_prints_text_or_json(finished: Path, cli: Any) -> None:
     assert cli("runs", "trace", str(finished), "--component", "x").code == 2
 
 
+@pytest.mark.parametrize(
+    ("place", "value", "problem"),
+    [
+        (("score",), "high", "score: Input should be a valid number"),
+        (("configuration",), {}, "configuration: Input should be a valid string"),
+        (("calls", 0, "inputs"), None, "calls.0.inputs: Input should be a valid dictionary"),
+        (("calls", 0, "failure"), "no", "calls.0.failure: Input should be a valid tuple"),
+        (("calls", 0, "usage", "calls"), -1, "calls.0.usage.calls: Input should be greater"),
+        (("calls", 0, "seconds"), [1], "calls.0.seconds: Input should be a valid number"),
+        (("calls", 0, "reused"), [], "calls.0.reused: Input should be a valid boolean"),
+        (("calls", 0, "tokens"), [[1]], "calls.0.tokens.0.0: Input should be a valid list"),
+        (("calls", 0, "exchanges", 0, "messages"), {}, "exchanges.0.messages: Input should be"),
+        (("calls", 0, "exchanges", 0, "completion"), 5, "completion: Input should be a valid str"),
+    ],
+)
+def test_a_trace_of_another_form_is_named(
+    finished: Path, tmp_path: Path, place: tuple[Any, ...], value: object, problem: str
+) -> None:
+    """Regression test: a run directory of someone else ended with a traceback."""
+    (tmp_path / "config.json").write_bytes((finished / "config.json").read_bytes())
+    recorded: Any = json.loads((finished / "traces.jsonl").read_text().splitlines()[0])
+    del recorded["checksum"]
+    part = recorded
+    for name in place[:-1]:
+        part = part[name]
+    part[place[-1]] = value
+    (tmp_path / "traces.jsonl").write_text(json.dumps(recorded) + "\n")
+    with pytest.raises(RunDirectoryError, match=r"traces\.jsonl:1: it is not a trace") as error:
+        cp.inspect_calls(tmp_path)
+    assert problem in str(error.value)
+
+
 def test_keys_in_messages_are_not_recorded() -> None:
     remember_secret(SECRET)
     trace = cp.run(

@@ -220,6 +220,22 @@ def test_an_unusable_csv_row_is_named_by_the_line_it_starts_on(
         ids(Dataset(tmp_path))
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_value_that_another_of_its_name_would_replace_is_refused(
+    tmp_path: Path, nested: bool
+) -> None:
+    """A column of a CSV file is, too; JSON would keep the last value only."""
+    row = '{"q": "one", "a": 1, "a": 2}'
+    row = f'{{"outer": {row}}}' if nested else row
+    (tmp_path / "train.jsonl").write_text(f'{{"q": "none", "a": 0}}\n{row}\n')
+    with pytest.raises(DataError, match=r"train\.jsonl:2: two values have the same name: a"):
+        ids(Dataset(tmp_path))
+    (tmp_path / "train.jsonl").unlink()
+    (tmp_path / "train.json").write_text(f"[{row}]")
+    with pytest.raises(DataError, match=r"train\.json: two values have the same name: a"):
+        ids(Dataset(tmp_path))
+
+
 def test_an_id_column_that_was_named_must_exist(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", [{"key": "a"}])
     assert ids(Dataset(tmp_path, id="key")) == ["a"]

@@ -679,7 +679,6 @@ FORGED: list[dict[str, Any]] = [
     {"usage": {"calls": 1, "cost": float("nan")}},
     {"usage": {"calls": 1, "prompt_tokens": "many"}},
     {"usage": "none"},
-    {"usage": {"calls": 1, "hidden": 1}},
     {"outputs": ["yes"]},
     {"outputs": {}},
     {"outputs": {"output": "yes", "z": 1}},
@@ -695,7 +694,6 @@ FORGED: list[dict[str, Any]] = [
     {"seconds": float("nan")},
     {"exchanges": [{"model": "m"}]},
     {"exchanges": [{"model": "m", "messages": [{"role": "user", "content": 5}]}]},
-    {"more": 1},
 ]
 
 

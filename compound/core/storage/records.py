@@ -43,11 +43,19 @@ class Line:
     end: int
 
 
-def parse(text: bytes | str, parse_constant: Callable[[str], object] | None = None) -> object:
-    """Parse JSON."""
+def parse(
+    text: bytes | str,
+    parse_constant: Callable[[str], object] | None = None,
+    *,
+    unique: bool = False,
+) -> object:
+    """Parse JSON; with ``unique``, reject an object that has a name twice, of which one would be lost."""
     raw = text.encode(errors="replace") if isinstance(text, str) else text
+    pairs = _unique_names if unique else None
     try:
-        value = json.loads(text, parse_constant=parse_constant)
+        value = json.loads(text, parse_constant=parse_constant, object_pairs_hook=pairs)
+    except Damaged:
+        raise
     except RecursionError:
         raise Damaged(f"it is nested more than {DEPTH} levels deep") from None
     except ValueError as error:
@@ -55,6 +63,15 @@ def parse(text: bytes | str, parse_constant: Callable[[str], object] | None = No
     if raw.count(b"[") + raw.count(b"{") > DEPTH and is_deep(value):
         raise Damaged(f"it is nested more than {DEPTH} levels deep")
     return value
+
+
+def _unique_names(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise Damaged(f"two values have the same name: {twice}")
+    return found
 
 
 def is_deep(value: object, levels: int = DEPTH) -> bool:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from compound.core.errors import FRESH, CompoundError
+from compound.core.storage.records import Damaged
 
-__all__ = ["State", "StateError", "first_problem"]
+__all__ = ["State", "StateError", "first_problem", "validated"]
+
+T = TypeVar("T")
 
 
 class StateError(CompoundError):
@@ -87,3 +90,15 @@ def first_problem(error: ValidationError | RecursionError) -> str:
         return "it is nested too deeply"
     first = error.errors()[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
+def validated(adapter: TypeAdapter[T], value: object, what: str) -> T:
+    """Return a stored value in its declared form, without unknown fields.
+
+    Raises:
+        Damaged: it has another form; a checksum does not prevent that, since anyone can compute it.
+    """
+    try:
+        return adapter.validate_python(value)
+    except (ValidationError, RecursionError) as error:
+        raise Damaged(f"it is not {what}: {first_problem(error)}") from None

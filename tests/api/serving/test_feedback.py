@@ -19,7 +19,7 @@ from compound.api.serving.feedback_store import FeedbackStore, StoreError
 from compound.core.errors import DataError
 from compound.evaluation.feedback import read_feedback
 from compound.execution.executor import Executor
-from compound.execution.trace import Failure, Trace
+from compound.execution.trace import Failure, Trace, to_json
 from compound.rewards.buffer import draws_from_feedback
 from compound.rewards.candidates import Sampling
 from compound.rewards.pairs import ordered_pairs
@@ -259,6 +259,20 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
         FeedbackStore(tmp_path)
     with pytest.raises(DataError, match="compound serve --feedback"):
         read_feedback(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"outputs": ["yes"]}, {"inputs": "x"}, {"inputs": {"question": float("inf")}}, {"calls": [1]}],
+    ids=str,
+)
+def test_a_recorded_run_of_another_form_is_named(tmp_path: Path, change: dict[str, Any]) -> None:
+    """Regression test: reading the examples of someone else's folder ended with a traceback."""
+    recorded = {"run": "run-0", "trace": {**to_json(trace_of()), **change}}
+    (tmp_path / "runs.jsonl").write_text(json.dumps(recorded) + "\n")
+    (tmp_path / "feedback.jsonl").write_text('{"run": "run-0", "score": 1.0}\n')
+    with pytest.raises(DataError, match=r"runs\.jsonl:1: (not a run of a served system: it|holds)"):
+        read_feedback(tmp_path)
 
 
 # --- examples -------------------------------------------------------------------------------------------
