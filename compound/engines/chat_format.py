@@ -15,6 +15,7 @@ from compound.core.engine import (
     FinishReason,
     Message,
     OnText,
+    Request,
     ToolCall,
     ToolSpec,
     Usage,
@@ -60,6 +61,18 @@ def _content(message: Message) -> str | list[dict[str, Any]]:
         else {"type": "image_url", "image_url": {"url": part.data_url}}
         for part in message.content
     ]
+
+
+def request_to_json(request: Request) -> dict[str, Any]:
+    """Return the fields of a request that all providers take, with the cue in the last message."""
+    stop = {"stop": list(request.stop)} if request.stop else {}
+    return {
+        "messages": messages_to_json(request.cued),
+        "max_tokens": request.max_tokens,
+        "temperature": request.temperature,
+        "seed": request.seed % 2**31,
+        **stop,
+    }
 
 
 def tools_to_json(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:

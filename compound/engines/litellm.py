@@ -37,7 +37,7 @@ from compound.engines.chat_format import (
     calls_from_json,
     cut_at_stop,
     finish_reason,
-    messages_to_json,
+    request_to_json,
     response_format,
     tokens_reported,
     tools_to_json,
@@ -277,17 +277,12 @@ class LiteLLMEngine:
         """Return the arguments of the litellm call."""
         arguments: dict[str, object] = {
             "model": self.model,
-            "messages": messages_to_json(request.cued),
-            "max_tokens": request.max_tokens,
-            "temperature": request.temperature,
-            "seed": request.seed % 2**31,
+            **request_to_json(request),
             "timeout": seconds,
             "num_retries": 0,
             "max_retries": 0,
             "drop_params": True,  # not every provider supports a seed
         }
-        if request.stop:
-            arguments["stop"] = list(request.stop)
         if (sent := self._sent_format(request)) is not None:
             arguments["response_format"] = response_format(sent)
         if request.tools:

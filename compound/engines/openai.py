@@ -27,7 +27,13 @@ from compound.core.engine import (
 )
 from compound.core.errors import CallError, CompoundError, TransientError
 from compound.core.narrowing import report_wrong_arguments
-from compound.engines.chat_format import ReportedText, cut_at_stop, plain_message, tokens_reported
+from compound.engines.chat_format import (
+    ReportedText,
+    cut_at_stop,
+    plain_message,
+    request_to_json,
+    tokens_reported,
+)
 from compound.engines.credentials import NO_KEY, Connection, read_key
 from compound.engines.options import (
     Count,
@@ -162,7 +168,8 @@ class OpenAIEngine:
     async def _answer(self, request: Request, on_text: OnText | None) -> Completion:
         if request.adapter is not None:
             raise CallError(f"{self.name} does not serve adapters", charged=NO_USAGE)
-        forward = request.forward or _as_forward(request, stream=on_text is not None)
+        stream = on_text is not None
+        forward = request.forward or Forward(CHAT, json.dumps(request_to_json(request)), stream)
         if forward.route not in ROUTES:
             raise CallError(f"{self.name} has no route {forward.route!r}", charged=NO_USAGE)
         document = json.loads(forward.body)
@@ -315,19 +322,6 @@ def _max_bytes(request: Request) -> int:
     alternatives = document.get("top_logprobs")
     listed = min(max(0, alternatives), MOST_ALTERNATIVES) if isinstance(alternatives, int) else 0
     return _answers(document) * (most + PER_ALTERNATIVE * listed * request.max_tokens)
-
-
-def _as_forward(request: Request, *, stream: bool) -> Forward:
-    """Return a plain request in OpenAI's format."""
-    document: dict[str, object] = {
-        "messages": [{"role": m.role, "content": m.content} for m in request.cued],
-        "max_tokens": request.max_tokens,
-        "temperature": request.temperature,
-        "seed": request.seed % 2**31,
-    }
-    if request.stop:
-        document["stop"] = list(request.stop)
-    return Forward(CHAT, json.dumps(document), stream)
 
 
 def _message(document: Mapping[str, object]) -> tuple[Mapping[str, object], object]:

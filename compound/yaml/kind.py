@@ -210,18 +210,12 @@ def class_kind(
         given = context.arguments(component, *parts(found), skip=(*skip, *written))
         return {name: write(found, context, given), **(context.out(found) if out else {})}
 
-    entry = entry_model_of(name, model, summary(component), out=output if out else None)
+    doc = summary(component)
+    fields: dict[str, tuple[object, object]] = {name: (model, Field(description=doc))}
+    if out:
+        fields["out"] = (output, Field("str", validate_default=True, description=OUT))
+    entry = make_model(f"{name}_entry", doc, fields, MadeWiring)
     return Kind(name, entry, make, dump, (component, *others), has_body)
-
-
-def entry_model_of(name: str, settings: object, doc: str, out: object = None) -> type[Wiring]:
-    """Return the model of the entries of a kind; ``out`` is the type of the types of the outputs."""
-    described = Field("str", validate_default=True, description=OUT)
-    fields = {
-        name: (settings, Field(description=doc)),
-        **({"out": (out, described)} if out else {}),
-    }
-    return make_model(f"{name}_entry", doc, fields, MadeWiring)
 
 
 def arguments(

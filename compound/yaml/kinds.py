@@ -48,7 +48,6 @@ from compound.yaml.spaces import (
     IntSetting,
     OptionSetting,
     ValueSetting,
-    make_model,
     settings_model,
     summary,
 )
@@ -58,7 +57,6 @@ from compound.yaml.types import (
     Code,
     Installed,
     MadeModel,
-    MadeWiring,
     Model,
     Name,
     Out,
@@ -211,6 +209,15 @@ FUNCTION_SETTINGS = settings_model(
 )
 
 
+class FunctionEntry(Wiring):
+    """A Python function, sync or async."""
+
+    function: FUNCTION_SETTINGS  # type: ignore[valid-type]
+    """The function and its settings."""
+    out: Out | None = None
+    """The types of the output fields, if the function returns a mapping."""
+
+
 def _make_function(entry: Made, context: MakeContext) -> Function | None:
     file, inside, given = context.file, (*context.address, "function"), entry.function
     settings = arguments(given.model_extra or {}, file, inside, models=False)
@@ -256,25 +263,7 @@ def _dump_function(component: Function, context: DumpContext) -> Tree:
 
 
 FUNCTION_KIND = Kind(
-    "function",
-    make_model(
-        "function_entry",
-        summary(Function),
-        {
-            "function": (FUNCTION_SETTINGS, Field(description=summary(Function))),
-            "out": (
-                Out | None,
-                Field(
-                    None,
-                    description="The types of the output fields, if the function returns a mapping.",
-                ),
-            ),
-        },
-        MadeWiring,
-    ),
-    _make_function,
-    _dump_function,
-    (Function, FunctionComponent),
+    "function", FunctionEntry, _make_function, _dump_function, (Function, FunctionComponent)
 )
 
 

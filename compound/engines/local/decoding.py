@@ -206,12 +206,6 @@ class SamplingRow:
     def __post_init__(self) -> None:
         self.rng = np.random.Generator(np.random.Philox(self.seed % 2**64))
 
-    def generator_on(self, device: torch.device) -> torch.Generator:
-        """Return the row's generator on a device; it keeps its state from token to token."""
-        if self.generator is None:
-            self.generator = torch.Generator(device).manual_seed(self.seed % 2**64)
-        return self.generator
-
     @property
     def live(self) -> bool:
         """Whether the row needs more tokens."""
@@ -230,7 +224,9 @@ def device_noise(rows: Sequence[SamplingRow], size: int, device: torch.device) -
     """Return exponential noise of shape (rows, size), drawn on the device from each row's stream."""
     noise = torch.empty((len(rows), size), dtype=torch.float32, device=device)
     for line, row in zip(noise, rows, strict=True):
-        line.exponential_(generator=row.generator_on(device))
+        if row.generator is None:  # it keeps its state from token to token
+            row.generator = torch.Generator(device).manual_seed(row.seed % 2**64)
+        line.exponential_(generator=row.generator)
     return noise
 
 

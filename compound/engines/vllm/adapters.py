@@ -111,10 +111,6 @@ class ServedAdapters:
         """Mark a version that the server has lost, so that the next use loads it again."""
         self.served.pop(adapter.sha256, None)
 
-    def forget_all(self) -> None:
-        """Mark every version as lost, because the server was restarted."""
-        self.served.clear()
-
     @contextlib.asynccontextmanager
     async def drained(self) -> AsyncIterator[None]:
         """Wait for the requests in flight, and hold back later ones while the block runs."""

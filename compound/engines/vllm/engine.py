@@ -43,7 +43,7 @@ from compound.engines.vllm import arguments
 from compound.engines.vllm.adapters import ServedAdapters
 from compound.engines.vllm.api import FOR_ADAPTERS, VLLMAPI
 from compound.engines.vllm.arguments import gpu_name
-from compound.engines.vllm.server import Link, ServerEnded, VLLMServer
+from compound.engines.vllm.server import EXIT_TIMEOUT, Link, ServerEnded, VLLMServer
 from compound.execution.budget import clip_usage
 
 if TYPE_CHECKING:
@@ -321,7 +321,7 @@ class VLLMEngine:
     def forget_adapters(self) -> None:
         """Load adapters again at their next use, because the server was restarted."""
         if self._link is not None:
-            self._link.adapters.forget_all()
+            self._link.adapters.served.clear()
 
     @property
     def adapters(self) -> Mapping[str, str]:
@@ -372,9 +372,8 @@ class VLLMEngine:
             # A server that is shutting down may return any error, but a refusal comes from a
             # healthy one.
             refused = isinstance(error, CallError) and not isinstance(error, TransientError)
-            if refused or not await link.is_ending():
+            if refused or link.server is None or not await link.server.ended(EXIT_TIMEOUT):
                 raise
-            assert link.server is not None
             raise ServerEnded(
                 f"the vLLM server of {self.model!r} ended during the call (exit code "
                 f"{link.server.exit_code}); its log is {link.server.log}",

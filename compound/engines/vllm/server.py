@@ -214,10 +214,6 @@ class Link:
         """Whether the engine started the server and the server has ended."""
         return self.server is not None and self.server.exit_code is not None
 
-    async def is_ending(self, within: float = EXIT_TIMEOUT) -> bool:
-        """Return whether the engine started the server and it ends within the given seconds."""
-        return self.server is not None and await self.server.ended(within)
-
     async def ready(self, seconds: float) -> None:
         """Wait until the server that the engine started is ready."""
         assert self.server is not None
