@@ -521,6 +521,7 @@ class Capabilities:
     code_settings = _Optional[tuple[str, ...]](())  # settings that can execute code
     trainable = _Optional[str | None](None)  # the model whose adapters it serves
     max_lora_rank = _Optional[int | None](None)
+    max_loras = _Optional(0)  # adapters that are loaded at the same time
     distribution_options = _Optional[Sequence[str]](())
     dtype = _Optional("auto")
     quantization = _Optional("auto")

@@ -17,7 +17,16 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
-from compound.core.engine import NO_USAGE, Adapter, Completion, OnText, Prefilled, Request, Usage
+from compound.core.engine import (
+    NO_USAGE,
+    Adapter,
+    Capabilities,
+    Completion,
+    OnText,
+    Prefilled,
+    Request,
+    Usage,
+)
 from compound.core.errors import (
     CallError,
     CompoundError,
@@ -50,9 +59,9 @@ RETRY_AFTER = 2.0  # seconds that a caller should wait if no replica answers
 _LOG = logging.getLogger("compound")
 
 
-def _ability(name: str, otherwise: object) -> Any:  # noqa: ANN401 - any type
-    """Return a property with the value of the replicas' engine, or another value if it has none."""
-    return property(lambda fleet: getattr(fleet.replicas[0].engine, name, otherwise))
+def _ability(name: str) -> Any:  # noqa: ANN401 - any type
+    """Return a property with the capability of the replicas' engine."""
+    return property(lambda fleet: getattr(Capabilities(fleet.replicas[0].engine), name))
 
 
 @dataclass(frozen=True)
@@ -103,17 +112,15 @@ class FleetEngine:
     requires: ClassVar[tuple[str, ...]] = ("httpx",)
     writes_prompts = True
 
-    priced = _ability("priced", False)
-    remote = _ability("remote", True)
-    max_wait = _ability("max_wait", 0.0)
-    forwards = _ability("forwards", False)
-    takes_format = _ability("takes_format", True)
-    native_tools = _ability("native_tools", False)
-    takes_images = _ability("takes_images", False)
-    trainable = _ability("trainable", None)
-    max_loras = _ability("max_loras", 0)
-    max_lora_rank = _ability("max_lora_rank", None)
-    distribution_options = _ability("distribution_options", ())
+    max_wait = _ability("max_wait")
+    forwards = _ability("forwards")
+    takes_format = _ability("takes_format")
+    native_tools = _ability("native_tools")
+    takes_images = _ability("takes_images")
+    trainable = _ability("trainable")
+    max_loras = _ability("max_loras")
+    max_lora_rank = _ability("max_lora_rank")
+    distribution_options = _ability("distribution_options")
 
     @takes_settings(FleetSettings)
     def __init__(self, settings: FleetSettings) -> None:
@@ -154,6 +161,16 @@ class FleetEngine:
         if self._kind == "openai":
             return f"fleet:openai:{self.model}"
         return f"fleet:{_made('vllm', {**self._settings, 'api_base': None}).name}"
+
+    @property
+    def priced(self) -> bool:
+        """Whether the price of calls is known."""
+        return self.replicas[0].engine.priced
+
+    @property
+    def remote(self) -> bool:
+        """Whether the servers are independent of the engine."""
+        return self.replicas[0].engine.remote
 
     @property
     def concurrency(self) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
+from dataclasses import FrozenInstanceError, fields
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from compound.core.engine import Message, Request
 from compound.core.errors import DeclarationError, SpecError
 from compound.engines.litellm import LiteLLMEngine
 from compound.engines.local.engine import TransformersEngine
+from compound.engines.openai import OpenAIEngine
 from compound.engines.options import RemoteOptions, VLLMOptions
 from compound.engines.vllm.engine import VLLMEngine
 from compound.yaml import loads
@@ -40,6 +43,15 @@ def problems(engine: str) -> str:
     with pytest.raises(SpecError) as caught:
         loads(spec(engine))
     return str(caught.value)
+
+
+@pytest.mark.parametrize("make", [TransformersEngine, LiteLLMEngine, VLLMEngine, OpenAIEngine])
+def test_the_settings_of_an_engine_are_its_arguments_and_cannot_be_changed(make: Any) -> None:
+    settings = make("org/name").settings
+    assert list(inspect.signature(make).parameters) == [each.name for each in fields(settings)]
+    assert settings == type(settings)("org/name")
+    with pytest.raises(FrozenInstanceError):
+        settings.model = "other"
 
 
 @pytest.mark.parametrize("name", BYPASSES)
