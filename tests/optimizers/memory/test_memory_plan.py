@@ -536,6 +536,12 @@ def test_a_run_starts_its_server_with_the_planned_share(
     assert lm._gpu_memory_left == plan_memory(made).gpu_shares["0"]
 
 
+def test_an_unknown_trainer_leaves_the_share_to_vllm_and_says_so() -> None:
+    plan = plan_memory(problem(folder=Path("unused"), engine=VLLMEngine("no/such-model")))
+    assert plan.gpu_shares == {}
+    assert "set gpu_memory of their engines" in plan.lines()[-1]
+
+
 SIZES: dict[str, Any] = {
     "vocab_size": 500,
     "hidden_size": 64,
