@@ -1,0 +1,139 @@
+"""Micro-batches: equal prompts are processed once if that saves half of the tokens, and processes share samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("peft")
+
+from compound import LoRA  # noqa: E402
+from compound.core.engine import TokenRecord  # noqa: E402
+from compound.optimizers.weights.learner import forward as forward_module  # noqa: E402
+from compound.optimizers.weights.learner.adapters import Adapters  # noqa: E402
+from compound.optimizers.weights.learner.batching import (  # noqa: E402
+    Passes,
+    cost,
+    divide,
+    in_step,
+    micro_batches,
+)
+from compound.optimizers.weights.learner.forward import saves_enough  # noqa: E402
+from compound.optimizers.weights.learner.samples import Sample, probe_sample  # noqa: E402
+from trainings.learners import drawn  # noqa: E402
+
+PROMPT = tuple(range(20))
+
+
+def group(size: int) -> list[Sample]:
+    return [
+        Sample("x", "e", "x", 0, TokenRecord(PROMPT, tuple(range(n, n + 5)), (), "stop"), 0.0)
+        for n in range(size)
+    ]
+
+
+def test_sharing_must_save_half_of_the_tokens() -> None:
+    assert saves_enough(group(4))  # 4 · 25 = 100 tokens, or 20 + 4 · 5 = 40
+    assert not saves_enough(group(2))  # 50 tokens, or 30
+    assert cost(group(4)) == 20 + 4 * 5
+    assert cost(group(4), share=False) == 4 * 24  # the last token is not read
+
+
+def test_micro_batches_count_every_prompt_where_prompts_are_not_shared() -> None:
+    some = group(8)  # 200 tokens, or 60
+    assert len(micro_batches(some, 100)) == 1
+    assert len(micro_batches(some, 100, share=False)) == 2  # four samples of 25 tokens each
+
+
+def counted_passes(adapters: Adapters, monkeypatch: pytest.MonkeyPatch) -> int:
+    runs = list[int]()
+    decoder = forward_module._decoder
+
+    def counted(model: Any) -> Any:
+        runs.append(1)
+        return decoder(model)
+
+    monkeypatch.setattr(forward_module, "_decoder", counted)
+    found = Passes(adapters, {"x": "x"}, 4096, 1.0, constrained=False, in_step=False)
+    with adapters.using("x") as model:
+        for batch, _ in found.share(group(4)):
+            found.run(model, batch, temperature=1.0)
+    return len(runs)
+
+
+@pytest.mark.parametrize(("shares", "passes"), [(True, 2), (False, 1)])
+def test_the_trainer_runs_the_layers_twice_on_a_cpu(
+    toy_model: Path, monkeypatch: pytest.MonkeyPatch, shares: bool, passes: int
+) -> None:
+    adapters = Adapters(str(toy_model), {"x": LoRA(rank=2)}, dtype="float32")
+    assert adapters.shares
+    adapters.shares = shares
+    assert counted_passes(adapters, monkeypatch) == passes
+
+
+def test_checkpointing_processes_every_prompt(
+    toy_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapters = Adapters(str(toy_model), {"x": LoRA(rank=2)}, dtype="float32", checkpointing=True)
+    assert counted_passes(adapters, monkeypatch) == 1
+
+
+def ids(batches: list[list[Sample]]) -> list[list[int]]:
+    return sorted([id(sample) for sample in batch] for batch in batches)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    groups=st.integers(0, 12),
+    processes=st.integers(1, 5),
+    limit=st.sampled_from([16, 64, 4096]),
+    share=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_every_sample_is_in_one_micro_batch_of_one_process(
+    groups: int, processes: int, limit: int, share: bool, seed: int
+) -> None:
+    samples = drawn(("x",), groups=groups, seed=seed) if groups else []
+    shares = divide(samples, limit, processes, share=share)
+    assert len(shares) == processes
+    dealt = [id(sample) for own in shares for batch in own for sample in batch]
+    assert sorted(dealt) == sorted(map(id, samples))
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_many_micro_batches_are_those_of_one_process_and_balanced(processes: int) -> None:
+    samples = drawn(("x",), groups=60)
+    shares = divide(samples, 64, processes)
+    assert ids([batch for own in shares for batch in own]) == ids(micro_batches(samples, 64))
+    loads = [sum(map(cost, own)) for own in shares]
+    assert max(loads) <= 1.1 * sum(loads) / processes
+
+
+def test_few_micro_batches_are_made_smaller_until_every_process_has_as_many_tokens() -> None:
+    samples = drawn(("x",), groups=8)
+    assert len(micro_batches(samples, 4096)) == 1
+    loads = [sum(map(cost, own)) for own in divide(samples, 4096, 4)]
+    assert max(loads) <= 1.1 * sum(loads) / 4
+
+
+def test_tokens_and_not_samples_are_balanced() -> None:
+    """One answer of 90 tokens weighs as much as nine of 10."""
+    long = probe_sample(range(90), prompt=1)
+    short = [probe_sample(range(10 * n, 10 * n + 10), prompt=1) for n in range(1, 10)]
+    shares = divide([long, *short], 90, 2)
+    assert sorted(sum(len(batch) for batch in own) for own in shares) == [1, 9]
+
+
+def test_processes_in_step_make_equal_numbers_of_passes() -> None:
+    shares = divide([*drawn(("x",), groups=12), probe_sample((1, 2), prompt=1)], 64, 3, share=False)
+    shares[2] = shares[2][:1]  # a process with less to do
+    passes = [list(in_step(shares, rank)) for rank in range(3)]
+    assert len(set(map(len, passes))) == 1
+    for rank, own in enumerate(passes):
+        assert [batch for batch, counts in own if counts] == shares[rank]
+    assert not all(counts for _, counts in passes[2])
