@@ -139,12 +139,6 @@ class TestRequests:
             "instruction": 2 * each,
         }
 
-    def test_with_demonstrations_half_as_many_are_written(self, job: Any) -> None:
-        assignment = job(two_steps(demos=Demos(max=2)), METRIC, rows(150), scripted())
-        assignment.run(Mipro(MIPROSettings(trials=1)))
-        counts = Counter(kind for kind, _ in requests(assignment))
-        assert counts["instruction"] == counts["system"] == counts["component"] == 2 * 2
-
     def test_a_request_for_an_instruction_contains_all_the_information(self, job: Any) -> None:
         target = two_steps(demos=Demos(max=2)).bind(BEST)
         tried = ScoredCandidate(

@@ -18,7 +18,6 @@ from compound.core.example import Example, Score
 from compound.core.narrowing import entry
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics.custom import custom
-from compound.execution.trace import Call
 from compound.graph.component import Input
 from compound.graph.space import Demos, Text
 from compound.graph.system import System
@@ -28,7 +27,6 @@ from compound.optimizers.baselines.textgrad import (
     TextGrad,
     TextGradSettings,
     held_out_size,
-    rewrite_request,
 )
 from compound.optimizers.methods import method
 from compound.testing import ScriptedLM
@@ -170,30 +168,7 @@ def numbers(text: str) -> list[int]:
     ]
 
 
-STEP = LLM("answerer", prompt=Text("x"))
-ONE = System("one", outputs={"answer": STEP(question=Input("question", str))}, lm="lm")
-
-
 class TestRequests:
-    def test_the_rewriting_sees_the_prompt_and_each_criticism_with_its_call(self) -> None:
-        calls = [
-            (
-                Call("a", "a", "answerer", (), {"question": f"q{i}"}, {"output": "yes"}),
-                f"Too\nshort {i}.",
-            )
-            for i in range(2)
-        ]
-        request = rewrite_request(STEP, "Answer.", calls, (), (), ONE, seed=8)
-        text = request.messages[0].text
-        assert "answerer writes output" in text
-        assert (
-            "<prompt>Answer.</prompt>\n\nRun 1:\nIt read question: q0\nIt wrote output: yes\n"
-            "Criticism of the instruction:\nToo\nshort 0.\n\nRun 2:\nIt read question: q1\n"
-        ) in text
-        assert "Earlier versions" not in text
-        assert "conditions" not in text
-        assert request.seed == 8
-
     def test_momentum_shows_the_versions_that_were_written(self, job: Any) -> None:
         """Also those that were reverted; the current one is not among them."""
 
