@@ -315,11 +315,11 @@ def auto(system: System, optimize: OptimizeSettings, make: Make) -> Method:
     if keys_of(system, Text, Demos, Choice, Int, Float):
         stage, reason, optimize = _search(system, optimize)
         stages.append(stage)
-        notes.append(f"auto: {stage}, since {reason}")
+        notes.append(f"method auto: {stage}, since {reason}")
     if keys_of(system, Weights):
         trains, reason = _training(system, optimize, make, alone=not stages)
         stages += [TRAINED_BY] * trains
-        notes.append(f"auto: {reason}")
+        notes.append(f"method auto: {reason}")
 
     def stage_of(name: str, system: System, optimize: OptimizeSettings) -> Method:
         if name != "optimas":
@@ -355,11 +355,11 @@ def _search(system: System, optimize: OptimizeSettings) -> tuple[str, str, Optim
     cheap = ", ".join(each.component for each in savings if not each.unused_reason)
     factor = f"at most {saved:.3g} times" if math.isfinite(saved) else "much"
     if saved < LEAST_SAVING:
-        chosen, reason = "search", "local evaluations would save little"
+        chosen, reason = "search", "evaluating single components would save little"
     elif find_spec("sklearn") is None:
         chosen, reason = "search", "local rewards need the extra 'rewards'"
     else:
-        chosen, reason = "optimas", f"local evaluations of {cheap} can make it {factor} cheaper"
+        chosen, reason = "optimas", f"evaluating {cheap} alone can make it {factor} cheaper"
         reason += ", as far as scores confirm local rewards"
     if chosen == "search":
         given = {

@@ -119,8 +119,10 @@ def _labelled(
         place = f"{source}:{number}" if source != "row" else f"row {number}"
         for column in (label, *columns.values(), *inputs):
             if column not in row:
+                named = "; set `label` to the column with the labels" if column == label else ""
                 raise DataError(
-                    f"{place}: no column {column!r}", hint=suggest_name(column, map(str, row))
+                    f"{place}: no column {column!r}",
+                    hint=f"{suggest_name(column, map(str, row))}{named}",
                 )
         value = _number(row[label])
         if value is None or not low <= value <= high:

@@ -139,7 +139,11 @@ def _run(problem: Problem, recorder: Recorder, observers: Observers, *, new: boo
     try:
         observers.started(recorder)
         if recorder.state.done and recorder.state.reported:  # a kill may occur between the two
-            raise RunDirectoryError(f"{recorder.run.path} holds a finished run", hint=FRESH)
+            folder = recorder.run.path
+            raise RunDirectoryError(
+                f"{folder} holds a finished run",
+                hint=f"its report is {folder / 'report.md'}; to run again, {FRESH}",
+            )
         with tracked(problem.settings.trackers, recorder) as tracking:
             if not recorder.state.done:
                 _search(problem, recorder, recorder)

@@ -18,6 +18,7 @@ from compound.core.formatting import plural
 from compound.core.security.sanitize import sanitize_for_terminal, underlying_stream
 from compound.optimization.method import ROLLOUTS
 from compound.optimization.runs.recorder import Listener
+from compound.report.text import p_value
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -30,6 +31,12 @@ NOTEBOOK_EVENTS = 12  # events that a notebook shows
 NOTEBOOK_INTERVAL = 0.5  # minimum seconds between redraws for calls
 BAR_WIDTH = 28  # width in characters
 NOTICE_INTERVAL = 10.0  # minimum seconds between notices, if lines cannot be replaced
+LABELS = {
+    "outlook": "note",
+    "proposals": "note",
+    "test_before": "test",
+    "test_after": "test",
+}  # of events whose own name says less to a reader
 
 
 def format_event(event: Mapping[str, Any]) -> str:
@@ -39,17 +46,18 @@ def format_event(event: Mapping[str, Any]) -> str:
     'start     valid 0.250 [0.100, 0.400] on 40'
     """
     kind = event["event"]
+    label = LABELS.get(kind, kind)
     prefix = f"{event['method']}: " if event.get("method") else ""
     text = {
         "start": lambda: f"valid {_score(event)}",
         "progress": lambda: _progress(event),
         "job": lambda: _job(event),
-        "outlook": lambda: "\n".join([*event["duplicates"], *event["told"]]),
+        "outlook": lambda: f"\n{label:<9} ".join([*event["duplicates"], *event["told"]]),
         "decision": lambda: _decision(event),
-        "test_before": lambda: f"test, before {_score(event)}",
-        "test_after": lambda: f"test, after {_score(event)}",
+        "test_before": lambda: f"before {_score(event)}",
+        "test_after": lambda: f"after {_score(event)}",
     }.get(kind, lambda: str(event.get("note") or event.get("reason") or ""))()
-    return sanitize_for_terminal(f"{prefix}{kind:<9} {text}".rstrip())
+    return sanitize_for_terminal(f"{prefix}{label:<9} {text}".rstrip())
 
 
 def _progress(event: Mapping[str, Any]) -> str:
@@ -98,9 +106,10 @@ def _decision(event: Mapping[str, Any]) -> str:
     lost = ""
     if event.get("lost"):
         lost = f" ({plural(event['lost'], 'example')} lost to transient failures before the change)"
+    p = f"p = {p_value(event['p'])}".replace("= <", "<")
     return (
         f"{verdict}: valid {event['before']['mean']:.3f} -> {event['after']['mean']:.3f}, "
-        f"p = {event['p']:.4f} against {event['level']:.4f}{lost}{covered}"
+        f"{p} at level {p_value(event['level'])}{lost}{covered}"
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from compound.cli.options import NoImport, Sets, TrustOption, app, format_examples, load_program
-from compound.core.errors import ExportError, SpecError
+from compound.core.errors import ExportError, SpecError, suggest_name
 from compound.core.security.untrusted import UntrustedFolder
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 SYSTEM = "system.yaml"
 DRAWINGS = ("text", "mermaid", "svg")
+FORMATS = (*DRAWINGS, "optuna")  # besides those of prompts
 
 
 @app.command(
@@ -57,21 +58,28 @@ def export(
 ) -> None:
     """Export the best prompts of a system for use elsewhere, or draw its graph.
 
-    messages: chat messages with placeholders, as JSON, which LangChain reads, too. openai: request
-        bodies, as
-    JSON. dspy: the state of a program imported from DSPy. What cannot be exported is named, and
-    nothing is written. optuna: an SQLite file with a study of Optuna, in which each candidate of a
-    run is a trial. text, mermaid and svg: a drawing of the graph. To run the system itself, see
-    compound serve.
+    Formats of --to:
+
+    \b
+    messages  chat messages with placeholders, as JSON; LangChain reads them, too
+    openai    request bodies, as JSON
+    dspy      the state of a program imported from DSPy
+    optuna    an SQLite file with an Optuna study: each candidate of a run is a trial
+    text, mermaid, svg  a drawing of the graph
+
+    What cannot be exported is named, and nothing is written. To run the system itself, see compound
+    serve.
 
     A system that is found beside the configuration may not name Python code, like with --no-import;
     give one that you trust as --system.
     """
     from typing import cast
 
-    from compound.interchange.exports import Target, write
+    from compound.interchange.exports import REMOVED, TARGETS, Target, write
     from compound.interchange.exports import export as export_prompts
 
+    if to not in (*FORMATS, *REMOVED, *TARGETS):
+        raise ExportError(f"cannot export to {to!r}", hint=suggest_name(to, (*FORMATS, *TARGETS)))
     if to == "optuna":
         from compound.interchange.exports import write_study
 

@@ -24,6 +24,7 @@ from compound.cli.options import (
     print_json,
 )
 from compound.core.errors import CompoundError, DataError, SpecError
+from compound.core.formatting import plural
 
 if TYPE_CHECKING:
     from compound.api.discover import Discovery
@@ -177,15 +178,19 @@ def _write_system(data: Path, lm: str, out: Path, force: bool) -> None:
     from compound.interchange.exports import write as write_file
     from compound.yaml import loads
 
+    folder = Path(os.path.relpath(data, out.parent)).as_posix()
+    text = system_file(data, folder, lm)
     if out.exists() and not force:
         raise CompoundError(
             f"{out} exists", hint="choose another name by --out, or replace it by --force"
         )
-    folder = Path(os.path.relpath(data, out.parent)).as_posix()
-    text = system_file(data, folder, lm)
     program = loads(text, path=out)
     write_file(out, text)
-    checked = check_program(program)  # reports what is wrong with the rows
+    try:
+        checked = check_program(program)  # reports what is wrong with the rows
+    except CompoundError:
+        print(f"{out} is written, but cannot be used yet:", file=sys.stderr)
+        raise
     print(f"{checked}\nedit the prompt in {out}, then run: compound optimize {out} --dry-run")
 
 
@@ -279,7 +284,7 @@ def read_columns(data: Path) -> tuple[list[Column], int]:
         raise DataError(f"{data} has no rows")
     if count < LEAST and not is_folder:
         raise DataError(
-            f"{data} has {count} rows",
+            f"{data} has {plural(count, 'row')}",
             hint=f"at least {LEAST} are needed to divide them, better 100",
         )
     for column in found.values():

@@ -21,7 +21,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Declare compound AI systems as graphs and optimize them on data.",
-    epilog="Every command accepts --debug to show the traceback of an error.",
+    epilog="Every command accepts --debug to show the traceback of an error. compound --version prints "
+    "the version.",
 )
 
 

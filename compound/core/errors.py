@@ -154,12 +154,12 @@ def install_command(extra: str) -> str:
 
 
 class MissingExtra(CompoundError, ImportError):
-    """A feature requires a library that is not installed."""
+    """A feature requires libraries of an extra that are not installed."""
 
-    def __init__(self, feature: str, library: str, extra: str) -> None:
-        super().__init__(
-            f"{feature} needs {library}, which is not installed", hint=install_command(extra)
-        )
+    def __init__(self, feature: str, library: str, extra: str, *others: str) -> None:
+        self.feature, self.libraries, self.extra = feature, (library, *others), extra
+        named = f"{library}, which is" if not others else f"{', '.join(self.libraries)}, which are"
+        super().__init__(f"{feature} needs {named} not installed", hint=install_command(extra))
 
 
 class SandboxUnavailable(CompoundError):
@@ -371,12 +371,17 @@ def libraries_of(part: object) -> Sequence[str]:
 
 
 def missing_libraries(needed: Iterable[tuple[str, Sequence[str]]]) -> list[MissingExtra]:
-    """Return an error for each optional library that is not installed."""
+    """Return an error for each extra of which a library is not installed, naming its libraries."""
     found: dict[str, MissingExtra] = {}
     for feature, modules in needed:
         for module in modules:
             try:
                 check_installed(module, feature)
             except MissingExtra as error:
-                found.setdefault(module, error)
+                known = found.get(error.extra)
+                if known is None:
+                    found[error.extra] = error
+                elif not set(error.libraries) & set(known.libraries):
+                    first, *others = (*known.libraries, *error.libraries)
+                    found[error.extra] = MissingExtra(known.feature, first, error.extra, *others)
     return list(found.values())

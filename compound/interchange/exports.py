@@ -431,7 +431,7 @@ def _dspy(system: System, _: FindEngine) -> dict[str, Any]:
     components = [node.component for node in system.nodes.values()]
     if len(components) != 1 or not isinstance(components[0], DSPyProgram):
         raise ExportError(
-            f"system {system.name!r} was not imported from DSPy, so that there is no program to load a state",
+            f"system {system.name!r} was not imported from DSPy, so no program can load a state of it",
             hint="export with --to messages, or serve it with compound serve",
         )
     from dspy.utils.saving import get_dependency_versions

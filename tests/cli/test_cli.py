@@ -37,7 +37,7 @@ def command(*arguments: str, **environment: str) -> list[Any]:
     ]
 
 
-CHOICE = "auto: search, since local evaluations would save little"
+CHOICE = "method auto: search, since evaluating single components would save little"
 OK = f"game.yaml: ok: 1 node, 2 parameters to tune\n  note: {CHOICE}\n"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import inspect
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -119,6 +120,7 @@ def test_the_prompt_names_columns_as_they_are_called(init: Any, tmp_path: Path) 
         (["text;label"], [["a;b"]] * 20, "separate the columns by commas"),
         (["text", "label"], [], "has no rows"),
         (["text", "label"], [["a", "b"]] * 3, "has 3 rows"),
+        (["text", "label"], [["a", "b"]], "has 1 row\n"),
         (["text"], [["a"]] * 20, "an input and an answer need two columns"),
         (["", "label"], [["a", "b"]] * 20, "an input and an answer need two columns"),
         (["text", "text", "label"], [["a", "b", "c"]], "two columns have the same name"),
@@ -140,7 +142,18 @@ def test_a_file_is_replaced_only_if_asked(init: Any, tmp_path: Path) -> None:
     assert ran.code != 0
     assert "--force" in ran.err
     assert (tmp_path / "system.yaml").read_text() == "mine"
+    assert "missing.csv" in init(tmp_path / "missing.csv").err  # before the file that exists
     assert init(tmp_path / "tickets.csv", "--force").code == 0
+
+
+def test_a_file_that_needs_a_missing_library_is_said_to_be_written(
+    init: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "litellm", None)
+    ran = init(tickets(tmp_path / "tickets.csv"), "--lm", "openai/gpt-4o-mini")
+    assert ran.code == 2
+    assert "system.yaml is written, but cannot be used yet" in ran.err
+    assert (tmp_path / "system.yaml").exists()
 
 
 ROW: Mapping[str, object] = {

@@ -60,13 +60,15 @@ class TestSearch:
         note, savings = made.notes
         assert savings.startswith("local rewards may make an evaluation of a candidate cheaper: ")
         assert note.startswith(
-            "auto: optimas, since local evaluations of draft can make it at most 3 times"
+            "method auto: optimas, since evaluating draft alone can make it at most 3 times"
         )
 
     def test_none_where_nothing_follows(self) -> None:
         made = chosen(single())
         assert joint_of(made).guide is None
-        assert made.notes == ["auto: search, since local evaluations would save little"]
+        assert made.notes == [
+            "method auto: search, since evaluating single components would save little"
+        ]
 
     def test_none_without_the_library(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(methods, "find_spec", lambda name: None)
@@ -107,7 +109,7 @@ class TestWeights:
         made = chosen(chained(weights=LoRA()))
         assert all(not key.endswith("weights") for job in made.jobs for key in job.keys)
         assert made.notes[1] == (
-            "auto: the weights of draft stay, since there is no GPU; "
+            "method auto: the weights of draft stay, since there is no GPU; "
             "method: better_together trains them anyway"
         )
 
@@ -122,10 +124,10 @@ class TestWeights:
     def test_they_are_trained_after_the_search(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(methods, "device_count", lambda kind: 1)
         made = chosen(chained(weights=LoRA()), budget={"system_runs": 100_000})
-        assert made.notes[1] == "auto: then mmgrpo for the weights of draft"
+        assert made.notes[1] == "method auto: then mmgrpo for the weights of draft"
         assert [job.keys for job in made.jobs] == [("draft.prompt",), ("draft.weights",)]
 
     def test_they_are_trained_if_there_is_nothing_else(self) -> None:
         made = chosen(trained())
-        assert made.notes == ["auto: mmgrpo, since only the weights of answer can change"]
+        assert made.notes == ["method auto: mmgrpo, since only the weights of answer can change"]
         assert [job.keys for job in made.jobs] == [("answer.weights",)]

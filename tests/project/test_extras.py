@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 
-from compound.core.errors import LIBRARIES, MissingExtra, install_command, raise_missing_extra
+from compound.core.errors import (
+    LIBRARIES,
+    MissingExtra,
+    install_command,
+    missing_libraries,
+    raise_missing_extra,
+)
 
 ROOT = Path(__file__).parents[2]
 PREPARED = """
@@ -270,6 +276,17 @@ def test_a_check_and_a_dry_run_name_missing_libraries(
     library, extra = LIBRARIES[module]
     assert f"needs {library}, which is not installed" in ran.out + ran.err
     assert f"[{extra}]" in ran.out + ran.err
+
+
+def test_the_missing_libraries_of_an_extra_are_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("torch", "transformers", "bm25s"):
+        monkeypatch.setitem(sys.modules, module, None)
+    engine = ("the engine", ("torch", "transformers", "torch"))
+    found = missing_libraries([engine, ("an index", ("bm25s",)), ("a reward", ("torch",))])
+    assert [error.message for error in found] == [
+        "the engine needs torch, transformers, which are not installed",
+        "an index needs bm25s, which is not installed",
+    ]
 
 
 @pytest.mark.parametrize("command", [["check"], ["optimize", "--dry-run"]])
