@@ -16,7 +16,7 @@ import pytest
 from clusters.program import evaluated, examples, remote_executor, requests, write_program
 from clusters.transports import LocalTransport
 from compound.cluster.handshake import WorkerMismatch, rebuild
-from compound.cluster.messages import SystemFile, WorkerConnection
+from compound.cluster.messages import ProtocolError, SystemFile, WorkerConnection, for_driver
 from compound.cluster.pool import WorkersLost
 from compound.cluster.wire import values_from_wire, values_to_wire
 from compound.core.errors import CompoundError, DeclarationError
@@ -275,6 +275,11 @@ def test_a_notice_of_a_lost_worker_counts_its_examples(source: SystemFile) -> No
     executor = remote_executor(source, LocalTransport([(1, False)]), 1, notify=notices.append)
     asyncio.run(evaluated(executor, rebuild(source).system, count=1, concurrency=1))
     assert notices == ["worker 1 was lost (killed), and 1 example will be sent again"]
+
+
+def test_a_message_that_cannot_be_read_is_named() -> None:
+    with pytest.raises(ProtocolError, match="a message that cannot be read"):
+        for_driver('[{"type": "leave", "job": "x"}]')
 
 
 def test_a_worker_that_does_not_start_is_reported(source: SystemFile) -> None:

@@ -146,6 +146,20 @@ class TestTurns:
         trace = run(cp.Agent("agent", []), ScriptedLM([final("Lima")]))
         assert [call.address for call in trace.calls] == ["agent[0]/turn"]
 
+    def test_a_transient_error_of_a_tool_is_retried(self) -> None:
+        tried: list[int] = []
+
+        @cp.tool(reproducible=True)
+        def flaky() -> str:
+            tried.append(1)
+            if len(tried) < 3:
+                raise ConnectionError("gone")
+            return "fine"
+
+        trace = run(cp.Agent("agent", [flaky]), ScriptedLM([act("flaky"), final("done")]))
+        (call,) = trace.calls_of("agent_call")
+        assert (call.outputs["result"], call.attempts) == ("fine", 3)
+
 
 class TestNative:
     def test_several_calls_run_side_by_side_in_order(self) -> None:

@@ -205,6 +205,15 @@ class TestReflection:
         assignment.run(GEPA(GEPASettings(iterations=3, lm="big")))
         assert {lm for lm, _ in assignment.proposal_requests} == {"big"}
 
+    def test_a_prompt_that_breaks_the_runs_only_loses(self, job: Any) -> None:
+        def fragile(message: str, rng: np.random.Generator) -> str:
+            if REFLECTING not in message and any(phrase in message for phrase in USELESS):
+                raise CallError("refused")
+            return script(message, rng)
+
+        _, proposal = job(system(), METRIC, rows(80), scripted(fragile), 300).run(GEPA())
+        assert proposal.values == {"answerer.prompt": f"Answer. {HIDDEN}"}
+
 
 class TestBudget:
     def test_an_iteration_is_begun_only_if_the_share_holds_all_of_it(self, job: Any) -> None:

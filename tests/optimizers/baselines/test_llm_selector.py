@@ -112,6 +112,21 @@ class TestSelection:
         assert proposal.before == pytest.approx(0.64)
         assert proposal.after == pytest.approx(0.56)
 
+    def test_the_known_best_allocation_is_found(self, job: Any) -> None:
+        assignment = job(two_steps(), METRIC, rows(20))
+        states, proposal = assignment.run(LLMSelector())
+        assert proposal.values == BEST
+        assert (proposal.before, proposal.after) == (0.0, 1.0)
+        # small/small, then medium by all votes, then large, then a whole round without a change
+        assert [tuple(a.values()) for a in states[-1]["allocations"]] == [
+            ("small", "small"),
+            ("medium", "small"),
+            ("medium", "large"),
+            ("medium", "large"),
+            ("medium", "large"),
+        ]
+        assert proposal.tried == len(states[-1]["means"]) == 3 + 2 + 2
+
 
 class TestAgainstTheReference:
     """The published optimizer, written down from its description, on tables of scores."""

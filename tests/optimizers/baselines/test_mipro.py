@@ -14,6 +14,7 @@ import pytest
 
 from compound.api.optimize import run_optimization
 from compound.components.llm import LLM
+from compound.core.errors import CallError
 from compound.core.example import Example, Score
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics.built_in import exact_match
@@ -178,6 +179,18 @@ class TestRequests:
         assert assignment._proposals.tallies["lm"].counts["unusable"] == 4
         assert set(proposal.values) <= {"second.demos"}
 
+    def test_edits_are_an_option_that_needs_no_model(self, job: Any) -> None:
+        assignment = job(two_steps(), METRIC, rows(100), scripted())
+        states, _ = assignment.run(Mipro(MIPROSettings(proposers=("edits",))))
+        assert not requests(assignment)
+        assert all(len(texts) == 5 for texts in states[-1]["texts"].values())
+
+    def test_with_demonstrations_half_as_many_are_written(self, job: Any) -> None:
+        assignment = job(two_steps(demos=Demos(max=2)), METRIC, rows(150), scripted())
+        assignment.run(Mipro(MIPROSettings(trials=1)))
+        counts = Counter(kind for kind, _ in requests(assignment))
+        assert counts["instruction"] == counts["system"] == counts["component"] == 2 * 2
+
 
 class TestSearch:
     @pytest.mark.slow
@@ -226,6 +239,24 @@ class TestSearch:
         means = [trial["mean"] for trial in last["full"]]
         assert len(means) == 4
         assert (proposal.before, proposal.after) == (means[0], max(means))
+
+    def test_values_that_break_the_runs_only_lose(self, job: Any) -> None:
+        def fragile(message: str, rng: np.random.Generator) -> str:
+            if "second style" in message and not kind_of(message):
+                raise CallError("refused")
+            return script(message, rng)
+
+        states, proposal = job(
+            two_steps(), METRIC, rows(80), scripted(fragile), keys=("second.prompt",)
+        ).run(Mipro())
+        assert proposal.values == {}
+        broken = [
+            trial["mean"]
+            for trial in states[-1]["search"]["trials"]
+            if trial["point"]["second.prompt"]
+        ]
+        assert broken
+        assert set(broken) == {0.0}
 
 
 def demo(number: int) -> dict[str, dict[str, object]]:

@@ -157,6 +157,15 @@ class TestTextGrad:
     def test_sizes_are_those_worked_out_by_hand(self, arguments: Any, expected: int) -> None:
         assert held_out_size(*arguments) == expected
 
+    def test_before_and_after_are_means_over_the_same_held_out_examples(self, job: Any) -> None:
+        assignment = job(system(), METRIC, rows(120), scripted())
+        states, proposal = assignment.run(TextGrad(TextGradSettings(held_out=30)))
+        shown = [numbers(text) for text in asked(assignment.lm, "Question:") if "Level 4" in text]
+        held = {n for (n,) in shown} - {n for text in criticisms(assignment) for n in numbers(text)}
+        assert states[0]["held"] == len(held) == 30
+        assert proposal.before == sum(n % 10 < 1 for n in held) / 30
+        assert proposal.after == sum(n % 10 < 9 for n in held) / 30
+
 
 def criticisms(assignment: Any) -> list[str]:
     return asked(assignment.lm, "What is wrong with the instruction")

@@ -153,6 +153,20 @@ class TestGuidedSearch:
         _, proposal = made.run(guided_search(REWARDS, EDITS))
         assert proposal.values == {"slow.option": 5}
 
+    @pytest.mark.parametrize("share", [10.0, 30.0, 60.0, 120.0])
+    def test_it_keeps_to_its_share(self, job: Any, share: float) -> None:
+        world = Simulated("five", noise=0.2, options=12, common=False)
+        for name in ("a", "e"):
+            made = job(
+                world.system(),
+                world,
+                world.examples(80),
+                keys=keys_of(name, world.system()),
+                share=share,
+            )
+            made.run(guided_search(REWARDS, EDITS))
+            assert made.spent <= share + 1e-6
+
 
 class TestPools:
     def made(
