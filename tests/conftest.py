@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import ipaddress
 import json
 import logging
@@ -59,6 +61,21 @@ def pytest_collection_finish() -> None:
     """Exempt what is imported so far from garbage collection: millions of objects, a second each time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+
+    async def within_reason() -> None:
+        async with asyncio.timeout(300):
+            await pyfuncitem.obj(**given)
+
+    asyncio.run(within_reason())
+    return True
 
 
 @pytest.fixture(scope="session")

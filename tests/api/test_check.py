@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,6 @@ def trained() -> cp.System:
     return cp.System(
         "trained", outputs={"y": answerer(question=cp.Input("question"))}, lm="smollm2"
     )
-
-
-# --- the files of benchmarks/ --------------------------------------------------------------------------
 
 
 def test_check_accepts_every_file_of_the_benchmarks_at_once(cli: Any) -> None:
@@ -66,9 +62,6 @@ def test_the_commands_at_the_head_of_a_benchmark_file_name_its_own_settings(path
         load(path, overrides=[(key, value) for key, value in settings])
 
 
-# --- several files -------------------------------------------------------------------------------------
-
-
 def test_check_tells_of_every_file_and_fails_if_one_is_wrong(game: Path, cli: Any) -> None:
     text = (game / "game.yaml").read_text()
     (game / "bad.yaml").write_text(text.replace("seed: 3", "sed: 3"))
@@ -78,16 +71,6 @@ def test_check_tells_of_every_file_and_fails_if_one_is_wrong(game: Path, cli: An
     assert "game.yaml: ok" in ran.out
     assert re.search(r"^bad\.yaml:\d+:\d+: ", ran.err, re.MULTILINE)
     assert re.search(r"^worse\.yaml:\d+:\d+: ", ran.err, re.MULTILINE)
-
-
-def test_check_of_several_files_prints_a_list_as_json(game: Path, cli: Any) -> None:
-    shutil.copy(game / "game.yaml", game / "other.yaml")
-    found = json.loads(cli("check", "game.yaml", "other.yaml", "--json").out)
-    assert [item["file"] for item in found] == ["game.yaml", "other.yaml"]
-    assert found[0]["not_checked"] == []
-
-
-# --- libraries -----------------------------------------------------------------------------------------
 
 
 def test_check_names_settings_whose_library_is_not_installed(
@@ -112,9 +95,6 @@ def test_check_names_settings_whose_library_is_not_installed(
         message = f"note: optimize.{setting} needs {library}, which is not installed"
         assert f"{message}; {install_command(library)}" in ran.out
     assert "tensorboard needs" not in ran.out
-
-
-# --- data ----------------------------------------------------------------------------------------------
 
 
 def test_check_says_that_data_which_is_not_there_was_not_checked(game: Path, cli: Any) -> None:
@@ -150,9 +130,7 @@ def test_check_says_that_a_corpus_which_is_not_there_was_not_checked(cli: Any) -
     assert re.search(r"not checked: corpus of 'searcher': file '.*wiki_abstracts", ran.out)
 
 
-def test_check_does_not_look_for_data_on_the_hub(
-    game: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_does_not_ask_the_hub(game: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> Any:
         raise AssertionError("a check must not load anything from the hub")
 
@@ -165,9 +143,6 @@ def test_check_does_not_look_for_data_on_the_hub(
         "not checked: data: file or folder 'someone/numbers' does not exist; `check` does not load data sets"
         in ran.out
     )
-
-
-# --- methods that fit ----------------------------------------------------------------------------------
 
 
 def test_the_methods_that_fit_a_system_follow_from_its_parameters() -> None:
@@ -203,9 +178,7 @@ def test_a_system_without_parameters_is_told_how_to_declare_one() -> None:
         )
 
 
-def test_check_names_the_methods_that_fit_instead_of_the_one_in_the_file(
-    game: Path, cli: Any
-) -> None:
+def test_check_names_the_methods_that_fit_instead_of_that_in_the_file(game: Path, cli: Any) -> None:
     (game / "trained.yaml").write_text(
         "system: s\nlm: smollm2\ninputs: {q: str}\ncomponents:\n"
         "  a: {llm: {weights: {lora: {rank: 4}}}, in: {q: $q}}\noutputs: {y: $a}\n"
@@ -251,9 +224,7 @@ def dirty(tmp_path: Path, changes: Mapping[str, str]) -> Path:
     return tmp_path / "s.yaml"
 
 
-def test_check_reports_mistakes_of_the_file_and_of_the_data_in_one_pass(
-    tmp_path: Path, cli: Any
-) -> None:
+def test_check_reports_mistakes_of_file_and_data_in_one_pass(tmp_path: Path, cli: Any) -> None:
     changes = {"max_tokens": "max_tokns", "value: 1": "value: 4", "gold: y": "gold: anser"}
     code, out, said = cli("check", str(dirty(tmp_path, changes)))
     assert code == 2
@@ -267,9 +238,7 @@ def test_check_reports_mistakes_of_the_file_and_of_the_data_in_one_pass(
     assert out.endswith("s.yaml: 8 errors\n")
 
 
-def test_check_reports_each_mistake_of_the_data_once_with_its_place(
-    tmp_path: Path, cli: Any
-) -> None:
+def test_check_reports_each_mistake_of_data_once_with_its_place(tmp_path: Path, cli: Any) -> None:
     code, out, said = cli("check", str(dirty(tmp_path, {})))
     assert code == 2
     for text in (
@@ -315,9 +284,7 @@ def test_a_mistake_in_a_single_file_is_told_once_for_all_splits(tmp_path: Path, 
         ("litellm: {model: ollama_chat/m, extra: {num_ctx: 5}}", ""),
     ],
 )
-def test_check_makes_the_engines_of_the_system(
-    game: Path, cli: Any, engine: str, message: str
-) -> None:
+def test_check_makes_engines_of_the_system(game: Path, cli: Any, engine: str, message: str) -> None:
     (game / "s.yaml").write_text(
         f"system: demo\nlm: mine\nengines: {{mine: {{{engine}}}}}\ninputs: {{q: str}}\ncomponents:\n"
         "  a: {llm: {prompt: Answer.}, in: {q: $q}}\noutputs: {y: $a}\n"

@@ -53,9 +53,7 @@ def statuses(facts: Mapping[str, Any]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_results_are_those_of_a_sweep_in_this_process(
-    game: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_are_those_of_a_local_sweep(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = run(monkeypatch, None, "here")
     tasks, said = ThreadTasks(), list[str]()
     facts = run(monkeypatch, tasks, "there", log=said.append)
@@ -81,9 +79,7 @@ def test_by_default_each_machine_has_a_run(game: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-def test_a_killed_task_is_resumed_from_its_checkpoint(
-    game: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_task_uses_its_checkpoint(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place, code = "    time.sleep(", (game / "game.py").read_text()
     dies = """
     if "DIES" in os.environ and aim != 0.25:  # a candidate, in a task
@@ -114,9 +110,7 @@ def test_a_killed_task_is_resumed_from_its_checkpoint(
     assert events.count("start") == 1  # the second task resumed the run
 
 
-def test_a_machine_that_does_not_share_the_folder_is_refused(
-    game: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_machines_without_the_folder_fail(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = ThreadTasks(lambda text: text.replace(f"{game}/out", f"{game}/elsewhere"))
     with pytest.raises(
         WorkerMismatch, match="machine first cannot be used: it does not share"
@@ -171,9 +165,7 @@ def test_a_task_does_not_begin_if_the_driver_could_not_read_its_data(
     assert "cannot read the data of this run" in facts["runs"][0]["reason"]
 
 
-def test_a_forced_interrupt_does_not_stop_the_next_command(
-    game: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_forced_interrupt_stops_one_command(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stopper, file = Stopper(), Path("out/STOP")
 
     def wait() -> None:
@@ -221,9 +213,7 @@ def test_a_sweep_ends_if_another_one_may_use_its_folder(
         run(monkeypatch, tasks, methods=("random",), seeds=(0, 1), log=log)
 
 
-def test_the_reason_of_a_failed_run_includes_the_hint(
-    game: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_reason_of_a_failure_has_the_hint(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a task as of a run in this process."""
 
     def broken(*_: Any) -> Any:
@@ -236,9 +226,7 @@ def test_the_reason_of_a_failed_run_includes_the_hint(
         assert facts["runs"][0]["reason"] == "no candidates; add some"
 
 
-def test_tasks_that_are_lost_too_often_fail_their_run(
-    game: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tasks_lost_too_often_fail_their_run(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compound.api.sweeps.runs.RESEND_SECONDS", 0)
     facts = run(monkeypatch, ThreadTasks(losses=3), methods=("random",), seeds=(0,))
     assert statuses(facts) == ["failed"]

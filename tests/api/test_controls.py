@@ -10,19 +10,12 @@ from typing import Any, Literal
 import pytest
 
 import compound as cp
+from compound import LLM, Choice, Example, Function, Input, Port, System
 from compound.api.result import read_result
 from compound.api.sweeps.controls import NotApplicable, constant_answer, direct_system
 from compound.api.sweeps.sweep import plan, sweep
-from compound.components.function import Function
-from compound.components.llm import LLM
-from compound.core.example import Example
-from compound.evaluation.metrics.built_in import accuracy, exact_match, mrr, token_f1
 from compound.evaluation.metrics.comparison import Comparison
-from compound.evaluation.metrics.custom import custom
-from compound.graph.component import Input
-from compound.graph.space import Choice
-from compound.graph.system import System
-from compound.graph.types import Port
+from compound.metrics import accuracy, custom, exact_match, mrr, token_f1
 from compound.testing import ScriptedLM
 from compound.yaml import load
 
@@ -105,9 +98,6 @@ def direct_calls() -> int:
     return Path("calls.log").read_text().count("Read the question")
 
 
-# --- in the table ----------------------------------------------------------------------------------------
-
-
 def test_controls_are_rows_with_the_scores_of_the_test_examples(quiz: Path) -> None:
     facts = run(0, 1)
     assert list(rows(facts)) == ["unoptimized", "constant: red", "direct call: mine", "random"]
@@ -157,9 +147,6 @@ def test_calls_of_controls_are_outside_the_budget_of_the_runs(quiz: Path) -> Non
     assert without["controls"] == []
 
 
-# --- resume ----------------------------------------------------------------------------------------------
-
-
 def test_stored_controls_are_not_repeated(quiz: Path) -> None:
     first = run(0)
     said: list[str] = []
@@ -190,9 +177,6 @@ def test_a_failed_direct_call_is_noted_and_retried(quiz: Path) -> None:
     assert "control 'direct call', seed 0: failed: 8 of 8 runs failed" in page
     (quiz / "outage").unlink()
     assert rows(run())["direct call: mine"]["test"]["mean"] == pytest.approx(5 / 8)
-
-
-# --- the constant answer ---------------------------------------------------------------------------------
 
 
 def examples(answers: Sequence[object]) -> list[Example]:
@@ -236,9 +220,6 @@ def test_a_metric_without_labels_or_texts_has_no_constant_answer(
 ) -> None:
     with pytest.raises(NotApplicable, match=reason):
         constant_answer(metric, {"answer": Port(str)}, examples(answers))
-
-
-# --- the direct call -------------------------------------------------------------------------------------
 
 
 def yes_or_no(text: str, prompt: str = "") -> Literal["yes", "no"]:

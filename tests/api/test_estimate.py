@@ -11,26 +11,24 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compound import LLM, Choice, Dataset, Demos, Input, System, Text
 from compound.api.estimate import estimate
 from compound.api.optimize import run_optimization
-from compound.components.llm import LLM
-from compound.core.engine import Engine, Message, Request
 from compound.core.errors import BudgetExhausted, RunDirectoryError
-from compound.evaluation.dataset import Dataset
-from compound.evaluation.metrics.built_in import exact_match
-from compound.graph.component import Input
-from compound.graph.space import Choice, Demos, Text
-from compound.graph.system import System
-from compound.optimization.method import (
+from compound.ext import (
+    Engine,
     Job,
     JobPlan,
+    Message,
     Method,
     PlannedJob,
     Progress,
     Proposal,
-    RequestCount,
+    Request,
     Task,
 )
+from compound.metrics import exact_match
+from compound.optimization.method import RequestCount
 from compound.optimization.settings.optimize import OptimizeSettings, make_settings
 from compound.optimizers.methods import METHODS
 from compound.optimizers.scheduling import Uniform

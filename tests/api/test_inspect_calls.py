@@ -60,9 +60,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: Any, **options: Any)
     return capsys.readouterr().out
 
 
-def test_a_trace_is_printed_with_messages_and_named_usage(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_trace_is_printed_with_messages_and_usage(capsys: pytest.CaptureFixture[str]) -> None:
     engine = ScriptedLM(["7."], price=0.001)
     trace = cp.run(system(), {"question": "What is 7?"}, engines={"lm": engine})
     text = printed(capsys, trace)
@@ -77,9 +75,7 @@ def test_a_trace_is_printed_with_messages_and_named_usage(
     assert "[user]" not in only
 
 
-def test_a_run_directory_shows_its_last_system_runs(
-    finished: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_directory_shows_last_runs(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, finished, limit=2)
     assert [line for line in text.splitlines() if line.startswith("#")] == [
         line for line in text.splitlines() if line.startswith("# example ") and ", test, " in line

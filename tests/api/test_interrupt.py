@@ -87,9 +87,6 @@ def system() -> cp.System:
     return cp.System("s", outputs={"y": cp.LLM("a", timeout=None)(q=cp.Input("q"))}, lm="lm")
 
 
-# --- scripts -------------------------------------------------------------------------------------------
-
-
 def test_an_interrupt_cancels_a_run_of_ordinary_code() -> None:
     after: list[str] = []
     with pytest.raises(KeyboardInterrupt, match="the run of 's' was interrupted"):
@@ -112,9 +109,7 @@ def test_an_interrupt_cancels_a_run_inside_a_running_loop() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_second_interrupt_does_not_wait_for_work_that_cannot_be_cancelled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_second_interrupt_leaves_uncancellable_work(monkeypatch: pytest.MonkeyPatch) -> None:
     release, ended = threading.Event(), threading.Event()
 
     async def stubborn() -> None:
@@ -191,9 +186,6 @@ def test_an_interrupted_script_continues_where_it_was(tmp_path: Path) -> None:
     )
     calls, again = map(int, ran.stdout.split())
     assert calls - again == 9  # those of the first process
-
-
-# --- notebooks -----------------------------------------------------------------------------------------
 
 
 class Kernel:

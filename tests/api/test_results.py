@@ -49,9 +49,7 @@ def test_a_finished_run_is_loaded_as_the_result_that_optimize_returned(data: cp.
     assert set(loaded.baselines) == {"random"}
 
 
-def test_a_result_is_loaded_without_data_and_without_writing(
-    data: cp.Dataset, tmp_path: Path
-) -> None:
+def test_a_result_is_loaded_without_data_and_writing(data: cp.Dataset, tmp_path: Path) -> None:
     result = finished(data)
     (tmp_path / "rows.jsonl").unlink()
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]

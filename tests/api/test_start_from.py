@@ -13,12 +13,10 @@ import pytest
 
 import compound as cp
 from benchmarks.simulated.relays import Relay
+from compound import Dataset, Example, System
 from compound.api.optimize import run_optimization
 from compound.core.errors import DataError, RunDirectoryError
-from compound.core.example import Example
-from compound.evaluation.dataset import Dataset
-from compound.evaluation.metrics.custom import custom
-from compound.graph.system import System
+from compound.metrics import custom
 from compound.optimization.method import EarlierRun
 from compound.optimization.settings.optimize import make_settings
 from compound.optimizers.search.local_gains import LocalGains, RewardGuide
@@ -95,9 +93,7 @@ def test_its_configurations_are_the_first_candidates(first: cp.Result, job: Any)
     assert states[0]["candidates"][0]["values"] == {"a.option": 6}
 
 
-def test_its_draws_are_no_reason_to_trust_before_whole_runs_confirm_them(
-    first: cp.Result, job: Any
-) -> None:
+def test_its_draws_are_trusted_once_whole_runs_confirm_them(first: cp.Result, job: Any) -> None:
     world = Relay(4, 1)
     examples = world.examples(80)
     found = read_earlier(first.path, world.system(), examples)

@@ -58,9 +58,6 @@ def row(facts: Mapping[str, Any], method: str) -> Any:
     return found
 
 
-# --- numbers -------------------------------------------------------------------------------------------
-
-
 class TestPooled:
     def test_the_wider_interval_is_given_whichever_it_is(self) -> None:
         apart = pooled([{"a": 0.0, "b": 0.0}, {"a": 1.0, "b": 1.0}])
@@ -122,9 +119,6 @@ class TestPooled:
         equal: Any = pooled([{"a": 1.0}, {"a": 1.0}], UNIT)
         assert (equal["over"], equal["high"]) == ("examples", 1.0)
         assert 0 < equal["low"] < 0.05
-
-
-# --- the table -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -247,9 +241,6 @@ def test_a_method_that_cannot_work_on_a_system_is_no_failure(game: Path) -> None
     assert not (game / "out/game/opro").exists()
 
 
-# --- resume --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_finished_runs_are_skipped_and_a_lost_one_is_made_again(game: Path) -> None:
     expected = run()
@@ -310,9 +301,6 @@ def test_more_seeds_and_methods_are_added_to_what_is_there(game: Path) -> None:
     assert "[1 of 4] game, random, seed 0: finished before" in said
 
 
-# --- failures and refusals -----------------------------------------------------------------------------
-
-
 def test_a_failing_file_is_reported_and_the_others_go_on(broken: Path, game: Path) -> None:
     facts = run("random", (0, 1), "broken.yaml", "game.yaml")
     statuses = [(r["file"], r["status"]) for r in facts["runs"]]
@@ -339,9 +327,7 @@ def test_data_that_is_gone_fails_its_own_runs_alone(broken: Path, game: Path) ->
     assert [r["status"] for r in facts["runs"]] == ["failed", "finished"]
 
 
-def test_a_defect_in_one_run_is_told_and_ends_no_other(
-    game: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_defect_of_one_run_ends_no_other(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> Any:
         raise ZeroDivisionError("oops")
 
@@ -392,9 +378,6 @@ def test_a_broken_run_directory_fails_alone(game: Path) -> None:
     facts = run("random", (0, 1))
     assert [r["status"] for r in facts["runs"]] == ["failed", "finished"]
     assert "checkpoint.json cannot be read" in facts["runs"][0]["reason"]
-
-
-# --- the command ---------------------------------------------------------------------------------------
 
 
 SMALL = ("--set", "optimize.budget.system_runs=120", "--run", "out")
@@ -448,9 +431,7 @@ def test_a_failed_run_exits_1_when_all_is_done(broken: Path, cli: Any) -> None:
         (["game.yaml"], "--methods"),
     ],
 )
-def test_bad_arguments_exit_2_and_run_nothing(
-    game: Path, cli: Any, arguments: list[str], message: str
-) -> None:
+def test_bad_arguments_do_nothing(game: Path, cli: Any, arguments: list[str], message: str) -> None:
     code, _, err = cli("sweep", *arguments)
     assert code == 2
     assert message in err

@@ -67,9 +67,6 @@ def test_completion_is_installed_for_a_shell_and_completes_commands(tmp_path: Pa
     assert completed.stdout.split() == ["optimize"], completed.stderr
 
 
-# --- check ---------------------------------------------------------------------------------------------
-
-
 def test_check_says_ok_and_names_examples_in_several_splits(game: Path, cli: Any) -> None:
     ran = cli("check", "game.yaml")
     assert (ran.code, ran.out) == (0, OK)
@@ -134,9 +131,6 @@ def test_hostile_yaml_is_refused_and_does_nothing(game: Path, cli: Any, text: st
     assert not (game / "harmed").exists()
 
 
-# --- run and evaluate ----------------------------------------------------------------------------------
-
-
 def test_run_prints_the_output_and_json_prints_the_trace(game: Path, cli: Any) -> None:
     assert cli("run", "game.yaml", "x=4").out == "y: 6.0\n"
     trace = json.loads(cli("run", "game.yaml", "x=4", "--json").out)
@@ -166,9 +160,7 @@ def test_a_failed_run_exits_1_and_says_where(game: Path, cli: Any) -> None:
         (["x=1", "--frobnicate"], "No such option"),
     ],
 )
-def test_bad_arguments_of_run_exit_2(
-    game: Path, cli: Any, arguments: list[str], message: str
-) -> None:
+def test_bad_arguments_exit_2(game: Path, cli: Any, arguments: list[str], message: str) -> None:
     ran = cli("run", "game.yaml", *arguments)
     assert ran.code == 2
     assert message in ran.err
@@ -224,9 +216,7 @@ def test_a_demand_that_is_not_met_exits_1(game: Path, cli: Any) -> None:
     assert (ran.code, json.loads(ran.out)["passed"], json.loads(ran.out)["reason"]) == (0, True, "")
 
 
-def test_results_of_the_cache_are_named(
-    tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_results_are_told(tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMPOUND_CACHE", str(tmp_path / "cache"))
     (tmp_path / "rows.jsonl").write_text(
         "".join(f'{{"q": "{i}?", "a": "yes"}}\n' for i in range(3))
@@ -284,9 +274,6 @@ def test_mostly_failing_runs_exit_1_with_the_reason(game: Path, cli: Any) -> Non
     ran = cli("evaluate", "game.yaml")
     assert ran.code == 1
     assert "no negative numbers" in ran.err
-
-
-# --- optimize ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -391,9 +378,6 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(game: Path, cli: Any) -> None
     resumed = json.loads(cli("optimize", "game.yaml", "--json").out)
     for key in ("configuration", "before", "after", "test_after", "accepted", "system_runs"):
         assert resumed[key] == expected[key]
-
-
-# --- the rest ------------------------------------------------------------------------------------------
 
 
 def test_graph_draws_in_three_ways(game: Path, cli: Any) -> None:
@@ -519,9 +503,6 @@ def test_a_second_interrupt_says_how_to_go_on(cli: Any, monkeypatch: pytest.Monk
     assert "interrupted; run the same command to resume" in found.err
 
 
-# --- places that cannot be used ------------------------------------------------------------------------
-
-
 @pytest.fixture
 def refusing(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Make the operating system refuse a path with an error, whoever the user is: root may do everything."""
@@ -585,9 +566,7 @@ def test_a_place_that_cannot_be_used_is_named_with_what_to_do(
     assert "hint: " in ran.err
 
 
-def test_one_run_that_cannot_be_read_does_not_hide_the_others(
-    game: Path, cli: Any, refusing: Any
-) -> None:
+def test_an_unreadable_run_does_not_hide_the_others(game: Path, cli: Any, refusing: Any) -> None:
     for name in ("first", "second"):
         (game / "runs" / name).mkdir(parents=True)
         (game / "runs" / name / "config.json").write_text('{"system": "game"}')
@@ -648,9 +627,7 @@ def test_runs_are_verified_by_command(game: Path, cli: Any) -> None:
     assert cli("runs", "verify", "runs/nowhere").code == 1
 
 
-def test_failed_rows_are_run_again_by_command(
-    game: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_rows_are_run_again(game: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (game / "game.py").read_text()
     down = 'if x == 3 and os.environ.get("DOWN"):\n        raise ConnectionError("gone")\n    if x < 0:'
     (game / "game.py").write_text(text.replace("if x < 0:", down))

@@ -64,9 +64,7 @@ def init(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
     return lambda *arguments: cli("init", *map(str, arguments))
 
 
-def test_labels_ids_and_inputs_are_found_and_the_file_runs(
-    init: Any, cli: Any, tmp_path: Path
-) -> None:
+def test_labels_ids_inputs_are_found_and_the_file_runs(init: Any, cli: Any, tmp_path: Path) -> None:
     ran = init(tickets(tmp_path / "tickets.csv", bom="\ufeff"))
     assert ran.code == 0, ran.err
     program = load(tmp_path / "system.yaml")

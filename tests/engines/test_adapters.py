@@ -159,13 +159,8 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-# -- what is computed -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_layer_gets_its_low_rank_addition_and_loses_it_again(
-    tmp_path: Path, packed: bool
-) -> None:
+def test_a_layer_gets_its_low_rank_addition_and_loses_it(tmp_path: Path, packed: bool) -> None:
     # W x + (alpha / r) B A x = [1 + 2, 1 - 1] + (3 / 1) [5, 7] (10 + 2 * 1) = [183, 252] for x =
     # (1, 1) by hand: A x = 10 + 2 = 12, B A x = (60, 84), times 3: (180, 252).
     model = torch.nn.Module()
@@ -223,9 +218,6 @@ def test_logprobs_are_those_of_peft(
         assert record(answer).sampled != record(other).sampled, (
             "an adapter that changes nothing tests nothing"
         )
-
-
-# -- several versions on one base -----------------------------------------------------------------------
 
 
 def mixed(many: Sequence[Adapter], n: int = 18) -> list[Request]:
@@ -326,9 +318,7 @@ def test_a_failed_batch_removes_its_adapter(
     assert after == plain
 
 
-def test_deterministic_answers_are_bit_identical_in_any_batch(
-    base: Path, many: list[Adapter]
-) -> None:
+def test_deterministic_answers_are_identical_in_any_batch(base: Path, many: list[Adapter]) -> None:
     requests = mixed(many, 20)
     lm = engine(base, deterministic=True, max_wait_ms=20.0)
     bits = dict(zip(requests, run(lm, *requests), strict=True))
@@ -337,9 +327,6 @@ def test_deterministic_answers_are_bit_identical_in_any_batch(
         order = random.Random(seed).sample(requests, len(requests) - 4 * seed)
         assert run(lm, *order) == [bits[request] for request in order]
     assert one_by_one(lm, requests) == [bits[request] for request in requests]
-
-
-# -- folders that are wrong -----------------------------------------------------------------------------
 
 
 def edit(**changes: Any) -> Callable[[Path], None]:
@@ -584,9 +571,6 @@ def test_a_version_in_memory_stays_what_it_was_when_its_folder_changes(
     asyncio.run(lm.aclose())
     with pytest.raises(ConfigurationError, match="was changed"):
         run(lm, request)
-
-
-# -- through the executor -------------------------------------------------------------------------------
 
 
 def tuned() -> cp.System:

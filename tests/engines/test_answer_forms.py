@@ -166,8 +166,6 @@ def test_the_discount_of_a_prompt_cache_is_applied() -> None:
         ({"total_tokens": 3}, 20),
     ],
 )
-def test_the_larger_reading_of_a_report_counts(
-    make: Any, reported: dict[str, Any], completion: int
-) -> None:
+def test_the_larger_reading_counts(make: Any, reported: dict[str, Any], completion: int) -> None:
     found, _ = ask(make, {"content": "Lima"}, usage={**TOTALS, **reported}, price=(1.0, 2.0))
     assert found.usage == Usage(1, 100, completion, (100 + 2 * completion) / 1e6)

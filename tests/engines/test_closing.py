@@ -115,63 +115,56 @@ def test_no_connection_is_left_open_if_the_engine_is_closed_while_it_connects(
 
 
 @pytest.mark.parametrize("kind", ["vllm", "openai", "litellm"])
-def test_connections_are_closed_also_if_closing_is_cancelled(
+async def test_connections_are_closed_also_if_closing_is_cancelled(
     kind: str, server: FakeOpenAI, connecting: Connecting
 ) -> None:
-    async def work() -> None:
-        generate, close = send(kind, server)
-        await asyncio.gather(*(generate() for _ in range(3)))
-        assert connecting.left_open == len(connecting.streams) > 0
-        closing = asyncio.ensure_future(close())
-        await asyncio.sleep(0)
-        closing.cancel()
-        await asyncio.gather(closing, return_exceptions=True)
-        await until(lambda: connecting.left_open == 0)
-
-    asyncio.run(work())
+    generate, close = send(kind, server)
+    await asyncio.gather(*(generate() for _ in range(3)))
+    assert connecting.left_open == len(connecting.streams) > 0
+    closing = asyncio.ensure_future(close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.gather(closing, return_exceptions=True)
+    await until(lambda: connecting.left_open == 0)
 
 
-def test_requests_that_are_cancelled_as_they_connect_take_no_place(
+async def test_requests_that_are_cancelled_as_they_connect_take_no_place(
     server: FakeOpenAI, connecting: Connecting
 ) -> None:
     """httpcore neither uses the connection of such a request again nor removes it."""
 
-    async def work() -> object:
-        api = ServerAPI(server.url, "m", connections=1)
-        connecting.cancel = True
-        calls = [api.ask("chat/completions", {"messages": []}, 5.0) for _ in range(10)]
-        found = await asyncio.gather(*map(asyncio.ensure_future, calls), return_exceptions=True)
-        assert {type(each) for each in found} == {asyncio.CancelledError}
-        connecting.cancel = False
-        try:
-            return await api.ask("chat/completions", {"messages": []}, 5.0)
-        finally:
-            await api.aclose()
-
-    assert asyncio.run(work()) == json.loads(chat({"content": "four"}))
+    api = ServerAPI(server.url, "m", connections=1)
+    connecting.cancel = True
+    calls = [api.ask("chat/completions", {"messages": []}, 5.0) for _ in range(10)]
+    found = await asyncio.gather(*map(asyncio.ensure_future, calls), return_exceptions=True)
+    assert {type(each) for each in found} == {asyncio.CancelledError}
+    connecting.cancel = False
+    try:
+        assert await api.ask("chat/completions", {"messages": []}, 5.0) == json.loads(
+            chat({"content": "four"})
+        )
+    finally:
+        await api.aclose()
     assert connecting.left_open == 0
 
 
-def test_a_request_that_waits_too_long_for_a_place_is_not_charged(
+async def test_a_request_that_waits_too_long_for_a_place_is_not_charged(
     server: FakeOpenAI, connecting: Connecting
 ) -> None:
-    async def work() -> BaseException | None:
-        api = ServerAPI(server.url, "m", connections=3)
-        connecting.may_connect.clear()
-        places = 3
-        others = [
-            asyncio.ensure_future(api.ask("chat/completions", {"messages": []}, 5.0))
-            for _ in range(places)
-        ]
-        await until(lambda: connecting.begun == places)
-        late = asyncio.ensure_future(api.ask("chat/completions", {"messages": []}, 0.05))
-        await asyncio.wait([late])
-        connecting.may_connect.set()
-        await asyncio.gather(*others)
-        await api.aclose()
-        return late.exception()
-
-    error = asyncio.run(work())
+    api = ServerAPI(server.url, "m", connections=3)
+    connecting.may_connect.clear()
+    places = 3
+    others = [
+        asyncio.ensure_future(api.ask("chat/completions", {"messages": []}, 5.0))
+        for _ in range(places)
+    ]
+    await until(lambda: connecting.begun == places)
+    late = asyncio.ensure_future(api.ask("chat/completions", {"messages": []}, 0.05))
+    await asyncio.wait([late])
+    connecting.may_connect.set()
+    await asyncio.gather(*others)
+    await api.aclose()
+    error = late.exception()
     assert isinstance(error, TransientError)
     assert "had no free place for a request within 0.05 s" in error.message
     assert error.charged == NO_USAGE

@@ -14,11 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from compound import LoRA, Port
 from compound.components.answers.answer_types import answer_format
 from compound.components.answers.answer_values import parse_value
 from compound.components.fields import parse
-from compound.graph.space import LoRA
-from compound.graph.types import Port
 from numerics import LOGPROBS
 from training_settings import plain
 
@@ -87,9 +86,7 @@ def answers(folder: Path, *requests: Request, **given: Any) -> list[Completion]:
 
 
 @pytest.mark.parametrize("document", [PERSON, TREE])
-def test_answers_of_a_random_model_fit_the_schema_within_the_limit(
-    document: Any, folder: Path
-) -> None:
+def test_answers_of_any_model_fit_the_schema_within_the_limit(document: Any, folder: Path) -> None:
     for answer in answers(folder, *(ask(schema(document), seed) for seed in range(12))):
         assert answer.finish_reason == "stop", answer.text
         assert Draft202012Validator(document).is_valid(json.loads(answer.text)), answer.text
@@ -106,9 +103,7 @@ def test_labels_may_follow_a_cue_after_a_space(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_constrained_and_free_answers_of_one_batch_are_those_they_have_alone(
-    deterministic: bool, folder: Path
-) -> None:
+def test_answers_in_a_mixed_batch_are_those_alone(deterministic: bool, folder: Path) -> None:
     requests = [ask((schema(PERSON), LABELS, None)[i % 3], i, max_tokens=40) for i in range(7)]
     together = answers(folder, *requests, deterministic=deterministic)
     alone = [answers(folder, request, deterministic=deterministic)[0] for request in requests]
@@ -135,9 +130,6 @@ def test_a_keyword_that_cannot_be_enforced_is_left_to_the_parser(folder: Path) -
     unique = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "maxItems": 3}
     (answer,) = answers(folder, ask(schema(unique)))
     assert set(json.loads(answer.text)) <= {1, 2}
-
-
-# -- weight training -------------------------------------------------------------------------------------
 
 
 def sample(record: TokenRecord) -> Sample:
@@ -237,9 +229,7 @@ TIMES: dict[str, Any] = {
 }
 
 
-def test_the_closing_of_a_time_is_short_and_a_value(
-    compiler: ConstraintCompiler, decode: Any
-) -> None:
+def test_the_closing_of_a_time_is_a_short_value(compiler: ConstraintCompiler, decode: Any) -> None:
     for name, kind in TIMES.items():
         answer = answer_format({name: Port(kind)}, "text")
         assert answer is not None

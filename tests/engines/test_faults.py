@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,24 +13,16 @@ import pytest
 import compound as cp
 from chaos import server as chaos
 from chaos.server import Bill, Fault, FaultyServer
-from compound.components.llm import LLM
-from compound.core.engine import Completion, Engine, Message, Request, Usage
-from compound.core.errors import (
-    BudgetExhausted,
-    CallError,
-    CompoundError,
-    QuotaExhausted,
-    TransientError,
-)
+from compound import LLM, CompoundError, Executor, Input, System
+from compound.core.errors import BudgetExhausted, CallError, QuotaExhausted, TransientError
 from compound.core.security.sanitize import HIDDEN
 from compound.engines.litellm import LiteLLMEngine
 from compound.engines.remote import max_answer_bytes
 from compound.engines.vllm.engine import VLLMEngine
 from compound.execution.budget import Budget, Meter
-from compound.execution.executor import Executor
 from compound.execution.trace import Trace, to_json
-from compound.graph.component import Input
-from compound.graph.system import System
+from compound.ext import Completion, Engine, Message, Request, Usage
+from recording_server import RecordingServer
 
 pytestmark = pytest.mark.filterwarnings("ignore:Item 'summary' on TypedDict:UserWarning")
 
@@ -97,9 +88,6 @@ def covers(meter: Usage, bill: Bill) -> bool:
         and meter.completion_tokens >= bill.completion_tokens
         and meter.cost >= bill.cost - 1e-12
     )
-
-
-# --- what is charged -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -204,9 +192,6 @@ def test_an_invalid_price_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             LiteLLMEngine("openai/m", price=price)  # type: ignore[arg-type]
 
 
-# --- answers that are none -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("fault", "failure", "message"),
@@ -259,9 +244,6 @@ def test_an_answer_that_is_too_large_is_cut_off_and_says_so(fault: Fault, kind: 
     assert max_answer_bytes(request()) < 2_000_000
 
 
-# --- keys and control characters -----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_key_that_a_server_sends_back_is_removed(kind: str) -> None:
     with FaultyServer(first=[Fault.KEY_IN_ANSWER, Fault.KEY_IN_ERROR]) as server:
@@ -276,9 +258,7 @@ def test_a_key_that_a_server_sends_back_is_removed(kind: str) -> None:
     assert HIDDEN in failed.failure.message
 
 
-def test_keys_of_the_environment_are_known_without_being_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_keys_of_the_environment_are_known_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a named server, the provider's own address receives the provider's usual key."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-provider-itself-99")
     with FaultyServer(1.0, [Fault.KEY_IN_ANSWER]) as server:
@@ -320,9 +300,7 @@ def optimized(server: FaultyServer, folder: Path, **settings: Any) -> cp.Result:
 
 
 @pytest.mark.parametrize("fault", [Fault.SURROGATE, Fault.CONTROL, Fault.KEY_IN_ANSWER])
-def test_a_run_survives_control_characters_and_surrogates_in_answers(
-    fault: Fault, tmp_path: Path
-) -> None:
+def test_a_run_survives_control_and_surrogate_characters(fault: Fault, tmp_path: Path) -> None:
     with FaultyServer(0.5, [fault], seed=1) as server:
         result = optimized(server, tmp_path)
     assert result.before.failed == 0
@@ -333,9 +311,6 @@ def test_a_run_survives_control_characters_and_surrogates_in_answers(
             assert "\x1b" not in text
             assert "\x00" not in text
     assert KEY.encode() not in (tmp_path / "run" / "cache.sqlite").read_bytes()
-
-
-# --- time limits ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -379,7 +354,7 @@ def test_a_run_whose_minutes_are_over_ends_with_a_result(tmp_path: Path) -> None
     assert "minutes" in state["stopped"]
 
 
-def test_a_call_that_waits_for_an_equal_one_ends_with_the_run(tmp_path: Path) -> None:
+async def test_a_call_that_waits_for_an_equal_one_ends_with_the_run(tmp_path: Path) -> None:
     from compound.execution.cache import MemoryCache
     from compound.testing import ScriptedLM
 
@@ -389,52 +364,28 @@ def test_a_call_that_waits_for_an_equal_one_ends_with_the_run(tmp_path: Path) ->
 
     system = System("s", outputs={"y": LLM("llm", prompt="x")(q=Input("q"))}, lm="m")
 
-    async def twice() -> list[Any]:
-        meter = Meter(Budget(minutes=0.005))
-        executor = Executor({"m": ScriptedLM(never)}, cache=MemoryCache(), meter=meter)
-        runs = [executor.run(system, {"q": "same"}) for _ in range(2)]
-        return await asyncio.gather(*runs, return_exceptions=True)
-
-    assert [type(each) for each in asyncio.run(twice())] == [BudgetExhausted] * 2
-
-
-# --- connections ---------------------------------------------------------------------------------------
+    meter = Meter(Budget(minutes=0.005))
+    executor = Executor({"m": ScriptedLM(never)}, cache=MemoryCache(), meter=meter)
+    runs = [executor.run(system, {"q": "same"}) for _ in range(2)]
+    assert [type(each) for each in await asyncio.gather(*runs, return_exceptions=True)] == [
+        BudgetExhausted
+    ] * 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_redirection_is_refused_and_the_key_stays_with_its_host(kind: str) -> None:
-    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+    class Redirecting(RecordingServer):
+        def respond(self) -> bytes:
+            if self.received[-1].method == "GET":
+                return json.dumps({"data": [{"id": "tiny"}]}).encode()
+            self.status, self.headers = 307, {"location": f"{other.url}/chat/completions"}
+            return b""
 
-    with FaultyServer() as other:
-
-        class Redirecting(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                body = json.dumps({"data": [{"id": "tiny"}]}).encode()
-                self.send_response(200)
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["content-length"]))
-                self.send_response(307)
-                self.send_header("location", f"{other.url}/chat/completions")
-                self.send_header("content-length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        http = ThreadingHTTPServer(("127.0.0.1", 0), Redirecting)
-        threading.Thread(target=http.serve_forever, daemon=True).start()
-        try:
-            fake = FaultyServer()
-            fake._port = http.server_port
-            meter = Meter()
-            (trace,) = asyncio.run(several(engine(kind, fake), meter, 1))
-        finally:
-            http.shutdown()
-            http.server_close()
+    with FaultyServer() as other, Redirecting.running() as redirecting:
+        fake = FaultyServer()
+        fake._port = int(redirecting.url.rpartition(":")[2])
+        meter = Meter()
+        (trace,) = asyncio.run(several(engine(kind, fake), meter, 1))
         assert isinstance(trace, Trace)
         assert trace.failure is not None
         assert (other.requests, meter.usage) == (0, Usage())

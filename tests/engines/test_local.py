@@ -140,9 +140,6 @@ def logprobs(completion: Completion) -> tuple[float, ...]:
     return completion.tokens.logprobs
 
 
-# -- what is sampled ------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", ["", SHARED])
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -161,9 +158,7 @@ def test_greedy_answers_are_those_of_the_model_alone(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
-def test_logprobs_are_those_of_the_distribution_drawn_from(
-    folder: Path, oracle: Any, temperature: float
-) -> None:
+def test_logprobs_are_of_the_distribution(folder: Path, oracle: Any, temperature: float) -> None:
     requests = [ask(SHARED + str(i), temperature=temperature, seed=i) for i in range(5)]
     for request, answer in zip(requests, run(engine(folder), *requests), strict=True):
         prompt, tokens = oracle.prompt(request), sampled(answer)
@@ -209,9 +204,6 @@ def test_a_cue_starts_the_answer_but_is_not_in_its_text(folder: Path, oracle: An
     assert oracle.text(cued.tokens.prompt) == oracle.text(plain.tokens.prompt) + "answer: the"
     assert cued.text == oracle.text(cued.tokens.sampled)
     assert cued.usage.prompt_tokens > plain.usage.prompt_tokens
-
-
-# -- where answers end ----------------------------------------------------------------------------------
 
 
 def test_every_request_keeps_its_own_limit_in_one_batch(folder: Path) -> None:
@@ -260,9 +252,6 @@ def test_finished_rows_leave_the_batch(folder: Path, monkeypatch: pytest.MonkeyP
     passes = watch(lm, monkeypatch)
     run(lm, *(ask(f"{i}", max_tokens=2) for i in range(7)), ask("long", max_tokens=30))
     assert [rows for rows, tokens, _ in passes if tokens == 1][-20:] == [1] * 20
-
-
-# -- shared beginnings ----------------------------------------------------------------------------------
 
 
 def test_a_shared_prefix_is_computed_once_and_changes_no_answer(
@@ -331,9 +320,6 @@ def test_other_formats_and_devices_are_not_packed(device: str, dtype: str) -> No
     assert not kernels.packable(model)
 
 
-# -- the deterministic mode -----------------------------------------------------------------------------
-
-
 WHOLE_RUN = """
 import os, sys
 import compound as cp
@@ -392,9 +378,6 @@ def test_a_whole_deterministic_run_is_the_same_under_every_hash_seed_one_call_at
         )
 
 
-# -- batches, threads, loops ----------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_calls_made_together_are_one_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
@@ -422,9 +405,7 @@ def test_torch_never_runs_on_the_event_loop(folder: Path, monkeypatch: pytest.Mo
     assert {thread.rpartition("_")[0] for _, _, thread in passes} == {"compound-transformers"}
 
 
-def test_a_cancelled_call_leaves_the_others_alone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cancelled_call_leaves_others_be(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lm = engine(folder)
     passes = watch(lm, monkeypatch)
     started, go = threading.Event(), threading.Event()
@@ -458,9 +439,7 @@ def test_a_cancelled_call_leaves_the_others_alone(
     assert len(passes) < 100, "a cancelled row is not decoded to its end"
 
 
-def test_a_failing_batch_fails_its_own_calls_only(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_batch_fails_only_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = decoding.Decoder.run
 
     def broken(self: Any, batch: Sequence[SamplingRow], adapter: Any) -> None:
@@ -494,9 +473,7 @@ def test_a_failing_batch_fails_its_own_calls_only(
     assert "lower max_batch" in str(done[2])
 
 
-def test_too_little_memory_for_the_model_names_settings(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_memory_names_settings(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -521,18 +498,14 @@ def test_a_missing_model_reaches_every_waiting_call(tmp_path: Path) -> None:
     assert [type(error) for error in outcomes(lm, [ask()] * 3)] == [ModelNotFound] * 3
 
 
-def test_a_model_without_a_chat_template_is_refused(
-    make_model: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_models_need_a_chat_template(make_model: Callable[..., Path], tmp_path: Path) -> None:
     make_model(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(CompoundError, match=r"no chat template.*chat_template: FILE\.jinja"):
         run(engine(tmp_path), ask())
 
 
-def test_a_given_chat_template_serves_a_model_without_one(
-    make_model: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_given_template_serves_a_model(make_model: Callable[..., Path], tmp_path: Path) -> None:
     make_model(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
     template = (
@@ -637,13 +610,8 @@ def _close(lm: TransformersEngine) -> Coroutine[Any, Any, None]:
     return lm.aclose()
 
 
-# -- what it says of itself -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("text", ["", "the king", "Ünïcödé ☃ 雪が降る", "fox " * 40])
-def test_the_worst_case_bounds_what_is_used_before_and_after_loading(
-    folder: Path, text: str
-) -> None:
+def test_the_worst_case_bounds_the_usage_before_and_after_loading(folder: Path, text: str) -> None:
     lm = engine(folder)
     request = ask(text)
     before = lm.worst_case(request)
@@ -681,9 +649,6 @@ def test_tokens_are_recorded_only_when_asked_for(folder: Path) -> None:
 def test_an_answer_of_no_tokens_is_refused(folder: Path) -> None:
     with pytest.raises(CallError, match="at least 1"):
         run(engine(folder), ask(max_tokens=0))
-
-
-# -- the real model -------------------------------------------------------------------------------------
 
 
 QUESTIONS = ["What is the capital of France?", "Which planet is the largest?", "What do bees make?"]

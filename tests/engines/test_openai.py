@@ -167,7 +167,7 @@ def test_log_probabilities_of_a_stream_are_joined() -> None:
         {"prompt_tokens": 0, "completion_tokens": 0},
     ],
 )
-def test_missing_numbers_of_tokens_are_charged_as_the_worst_case(
+def test_missing_token_counts_are_charged_in_full(
     usage: dict[str, int | None] | None,
 ) -> None:
     choice = {"message": {"content": "Lima"}, "finish_reason": "stop"}

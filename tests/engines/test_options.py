@@ -124,9 +124,7 @@ WRONG: list[tuple[Any, str, list[Any]]] = [
 
 
 @pytest.mark.parametrize(("make", "name", "values"), WRONG)
-def test_a_setting_out_of_range_is_refused_in_python_and_in_a_file(
-    make: Any, name: str, values: list[Any]
-) -> None:
+def test_a_setting_out_of_range_is_refused(make: Any, name: str, values: list[Any]) -> None:
     """Regression test: a concurrency of 0 passed `compound check`, and the run never started."""
     kind = {LiteLLMEngine: "litellm", VLLMEngine: "vllm", TransformersEngine: "transformers"}[make]
     for value in values:

@@ -91,9 +91,7 @@ async def asked(engine: Any, times: int) -> tuple[list[Completion], Usage]:
 
 @ENGINES
 @pytest.mark.parametrize("error", [openai, azure, vllm, fastapi])
-def test_refused_fields_are_given_up_once(
-    make: Any, error: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_refusal_is_learned(make: Any, error: Any, caplog: pytest.LogCaptureFixture) -> None:
     with fake_openai(picky(error)) as fake, caplog.at_level(logging.WARNING, "compound"):
         engine = make("m", api_base=fake.url, price=(1.0, 1.0))
         (first,), usage = asyncio.run(asked(engine, 1))

@@ -16,19 +16,14 @@ import pytest
 from scipy import stats
 
 from benchmarks.simulated.acceptance.worlds import WORLDS, supported
-from compound.components.function import Function
-from compound.core.example import Example
-from compound.evaluation.metrics.custom import custom
+from compound import Example, Function, Input, OptimizeSettings, System, Text
 from compound.execution.rng import generator
-from compound.graph.component import Input
-from compound.graph.space import Text
-from compound.graph.system import System
+from compound.metrics import custom
 from compound.optimization.loop.loop import OptimizationLoop
 from compound.optimization.method import Job, Method, Problem, Progress, Proposal, Task
 from compound.optimization.runs.directory import RunDirectory
 from compound.optimization.runs.recorder import Recorder
 from compound.optimization.runs.state import SearchState
-from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.scheduling import Uniform
 
 ALPHA = 0.05
@@ -131,9 +126,7 @@ class TestTrueGain:
     def test_a_loss_of_35_points_is_never_accepted(self, tmp_path: Path) -> None:
         assert runs_that_accept(tmp_path, 15, chance=0.05) == 0
 
-    def test_what_was_accepted_is_the_best_and_its_scores_are_the_ones_reported(
-        self, tmp_path: Path
-    ) -> None:
+    def test_what_was_accepted_is_the_best_and_its_scores_are_told(self, tmp_path: Path) -> None:
         state, times = optimized(tmp_path, 0, chance=0.95)
         assert str(state.best["step.label"]).startswith("0.95")
         assert state.incumbent.mean > 0.7

@@ -55,9 +55,6 @@ def judged_together(program: str, test: str = SUITE) -> Score:
     return asyncio.run(check_in_one_process(program, test, SANDBOX))
 
 
-# --- right and wrong programs ------------------------------------------------------------------------------
-
-
 def test_a_right_program_passes_and_a_verdict_that_can_be_forged_says_so() -> None:
     assert judged_apart(HALVE) == Score(1.0, "all tests pass")
     assert judged_cases(HALVE) == Score(1.0, "all tests pass")
@@ -86,9 +83,7 @@ def test_a_right_program_passes_and_a_verdict_that_can_be_forged_says_so() -> No
         ),
     ],
 )
-def test_a_wrong_program_fails_and_the_feedback_says_why(
-    program: str, apart: str, together: str
-) -> None:
+def test_a_wrong_program_fails_with_the_reason(program: str, apart: str, together: str) -> None:
     for found, reason in ((judged_apart(program), apart), (judged_together(program), together)):
         assert found.value == 0.0
         assert reason in (found.feedback or "")
@@ -145,8 +140,6 @@ def test_values_keep_their_types_between_the_processes() -> None:
     )
     assert judged_apart(program, test, "same") == Score(1.0, "all tests pass")
 
-
-# --- forgeries ---------------------------------------------------------------------------------------------
 
 ALTERING = """
 import builtins, sys, unittest
@@ -524,8 +517,6 @@ def test_a_failing_fixture_fails_the_suite() -> None:
     assert found.value == 0.0
     assert "no data" in (found.feedback or "")
 
-
-# --- parts that run inside ---------------------------------------------------------------------------------
 
 PLAIN = st.recursive(
     st.none()

@@ -81,18 +81,14 @@ def test_a_single_parquet_file_is_divided_by_a_column(tmp_path: Path) -> None:
         (b"", r"data\.json: not JSON"),
     ],
 )
-def test_errors_of_arrays_name_the_file_and_the_row(
-    tmp_path: Path, text: bytes, message: str
-) -> None:
+def test_errors_of_arrays_name_file_and_row(tmp_path: Path, text: bytes, message: str) -> None:
     path = tmp_path / "data.json"
     path.write_bytes(text)
     with pytest.raises(DataError, match=message):
         read(path)
 
 
-def test_large_and_damaged_files_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_or_broken_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMPOUND_MAX_DATA_MB", "1")
     bomb = tmp_path / "bomb.json.gz"
     bomb.write_bytes(gzip.compress(b"[" + b" " * 2**21 + b"]"))
@@ -273,9 +269,7 @@ def echo(kind: Any) -> cp.System:
         cp.metrics.json_match("y"),
     ],
 )
-def test_missing_and_infinite_gold_values_are_data_errors(
-    metric: cp.ext.Metric, gold: object
-) -> None:
+def test_missing_and_infinite_gold_is_a_data_error(metric: cp.ext.Metric, gold: object) -> None:
     rows = [{"id": "fine", "v": "a", "y": "1"}, {"id": "bad", "v": "a", "y": gold}]
     if metric.name == "json_match" and isinstance(gold, list) and gold[1:] == [None]:
         return  # null is a value of a document
@@ -302,9 +296,7 @@ def test_missing_and_infinite_inputs_are_data_errors(kind: object, value: object
         ("dev.json", '[{"v": 1.0, "y": "1"}, {"v": NaN, "y": "1"}]'),
     ],
 )
-def test_missing_and_infinite_values_of_files_are_data_errors(
-    tmp_path: Path, name: str, text: str
-) -> None:
+def test_missing_and_infinite_values_are_data_errors(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match="'dev-[23]'"):
         cp.evaluate(echo(float), cp.Dataset(tmp_path), cp.metrics.exact_match("y"), cache=False)
@@ -375,9 +367,7 @@ def test_class_labels_are_read_by_their_names(tmp_path: Path, form: str) -> None
         (int, {"pos": 0, "neg": 1}, 0),
     ],
 )
-def test_class_labels_are_scored_by_name_or_number(
-    output: Any, answers: dict[str, Any], score: int
-) -> None:
+def test_class_labels_by_name_or_number(output: Any, answers: dict[str, Any], score: int) -> None:
     rows = labelled(Path(), "dataset", ["neg", "pos"])
     node = cp.LLM("a", prompt="P.", output=output)(v=cp.Input("v", str))
     lm = ScriptedLM(lambda message: str(answers["pos" if "V: pos" in message else "neg"]))

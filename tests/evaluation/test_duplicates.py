@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from compound.core.example import Example
-from compound.evaluation.dataset import Dataset
+from compound import Dataset, Example
 from compound.evaluation.examples import find_in_data, find_overlaps
 
 GAME = Path(__file__).parents[1] / "files" / "game"

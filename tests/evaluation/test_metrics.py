@@ -17,14 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from compound import Example, Port, Score
 from compound.core.errors import CallError, DataError, DeclarationError, MissingOutput
-from compound.core.example import Example, Metric, Score
-from compound.evaluation.metrics.built_in import accuracy, exact_match, mrr, recall_at_k, token_f1
-from compound.evaluation.metrics.custom import custom
 from compound.evaluation.metrics.named import METRICS
 from compound.evaluation.metrics.scoring import apply_metric
 from compound.evaluation.metrics.text import bare_number, find_label, normalize
-from compound.graph.types import Port
+from compound.ext import Metric
+from compound.metrics import accuracy, custom, exact_match, mrr, recall_at_k, token_f1
 
 WORDS = st.lists(
     st.sampled_from(["red", "Green", "blue", "the", "x1", "é", "no,"]), max_size=6
@@ -67,9 +66,7 @@ def value(metric: Metric, output: Any, gold: Any) -> float:
         ("1", True, 0.0),
     ],
 )
-def test_exact_match_compares_normalised_text_and_numbers(
-    output: Any, gold: Any, expected: float
-) -> None:
+def test_exact_match_normalises_text_and_numbers(output: Any, gold: Any, expected: float) -> None:
     assert value(exact_match("answer"), output, gold) == expected
 
 
@@ -102,9 +99,7 @@ def test_token_f1_is_symmetric_bounded_and_one_for_equal_bags_of_words(a: str, b
 
 
 @given(WORDS, st.lists(WORDS, min_size=1, max_size=3), WORDS)
-def test_another_acceptable_answer_never_lowers_a_score(
-    output: str, gold: list[str], more: str
-) -> None:
+def test_another_gold_answer_never_lowers_a_score(output: str, gold: list[str], more: str) -> None:
     for metric in (exact_match("answer"), token_f1("answer")):
         assert value(metric, output, [*gold, more]) >= value(metric, output, gold)
 
@@ -141,26 +136,6 @@ def test_normalising_twice_changes_nothing(text: str) -> None:
 )
 def test_d11_a_label_is_found_as_a_word_never_inside_one(text: str, label: str | None) -> None:
     assert find_label(text, LABELS) == label
-
-
-@pytest.mark.parametrize(
-    ("text", "label"),
-    [
-        ("It is a B", "B"),
-        ("answer: b", "B"),
-        ("b", "B"),
-        ("(C)", "C"),
-        ("a good one", None),
-        ("A or B", None),
-    ],
-)
-def test_one_letter_labels_are_not_the_article(text: str, label: str | None) -> None:
-    assert find_label(text, ["A", "B", "C"]) == label
-
-
-def test_a_label_that_contains_another_wins() -> None:
-    assert find_label("verdict: NOT SUPPORTED", ["SUPPORTED", "NOT SUPPORTED"]) == "NOT SUPPORTED"
-    assert find_label("Answer: likely not, I think", ["likely", "likely not"]) == "likely not"
 
 
 def test_texts_are_compared_in_linear_time() -> None:
@@ -213,40 +188,24 @@ def test_choices_that_are_no_distinct_words_are_refused(choices: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranked", "gold", "expected"),
+    ("ranked", "gold", "rank", "first", "among_five"),
     [
-        (["x", "y", "z"], "y", 1 / 2),
-        (["x", "y", "z"], ["z", "y"], 1 / 2),
-        (["x"], "y", 0.0),
-        ([], "y", 0.0),
-        ([3, 4], 4, 1 / 2),
+        ("xyz", "y", 1 / 2, 0.0, 1.0),
+        ("xyz", ["z", "y"], 1 / 2, 0.0, 1.0),
+        ("x", "y", 0.0, 0.0, 0.0),
+        ("", "y", 0.0, 0.0, 0.0),
+        ([3, 4], 4, 1 / 2, 0.0, 1.0),
+        ("xy", "x", 1.0, 1.0, 1.0),
+        ("abcdx", ["x", "b"], 1 / 2, 0.0, 1.0),
+        ("abcdx", "x", 1 / 5, 0.0, 1.0),
+        ("abcdex", "x", 1 / 6, 0.0, 0.0),
     ],
 )
-def test_mrr_is_one_over_the_rank_of_the_first_right_item(
-    ranked: Any, gold: Any, expected: float
-) -> None:
-    assert value(mrr("answer"), ranked, gold) == expected
-
-
-@pytest.mark.parametrize(
-    ("ranked", "gold", "first", "among_five"),
-    [
-        ("xy", "x", 1.0, 1.0),
-        ("yx", "x", 0.0, 1.0),
-        ("abcdx", "x", 0.0, 1.0),
-        ("abcdex", "x", 0.0, 0.0),
-        ("abcdx", ["x", "b"], 0.0, 1.0),
-        ("xx", ["x", "b"], 1.0, 1.0),
-        ("abcde", "x", 0.0, 0.0),
-        ("", "x", 0.0, 0.0),
-    ],
-)
-def test_mrr_has_hits_at_1_and_5_as_parts(
-    ranked: str, gold: Any, first: float, among_five: float
+def test_mrr_is_one_over_the_rank_of_the_first_right_item_with_hits_as_parts(
+    ranked: Any, gold: Any, rank: float, first: float, among_five: float
 ) -> None:
     score = mrr("answer").score({"answer": list(ranked)}, example(answer=gold))
-    assert isinstance(score, Score)
-    assert score.parts == {"hit@1": first, "hit@5": among_five}
+    assert score == Score(rank, score.feedback, {"hit@1": first, "hit@5": among_five})
 
 
 @given(
@@ -318,14 +277,6 @@ def test_feedback_says_what_was_expected_and_stays_short() -> None:
     assert len(score.feedback) < 140
 
 
-def test_every_registered_metric_obeys_the_protocol_and_is_hashable() -> None:
-    for name, make in METRICS.items():
-        metric = make("answer", **JUDGES.get(name, {}))
-        assert isinstance(metric, Metric)
-        assert metric == make("answer", **JUDGES.get(name, {}))
-        assert hash(metric) == hash(make("answer", **JUDGES.get(name, {})))
-
-
 def length(outputs: Mapping[str, Any], example: Example) -> float:
     return len(outputs["answer"]) / 10
 
@@ -381,17 +332,6 @@ def test_anything_but_a_finite_number_is_a_failed_call(returned: Any) -> None:
         asyncio.run(apply_metric(custom(lambda outputs, example: returned, "m"), {}, example()))
 
 
-def test_apply_checks_metrics_written_as_classes_too() -> None:
-    class Careless:
-        name = "careless"
-
-        def score(self, outputs: Mapping[str, Any], example: Example) -> Any:
-            return math.nan
-
-    with pytest.raises(CallError, match="'careless' must return a finite real number, got nan"):
-        asyncio.run(apply_metric(Careless(), {}, example()))
-
-
 class Mood(enum.Enum):
     GOOD = "good"
     BAD = "bad"
@@ -442,9 +382,7 @@ class TestOtherClasses:
             (Decimal("3"), "3", "4"),
         ],
     )
-    def test_a_value_equals_its_form_in_a_file(
-        self, name: str, output: Any, gold: Any, wrong: Any
-    ) -> None:
+    def test_a_value_equals_its_text(self, name: str, output: Any, gold: Any, wrong: Any) -> None:
         metric = METRICS[name]("answer")
         assert value(metric, output, gold) == 1.0
         assert value(metric, output, wrong) < 1.0
@@ -469,9 +407,7 @@ class TestOtherClasses:
 
     @pytest.mark.parametrize("name", ["accuracy", "exact_match", "json_match"])
     @pytest.mark.parametrize("kind", [Mood, Label, Mood | None, Annotated[Mood, "note"]])
-    def test_gold_values_that_are_no_member_are_reported_before_the_run(
-        self, name: str, kind: Any
-    ) -> None:
+    def test_gold_that_is_no_member_is_reported_before_the_run(self, name: str, kind: Any) -> None:
         metric: Any = METRICS[name]("answer")
         metric.check({"answer": Port(kind)}, [example(answer="good"), example(answer=Mood.BAD)])
         with pytest.raises(

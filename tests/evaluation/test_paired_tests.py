@@ -76,9 +76,7 @@ class TestBoundedMean:
             assert chance == pytest.approx(stats.binom.cdf(max(few, default=-1), n, margin))
 
     @given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 60))
-    def test_for_right_and_wrong_it_is_the_sign_test(
-        self, better: int, worse: int, equal: int
-    ) -> None:
+    def test_for_two_values_it_is_the_sign_test(self, better: int, worse: int, equal: int) -> None:
         gains = np.repeat([1.0, -1.0, 0.0], [better, worse, equal])
         exact = stats.binom.sf(better - 1, better + worse, 0.5)
         if len(gains):
@@ -94,9 +92,7 @@ class TestBoundedMean:
         [[0.5], [0.2, -0.1], [0.3, 0.1, -0.2, 0.0], list(np.linspace(-0.3, 0.6, 12))],
         ids=len,
     )
-    def test_it_is_the_probability_of_a_random_weighting_with_a_largest_loss(
-        self, gains: list[float]
-    ) -> None:
+    def test_it_is_the_probability_of_weights_and_largest_loss(self, gains: list[float]) -> None:
         draws = rng(3).exponential(size=(40_000, len(gains) + 1))
         reached = int((draws[:, 1:] @ np.array(gains) <= draws[:, 0]).sum())
         assert stats.binomtest(reached, 40_000, bounded_p(np.array(gains), UNIT)).pvalue > 1e-4
@@ -104,18 +100,14 @@ class TestBoundedMean:
     @given(
         GAINS, st.floats(0.64, 0.999)
     )  # the limit never exceeds the mean, which matters for lower levels
-    def test_it_accepts_where_the_lower_limit_is_above_zero(
-        self, gains: list[float], level: float
-    ) -> None:
+    def test_it_accepts_lower_limits_above_zero(self, gains: list[float], level: float) -> None:
         values = (np.array(gains) + 1) / 2
         p, least = mean_p_value(values, 0.5), lower_limit(values, level)
         if abs(p - (1 - level)) > 1e-6:
             assert (p <= 1 - level) == (least >= 0.5)
 
     @given(GAINS, st.integers(0, 11), st.floats(0, 1))
-    def test_a_larger_gain_is_never_less_evidence(
-        self, gains: list[float], at: int, more: float
-    ) -> None:
+    def test_more_gain_is_no_less_evidence(self, gains: list[float], at: int, more: float) -> None:
         raised = list(gains)
         raised[at % len(gains)] = min(1.0, raised[at % len(gains)] + more)
         p, smaller = (bounded_p(np.array(found), UNIT) for found in (gains, raised))
@@ -129,9 +121,7 @@ class TestBoundedMean:
         ("values", "mean", "p"),
         [([1.0, 1.0], 0.0, 0.0), ([0.0, 0.0], 0.0, 1.0), ([0.3], 1.0, 1.0), ([0.25], 0.25, 1.0)],
     )
-    def test_means_at_the_ends_of_the_range(
-        self, values: list[float], mean: float, p: float
-    ) -> None:
+    def test_means_at_ends_of_the_range(self, values: list[float], mean: float, p: float) -> None:
         assert mean_p_value(np.array(values), mean) == p
 
     @pytest.mark.parametrize("n", [200, 2_000])
@@ -159,15 +149,11 @@ class TestSignFlips:
             ([0, 0, 1, 0], 1 / 2),
         ],
     )
-    def test_the_exact_p_value_counts_sign_patterns(
-        self, differences: list[float], p: float
-    ) -> None:
+    def test_the_exact_p_value_counts_patterns(self, differences: list[float], p: float) -> None:
         assert sign_flip_p(np.array(differences, float), rng=rng()) == p
 
     @given(SCORES)
-    def test_the_exact_test_agrees_with_counting_every_pattern(
-        self, differences: list[float]
-    ) -> None:
+    def test_the_exact_test_agrees_with_counting_patterns(self, differences: list[float]) -> None:
         nonzero = [d for d in differences if d]
         patterns = itertools.product([1, -1], repeat=len(nonzero))
         sums = [math.fsum(s * d for s, d in zip(signs, nonzero, strict=True)) for signs in patterns]
@@ -270,9 +256,7 @@ class TestPairedTest:
 
     @pytest.mark.parametrize("value", [math.nan, math.inf])
     @pytest.mark.parametrize("bounds", [UNIT, None])
-    def test_scores_that_are_not_finite_are_refused(
-        self, value: float, bounds: Bounds | None
-    ) -> None:
+    def test_scores_not_finite_are_refused(self, value: float, bounds: Bounds | None) -> None:
         with pytest.raises(ValueError, match="finite"):
             paired_test([0.0, 0.5], [1.0, value], bounds=bounds, rng=rng())
 

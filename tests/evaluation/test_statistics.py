@@ -37,9 +37,7 @@ def test_the_t_interval_equals_the_one_computed_by_hand() -> None:
 
 
 @pytest.mark.parametrize("values", [[0.4], [0.1, 0.1, 0.1]])
-def test_values_without_spread_have_no_limits_where_the_range_is_unknown(
-    values: list[float],
-) -> None:
+def test_values_without_spread_have_no_limits_in_an_unknown_range(values: list[float]) -> None:
     interval = mean_interval(values)
     assert interval == Interval(values[0], -math.inf, math.inf, len(values))
     assert interval.to_json() == {"mean": values[0], "low": None, "high": None, "n": len(values)}
@@ -66,9 +64,7 @@ def test_of_right_and_wrong_the_interval_is_that_of_clopper_and_pearson(right: i
     ],
     ids=len,
 )
-def test_randomly_weighted_means_fall_beyond_each_limit_one_time_in_forty(
-    values: list[float],
-) -> None:
+def test_random_means_fall_beyond_each_limit_one_time_in_forty(values: list[float]) -> None:
     """The definition of the bound, by simulation: an imaginary value at the end, and flat Dirichlet weights."""
     found = mean_interval(values, bounds=UNIT)
     for end, limit, beyond in ((0.0, found.low, np.less), (1.0, found.high, np.greater)):
@@ -86,9 +82,7 @@ LEVELS = st.sampled_from([0.5, 0.8, 0.95, 0.99])
 @settings(deadline=None)
 @given(SHARES, LEVELS)
 @example([6.329433525254405e-261, 2.276322494326455e-263], 0.95)  # an overflow, once
-def test_a_bounded_interval_lies_in_the_range_holds_the_mean_and_has_width(
-    values: list[float], level: float
-) -> None:
+def test_a_bounded_interval_is_in_range_around_the_mean(values: list[float], level: float) -> None:
     found = mean_interval(values, level, bounds=UNIT)
     assert 0 <= found.low <= found.mean <= found.high <= 1
     assert found.high - found.low > 0.001
@@ -97,9 +91,7 @@ def test_a_bounded_interval_lies_in_the_range_holds_the_mean_and_has_width(
 
 @settings(deadline=None, max_examples=50)
 @given(SHARES, st.sampled_from([-3.0, -1.0, 0.25, 8.0]), st.sampled_from([-2.0, 0.0, 0.5]))
-def test_a_bounded_interval_follows_a_change_of_scale(
-    values: list[float], factor: float, shift: float
-) -> None:
+def test_a_bounded_interval_is_scaled(values: list[float], factor: float, shift: float) -> None:
     plain = mean_interval(values, bounds=UNIT)
     ends = sorted((shift, shift + factor))
     found = mean_interval([shift + factor * value for value in values], bounds=(ends[0], ends[1]))
@@ -138,9 +130,7 @@ def test_bounded_intervals_hold_the_mean_of_skewed_scores(
         ([0.5], (0.0, math.inf), "finite"),
     ],
 )
-def test_bounds_that_the_values_do_not_keep_are_refused(
-    values: list[float], bounds: Bounds, message: str
-) -> None:
+def test_exceeded_bounds_are_refused(values: list[float], bounds: Bounds, message: str) -> None:
     for function in (mean_interval, interval_of_means):
         if len(values) > 1 or function is mean_interval:
             with pytest.raises(ValueError, match=message):

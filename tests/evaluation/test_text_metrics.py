@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 import compound as cp
 from compound.core.errors import DataError, DeclarationError, SpecError
-from compound.evaluation.evaluate import Evaluation, ScoredRun
+from compound.evaluation.evaluate import Evaluation
 from compound.evaluation.metrics.reading import find_number
 from compound.evaluation.metrics.scoring import PassAt, PassAtK
 from compound.testing import ScriptedLM
@@ -62,34 +61,19 @@ def example(**gold: Any) -> cp.Example:
         ("-$1,250", -1250.0),
         ("from $3-$5", 5.0),
         ("a loss of −€2.5", -2.5),
+        ("–5", -5),
+        ("٣٫٥ km", 3.5),
+        ("0,75", None),
+        ("1/2", None),
+        ("10²", None),
+        ("at 1:30", None),
+        ("12/4 = 3", 3),
+        ("10^2 = 100", 100),
+        ("3, 4", 4),
     ],
 )
 def test_the_number_of_a_text(text: object, number: float | None) -> None:
     assert find_number(text) == number
-
-
-@pytest.mark.parametrize(
-    ("found", "gold", "equal"),
-    [
-        ("-5", "5", 0),
-        ("3.5", "35", 0),
-        ("3.5", 35, 0),
-        ("-5", 5, 0),
-        ("1,5", 15, 0),
-        ("5.", "5", 1),
-        ("$5", "5", 1),
-        ("$5", 5, 1),
-        ("1,000", "1000", 1),
-        ("1-5", "15", 0),
-    ],
-)
-def test_different_numbers_are_not_equal(found: str, gold: object, equal: int) -> None:
-    for metric in (
-        cp.metrics.exact_match("y"),
-        cp.metrics.token_f1("y"),
-        cp.metrics.regex_match("y", "(?s).+", gold="y"),
-    ):
-        assert metric.score({"y": found}, example(y=gold)).value == equal
 
 
 @pytest.mark.parametrize(
@@ -104,9 +88,7 @@ def test_different_numbers_are_not_equal(found: str, gold: object, equal: int) -
         (0, "no", 0),
     ],
 )
-def test_a_number_equals_the_text_of_a_csv_cell_with_its_value(
-    found: float, gold: str, equal: int
-) -> None:
+def test_a_number_equals_a_csv_cell_with_its_value(found: float, gold: str, equal: int) -> None:
     for metric in (cp.metrics.exact_match("y"), cp.metrics.token_f1("y"), cp.metrics.accuracy("y")):
         assert metric.score({"y": found}, example(y=gold)).value == equal
 
@@ -252,14 +234,6 @@ def test_an_evaluation_by_pass_at_k_needs_k_repeats_and_survives_storage() -> No
     assert list(found.scores) == [PassAt(3).estimate(group) for group in groups]
 
 
-def test_old_evaluations_are_read() -> None:
-    rows = (ScoredRun("e", 0, 0.5),)
-    document = Evaluation("c", rows).to_json()
-    assert "metric_usage" not in document
-    assert "pass_at" not in document
-    assert Evaluation.from_json(document) == Evaluation("c", rows)
-
-
 FILE = """
 system: demo
 lm: smollm2
@@ -336,15 +310,6 @@ def test_pass_at_k_passes_checks_on() -> None:
     assert isinstance(metric, PassAtK)
     with pytest.raises(DataError, match="no gold field 'answer'"):
         metric.check(["answer"], [example(other=1)])
-
-
-def test_the_schema_describes_the_settings(tmp_path: Path) -> None:
-    from compound.yaml.file import schema
-
-    text = json.dumps(schema())
-    assert all(
-        f'"{name}"' in text for name in ("rubric", "pairwise", "pass_at_k", "json_match", "rouge")
-    )
 
 
 @pytest.mark.parametrize(

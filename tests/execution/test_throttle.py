@@ -13,21 +13,18 @@ from hypothesis import strategies as st
 
 import virtual_time
 from chaos.server import Fault, FaultyServer, Limiter
-from compound.components.llm import LLM
+from compound import LLM, Executor, Input, System, Trace
 from compound.core.engine import NO_USAGE, Engine, Message, Request, Usage
 from compound.core.errors import BudgetExhausted, CallError, RateLimited
 from compound.engines.litellm import LiteLLMEngine
 from compound.engines.vllm.engine import VLLMEngine
 from compound.evaluation.evaluate import evaluate
-from compound.evaluation.metrics.built_in import exact_match
 from compound.execution.budget import Budget, Meter
 from compound.execution.cache import MemoryCache
-from compound.execution.executor import Executor
 from compound.execution.sender import LONGEST_WAIT, Throttle
-from compound.execution.trace import Trace
-from compound.graph.component import Input
-from compound.graph.system import System
+from compound.metrics import exact_match
 from compound.testing import ScriptedLM
+from virtual_time import in_virtual_time
 
 litellm_speaks = pytest.mark.filterwarnings("ignore:Item 'summary' on TypedDict:UserWarning")
 
@@ -41,15 +38,19 @@ class Limited(ScriptedLM):
     """A model behind a token bucket, by the loop's clock."""
 
     def __init__(
-        self, per_second: float, retry_after: float | None = 1.0, takes: float = 0.05
+        self, per_second: float, retry_after: float | None = 1.0, *, max_wait: float = 600.0
     ) -> None:
-        self.refused = 0
-        self.max_wait = 600.0
-        self.retry_after = retry_after
+        self.refused, self.retry_after, self.max_wait = 0, retry_after, max_wait
         self._limiter: Limiter | None = None
-        self._per_second = per_second
-        self._takes = takes
+        self._per_second, self._takes = per_second, 0.05
+        if not per_second:
+            self.admit(0.0)
         super().__init__(self._reply_to)
+
+    def admit(self, per_second: float, *clock: Callable[[], float]) -> None:
+        """Begin with an empty bucket."""
+        self._limiter = Limiter(per_second, *clock)
+        self._limiter._tokens = 0.0
 
     async def _reply_to(self, message: str) -> str:
         if self._limiter is None:
@@ -78,9 +79,7 @@ async def sixty(
 
 @pytest.mark.parametrize("retry_after", [1.0, None])
 @pytest.mark.parametrize("per_second", [3, 8, 20])
-def test_sixty_of_sixty_calls_are_answered_at_each_rate(
-    per_second: int, retry_after: float | None
-) -> None:
+def test_sixty_of_sixty_calls_are_answered(per_second: int, retry_after: float | None) -> None:
     lm, meter = Limited(per_second, retry_after), Meter()
     notes: list[str] = []
     loop_seconds = []
@@ -103,9 +102,7 @@ def test_sixty_of_sixty_calls_are_answered_at_each_rate(
 
 @litellm_speaks
 @pytest.mark.parametrize("kind", ["litellm", "vllm"])
-def test_a_server_that_limits_the_rate_answers_every_call(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_limited_rate_answers_every_call(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINY_KEY", "a-key-of-the-tests")
     refused = [Fault.RATE_LIMIT] * 8
     with FaultyServer(per_second=16, retry_after="0.2", first=refused) as server:
@@ -129,37 +126,30 @@ def test_a_server_that_limits_the_rate_answers_every_call(
     assert meter.usage.tokens == billed.tokens
 
 
-def test_requests_beside_the_graph_wait_as_well() -> None:
+@in_virtual_time
+async def test_requests_beside_the_graph_wait_as_well() -> None:
     lm = Limited(3)
     request = [Request((Message("user", f"write {i}"),), seed=i) for i in range(30)]
 
-    async def scenario() -> list[str]:
-        executor = Executor({"m": lm}, cache=MemoryCache(), on_notice=lambda _: None)
-        return [
-            c.text for c in await asyncio.gather(*(executor.request("m", each) for each in request))
-        ]
-
-    assert virtual_time.run(scenario()) == [str(i) for i in range(30)]
+    executor = Executor({"m": lm}, cache=MemoryCache(), on_notice=lambda _: None)
+    assert [
+        c.text for c in await asyncio.gather(*(executor.request("m", each) for each in request))
+    ] == [str(i) for i in range(30)]
     assert lm.refused > 0
 
 
-def test_an_evaluation_of_a_limited_model_has_no_failed_run() -> None:
+@in_virtual_time
+async def test_an_evaluation_of_a_limited_model_has_no_failed_run() -> None:
     from compound.core.example import Example
 
     rows = [Example(str(i), {"q": f"what is {i}"}, {"answer": str(i)}) for i in range(60)]
 
-    async def scenario() -> float:
-        executor = Executor({"m": Limited(8)}, on_notice=lambda _: None)
-        return (await evaluate(executor, asking(), rows, exact_match("y", "answer"))).mean
-
-    assert virtual_time.run(scenario()) == 1.0
+    executor = Executor({"m": Limited(8)}, on_notice=lambda _: None)
+    assert (await evaluate(executor, asking(), rows, exact_match("y", "answer"))).mean == 1.0
 
 
 def test_a_call_waits_no_longer_than_the_engine_allows() -> None:
-    lm, meter = Limited(0.0), Meter()
-    lm.max_wait = 90.0
-    lm._limiter = Limiter(0.0)
-    lm._limiter._tokens = 0.0
+    lm, meter = Limited(0.0, max_wait=90.0), Meter()
 
     async def scenario() -> tuple[Trace, float]:
         executor = Executor({"m": lm}, meter=meter, on_notice=lambda _: None)
@@ -176,26 +166,19 @@ def test_a_call_waits_no_longer_than_the_engine_allows() -> None:
     assert meter.usage == NO_USAGE
 
 
-def test_a_wait_that_is_too_long_is_not_begun() -> None:
+@in_virtual_time
+async def test_a_wait_that_is_too_long_is_not_begun() -> None:
     lm = Limited(0.0, retry_after=86_400.0)
-    lm._limiter = Limiter(0.0)
-    lm._limiter._tokens = 0.0
 
-    async def scenario() -> float:
-        executor = Executor({"m": lm}, on_notice=lambda _: None)
-        trace = await executor.run(asking(), {"q": "1"})
-        assert trace.failure is not None
-        assert "requests another 86400 s" in trace.failure.message
-        return asyncio.get_running_loop().time()
-
-    assert virtual_time.run(scenario()) < 1
+    executor = Executor({"m": lm}, on_notice=lambda _: None)
+    trace = await executor.run(asking(), {"q": "1"})
+    assert trace.failure is not None
+    assert "requests another 86400 s" in trace.failure.message
+    assert asyncio.get_running_loop().time() < 1
 
 
 def test_calls_do_not_wait_one_after_another_for_a_server_that_admits_none() -> None:
-    lm, notes = Limited(0.0), list[str]()
-    lm.max_wait = 10.0
-    lm._limiter = Limiter(0.0)
-    lm._limiter._tokens = 0.0
+    lm, notes = Limited(0.0, max_wait=10.0), list[str]()
 
     async def scenario() -> tuple[list[Trace], float]:
         traces = await sixty(lm, notes)
@@ -209,10 +192,7 @@ def test_calls_do_not_wait_one_after_another_for_a_server_that_admits_none() -> 
 
 
 def test_a_server_that_admits_again_is_used_again() -> None:
-    lm = Limited(0.0)
-    lm.max_wait = 10.0
-    lm._limiter = Limiter(0.0)
-    lm._limiter._tokens = 0.0
+    lm = Limited(0.0, max_wait=10.0)
 
     async def scenario() -> list[Trace]:
         executor = Executor({"m": lm}, on_notice=lambda _: None)
@@ -227,51 +207,41 @@ def test_a_server_that_admits_again_is_used_again() -> None:
 
 
 @pytest.mark.parametrize("retry_after", [0.0, 0.001])
-def test_a_server_that_requests_no_wait_is_not_asked_without_a_pause(retry_after: float) -> None:
-    lm = Limited(0.0, retry_after=retry_after)
-    lm.max_wait = 10.0
-    lm._limiter = Limiter(0.0)
-    lm._limiter._tokens = 0.0
+@in_virtual_time
+async def test_a_server_that_requests_no_wait_is_asked_with_pauses(retry_after: float) -> None:
+    lm = Limited(0.0, retry_after=retry_after, max_wait=10.0)
 
-    async def scenario() -> Trace:
-        executor = Executor({"m": lm}, on_notice=lambda _: None)
-        async with asyncio.timeout(60):
-            return await executor.run(asking(), {"q": "1"})
-
-    trace = virtual_time.run(scenario())
+    executor = Executor({"m": lm}, on_notice=lambda _: None)
+    async with asyncio.timeout(60):
+        trace = await executor.run(asking(), {"q": "1"})
     assert trace.failure is not None
     assert trace.failure.kind == "rate_limit"
     assert lm.refused <= 25
 
 
-def test_a_rejection_long_after_the_last_one_starts_a_new_series() -> None:
-    lm = Limited(1.0, retry_after=1.0)
-    lm.max_wait = 10.0
-    lm._limiter = Limiter(0.0)
-    lm._limiter._tokens = 0.0
+@in_virtual_time
+async def test_a_rejection_long_after_the_last_one_starts_a_new_series() -> None:
+    lm = Limited(0.0, max_wait=10.0)
 
-    async def scenario() -> Trace:
-        executor = Executor({"m": lm}, on_notice=lambda _: None)
-        cancelled = asyncio.ensure_future(executor.run(asking(), {"q": "1"}))
-        await asyncio.sleep(0.5)
-        cancelled.cancel()  # it was rejected, and waits: no answer ends the series
-        await asyncio.sleep(3600)
-        lm._limiter = Limiter(1.0, asyncio.get_running_loop().time)
-        lm._limiter._tokens = 0.0
-        return await executor.run(asking(), {"q": "2"})
-
-    assert virtual_time.run(scenario()).outputs == {"y": "2"}
+    executor = Executor({"m": lm}, on_notice=lambda _: None)
+    cancelled = asyncio.ensure_future(executor.run(asking(), {"q": "1"}))
+    await asyncio.sleep(0.5)
+    cancelled.cancel()  # it was rejected, and waits: no answer ends the series
+    await asyncio.sleep(3600)
+    lm.admit(1.0, asyncio.get_running_loop().time)
+    assert (await executor.run(asking(), {"q": "2"})).outputs == {"y": "2"}
 
 
-def test_a_wait_for_the_rate_limit_is_no_part_of_the_time_limit_of_a_try() -> None:
+@in_virtual_time
+async def test_a_wait_for_the_rate_limit_is_no_part_of_the_time_limit_of_a_try() -> None:
     lm = Limited(1, retry_after=30.0)
 
-    async def scenario() -> list[Trace]:
-        executor = Executor({"m": lm}, on_notice=lambda _: None)
-        system = asking(timeout=2.0)
-        return await asyncio.gather(*(executor.run(system, {"q": f"{i}"}) for i in range(3)))
-
-    assert [trace.failure for trace in virtual_time.run(scenario())] == [None] * 3
+    executor = Executor({"m": lm}, on_notice=lambda _: None)
+    system = asking(timeout=2.0)
+    assert [
+        trace.failure
+        for trace in await asyncio.gather(*(executor.run(system, {"q": f"{i}"}) for i in range(3)))
+    ] == [None] * 3
 
 
 def test_what_an_engine_prepares_is_no_part_of_the_time_limit_of_a_try() -> None:
@@ -288,22 +258,20 @@ def test_what_an_engine_prepares_is_no_part_of_the_time_limit_of_a_try() -> None
     assert seconds == pytest.approx(30.0)
 
 
-def test_the_minutes_of_a_run_end_a_wait() -> None:
+@in_virtual_time
+async def test_the_minutes_of_a_run_end_a_wait() -> None:
     lm = Limited(1, retry_after=50.0)
 
-    async def scenario() -> float:
-        loop = asyncio.get_running_loop()
-        meter = Meter(Budget(minutes=0.5), clock=loop.time)
-        executor = Executor({"m": lm}, meter=meter, on_notice=lambda _: None)
-        await executor.run(asking(), {"q": "1"})
-        with pytest.raises(
-            BudgetExhausted, match=r"0\.5 of 0\.5 minutes are used; calls in flight were cancelled"
-        ):
-            await executor.run(asking(), {"q": "2"})
-        assert meter.usage.calls == 1
-        return loop.time()
-
-    assert virtual_time.run(scenario()) == pytest.approx(30.0)
+    loop = asyncio.get_running_loop()
+    meter = Meter(Budget(minutes=0.5), clock=loop.time)
+    executor = Executor({"m": lm}, meter=meter, on_notice=lambda _: None)
+    await executor.run(asking(), {"q": "1"})
+    with pytest.raises(
+        BudgetExhausted, match=r"0\.5 of 0\.5 minutes are used; calls in flight were cancelled"
+    ):
+        await executor.run(asking(), {"q": "2"})
+    assert meter.usage.calls == 1
+    assert loop.time() == pytest.approx(30.0)
 
 
 def test_a_budget_of_calls_is_not_used_up_by_refusals() -> None:
@@ -313,27 +281,23 @@ def test_a_budget_of_calls_is_not_used_up_by_refusals() -> None:
     assert meter.usage.calls == 60
 
 
-# --- the throttle itself -------------------------------------------------------------------------------
+@in_virtual_time
+async def test_it_halves_once_for_requests_in_flight_together_and_grows_with_answers() -> None:
 
-
-def test_it_halves_once_for_requests_that_were_in_flight_together_and_grows_with_answers() -> None:
-    async def scenario() -> tuple[list[float], float]:
-        throttle = Throttle(16)
-        turns = []
-        for _ in range(4):
-            manager = throttle.turn()
-            turns.append((manager, await manager.__aenter__()))
-        limits = [throttle.limit]
-        for _, turn in turns:
-            throttle.slow_down(turn, 1.0)
-            limits.append(throttle.limit)
-        for manager, _ in turns:
-            await manager.__aexit__(None, None, None)
-        for _ in range(200):
-            throttle.speed_up()
-        return limits, throttle.limit
-
-    assert virtual_time.run(scenario()) == ([16.0, 8.0, 8.0, 8.0, 8.0], 16.0)
+    throttle = Throttle(16)
+    turns = []
+    for _ in range(4):
+        manager = throttle.turn()
+        turns.append((manager, await manager.__aenter__()))
+    limits = [throttle.limit]
+    for _, turn in turns:
+        throttle.slow_down(turn, 1.0)
+        limits.append(throttle.limit)
+    for manager, _ in turns:
+        await manager.__aexit__(None, None, None)
+    for _ in range(200):
+        throttle.speed_up()
+    assert (limits, throttle.limit) == ([16.0, 8.0, 8.0, 8.0, 8.0], 16.0)
 
 
 def test_without_a_wish_of_the_server_waits_double_up_to_a_minute() -> None:
@@ -384,24 +348,22 @@ def test_turns_are_never_lost_whatever_happens(jobs: list[tuple[int, str]]) -> N
     virtual_time.run(scenario())
 
 
-def test_a_cancelled_call_leaves_its_place_in_the_queue_to_the_next() -> None:
-    async def scenario() -> list[str]:
-        throttle, order = Throttle(1), []
+@in_virtual_time
+async def test_a_cancelled_call_leaves_its_place_in_the_queue_to_the_next() -> None:
+    throttle, order = Throttle(1), []
 
-        async def job(name: str, work: Callable[[], Awaitable[Any]]) -> None:
-            async with throttle.turn():
-                order.append(name)
-                await work()
+    async def job(name: str, work: Callable[[], Awaitable[Any]]) -> None:
+        async with throttle.turn():
+            order.append(name)
+            await work()
 
-        holder = asyncio.create_task(job("a", lambda: asyncio.sleep(5)))
-        await asyncio.sleep(0)
-        waiting = [asyncio.create_task(job(name, lambda: asyncio.sleep(0))) for name in "bcd"]
-        await asyncio.sleep(0)
-        waiting[0].cancel()
-        await asyncio.gather(holder, *waiting, return_exceptions=True)
-        return order
-
-    assert virtual_time.run(scenario()) == ["a", "c", "d"]
+    holder = asyncio.create_task(job("a", lambda: asyncio.sleep(5)))
+    await asyncio.sleep(0)
+    waiting = [asyncio.create_task(job(name, lambda: asyncio.sleep(0))) for name in "bcd"]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    await asyncio.gather(holder, *waiting, return_exceptions=True)
+    assert order == ["a", "c", "d"]
 
 
 def test_usage_of_a_failed_request_is_what_its_error_says() -> None:

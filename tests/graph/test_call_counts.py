@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from compound.components.flow import Loop, Map
-from compound.components.function import Function
+from compound import LLM, Choice, Example, Function, Input, Int, Loop, Map, Retriever, System
 from compound.components.hyperparameter import Hyperparameter
 from compound.components.index import PassageIndex
-from compound.components.llm import LLM
-from compound.components.retriever import Retriever
-from compound.core.example import Example
 from compound.graph.call_counts import count_calls
-from compound.graph.component import Input
-from compound.graph.space import Choice, Int
-from compound.graph.system import System
 
 
 def counts(system: System, *examples: Example) -> dict[str, str]:

@@ -33,7 +33,7 @@ def diamonds(n: int) -> cp.System:
 
 
 @given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), min_size=1, max_size=40))
-def test_the_repr_of_a_system_and_its_parts_is_linear_in_its_nodes(
+def test_the_repr_of_a_system_and_parts_is_linear_in_nodes(
     edges: list[tuple[int, int]],
 ) -> None:
     sources: list[Any] = [cp.Input("q")]

@@ -80,9 +80,7 @@ def test_a_space_cannot_be_changed_and_declares_itself_as_json(space: Space) -> 
         ),
     ],
 )
-def test_a_value_outside_the_space_is_named_with_the_law_it_breaks(
-    space: Space, value: Any, problem: str
-) -> None:
+def test_a_value_outside_is_told_the_broken_law(space: Space, value: Any, problem: str) -> None:
     assert space.problem(value).startswith(problem)
     with pytest.raises(DeclarationError) as error:
         space.check(value, "node.setting")
@@ -148,9 +146,7 @@ def test_lora_targets_are_a_set_of_layers_or_names() -> None:
 
 
 @given(st.integers(-50, 50), st.integers(0, 50), st.integers(-200, 200))
-def test_an_int_space_holds_exactly_what_lies_between_its_bounds(
-    low: int, width: int, value: int
-) -> None:
+def test_an_int_space_holds_what_lies_between_bounds(low: int, width: int, value: int) -> None:
     assert (Int(low, low + width).problem(value) == "") == (low <= value <= low + width)
 
 

@@ -143,9 +143,7 @@ def test_a_type_feeds_itself_and_any(kind: Any) -> None:
     ),
     st.data(),
 )
-def test_what_one_type_holds_is_accepted_wherever_it_may_go(
-    source: Any, data: st.DataObject
-) -> None:
+def test_what_one_type_holds_is_accepted_where_it_may_go(source: Any, data: st.DataObject) -> None:
     target = data.draw(
         st.sampled_from([str, int, float, bool, list[int], list[float], list[str], str | None])
     )
@@ -181,9 +179,7 @@ def test_what_one_type_holds_is_accepted_wherever_it_may_go(
         (Person, "Ada", False),
     ],
 )
-def test_a_value_belongs_to_a_type_without_conversion(
-    kind: Any, value: Any, expected: bool
-) -> None:
+def test_a_value_is_of_a_type_without_conversion(kind: Any, value: Any, expected: bool) -> None:
     assert accepts(kind, value) is expected
 
 

@@ -120,9 +120,7 @@ def test_failed_runs_must_not_score_as_well_as_the_best_ones(tmp_path: Path) -> 
 
 
 class TestTooFewExamples:
-    def test_too_few_for_any_decision_are_refused_with_the_number_needed(
-        self, tmp_path: Path
-    ) -> None:
+    def test_too_few_for_any_decision_are_told_the_number_needed(self, tmp_path: Path) -> None:
         with pytest.raises(
             DataError, match="4 validation examples cannot show an improvement"
         ) as refused:
@@ -131,9 +129,7 @@ class TestTooFewExamples:
         assert refused.value.hint == "provide at least 5; 40 is a good default"
         assert not (tmp_path / "run").exists()
 
-    def test_too_few_for_the_wanted_decisions_are_named_with_the_number_needed(
-        self, tmp_path: Path
-    ) -> None:
+    def test_too_few_for_all_decisions_are_told_the_number_needed(self, tmp_path: Path) -> None:
         """Six examples have a smallest p of 1/64: 0.05 holds three such levels."""
         result = run(tmp_path, selecting("none"), 400, valid=6, iterations=5, method="random")
         (outlook,) = (event for event in events(result) if event["event"] == "outlook")

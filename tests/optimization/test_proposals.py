@@ -10,18 +10,13 @@ from typing import Any
 
 import pytest
 
+from compound import LLM, Choice, Dataset, Input, Result, System, Text
 from compound.api.optimize import run_optimization
 from compound.api.progress import format_event
-from compound.api.result import Result
-from compound.components.llm import LLM
-from compound.core.engine import Usage
 from compound.core.errors import CallError
-from compound.evaluation.dataset import Dataset
-from compound.evaluation.metrics.built_in import exact_match
 from compound.execution.budget import Budget, Meter
-from compound.graph.component import Input
-from compound.graph.space import Choice, Text
-from compound.graph.system import System
+from compound.ext import Usage
+from compound.metrics import exact_match
 from compound.optimization.proposals import LedgerState, NotAsked, Proposals
 from compound.optimization.settings.optimize import make_settings
 from compound.report import summarize, terminal_summary
@@ -93,9 +88,7 @@ def proposals_of(run: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "method", ["gepa", "opro", "textgrad", "mipro", "search", "llm_selector_diagnoser"]
 )
-def test_a_model_that_refuses_every_request_is_asked_five_times(
-    method: str, tmp_path: Path
-) -> None:
+def test_a_model_refusing_every_request_is_asked_five_times(method: str, tmp_path: Path) -> None:
     result, sent = run(method, lambda _: REFUSED, tmp_path)
     assert len(sent) == 5
     told = terminal_summary(result.path)
@@ -122,9 +115,7 @@ def test_failures_between_answers_do_not_end_it(tmp_path: Path) -> None:
     assert "Some proposals failed" in terminal_summary(result.path)
 
 
-def test_replies_without_a_proposal_are_counted_as_unusable_and_end_it_later(
-    tmp_path: Path,
-) -> None:
+def test_replies_without_a_proposal_count_as_unusable_and_end_it_later(tmp_path: Path) -> None:
     result, sent = run("opro", lambda _: "I would rather not.", tmp_path)
     assert len(sent) == 20
     assert proposals_of(result.path)["models"]["lm"]["unusable"] == 20
@@ -148,9 +139,7 @@ def test_progress_events_and_the_job_say_what_came_of_proposals(tmp_path: Path) 
 
 class TestSharesOfALimit:
     @pytest.mark.parametrize("limit", [{"calls": 260}, {"tokens": 60_000}, {"cost": 60.0}])
-    def test_proposals_leave_the_runs_that_the_decision_needs(
-        self, limit: Any, tmp_path: Path
-    ) -> None:
+    def test_proposals_leave_runs_a_decision_needs(self, limit: Any, tmp_path: Path) -> None:
         """Reflections that cost much more than a run used to take all that was left before the decision."""
         counter = iter(range(10_000))
         good = "Answer with yes."
@@ -193,7 +182,7 @@ class TestLedger:
         ledger.limit(lambda usage: usage.calls <= 1)
         assert [asyncio.run(self.sent(ledger)) for _ in range(2)] == [True, False]
 
-    def test_only_the_first_few_of_many_requests_at_once_find_out_that_a_model_is_down(
+    async def test_only_the_first_of_many_requests_find_out_that_a_model_is_down(
         self,
     ) -> None:
         tried: list[int] = []
@@ -210,11 +199,8 @@ class TestLedger:
             except CallError:
                 return
 
-        async def together() -> None:
-            ledger = Proposals(Meter(), give_up=3)
-            await asyncio.gather(*(one(ledger, number) for number in range(50)))
-
-        asyncio.run(together())
+        ledger = Proposals(Meter(), give_up=3)
+        await asyncio.gather(*(one(ledger, number) for number in range(50)))
         assert tried == [0, 1, 2]
 
     def test_the_state_goes_through_json(self) -> None:

@@ -10,14 +10,9 @@ from typing import Any
 import pytest
 
 from benchmarks.simulated.relays import Relay, RelayStep
+from compound import Choice, Dataset, Executor, Function, Map, System
 from compound.api.estimate import estimate
-from compound.components.flow import Map
-from compound.components.function import Function
-from compound.evaluation.dataset import Dataset
-from compound.execution.executor import Executor
 from compound.graph.component import Input, Output
-from compound.graph.space import Choice
-from compound.graph.system import System
 from compound.optimization.prices import estimate_prices, measure_prices
 from compound.optimization.settings.optimize import OptimizeSettings, make_settings
 from compound.optimizers.search.local_gains import (
@@ -116,9 +111,7 @@ def test_words() -> None:
 
 
 @pytest.mark.parametrize(("method", "told"), [("optimas", True), ("search", False)])
-def test_a_dry_run_tells_them_of_methods_with_local_rewards(
-    method: str, told: bool, tmp_path: Path
-) -> None:
+def test_a_dry_run_tells_them_of_local_rewards(method: str, told: bool, tmp_path: Path) -> None:
     world = Relay(4, 4)
     program = Program(
         tmp_path / "relay.yaml", "", world.system(), data(world), world, settings(method), {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import textwrap
 from collections.abc import Mapping
@@ -70,207 +69,60 @@ def line_of(folder: Path, text: str) -> int:
     return next(number for number, line in enumerate(lines, 1) if text in line)
 
 
-@pytest.mark.parametrize(
-    ("source", "at", "message", "hint"),
-    [
+IDLE = HEAD + "class Optimizer:\n    pass\n"
+CHOOSER = "\n\nclass Chooser:\n    def choose(self, jobs, history, seed):\n        return {}\n"
+OWN = ("Uniform())", "Chooser())")
+METHODS = [  # changes of a method, where, what is said, and the hint
+    ("Uniform())", "Uniform(1, 2))", "return Method", "failed at .*: TypeError", "--debug shows"),
+    ("Optimizer()}", "Optimizer}", "class Optimizer", "is the class Optimizer", "Optimizer(…)"),
+    ('{"one": Optimizer()}', "[Optimizer()]", "def mine", "optimizers of its Method are", "name"),
+    ("[Job(", "*[Job(", "def mine", "jobs of its Method are Job", "write Method(name"),
+    ("Uniform()", "Uniform", "def mine", "the scheduler of its Method is <class", "Uniform()"),
+    ('("answerer.temperature",)', '"answerer.temperature"', "def mine", "keys .* the text", ",)"),
+    ("temperature", "temprature", "def mine", "names 'answerer.temprature', which", "did you mean"),
+]
+BODIES = [  # what an optimizer does, what is said, and the hint
+    (
+        "await task.scorer.score([{'answerer.k': 1}], task.train)",
+        "no parameter 'answerer.k'",
+        "did",
+    ),
+    ("yield Progress({}, facts={'held': object()})", "the facts of Progress must be JSON", "store"),
+    ("yield Progress({1: 2})", "it has the key 1, which is not a string", "store numbers, texts"),
+    ("yield Progress([1])", "the state of Progress must be a dictionary, but is", "store numbers"),
+    ("yield Progress({}, note=3)", "note of Progress is 3, which is not a string", "give one line"),
+    ("yield Progress({}, step='one')", "step of Progress is 'one', which is not an", "of type int"),
+    ("yield Proposal({}, after='high')", "after of Proposal is 'high', which is no", "evaluation"),
+    ("yield Proposal({}, facts={'held': object()})", "the facts of Proposal must be JSON", "store"),
+]
+MISTAKES = [
+    *((optimizer(GOOD).replace(old, new, 1), *told) for old, new, *told in METHODS),
+    *(
         (
-            HEAD.replace("(system, optimize)", "(system)"),
-            "def mine",
-            r"method 'ways:mine' at .*: too many positional arguments",
-            "called with (system, optimize)",
-        ),
-        (
-            "def mine(system, optimize):\n    pass\n",
-            "def mine",
-            "method 'ways:mine' at .* returned None",
-            "must return a cp.ext.Method",
-        ),
-        (
-            HEAD.replace("Uniform())", "Uniform(1, 2))") + "class Optimizer: pass\n",
-            "return Method",
-            "method 'ways:mine' failed at .*: TypeError",
-            "--debug shows the traceback",
-        ),
-        (
-            HEAD.replace('Job("one"', 'Job("two"') + "class Optimizer: pass\n",
-            "def mine",
-            "names the optimizer 'two', which is not one of its optimizers",
-            "possible: one",
-        ),
-        (
-            HEAD.replace("answerer.temperature", "answerer.temprature") + "class Optimizer: pass\n",
-            "def mine",
-            "names 'answerer.temprature', which is not a parameter",
-            "did you mean 'answerer.temperature'",
-        ),
-        (
-            HEAD + "class Optimizer:\n    pass\n",
-            "class Optimizer",
-            "optimizer 'one' at .* has no method propose",
-            "async generator",
-        ),
-        (
-            HEAD + "class Optimizer:\n    async def propose(self):\n        yield Proposal({})\n",
-            "async def propose",
-            "propose of optimizer 'one' at .* too many positional",
-            "called with (task)",
-        ),
-        (
-            HEAD
-            + "class Optimizer:\n    async def propose(self, task):\n        return Proposal({})\n",
-            "class Optimizer",
-            "propose returned coroutine, which is not an async generator",
-            "async generator",
-        ),
-        (
-            HEAD + "class Optimizer:\n    def propose(self, task):\n        return None\n",
-            "class Optimizer",
-            "propose returned NoneType, which is not an async generator",
-            "async generator",
-        ),
-        (
-            optimizer("raise ValueError('a mistake of mine'); yield"),
-            "a mistake of mine",
-            "optimizer 'one' failed at .*, in propose: ValueError: a mistake of mine",
-            "--debug",
-        ),
-        (
-            optimizer("yield 3"),
-            "class Optimizer",
-            "optimizer 'one' at .* yielded 3",
-            "async generator",
-        ),
-        (
-            optimizer("yield Progress({'held': object()}); " + GOOD),
-            "class Optimizer",
-            "the state of Progress must be JSON, but held is <object",
-            "store numbers, texts",
-        ),
-        (
-            optimizer("yield Progress({'step': 1}, facts={'held': object()}); " + GOOD),
-            "class Optimizer",
-            "the facts of Progress must be JSON, but held is <object",
-            "store numbers, texts",
-        ),
-        (
-            optimizer("yield Progress({'seen': {1, 2}}); " + GOOD),
-            "class Optimizer",
-            "the state of Progress must be JSON, but seen is {1, 2}",
-            "store numbers, texts",
-        ),
-        (
-            optimizer("yield Progress({1: 2}); " + GOOD),
-            "class Optimizer",
-            "it has the key 1, which is not a string",
-            "store numbers, texts",
-        ),
-        (
-            optimizer("yield Progress([1]); " + GOOD),
-            "class Optimizer",
-            "the state of Progress must be a dictionary, but is",
-            "store numbers, texts",
-        ),
-        (
-            optimizer("yield Progress({}, note=3); " + GOOD),
-            "class Optimizer",
-            "note of Progress is 3, which is not a string",
-            "give one line",
-        ),
-        (
-            optimizer("yield Progress({}, step='one'); " + GOOD),
-            "class Optimizer",
-            "step of Progress is 'one', which is not an integer",
-            "of type int",
-        ),
-        (
-            optimizer("yield Proposal({}, after='high')"),
-            "class Optimizer",
-            "after of Proposal is 'high', which is not a number",
-            "evaluation.mean",
-        ),
-        (
-            optimizer("yield Proposal({}, facts={'held': object()})"),
-            "class Optimizer",
-            "the facts of Proposal must be JSON, but held is <object",
-            "store numbers, texts",
-        ),
-        (
-            optimizer("yield Proposal(None)"),
-            "class Optimizer",
-            "optimizer 'one' at .* proposed None",
-            "yield Proposal({key: value})",
-        ),
-        (
-            optimizer("await task.scorer.score([{'answerer.k': 1}], task.train); " + GOOD),
-            "answerer.k",
-            "optimizer 'one' failed at .*, in propose: .* has no parameter 'answerer.k'",
-            "did you mean",
-        ),
-        (
-            optimizer(GOOD).replace("Optimizer()}", "Optimizer}"),
-            "class Optimizer",
-            "optimizer 'one' at .* is the class Optimizer",
-            "Optimizer(…)",
-        ),
-        (
-            optimizer(GOOD).replace('{"one": Optimizer()}', "[Optimizer()]"),
-            "def mine",
-            "optimizers of its Method are",
-            "write Method(name",
-        ),
-        (
-            optimizer(GOOD).replace("[Job(", "(Job(").replace(",))]", ",)))"),
-            "def mine",
-            "jobs of its Method are Job",
-            "write Method(name",
-        ),
-        (
-            optimizer(GOOD).replace("Uniform()", "Uniform"),
-            "def mine",
-            "the scheduler of its Method is <class",
-            "Uniform()",
-        ),
-        (
-            optimizer(GOOD).replace('("answerer.temperature",)', '"answerer.temperature"'),
-            "def mine",
-            "the keys of a job are the text 'answerer.temperature'",
-            "write ('answerer.temperature',)",
-        ),
-        (
-            optimizer("yield Progress({'step': 1})"),
-            "class Optimizer",
-            "optimizer 'one' at .* ended without a Proposal",
-            "yield Proposal({})",
-        ),
-        (
-            optimizer("yield Proposal({'answerer.temprature': 0.5})"),
-            "class Optimizer",
-            "proposed 'answerer.temprature', which is not a parameter",
-            "did you mean",
-        ),
-        (
-            optimizer("yield Proposal({'answerer.temperature': 'hot'})"),
-            "class Optimizer",
-            "optimizer 'one' at .*answerer.temperature",
-            "",
-        ),
-        (
-            optimizer(GOOD).replace("Uniform()", "Chooser()")
-            + "class Chooser:\n    def choose(self, jobs, history, seed):\n        return None\n",
-            "class Chooser",
-            "the scheduler at .* chose None",
-            "one of the given jobs",
-        ),
-        (
-            optimizer(GOOD).replace("Uniform()", "Chooser()")
-            + "class Chooser:\n    def choose(self, jobs, history, seed):\n        return jobs[7]\n",
-            "return jobs[7]",
-            "scheduler of method 'mine' failed at .*: IndexError",
-            "--debug",
-        ),
-    ],
-)
-def test_a_mistake_names_the_line_and_the_fix(
+            optimizer(f"{body}; {GOOD}"),
+            "answerer.k" if "await" in body else "class Optimizer",
+            *told,
+        )
+        for body, *told in BODIES
+    ),
+    (
+        *(optimizer("yield Proposal(None)"), "class Optimizer"),
+        *("optimizer 'one' at .* proposed None", "yield Proposal({key: value})"),
+    ),
+    (IDLE, "class Optimizer", "optimizer 'one' .* no method propose", "generator"),
+    (
+        optimizer(GOOD).replace(*OWN) + CHOOSER.format(None),
+        *("class Chooser", "the scheduler at .* chose None", "one of the given jobs"),
+    ),
+    (
+        optimizer(GOOD).replace(*OWN) + CHOOSER.format("jobs[7]"),
+        *("return jobs[7]", "scheduler of method 'mine' failed at .*: IndexError", "--debug"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("source", "at", "message", "hint"), MISTAKES)
+def test_a_mistake_names_line_and_fix(
     source: str, at: str, message: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UserCodeError) as raised:
@@ -279,28 +131,6 @@ def test_a_mistake_names_the_line_and_the_fix(
     assert re.search(message, error.message), error.message
     assert f"ways.py:{line_of(tmp_path, at)}" in error.message
     assert hint in (error.hint or "")
-
-
-def test_the_same_file_without_a_mistake_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    result = run(tmp_path, optimizer(GOOD), monkeypatch)
-    assert result.before.mean == 1.0
-
-
-def test_a_run_with_a_mistake_continues_when_it_is_fixed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    condition = "if not __import__('os').path.exists('fixed'): raise ValueError('later')"
-    source = optimizer(f"yield Progress({{'step': 1}})\n        {condition}\n        {GOOD}")
-    with pytest.raises(UserCodeError, match="later"):
-        run(tmp_path, source, monkeypatch)
-    (tmp_path / "fixed").touch()
-    assert run(tmp_path, source, monkeypatch).before.mean == 1.0
-    jobs = [
-        json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()
-    ]
-    assert [event["event"] for event in jobs].count("start") == 1
 
 
 def test_a_definition_is_named_by_file_and_line() -> None:

@@ -62,9 +62,6 @@ def scores_of(result: cp.Result) -> tuple[float, float]:
     return result.test_before.mean, result.test_after.mean
 
 
-# --- without a model ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_plain_functions_find_the_known_optimum(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("optuna")
@@ -77,9 +74,7 @@ def test_plain_functions_find_the_known_optimum(run: Run, tmp_path: Path) -> Non
     }
 
 
-def test_the_selector_takes_the_large_model_only_where_it_is_needed(
-    run: Run, tmp_path: Path
-) -> None:
+def test_the_selector_takes_the_large_model_only_where_needed(run: Run, tmp_path: Path) -> None:
     assert run("model_selector") == expected("model_selector")
     result = cp.load_result(tmp_path / "model_selector")
     assert dict(result.best) == {"total_model.choice": "large", "wish_model.choice": "small"}
@@ -114,9 +109,6 @@ def test_a_resumed_run_repeats_no_recorded_request(run: Run, tmp_path: Path) -> 
     assert re.fullmatch(r"recorded requests that were sent again: 0 of [1-9]\d*", again)
     assert same.endswith("True")
     assert 0 <= first + second - uninterrupted <= 4  # those in flight when the process was killed
-
-
-# --- with the embedded model -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", EMBEDDED)
@@ -188,9 +180,6 @@ def test_training_raises_the_reward_on_new_reviews(run: Run, tmp_path: Path) -> 
     run("train_adapter")
     before, after = scores_of(cp.load_result(tmp_path / "train_adapter"))
     assert after > before + 0.1
-
-
-# --- the gallery -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -161,9 +161,7 @@ def test_the_hint_installs_from_the_clone(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert install_command("vllm") == f'pip install -e "{ROOT}[vllm]"'
 
 
-def test_the_hint_names_the_libraries_without_a_clone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_hints_without_a_clone_name_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stated = [
         "numpy>=1",
         'httpx>=0.27; extra == "remote"',

@@ -100,9 +100,7 @@ def test_both_replicas_sample_with_each_adapter(fleet: FleetEngine, reference: A
     assert sum(stats.requests for stats in fleet.replicas) == 2 * GROUPS * EACH
 
 
-def test_a_replica_that_is_killed_in_a_step_loses_nothing_and_comes_back(
-    fleet: FleetEngine, reference: Any
-) -> None:
+def test_a_replica_killed_in_a_step_loses_nothing(fleet: FleetEngine, reference: Any) -> None:
     adapter, before = (
         reference.save("one"),
         {stats.name: stats.requests for stats in fleet.replicas},

@@ -85,9 +85,7 @@ def test_a_cue_continues_the_prompt_token_by_token(ask: Ask, reference: Any) -> 
     assert not completion.text.startswith("answer")
 
 
-def test_a_stop_string_ends_the_text_and_an_end_of_turn_belongs_to_the_sample(
-    ask: Ask, reference: Any
-) -> None:
+def test_a_stop_string_ends_the_text_and_a_turn_has_its_end(ask: Ask, reference: Any) -> None:
     what = "What is the capital of France? Answer in one sentence."
     whole, cut, short = ask(
         request(what, temperature=0.0),
@@ -116,9 +114,7 @@ def test_a_seed_gives_the_same_sample_and_another_one_another(ask: Ask) -> None:
     assert record(one).sampled != record(other).sampled
 
 
-def test_adapters_are_swapped_and_each_record_is_its_own_adapters(
-    ask: Ask, lm: VLLMEngine, reference: Any
-) -> None:
+def test_adapters_are_swapped_with_their_records(ask: Ask, lm: VLLMEngine, reference: Any) -> None:
     one, two = reference.save("one"), reference.save("two", before="one")
     first, second, base = ask(request(adapter=one), request(adapter=two), request())
     assert lm.adapters[one.sha256] == lm.adapters[two.sha256] == MATCHES_PROBE
@@ -143,9 +139,7 @@ def test_many_calls_at_once_keep_their_adapters_apart(ask: Ask, reference: Any) 
         assert distance(record(completion), reference, name) < 2 * NOISE  # few tokens
 
 
-def test_one_step_of_training_is_seen_by_its_numbers(
-    ask: Ask, lm: VLLMEngine, reference: Any
-) -> None:
+def test_one_training_step_is_seen_by_its_numbers(ask: Ask, lm: VLLMEngine, reference: Any) -> None:
     reference.add("step", 0.0, like="one", step=1e-5)
     step = reference.save("step", before="one")
     ask(request(adapter=reference.save("one")), request(adapter=step))
@@ -158,9 +152,7 @@ def test_an_adapter_that_changes_nothing_says_so(ask: Ask, lm: VLLMEngine, refer
     assert lm.adapters[silent.sha256] == INDISTINGUISHABLE
 
 
-def test_an_adapter_without_a_probe_is_seen_to_change_the_base(
-    ask: Ask, lm: VLLMEngine, reference: Any
-) -> None:
+def test_adapters_without_probe_change_the_base(ask: Ask, lm: VLLMEngine, reference: Any) -> None:
     plain = reference.save("one", before=None)
     ask(request(adapter=plain))
     assert lm.adapters[plain.sha256] == DIFFERS_FROM_OTHERS
@@ -199,9 +191,7 @@ def test_old_versions_are_unloaded(ask: Ask, lm: VLLMEngine, reference: Any) -> 
     assert len(lm.adapters) == 2
 
 
-def test_an_adapter_of_too_high_a_rank_ends_the_run(
-    ask: Ask, reference: Any, tmp_path: Path
-) -> None:
+def test_an_adapter_of_too_high_rank_ends_the_run(ask: Ask, reference: Any, tmp_path: Path) -> None:
     folder = tmp_path / "big"
     shutil.copytree(reference.save("one").path, folder)
     config = (folder / "adapter_config.json").read_text()
@@ -219,9 +209,7 @@ def test_shared_beginnings_come_from_the_prefix_cache(ask: Ask, lm: VLLMEngine) 
     assert lm.prefill.tokens - before.tokens > lm.prefill.cached - before.cached
 
 
-def test_a_server_whose_engine_dies_is_started_again(
-    ask: Ask, lm: VLLMEngine, reference: Any
-) -> None:
+def test_a_server_with_a_dead_engine_restarts(ask: Ask, lm: VLLMEngine, reference: Any) -> None:
     """Last in this file: it costs another start."""
     adapter = reference.save("one")
     ask(request(adapter=adapter))

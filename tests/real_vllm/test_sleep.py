@@ -61,9 +61,7 @@ def test_the_cpu_has_no_sleep_mode() -> None:
         asyncio.run(lm.connect())
 
 
-def test_the_routes_pause_a_server_and_keep_its_adapters(
-    reference: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_routes_pause_with_adapters(reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "SLEEP_ARGUMENTS", ())  # which the CPU refuses
     lm = VLLMEngine("smollm2", args=ARGS, gpu_memory=0.3, max_lora_rank=8, sleep=True)
     adapter, asked = reference.save("one"), Message("user", "Name three rivers of Europe.")

@@ -9,14 +9,11 @@ from typing import Any
 
 import pytest
 
-from compound import LLM, Input, System
+from compound import LLM, Dataset, Executor, Input, LoRA, System, Text
 from compound.api.optimize import run_optimization
 from compound.core.storage.artifacts import is_reference
 from compound.engines.vllm.engine import VLLMEngine
-from compound.evaluation.dataset import Dataset
-from compound.evaluation.metrics.custom import custom
-from compound.execution.executor import Executor
-from compound.graph.space import LoRA, Text
+from compound.metrics import custom
 from training_settings import training
 
 pytestmark = [

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -43,3 +44,13 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine that uses no threads or sockets in virtual time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(work)
+
+
+def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test that is a coroutine in virtual time."""
+
+    @functools.wraps(test)
+    def run_test(**given: Any) -> None:
+        run(test(**given))
+
+    return run_test

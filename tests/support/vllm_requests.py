@@ -53,10 +53,10 @@ def running(count: int) -> Iterator[list[fake.FakeVLLM]]:
             server.stop()
 
 
-def new_adapter(folder: Path, bias: float, before: float | None = 0.0) -> Adapter:
-    """Write an adapter into a new folder below the given one."""
+def new_adapter(folder: Path, bias: float, before: float | None = 0.0, **settings: Any) -> Adapter:
+    """Write an adapter, as `fake_vllm.write_adapter` does, into a new folder below the given one."""
     made = folder / f"adapter-{len(list(folder.iterdir()))}"
-    fake.write_adapter(made, bias, before)
+    fake.write_adapter(made, bias, before, **settings)
     return Adapter(str(made), folder_digest(made))
 
 

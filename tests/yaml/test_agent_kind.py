@@ -137,9 +137,7 @@ class TestTools:
             ("{function: 'shop_parts:plain', timeout: 0}", "greater than 0|above 0|> 0"),
         ],
     )
-    def test_mistakes_are_reported_at_their_line(
-        self, tmp_path: Path, tool: str, message: str
-    ) -> None:
+    def test_mistakes_are_told_at_their_line(self, tmp_path: Path, tool: str, message: str) -> None:
         with pytest.raises(SpecError, match=message) as error:
             cp.load_system(written(tmp_path, "tools:", f"  - {tool}"))
         assert "shop.yaml:9:" in str(error.value)

@@ -61,9 +61,7 @@ def test_other_limits_are_another_version() -> None:
         ("{wall: .inf}", "components.runner.code.wall: a number must be finite"),
     ],
 )
-def test_wrong_limits_are_reported_with_their_line(
-    tmp_path: Path, settings: str, message: str
-) -> None:
+def test_wrong_limits_are_told_with_their_line(tmp_path: Path, settings: str, message: str) -> None:
     with pytest.raises(SpecError) as error:
         load(written(tmp_path, settings))
     assert message in str(error.value)

@@ -120,6 +120,7 @@ class Alone(Shout):
 
 number = 3
 '''
+SERVER = '"https://birds.example/v1"'
 FILE = """\
 system: demo
 lm: smollm2
@@ -188,13 +189,6 @@ class TestKinds:
         system = loads(file('shout: {mark: "!!", times: {int: [1, 3], value: 2}}')).system
         assert cp.run(system, {"text": "a"}).outputs == {"y": "A!!!!"}
         assert system.parameters == {"loud.times": cp.Int(1, 3, value=2)}
-
-    def test_it_is_allowed_where_imports_are_not(self) -> None:
-        assert loads(file("shout: {}"), allow_import=False).system.nodes
-
-    def test_a_kind_that_is_built_in_stays_what_it_is(self) -> None:
-        system = loads(file("llm: {prompt: Say it.}")).system
-        assert isinstance(system.components["loud"], cp.LLM)
 
     def test_a_file_without_it_imports_nothing(self) -> None:
         loads(file("llm: {}"))
@@ -269,21 +263,6 @@ class TestByPlace:
         found = problems(file(entry, **more))
         assert [problem for problem in found if problem.startswith(said)], found
 
-    def test_an_engine_needs_imports(self) -> None:
-        text = file("llm: {lm: bird}", engines='{bird: {class: "shouting:Parrot"}}')
-        (said,) = problems(text, allow_import=False)
-        assert said.startswith("7:25: engines.bird.class: names Python code (shouting:Parrot)")
-
-    def test_a_server_of_an_engine_needs_consent(self) -> None:
-        settings = '{server: "https://birds.example/v1"}'
-        text = file(
-            "llm: {lm: bird}",
-            engines=f'{{bird: {{class: "shouting:Parrot", settings: {settings}}}}}',
-        )
-        (said,) = problems(text)
-        assert said.startswith("7:63: engines.bird.settings.server: ")
-        assert loads(text, trust=["birds.example"]).system.nodes
-
     def test_how_to_declare_bounds_is_said_in_the_syntax_of_the_file(self) -> None:
         for settings, hint in (
             ("", "metric: {custom: {…, bounds: [0, 1]}}"),
@@ -302,31 +281,49 @@ class TestEngines:
         assert vars(program.find_engine("bird")) == {"words": 2}
         assert cp.run(program.system, {"text": "a"}).outputs == {"y": "polly"}
 
-    def test_a_server_needs_consent(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        text = file(
-            "llm: {lm: bird}", engines='{bird: {parrot: {server: "https://birds.example/v1"}}}'
-        )
-        (said,) = problems(text)
-        assert said.startswith("7:35: engines.bird.parrot.server: ")
-        assert "birds.example" in said
-        assert loads(text, trust=["birds.example"]).system.nodes
-
-    def test_a_key_needs_consent(self) -> None:
-        text = file(
-            "llm: {lm: bird}",
-            engines='{bird: {parrot: {server: "https://birds.example/v1", token_key_env: BIRD_KEY}}}',
-        )
-        (said,) = problems(text, trust=["birds.example"])
-        assert said.startswith("7:78: engines.bird.parrot.token_key_env: ")
-        assert loads(text, trust=["BIRD_KEY@birds.example"]).system.nodes
-
-    def test_a_program_needs_imports(self) -> None:
-        text = file("llm: {lm: bird}", engines="{bird: {parrot: {program: sh}}}")
-        assert loads(text).system.nodes
-        (said,) = problems(text, allow_import=False)
-        assert said == (
-            "7:36: engines.bird.parrot.program: is a command to run, and imports are not allowed"
-        )
+    @pytest.mark.parametrize(
+        ("engine", "options", "said", "trust"),
+        [
+            (
+                f"{{parrot: {{server: {SERVER}}}}}",
+                {},
+                "7:35: engines.bird.parrot.server: the file sends prompts to",
+                ["birds.example"],
+            ),
+            (
+                f"{{parrot: {{server: {SERVER}, token_key_env: BIRD_KEY}}}}",
+                {"trust": ["birds.example"]},
+                "7:78: engines.bird.parrot.token_key_env: ",
+                ["BIRD_KEY@birds.example"],
+            ),
+            (
+                f'{{class: "shouting:Parrot", settings: {{server: {SERVER}}}}}',
+                {},
+                "7:63: engines.bird.settings.server: ",
+                ["birds.example"],
+            ),
+            (
+                "{parrot: {program: sh}}",
+                {"allow_import": False},
+                "7:36: engines.bird.parrot.program: is a command to run, and imports are not allowed",
+                [],
+            ),
+            (
+                '{class: "shouting:Parrot"}',
+                {"allow_import": False},
+                "7:25: engines.bird.class: names Python code (shouting:Parrot)",
+                [],
+            ),
+        ],
+        ids=["server", "key", "server by place", "program", "code"],
+    )
+    def test_servers_keys_and_programs_need_consent(
+        self, engine: str, options: dict[str, Any], said: str, trust: list[str]
+    ) -> None:
+        text = file("llm: {lm: bird}", engines=f"{{bird: {engine}}}")
+        (found,) = problems(text, **options)
+        assert found.startswith(said)
+        assert loads(text, trust=trust).system.nodes
 
 
 def test_the_schema_holds_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:

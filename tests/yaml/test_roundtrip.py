@@ -13,19 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from compound.components.flow import Loop, Map
-from compound.components.function import FirstOf, Function
+from compound import LLM, FirstOf, Function, Loop, Map, Port, Retriever, Selector, System
 from compound.components.hyperparameter import Hyperparameter
 from compound.components.index import BM25, PassageIndex
-from compound.components.llm import LLM
-from compound.components.retriever import Retriever
-from compound.components.selector import Selector
 from compound.core.errors import DeclarationError
 from compound.evaluation.metrics.text import find_label, normalize
 from compound.graph.component import Component, Input, Operation, Output
 from compound.graph.space import Choice, Demos, Float, Int, LoRA, Text, Weights
-from compound.graph.system import System
-from compound.graph.types import Port
 from compound.yaml import Program, dump, load, loads
 from compound.yaml.source import read
 from compound.yaml.text import write
@@ -303,9 +297,7 @@ def typed(function: Any) -> Any:
         (lambda: LLM("c", system="\ud800")(text=QUESTION), "cannot be written in YAML"),
     ],
 )
-def test_what_a_file_cannot_hold_is_refused_by_name(
-    make: Callable[[], Output], message: str
-) -> None:
+def test_what_files_cannot_hold_is_told_by_name(make: Callable[[], Output], message: str) -> None:
     with pytest.raises(DeclarationError, match=message):
         dump(System("s", {"out": make()}, lm="scripted"))
 

@@ -99,9 +99,7 @@ def test_ids_of_streams_and_chats_can_be_rated(tmp_path: Path) -> None:
         ({"run_id": "RUN", "comment": "x" * 5000}, 422),
     ],
 )
-def test_feedback_that_means_nothing_is_refused(
-    tmp_path: Path, body: dict[str, Any], status: int
-) -> None:
+def test_meaningless_feedback_is_refused(tmp_path: Path, body: dict[str, Any], status: int) -> None:
     with serving(tmp_path) as running, running.client() as client:
         names = {
             "RUN": run_of(client),
@@ -122,9 +120,7 @@ def test_without_a_folder_nothing_is_recorded_and_the_answer_says_so() -> None:
     assert "--feedback" in answer.json()["error"]["message"]
 
 
-def test_runs_of_an_earlier_server_can_be_rated_and_two_servers_cannot_share_a_folder(
-    tmp_path: Path,
-) -> None:
+def test_runs_of_an_earlier_server_are_rated_and_servers_share_no_folder(tmp_path: Path) -> None:
     with serving(tmp_path) as running, running.client() as client:
         run = run_of(client)
         with pytest.raises(StoreError, match="in use by another process"):
@@ -134,9 +130,7 @@ def test_runs_of_an_earlier_server_can_be_rated_and_two_servers_cannot_share_a_f
         assert rate(client, better=run_of(client), worse=run) == 201
 
 
-def test_records_hold_neither_messages_nor_keys(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_hold_no_messages_and_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from compound.core.security import sanitize
 
     keys = ["sk-of-the-provider", 'pass"word\\of-the-sörver']
@@ -273,9 +267,6 @@ def test_a_recorded_run_of_another_form_is_named(tmp_path: Path, change: dict[st
     (tmp_path / "feedback.jsonl").write_text('{"run": "run-0", "score": 1.0}\n')
     with pytest.raises(DataError, match=r"runs\.jsonl:1: (not a run of a served system: it|holds)"):
         read_feedback(tmp_path)
-
-
-# --- examples -------------------------------------------------------------------------------------------
 
 
 def test_corrected_and_confirmed_answers_are_examples(tmp_path: Path) -> None:
@@ -437,9 +428,6 @@ def test_feedback_leads_to_a_better_configuration_which_the_server_then_uses(
     assert after["outputs"]["answer"] == "154"
 
 
-# --- preference pairs -----------------------------------------------------------------------------------
-
-
 def two_steps() -> cp.System:
     writer = cp.LLM("writer", prompt=cp.Text("Write."), temperature=1.0)
     checker = cp.LLM("checker", prompt=cp.Text("Check."))
@@ -461,9 +449,7 @@ def rated(folder: Path, system: cp.System, *, scores: bool = False) -> tuple[str
 
 
 @pytest.mark.parametrize("scores", [False, True])
-def test_a_preference_is_attributed_to_the_call_that_differs_first(
-    tmp_path: Path, scores: bool
-) -> None:
+def test_a_preference_belongs_to_the_call_that_differs_first(tmp_path: Path, scores: bool) -> None:
     system = two_steps()
     one, two = rated(tmp_path, system, scores=scores)
     log = read_feedback(tmp_path)

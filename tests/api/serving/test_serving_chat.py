@@ -106,15 +106,6 @@ def test_errors_are_those_that_the_client_knows() -> None:
             list(stream)
 
 
-def test_a_key_is_required_from_the_client() -> None:
-    key = "k" * 20
-    with served(qa(), ScriptedLM(lambda message: "yes"), key=key) as running:
-        with client(running) as lm, pytest.raises(openai.AuthenticationError):
-            ask(lm)
-        with client(running, key) as lm:
-            assert ask(lm).choices[0].message.content == "yes"
-
-
 def test_a_system_without_streamed_text_sends_its_answer_whole() -> None:
     def shout(text: str) -> str:
         return text.upper()
@@ -140,9 +131,7 @@ class Lost(ScriptedLM):
 
 
 @pytest.mark.parametrize(("second", "succeeds"), [("the Rímac", True), ("another river", False)])
-def test_a_repeated_call_continues_its_text_or_ends_with_an_error(
-    second: str, succeeds: bool
-) -> None:
+def test_a_repeated_call_continues_its_text_or_is_an_error(second: str, succeeds: bool) -> None:
     answerer = cp.LLM("answerer", retries=1)(question=cp.Input("question"))
     system = cp.System("qa", {"answer": answerer}, lm="lm")
     with served(system, Lost(lambda message: second)) as running, client(running) as lm:
@@ -194,9 +183,7 @@ class Color(enum.Enum):
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_output_that_is_no_text_is_sent_as_one(
-    kind: Any, answer: str, text: str, stream: bool
-) -> None:
+def test_any_output_is_sent_as_a_text(kind: Any, answer: str, text: str, stream: bool) -> None:
     with (
         served(qa(output=kind), ScriptedLM(lambda message: answer)) as running,
         client(running) as lm,

@@ -216,9 +216,6 @@ def test_no_request_is_lost_while_configurations_change(tmp_path: Path) -> None:
     assert len({body["configuration"] for body in bodies}) > 2
 
 
-# --- the command ----------------------------------------------------------------------------------------
-
-
 @contextmanager
 def command(
     folder: Path, *arguments: str, latency: float = 0.0, **environment: str
@@ -390,17 +387,12 @@ def cp_app(lm: Any) -> Any:
     return app(qa(), engines={"lm": lm})
 
 
-def test_the_application_runs_in_other_servers() -> None:
+async def test_the_application_runs_in_other_servers() -> None:
     """The ASGI application needs nothing of uvicorn: here, httpx calls it directly."""
     application = cp_app(ScriptedLM(lambda message: "the Rímac"))
 
-    async def call() -> dict[str, Any]:
-        async with application.router.lifespan_context(application):
-            transport = httpx.ASGITransport(application)
-            async with httpx.AsyncClient(
-                transport=transport, base_url="http://localhost"
-            ) as client:
-                found: dict[str, Any] = (await client.post("/v1/run", json=BODY)).json()
-                return found
-
-    assert asyncio.run(call())["outputs"] == {"answer": "the Rímac"}
+    async with application.router.lifespan_context(application):
+        transport = httpx.ASGITransport(application)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            found: dict[str, Any] = (await client.post("/v1/run", json=BODY)).json()
+            assert found["outputs"] == {"answer": "the Rímac"}

@@ -136,24 +136,6 @@ def test_a_function_that_blocks_does_not_block_the_server() -> None:
         assert found[0].json()["outputs"] == {"answer": "?"}
 
 
-def test_a_function_that_blocks_longer_than_the_time_limit_is_answered_with_504() -> None:
-    go = threading.Event()
-
-    def blocks(question: str) -> str:
-        go.wait(60)
-        return question
-
-    system = cp.System(
-        "blocks", {"answer": cp.Function("f", blocks)(question=cp.Input("question"))}
-    )
-    with served(system, timeout=0.05) as running, running.client() as client:
-        try:
-            answer = client.post("/v1/run", json={"inputs": {"question": "?"}}, timeout=20)
-        finally:
-            go.set()
-        assert answer.status_code == 504
-
-
 def test_the_seed_of_a_run_repeats_it_and_is_random_by_default() -> None:
     lm = ScriptedLM(lambda message, rng: str(rng.integers(10**9)))
     with served(qa(temperature=1.0), lm) as running, running.client() as client:
@@ -253,9 +235,7 @@ def returns_another_type(question: str) -> int:
 
 
 @pytest.mark.parametrize("function", [raises, loses_a_connection, returns_another_type])
-def test_texts_of_user_code_are_logged_and_not_sent(
-    function: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_of_user_code_are_only_logged(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
     monkeypatch.setattr(service.LOG, "error", lambda text, *arguments: log.append(text % arguments))
     node = cp.Function("f", function)(question=cp.Input("question"))
@@ -411,32 +391,29 @@ def test_keys_appear_neither_in_answers_nor_in_streams(
     assert "[key removed]" in texts[2]
 
 
-def test_metrics_count_the_finished_calls_of_a_run_that_does_not_end() -> None:
+async def test_metrics_count_the_finished_calls_of_a_run_that_does_not_end() -> None:
     """A provider bills them, although the run timed out or its client is gone."""
 
-    async def cancel_in_the_second_call() -> str:
-        asked = asyncio.Event()
+    asked = asyncio.Event()
 
-        async def answer(message: str) -> str:
-            if message.startswith("Check"):
-                asked.set()
-                await asyncio.Event().wait()
-            return "the Rímac"
+    async def answer(message: str) -> str:
+        if message.startswith("Check"):
+            asked.set()
+            await asyncio.Event().wait()
+        return "the Rímac"
 
-        answerer = cp.LLM("answerer", prompt="Answer.")
-        checker = cp.LLM("checker", prompt="Check.")
-        system = cp.System(
-            "qa", {"answer": checker(text=answerer(question=cp.Input("question")))}, lm="lm"
-        )
-        built = build(system, None, {"lm": ScriptedLM(answer)}, ServerSettings())
-        run = asyncio.create_task(built.service.run(built.service.ticket(), {"question": "?"}))
-        await asked.wait()
-        run.cancel()
-        await asyncio.wait([run])
-        await built.service.aclose()
-        return built.service.metrics.text("")[0].decode()
-
-    text = asyncio.run(cancel_in_the_second_call())
+    answerer = cp.LLM("answerer", prompt="Answer.")
+    checker = cp.LLM("checker", prompt="Check.")
+    system = cp.System(
+        "qa", {"answer": checker(text=answerer(question=cp.Input("question")))}, lm="lm"
+    )
+    built = build(system, None, {"lm": ScriptedLM(answer)}, ServerSettings())
+    run = asyncio.create_task(built.service.run(built.service.ticket(), {"question": "?"}))
+    await asked.wait()
+    run.cancel()
+    await asyncio.wait([run])
+    await built.service.aclose()
+    text = built.service.metrics.text("")[0].decode()
     assert 'compound_run_seconds_count{outcome="cancelled"} 1.0' in text
     assert 'compound_calls_total{component="answerer",outcome="ok"} 1.0' in text
     assert 'compound_tokens_total{kind="completion"} 2.0' in text

@@ -73,9 +73,7 @@ def test_an_optimization_records_no_key(tmp_path: Path, gold: str) -> None:
     assert not holds_key(folder)
 
 
-def test_a_cache_has_no_key_and_repeats_completions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_repeats_without_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lm = engines()
     monkeypatch.setenv("COMPOUND_CACHE", str(tmp_path))
     scores = [

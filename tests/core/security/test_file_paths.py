@@ -75,9 +75,6 @@ def corpus(program: Program) -> BM25:
     return index
 
 
-# --- links ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("options", [(), ("--no-import",)])
 @pytest.mark.parametrize(
     ("link", "target", "path"),
@@ -230,8 +227,6 @@ def test_a_corpus_of_a_file_is_written_without_the_folder_it_is_kept_in(theirs: 
     assert len(corpus(program).open().passages) == 1
 
 
-# --- without imports -----------------------------------------------------------------------------------
-
 OUTSIDE = ("../home/train.csv", "/etc/hosts", "data/../../home", "..", "/", "data/../data")
 STORED = "{path: PATH, sha256: 9f}"
 PLACES = {
@@ -312,9 +307,7 @@ def test_hub_ids_and_paths_below_the_file_are_read_without_imports(theirs: Path)
     loads(SEARCH.replace("CORPUS", "corpus.jsonl"), path="f.yaml", allow_import=False)
 
 
-def test_what_the_command_line_names_may_lie_anywhere(
-    theirs: Path, tmp_path: Path, cli: Any
-) -> None:
+def test_files_of_the_command_line_lie_anywhere(theirs: Path, tmp_path: Path, cli: Any) -> None:
     """The command line is the user's own: ``--set data.path=$COMPOUND_DATA/hotpotqa``."""
     shutil.copytree(theirs / "data", tmp_path / "mine")
     (theirs / "f.yaml").write_text(

@@ -55,9 +55,7 @@ def test_a_system_that_the_user_names_may_name_code(run: Path, cli: Any) -> None
     assert (run / "executed").exists()
 
 
-def test_the_system_beside_a_configuration_is_read_through_no_link(
-    run: Path, cli: Any, tmp_path: Path
-) -> None:
+def test_the_system_beside_it_is_read_through_no_link(run: Path, cli: Any, tmp_path: Path) -> None:
     (tmp_path / "outside.yaml").write_text(PLAIN)
     (run / "system.yaml").unlink()
     (run / "system.yaml").symlink_to(tmp_path / "outside.yaml")

@@ -128,9 +128,7 @@ print(found)
 """
 
 
-def test_the_event_loop_is_not_blocked_and_programs_run_at_the_same_time(
-    launcher: LauncherName,
-) -> None:
+def test_the_loop_is_not_blocked_and_programs_run_at_the_same_time(launcher: LauncherName) -> None:
     async def both() -> tuple[list[SandboxResult], int]:
         ticks = 0
 
@@ -185,9 +183,6 @@ def test_results_are_equal_in_both_launchers() -> None:
     assert run("bubblewrap", code) == run("namespaces", code)
 
 
-# --- no sandbox --------------------------------------------------------------------------------------------
-
-
 def test_without_a_launcher_nothing_runs_and_the_error_says_how_to_get_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -240,9 +235,6 @@ def test_a_sandbox_that_cannot_be_built_is_an_error(
         run(launcher, "print('ran')")
     if view == "python":
         assert "use an environment in your home folder" in error.value.hint
-
-
-# --- limits ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

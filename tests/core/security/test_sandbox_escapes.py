@@ -92,8 +92,6 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
     os.unlink(path_socket)
 
 
-# --- files, network, privileges ----------------------------------------------------------------------------
-
 REFUSED = {
     "read-passwd": "attempt('passwd', lambda: open('/etc/passwd').read())",
     "read-shadow": "attempt('shadow', lambda: open('/etc/shadow').read())",
@@ -361,8 +359,6 @@ def test_flushes_of_a_program_do_not_reach_the_disk(launcher: LauncherName) -> N
     assert found.stdout.split() == ["allowed"] * len(calls), found.stderr
 
 
-# --- resources ---------------------------------------------------------------------------------------------
-
 EXHAUSTING: dict[str, tuple[str, set[LimitName]]] = {
     "memory": ("x = bytearray(1 << 40)", {"memory"}),
     "memory-slowly": ("x = []\nwhile True: x.append(bytearray(1 << 20))", {"memory"}),
@@ -444,9 +440,6 @@ def test_many_small_files_are_bounded_where_the_mount_allows_it() -> None:
     code = "for i in range(99_999): os.close(os.open(f'f{i}', os.O_CREAT | os.O_WRONLY))"
     found = run("namespaces", code)
     assert found.limit == "disk"
-
-
-# --- processes ---------------------------------------------------------------------------------------------
 
 
 def is_running(token: str) -> bool:
@@ -562,9 +555,6 @@ def test_a_program_does_not_see_other_programs(launcher: LauncherName) -> None:
     assert {found.stdout for found in asyncio.run(both())} == {"['mark', 'work'] ['mark'] 2\n"}
 
 
-# --- what the caller passes --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -600,9 +590,7 @@ def test_files_outside_of_the_working_directory_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     "files", [{"a": "", "a/b": ""}, {"main.py/x": ""}, {"a" * 300: ""}, {"f": "x" * (5 << 20)}]
 )
-def test_files_that_cannot_be_written_fail_the_call(
-    launcher: LauncherName, files: dict[str, str]
-) -> None:
+def test_unwritable_files_fail_the_call(launcher: LauncherName, files: dict[str, str]) -> None:
     with pytest.raises(CompoundError, match="cannot be written"):
         run(launcher, "print('ran')", files=files)
 

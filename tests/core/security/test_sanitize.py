@@ -15,9 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compound import LLM, Executor, Function, Input, System
 from compound.api.progress import Lines, format_event
-from compound.components.function import Function
-from compound.components.llm import LLM
 from compound.core.errors import CallError
 from compound.core.security import sanitize
 from compound.core.security.sanitize import (
@@ -34,11 +33,8 @@ from compound.core.security.sanitize import (
 from compound.engines.remote import first_line
 from compound.evaluation.rows import read_rows
 from compound.execution.cache import DiskCache
-from compound.execution.executor import Executor
 from compound.execution.trace import Failure, Trace, to_json
-from compound.graph.component import Input
 from compound.graph.configuration import digest, to_readable_json
-from compound.graph.system import System
 from compound.optimization.runs.directory import RunDirectory
 from compound.testing import ScriptedLM
 
@@ -132,9 +128,6 @@ def test_a_row_with_a_lone_surrogate_is_read(tmp_path: Path) -> None:
     assert to_readable_json({"\ud83d": object})
 
 
-# --- keys ----------------------------------------------------------------------------------------------
-
-
 def test_known_keys_are_removed_from_answers_and_errors() -> None:
     remember_secret("sk-secret-value")
     assert answering("your key is sk-secret-value!").outputs["y"] == f"your key is {HIDDEN}!"
@@ -176,9 +169,6 @@ def test_a_value_that_occurs_by_chance_is_no_key() -> None:
         == "EMPTY production /usr/local/some/where/bin"
     )
     assert redact_secrets("k" * 20) == HIDDEN
-
-
-# --- the terminal --------------------------------------------------------------------------------------
 
 
 @given(TEXT)

@@ -95,9 +95,7 @@ class TestConsent:
             load(path, trust=["api.openai.com"])
         assert load(path, trust=["OPENAI_API_KEY@api.openai.com"]).system.name == "shop"
 
-    def test_an_mcp_server_of_this_machine_needs_consent(
-        self, tmp_path: Path, server: RecordingServer
-    ) -> None:
+    def test_local_mcp_servers_need_consent(self, tmp_path: Path, server: RecordingServer) -> None:
         path = written(tmp_path, f"{{mcp: {{url: '{server.url}/mcp', timeout: 5}}}}", {})
         with pytest.raises(SpecError, match="which you have not trusted"):
             load(path)

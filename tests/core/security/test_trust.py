@@ -8,9 +8,7 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from compound.engines.litellm import LiteLLMEngine
 from compound.engines.vllm.engine import VLLMEngine
 from compound.graph.registry.engines import find_engine
 from compound.yaml import loads
+from recording_server import RecordingServer
 
 pytest.importorskip("litellm")
 pytest.importorskip("httpx")
@@ -70,70 +69,40 @@ outputs: {{answer: $answerer}}
 """
 
 
-class Server:
+class Server(RecordingServer):
     """A server that records everything it is sent, and answers as OpenAI does or by a redirect."""
 
     def __init__(self) -> None:
-        self.received: list[str] = []
-        self.redirect = ""
-        server = self
+        super().__init__()
+        message = {"role": "assistant", "content": "four"}
+        said = {
+            **{"id": "1", "object": "chat.completion", "created": 0, "model": "m"},
+            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10},
+            "data": [{"id": "m"}],
+        }
+        self.headers, self.body = {"content-type": "application/json"}, json.dumps(said).encode()
+        self.origin, self.address = self.url, f"{self.url}/v1"
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers.get("content-length") or 0)).decode()
-                server.received.append(f"{self.path}\n{self.headers}\n{body}")
-                message = {"role": "assistant", "content": "four"}
-                said = {
-                    "id": "1",
-                    "object": "chat.completion",
-                    "created": 0,
-                    "model": "m",
-                    "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-                    "usage": {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10},
-                    "data": [{"id": "m"}],
-                }
-                answer = json.dumps(said).encode()
-                self.send_response(307 if server.redirect else 200)
-                if server.redirect:
-                    self.send_header("location", server.redirect)
-                self.send_header("content-type", "application/json")
-                self.send_header("content-length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
-
-            do_GET = do_POST  # noqa: N815 - the standard library's name
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = True
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
-        self.origin = f"http://127.0.0.1:{self.http.server_port}"
-        self.address = f"{self.origin}/v1"
+    def redirect(self, address: str) -> None:
+        self.status, self.headers = 307, {**self.headers, "location": address}
 
     @property
     def secrets(self) -> set[str]:
         """The secrets that arrived, by the variable they came from."""
-        return set(re.findall(rf"{CANARY}:(\w+)", "\n".join(self.received)))
-
-    def close(self) -> None:
-        self.http.shutdown()
-        self.http.server_close()
+        return set(re.findall(rf"{CANARY}:(\w+)", repr(self.received)))
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    made = Server()
-    yield made
-    made.close()
+    with Server.running() as made:
+        yield made
 
 
 @pytest.fixture
 def other() -> Iterator[Server]:
-    made = Server()
-    yield made
-    made.close()
+    with Server.running() as made:
+        yield made
 
 
 @pytest.fixture(autouse=True)
@@ -204,14 +173,12 @@ class TestKeys:
         ask(model=f"{provider}/m", api_base=server.address)
         assert server.received, provider
         assert server.secrets == set()
-        assert CANARY not in "".join(server.received)
+        assert CANARY not in repr(server.received)
 
-    def test_a_vllm_server_without_a_key_is_sent_nothing_of_the_environment(
-        self, ask: Any, server: Server
-    ) -> None:
+    def test_a_vllm_server_without_key_is_sent_no_variable(self, ask: Any, server: Server) -> None:
         ask(kind="vllm", model="m", api_base=server.address)
         assert server.received
-        assert CANARY not in "".join(server.received)
+        assert CANARY not in repr(server.received)
 
     def test_a_trusted_key_arrives_and_nothing_else_does(self, ask: Any, server: Server) -> None:
         ran = ask(
@@ -321,7 +288,7 @@ class TestKeys:
     def test_a_redirect_takes_neither_the_key_nor_the_prompt_elsewhere(
         self, ask: Any, server: Server, other: Server, provider: str
     ) -> None:
-        server.redirect = other.address
+        server.redirect(other.address)
         entry = f"GITHUB_TOKEN@{server.origin}"
         ran = ask(
             "--trust",
@@ -335,10 +302,8 @@ class TestKeys:
         assert other.received == []
 
     @pytest.mark.slow
-    def test_a_redirect_of_a_vllm_server_is_not_followed(
-        self, ask: Any, server: Server, other: Server
-    ) -> None:
-        server.redirect = other.address
+    def test_vllm_follows_no_redirect(self, ask: Any, server: Server, other: Server) -> None:
+        server.redirect(other.address)
         ask(kind="vllm", model="m", api_base=server.address)
         assert server.received
         assert other.received == []
@@ -433,9 +398,7 @@ class TestServers:
     @pytest.mark.parametrize(
         "provider", ["watsonx", "gigachat", "bedrock", "custom", "nonsense", "https:"]
     )
-    def test_a_file_names_servers_only_of_providers_known_to_send_nothing_else(
-        self, provider: str
-    ) -> None:
+    def test_a_file_names_servers_only_of_providers_known_to_be_safe(self, provider: str) -> None:
         (problem,) = problems(f"{provider}/m", api_base="http://127.0.0.1:1/v1")
         assert "cannot name the server" in problem
 
@@ -483,9 +446,7 @@ class TestConsent:
         assert ask(api_base=server.address, api_key_env="GITHUB_TOKEN").code == 0
         assert server.secrets == {"GITHUB_TOKEN"}
 
-    def test_the_configuration_file_gives_consent_by_the_line_of_the_message(
-        self, ask: Any, server: Server
-    ) -> None:
+    def test_the_line_of_the_message_gives_consent(self, ask: Any, server: Server) -> None:
         given = {"api_base": server.address, "api_key_env": "GITHUB_TOKEN"}
         refused = ask(**given)
         line, path = re.findall(r"(trust = \[.*?\]) in (\S+)", refused.err)[0]
@@ -507,9 +468,7 @@ class TestConsent:
         assert ask(api_base=server.address, api_key_env="GITHUB_TOKEN").code == 2
         assert server.received == []
 
-    def test_the_configuration_file_is_in_the_users_folder(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_configuration_is_in_the_home_folder(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("COMPOUND_CONFIG")
         monkeypatch.setenv("XDG_CONFIG_HOME", "/home/someone/conf")
         assert config_file() == Path("/home/someone/conf/compound/config.toml")
@@ -533,9 +492,7 @@ class TestConsent:
     @pytest.mark.parametrize(
         "entry", ["*", "A B@llm.example.com", "@llm.example.com", "KEY@", "https://*.example.com"]
     )
-    def test_an_entry_of_another_form_is_refused(
-        self, entry: str, cli: Any, tmp_path: Path
-    ) -> None:
+    def test_an_entry_of_other_forms_is_refused(self, entry: str, cli: Any, tmp_path: Path) -> None:
         file = tmp_path / "system.yaml"
         file.write_text(text("openai/gpt-4o-mini"), encoding="utf-8")
         ran = cli("check", str(file), "--trust", entry)

@@ -212,9 +212,7 @@ def test_a_hard_link_is_not_written_through(place: Path, cli: Any, name: str) ->
     assert victim.read_bytes() == before
 
 
-def test_a_run_directory_that_is_named_through_a_link_is_the_users_own_choice(
-    place: Path, cli: Any
-) -> None:
+def test_a_run_directory_named_through_a_link_is_the_users_choice(place: Path, cli: Any) -> None:
     (place / "elsewhere").symlink_to(place / "runs")
     assert cli("runs", "report", "elsewhere/game").code == 0
     assert cli("runs", "list", "--dir", "elsewhere").code == 0
@@ -232,9 +230,6 @@ def test_a_trap_in_the_cache_of_evaluations_is_refused(
     assert ran.code == 2
     assert "evaluate.sqlite" in ran.err
     assert is_untouched(place)
-
-
-# --- adapters and stored rewards -----------------------------------------------------------------------
 
 
 def stored(folder: Path) -> dict[str, str]:
@@ -313,9 +308,7 @@ def test_a_trap_in_an_adapter_is_refused(
                 use()
 
 
-def test_an_adapter_beyond_the_limit_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_too_large_adapter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMPOUND_MAX_ARTIFACT_MB", "1")
     with (tmp_path / "weights").open("wb") as file:
         file.truncate(2**40)  # no block of it is on the disk
@@ -342,9 +335,6 @@ def test_a_file_of_a_run_beyond_the_limit_is_refused(
             RunDirectoryError, match=r"events\.jsonl:\d+: the line is longer than 64 MiB"
         ):
             list(RunDirectory.read_only(place / "runs" / "game", "events.jsonl"))
-
-
-# --- the parts -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -522,8 +512,6 @@ def test_a_log_of_someone_else_changes_only_its_cache(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="it holds the trigger 't'"):
         DiskCache(run.path / "cache.sqlite")
 
-
-# --- no other way --------------------------------------------------------------------------------------
 
 FILE_CALLS = {
     "open",

@@ -112,9 +112,7 @@ def changed(value: dict[str, Any], path: str | tuple[Any, ...], to: object) -> d
 
 class TestState:
     @given(st.integers(), st.floats(allow_nan=False), st.dictionaries(st.text(), JSON, max_size=3))
-    def test_what_is_stored_comes_back_equal(
-        self, step: int, heat: float, best: dict[str, object]
-    ) -> None:
+    def test_what_is_stored_is_equal(self, step: int, heat: float, best: dict[str, object]) -> None:
         state = Annealing(step=step, temperature=heat, best=best, seen=[({"a": 1}, heat)])
         assert Annealing.from_json(through_json(state)) == state
 
@@ -162,7 +160,7 @@ class TestState:
 
 
 class TestRunState:
-    def test_what_is_stored_comes_back_equal(self) -> None:
+    def test_what_is_stored_is_equal(self) -> None:
         assert OptimizationState.from_json(through_json(WHOLE)) == WHOLE
         assert OptimizationState.from_json(through_json(OptimizationState())) == OptimizationState()
 

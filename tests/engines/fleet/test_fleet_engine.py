@@ -4,55 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 import fake_vllm as fake
-from compound.core.engine import (
-    NO_USAGE,
-    Adapter,
-    Completion,
-    Engine,
-    OnText,
-    Request,
-    StreamingEngine,
-)
-from compound.core.errors import (
-    CallError,
-    CompoundError,
-    DeclarationError,
-    RateLimited,
-    TransientError,
-)
+from compound import CompoundError
+from compound.core.engine import NO_USAGE, Adapter, OnText, StreamingEngine
+from compound.core.errors import CallError, DeclarationError, RateLimited, TransientError
 from compound.engines import fleet as fleet_engine
 from compound.engines.fleet import FleetEngine
 from compound.engines.openai import OpenAIEngine
 from compound.engines.replicas import Replica
-from vllm_requests import new_adapter, request, running, until
+from compound.ext import Completion, Engine, Request
+from vllm_requests import request, until
 
 pytest.importorskip("httpx")
 Servers = list[fake.FakeVLLM]
 Write = Callable[[float], Adapter]
 Settings = dict[str, Any]
 BOTH: list[Settings] = [{"vllm": {"model": "tiny"}}, {"openai": {"model": "tiny"}}]
-
-
-@pytest.fixture
-def servers() -> Iterator[Servers]:
-    with running(3) as found:
-        yield found
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    return functools.partial(new_adapter, tmp_path)
 
 
 def fleet(servers: Sequence[fake.FakeVLLM], **settings: Any) -> FleetEngine:
@@ -89,9 +64,6 @@ def revived(dead: fake.FakeVLLM, **changes: Any) -> fake.FakeVLLM:
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_engine, "FIRST_WAIT", 0.05)
     monkeypatch.setattr(fleet_engine, "LONGEST_WAIT", 0.05)
-
-
-# -- what it is ----------------------------------------------------------------------------------------
 
 
 def test_the_name_has_no_address_and_tells_apart_what_changes_answers(servers: Servers) -> None:
@@ -193,13 +165,8 @@ def test_settings_that_do_not_fit_together_are_refused(settings: Settings, messa
         FleetEngine(**settings)
 
 
-# -- the start -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("settings", BOTH)
-def test_a_dead_address_is_refused_before_anything_is_sent(
-    servers: Servers, settings: Settings
-) -> None:
+def test_a_dead_address_is_refused_before_requests(servers: Servers, settings: Settings) -> None:
     servers[1].kill()
     lm = fleet(servers, **settings)
     with pytest.raises(CompoundError, match="1 of 3 replicas do not answer") as caught:
@@ -290,9 +257,6 @@ def test_each_server_is_sent_the_key_that_is_named(
         lm.require_key()
 
 
-# -- routing -------------------------------------------------------------------------------------------
-
-
 def test_equal_prompts_go_to_one_replica_and_different_ones_are_spread(servers: Servers) -> None:
     lm = fleet(servers)
 
@@ -330,9 +294,6 @@ def test_no_replica_gets_more_than_a_quarter_above_the_concurrency(servers: Serv
 
     run(lm, work)
     assert sum(answered(servers).values()) == 13
-
-
-# -- death and return ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("settings", BOTH)
@@ -480,9 +441,6 @@ def test_a_failure_of_the_last_replica_is_transient_and_costs_nothing(servers: S
         assert all(server.address in str(caught.value) for server in servers[:2])
 
     run(lm, work)
-
-
-# -- other errors --------------------------------------------------------------------------------------
 
 
 def test_a_refused_request_is_not_sent_to_another_replica(servers: Servers) -> None:

@@ -14,29 +14,19 @@ import pytest
 from compound.core.engine import Completion
 from compound.core.errors import CallError, CompoundError, TransientError
 from compound.engines.fleet import FleetEngine
-from compound.engines.replicas import Replica
-from compound.engines.vllm.engine import VLLMEngine
-from vllm_requests import is_running, new_adapter, replace_vllm, request, started, until
+from vllm_requests import is_running, new_adapter, request, started, until
 
 pytest.importorskip("httpx")
 
 
-@pytest.fixture
-def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return replace_vllm(tmp_path / "told", monkeypatch)
-
-
-def test_a_process_is_started_for_each_group_of_gpus_and_ended(told: Path) -> None:
+async def test_a_process_is_started_for_each_group_of_gpus_and_ended(told: Path) -> None:
     lm = FleetEngine(
         devices=[[0, 1], [2, 3]], vllm={"model": "m", "max_lora_rank": 8, "args": ["-tp", "2"]}
     )
     assert (lm.name, lm.remote, lm.max_lora_rank) == ('fleet:vllm:m:["-tp", "2"]', False, 8)
 
-    async def run() -> None:
-        async with contextlib.aclosing(lm):
-            assert (await lm.generate(request())).text == "four"
-
-    asyncio.run(run())
+    async with contextlib.aclosing(lm):
+        assert (await lm.generate(request())).text == "four"
     rows = started(told)
     assert sorted(row["env"]["CUDA_VISIBLE_DEVICES"] for row in rows) == ["0,1", "2,3"]
     assert len({row["env"]["VLLM_API_KEY"] for row in rows}) == 2
@@ -44,27 +34,22 @@ def test_a_process_is_started_for_each_group_of_gpus_and_ended(told: Path) -> No
     assert [stats.name for stats in lm.replicas] == ["process 0", "process 1"]
 
 
-def test_processes_without_devices_inherit_the_environment(
+async def test_processes_without_devices_inherit_the_environment(
     told: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
     lm = FleetEngine(replicas=2, vllm={"model": "m"})
     lm.prepare(64)
 
-    async def run() -> None:
-        async with contextlib.aclosing(lm):
-            await lm.warm_up()
-
-    asyncio.run(run())
+    async with contextlib.aclosing(lm):
+        await lm.warm_up()
     assert [row["env"]["CUDA_VISIBLE_DEVICES"] for row in started(told)] == ["5", "5"]
     assert all(
         row["argv"][row["argv"].index("--max-lora-rank") + 1] == "64" for row in started(told)
     )
 
 
-def test_a_process_that_is_killed_in_mid_step_loses_nothing_and_is_started_again(
-    told: Path, tmp_path: Path
-) -> None:
+def test_a_process_killed_in_a_step_loses_nothing_and_restarts(told: Path, tmp_path: Path) -> None:
     adapter = new_adapter(tmp_path, 0.5)
     lm = FleetEngine(replicas=2, vllm={"model": "m"})
 
@@ -90,20 +75,6 @@ def test_a_process_that_is_killed_in_mid_step_loses_nothing_and_is_started_again
     assert not any(is_running(pid) for row in started(told) for pid in row["pids"])
 
 
-def pid_of(replica: Replica, told: Path) -> int:
-    """Return the process of a replica."""
-    engine = replica.engine
-    assert isinstance(engine, VLLMEngine)
-    assert engine._link is not None
-    port = engine._link.api.address.removesuffix("/v1").rpartition(":")[2]
-    (found,) = [
-        row["pids"][0]
-        for row in started(told)
-        if row["argv"][row["argv"].index("--port") + 1] == port
-    ]
-    return int(found)
-
-
 def test_a_fleet_that_is_closed_with_requests_in_flight_starts_no_process(told: Path) -> None:
     """The requests end with the fleet: those in flight, and those that wait for a place."""
     lm = FleetEngine(replicas=2, vllm={"model": "m", "concurrency": 2})
@@ -127,32 +98,27 @@ def test_a_fleet_that_is_closed_with_requests_in_flight_starts_no_process(told: 
     assert not any(is_running(pid) for row in started(told) for pid in row["pids"])
 
 
-def test_a_process_that_is_not_started_again_leaves_the_others(
+async def test_a_process_that_is_not_started_again_leaves_the_others(
     told: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     lm = FleetEngine(replicas=2, vllm={"model": "m", "restarts": 0})
 
-    async def run() -> None:
-        async with contextlib.aclosing(lm):
-            await lm.warm_up()
-            os.kill(started(told)[0]["pids"][0], signal.SIGKILL)
-            for i in range(12):
-                assert (await lm.generate(request(str(i)))).text == "four"
-            await until(lambda: "is not used again" in caplog.text)
-            os.kill(started(told)[1]["pids"][0], signal.SIGKILL)
-            with pytest.raises(
-                CompoundError, match=r"no replica can be used: .*ended by themselves"
-            ) as caught:
-                await lm.generate(request())
-            assert not isinstance(caught.value, CallError)
-
-    asyncio.run(run())
+    async with contextlib.aclosing(lm):
+        await lm.warm_up()
+        os.kill(started(told)[0]["pids"][0], signal.SIGKILL)
+        for i in range(12):
+            assert (await lm.generate(request(str(i)))).text == "four"
+        await until(lambda: "is not used again" in caplog.text)
+        os.kill(started(told)[1]["pids"][0], signal.SIGKILL)
+        with pytest.raises(
+            CompoundError, match=r"no replica can be used: .*ended by themselves"
+        ) as caught:
+            await lm.generate(request())
+        assert not isinstance(caught.value, CallError)
     assert len(started(told)) == 2
 
 
-def test_a_process_that_cannot_start_is_reported_with_its_log(
-    told: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_start_is_told_with_its_log(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     behaviour = {"file": str(told), "print": ["ValueError: no such model"], "exit": 3}
     monkeypatch.setenv("FAKE_VLLM", json.dumps(behaviour))
     lm = FleetEngine(replicas=2, vllm={"model": "m"})

@@ -94,9 +94,7 @@ def test_a_gpu_with_bfloat16_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", ["cuda", "xpu"])
-def test_a_device_without_an_index_is_the_current_one(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_without_index_is_the_current(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(getattr(torch, kind), "current_device", lambda: 1)
     assert devices.indexed_device(kind) == f"{kind}:1"
     assert devices.indexed_device(f"{kind}:0") == f"{kind}:0"

@@ -144,9 +144,6 @@ def one_by_one(model: Any, some: Sequence[Sample]) -> Any:
     return rows
 
 
-# -- training ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "prompts", [(5, 9), (40, 23), (11, 70)], ids=["within", "beyond", "either"]
 )
@@ -232,9 +229,6 @@ def test_a_model_that_refuses_a_cache_reads_every_prompt(monkeypatch: pytest.Mon
     tokenizer: Any = lambda *_, **__: SimpleNamespace(input_ids=list(range(20)))  # noqa: E731
     assert reason_unshared(model, tokenizer).startswith("the model does not support a cache")
     assert adapters_module.PROBE_TEXT
-
-
-# -- sampling in this process --------------------------------------------------------------------------
 
 
 def decoded(model: Any, reader: Prefill, prompts: Sequence[tuple[int, ...]]) -> list[Any]:

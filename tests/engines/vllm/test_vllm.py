@@ -15,21 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fake_vllm as fake
-from compound.core.engine import (
-    Adapter,
-    AnswerFormat,
-    Completion,
-    Engine,
-    Message,
-    Prefilled,
-    Request,
-    TokenRecord,
-    ToolSpec,
-)
+from compound import CompoundError
+from compound.core.engine import Adapter, AnswerFormat, Prefilled, TokenRecord
 from compound.core.errors import (
     AdapterNotServed,
     CallError,
-    CompoundError,
     ConfigurationError,
     DeclarationError,
     SpecError,
@@ -45,6 +35,7 @@ from compound.engines.adapter_files import (
 )
 from compound.engines.vllm.adapters import DIFFERS_FROM_OTHERS, INDISTINGUISHABLE, MATCHES_PROBE
 from compound.engines.vllm.engine import VLLMEngine
+from compound.ext import Engine, Message, Request, ToolSpec
 from compound.graph.registry.engines import find_engine
 from compound.optimizers.methods import check_trainable, method
 from compound.yaml import loads
@@ -64,9 +55,6 @@ def server() -> Iterator[Any]:
 
 def engine(server: Any, **settings: Any) -> VLLMEngine:
     return VLLMEngine("tiny", api_base=server.address, **settings)
-
-
-# -- what is sent and what comes back ------------------------------------------------------------------
 
 
 def test_it_is_an_engine_whose_name_tells_apart_what_changes_answers(server: Any) -> None:
@@ -196,9 +184,7 @@ def test_an_answer_cut_at_the_token_limit_says_so(server: Any) -> None:
     ],
     ids=["ids", "prompt", "logprobs", "fewer ids", "no number", "logits", "choices"],
 )
-def test_an_answer_that_cannot_be_a_record_is_a_failed_call(
-    server: Any, change: dict[str, Any]
-) -> None:
+def test_an_answer_without_a_record_is_a_failed_call(server: Any, change: dict[str, Any]) -> None:
     server.change = change
     with pytest.raises(CallError, match="vLLM, 0.10.2 or later") as caught:
         ask(engine(server), request(want_tokens=True))
@@ -224,15 +210,6 @@ def test_the_prefill_that_the_prefix_cache_saved_is_summed(server: Any) -> None:
     assert Prefilled().share == 0.0
 
 
-def test_the_worst_case_bounds_the_prompt_by_its_bytes() -> None:
-    worst = VLLMEngine("m").worst_case(request("☃" * 10, max_tokens=9, cue="answer:"))
-    assert worst.prompt_tokens >= 30 + len("answer:")
-    assert (worst.calls, worst.completion_tokens) == (1, 9)
-
-
-# -- temperature in the records ------------------------------------------------------------------------
-
-
 def test_records_that_ignore_the_temperature_are_refused(server: Any) -> None:
     server.raw = True
     with pytest.raises(CompoundError, match="--logprobs-mode processed_logprobs") as caught:
@@ -254,13 +231,8 @@ def test_the_server_is_asked_once_and_only_where_it_matters(server: Any) -> None
     assert [body["temperature"] for body in server.sent("completions")] == [0.0, 0.01]
 
 
-# -- errors --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("status", [429, 500, 503, 408])
-def test_a_server_error_is_transient_and_not_retried_by_the_engine(
-    server: Any, status: int
-) -> None:
+def test_a_server_error_is_transient_and_not_retried_here(server: Any, status: int) -> None:
     server.fault["chat/completions"] = (status, "busy", {"retry-after": "3"})
     with pytest.raises(TransientError, match="busy") as caught:
         ask(engine(server))
@@ -338,21 +310,7 @@ def test_an_unreachable_server_is_tried_again() -> None:
     other.stop()
 
 
-# -- adapters ------------------------------------------------------------------------------------------
-
 Write = Callable[..., Adapter]
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    """Write adapters as `fake_vllm.write_adapter` does."""
-
-    def make(bias: float, before: float | None = 0.0, **settings: Any) -> Adapter:
-        folder = tmp_path / f"adapter-{len(list(tmp_path.iterdir()))}"
-        fake.write_adapter(folder, bias, before, **settings)
-        return Adapter(str(folder), folder_digest(folder))
-
-    return make
 
 
 def sampled(adapter: Adapter, **settings: Any) -> Request:
@@ -380,17 +338,14 @@ def refused(server: Any, adapter: Adapter, *earlier: Adapter) -> str:
     return str(caught.value)
 
 
-def test_an_adapter_is_loaded_under_its_version_and_sampled_with(server: Any, write: Write) -> None:
+async def test_an_adapter_is_loaded_by_version_and_sampled_with(server: Any, write: Write) -> None:
     one, two = write(0.5), write(0.8, before=0.5)
     lm = engine(server)
 
-    async def run() -> list[Completion]:
-        async with contextlib.aclosing(lm):
-            found = [await lm.generate(sampled(each)) for each in (one, two, one)]
-            assert lm.adapters == {one.sha256: MATCHES_PROBE, two.sha256: MATCHES_PROBE}
-            return found
-
-    records = [completion.tokens for completion in asyncio.run(run())]
+    async with contextlib.aclosing(lm):
+        found = [await lm.generate(sampled(each)) for each in (one, two, one)]
+        assert lm.adapters == {one.sha256: MATCHES_PROBE, two.sha256: MATCHES_PROBE}
+        records = [completion.tokens for completion in found]
     assert [record.adapter for record in records if record] == [one.sha256, two.sha256, one.sha256]
     assert [record.logprobs[0] for record in records if record] == [-1.0, -1.3, -1.0]
     names = [one.sha256[:16], two.sha256[:16]]
@@ -409,9 +364,7 @@ def test_a_folder_that_was_changed_is_not_loaded(server: Any, write: Write) -> N
     assert server.sent("load_lora_adapter") == []
 
 
-def test_an_adapter_that_is_no_plain_lora_never_reaches_the_server(
-    server: Any, write: Write
-) -> None:
+def test_an_adapter_that_is_no_plain_lora_reaches_no_server(server: Any, write: Write) -> None:
     path = Path(write(0.5).path)
     config = json.loads((path / "adapter_config.json").read_text())
     (path / "adapter_config.json").write_text(
@@ -423,9 +376,7 @@ def test_an_adapter_that_is_no_plain_lora_never_reaches_the_server(
 
 
 @pytest.mark.parametrize("stale", ["base", "first"])
-def test_a_server_that_keeps_older_weights_is_detected(
-    server: Any, write: Write, stale: str
-) -> None:
+def test_a_server_that_keeps_old_weights_is_detected(server: Any, write: Write, stale: str) -> None:
     server.stale = stale
     earlier = [write(0.5)] if stale == "first" else []
     said = refused(server, write(0.9, before=0.5 if earlier else 0.0), *earlier)
@@ -433,9 +384,7 @@ def test_a_server_that_keeps_older_weights_is_detected(
     assert "restart the server" in said
 
 
-def test_a_stale_server_is_detected_by_identical_numbers_if_the_step_is_below_the_noise(
-    server: Any, write: Write
-) -> None:
+def test_identical_numbers_show_a_stale_server_below_the_noise(server: Any, write: Write) -> None:
     """One training step moves log-probabilities by thousandths, but noise is a tenth."""
     old, new = write(0.5), write(0.502, before=0.5)
     lm = engine(server)
@@ -472,23 +421,18 @@ def test_noise_of_a_number_format_is_accepted(server: Any, write: Write) -> None
     assert len(server.sent("chat/completions")) == 3
 
 
-def test_an_adapter_without_effect_is_indistinguishable(server: Any, write: Write) -> None:
+async def test_an_adapter_without_effect_is_indistinguishable(server: Any, write: Write) -> None:
     lm = engine(server)
     nothing = [write(0.0), write(0.0, before=None), write(0.0, before=None, note="other")]
     same = write(0.5, before=0.5 + VISIBLE / 2)  # the trainer itself sees no difference
 
-    async def run() -> list[str]:
-        async with contextlib.aclosing(lm):
-            for each in (*nothing, same):
-                await lm.generate(sampled(each))
-            return list(lm.adapters.values())
-
-    assert asyncio.run(run()) == [INDISTINGUISHABLE] * 4
+    async with contextlib.aclosing(lm):
+        for each in (*nothing, same):
+            await lm.generate(sampled(each))
+        assert list(lm.adapters.values()) == [INDISTINGUISHABLE] * 4
 
 
-def test_an_adapter_without_a_probe_must_change_the_bases_numbers(
-    server: Any, write: Write
-) -> None:
+def test_an_adapter_without_a_probe_must_change_base_numbers(server: Any, write: Write) -> None:
     adapter = write(0.5, before=None)
     lm = engine(server)
 
@@ -509,28 +453,23 @@ def test_equal_weights_in_another_folder_are_accepted(server: Any, write: Write)
     assert len(ask(engine(server), sampled(one), sampled(again))) == 2
 
 
-def test_a_server_that_does_not_know_what_it_acknowledged_is_detected(
-    server: Any, write: Write
-) -> None:
+def test_a_server_that_forgets_what_it_acknowledged_is_detected(server: Any, write: Write) -> None:
     server.load_lora_adapter = lambda body: (200, "Success")
     assert "does not exist" in refused(server, write(0.5))
 
 
-def test_a_cancelled_call_does_not_delay_a_swap(server: Any, write: Write) -> None:
+async def test_a_cancelled_call_does_not_delay_a_swap(server: Any, write: Write) -> None:
     lm = engine(server)
 
-    async def run() -> None:
-        async with contextlib.aclosing(lm):
-            server.hang = True
-            gone = asyncio.create_task(lm.generate(request()))
-            await until(lambda: len(server.sent("chat/completions")) == 1)
-            swap = asyncio.create_task(lm.generate(sampled(write(0.5))))
-            await asyncio.sleep(0.05)
-            server.hang = server.fragile = False  # the server may not have noticed yet
-            gone.cancel()
-            assert (await swap).text == "four"
-
-    asyncio.run(run())
+    async with contextlib.aclosing(lm):
+        server.hang = True
+        gone = asyncio.create_task(lm.generate(request()))
+        await until(lambda: len(server.sent("chat/completions")) == 1)
+        swap = asyncio.create_task(lm.generate(sampled(write(0.5))))
+        await asyncio.sleep(0.05)
+        server.hang = server.fragile = False  # the server may not have noticed yet
+        gone.cancel()
+        assert (await swap).text == "four"
 
 
 def test_an_adapter_that_the_server_lost_is_loaded_again(server: Any, write: Write) -> None:
@@ -543,9 +482,7 @@ def test_an_adapter_that_the_server_lost_is_loaded_again(server: Any, write: Wri
     assert ask(lm, sampled(adapter))[0].text == "four"
 
 
-def test_an_adapter_that_another_process_loaded_is_checked_like_our_own(
-    server: Any, write: Write
-) -> None:
+def test_an_adapter_another_process_loaded_is_checked_as_ours(server: Any, write: Write) -> None:
     good, bad = write(0.5), write(0.6)
     server.loaded = {good.sha256[:16]: 0.5, bad.sha256[:16]: 0.0}
     assert ask(engine(server), sampled(good))[0].text == "four"
@@ -597,9 +534,6 @@ def test_an_invalid_probe_file_is_refused(write: Write, changes: dict[str, Any])
         read_probe(Path(write(0.5, changes=changes).path))
 
 
-# -- the rules of the probe ----------------------------------------------------------------------------
-
-
 def test_the_rules_hold_on_hand_computed_probes() -> None:
     far = Probe((1, 2, 3), (-1.0, -2.0), (-1.0, -1.0))  # 1.0 apart, 0.8 needed
     assert far.distinguishable
@@ -623,7 +557,7 @@ logprobs = st.lists(st.tuples(st.floats(-20, 0), st.floats(-20, 0)), min_size=1,
 
 
 @given(logprobs)
-def test_the_adapters_own_logprobs_pass_and_the_previous_ones_fail(
+def test_own_logprobs_pass_and_the_previous_ones_fail(
     pairs: list[tuple[float, float]],
 ) -> None:
     after, before = zip(*pairs, strict=True)
@@ -633,8 +567,6 @@ def test_the_adapters_own_logprobs_pass_and_the_previous_ones_fail(
         with pytest.raises(AdapterNotServed):
             check_logprobs(probe, before)
 
-
-# -- in files ------------------------------------------------------------------------------------------
 
 FILE = """
 system: demo
@@ -655,8 +587,6 @@ def test_a_file_that_says_how_to_run_a_program_is_as_trusted_as_python(settings:
         loads(FILE.format(settings=settings), allow_import=False)
     loads(FILE.format(settings="max_loras: 2"), allow_import=False)
 
-
-# -- what training needs of an engine ------------------------------------------------------------------
 
 TRAINED = """
 system: trained
@@ -682,9 +612,7 @@ def check_training(settings: str, rank: int = 8, name: str = "mmgrpo") -> None:
 @pytest.mark.parametrize(
     "extra", ["top_p: 0.95", "top_k: 20", "min_p: 0.1", "repetition_penalty: 1.1"]
 )
-def test_training_on_another_distribution_than_the_sampled_one_is_refused_by_check(
-    extra: str,
-) -> None:
+def test_training_on_another_distribution_than_sampled_is_refused_by_check(extra: str) -> None:
     with pytest.raises(
         DeclarationError, match=rf"'answerer' cannot be trained: .* samples with {extra[:5]}"
     ):
@@ -703,19 +631,3 @@ def test_an_adapter_that_is_too_large_for_its_engine_is_refused_by_check() -> No
     ):
         check_training("max_lora_rank: 16", rank=32)
     check_training("concurrency: 8", rank=200)  # an engine without a limit
-
-
-def test_an_unsupported_adapter_is_reported_without_sampling(server: Any, write: Write) -> None:
-    message = "Worker failed with error 'LoRA rank 64 is greater than max_lora_rank 16.'"
-    server.fault["load_lora_adapter"] = (500, message, {})
-    lm = engine(server)
-
-    async def admit() -> None:
-        try:
-            await lm.admit(write(0.5))
-        finally:
-            await lm.aclose()
-
-    with pytest.raises(CompoundError, match="raise max_lora_rank"):
-        asyncio.run(admit())
-    assert server.sent("chat/completions") == []

@@ -11,7 +11,6 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ import fake_vllm as fake
 from compound.core.engine import Adapter
 from compound.core.errors import AdapterNotServed, CompoundError, TransientError
 from compound.core.loops import RWLock
-from compound.core.storage.artifacts import SHOWN, folder_digest
+from compound.core.storage.artifacts import SHOWN
 from compound.engines.adapter_files import CHECKS
 from compound.engines.server_api import ServerAnswer
 from compound.engines.vllm.adapters import ServedAdapters
@@ -31,18 +30,6 @@ pytest.importorskip("httpx")
 
 CALLS = 64
 Write = Callable[..., Adapter]
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    numbers = itertools.count()
-
-    def make(bias: float, before: float | None = 0.0) -> Adapter:
-        folder = tmp_path / f"adapter-{next(numbers)}"
-        fake.write_adapter(folder, bias, before)
-        return Adapter(str(folder), folder_digest(folder))
-
-    return make
 
 
 def name(adapter: Adapter) -> str:
@@ -152,119 +139,94 @@ async def together(
     return burst
 
 
-# -- how many at once ----------------------------------------------------------------------------------
+async def test_calls_that_want_a_version_all_sample_at_once_after_one_load(write: Write) -> None:
+    api = Scripted()
+    adapters = made(api)
+    for adapter in (
+        write(0.5),
+        write(0.8, before=0.5),
+    ):  # a step's version, and that of the next
+        burst = await together(api, adapters, [adapter] * CALLS)
+        assert burst.most == {name(adapter): CALLS}
+    assert len(api.loads) == 2
 
 
-def test_calls_that_want_a_new_version_all_sample_at_once_after_one_load(write: Write) -> None:
-    async def run() -> None:
-        api = Scripted()
-        adapters = made(api)
-        for adapter in (
-            write(0.5),
-            write(0.8, before=0.5),
-        ):  # a step's version, and that of the next
-            burst = await together(api, adapters, [adapter] * CALLS)
-            assert burst.most == {name(adapter): CALLS}
-        assert len(api.loads) == 2
-
-    asyncio.run(run())
+async def test_more_versions_than_it_keeps_are_loaded_once_each_while_wanted(write: Write) -> None:
+    api = Scripted()
+    adapters = made(api, most=2)
+    wanted = [write(bias) for bias in (0.5, 0.6, 0.7, 0.8, 0.9)]
+    await together(api, adapters, [wanted[i % 5] for i in range(CALLS)])
+    assert sorted(api.loads) == sorted(map(name, wanted))
+    assert not [name for what, name in api.log if what == "unload"]
+    await together(api, adapters, [write(1.0)])
+    assert len(adapters.served) == 2
+    assert len([name for what, name in api.log if what == "unload"]) == 4
 
 
-def test_more_versions_than_the_server_keeps_are_loaded_once_each_while_calls_want_them(
-    write: Write,
-) -> None:
-    async def run() -> None:
-        api = Scripted()
-        adapters = made(api, most=2)
-        wanted = [write(bias) for bias in (0.5, 0.6, 0.7, 0.8, 0.9)]
-        await together(api, adapters, [wanted[i % 5] for i in range(CALLS)])
-        assert sorted(api.loads) == sorted(map(name, wanted))
-        assert not [name for what, name in api.log if what == "unload"]
-        await together(api, adapters, [write(1.0)])
-        assert len(adapters.served) == 2
-        assert len([name for what, name in api.log if what == "unload"]) == 4
-
-    asyncio.run(run())
-
-
-def test_the_least_recently_used_version_is_unloaded_unless_a_call_waits_for_it(
-    write: Write,
-) -> None:
-    async def run() -> None:
-        api = Scripted()
-        adapters = made(api, most=2)
-        old, older, new = write(0.5), write(0.6), write(0.7)
-        for adapter in (older, old, older, old):
-            await together(api, adapters, [adapter])
-        api.held = asyncio.Event()
-        api.loading.clear()
-        burst = Burst(api, adapters)
-        burst.leave.set()
-        calls = [asyncio.create_task(burst.call(adapter)) for adapter in (new, older)]
-        await api.loading.wait()  # the lock is closed, and a call waits for `older`
-        api.held.set()
-        await asyncio.gather(*calls)
-        assert api.log[-2:] == [("unload", name(old)), ("load", name(new))]
-
-    asyncio.run(run())
+async def test_the_least_recently_used_version_is_unloaded_unless_awaited(write: Write) -> None:
+    api = Scripted()
+    adapters = made(api, most=2)
+    old, older, new = write(0.5), write(0.6), write(0.7)
+    for adapter in (older, old, older, old):
+        await together(api, adapters, [adapter])
+    api.held = asyncio.Event()
+    api.loading.clear()
+    burst = Burst(api, adapters)
+    burst.leave.set()
+    calls = [asyncio.create_task(burst.call(adapter)) for adapter in (new, older)]
+    await api.loading.wait()  # the lock is closed, and a call waits for `older`
+    api.held.set()
+    await asyncio.gather(*calls)
+    assert api.log[-2:] == [("unload", name(old)), ("load", name(new))]
 
 
-def test_waiting_calls_run_before_the_next_load(write: Write) -> None:
-    async def run() -> list[str]:
-        lock, seen = RWLock(), []
+async def test_waiting_calls_run_before_the_next_load(write: Write) -> None:
+    lock, seen = RWLock(), []
 
-        async def exclusive(label: str, until: asyncio.Event) -> None:
-            async with lock.write():
-                seen.append(label)
-                await until.wait()
+    async def exclusive(label: str, until: asyncio.Event) -> None:
+        async with lock.write():
+            seen.append(label)
+            await until.wait()
 
-        async def passing(label: str) -> None:
-            async with lock.read():
-                seen.append(label)
+    async def passing(label: str) -> None:
+        async with lock.read():
+            seen.append(label)
 
-        first, second = asyncio.Event(), asyncio.Event()
-        second.set()
-        tasks = [asyncio.create_task(exclusive("one", first))]
-        await settled()
-        tasks += [asyncio.create_task(exclusive("two", second))]
-        tasks += [asyncio.create_task(passing(f"call {i}")) for i in range(3)]
-        await settled()
-        first.set()
-        await asyncio.gather(*tasks)
-        return seen
-
-    assert asyncio.run(run()) == ["one", "call 0", "call 1", "call 2", "two"]
+    first, second = asyncio.Event(), asyncio.Event()
+    second.set()
+    tasks = [asyncio.create_task(exclusive("one", first))]
+    await settled()
+    tasks += [asyncio.create_task(exclusive("two", second))]
+    tasks += [asyncio.create_task(passing(f"call {i}")) for i in range(3)]
+    await settled()
+    first.set()
+    await asyncio.gather(*tasks)
+    assert seen == ["one", "call 0", "call 1", "call 2", "two"]
 
 
-def test_a_call_cancelled_on_entry_releases_the_lock() -> None:
-    async def run() -> None:
-        lock, closed = RWLock(), asyncio.Event()
+async def test_a_call_cancelled_on_entry_releases_the_lock() -> None:
+    lock, closed = RWLock(), asyncio.Event()
 
-        async def exclusive() -> None:
-            async with lock.write():
-                await closed.wait()
+    async def exclusive() -> None:
+        async with lock.write():
+            await closed.wait()
 
-        async def passing() -> None:
-            async with lock.read():
-                raise AssertionError("it was cancelled")
+    async def passing() -> None:
+        async with lock.read():
+            raise AssertionError("it was cancelled")
 
-        holder = asyncio.create_task(exclusive())
-        await settled()
-        caller = asyncio.create_task(passing())
-        await settled()
-        lock._admit()  # what opening does
-        caller.cancel()
-        closed.set()
-        await holder
-        with suppress(asyncio.CancelledError):
-            await caller
-        async with asyncio.timeout(30), lock.write():
-            pass
-
-    asyncio.run(run())
-
-
-# -- failures and cancellation -------------------------------------------------------------------------
+    holder = asyncio.create_task(exclusive())
+    await settled()
+    caller = asyncio.create_task(passing())
+    await settled()
+    lock._admit()  # what opening does
+    caller.cancel()
+    closed.set()
+    await holder
+    with suppress(asyncio.CancelledError):
+        await caller
+    async with asyncio.timeout(30), lock.write():
+        pass
 
 
 @pytest.mark.parametrize(
@@ -274,68 +236,54 @@ def test_a_call_cancelled_on_entry_releases_the_lock() -> None:
         (ServerAnswer(500, "LoRA rank 64 is greater than max_lora_rank 16."), CompoundError),
     ],
 )
-def test_a_failed_load_reaches_every_call_that_waits_for_it_and_no_other(
+async def test_a_failed_load_reaches_every_call_that_waits_for_it_and_no_other(
     write: Write, failure: Any, kind: type[Exception]
 ) -> None:
-    async def run() -> None:
-        api = Scripted()
-        adapters = made(api)
-        bad, good = write(0.5), write(0.8)
-        api.fails = [failure]
-        burst = Burst(api, adapters)
-        burst.leave.set()
-        calls = [bad] * 8 + [good] * 8
-        ends = await asyncio.gather(
-            *(burst.call(adapter) for adapter in calls), return_exceptions=True
-        )
-        assert [type(end) for end in ends[:8]] == [kind] * 8
-        assert ends[8:] == [None] * 8
-        assert api.loads == [name(bad), name(good)]  # one try for all
-        await together(api, adapters, [bad] * 8)  # the next call tries again
-        assert api.loads == [name(bad), name(good), name(bad)]
-
-    asyncio.run(run())
+    api = Scripted()
+    adapters = made(api)
+    bad, good = write(0.5), write(0.8)
+    api.fails = [failure]
+    burst = Burst(api, adapters)
+    burst.leave.set()
+    calls = [bad] * 8 + [good] * 8
+    ends = await asyncio.gather(*(burst.call(adapter) for adapter in calls), return_exceptions=True)
+    assert [type(end) for end in ends[:8]] == [kind] * 8
+    assert ends[8:] == [None] * 8
+    assert api.loads == [name(bad), name(good)]  # one try for all
+    await together(api, adapters, [bad] * 8)  # the next call tries again
+    assert api.loads == [name(bad), name(good), name(bad)]
 
 
-def test_a_cancelled_call_stops_no_load_that_others_wait_for(write: Write) -> None:
-    async def run() -> None:
-        api = Scripted()
-        adapters = made(api)
-        api.held = asyncio.Event()
-        wanted = write(0.5)
-        burst = Burst(api, adapters)
-        calls = [asyncio.create_task(burst.call(wanted)) for _ in range(3)]
-        await api.loading.wait()
-        calls[0].cancel()  # it was the first, which began the load
-        await settled()
-        api.held.set()
-        await reached(lambda: api.inside == 2)
-        burst.leave.set()
-        ends = await asyncio.gather(*calls, return_exceptions=True)
-        assert [type(end) for end in ends] == [asyncio.CancelledError, type(None), type(None)]
-        assert api.loads == [name(wanted)]
-        assert not adapters._calls
-
-    asyncio.run(run())
+async def test_a_cancelled_call_stops_no_load_that_others_wait_for(write: Write) -> None:
+    api = Scripted()
+    adapters = made(api)
+    api.held = asyncio.Event()
+    wanted = write(0.5)
+    burst = Burst(api, adapters)
+    calls = [asyncio.create_task(burst.call(wanted)) for _ in range(3)]
+    await api.loading.wait()
+    calls[0].cancel()  # it was the first, which began the load
+    await settled()
+    api.held.set()
+    await reached(lambda: api.inside == 2)
+    burst.leave.set()
+    ends = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(end) for end in ends] == [asyncio.CancelledError, type(None), type(None)]
+    assert api.loads == [name(wanted)]
+    assert not adapters._calls
 
 
-def test_closing_while_an_adapter_is_loaded_fails_the_calls_that_wait(write: Write) -> None:
-    async def run() -> None:
-        api = Scripted()
-        adapters = made(api)
-        api.held = asyncio.Event()
-        burst = Burst(api, adapters)
-        calls = [asyncio.create_task(burst.call(write(bias))) for bias in (0.5, 0.6)]
-        await api.loading.wait()
-        await adapters.aclose()
-        ends = await asyncio.gather(*calls, return_exceptions=True)
-        assert [type(end) for end in ends] == [TransientError] * 2
-        assert "closed" in str(ends[0])
-
-    asyncio.run(run())
-
-
-# -- several servers behind one address ----------------------------------------------------------------
+async def test_closing_while_an_adapter_is_loaded_fails_the_calls_that_wait(write: Write) -> None:
+    api = Scripted()
+    adapters = made(api)
+    api.held = asyncio.Event()
+    burst = Burst(api, adapters)
+    calls = [asyncio.create_task(burst.call(write(bias))) for bias in (0.5, 0.6)]
+    await api.loading.wait()
+    await adapters.aclose()
+    ends = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(end) for end in ends] == [TransientError] * 2
+    assert "closed" in str(ends[0])
 
 
 class Balanced(fake.FakeVLLM):
@@ -418,9 +366,7 @@ def test_round_robin_servers_are_all_checked_before_the_first_sample(
     )
 
 
-def test_a_server_that_answers_with_the_base_later_and_says_so_ends_the_run(
-    balanced: Any, write: Write
-) -> None:
+def test_a_server_that_returns_to_the_base_ends_the_run(balanced: Any, write: Write) -> None:
     server = balanced(["", "says"], [0] * CHECKS + [0, 0, 1])
     with pytest.raises(AdapterNotServed, match="answered with the model 'tiny', but the adapter"):
         sample(server, write(0.5), 3)
@@ -432,9 +378,7 @@ def test_servers_that_all_serve_the_version_are_sampled_from(balanced: Any, writ
     assert sample(server, write(0.5), 4) == [-1.0] * 4
 
 
-def test_each_check_goes_over_a_connection_of_its_own_with_another_beginning(
-    balanced: Any, write: Write
-) -> None:
+def test_each_check_has_its_own_connection_and_beginning(balanced: Any, write: Write) -> None:
     server = balanced([""], (0,))
     adapter = write(0.5)
     opened: list[int] = []

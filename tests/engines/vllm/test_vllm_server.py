@@ -23,14 +23,9 @@ from compound.core.storage.artifacts import folder_digest
 from compound.engines.vllm import guard
 from compound.engines.vllm import server as vllm_server
 from compound.engines.vllm.engine import VLLMEngine
-from vllm_requests import ask, is_running, replace_vllm, request, started, until
+from vllm_requests import ask, is_running, request, started, until
 
 pytest.importorskip("httpx")
-
-
-@pytest.fixture
-def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return replace_vllm(tmp_path / "told", monkeypatch)
 
 
 def wait_until_gone(pids: list[int]) -> None:
@@ -71,9 +66,7 @@ def test_a_server_is_started_as_training_needs_it_and_ended(told: Path) -> None:
         ({"args": ["--enable-sleep-mode"]}, "args must not set '--enable-sleep-mode'"),
     ],
 )
-def test_settings_of_memory_that_do_not_fit_together_are_refused(
-    settings: dict[str, Any], message: str
-) -> None:
+def test_inconsistent_memory_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(DeclarationError, match=message):
         VLLMEngine("m", **settings)
 
@@ -163,78 +156,66 @@ def test_a_closed_engine_can_be_used_again(told: Path) -> None:
     assert len(started(told)) == 2
 
 
-def test_calls_made_together_start_one_server(told: Path) -> None:
+async def test_calls_made_together_start_one_server(told: Path) -> None:
     lm = VLLMEngine("m")
 
-    async def run() -> None:
-        async with contextlib.aclosing(lm):
-            await asyncio.gather(*(lm.generate(request()) for _ in range(8)))
-
-    asyncio.run(run())
+    async with contextlib.aclosing(lm):
+        await asyncio.gather(*(lm.generate(request()) for _ in range(8)))
     assert len(started(told)) == 1
 
 
-def test_a_server_that_dies_during_a_call_is_started_again(told: Path, tmp_path: Path) -> None:
+async def test_a_server_that_dies_in_a_call_is_started_again(told: Path, tmp_path: Path) -> None:
     fake.write_adapter(tmp_path / "adapter", 0.5)
     adapter = Adapter(str(tmp_path / "adapter"), folder_digest(tmp_path / "adapter"))
     tuned = request(adapter=adapter, want_tokens=True, temperature=1.0)
     lm = VLLMEngine("m")
     logs: list[str] = []
 
-    async def run() -> None:
-        async with contextlib.aclosing(lm):
-            await lm.generate(tuned)
-            with pytest.raises(
-                TransientError, match=r"ended during the call \(exit code 137\)"
-            ) as caught:
-                await lm.generate(request("die"))
-            logs.append(str(caught.value).rpartition("its log is ")[2])
-            completion = await lm.generate(tuned)  # which is loaded and checked again
-            assert completion.tokens is not None
-            assert completion.tokens.logprobs[0] == -1.0
-
-    asyncio.run(run())
+    async with contextlib.aclosing(lm):
+        await lm.generate(tuned)
+        with pytest.raises(
+            TransientError, match=r"ended during the call \(exit code 137\)"
+        ) as caught:
+            await lm.generate(request("die"))
+        logs.append(str(caught.value).rpartition("its log is ")[2])
+        completion = await lm.generate(tuned)  # which is loaded and checked again
+        assert completion.tokens is not None
+        assert completion.tokens.logprobs[0] == -1.0
     assert Path(logs[0]).parent == tmp_path / "told" / "cache" / "vllm"
-    assert Path(logs[0]).is_file()
+    assert Path(logs[0]).is_file()  # noqa: ASYNC240
     rows = started(told)
     assert len(rows) == 2
     wait_until_gone([pid for row in rows for pid in row["pids"]])
 
 
-def test_a_server_that_dies_between_calls_is_started_again(told: Path) -> None:
+async def test_a_server_that_dies_between_calls_is_started_again(told: Path) -> None:
     lm = VLLMEngine("m")
 
-    async def run() -> None:
-        async with contextlib.aclosing(lm):
-            await lm.generate(request())
-            os.kill(started(told)[0]["pids"][0], signal.SIGKILL)
-            wait_until_gone(started(told)[0]["pids"])  # what it had started, too
-            await until(lambda: lm._link is not None and lm._link.ended)  # the guard has to say so
-            assert (await lm.generate(request())).text == "four"
-
-    asyncio.run(run())
+    async with contextlib.aclosing(lm):
+        await lm.generate(request())
+        os.kill(started(told)[0]["pids"][0], signal.SIGKILL)
+        wait_until_gone(started(told)[0]["pids"])  # what it had started, too
+        await until(lambda: lm._link is not None and lm._link.ended)  # the guard has to say so
+        assert (await lm.generate(request())).text == "four"
     assert len(started(told)) == 2
 
 
-def test_restarts_are_bounded(told: Path) -> None:
+async def test_restarts_are_bounded(told: Path) -> None:
     lm = VLLMEngine("m", restarts=1)
 
-    async def run() -> None:
-        async with contextlib.aclosing(lm):
-            for _ in range(2):
-                with pytest.raises(TransientError):
-                    await lm.generate(request("die"))
-            with pytest.raises(
-                CompoundError, match=r"2 vLLM servers of 'm' ended by themselves.*\.log"
-            ) as caught:
-                await lm.generate(request())
-            assert not isinstance(caught.value, CallError)
-
-    asyncio.run(run())
+    async with contextlib.aclosing(lm):
+        for _ in range(2):
+            with pytest.raises(TransientError):
+                await lm.generate(request("die"))
+        with pytest.raises(
+            CompoundError, match=r"2 vLLM servers of 'm' ended by themselves.*\.log"
+        ) as caught:
+            await lm.generate(request())
+        assert not isinstance(caught.value, CallError)
     assert len(started(told)) == 2
 
 
-def test_a_server_that_cannot_start_shows_the_end_of_its_log(
+def test_a_failed_start_shows_the_end_of_the_log(
     told: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [f"line {i}" for i in range(50)] + ["ValueError: no such model"]
@@ -251,9 +232,7 @@ def test_a_server_that_cannot_start_shows_the_end_of_its_log(
     wait_until_gone(started(told)[0]["pids"])  # the child that it left behind, too
 
 
-def test_a_server_that_never_gets_ready_is_ended(
-    told: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_is_never_ready_is_ended(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(
         "FAKE_VLLM", json.dumps({"file": str(told), "idle": True, "print": ["loading"]})
     )
@@ -262,21 +241,18 @@ def test_a_server_that_never_gets_ready_is_ended(
     wait_until_gone([pid for row in started(told) for pid in row["pids"]])
 
 
-def test_closing_an_engine_ends_a_server_that_is_still_starting(
+async def test_closing_an_engine_ends_a_server_that_is_still_starting(
     told: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM", json.dumps({"file": str(told), "idle": True}))
     lm = VLLMEngine("m")
 
-    async def run() -> None:
-        async with contextlib.aclosing(lm):
-            call = asyncio.create_task(lm.generate(request()))
-            await until(lambda: bool(started(told)))
-            call.cancel()
-            await asyncio.wait([call])
-            assert is_running(started(told)[0]["pids"][0]), "another call may be waiting for it"
-
-    asyncio.run(run())
+    async with contextlib.aclosing(lm):
+        call = asyncio.create_task(lm.generate(request()))
+        await until(lambda: bool(started(told)))
+        call.cancel()
+        await asyncio.wait([call])
+        assert is_running(started(told)[0]["pids"][0]), "another call may be waiting for it"
     assert not any(map(is_running, started(told)[0]["pids"]))
 
 
@@ -288,9 +264,7 @@ def test_a_missing_command_says_how_to_set_it(monkeypatch: pytest.MonkeyPatch) -
         ask(VLLMEngine("m", command="no-such-vllm"))
 
 
-def test_a_foreign_server_on_the_port_is_not_mistaken_for_ours(
-    told: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_foreign_server_is_recognized(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     foreign = fake.FakeVLLM("m", key="theirs").serve()
     monkeypatch.setattr(vllm_server, "_free_port", lambda: foreign.http.server_port)
     with pytest.raises(CompoundError, match="before it was ready(.|\n)*Address already in use"):

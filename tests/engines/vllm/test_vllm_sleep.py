@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,14 +72,6 @@ def fleet(servers: Servers) -> Iterator[FleetEngine]:
     asyncio.run(engine.aclose())
 
 
-def awaited(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @functools.wraps(test)
-    def run(**fixtures: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(**fixtures), 60))
-
-    return run
-
-
 async def text(lm: VLLMEngine) -> str:
     return (await lm.generate(request())).text
 
@@ -121,7 +112,6 @@ def test_a_server_has_sleep_mode_only_if_it_is_set(servers: Servers, sleep: bool
         assert os.listdir(first) == ["compound_key_required.py"]
 
 
-@awaited
 async def test_calls_in_flight_end_before_the_block_and_later_ones_wait_for_its_end(
     lm: VLLMEngine, servers: Servers, tmp_path: Path
 ) -> None:
@@ -146,7 +136,6 @@ async def test_calls_in_flight_end_before_the_block_and_later_ones_wait_for_its_
     assert servers.requests() == [CHAT, SLEEP, *WAKING, CHAT]
 
 
-@awaited
 async def test_a_server_stays_asleep_until_it_is_called(lm: VLLMEngine, servers: Servers) -> None:
     await text(lm)
     for _ in range(2):
@@ -158,7 +147,6 @@ async def test_a_server_stays_asleep_until_it_is_called(lm: VLLMEngine, servers:
 
 
 @pytest.mark.parametrize(("sleep", "gpus"), [(True, ["1"]), (True, []), (False, ["0"])])
-@awaited
 async def test_a_server_on_other_gpus_keeps_its_memory(
     lm: VLLMEngine, servers: Servers, sleep: bool, gpus: list[str]
 ) -> None:
@@ -170,7 +158,6 @@ async def test_a_server_on_other_gpus_keeps_its_memory(
     assert servers.requests() == [CHAT, CHAT]
 
 
-@awaited
 async def test_no_server_is_started_in_the_block_and_one_that_is_being_started_is_put_to_sleep(
     lm: VLLMEngine, servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,7 +185,6 @@ async def test_no_server_is_started_in_the_block_and_one_that_is_being_started_i
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("waking", "loads"), [("", 1), ("lost", 2)])
-@awaited
 async def test_adapters_are_loaded_again_only_if_waking_lost_them(
     lm: VLLMEngine, servers: Servers, tmp_path: Path, waking: str, loads: int
 ) -> None:
@@ -217,7 +203,6 @@ async def test_adapters_are_loaded_again_only_if_waking_lost_them(
     assert servers.log.read_text().count(" load_lora_adapter") == loads
 
 
-@awaited
 async def test_servers_without_sleep_mode_are_refused_and_stay_awake(
     lm: VLLMEngine, fleet: FleetEngine, servers: Servers
 ) -> None:
@@ -243,7 +228,6 @@ async def test_servers_without_sleep_mode_are_refused_and_stay_awake(
         ({"waking": "asleep"}, "wake up"),
     ],
 )
-@awaited
 async def test_a_server_that_does_not_fall_asleep_or_wake_up_is_started_again(
     lm: VLLMEngine,
     servers: Servers,
@@ -265,10 +249,7 @@ async def test_a_server_that_does_not_fall_asleep_or_wake_up_is_started_again(
     assert f"did not {failure}, and is started again" in caplog.text
 
 
-@awaited
-async def test_a_server_whose_sleep_was_cancelled_is_started_again(
-    lm: VLLMEngine, servers: Servers
-) -> None:
+async def test_after_a_cancelled_sleep_it_is_restarted(lm: VLLMEngine, servers: Servers) -> None:
     servers.behave(endless=SLEEP)
     await text(lm)
     sleeping = asyncio.create_task(nap(lm, nothing))
@@ -280,7 +261,6 @@ async def test_a_server_whose_sleep_was_cancelled_is_started_again(
     assert len(servers.pids) == 2
 
 
-@awaited
 async def test_a_cancelled_wait_for_calls_in_flight_changes_nothing(
     lm: VLLMEngine, servers: Servers, tmp_path: Path
 ) -> None:
@@ -297,7 +277,6 @@ async def test_a_cancelled_wait_for_calls_in_flight_changes_nothing(
     assert servers.requests() == [CHAT, CHAT]
 
 
-@awaited
 async def test_the_next_call_wakes_a_server_after_an_error_or_starts_one_after_its_end(
     lm: VLLMEngine, servers: Servers
 ) -> None:
@@ -315,10 +294,7 @@ async def test_the_next_call_wakes_a_server_after_an_error_or_starts_one_after_i
     assert len(servers.pids) == 3
 
 
-@awaited
-async def test_replicas_on_the_gpus_sleep_and_wake_or_are_started_again(
-    fleet: FleetEngine, servers: Servers
-) -> None:
+async def test_replicas_on_the_gpus_sleep_and_wake(fleet: FleetEngine, servers: Servers) -> None:
     await ask_all(fleet)
     rows = {row["env"]["CUDA_VISIBLE_DEVICES"]: row for row in started(servers.told)}
     pids = [rows[devices]["pids"][0] for devices in ("0,1", "2,3")]

@@ -96,9 +96,7 @@ def test_a_service_name_among_the_resource_attributes_is_kept(
     assert received.service == "answers"
 
 
-def test_variables_alone_switch_nothing_on(
-    received: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_alone_do_nothing(received: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", received.url)
     run()
     assert active_tracer() is None

@@ -84,10 +84,6 @@ def run(
     return asyncio.run(executor.run(system, inputs or {"question": "Why?"}, example="e1", sample=2))
 
 
-def test_nothing_is_active_by_default() -> None:
-    assert active_tracer() is None
-
-
 def test_a_run_contains_its_calls_and_they_contain_their_requests(spans: Spans) -> None:
     with cp.trace_with(spans.provider):
         trace = run(chain(), ["So it is."])
@@ -323,9 +319,7 @@ def test_a_run_is_inside_the_span_of_the_application(spans: Spans) -> None:
     assert spans.parent(spans.one("invoke_workflow essay")) == "handle request"
 
 
-def test_a_value_that_cannot_be_described_ends_no_run(
-    spans: Spans, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_indescribable_value_ends_no_run(spans: Spans, caplog: pytest.LogCaptureFixture) -> None:
     node = cp.Function("make", unprintable)(x=cp.Input("x"))
     system = cp.System("odd", outputs={"y": node})
     with cp.trace_with(spans.provider, content=True):

@@ -95,64 +95,21 @@ def test_one_that_keeps_to_its_role_answers() -> None:
 @pytest.mark.parametrize(
     ("engine", "method", "said", "hint"),
     [
-        (
-            NoRequest,
-            "generate",
-            "generate of engine 'echo' at {} has the signature",
-            "called with (request)",
-        ),
-        (
-            NotAwaited,
-            "generate",
-            "generate of engine 'echo' at {} returned Completion(",
-            "write async def",
-        ),
-        (
-            Text,
-            "generate",
-            "generate of engine 'echo' at {} returned 'ok'",
-            "return compound.ext.Completion(",
-        ),
-        (
-            Nothing,
-            "generate",
-            "generate of engine 'echo' at {} returned None",
-            "return compound.ext.Completion(",
-        ),
-        (
-            NoText,
-            "generate",
-            "generate of engine 'echo' at {} returned Completion(",
-            "text must be a str",
-        ),
-        (
-            NoUsage,
-            "generate",
-            "generate of engine 'echo' at {} returned Completion(",
-            "its usage a Usage",
-        ),
-        (
-            Number,
-            "worst_case",
-            "worst_case of engine 'echo' at {} returned 9",
-            "return compound.ext.Usage(",
-        ),
-        (
-            NoWorst,
-            "worst_case",
-            "worst_case of engine 'echo' at {} has the signature",
-            "with (request)",
-        ),
+        (NoRequest, "generate", "has the signature", "called with (request)"),
+        (NotAwaited, "generate", "returned Completion(", "write async def"),
+        (Text, "generate", "returned 'ok'", "return compound.ext.Completion("),
+        (Nothing, "generate", "returned None", "return compound.ext.Completion("),
+        (NoText, "generate", "returned Completion(", "text must be a str"),
+        (NoUsage, "generate", "returned Completion(", "its usage a Usage"),
+        (Number, "worst_case", "returned 9", "return compound.ext.Usage("),
+        (NoWorst, "worst_case", "has the signature", "with (request)"),
     ],
 )
-def test_a_mistake_names_the_line_and_the_fix(
-    engine: Any, method: str, said: str, hint: str
-) -> None:
+def test_a_mistake_names_line_and_fix(engine: Any, method: str, said: str, hint: str) -> None:
     with pytest.raises(UserCodeError) as raised:
         run(engine())
-    assert raised.value.message.startswith(
-        said.format(f"{__file__}:{line_of(getattr(engine, method))}")
-    )
+    place = f"{__file__}:{line_of(getattr(engine, method))}"
+    assert raised.value.message.startswith(f"{method} of engine 'echo' at {place} {said}")
     assert hint in raised.value.hint
 
 

@@ -13,15 +13,10 @@ from typing import Any
 import pytest
 
 from benchmarks.simulated.relays import Relay
+from compound import LLM, Example, Function, Input, System, Text
 from compound.api.progress import format_event
-from compound.components.function import Function
-from compound.components.llm import LLM
 from compound.core.errors import TransientError
-from compound.core.example import Example
-from compound.evaluation.metrics.custom import custom
-from compound.graph.component import Input
-from compound.graph.space import Text
-from compound.graph.system import System
+from compound.metrics import custom
 from compound.optimization.budget_plan import make_plan
 from compound.optimization.loop.loop import OptimizationLoop
 from compound.optimization.method import Job, Method, Problem, Progress, Proposal, Task
@@ -145,9 +140,7 @@ class TestBounds:
         assert (decision["accepted"], state.bounds_violation) == (True, "")
 
     @pytest.mark.parametrize("label", ["1.5", "0.9 7"], ids=["on validation", "on train"])
-    def test_a_score_outside_the_declared_bounds_changes_the_test_and_is_named(
-        self, label: str, tmp_path: Path
-    ) -> None:
+    def test_a_score_outside_the_bounds_changes_the_test(self, label: str, tmp_path: Path) -> None:
         events, state = run(labelled(Named(label), {"iterations": 1}), tmp_path)
         first = "7 on example 't0'" if " " in label else "1.5 on example 't0'"
         violation = f"metric 'stars' returned {first}, outside its declared bounds [0, 1]"
@@ -356,9 +349,7 @@ def judged(
 
 class TestVerdicts:
     @pytest.mark.parametrize("accept", ["best", "supported"])
-    def test_a_change_that_only_scores_higher_is_promising(
-        self, accept: str, tmp_path: Path
-    ) -> None:
+    def test_a_change_that_scores_higher_is_promising(self, accept: str, tmp_path: Path) -> None:
         """Six examples gain a half, three lose it: 0.15 on average, and nothing that a test supports."""
         events, state = run(judged(UNCLEAR, accept=accept), tmp_path)
         (decision,) = kinds(events, "decision")
@@ -436,9 +427,7 @@ class TestVerdicts:
         (decision,) = kinds(events, "decision")
         assert (decision["verdict"], decision["accepted"]) == ("rejected", False)
 
-    def test_a_promising_one_is_forgotten_once_a_supported_one_scores_higher(
-        self, tmp_path: Path
-    ) -> None:
+    def test_a_promising_one_is_forgotten_once_a_supported_is_better(self, tmp_path: Path) -> None:
         _, state = run(judged(UNCLEAR, BETTER, accept="supported"), tmp_path)
         assert state.search is not None
         assert (state.search.promising, state.search.promising_score) == (None, None)
@@ -473,9 +462,7 @@ class TestLooks:
         assert decision["looks"] == looks
         assert decision["level"] == pytest.approx(0.05 if looks == 1 else 0.02)
 
-    def test_too_few_further_examples_are_not_worth_a_part_of_the_level(
-        self, tmp_path: Path
-    ) -> None:
+    def test_too_few_further_examples_are_not_worth_some_level(self, tmp_path: Path) -> None:
         events, _ = run(judged(UNCLEAR, further=4), tmp_path)
         assert kinds(events, "decision")[0]["level"] == pytest.approx(0.05)
 

@@ -219,9 +219,6 @@ for line in sys.stdin:
 '''
 
 
-# --- the server ----------------------------------------------------------------------------------------
-
-
 def answered(text: str, seed: int) -> str:
     """Answer by what was asked and its seed alone."""
     draw = int.from_bytes(hashlib.sha256(f"{seed} {text}".encode()).digest()[:8], "big") / 2**64
@@ -290,9 +287,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the library's name
         """Say nothing."""
-
-
-# --- runs ----------------------------------------------------------------------------------------------
 
 
 class Worker:
@@ -562,9 +556,7 @@ def test_killed_at_every_event_of_a_search_with_rewards_a_run_goes_on_to_the_sam
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.05, 0.4, 0.75, 0.97])
-def test_interrupted_politely_a_run_says_so_and_goes_on_to_the_same_end(
-    site: Site, share: float
-) -> None:
+def test_interrupted_politely_a_run_says_so_and_ends_the_same(site: Site, share: float) -> None:
     """One Ctrl-C ends it after the next checkpoint, and nothing at all is asked again."""
     request = max(1, int(share * site.asked.total()))
     folder, seen, statuses = site.play(

@@ -9,19 +9,14 @@ from typing import Any
 
 import pytest
 
+from compound import Dataset, Float, Function, Input, OptimizeSettings, System
 from compound.api.optimize import run_optimization
 from compound.api.result import Result, read_result
 from compound.api.verify import verify
-from compound.components.function import Function
 from compound.core.errors import RunDirectoryError
-from compound.evaluation.dataset import Dataset
-from compound.evaluation.metrics.custom import custom
-from compound.graph.component import Input
-from compound.graph.space import Float
-from compound.graph.system import System
+from compound.metrics import custom
 from compound.optimization.runs.directory import RunDirectory
 from compound.optimization.settings.base import BudgetSettings
-from compound.optimization.settings.optimize import OptimizeSettings
 from compound.report import summarize
 
 DOWN: set[str] = set()  # examples whose calls fail, and how
@@ -75,9 +70,7 @@ def events(path: Path, kind: str) -> list[dict[str, Any]]:
 
 
 class TestRetrying:
-    def test_rows_that_failed_for_lack_of_an_answer_are_run_again_and_nothing_else(
-        self, tmp_path: Path
-    ) -> None:
+    def test_rows_that_failed_without_an_answer_alone_run_again(self, tmp_path: Path) -> None:
         whole = run(tmp_path / "whole")
         DOWN.update({"te1", "te7", "va3"})
         UNREADABLE.add("te2")
@@ -136,9 +129,7 @@ class TestRetrying:
         assert found.failed == 0
         assert events(tmp_path / "run" / "baselines" / "random", "retry")
 
-    def test_a_kill_in_between_loses_nothing(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_kill_loses_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         DOWN.update({"te1", "te7"})
         run(tmp_path / "run")
         DOWN.clear()

@@ -204,9 +204,6 @@ def test_damaged_and_missing_files_are_refused(found: cp.Result, tmp_path: Path)
         read_candidates(path)
 
 
-# --- the front -----------------------------------------------------------------------------------------
-
-
 def candidate(mean: float, usd: float | None, **more: Any) -> CandidateRecord:
     given: Mapping[str, Any] = {
         "digest": "",
@@ -258,9 +255,6 @@ def test_the_hypervolume_is_that_of_optuna(given: list[tuple[float, float]]) -> 
     assert hypervolume(given, (0.0, 1.0)) == pytest.approx(expected)
 
 
-# --- what it costs to be better ------------------------------------------------------------------------
-
-
 def test_a_longer_prompt_is_named_in_the_result_and_its_reports(found: cp.Result) -> None:
     before, after = found.candidates[0], next(c for c in found.candidates if c.chosen)
     assert after.prompt_tokens > 1.2 * before.prompt_tokens
@@ -277,12 +271,7 @@ def test_a_longer_prompt_is_named_in_the_result_and_its_reports(found: cp.Result
     assert "## Score and cost" in found.report
 
 
-# --- Optuna --------------------------------------------------------------------------------------------
-
-
-def test_the_study_of_optuna_holds_the_candidates(
-    found: cp.Result, tmp_path: Path, cli: Any
-) -> None:
+def test_the_optuna_study_holds_the_candidates(found: cp.Result, tmp_path: Path, cli: Any) -> None:
     optuna = pytest.importorskip("optuna")
     study = cp.interchange.to_optuna(found.path)
     assert [trial.value for trial in study.trials] == [c.mean for c in found.candidates]

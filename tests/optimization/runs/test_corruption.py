@@ -46,9 +46,6 @@ APPENDED = ("events.jsonl", "traces.jsonl", "memory.jsonl")
 Damage = Callable[[Path, random.Random], None]
 
 
-# --- a run ---------------------------------------------------------------------------------------------
-
-
 def answered(message: str, rng: np.random.Generator) -> str:
     if "Repeat the answer." in message:
         return message.rsplit("Reply: ", 1)[-1].splitlines()[0]
@@ -140,9 +137,6 @@ def shown(path: Path) -> dict[str, Any]:
     for name in ("run", "files"):
         del facts[name]
     return cast("dict[str, Any]", facts)
-
-
-# --- damage --------------------------------------------------------------------------------------------
 
 
 def flip(path: Path, draw: random.Random) -> None:
@@ -302,9 +296,6 @@ def damaged(source: Path, target: Path, step: int) -> Iterator[tuple[str, Path, 
                 names += ["checkpoint.json"] if file.name in APPENDED else []
                 yield f"{damage.__name__} {number} in {file}", copy, file, names
             shutil.rmtree(copy)
-
-
-# --- what comes of it ----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

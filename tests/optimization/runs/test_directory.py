@@ -58,20 +58,12 @@ def with_records(path: Path, events: int, traces: int = 0) -> None:
 class TestCreating:
     def test_a_new_run_holds_the_file_and_the_config_as_given(self, tmp_path: Path) -> None:
         run = begun(tmp_path / "deep" / "run")
-        run.close()
-        assert (run.path / "system.yaml").read_text(encoding="utf-8") == "system: demo"
-        assert read_json(run.path, "config.json") == CONFIG
-
-    def test_nothing_temporary_is_left_behind(self, tmp_path: Path) -> None:
-        run = begun(tmp_path / "run")
         run.checkpoint(OptimizationState())
         run.close()
-        assert sorted(p.name for p in run.path.iterdir()) == [
-            "checkpoint.json",
-            "config.json",
-            "lock",
-            "system.yaml",
-        ]
+        names = ["checkpoint.json", "config.json", "lock", "system.yaml"]
+        assert sorted(path.name for path in run.path.iterdir()) == names  # nothing temporary
+        assert (run.path / "system.yaml").read_text(encoding="utf-8") == "system: demo"
+        assert read_json(run.path, "config.json") == CONFIG
 
     @pytest.mark.parametrize(
         "left_over",
@@ -107,9 +99,7 @@ class TestCreating:
         ],
         ids=lambda files: "+".join(files),
     )
-    def test_a_foreign_folder_is_refused_and_left_as_it_is(
-        self, tmp_path: Path, files: dict[str, str]
-    ) -> None:
+    def test_foreign_folders_are_left_alone(self, tmp_path: Path, files: dict[str, str]) -> None:
         folder = tmp_path / "mine"
         for name, text in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -119,9 +109,7 @@ class TestCreating:
             open_run(folder, "system: demo", CONFIG)
         assert contents(folder) == before
 
-    def test_a_file_in_the_place_of_the_folder_is_refused_and_left_as_it_is(
-        self, tmp_path: Path
-    ) -> None:
+    def test_a_file_in_place_of_the_folder_is_refused_and_kept(self, tmp_path: Path) -> None:
         place = tmp_path / "run"
         place.write_text("a file", encoding="utf-8")
         with pytest.raises(RunDirectoryError, match="already exists"):
@@ -148,9 +136,7 @@ class TestOpening:
             open_run(tmp_path / "run", "system: other", other)
         assert contents(tmp_path / "run") == before
 
-    def test_a_model_folder_with_a_config_of_its_own_is_refused_and_left_as_it_is(
-        self, tmp_path: Path
-    ) -> None:
+    def test_a_model_folder_with_its_own_config_is_refused_and_kept(self, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
         (tmp_path / "model.safetensors").write_bytes(b"\x00\x01")
         before = contents(tmp_path)
@@ -163,9 +149,7 @@ class TestOpening:
         ["", "{", "[1]", "null", "\x00\x01", "[" * 100_000, '{"a": "b'],
         ids=["empty", "torn", "a list", "null", "binary", "too deep", "cut in a string"],
     )
-    def test_a_broken_config_is_refused_and_left_as_it_is(
-        self, tmp_path: Path, config: str
-    ) -> None:
+    def test_a_broken_config_is_refused_and_left_alone(self, tmp_path: Path, config: str) -> None:
         (tmp_path / "config.json").write_text(config, encoding="utf-8")
         before = contents(tmp_path)
         for open_it in (RunDirectory.open, lambda p: open_run(p, "", CONFIG)):
@@ -214,9 +198,7 @@ class TestLock:
         RunDirectory.open(tmp_path / "run").close()
 
     @pytest.mark.parametrize("how", ["deleted", "replaced"])
-    def test_a_lock_file_that_is_gone_admits_no_second_writer(
-        self, tmp_path: Path, how: str
-    ) -> None:
+    def test_a_lost_lock_file_admits_no_second_writer(self, tmp_path: Path, how: str) -> None:
         """Regression test: whoever came after ``rm lock`` was a second writer."""
         run = begun(tmp_path / "run")
         (tmp_path / "run" / "lock").unlink()
@@ -285,9 +267,7 @@ class TestRecords:
             assert len(list(read_records(path))) == whole[:end].count(b"\n")
 
     @pytest.mark.parametrize("line", ["{", "nonsense", '{"i": 1}{"i": 2}', "", "[" * 100_000])
-    def test_a_broken_line_in_the_middle_is_refused_with_its_place(
-        self, tmp_path: Path, line: str
-    ) -> None:
+    def test_a_broken_line_within_is_told_with_its_place(self, tmp_path: Path, line: str) -> None:
         path = tmp_path / "events.jsonl"
         path.write_text(f'{{"i": 0}}\n{line}\n{{"i": 2}}\n', encoding="utf-8")
         with pytest.raises(RunDirectoryError, match=r"events\.jsonl:2: not a JSON line"):
@@ -296,9 +276,7 @@ class TestRecords:
     @pytest.mark.parametrize(
         "how", ["swapped", "dropped", "repeated", "changed", "without a checksum"]
     )
-    def test_records_that_are_not_as_written_are_refused_with_their_place(
-        self, tmp_path: Path, how: str
-    ) -> None:
+    def test_changed_records_are_refused_with_their_place(self, tmp_path: Path, how: str) -> None:
         with_records(tmp_path / "run", 4)
         path = tmp_path / "run" / "events.jsonl"
         lines = path.read_bytes().splitlines(keepends=True)
@@ -335,9 +313,7 @@ class TestRecords:
 
 
 class TestCheckpoints:
-    def test_restoring_cuts_back_whatever_was_written_after_the_checkpoint(
-        self, tmp_path: Path
-    ) -> None:
+    def test_restoring_cuts_back_what_was_written_since_then(self, tmp_path: Path) -> None:
         run = begun(tmp_path / "run")
         run.append("events.jsonl", {"i": 0})
         run.append("traces.jsonl", {"t": 0})
@@ -402,9 +378,7 @@ class TestCheckpoints:
             '{"step": 1, "lengths": {"events.jsonl": 8, "traces.jsonl": 9999}, "state": {}}',
         ],
     )
-    def test_a_broken_checkpoint_is_refused_and_nothing_is_cut(
-        self, tmp_path: Path, text: str
-    ) -> None:
+    def test_a_broken_checkpoint_is_refused_and_not_cut(self, tmp_path: Path, text: str) -> None:
         with_records(tmp_path / "run", 3, 3)
         (tmp_path / "run" / "checkpoint.json").write_text(text, encoding="utf-8")
         before = contents(tmp_path / "run")

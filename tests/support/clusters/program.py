@@ -6,19 +6,16 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+from compound import Example, Executor, System, Trace
 from compound.cluster.executor import RemoteExecutor
 from compound.cluster.handshake import facts_of, rebuild
 from compound.cluster.messages import Hello, SystemFile, Transport
 from compound.cluster.pool import WorkerPool
-from compound.core.example import Example
 from compound.evaluation.evaluate import Evaluation, EvaluationRules, evaluate_all
-from compound.evaluation.metrics.custom import custom
 from compound.execution.budget import Budget, Meter
 from compound.execution.cache import Cache, MemoryCache
-from compound.execution.executor import Executor
-from compound.execution.trace import Trace
 from compound.graph.registry.engines import for_system
-from compound.graph.system import System
+from compound.metrics import custom
 
 CODE = '''
 import os

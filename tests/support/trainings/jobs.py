@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from compound.core.example import Example, Score
-from compound.evaluation.metrics.custom import custom
+from compound import Example, Executor, Score
 from compound.execution.cache import MemoryCache
-from compound.execution.executor import Executor
 from compound.graph.configuration import to_readable_json
+from compound.metrics import custom
 from compound.optimization.method import JobContext, Problem, Proposal, Task
 from compound.optimization.scorer import JobScorer
 from compound.optimizers.methods import method
