@@ -167,6 +167,23 @@ def test_bytes_that_are_no_utf8_are_named_by_line(tmp_path: Path) -> None:
             ids(Dataset(tmp_path), role)
 
 
+def test_a_compressed_file_is_read_up_to_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMPOUND_MAX_DATA_MB", "1")
+    row = json.dumps({"q": "x" * 1000}) + "\n"
+    with gzip.open(tmp_path / "train.jsonl.gz", "wt") as file:
+        file.write(row * 3000)
+    assert (tmp_path / "train.jsonl.gz").stat().st_size < 2**16
+    with pytest.raises(
+        DataError, match=r"train.jsonl.gz:\d+: decompresses to more than 1 MiB"
+    ) as caught:
+        ids(Dataset(tmp_path))
+    assert "COMPOUND_MAX_DATA_MB" in str(caught.value)
+    monkeypatch.setenv("COMPOUND_MAX_DATA_MB", "8")
+    assert len(ids(Dataset(tmp_path))) == 3000
+
+
 def test_a_damaged_gzip_file_is_an_error_not_a_short_data_set(tmp_path: Path) -> None:
     whole = write(
         tmp_path / "train.jsonl.gz",
@@ -343,7 +360,8 @@ def test_a_hub_id_may_name_the_extra(monkeypatch: pytest.MonkeyPatch, module: st
         ids(Dataset("owner/name"))
 
 
-PACKAGED = ("pandas", "json", "csv", "parquet", "imagefolder", "webdataset", "squad")
+PACKAGED = ["pandas", "json", "text", "csv", "parquet", "arrow", "imagefolder", "webdataset"]
+PACKAGED += ["xml", "squad"]
 
 
 class Hub:
@@ -534,6 +552,19 @@ def test_a_split_or_subset_of_the_hub_is_a_plain_name(hub: Hub, part: str) -> No
         with pytest.raises(DataError, match="not a valid name of a split or a subset"):
             ids(data)
     assert hub.asked == []
+
+
+def test_a_large_data_set_of_the_hub_is_read_up_to_a_limit(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.put(EXPORT, "default/train/0000.parquet", [{"q": "x" * 1000}] * 3000)
+    monkeypatch.setenv("COMPOUND_MAX_DATA_MB", "1")
+    with pytest.raises(
+        DataError, match="0000.parquet: holds more than 1 MiB; .*COMPOUND_MAX_DATA_MB"
+    ):
+        ids(Dataset("owner/name"))
+    monkeypatch.setenv("COMPOUND_MAX_DATA_MB", "8")
+    assert len(ids(Dataset("owner/name"))) == 3000
 
 
 def test_media_of_the_hub_are_not_opened(hub: Hub, tmp_path: Path) -> None:
