@@ -343,6 +343,10 @@ class TestBeforeTheFirstCall:
         with pytest.raises(cp.CompoundError, match="no such model"):
             run(tmp_path / "run", Gone(lambda request: ""))
         assert not (tmp_path / "run").exists()
+        begin(tmp_path / "run", named("scripted"))
+        with pytest.raises(cp.CompoundError, match="no such model"):
+            run(tmp_path / "run", Gone(lambda request: ""))
+        assert (tmp_path / "run" / "config.json").exists()
         begin(tmp_path / "run", named("scripted"))  # what lay in the folder before stays
         with pytest.raises(cp.CompoundError, match="no such model"):
             run(tmp_path / "run", Gone(lambda request: ""))

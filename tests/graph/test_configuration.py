@@ -61,6 +61,20 @@ def test_equal_numbers_of_different_types_are_different_values(one: Any, other: 
     assert [change.key for change in a.diff(b)] == ["x"]
 
 
+def test_the_digest_is_the_same_in_every_process_and_under_every_hash_seed(
+    under_every_hash_seed: Callable[[str], set[str]],
+) -> None:
+    code = (
+        "from compound.graph.configuration import Configuration, digest\n"
+        "values = {k: {'x': [1, 2.5], 'y': 'é'} for k in {'b', 'a', 'c', 'longer'}}\n"
+        "print(Configuration(values).digest, digest([{'s', 't', 'u'}, frozenset({1, 2})]))"
+    )
+    values = {k: {"x": [1, 2.5], "y": "é"} for k in ("a", "b", "c", "longer")}
+    assert under_every_hash_seed(code) == {
+        f"{Configuration(values).digest} {digest([['s', 't', 'u'], [1, 2]])}\n"
+    }
+
+
 def test_the_digest_is_the_sha_256_of_the_canonical_json() -> None:
     assert canonical_json({"b": ("x",), "a": 1}) == '{"a":1,"b":["x"]}'
     # printf '{"a":1,"b":["x"]}' | sha256sum

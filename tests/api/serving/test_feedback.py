@@ -58,7 +58,7 @@ def test_feedback_is_acknowledged_once_it_is_on_the_disk(tmp_path: Path) -> None
         log = read_feedback(folder)  # while the server runs
         metrics = client.get("/metrics").text
     assert set(log.runs) == {one, two}
-    assert log.preferences == ((one, two),)
+    assert list(log.preferences) == [(one, two)]
     assert log.about[one].score == 1
     assert log.about[two].correction == {"answer": "the Rímac"}
     assert log.about[two].comment == "Wrong river."
