@@ -26,7 +26,7 @@ from compound.optimization.settings.base import (
 )
 from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimization.settings.sections import model_at, settings_models
-from compound.yaml.types import POSSIBLE
+from compound.yaml.types import ONE_OF
 
 FOLDER = Path(__file__).parent / "reference"
 NOTE = "<!-- written by `make docs` -->"
@@ -110,7 +110,7 @@ def _settings_page() -> str:
         *(_settings(model, places) for model, places in settings_models().items()),
         "## `engines:`",
         "`engines: {NAME: {KIND: {...}}}`",
-        *(_engine(kind, entry) for kind, entry in POSSIBLE["engine"].items()),
+        *(_engine(kind, entry) for kind, entry in ONE_OF["engine"].built_in.items()),
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -53,7 +53,7 @@ MODELS: Mapping[str, type[BaseModel]] = {
     **{
         f"{group} {name}": model_at(entry, [name])
         for group in ("metric", "engine")
-        for name, entry in types.POSSIBLE[group].items()
+        for name, entry in types.ONE_OF[group].built_in.items()
     },
 }
 COMMON = {"wires", "when"}  # every component has these keys, so they are documented once
@@ -222,7 +222,9 @@ def _words(kind: object) -> str:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         for mark in arguments[1:]:
-            if getattr(mark, "custom_error_type", "") in ("form", "one_key"):
+            if isinstance(mark, types.OneOf):
+                return mark.noun
+            if getattr(mark, "custom_error_type", "") == "form":
                 text = str(mark.custom_error_message).removeprefix("must be ")
                 return re.sub(r"(\{[^}]*\}+)", r"`\1`", re.sub(r"\ban? ", "", text))
         rest = arguments[1:-1]  # the last mark may be the description

@@ -34,7 +34,7 @@ from compound.graph.types import member_types
 from compound.yaml.context import FileContext
 from compound.yaml.document import Address, Document
 from compound.yaml.kind import Kind, MakeBody, MakeContext
-from compound.yaml.kinds import BUILT_IN, KINDS_INSTALLED, find_kind
+from compound.yaml.kinds import BUILT_IN, find_kind, installed_kinds
 from compound.yaml.types import WIRING_KEYS, Reference, Type, When, parse_at
 
 
@@ -161,7 +161,7 @@ def make_component(
 def _kinds_in(entry: Mapping[str, object]) -> list[Kind]:
     """Return the kinds that an entry names; schema validation reports those that cannot be loaded."""
     found = [kind for name, kind in BUILT_IN.items() if name in entry]
-    for name in KINDS_INSTALLED.names():
+    for name in installed_kinds():
         if name in entry and name not in BUILT_IN:
             with contextlib.suppress(CompoundError):
                 found.append(find_kind(name))

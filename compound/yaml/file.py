@@ -39,17 +39,16 @@ from compound.yaml.engines import EngineEntry
 from compound.yaml.kinds import GraphEntry
 from compound.yaml.spaces import SPACES, entry_model, make_model
 from compound.yaml.types import (
-    INSTALLED,
     MARK,
-    POSSIBLE,
+    ONE_OF,
+    REFERRED,
     TAGGED,
     WIRING_KEYS,
     Code,
-    Installed,
     Model,
     Name,
     Number,
-    one_key,
+    OneOf,
     validate_at,
 )
 
@@ -103,13 +102,19 @@ _ONE_RUN = {
     **{name: entry_model(name, factory) for name, factory in METRICS.items()},
     "custom": make_model("custom_entry", "A custom metric.", {"custom": (CustomMetric, ...)}),
 }
-METRICS_INSTALLED = Installed(
-    "metric", installed_metrics, lambda name: entry_model(name, metric_factory(name), "metric_")
-)
+
+
+def _metrics(noun: str, models: Mapping[str, type[Model]]) -> OneOf:
+    def load(name: str) -> type[Model]:
+        return entry_model(name, metric_factory(name), "metric_")
+
+    return OneOf(noun, models, installed_metrics, load)
+
+
 if TYPE_CHECKING:
     OneRunMetric = Model
 else:
-    OneRunMetric = one_key("metric of one run", _ONE_RUN, METRICS_INSTALLED)
+    OneRunMetric = Annotated[Model, _metrics("metric of one run", _ONE_RUN)]
 
 
 class PassAtKMetric(Model):
@@ -127,11 +132,8 @@ if TYPE_CHECKING:
     MetricEntry = Model
 else:
     _PASS_AT_K = {"pass_at_k": (PassAtKMetric, ...)}
-    MetricEntry = one_key(
-        "metric",
-        {**_ONE_RUN, "pass_at_k": make_model("pass_at_k_entry", "pass@k of a metric.", _PASS_AT_K)},
-        METRICS_INSTALLED,
-    )
+    _ENTRY = make_model("pass_at_k_entry", "pass@k of a metric.", _PASS_AT_K)
+    MetricEntry = Annotated[Model, _metrics("metric", {**_ONE_RUN, "pass_at_k": _ENTRY})]
 
 
 class File(GraphEntry):
@@ -167,11 +169,17 @@ class _MadeFile(File):
 
 def schema() -> dict[str, object]:
     """Return the JSON Schema (draft 2020-12) of the file."""
+    REFERRED.clear()  # an earlier schema may have had other installed packages
     found = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **file_model().model_json_schema(),
     }
-    _add_installed(found, found["$defs"])
+    definitions: dict[str, object] = found["$defs"]
+    while missing := REFERRED.keys() - definitions:
+        for name in missing:
+            own = REFERRED[name].model_json_schema()
+            definitions |= own.pop("$defs", {})
+            definitions[name] = own
     _close(found)
     found["$defs"]["OptimizeSettings"]["additionalProperties"] = {
         "type": "object"
@@ -179,35 +187,11 @@ def schema() -> dict[str, object]:
     return found
 
 
-def _add_installed(part: object, definitions: dict[str, object]) -> None:
-    """Replace the placeholders of installed extensions by references to their models."""
-    if isinstance(part, dict):
-        for name, item in list(part.items()):
-            marks = [option for option in item if MARK in option] if name == "oneOf" else []
-            for mark in marks:
-                item.remove(mark)
-                item.extend(_references(INSTALLED[mark[MARK]], definitions))
-            _add_installed(item, definitions)
-    elif isinstance(part, list):
-        for item in part:
-            _add_installed(item, definitions)
-
-
-def _references(installed: Installed, definitions: dict[str, object]) -> list[dict[str, str]]:
-    """Return a reference to the model of each installed extension, and add the models to the definitions."""
-    found = []
-    for name in installed.names():
-        model = installed.model(name)
-        own = model.model_json_schema()
-        definitions.update(own.pop("$defs", {}))
-        definitions[model.__name__] = own
-        found.append({"$ref": f"#/$defs/{model.__name__}"})
-    return found
-
-
 def _close(part: object) -> None:
-    """Forbid keys that are not names: pydantic writes the allowed pattern but does not exclude other keys."""
+    """Forbid keys that are not names, which pydantic does not by a pattern; refer to selected models."""
     if isinstance(part, dict):
+        if MARK in part:
+            part["$ref"] = f"#/$defs/{part.pop(MARK)}"
         if "patternProperties" in part:
             part.setdefault("additionalProperties", False)
         for item in part.values():
@@ -310,7 +294,7 @@ def _expected(detail: ErrorDetails, name: str) -> str:
 
 
 def _unknown_key(document: Document, detail: ErrorDetails, address: Address) -> None:
-    fields = _model_at(detail["loc"][:-1]).model_fields
+    fields = _model_at(document, detail["loc"][:-1]).model_fields
     possible = [field.alias or name for name, field in fields.items()]
     name = str(address[-1])
     hint = suggest_name(name, possible)
@@ -349,10 +333,8 @@ def _count(document: Document, detail: ErrorDetails, address: Address) -> None:
 
 
 def _one_key(document: Document, detail: ErrorDetails, address: Address) -> None:
-    noun = detail["msg"]
-    further = INSTALLED[noun].names() if noun in INSTALLED else ()
-    possible = [*POSSIBLE[noun], *further]
-    value = document.at(address)
+    noun, value = detail["msg"], document.at(address)
+    possible = ONE_OF[noun].names
     if not isinstance(value, dict):
         document.report(
             address,
@@ -376,19 +358,15 @@ def _one_key(document: Document, detail: ErrorDetails, address: Address) -> None
 
 
 def _one_label(document: Document, detail: ErrorDetails, address: Address) -> None:
-    key, labels = detail["msg"], str(detail["ctx"]["labels"]).split(", ")
-    value = document.at(address)
+    key, value = detail["msg"], document.at(address)
+    labels = ONE_OF[key].names
     if not isinstance(value, dict):
         document.report(address, f"must be a mapping, but got {format_value(value)}")
     elif key not in value:
         document.report(address, f"{key!r} is missing", _all(labels), key=True)
     else:
-        label = value[key]
-        document.report(
-            (*address, key),
-            f"unknown {key} {format_value(label)}",
-            suggest_name(str(label), labels),
-        )
+        told = f"unknown {key} {format_value(value[key])}"
+        document.report((*address, key), told, suggest_name(str(value[key]), labels))
 
 
 def _all(names: Iterable[str]) -> str:
@@ -406,23 +384,38 @@ _SPECIAL: Mapping[str, Callable[[Document, ErrorDetails, Address], None]] = {
 }
 
 
-def _model_at(loc: tuple[str | int, ...]) -> type[BaseModel]:
+def _model_at(document: Document, loc: tuple[str | int, ...]) -> type[BaseModel]:
     """Return the model at an error's location, where tags name models and keys name their fields."""
-    model: type[BaseModel] = File
-    for place, part in enumerate(loc):
-        if str(part).startswith("~installed-"):
-            model = INSTALLED[str(part).removeprefix("~installed-")].model(str(loc[place + 1]))
-        elif _is_mark(part):
-            model = TAGGED.get(str(part), model)
+    kind: Any = File
+    address: Address = ()
+    for part in loc:
+        if _is_mark(part) and not document.has((*address, part)):
+            kind = TAGGED.get(str(part), kind)
+        else:
+            kind = _inside(kind, document.at(address), part)
+            address = (*address, part)
+    return next(_models(kind, document.at(address)), File)
+
+
+def _inside(kind: Any, value: object, part: str | int) -> Any:  # noqa: ANN401 - types of any form
+    """Return the type of a field, or of the items of a list or mapping."""
+    for model in _models(kind, value):
         for name, field in model.model_fields.items():
             if part in (name, field.alias):
-                model = next(_models(field.annotation), model)
-    return model
+                return Annotated[(field.annotation, *field.metadata, None)]  # with all marks
+    while typing.get_origin(kind) is Annotated:
+        kind = typing.get_args(kind)[0]
+    options = [typing.get_args(option)[-1:] for option in (kind, *typing.get_args(kind))]
+    return next((option[0] for option in options if option), kind)
 
 
-def _models(annotation: object) -> Iterator[type[BaseModel]]:
-    """Yield the model in an annotation if there is only one; otherwise a tag in the location selects it."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    found = [model for argument in typing.get_args(annotation) for model in _models(argument)]
-    yield from found if len(found) == 1 else ()
+def _models(kind: Any, value: object) -> Iterator[type[BaseModel]]:  # noqa: ANN401
+    """Yield the models of a type that a value may have."""
+    if isinstance(kind, OneOf):
+        yield from filter(None, [kind.model(value)])
+    elif isinstance(kind, type) and not typing.get_args(kind):
+        yield from [kind] if issubclass(kind, BaseModel) else []
+    elif typing.get_origin(kind) not in (list, dict):
+        selected = [mark for mark in typing.get_args(kind) if isinstance(mark, OneOf)]
+        for option in selected or typing.get_args(kind):
+            yield from _models(option, value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Annotated, Literal, Required, TypeGuard, cast
 
 from pydantic import ConfigDict, Field
@@ -55,17 +55,15 @@ from compound.yaml.text import Flow, Tree, spell_code
 from compound.yaml.types import (
     WIRING_KEYS,
     Code,
-    Installed,
     MadeModel,
     Model,
     Name,
+    OneOf,
     Out,
     Reference,
     Scalar,
     Type,
     Wiring,
-    one_key,
-    one_label,
 )
 
 LLM_KIND = class_kind("llm", LLM, LLMFunction, forms=MODEL_FORMS, out=True)
@@ -147,7 +145,7 @@ def _write_retriever(component: Retriever, context: DumpContext, _: Tree) -> Tre
 RETRIEVER_KIND = class_kind(
     "retriever",
     Retriever,
-    settings=one_label("index", INDEX_SETTINGS),
+    settings=Annotated[Model, OneOf("index", INDEX_SETTINGS, label="index")],
     read=_read_retriever,
     write=_write_retriever,
     written=("index", "k"),
@@ -340,6 +338,11 @@ def _first(kind: type[Component]) -> tuple[str, ...]:
 # Installed packages
 
 
+def installed_kinds() -> Collection[str]:
+    """Return the names of the installed kinds that a file can use."""
+    return visible("components", WIRING_KEYS)
+
+
 def find_kind(name: str) -> Kind:
     """Return an installed kind.
 
@@ -369,11 +372,6 @@ def kind_of(component: Component) -> Kind | None:
         if plugin.value == place:
             return _installed_kind(name, type(component))
     return None
-
-
-KINDS_INSTALLED = Installed(
-    "kind", lambda: visible("components", WIRING_KEYS), lambda name: find_kind(name).entry
-)
 
 
 # Graphs
@@ -503,7 +501,10 @@ BUILT_IN: Mapping[str, Kind] = {kind.name: kind for kind in _KINDS}
 if TYPE_CHECKING:
     ComponentEntry = Wiring
 else:
-    ComponentEntry = one_key("kind", {kind.name: kind.entry for kind in _KINDS}, KINDS_INSTALLED)
+    _ENTRIES = {kind.name: kind.entry for kind in _KINDS}
+    ComponentEntry = Annotated[
+        Model, OneOf("kind", _ENTRIES, installed_kinds, lambda name: find_kind(name).entry)
+    ]
 
 
 class UseEntry(Wiring):

@@ -1,4 +1,4 @@
-"""Types of entries: names, references, port types, code, the edges of a node, and installed extensions."""
+"""Types of entries: names, references, port types, code, the edges of a node, and selections of models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -63,8 +63,8 @@ def value_error(what: str, hint: str = "") -> PydanticCustomError:
     return PydanticCustomError("wrong", "{what}", {"what": what, "hint": hint})
 
 
-def as_pydantic_error(error: DeclarationError) -> PydanticCustomError:
-    """Return a declaration error as one that pydantic collects."""
+def as_pydantic_error(error: CompoundError) -> PydanticCustomError:
+    """Return an error as one that pydantic collects."""
     return PydanticCustomError("refused", "{what}", {"what": error.message, "hint": error.hint})
 
 
@@ -177,47 +177,6 @@ Number = Annotated[
     WithJsonSchema({"type": "number"}),
 ]
 
-MARK = "x-installed"  # placeholder for installed extensions in a JSON Schema
-
-
-@dataclass(frozen=True)
-class Installed:
-    """Annotation of an entry's type that also accepts installed extensions."""
-
-    noun: str
-    names: Callable[[], Collection[str]]
-    model: Callable[[str], type[Model]]
-
-    @property
-    def tag(self) -> str:
-        """Tag of such an entry in the location of an error."""
-        return f"~installed-{self.noun}"
-
-    def validate(self, value: dict[str, Any]) -> Model:
-        """Validate the entry with the model of its extension."""
-        name = next(name for name in self.names() if name in value)
-        try:
-            model = self.model(name)
-        except CompoundError as error:
-            facts = {"what": error.message, "hint": error.hint}
-            raise PydanticCustomError("refused", "{what}", facts) from error
-        return model.model_validate_json(
-            json.dumps(value), strict=True
-        )  # pydantic prefixes the location
-
-    def __get_pydantic_core_schema__(
-        self, source: object, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        """Validate by the model of the entry."""
-        return core_schema.no_info_plain_validator_function(self.validate)
-
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        """Return a placeholder that `compound.yaml.file.schema` replaces."""
-        return {MARK: self.noun}
-
-
 WIRING_KEYS = ("in", "when", "out", "settings")
 """Keys of an entry other than its kind."""
 When = Annotated[
@@ -258,10 +217,10 @@ class MadeWiring(Wiring):
 
 TAGGED: dict[str, type[Model]] = {}
 """Model that a tag in the location of an error stands for."""
-POSSIBLE: dict[str, Mapping[str, type[Model]]] = {}
-"""Groups of keys of which an entry must have exactly one, by what the key selects; see `one_key`."""
-INSTALLED: dict[str, Installed] = {}
-"""Keys that installed packages add to these groups."""
+MARK = "x-model"
+"""Key of the placeholder of a model in a JSON Schema, which pydantic would not resolve."""
+ONE_OF: dict[str, OneOf] = {}
+"""The selections of models, by what is selected."""
 
 
 def tagged(tag: str, model: type[Model]) -> object:
@@ -270,48 +229,73 @@ def tagged(tag: str, model: type[Model]) -> object:
     return Annotated[model, Tag(tag)]
 
 
-def one_key(
-    noun: str,
-    models: Mapping[str, type[Model]],
-    installed: Installed | None = None,
-    prefix: str = "",
-) -> object:
-    """Return the type of entries that must have exactly one of some keys."""
-    POSSIBLE[noun] = models
-    options = [tagged(f"~{prefix}{name}", model) for name, model in models.items()]
-    if installed is not None:
-        INSTALLED[noun] = installed
-        options.append(Annotated[Model, installed, Tag(installed.tag)])
+@dataclass(frozen=True, eq=False)
+class OneOf:
+    """Annotation of a mapping that has exactly one of some keys, which selects its model.
 
-    def tag(value: object) -> str | None:
-        if not isinstance(value, Mapping):
-            return None
-        found = [name for name in models if name in value]
-        names = () if installed is None else installed.names()
-        others = [name for name in names if name in value and name not in models]
-        if len(found) + len(others) != 1:
-            return None
-        return f"~{prefix}{found[0]}" if found else f"~installed-{noun}"
+    Attributes:
+        noun: what is selected, for messages.
+        built_in: the models by key.
+        installed: returns the keys that installed packages add.
+        load: returns the model of such a key, or raises `CompoundError`.
+        label: a key whose value selects the model, instead of a key for each.
+    """
 
-    select = Discriminator(tag, custom_error_type="one_key", custom_error_message=noun)
-    return Annotated[Union[tuple(options)], select]  # noqa: UP007 - made of a tuple
+    noun: str
+    built_in: Mapping[str, type[Model]]
+    installed: Callable[[], Collection[str]] = tuple
+    load: Callable[[str], type[Model]] | None = None
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        ONE_OF[self.noun] = self
+
+    @property
+    def names(self) -> list[str]:
+        """The possible keys, or labels."""
+        return [*dict.fromkeys((*self.built_in, *self.installed()))]
+
+    def named(self, name: str) -> type[Model]:
+        """Return the model of a key."""
+        return (
+            self.built_in[name] if self.load is None or name in self.built_in else self.load(name)
+        )
+
+    def model(self, value: object) -> type[Model] | None:
+        """Return the model of a mapping; None if it does not have exactly one of the keys."""
+        given = value if isinstance(value, Mapping) else {}
+        keys = (given.get(self.label),) if self.label else given
+        found = [name for name in self.names if name in keys]
+        return self.named(found[0]) if len(found) == 1 else None
+
+    def _validate(self, value: object) -> Model:
+        try:
+            model = self.model(value)
+        except CompoundError as error:
+            raise as_pydantic_error(error) from error
+        if model is None:
+            kind = "one_label" if self.label else "one_key"
+            raise PydanticCustomError(kind, self.noun)
+        # pydantic prefixes the location
+        return model.model_validate_json(json.dumps(value), strict=True)
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Validate by the model of the mapping."""
+        return core_schema.no_info_plain_validator_function(self._validate)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Return placeholders, for which `compound.yaml.file.schema` writes references."""
+        models = [self.named(name) for name in self.names]
+        REFERRED.update({model.__name__: model for model in models})
+        return {"oneOf": [{MARK: model.__name__} for model in models]}
 
 
-def one_label(key: str, models: Mapping[str, type[Model]]) -> object:
-    """Return the type of mappings whose value at a key selects the model."""
-    options = tuple(tagged(f"~{label}", model) for label, model in models.items())
-
-    def tag(value: object) -> str | None:
-        label = value.get(key) if isinstance(value, Mapping) else None
-        return f"~{label}" if isinstance(label, str) and label in models else None
-
-    select = Discriminator(
-        tag,
-        custom_error_type="one_label",
-        custom_error_message=key,
-        custom_error_context={"labels": ", ".join(models)},
-    )
-    return Annotated[Union[options], select]  # noqa: UP007
+REFERRED: dict[str, type[Model]] = {}
+"""Models that JSON Schemas refer to, by name."""
 
 
 Kind = TypeVar("Kind")
