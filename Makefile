@@ -1,9 +1,10 @@
 # Everything runs in a virtual environment of its own. Overridable: PYTHON, VENV, CONSTRAINTS, VLLM, the
-# environment of the vLLM server, and RAY, that of the tests with Ray.
+# environment of the vLLM server, RAY, that of the tests with Ray, and CHROMIUM, a browser.
 PYTHON ?= python3
 VENV ?= .venv
 VLLM ?= .venv-vllm
 RAY ?= .venv-ray
+CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
 SOURCES := compound components rewards optimizers benchmarks
@@ -12,10 +13,10 @@ export PIP_NO_WARN_SCRIPT_LOCATION = 1
 export LITELLM_LOCAL_MODEL_COST_MAP = True
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-vllm test-ray chaos check audit format docs site bench clean
+.PHONY: help demo test test-all test-vllm test-ray test-browser chaos check audit format docs site bench clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 demo: $(VENV)/demo.stamp ## Set up, fetch the embedded model, and optimize a small system with it
 	$(BIN)/compound optimize benchmarks/atlas.yaml --new
@@ -33,6 +34,10 @@ test-vllm: $(VENV)/dev.stamp $(VLLM)/vllm.stamp ## Set up a real vLLM on the CPU
 
 test-ray: $(VENV)/dev.stamp $(RAY)/ray.stamp ## Set up Ray and run the tests with a real cluster on this machine
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 REAL_RAY=1 $(RAY)/bin/python -m pytest tests/real_ray
+
+test-browser: $(VENV)/dev.stamp ## Run the tests of the studio in a Chromium (CHROMIUM names its program)
+	$(PIP) -c $(CONSTRAINTS) -e '.[browser]'
+	HF_HUB_OFFLINE=1 REAL_BROWSER=$(CHROMIUM) $(BIN)/python -m pytest tests/browser
 
 chaos: $(VENV)/dev.stamp ## Kill runs, misbehave as a server, damage files, fill the disk; write benchmarks/data/chaos.json
 	PYTHONPATH=tests/support $(BIN)/python -m chaos --out benchmarks/data/chaos.json

@@ -75,7 +75,8 @@ class Scale:
         """Return the scale over some values, with a margin."""
         known = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
         low, high = min(known), max(known)
-        margin = (high - low) * 0.05 or max(abs(high), 1.0) * 0.1
+        size = max(abs(low), abs(high)) or 1.0
+        margin = (high - low) * 0.05 if high - low > size * 1e-6 else size * 0.1
         lower = low - margin
         return cls(0.0 if low >= 0 > lower else lower, high + margin, start, end)
 
@@ -95,7 +96,7 @@ class Scale:
         step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)
-        return [round(place * step, 12) for place in range(first, last + 1)]
+        return [float(f"{place * step:.12g}") for place in range(first, last + 1)]
 
 
 def draw(chart: Chart) -> Markup:
@@ -108,8 +109,9 @@ def draw(chart: Chart) -> Markup:
     up = Scale.over(ys, HEIGHT - BOTTOM, TOP)
     parts = [*_axes(chart, across, up), *_lines(chart, across, up), *_points(chart, across, up)]
     label = escape(chart.label, quote=True)
+    role = "group" if any(point.link for point in chart.points) else "img"  # with parts of its own
     return Markup(  # nosec B704  # every text is escaped
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">'
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="{role}" aria-label="{label}">'
         f"{''.join(parts)}</svg>{_legend(chart)}"
     )
 

@@ -17,6 +17,7 @@ from starlette.testclient import TestClient
 from benchmarks.measure.studio import write_run
 from compound.api.studio.application import application, link, serve
 from compound.core.errors import CompoundError
+from compound.core.storage.records import to_document, to_line
 from compound.evaluation.feedback import read_feedback
 from compound.optimization.runs.directory import RunDirectory
 from compound.optimization.runs.recorder import STOP
@@ -39,17 +40,21 @@ def client(folder: Path) -> Iterator[TestClient]:
 
 
 def change(run: Path, name: str, old: str, new: str) -> None:
-    """Replace text in a file of a run, whose checksums are removed."""
-    lines = (run / name).read_text().splitlines()
-    texts = [line.replace(old, new) for line in lines]
-    if name.endswith(".jsonl"):
-        rows = [json.loads(text) for text in texts]
-        texts = [json.dumps({k: v for k, v in row.items() if k != "checksum"}) for row in rows]
-    else:
-        document = json.loads("\n".join(texts))
-        document.pop("checksum", None)
-        texts = [json.dumps(document)]
-    (run / name).write_text("\n".join(texts) + "\n")
+    """Replace text in the values of a file of a run, as somebody who computes its checksums would."""
+    text = (run / name).read_text()
+    encoded = json.dumps(new)[1:-1]
+    if name.endswith(".json"):
+        document = json.loads(text.replace(old, encoded))
+        document.pop("checksum")
+        (run / name).write_text(to_document(document))
+        return
+    lines, checksum = [], ""
+    for row in text.splitlines():
+        record = json.loads(row.replace(old, encoded))
+        record.pop("checksum")
+        line, checksum = to_line(record, checksum)
+        lines.append(line)
+    (run / name).write_bytes(b"".join(lines))
 
 
 def unfinished(run: Path, process: int) -> None:
@@ -57,6 +62,7 @@ def unfinished(run: Path, process: int) -> None:
     state = json.loads((run / "checkpoint.json").read_text())
     state.pop("checksum")
     state["state"]["done"] = False
+    state["lengths"] = dict.fromkeys(state["lengths"], 0)  # files may be replaced by shorter ones
     (run / "checkpoint.json").write_text(json.dumps(state))
     (run / "lock").write_text(json.dumps({"host": platform.node(), "process": process}))
 
@@ -119,7 +125,7 @@ class TestPages:
     def test_runs_on_other_examples_are_not_compared_by_score(
         self, client: TestClient, folder: Path
     ) -> None:
-        change(folder / "one", "config.json", '"digest": "0"', '"digest": "1"')
+        change(folder / "one", "config.json", "digest-of-test-rows", "another")
         assert "different examples" in client.get("/compare?run=one&run=nested/two").text
 
 
@@ -172,7 +178,9 @@ class TestForeignRuns:
         change(folder / "one", "traces.jsonl", "unknown", hostile)
         change(folder / "one", "candidates.jsonl", "source 1", hostile)
         for view in ("overview", "candidates", "examples", "example&example=e7"):
-            page = client.get(f"/run/one?view={view}").text
+            answer = client.get(f"/run/one?view={view}")
+            page = answer.text
+            assert answer.status_code == 200
             assert "<script>alert" not in page
             assert "\u202e" not in page
         assert "&lt;script&gt;" in client.get("/run/one?view=candidates").text

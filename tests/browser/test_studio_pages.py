@@ -1,0 +1,137 @@
+"""The studio in a real browser: layout, accessibility, keys, live updates, hostile texts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compound.evaluation.feedback import read_feedback
+from compound.optimization.runs.recorder import STOP
+from tests.api.studio.test_studio import change, unfinished
+
+PAGES = {
+    "runs": "/",
+    "compare": "/compare?run=one&run=two",
+    "overview": "/run/one",
+    "candidates": "/run/one?view=candidates",
+    "candidate": "/run/one?view=candidate&number=2",
+    "examples": "/run/one?view=examples",
+    "example": "/run/one?view=example&example=e7",
+    "label": "/run/one?view=label&split=test",
+    "error": "/run/absent",
+}
+
+
+@pytest.fixture(params=["light", "dark"])
+def scheme(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def problems() -> list[str]:
+    """What the browser reports: errors of scripts, and what the security policy refused."""
+    return []
+
+
+@pytest.fixture
+def page(chromium: Any, problems: list[str]) -> Iterator[Any]:
+    context = chromium.new_context(viewport={"width": 1280, "height": 900})
+    found = context.new_page()
+    found.on("console", lambda message: problems.append(message.text))
+    found.on("pageerror", lambda error: problems.append(str(error)))
+    yield found
+    context.close()
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("width", [1280, 420])
+def test_no_page_is_wider_than_the_screen_and_none_has_violations(
+    page: Any, studio: str, name: str, width: int, scheme: str, problems: list[str]
+) -> None:
+    from axe_playwright_python.sync_playwright import (  # type: ignore[import-not-found, unused-ignore]
+        Axe,
+    )
+
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    page.goto(studio + PAGES[name])
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert name == "error" or problems == []
+    page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+    found = Axe().run(page).response["violations"]
+    assert [(each["id"], each["nodes"][0]["html"]) for each in found] == []
+
+
+def test_labels_are_given_by_keys_alone(page: Any, studio: str, folder: Path) -> None:
+    page.goto(studio + PAGES["label"])
+    for done, key in enumerate("120", 1):
+        page.keyboard.press(key)
+        page.wait_for_function("n => document.querySelector('progress').value === n", arg=done)
+    log = read_feedback(folder / "one" / "labels")
+    assert (len(log.preferences), len(log.ties)) == (2, 1)
+
+
+def test_every_page_is_reached_by_the_keyboard(page: Any, studio: str) -> None:
+    page.goto(studio)
+    for target in ("one", "Examples", "e0"):
+        for _ in range(60):
+            page.keyboard.press("Tab")
+            if page.evaluate("document.activeElement.textContent.trim()") == target:
+                break
+        with page.expect_navigation():
+            page.keyboard.press("Enter")
+    assert "view=example&" in page.url
+
+
+def test_runs_are_ticked_and_compared(page: Any, studio: str) -> None:
+    page.goto(studio)
+    for box in page.get_by_role("checkbox").all():
+        box.check()
+    page.get_by_role("button", name="Compare ticked runs").click()
+    page.get_by_role("heading", name="Comparison of 2 runs").wait_for()
+
+
+def test_a_run_in_progress_is_followed_and_stopped(page: Any, studio: str, folder: Path) -> None:
+    unfinished(folder / "one", os.getpid())
+    events = folder / "one" / "events.jsonl"
+    first = json.loads(events.read_text().splitlines()[0])
+    first.pop("checksum")
+    events.write_text(f"{json.dumps(first)}\n")
+    page.goto(studio + PAGES["overview"])
+    page.get_by_text("Searching").wait_for()
+    step = {"event": "progress", "job": 0, "note": "7 candidates", "spent": first["spent"]}
+    events.write_text(f"{json.dumps(first)}\n{json.dumps({**step, 'at': first['at'] + 9})}\n")
+    page.get_by_text("7 candidates").wait_for()
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Stop the run").click()
+    page.get_by_text("was asked to stop").wait_for()
+    assert (folder / "one" / STOP).exists()
+
+
+def test_a_refused_label_is_told(page: Any, studio: str, folder: Path) -> None:
+    page.goto(studio + PAGES["label"])
+    told: list[str] = []
+    page.on("dialog", lambda dialog: (told.append(dialog.message), dialog.accept()))
+    (folder / "one" / "labels").write_text("a file where the folder should be")
+    page.keyboard.press("1")
+    page.wait_for_timeout(1000)
+    assert told
+
+
+def test_hostile_texts_do_nothing(
+    page: Any, studio: str, folder: Path, problems: list[str]
+) -> None:
+    hostile = "<img src=x onerror=alert(1)><script>alert(2)</script>'); alert(3); ('"
+    change(folder / "one", "traces.jsonl", "unknown", hostile)
+    change(folder / "one", "candidates.jsonl", "source 1", hostile)
+    dialogs: list[str] = []
+    page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+    for address in PAGES.values():
+        page.goto(studio + address)
+    assert dialogs == []
+    assert not [text for text in problems if "404" not in text]
