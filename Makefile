@@ -37,7 +37,7 @@ test-ray: $(VENV)/dev.stamp $(RAY)/ray.stamp ## Set up Ray and run the tests wit
 
 test-browser: $(VENV)/dev.stamp ## Run the tests of the studio in a Chromium (CHROMIUM names its program)
 	$(PIP) -c $(CONSTRAINTS) -e '.[browser]'
-	HF_HUB_OFFLINE=1 REAL_BROWSER=$(CHROMIUM) $(BIN)/python -m pytest tests/browser
+	HF_HUB_OFFLINE=1 REAL_BROWSER=$(CHROMIUM) $(BIN)/python -m pytest tests/real_browser
 
 chaos: $(VENV)/dev.stamp ## Kill runs, misbehave as a server, damage files, fill the disk; write benchmarks/data/chaos.json
 	PYTHONPATH=tests/support $(BIN)/python -m chaos --out benchmarks/data/chaos.json

@@ -80,6 +80,7 @@ def test_tests_mirror_the_packages(graphs: ModuleType) -> None:
         "chaos",
         "files",
         "project",
+        "real_browser",
         "real_ray",
         "real_vllm",
         "reference",

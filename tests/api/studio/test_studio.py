@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import platform
 import re
 import shutil
 from collections.abc import Iterator
@@ -17,10 +15,10 @@ from starlette.testclient import TestClient
 from benchmarks.measure.studio import write_run
 from compound.api.studio.application import application, link, serve
 from compound.core.errors import CompoundError
-from compound.core.storage.records import to_document, to_line
 from compound.evaluation.feedback import read_feedback
 from compound.optimization.runs.directory import RunDirectory
 from compound.optimization.runs.recorder import STOP
+from studio_runs import change, unfinished
 
 VIEWS = ("overview", "candidates", "candidate&number=2", "examples", "rewards", "training", "label")
 
@@ -37,34 +35,6 @@ def folder(tmp_path: Path) -> Path:
 def client(folder: Path) -> Iterator[TestClient]:
     with TestClient(application(folder), base_url="http://127.0.0.1:8200") as found:
         yield found
-
-
-def change(run: Path, name: str, old: str, new: str) -> None:
-    """Replace text in the values of a file of a run, as somebody who computes its checksums would."""
-    text = (run / name).read_text()
-    encoded = json.dumps(new)[1:-1]
-    if name.endswith(".json"):
-        document = json.loads(text.replace(old, encoded))
-        document.pop("checksum")
-        (run / name).write_text(to_document(document))
-        return
-    lines, checksum = [], ""
-    for row in text.splitlines():
-        record = json.loads(row.replace(old, encoded))
-        record.pop("checksum")
-        line, checksum = to_line(record, checksum)
-        lines.append(line)
-    (run / name).write_bytes(b"".join(lines))
-
-
-def unfinished(run: Path, process: int) -> None:
-    """Let a run look like one in progress, written by a process."""
-    state = json.loads((run / "checkpoint.json").read_text())
-    state.pop("checksum")
-    state["state"]["done"] = False
-    state["lengths"] = dict.fromkeys(state["lengths"], 0)  # files may be replaced by shorter ones
-    (run / "checkpoint.json").write_text(json.dumps(state))
-    (run / "lock").write_text(json.dumps({"host": platform.node(), "process": process}))
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -12,7 +12,7 @@ import pytest
 
 from compound.evaluation.feedback import read_feedback
 from compound.optimization.runs.recorder import STOP
-from tests.api.studio.test_studio import change, unfinished
+from studio_runs import change, unfinished
 
 PAGES = {
     "runs": "/",
