@@ -48,6 +48,11 @@ def page(chromium: Any, problems: list[str]) -> Iterator[Any]:
     context.close()
 
 
+def accept(dialog: Any, told: list[str]) -> None:
+    told.append(dialog.message)
+    dialog.accept()
+
+
 @pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize("width", [1280, 420])
 def test_no_page_is_wider_than_the_screen_and_none_has_violations(
@@ -116,7 +121,7 @@ def test_a_run_in_progress_is_followed_and_stopped(page: Any, studio: str, folde
 def test_a_refused_label_is_told(page: Any, studio: str, folder: Path) -> None:
     page.goto(studio + PAGES["label"])
     told: list[str] = []
-    page.on("dialog", lambda dialog: (told.append(dialog.message), dialog.accept()))
+    page.on("dialog", lambda dialog: accept(dialog, told))
     (folder / "one" / "labels").write_text("a file where the folder should be")
     page.keyboard.press("1")
     page.wait_for_timeout(1000)
@@ -130,7 +135,7 @@ def test_hostile_texts_do_nothing(
     change(folder / "one", "traces.jsonl", "unknown", hostile)
     change(folder / "one", "candidates.jsonl", "source 1", hostile)
     dialogs: list[str] = []
-    page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+    page.on("dialog", lambda dialog: accept(dialog, dialogs))
     for address in PAGES.values():
         page.goto(studio + address)
     assert dialogs == []
