@@ -113,13 +113,15 @@ def evaluate(
             }
         )
     else:
+        from compound.core.formatting import plural
         from compound.report.text import money
 
         usage = evaluation.usage
         limits = "" if summary["low"] is None else f" [{summary['low']:.4f}, {summary['high']:.4f}]"
         cached = f", {evaluation.cached_calls} from the cache" if evaluation.cached_calls else ""
         print(
-            f"{split}: {summary['mean']:.4f}{limits} on {summary['n']} examples, {summary['failed']} failed, "
+            f"{split}: {metric.name} {summary['mean']:.4f}{limits} on {plural(summary['n'], 'example')}, "
+            f"{summary['failed']} failed, "
             f"{usage.calls} calls{cached}, {usage.tokens} tokens"
             + (f", {money(usage.cost, usage.unpriced)}" if usage.cost or usage.unpriced else "")
         )

@@ -166,7 +166,7 @@ def ui(
         from compound.api.studio.application import serve
 
     def opened(address: str) -> None:
-        print(f"runs of {folder} are shown on {address} (Ctrl-C ends)", flush=True)
+        print(f"the runs in {folder} are shown on {address} (Ctrl-C ends)", flush=True)
         if not no_browser:
             import webbrowser
 

@@ -30,7 +30,7 @@ from compound.core.errors import (
     first_leaf,
 )
 from compound.core.example import Example, Metric
-from compound.core.formatting import format_repr
+from compound.core.formatting import format_repr, plural
 from compound.evaluation.metrics.custom import bounds_of, bounds_violation
 from compound.evaluation.metrics.scoring import (
     MetricCalls,
@@ -599,7 +599,7 @@ def raise_too_many_failures(
     reason, count = failures[0]
     raise TooManyFailures(
         f"{sum(times for _, times in failures)} of {total} runs failed, more than max_failed="
-        f"{rules.max_failed:g} allows; most frequent ({count} times): {reason}",
+        f"{rules.max_failed:g} allows; most frequent ({plural(count, 'time')}): {reason}",
         hint=hint,
     )
 

@@ -177,7 +177,7 @@ def test_evaluate_reports_mean_interval_and_cost(game: Path, cli: Any) -> None:
     )
     assert ran.code == 0
     assert re.match(
-        r"valid: 0\.\d{4} \[0\.\d{4}, \d\.\d{4}\] on 10 examples, 0 failed, 0 calls, 0 tokens",
+        r"valid: \w+ 0\.\d{4} \[0\.\d{4}, \d\.\d{4}\] on 10 examples, 0 failed, 0 calls, 0 tokens",
         ran.out,
     )
     found = json.loads(

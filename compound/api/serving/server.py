@@ -86,9 +86,10 @@ def listen(settings: ServerSettings) -> socket.socket:
         found.listen(2048)
     except OSError as error:
         found.close()
+        options = "--port" if settings.host == "127.0.0.1" else "--host or --port"
         raise CompoundError(
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}",
-            hint="choose another --host or --port; port 0 chooses a free one",
+            hint=f"choose another {options}; port 0 chooses a free one",
         ) from None
     found.set_inheritable(True)
     return found

@@ -343,6 +343,7 @@ def test_a_used_port_is_explained(tmp_path: Path, cli: Any) -> None:
         port = running.url.rpartition(":")[2]
         ran = cli("serve", str(tmp_path / "system.yaml"), "--port", port)
     assert (ran.code, f"cannot listen on 127.0.0.1:{port}" in ran.err) == (2, True)
+    assert "choose another --port;" in ran.err
 
 
 def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
