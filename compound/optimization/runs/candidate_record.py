@@ -152,21 +152,21 @@ def describe_costs(candidates: Sequence[CandidateRecord]) -> list[str]:
         found.append(
             f"{plural(over, 'candidate')} exceeded a limit and could not become the result."
         )
-    return [*found, *(f"Changed {line}." for line in cost_changes(start, chosen))]
+    return [*found, *(f"{line}." for line in cost_changes(start, chosen))]
 
 
 def cost_changes(before: CandidateRecord, after: CandidateRecord) -> list[str]:
-    """Return a phrase for tokens and dollars per run that changed by more than the factor `CHANGED`."""
+    """Return a line for tokens and dollars per run that changed by more than the factor `CHANGED`."""
     names = {
-        "prompt_tokens": ("input tokens per run", "{:,.0f}"),
-        "completion_tokens": ("output tokens per run", "{:,.0f}"),
-        "usd": ("dollars per run", "${:.3g}"),
+        "prompt_tokens": ("Input tokens per run", "{:,.0f}"),
+        "completion_tokens": ("Output tokens per run", "{:,.0f}"),
+        "usd": ("Dollars per run", "${:.3g}"),
     }
     found = []
     for name, (text, form) in names.items():
         old, new = getattr(before, name), getattr(after, name)
         if old and new and not 1 / CHANGED <= new / old <= CHANGED:
-            found.append(f"{text} {form.format(old)} -> {form.format(new)} (x{new / old:.2g})")
+            found.append(f"{text}: {form.format(old)} → {form.format(new)} (×{new / old:.2g})")
     return found
 
 

@@ -75,7 +75,7 @@ def tokens(result: cp.Result, style: str) -> float:
 def test_a_change_that_exceeds_a_limit_is_never_returned(method: str, tmp_path: Path) -> None:
     free = run(tmp_path / "free", {}, method=method)
     assert free.best["pad.style"] == "huge"
-    assert free.cost_notes[0].startswith("Changed input tokens per run ")
+    assert free.cost_notes[0].startswith("Input tokens per run: ")
 
     limited = run(tmp_path / "limited", {"tokens_per_run": 50}, method=method)
     assert limited.best["pad.style"] == "long"

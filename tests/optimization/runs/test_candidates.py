@@ -258,12 +258,12 @@ def test_the_hypervolume_is_that_of_optuna(given: list[tuple[float, float]]) -> 
 def test_a_longer_prompt_is_named_in_the_result_and_its_reports(found: cp.Result) -> None:
     before, after = found.candidates[0], next(c for c in found.candidates if c.chosen)
     assert after.prompt_tokens > 1.2 * before.prompt_tokens
-    line = f"input tokens per run {before.prompt_tokens:,.0f} -> {after.prompt_tokens:,.0f} (x"
+    line = f"Input tokens per run: {before.prompt_tokens:,.0f} → {after.prompt_tokens:,.0f} (×"
     assert any(line in note for note in found.cost_notes)
     assert line in repr(found)
     assert line in terminal_summary(found.path)
     assert line in found.report.replace("\\", "")
-    assert "dollars per run $" in terminal_summary(found.path)
+    assert "Dollars per run: $" in terminal_summary(found.path)
     facts = summarize(found.path)["front"]
     assert facts is not None
     assert facts["cost"] == "usd"

@@ -181,7 +181,7 @@ def test_the_student_reaches_the_teacher_and_drops_its_prompt(model: Path, tmp_p
         fmean(len(request_tokens(some, model, word)) for word in COLOURS) for some in (start, short)
     )
     assert result.cost_notes == [
-        f"Changed input tokens per run {long:,.0f} -> {brief:,.0f} (x{brief / long:.2g})."
+        f"Input tokens per run: {long:,.0f} → {brief:,.0f} (×{brief / long:.2g})."
     ]
 
 
