@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SYSTEM = "system.yaml"
 DRAWINGS = ("text", "mermaid", "svg")
-FORMATS = (*DRAWINGS, "optuna")  # besides those of prompts
+FORMATS = (*DRAWINGS, "optuna", "inspect")  # besides those of prompts
 
 
 @app.command(
@@ -25,6 +25,7 @@ FORMATS = (*DRAWINGS, "optuna")  # besides those of prompts
         "export best.json --system system.yaml --to openai",
         "export system.yaml --to messages   # the initial configuration",
         "export runs/qa --to optuna --output qa.db   # the candidates of a run",
+        "export runs/qa --to inspect --output logs   # then: inspect view --log-dir logs",
         "export system.yaml --to svg > graph.svg     # also text or mermaid",
     )
 )
@@ -38,7 +39,8 @@ def export(
     to: Annotated[
         str,
         typer.Option(
-            "--to", help="messages, openai, dspy, text, mermaid, svg, or optuna for a run."
+            "--to",
+            help="messages, openai, dspy, text, mermaid, svg; optuna or inspect for a run.",
         ),
     ],
     output: Annotated[
@@ -65,6 +67,7 @@ def export(
     openai    request bodies, as JSON
     dspy      the state of a program imported from DSPy
     optuna    an SQLite file with an Optuna study: each candidate of a run is a trial
+    inspect   logs of Inspect, for its viewer: every example before and after a run
     text, mermaid, svg  a drawing of the graph
 
     What cannot be exported is named, and nothing is written. To run the system itself, see compound
@@ -80,14 +83,20 @@ def export(
 
     if to not in (*FORMATS, *REMOVED, *TARGETS):
         raise ExportError(f"cannot export to {to!r}", hint=suggest_name(to, (*FORMATS, *TARGETS)))
-    if to == "optuna":
-        from compound.interchange.exports import write_study
-
+    if to in ("optuna", "inspect"):
         if output is None:
-            raise ExportError(
-                "--to optuna needs --output", hint="name an SQLite file, such as --output study.db"
+            made = (
+                "an SQLite file, such as study.db" if to == "optuna" else "a folder, such as logs"
             )
-        print(write_study(configuration, output))
+            raise ExportError(f"--to {to} needs --output", hint=f"name {made}")
+        if to == "optuna":
+            from compound.interchange.exports import write_study
+
+            print(write_study(configuration, output))
+        else:
+            from compound.interchange.inspect_log import write_inspect
+
+            print(write_inspect(configuration, output))
         return
     if configuration.suffix in (".yaml", ".yml"):
         program = load_program(configuration, sets, no_import, trust=trust, sends=False)

@@ -12,7 +12,9 @@ from compound.cli.options import AsJson, app, format_examples, print_json
 from compound.core.errors import explain_missing
 
 runs = typer.Typer(
-    help="List, report, trace, track or verify runs.", no_args_is_help=True, rich_markup_mode=None
+    help="List, report, compare, trace, track or verify runs.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 app.add_typer(runs, name="runs")
 
@@ -123,6 +125,28 @@ def trace(
         print(format_recorded(recorded), end="\n\n")
     if not found:
         print(f"no recorded system run of {run} matches", file=sys.stderr)
+
+
+@runs.command(epilog=format_examples("runs compare runs/qa runs/qa-2"))
+def compare(
+    first: Run,
+    second: Run,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the results of two runs: score, tokens, dollars and seconds, and changed examples.
+
+    All numbers are of the examples that both results were tested on, with 95 % intervals.
+    """
+    from dataclasses import asdict
+
+    from compound.api.compare import compare as compare_runs
+    from compound.report.record import to_strict_json
+
+    found = compare_runs(first, second)
+    if as_json:
+        print_json(to_strict_json(asdict(found)))
+    else:
+        print(f"first: {first}\nsecond: {second}\n{found}")
 
 
 @runs.command(

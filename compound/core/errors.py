@@ -290,6 +290,7 @@ def first_leaf(errors: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 LIBRARIES: Mapping[str, tuple[str, str]] = {
+    "inspect_ai": ("inspect-ai", "inspect"),
     "torch": ("torch", "local"),
     "transformers": ("transformers", "local"),
     "gguf": ("gguf", "local"),

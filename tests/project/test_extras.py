@@ -201,7 +201,9 @@ def test_the_server_of_vllm_has_an_extra_outside_all() -> None:
     assert [requirement.partition(">")[0] for requirement in extras["vllm"]] == ["vllm"]
     assert [requirement.partition(">")[0] for requirement in extras["trl"]] == ["trl"]
     joined = extras["all"][0].partition("[")[2].rstrip("]").split(",")
-    assert set(extras) - set(joined) == {"all", "browser", "dev", "docs", "quantized", "vllm"}
+    assert set(extras) - set(joined) == {
+        *("all", "browser", "dev", "docs", "inspect", "quantized", "vllm")
+    }
 
 
 @pytest.mark.parametrize(

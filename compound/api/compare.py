@@ -1,0 +1,181 @@
+"""Compare the results of two runs on the examples that both were tested on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import cast
+
+from compound.core.engine import NO_USAGE, Usage
+from compound.core.errors import RunDirectoryError
+from compound.core.formatting import plural
+from compound.evaluation.evaluate import Evaluation, joint_bounds
+from compound.evaluation.statistics import Bounds, Interval, mean_interval, paired_interval
+from compound.execution.trace import longest_chain
+from compound.optimization.runs.directory import inconsistency_errors, read_records
+from compound.report.record import SIDES, Record, RecordedTrace
+from compound.report.text import align_columns, interval, number, signed
+
+SHOWN = 10  # changed examples that are printed
+AMOUNTS = ("tokens per run", "dollars per run", "seconds per run")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A quantity of both results, each with its 95 % interval, and the mean paired difference."""
+
+    name: str
+    first: Interval
+    second: Interval
+    difference: Interval
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two results, example by example.
+
+    Attributes:
+        split: the split of the common examples.
+        rows: score, and what a run of the system takes; dollars only if every price is known.
+        changed: examples with different scores, those of the second result that lose most first.
+        examples: number of common examples.
+    """
+
+    split: str
+    rows: Sequence[Row]
+    changed: Sequence[tuple[str, float, float]]
+    examples: int
+
+    def __str__(self) -> str:
+        lines = align_columns(
+            [
+                ["", "first", "second", "difference"],
+                *map(_cells, self.rows),
+            ]
+        )
+        worse = sum(after < before for _, before, after in self.changed)
+        better, same = len(self.changed) - worse, self.examples - len(self.changed)
+        lines.append(
+            f"{plural(self.examples, 'common example')} ({self.split}): {better} better, {worse} worse, "
+            f"{same:,} equal"
+        )
+        half = SHOWN // 2
+        shown = [*self.changed[:half], *self.changed[half:][-half:]]
+        lines += [f"  {name}: {number(before)} → {number(after)}" for name, before, after in shown]
+        if len(shown) < len(self.changed):
+            lines.append(f"  and {len(self.changed) - len(shown)} more; --json lists all")
+        return "\n".join(lines)
+
+
+def compare(first: Path, second: Path) -> Comparison:
+    """Return the comparison of the results of two runs.
+
+    Args:
+        first, second: run directories. A run is compared with its own start by its report.
+
+    Raises:
+        RunDirectoryError: a folder is not a run directory, a file is damaged, or the runs have no
+            scored examples in common.
+    """
+    records = []
+    for path in (first, second):
+        with inconsistency_errors(path):
+            records.append(Record.read(path))
+    for split, (_, after) in SIDES.items():
+        sides = [record.evaluation(after) for record in records]
+        found = [side for side in sides if side is not None]
+        if len(found) == len(sides):
+            runs = [
+                _recorded(record, split, side.configuration)
+                for record, side in zip(records, found, strict=True)
+            ]
+            if common := _common(records, split, found, runs):
+                return _compared(found, runs, split, common)
+    raise RunDirectoryError(
+        f"{first} and {second} have no scored test or validation examples in common",
+        hint="compare runs on the same data",
+    )
+
+
+def _common(
+    records: Sequence[Record],
+    split: str,
+    sides: Sequence[Evaluation],
+    runs: Sequence[Mapping[str, Recorded]],
+) -> list[str]:
+    """Return the examples of both; of different data, those that have equal inputs as well as names."""
+    names, other = sides[0].by_example(), sides[1].by_example()
+    common = [name for name in names if name in other]
+    digests = {record.config.get("data", {}).get(split, {}).get("digest") for record in records}
+    if len(digests) == 1 and None not in digests:
+        return common
+    known = [name for name in common if all(name in side for side in runs)]
+    return [name for name in known if runs[0][name].inputs == runs[1][name].inputs]
+
+
+def _compared(
+    sides: Sequence[Evaluation],
+    runs: Sequence[Mapping[str, Recorded]],
+    split: str,
+    common: Sequence[str],
+) -> Comparison:
+    scores = [side.by_example() for side in sides]
+    old, new = ([side[name] for name in common] for side in scores)
+    bounds = joint_bounds(*(side.range for side in sides))
+    rows = [_row("score", old, new, bounds)]
+    known = [name for name in common if all(name in side for side in runs)]
+    for place, label in enumerate(AMOUNTS):
+        before, after = ([side[name].amounts[place] for name in known] for side in runs)
+        if known and None not in (*before, *after):
+            rows.append(_row(label, cast("list[float]", before), cast("list[float]", after)))
+    changed = [(e, b, a) for e, b, a in zip(common, old, new, strict=True) if a != b]
+    changed.sort(key=lambda row: row[2] - row[1])
+    return Comparison(split, rows, changed, len(common))
+
+
+def _row(
+    name: str, old: Sequence[float], new: Sequence[float], bounds: Bounds | None = None
+) -> Row:
+    means = [mean_interval(values, bounds=bounds) for values in (old, new)]
+    return Row(name, means[0], means[1], paired_interval(old, new, bounds=bounds))
+
+
+def _cells(row: Row) -> list[str]:
+    sides = [interval(side.to_json()) for side in (row.first, row.second)]
+    return [row.name, *sides, interval(row.difference.to_json(), signed)]
+
+
+Amounts = tuple[float, float | None, float]
+"""Tokens, dollars if they are known, and seconds."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Inputs of an example, and what its runs took, the mean over its samples."""
+
+    inputs: Mapping[str, object]
+    amounts: Amounts
+
+
+def _recorded(record: Record, split: str, configuration: str) -> Mapping[str, Recorded]:
+    runs: dict[str, dict[int, Amounts]] = {}
+    inputs: dict[str, Mapping[str, object]] = {}
+    for line in read_records(record.folder, "traces.jsonl"):
+        trace = cast("RecordedTrace", line)
+        if trace["split"] != split or trace["configuration"] != configuration:
+            continue
+        calls = trace["calls"]
+        usage = sum((Usage.from_json(call["usage"]) for call in calls), NO_USAGE)
+        took = longest_chain((call["address"], call["parents"], call["seconds"]) for call in calls)
+        usd = None if usage.unpriced else usage.cost
+        inputs[trace["example"]] = trace["inputs"]
+        runs.setdefault(trace["example"], {})[trace["sample"]] = usage.tokens, usd, took
+    return {name: Recorded(inputs[name], _mean([*each.values()])) for name, each in runs.items()}
+
+
+def _mean(samples: Sequence[Amounts]) -> Amounts:
+    dollars = [usd for _, usd, _ in samples if usd is not None]
+    usd = fmean(dollars) if len(dollars) == len(samples) else None
+    return fmean(s[0] for s in samples), usd, fmean(s[2] for s in samples)
