@@ -42,25 +42,22 @@ def run_twice(made: cp.System) -> tuple[int, int, int]:
     return asyncio.run(runs())
 
 
-def test_a_fast_function_runs_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "SLOW", WAIT)
-    loop, first, second = run_twice(system(where))
-    assert first == second == loop
-
-
-def test_a_function_that_was_slow_once_runs_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "SLOW", -1.0)
-    loop, first, second = run_twice(system(where))
-    assert first == loop != second
-
-
-@pytest.mark.parametrize(("thread", "inline"), [("always", False), ("never", True)])
-def test_the_setting_decides_whatever_was_measured(
-    monkeypatch: pytest.MonkeyPatch, thread: str, inline: bool
+@pytest.mark.parametrize(
+    ("thread", "slow", "on_the_loop"),
+    [
+        ("auto", WAIT, (True, True)),
+        ("auto", -1.0, (True, False)),
+        ("always", WAIT, (False, False)),
+        ("never", -1.0, (True, True)),
+    ],
+    ids=["fast", "slow once", "always, though fast", "never, though slow"],
+)
+def test_a_function_runs_on_the_event_loop_or_in_threads(
+    monkeypatch: pytest.MonkeyPatch, thread: str, slow: float, on_the_loop: tuple[bool, bool]
 ) -> None:
-    monkeypatch.setattr(threads, "SLOW", -1.0 if inline else WAIT)
+    monkeypatch.setattr(threads, "SLOW", slow)
     loop, first, second = run_twice(system(where, thread=thread))
-    assert {first == loop, second == loop} == {inline}
+    assert (first == loop, second == loop) == on_the_loop
 
 
 def test_a_failed_slow_call_counts_as_slow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,15 @@ def fields(**values: str) -> str:
     return "\n\n".join([f"[[ ## {name} ## ]]\n{value}" for name, value in values.items()] + [DONE])
 
 
+def fails_to_run(
+    program: Any, message: str, question: str = "?", said: str = fields(answer="x"), **options: Any
+) -> RunFailed:
+    system = cp.interchange.from_dspy(program, lm="lm", **options)
+    with pytest.raises(RunFailed, match=message) as caught:
+        cp.run(system, {"question": question}, engines={"lm": ScriptedLM(lambda _: said)})
+    return caught.value
+
+
 class MultiHop(dspy.Module):  # type: ignore[misc]
     """Writes two queries, then an answer."""
 
@@ -156,12 +165,8 @@ def test_an_answer_that_cannot_be_read_is_asked_for_in_json() -> None:
 
 
 def test_a_failed_predictor_fails_the_run_with_its_reason() -> None:
-    system = cp.interchange.from_dspy(dspy.Predict("question -> answer"), lm="lm")
-    with pytest.raises(
-        RunFailed,
-        match="failed in 'predict_program.0./predict': parse: JSONAdapter found no answer",
-    ):
-        cp.run(system, {"question": "?"}, engines={"lm": ScriptedLM(lambda _: "nonsense")})
+    message = "failed in 'predict_program.0./predict': parse: JSONAdapter found no answer"
+    fails_to_run(dspy.Predict("question -> answer"), message, said="nonsense")
 
 
 class Careful(dspy.Module):  # type: ignore[misc]
@@ -218,10 +223,8 @@ class Endless(OneStep):
 
 
 def test_the_number_of_calls_is_bounded() -> None:
-    system = cp.interchange.from_dspy(Endless(), lm="lm", max_calls=3)
-    with pytest.raises(RunFailed, match=r"forward made more than 3 predictor calls") as caught:
-        cp.run(system, {"question": "?"}, engines={"lm": ScriptedLM(lambda _: fields(answer="x"))})
-    trace: Any = caught.value.trace
+    failure = fails_to_run(Endless(), "forward made more than 3 predictor calls", max_calls=3)
+    trace: Any = failure.trace
     assert len(trace.calls_of("step")) == 3
 
 
@@ -264,9 +267,7 @@ class Threads(OneStep):
 
 
 def test_predictors_in_own_threads_are_rejected_with_the_remedy() -> None:
-    system = cp.interchange.from_dspy(Threads(), lm="lm", inputs={"question": str})
-    with pytest.raises(RunFailed, match=r"use dspy\.Parallel in place of threads"):
-        cp.run(system, {"question": "a"}, engines={"lm": ScriptedLM([])})
+    fails_to_run(Threads(), r"use dspy\.Parallel in place of threads", inputs={"question": str})
 
 
 def test_an_agent_with_tools_runs() -> None:
@@ -345,11 +346,7 @@ class Wrong(OneStep):
 def test_what_cannot_be_recorded_fails_with_the_reason(
     program: Any, question: str, message: str
 ) -> None:
-    system = cp.interchange.from_dspy(program(), lm="lm")
-    with pytest.raises(RunFailed, match=message):
-        cp.run(
-            system, {"question": question}, engines={"lm": ScriptedLM(lambda _: fields(answer="x"))}
-        )
+    fails_to_run(program(), message, question)
 
 
 @pytest.mark.parametrize(
@@ -459,9 +456,8 @@ def test_another_reward_of_best_of_n_is_another_system() -> None:
 
 
 def test_a_reward_that_fails_for_every_attempt_fails_the_run_with_its_line() -> None:
-    system = cp.interchange.from_dspy(best_of(2, fails), lm="lm")
-    with pytest.raises(RunFailed, match=r"no reward \(test_from_dspy.py:\d+, in fails\)"):
-        cp.run(system, {"question": "?"}, engines={"lm": ScriptedLM(lambda _: fields(digit="1"))})
+    message = r"no reward \(test_from_dspy.py:\d+, in fails\)"
+    fails_to_run(best_of(2, fails), message, said=fields(digit="1"))
 
 
 @pytest.mark.parametrize(
@@ -724,9 +720,7 @@ def own_config(step: Any) -> Any:
     ],
 )
 def test_changes_of_predictors_in_forward_are_refused(change: Any, named: str) -> None:
-    system = cp.interchange.from_dspy(Changing(change), lm="lm")
-    with pytest.raises(RunFailed, match=f"with its own {named}"):
-        cp.run(system, {"question": "?"}, engines={"lm": ScriptedLM(lambda _: fields(answer="x"))})
+    fails_to_run(Changing(change), f"with its own {named}")
 
 
 class Catching(dspy.Module):  # type: ignore[misc]

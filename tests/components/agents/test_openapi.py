@@ -229,27 +229,24 @@ def asked(tool: cp.Tool, **arguments: Any) -> tuple[cp.Trace, list[Any]]:
     ]
 
 
-@pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_post_with_an_error_status_is_sent_once_and_reported(
-    server: RecordingServer, status: int
+@pytest.mark.parametrize(
+    ("operation", "arguments", "status", "sent", "place"),
+    [
+        ("addItem", {"name": "tea"}, 429, 1, ""),
+        ("addItem", {"name": "tea"}, 500, 1, ""),
+        ("addItem", {"name": "tea"}, 503, 1, ""),
+        ("getItem", {"id": "1"}, 503, 3, "{url}/items/{{id}}: "),
+    ],
+)
+def test_an_error_status_is_reported_after_a_get_is_repeated(
+    server: RecordingServer, operation: str, arguments: Any, status: int, sent: int, place: str
 ) -> None:
-    tool = cp.Tool.from_openapi(DOCUMENT, "addItem", base_url=server.url)
+    tool = cp.Tool.from_openapi(DOCUMENT, operation, base_url=server.url)
     server.status, server.body = status, b"sold out"
-    trace, results = asked(tool, name="tea")
-    assert len(server.received) == 1
+    trace, results = asked(tool, **arguments)
+    assert len(server.received) == sent
     assert trace.failure is None
-    assert results == [f"error: HTTP {status}: sold out"]
-
-
-def test_a_get_with_a_status_of_overload_is_repeated_and_then_reported(
-    server: RecordingServer,
-) -> None:
-    tool = cp.Tool.from_openapi(DOCUMENT, "getItem", base_url=server.url)
-    server.status, server.body = 503, b"later"
-    trace, results = asked(tool, id="1")
-    assert len(server.received) == 3
-    assert trace.failure is None
-    assert results == [f"error: {server.url}/items/{{id}}: HTTP 503: later"]
+    assert results == [f"error: {place.format(url=server.url)}HTTP {status}: sold out"]
 
 
 class Silent(RecordingServer):

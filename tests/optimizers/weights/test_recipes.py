@@ -190,11 +190,20 @@ class Taught(Lab):
         return context
 
 
+def yes_or_no(name: str) -> LLM:
+    """Return an agent whose reply, a digit, is never well-formed."""
+    return LLM(name, prompt=Text(name), output=Literal["yes", "no"], weights=LoRA(), retries=0)
+
+
+def ending_in_yes_or_no() -> System:
+    first = LLM("a", weights=LoRA())(x=Input("x"))
+    return System("chain", outputs={"y": yes_or_no("b")(x=first)}, lm="lm")
+
+
 def beside() -> System:
     """Return a system whose second agent answers; the first one's reply, never well-formed, may be unread."""
     x, wanted = Input("x"), Input("wanted", bool)
-    unread = LLM("a", prompt=Text("a"), output=Literal["yes", "no"], weights=LoRA(), retries=0)(x=x)
-    read = Function("read", same)(reply=unread, when=wanted)
+    read = Function("read", same)(reply=yes_or_no("a")(x=x), when=wanted)
     answer = LLM("b", prompt=Text("b"), weights=LoRA(), retries=0)(x=x)
     return System(
         "beside", outputs={"y": Function("pick", pick)(first=read, second=answer)}, lm="lm"
@@ -377,10 +386,7 @@ class TestCredit:
         self, function: str, wanted: float
     ) -> None:
         lab = Lab(2, {"scale": "none", "penalties": {"b": f"{__name__}:{function}"}})
-        number = LLM("b", prompt=Text("b"), output=Literal["yes", "no"], weights=LoRA(), retries=0)
-        lab.system = System(
-            "chain", outputs={"y": number(x=LLM("a", weights=LoRA())(x=Input("x")))}, lm="lm"
-        )
+        lab.system = ending_in_yes_or_no()
         found = lab.collect(mhgpo("fof"))
         assert {s.reward for s in found.samples if s.component == "b"} == {wanted}
 
@@ -397,10 +403,7 @@ class TestLost:
 
     def test_runs_that_failed_by_what_was_said_are_learned_from(self) -> None:
         lab = Lab(2, {"scale": "none", "failure_score": -1.0})
-        number = LLM("b", prompt=Text("b"), output=Literal["yes", "no"], weights=LoRA(), retries=0)
-        lab.system = System(
-            "chain", outputs={"y": number(x=LLM("a", weights=LoRA())(x=Input("x")))}, lm="lm"
-        )
+        lab.system = ending_in_yes_or_no()
         found = lab.collect(MMGRPO_RUNS)
         assert len(found.samples) == 24
         assert {s.reward for s in found.samples} == {-1.0}
@@ -464,9 +467,8 @@ class TestFailures:
 
     def test_forks_are_drawn_among_the_agents_that_a_run_reached(self) -> None:
         lab = Lab(2, {"forks": {"a": 0.0, "b": 1.0}})
-        first = LLM("a", prompt=Text("a"), output=Literal["yes", "no"], weights=LoRA(), retries=0)
         last = LLM("b", prompt=Text("b"), weights=LoRA(), retries=0)
-        lab.system = System("chain", outputs={"y": last(x=first(x=Input("x")))}, lm="lm")
+        lab.system = System("chain", outputs={"y": last(x=yes_or_no("a")(x=Input("x")))}, lm="lm")
         # no digit is yes or no: nobody is left to fork
         assert lab.collect(mhgpo("rr")).scores == [0.0] * 3
 
