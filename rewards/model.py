@@ -9,13 +9,16 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import NotRequired
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import FiniteFloat, NonNegativeInt, TypeAdapter
+from typing_extensions import TypedDict  # pydantic requires it before Python 3.12
 
 from compound.core.errors import ConfigurationError, DeclarationError, MissingExtra, suggest_name
 from compound.core.example import CallValues, Values
@@ -23,6 +26,7 @@ from compound.core.security.limits import ARTIFACT
 from compound.core.security.untrusted import UntrustedFolder
 from compound.core.storage.artifacts import store_folder
 from compound.core.storage.records import Damaged, read_document, to_document
+from compound.core.storage.state import validated
 from compound.engines.local.devices import Placement
 from compound.graph.configuration import to_readable_values
 from compound.graph.types import quote_names
@@ -154,6 +158,12 @@ def load(folder: str | Path, *, backbone: Callable[[str], Embedder] | None = Non
     path = Path(folder)
     stored = read(path)
     embeds = (backbone or (lambda n: make_backbone(n, stored.max_length)))(stored.backbone)
+    for name, reward in stored.rewards_of.items():
+        if reward.features.dim != embeds.dim:
+            raise ConfigurationError(
+                f"{path} is a damaged reward checkpoint: the head {name!r} reads {reward.features.dim} "
+                f"features of the backbone {stored.backbone!r}, which has {embeds.dim}"
+            )
     if stored.adapter:
         UntrustedFolder(path / "adapter", error=ConfigurationError).check()
         embeds.load_adapter(path / "adapter", stored.adapter)  # type: ignore[attr-defined]  # only `Backbone`
@@ -188,23 +198,23 @@ def read(path: Path) -> Stored:
         if files.kind(name) is None:
             raise ConfigurationError(f"{path} is not a reward checkpoint: no {path / name}")
     try:
-        card = dict[str, Any](read_document(files.read(CARD)))  # other formats are refused below
+        found = read_document(files.read(CARD))
+        versions = found.get("format"), found.get("template")
+        if versions != (FORMAT, TEMPLATE):
+            raise ConfigurationError(
+                f"{path} has format {versions[0]} and template {versions[1]}, but this version reads "
+                f"{FORMAT} and {TEMPLATE}"
+            )
+        card = validated(_CARD, found, "the card of a reward checkpoint")
         heads = files.read(HEADS, ARTIFACT)
-        if card.get("heads", found := hashlib.sha256(heads).hexdigest()) != found:
+        if card.get("heads", digest := hashlib.sha256(heads).hexdigest()) != digest:
             raise ConfigurationError(
                 f"{path / HEADS} was changed: it does not match the digest in its card"
             )
         tensors = load_tensors(heads)
-        if (card["format"], card["template"]) != (FORMAT, TEMPLATE):
-            raise ConfigurationError(
-                f"{path} has format {card['format']} and template {card['template']}, but this version reads "
-                f"{FORMAT} and {TEMPLATE}"
-            )
         rewards_of = {
             name: _reward(name, stored, tensors) for name, stored in card["components"].items()
         }
-        names = str(card["backbone"]), str(card["adapter"])
-        return Stored(*names, int(card["max_length"]), str(card["data"]), rewards_of)
     except Damaged as error:
         raise ConfigurationError(
             f"{path} is a damaged reward checkpoint: {CARD}: {error}"
@@ -213,6 +223,12 @@ def read(path: Path) -> Stored:
         if isinstance(error, ConfigurationError):
             raise
         raise ConfigurationError(f"{path} is a damaged reward checkpoint: {error!r:.200}") from None
+    if card["adapter"] and card["backbone"] == NONE:
+        raise ConfigurationError(
+            f"{path} is a damaged reward checkpoint: it has an adapter, but no backbone"
+        )
+    names = card["backbone"], card["adapter"]
+    return Stored(*names, card["max_length"], card["data"], rewards_of)
 
 
 def make_backbone(name: str, max_length: int = 256, placement: Placement | None = None) -> Embedder:
@@ -224,16 +240,60 @@ def make_backbone(name: str, max_length: int = 256, placement: Placement | None 
     return Backbone(name, max_length=max_length, placement=placement)
 
 
-def _reward(name: str, stored: Mapping[str, Any], tensors: Mapping[str, Vector]) -> LocalReward:
+class _StoredAccuracy(TypedDict):
+    mean: float
+    low: float | None
+    high: float | None
+    pairs: NonNegativeInt
+    inputs: NonNegativeInt
+
+
+class _StoredFeatures(TypedDict):
+    component: str
+    settings: list[str]
+    label_fields: dict[str, list[str | int | float | bool | None]]
+    numbers: list[str]
+    labels: list[str]
+    dim: NonNegativeInt
+    description: str
+
+
+class _StoredReward(TypedDict):
+    accuracy: _StoredAccuracy
+    slope: FiniteFloat
+    inputs: NotRequired[list[str]]
+    features: _StoredFeatures
+
+
+class _Card(TypedDict):
+    backbone: str
+    adapter: str
+    max_length: NonNegativeInt
+    data: str
+    components: dict[str, _StoredReward]
+    heads: NotRequired[str]
+
+
+_CARD = TypeAdapter(_Card)
+
+
+def _reward(name: str, stored: _StoredReward, tensors: Mapping[str, Vector]) -> LocalReward:
     head = Head(*(np.asarray(tensors[f"{name}.{part}"]) for part in ("weights", "center", "scale")))
-    features = FeatureMap.from_json(stored["features"])
-    if not len(head.weights) == len(head.center) == len(head.scale) == len(features.columns):
+    parts, found = (head.weights, head.center, head.scale), stored["features"]
+    labels = len(found["labels"])
+    # counted without making the columns: a card may state any number of them
+    columns = len(found["numbers"]) + labels + found["dim"] * max(1, labels)
+    if any(part.shape != (columns,) for part in parts):
         raise ValueError(f"head {name!r} does not fit its feature map")
-    if not all(np.isfinite(part).all() for part in (head.weights, head.center, head.scale)):
-        raise ValueError(f"head {name!r} has numbers that are not finite")
+    if not all(np.isfinite(part).all() for part in parts) or not (head.scale > 0).all():
+        raise ValueError(f"head {name!r} has numbers that are not finite, or scales of 0")
     margins = np.asarray(tensors.get(f"{name}.margins", np.zeros(0)))
-    accuracy, inputs = Accuracy(**stored["accuracy"]), tuple(map(str, stored.get("inputs", ())))
-    return LocalReward(features, head, float(stored["slope"]), accuracy, margins, inputs)
+    if margins.ndim != 1:
+        raise ValueError(f"the margins of head {name!r} are not a list of numbers")
+    accuracy, inputs = Accuracy(**stored["accuracy"]), tuple(stored.get("inputs", ()))
+    return LocalReward(
+        FeatureMap.from_json(found), head, stored["slope"], accuracy, margins, inputs
+    )
 
 
 KEPT = 20_000  # maximum number of texts with features in memory
@@ -290,6 +350,8 @@ class StoredPolicy:
         for inputs, outputs in calls:
             self._check(component, reward, inputs, outputs)
         found: list[float] = self.model.rewards(component, calls).tolist()
+        if not all(map(math.isfinite, found)):
+            raise ConfigurationError(f"{self.path} computes rewards that are not finite")
         self.model.backbone.limit_features(KEPT)  # bounds the memory of a server
         return found
 

@@ -33,7 +33,6 @@ version's name, and a balancer that routes short prompts differently from chat r
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -235,15 +234,15 @@ def read_probe(folder: Path) -> Probe | None:
     Raises:
         ConfigurationError: the file does not have the format above.
     """
-    path = folder / FILE
-    if not path.exists():
+    path, files = folder / FILE, UntrustedFolder(folder, error=ConfigurationError)
+    if files.kind(FILE) is None:
         return None
     try:
-        held = json.loads(path.read_text("utf-8"))
+        held: Any = parse(files.read(FILE))
         tokens = tuple(_numbers(held["tokens"], int))
         logprobs = tuple(map(float, _numbers(held["logprobs"], int, float)))
         before = tuple(map(float, _numbers(held["before"], int, float)))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise ConfigurationError(
             f"{path} is not a probe: {type(error).__name__}: {error}"
         ) from error
@@ -308,8 +307,10 @@ def check_probe_model(answered: object, expected: str) -> None:
 
 def weights_digest(folder: Path) -> str:
     """Return the SHA-256 of an adapter's weights, or ``""`` if the usual file is missing."""
-    path = folder / WEIGHTS
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+    files = UntrustedFolder(folder, error=ConfigurationError)
+    if files.kind(WEIGHTS) != "file":
+        return ""
+    return hashlib.sha256(files.read(WEIGHTS, ARTIFACT)).hexdigest()
 
 
 def changes_nothing(folder: Path) -> bool:
@@ -321,13 +322,13 @@ def changes_nothing(folder: Path) -> bool:
     Raises:
         ConfigurationError: the weights are not a safetensors file.
     """
-    path = folder / WEIGHTS
-    if not path.is_file():
+    path, files = folder / WEIGHTS, UntrustedFolder(folder, error=ConfigurationError)
+    if files.kind(WEIGHTS) != "file":
         return False
-    held = path.read_bytes()
+    held = files.read(WEIGHTS, ARTIFACT)
     start = 8 + int.from_bytes(held[:8], "little")
     try:
-        header = json.loads(held[8:start])
+        header: Any = parse(held[8:start])
         places = [entry["data_offsets"] for name, entry in header.items() if "lora_B" in name]
         return not any(held[start + first : start + last].strip(b"\0") for first, last in places)
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from scipy import optimize
 
 from compound import LLM, Function, Input, Selector, System, Text
@@ -451,6 +452,60 @@ class TestCheckpoint:
             card.write_text(json.dumps({**json.loads(card.read_text()), "format": 99}))
         with pytest.raises(ConfigurationError, match=str(folder)):
             load(folder)
+
+    @pytest.mark.parametrize(
+        ("place", "value"),
+        [
+            (("adapter",), "0" * 64),
+            (("max_length",), -1),
+            (("components",), []),
+            (("components", "short", "slope"), float("nan")),
+            (("components", "short", "accuracy", "pairs"), "many"),
+            (("components", "short", "features", "numbers", 0), ["a"]),
+            (("components", "short", "features", "dim"), 10**30),
+            (("components", "short", "features", "labels"), ["a"] * 5),
+            (("components", "short", "features", "label_fields"), {"a": [{}]}),
+        ],
+    )
+    def test_a_card_of_another_form_gets_a_clear_error(
+        self, tmp_path: Path, place: tuple[Any, ...], value: object
+    ) -> None:
+        """Regression test: they ended with a traceback, or filled the memory with names of columns."""
+        self.model().save(tmp_path)
+        card = json.loads((tmp_path / "card.json").read_text())
+        del card["checksum"]
+        part = card
+        for name in place[:-1]:
+            part = part[name]
+        part[place[-1]] = value
+        (tmp_path / "card.json").write_text(json.dumps(card))
+        with pytest.raises(ConfigurationError, match="is a damaged reward checkpoint"):
+            load(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("part", "change"),
+        [
+            ("weights", lambda head: np.tile(head, (len(head), 1))),
+            ("center", lambda head: head[:1]),
+            ("scale", np.zeros_like),
+            ("weights", lambda head: head * np.nan),
+            ("margins", lambda head: head.reshape(1, -1)),
+        ],
+    )
+    def test_a_head_of_another_form_gets_a_clear_error(
+        self, tmp_path: Path, part: str, change: Callable[[Any], Any]
+    ) -> None:
+        self.model().save(tmp_path)
+        path = tmp_path / "heads.safetensors"
+        tensors = safetensors.numpy.load(path.read_bytes())
+        tensors[f"short.{part}"] = np.ascontiguousarray(change(tensors[f"short.{part}"]))
+        path.write_bytes(safetensors.numpy.save(tensors))
+        card = json.loads((tmp_path / "card.json").read_text())
+        (tmp_path / "card.json").write_text(
+            json.dumps({k: v for k, v in card.items() if k not in ("heads", "checksum")})
+        )
+        with pytest.raises(ConfigurationError, match="is a damaged reward checkpoint"):
+            load(tmp_path)
 
     def test_a_component_without_reward_is_named(self) -> None:
         with pytest.raises(DeclarationError, match="no local reward for component 'long'"):

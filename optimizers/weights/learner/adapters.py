@@ -282,7 +282,7 @@ def _logprobs(folder: Path) -> list[float] | None:
             float(value)
             for value in json.loads((folder / PROBE).read_text(encoding="utf-8"))["logprobs"]
         ]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

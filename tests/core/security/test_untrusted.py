@@ -605,7 +605,6 @@ ALLOWED = {
     "components/index.py": "fills a new folder; reads a corpus that the user's own file names",
     "compound/engines/models.py": "the user's own model cache, and packages that pip has just downloaded",
     "compound/engines/vllm/server.py": "logs of our own server in the user's cache",
-    "compound/engines/adapter_files.py": "reads from an adapter after `verify_reference` has read all of it",
     "rewards/backbone.py": "asks whether an adapter is there, after its folder was checked",
     "rewards/model.py": "files in the new folder that `store_folder` fills",
     "optimizers/weights/learner/adapters.py": "files in the new folder that `store_folder` fills, or that `verify_reference` has read",

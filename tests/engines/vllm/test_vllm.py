@@ -526,12 +526,24 @@ def test_a_server_too_busy_to_load_an_adapter_is_transient(server: Any, write: W
         {"logprobs": [True] * 39},
         {"before": [float("nan")] * 39},
         {"before": None},
+        {"before": [10**400] * 39},
     ],
     ids=str,
 )
 def test_an_invalid_probe_file_is_refused(write: Write, changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=r"probe\.json is not a probe"):
         read_probe(Path(write(0.5, changes=changes).path))
+
+
+def test_a_probe_file_is_read_through_no_link_and_up_to_a_depth(write: Write) -> None:
+    probe = Path(write(0.5).path) / "probe.json"
+    probe.write_text("[" * 5000 + "]" * 5000)
+    with pytest.raises(ConfigurationError, match=r"nested more than 200 levels deep"):
+        read_probe(probe.parent)
+    probe.rename(probe.with_name("elsewhere.json"))
+    probe.symlink_to("elsewhere.json")
+    with pytest.raises(ConfigurationError, match=r"probe\.json is a symbolic link"):
+        read_probe(probe.parent)
 
 
 def test_the_rules_hold_on_hand_computed_probes() -> None:
