@@ -9,8 +9,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import TypeAdapter
-
 from compound.core import notebook
 from compound.core.errors import DeclarationError, RunDirectoryError, suggest_name
 from compound.core.formatting import format_repr, short_repr
@@ -18,7 +16,6 @@ from compound.core.narrowing import report_wrong_arguments
 from compound.core.security.sanitize import sanitize_for_terminal
 from compound.core.security.untrusted import UntrustedFolder
 from compound.core.storage.records import Damaged
-from compound.core.storage.state import validated
 from compound.evaluation.evaluate import Evaluation, gain_interval
 from compound.evaluation.statistics import Interval
 from compound.execution.trace import Trace, as_text, from_json
@@ -39,7 +36,7 @@ from compound.optimization.runs.directory import (
     read_records,
 )
 from compound.optimization.runs.recorder import MEMORY_FOLDER
-from compound.report.record import RecordedTrace
+from compound.report.record import RecordedTrace, recorded_trace
 
 ResultVerdict = Literal["supported", "promising", "feasible", "unchanged"]
 
@@ -228,7 +225,6 @@ def _read_result(folder: UntrustedFolder) -> Result:
 
 
 TRACES = "traces.jsonl"
-_RECORDED = TypeAdapter(RecordedTrace)
 SPLITS = ("valid", "test")
 LIMIT = 3
 
@@ -318,7 +314,7 @@ def select_recorded(
     seen: dict[str, None] = {}
     for number, row in enumerate(read_records(Path(run), TRACES), 1):
         try:
-            recorded = validated(_RECORDED, row, "a trace of a run")
+            recorded = recorded_trace(row)
         except Damaged as error:
             raise RunDirectoryError(f"{Path(run) / TRACES}:{number}: {error}") from None
         seen.update(dict.fromkeys(call["component"] for call in recorded["calls"]))

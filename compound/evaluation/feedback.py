@@ -108,7 +108,7 @@ def read_feedback(folder: UntrustedFolder | str | Path) -> FeedbackLog:
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{place}: not feedback: {error!r}") from None
     pairs = {
-        tie: [(one, other) for one, other, is_tie in compared.values() if is_tie == tie]
+        tie: tuple((one, other) for one, other, is_tie in compared.values() if is_tie == tie)
         for tie in (False, True)
     }
     return FeedbackLog(runs, about, pairs[False], pairs[True])

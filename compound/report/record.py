@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypeVar, cast
 
+from pydantic import TypeAdapter
+
 from compound.core.engine import NO_USAGE, Usage
 from compound.core.security.untrusted import UntrustedFolder
+from compound.core.storage.state import validated
 from compound.evaluation.acceptance import paired_test
 from compound.evaluation.evaluate import Evaluation, Summary, gain_interval, joint_bounds
 from compound.execution.exchange import Exchange
@@ -176,6 +179,18 @@ class RecordedTrace(TraceDocument):
     split: Literal["valid", "test"]
     gold: dict[str, object]
     again: NotRequired[bool]
+
+
+_RECORDED = TypeAdapter(RecordedTrace)
+
+
+def recorded_trace(line: Mapping[str, object]) -> RecordedTrace:
+    """Return a line of the recorded traces, checked to have their form.
+
+    Raises:
+        Damaged: it has another form.
+    """
+    return validated(_RECORDED, line, "a trace of a run")
 
 
 @dataclass

@@ -52,12 +52,16 @@ class FeedbackStore:
     """
 
     def __init__(
-        self, path: Path, on_lost: Callable[[int], object] = lambda runs: None, most: int = 2**30
+        self,
+        place: Path | UntrustedFolder,
+        on_lost: Callable[[int], object] = lambda runs: None,
+        most: int = 2**30,
     ) -> None:
-        self.path, self._on_lost, self._most = path, on_lost, most
+        folder = UntrustedFolder(place, error=StoreError) if isinstance(place, Path) else place
+        self.path, self._on_lost, self._most = folder.path, on_lost, most
         self._problem = ""
         try:
-            self._lock = Lock(UntrustedFolder(path, error=StoreError).make())
+            self._lock = Lock(folder.make())
         except CompoundError as error:
             raise StoreError(
                 f"feedback cannot be stored: {error.message}",

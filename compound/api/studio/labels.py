@@ -148,8 +148,7 @@ class Labels:
     def _store(self, run: Run) -> FeedbackStore:
         if run.name not in self._stores:
             try:
-                path = run.folder.below(FOLDER).path
-                self._stores[run.name] = FeedbackStore(path)
+                self._stores[run.name] = FeedbackStore(run.folder.below(FOLDER))
             except StoreError as error:
                 raise CompoundError(
                     error.message.replace("feedback", "the label"),

@@ -24,7 +24,7 @@ from compound.core.security.untrusted import UntrustedFolder
 from compound.core.storage.records import Damaged, parse, read_lines
 from compound.execution.trace import longest_chain
 from compound.optimization.runs.directory import inconsistency_errors
-from compound.report.record import RecordedTrace
+from compound.report.record import RecordedTrace, recorded_trace
 
 FILE = "traces.jsonl"
 CELL = 300  # characters of a value in a table
@@ -168,7 +168,7 @@ class TraceIndex:
             try:
                 for line in read_lines(file, before=self._checksum):
                     end = start + line.end
-                    rows.append(_row(cast("RecordedTrace", line.value), self._end, end))
+                    rows.append(_row(recorded_trace(line.value), self._end, end))
                     self._end, self._checksum = end, line.checksum
                     if time.monotonic() > until:
                         self._more = True
@@ -258,13 +258,12 @@ class TraceIndex:
             file.seek(position)
             raw = file.read(min(length, LINE.bytes))
         try:
-            found = parse(raw)
+            return recorded_trace(cast("Mapping[str, object]", parse(raw)))
         except Damaged as error:
             raise RunDirectoryError(
                 f"{self._folder}/{FILE} has changed since it was opened: {error}",
                 hint="load the page again",
             ) from None
-        return cast("RecordedTrace", found)
 
 
 def _row(trace: RecordedTrace, position: int, end: int) -> tuple[object, ...]:

@@ -175,6 +175,16 @@ class UntrustedFolder:
         inside = (*self._inside, *self._parts(name))
         return type(self)(self._root, inside, error=self._error, directory=self._directory)
 
+    def opened(self) -> Directory:
+        """Return a handle of the folder, which is reached through no link below its root.
+
+        Raises:
+            OSError: it does not exist, or cannot be opened.
+            CompoundError: the path contains a link or similar.
+        """
+        with self._open_folder() as folder:
+            return folder.copy()
+
     # --- looking ---------------------------------------------------------------------------------------
 
     def kind(self, name: str) -> Kind | None:

@@ -72,7 +72,7 @@ class Lock:
     def __init__(self, unlocked: UntrustedFolder) -> None:
         path = unlocked.path
         with os_errors_as(path):
-            self._directory: Directory | None = Directory.at(path)
+            self._directory: Directory | None = unlocked.opened()
         self.folder = UntrustedFolder(path, directory=self._directory)
         self._file: BinaryIO | None = None
         try:

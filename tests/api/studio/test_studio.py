@@ -184,6 +184,24 @@ class TestForeignRuns:
         assert client.get("/").status_code == 200
         assert client.get("/run/nested/two").status_code == 200
 
+    @pytest.mark.parametrize(
+        ("old", "new"),
+        [
+            ('"score": 1.0', '"score": {"a": 1}'),
+            ('"sample": 0', '"sample": "0x"'),
+            ('"parents": []', '"parents": 5'),
+            ('"seconds": 0', '"seconds": -1'),
+        ],
+    )
+    def test_a_trace_of_another_form_is_named(
+        self, client: TestClient, folder: Path, old: str, new: str
+    ) -> None:
+        """Regression test: SQLite refused the value, and the page was an internal error."""
+        assert old in (folder / "one" / "traces.jsonl").read_text()
+        change(folder / "one", "traces.jsonl", old, new)
+        answer = client.get("/run/one?view=examples")
+        assert (answer.status_code, "is not a trace of a run" in answer.text) == (409, True)
+
     def test_a_run_of_a_link_is_refused(self, client: TestClient, folder: Path) -> None:
         (folder / "linked").symlink_to(folder / "one")
         assert client.get("/run/linked").status_code == 409
@@ -316,6 +334,18 @@ class TestLabels:
         assert answer.status_code in (409, 422)
         assert answer.json()["error"]["message"]
         assert not (folder / "one" / "labels" / "feedback.jsonl").exists()
+
+    @pytest.mark.parametrize("target", ["elsewhere", "absent"])
+    def test_labels_are_not_written_through_a_link(
+        self, client: TestClient, folder: Path, target: str
+    ) -> None:
+        body = {**(pair(client) or {}), "choice": "left"}
+        (folder / "elsewhere").mkdir()
+        (folder / "one" / "labels").symlink_to(folder / target)
+        answer = client.post("/label/one", json=body)
+        assert (answer.status_code, "symbolic link" in answer.text) == (409, True)
+        assert not list((folder / "elsewhere").iterdir())
+        assert not (folder / "absent").exists()
 
     def test_a_second_studio_is_told_to_use_the_first(
         self, client: TestClient, folder: Path

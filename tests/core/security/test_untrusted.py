@@ -555,12 +555,15 @@ HARMLESS = {
     "_gate",
     "door",
     "sessions",
+    "webbrowser",
 }  # receivers of ``open`` and ``connect`` that are no files
 # Everything else that opens, creates or looks for files, and why it may. Nobody may open files of
 # run directories, adapters, caches or reports in another way than by UntrustedFolder.
 ALLOWED = {
     "compound/core/security/untrusted.py": "the one way",
     "compound/execution/cache.py": "SQLite, after UntrustedFolder.place",
+    "compound/api/studio/application.py": "a temporary folder of its own",
+    "compound/api/studio/traces.py": "a database in the temporary folder of the studio",
     "compound/api/verify.py": "SQLite, after UntrustedFolder.place; asks whether the folder is there",
     "compound/optimization/runs/directory.py": "asks whether the user's own path is taken",
     "compound/core/storage/artifacts.py": "fills a new folder, and deletes a folder by its full name after a check",
@@ -599,7 +602,6 @@ ALLOWED = {
     "compound/core/image.py": "an image that the user's own code names; paths in data files are read by `read_examples`",
     "components/gateway/worker.py": "its own standard streams and the null device",
     "compound/core/lazy.py": "reads the stubs of the package",
-    "compound/cli/serve.py": "a new file that the user names, or beside the user's own file; an existing name is refused",
     "components/tools/openapi_document.py": "a document that the user names; one of a file was checked by `FileContext.resolve_path`",
     "compound/graph/registry/code.py": "looks for Python files beside the user's own file",
     "components/index.py": "fills a new folder; reads a corpus that the user's own file names",
