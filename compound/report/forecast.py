@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -44,7 +45,7 @@ def forecast(facts: Mapping[str, Any]) -> str:
             f"budget.{name}: {count(b['limit'])} ({b['counts']})"
             for name, b in facts["budget"].items()
         ],
-        [f"note: {note}" for note in (*facts["prospects"]["told"], *facts["notes"])],
+        [f"note: {note}" for note in (*facts["notes"], *facts["prospects"]["told"])],
         [_step(step) for step in facts["steps"]],
         facts["memory"],
         [f"warning: {text}" for text in (*facts["keys"], *facts["duplicates"])],
@@ -69,7 +70,17 @@ def _calls_table(facts: Mapping[str, Any]) -> list[str]:
     rows += [[row["component"], row["per_run"], ", ".join(row["models"])] for row in facts["calls"]]
     total = facts["model_calls"]
     limit = "no limit is known" if total is None else f"at most {count(total)}"
+    if total is not None and total > _calls_of_whole_runs(facts):
+        limit += ", if the other calls of runs are cached: such a run counts as a fraction"
     return [*align_columns(rows), f"calls of models in all: {limit}"]
+
+
+def _calls_of_whole_runs(facts: Mapping[str, Any]) -> float:
+    """Return the calls of models of as many whole runs as the plan has, with its proposal requests."""
+    runs = sum(row["total"] for row in facts["system_runs"])
+    per_run = sum(row["at_most"] for row in facts["calls"] if row["models"])
+    requests = sum(row["at_most"] for row in facts["requests"])
+    return math.ceil(runs * per_run + requests)
 
 
 def _requests_table(facts: Mapping[str, Any]) -> list[str]:

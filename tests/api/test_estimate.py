@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compound import LLM, Choice, Dataset, Demos, Input, System, Text
+from compound import LLM, Choice, Dataset, Demos, Input, Retriever, System, Text
 from compound.api.estimate import estimate
 from compound.api.optimize import run_optimization
+from compound.components import BM25
 from compound.core.errors import BudgetExhausted, RunDirectoryError
 from compound.ext import (
     Engine,
@@ -190,6 +191,19 @@ class TestCounts:
     def test_a_single_call_per_run_counts_as_the_runs(self) -> None:
         """90 system runs of the search, and 2 x 5 of the test."""
         assert estimate(program("random", ScriptedLM(reply), one()))["model_calls"] == 90 + 10
+
+    def test_the_text_explains_more_calls_of_models_than_whole_runs_make(self) -> None:
+        """100 system runs may be 200 whose retrieval is cached, which count half each."""
+        passages = [{"id": "1", "title": "Lima", "text": "Lima lies at the Rímac."}]
+        question = Input("question", str)
+        found = Retriever("searcher", index=BM25(passages), k=1)(query=question)
+        answer = LLM("answerer", prompt=Text("Answer."))(question=question, passages=found)
+        texts = [
+            forecast({"run": "runs/x", **estimate(program("random", ScriptedLM(reply), system))})
+            for system in (one(), System("x", {"answer": answer}, lm="lm"))
+        ]
+        assert "calls of models in all: at most 100\n" in texts[0]
+        assert "calls of models in all: at most 200, if the other calls" in texts[1]
 
     def test_without_a_limit_of_runs_no_total_is_stated(self) -> None:
         found = estimate(program("random", ScriptedLM(reply), one(), budget={"tokens": 5000}))
