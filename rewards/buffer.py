@@ -43,7 +43,13 @@ from compound.graph.configuration import (
 )
 from compound.graph.system import System
 from compound.optimization.method import EarlierRun
-from compound.optimization.runs.directory import inconsistency_errors, load_checkpoint, read_records
+from compound.optimization.runs.directory import (
+    CONFIG,
+    inconsistency_errors,
+    load_checkpoint,
+    read_json,
+    read_records,
+)
 from compound.rewards.candidates import Candidate, Sampling, is_comparable
 from compound.rewards.pairs import Draw, Pair, candidate_of, ordered_pairs
 
@@ -311,7 +317,9 @@ def read_earlier(path: Path, system: System, train: Sequence[Example]) -> Earlie
         RunDirectoryError: it is not a run directory, or has no result yet, or one of its files is
             damaged.
     """
-    stored = load_checkpoint(UntrustedFolder(path))
+    folder = UntrustedFolder(path)
+    read_json(folder, CONFIG)  # raises for a folder that is not a run directory
+    stored = load_checkpoint(folder)
     if stored is None or stored.state.search is None:
         raise RunDirectoryError(
             f"{path} has nothing to start from yet", hint="name a run with a decision"

@@ -240,6 +240,8 @@ def _parse_seeds(text: str) -> list[int]:
 def _run_path(system: str, run: str, run_dir: Path | None, new: bool) -> Path:
     from compound.core.storage.paths import run_folder, unused_path
 
+    if Path(run).is_absolute() or ".." in Path(run).parts:
+        raise SpecError([f"--run {run}: must be a name; set another folder by --run-dir"])
     path = run_dir if run_dir is not None else run_folder(run or system)
     return unused_path(path) if new else path
 

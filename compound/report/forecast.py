@@ -75,11 +75,11 @@ def _calls_table(facts: Mapping[str, Any]) -> list[str]:
     return [*align_columns(rows), f"calls of models in all: {limit}"]
 
 
-def _calls_of_whole_runs(facts: Mapping[str, Any]) -> float:
+def _calls_of_whole_runs(facts: Mapping[str, Any]) -> int:
     """Return the calls of models of as many whole runs as the plan has, with its proposal requests."""
-    runs = sum(row["total"] for row in facts["system_runs"])
-    per_run = sum(row["at_most"] for row in facts["calls"] if row["models"])
-    requests = sum(row["at_most"] for row in facts["requests"])
+    runs: float = sum(row["total"] for row in facts["system_runs"])
+    per_run: float = sum(row["at_most"] for row in facts["calls"] if row["models"])
+    requests: int = sum(row["at_most"] for row in facts["requests"])
     return math.ceil(runs * per_run + requests)
 
 
@@ -112,8 +112,9 @@ def _pilot_lines(pilot: Mapping[str, Any]) -> list[str]:
     ]
     return [
         f"pilot: {pilot['runs']} of {plural(pilot['examples'], 'validation example')}, "
-        f"{count(spent['calls'])} requests, {count(tokens)} tokens, {money(spent['cost'])} and "
-        f"{spent['seconds']:.3g} seconds spent (limits: {limits})",
+        f"{count(spent['calls'])} requests, {count(tokens)} tokens, "
+        f"{money(spent['cost'], spent['unpriced'])} and {spent['seconds']:.3g} seconds "
+        f"spent (limits: {limits})",
         *(f"warning: a run of the pilot failed: {text}" for text in pilot["failures"]),
         "",
         *align_columns(rows),

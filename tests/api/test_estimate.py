@@ -192,11 +192,14 @@ class TestCounts:
         """90 system runs of the search, and 2 x 5 of the test."""
         assert estimate(program("random", ScriptedLM(reply), one()))["model_calls"] == 90 + 10
 
-    def test_the_text_explains_more_calls_of_models_than_whole_runs_make(self) -> None:
+    def test_the_text_explains_more_calls_of_models_than_whole_runs_make(
+        self, tmp_path: Path
+    ) -> None:
         """100 system runs may be 200 whose retrieval is cached, which count half each."""
-        passages = [{"id": "1", "title": "Lima", "text": "Lima lies at the Rímac."}]
+        corpus = tmp_path / "corpus.jsonl"
+        corpus.write_text('{"id": "1", "title": "Lima", "text": "Lima lies at the sea."}')
         question = Input("question", str)
-        found = Retriever("searcher", index=BM25(passages), k=1)(query=question)
+        found = Retriever("searcher", index=BM25(corpus), k=1)(query=question)
         answer = LLM("answerer", prompt=Text("Answer."))(question=question, passages=found)
         texts = [
             forecast({"run": "runs/x", **estimate(program("random", ScriptedLM(reply), system))})

@@ -152,7 +152,7 @@ def test_draws_of_another_component_are_left_out(first: cp.Result) -> None:
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     for folder in ("folder", "nowhere"):
-        with pytest.raises(RunDirectoryError):
+        with pytest.raises(RunDirectoryError, match="is not a run directory"):
             run(tmp_path / "run", start_from=tmp_path / folder)
 
 

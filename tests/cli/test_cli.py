@@ -677,3 +677,9 @@ def test_agreement_prints_kappa_and_checks_it(tmp_path: Path) -> None:
     found = CliRunner().invoke(app, [*command, "--min-kappa", "1.1"])
     assert "is below --min-kappa 1.1" in found.stderr
     assert found.exit_code == 1
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "/tmp/elsewhere"])
+def test_the_name_of_a_run_stays_in_the_folder_of_runs(name: str, game: Path, cli: Any) -> None:
+    ran = cli("optimize", "game.yaml", "--run", name)
+    assert (ran.code, "must be a name; set another folder by --run-dir" in ran.err) == (2, True)
