@@ -124,6 +124,11 @@ ACTIONS = [
     ("dspy", "cp.interchange.from_dspy(None)"),
     ("langchain_core", "cp.interchange.from_langchain(None)"),
     ("haystack", "cp.interchange.from_haystack(None)"),
+    (
+        "inspect_ai",
+        "from compound.interchange.inspect_log import write_inspect; "
+        "write_inspect(folder, folder / 'logs')",
+    ),
 ]
 NEVER_IMPORTED = {
     "accelerate",  # transformers imports it
