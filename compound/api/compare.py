@@ -19,7 +19,7 @@ from compound.report.record import SIDES, Record, RecordedTrace
 from compound.report.text import align_columns, interval, number, signed
 
 SHOWN = 10  # changed examples that are printed
-AMOUNTS = ("tokens per run", "dollars per run", "seconds per run")
+AMOUNTS = ("tokens per run", "dollars per run", "seconds per run, with waits")
 
 
 @dataclass(frozen=True)

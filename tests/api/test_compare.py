@@ -28,7 +28,7 @@ def test_equal_results_do_not_differ(runs: tuple[Path, Path]) -> None:
         "score",
         "tokens per run",
         "dollars per run",
-        "seconds per run",
+        "seconds per run, with waits",
     ]
     assert all(row.difference.mean == 0 for row in found.rows)
     # two calls of 400 and 8 tokens, for 0.0001 dollars and half a second each, one after the other

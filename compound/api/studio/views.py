@@ -35,7 +35,7 @@ WORST = 5  # pairs that a reward orders most wrongly
 COSTS = {
     "tokens": ("tokens per run", lambda c: c.tokens),
     "usd": ("dollars per run", lambda c: c.usd),
-    "seconds": ("seconds per run", lambda c: c.seconds),
+    "seconds": ("seconds per run, with waits", lambda c: c.seconds),
 }
 COST: Mapping[str, tuple[str, Callable[[CandidateRecord], float | None]]] = COSTS
 
@@ -223,7 +223,7 @@ def _costs(run: Run) -> list[tuple[str, float, float]]:
         "prompt tokens": "prompt_tokens",
         "completion tokens": "completion_tokens",
         "dollars": "usd",
-        "seconds": "seconds",
+        "seconds, with waits for models": "seconds",
     }
     rows = [
         (label, getattr(known[0], field), getattr(chosen, field)) for label, field in names.items()
@@ -513,13 +513,13 @@ def label(run: Run, options: Options) -> View:
     read = run.traces.extend(patience=2.0)
     chosen = {"split": "valid", **options}
     query = query_of(run, chosen)
-    if query.before == query.after:
-        return "label.html", {"query": query, "progress": None, "read": read, "names": {}}
+    found = progress(run, query) if query.before != query.after else None
     return "label.html", {
         "query": query,
-        "progress": progress(run, query),
+        "progress": found,
         "read": read,
         "names": run.configurations(),
+        "gold": known_gold(found.pair.left) if found and found.pair else {},
     }
 
 

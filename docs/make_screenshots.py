@@ -1,0 +1,76 @@
+"""Take pictures of the studio for its page, of the runs in a folder, in light and dark.
+
+    python docs/make_screenshots.py runs --run atlas --example name-city-turkey
+
+Needs the extra ``browser``. The pictures are reduced to few colours, and written to docs/images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import quote
+
+IMAGES = Path(__file__).parent / "images"
+SIZE = {"width": 1280, "height": 800}
+COLORS = 96
+
+
+def main() -> None:
+    """Take the pictures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--run", required=True, help="name of the run to show")
+    parser.add_argument("--example", required=True, help="id of the example to show")
+    parser.add_argument("--chromium", default="/usr/bin/chromium")
+    options = parser.parse_args()
+    command = [sys.executable, "-m", "compound", "ui", str(options.folder), "--port", "0"]
+    with subprocess.Popen([*command, "--no-browser"], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            found = re.search(r"http://\S+", process.stdout.readline())
+            assert found is not None
+            take(found[0], options.run, options.example, options.chromium)
+        finally:
+            process.terminate()
+
+
+def take(address: str, run: str, example: str, chromium: str) -> None:
+    """Write a picture of each page."""
+    from playwright.sync_api import sync_playwright
+
+    base = f"/run/{quote(run)}"
+    pages = {
+        "runs": "/",
+        "overview": base,
+        "candidates": f"{base}?view=candidates",
+        "examples": f"{base}?view=examples&sort=gain",
+        "example": f"{base}?view=example&example={quote(example)}",
+        "label": f"{base}?view=label",
+    }
+    IMAGES.mkdir(exist_ok=True)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for scheme in ("light", "dark"):
+            page = browser.new_context(viewport=SIZE, color_scheme=scheme).new_page()
+            for name, path in pages.items():
+                page.goto(address + path)
+                page.wait_for_selector("main:not([data-refresh])")
+                write(IMAGES / f"studio_{name}_{scheme}.png", page.screenshot())
+        browser.close()
+
+
+def write(path: Path, picture: bytes) -> None:
+    """Write a picture with few colours."""
+    from PIL import Image
+
+    image = Image.open(io.BytesIO(picture)).convert("RGB")
+    image.quantize(COLORS, method=Image.Quantize.MEDIANCUT).save(path, optimize=True)
+
+
+if __name__ == "__main__":
+    main()
