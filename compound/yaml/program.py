@@ -368,13 +368,14 @@ def _metric_of(context: FileContext, model: MetricEntry, place: Address) -> Metr
     if isinstance(settings, CustomMetric):
         return _custom_metric(context, settings, address)
     outputs, output = _keys(context.document, "outputs"), getattr(settings, "output", None)
-    if outputs and output is not None and output not in outputs:
+    unknown = bool(outputs) and output is not None and output not in outputs
+    if unknown:
         hint = suggest_name(str(output), outputs)
         context.document.report((*address, "output"), f"no output {output!r}", hint)
     metric = context.attempt(address, functools.partial(metric_factory(name), **settings.given))
     if metric is not None:
         context.check_models(metric_lms(metric), (*address, "lm"))
-    return metric
+    return None if unknown else metric
 
 
 def _custom_metric(context: FileContext, settings: CustomMetric, address: Address) -> Metric | None:

@@ -49,6 +49,19 @@ def test_the_method_of_a_benchmark_file_has_something_to_tune(path: Path) -> Non
     )
 
 
+def test_an_output_that_the_metric_does_not_find_is_one_error(tmp_path: Path, cli: Any) -> None:
+    (tmp_path / "rows.csv").write_text("q,y\n" + "".join(f"{i},{i}\n" for i in range(60)))
+    (tmp_path / "system.yaml").write_text(
+        "system: s\nlm: smollm2\ninputs: {q: str}\n"
+        "components: {a: {llm: {prompt: {tune: Answer.}}, in: {q: $q}}}\noutputs: {y: $a}\n"
+        "data: {path: rows.csv, split_by: {train: 0.5, valid: 0.5}}\n"
+        "metric: {exact_match: {output: yy, gold: y}}\n"
+    )
+    ran = cli("check", str(tmp_path / "system.yaml"))
+    assert (ran.code, "system.yaml: 1 error" in ran.out) == (2, True)
+    assert "metric.exact_match.output: no output 'yy'; did you mean 'y'?" in ran.err
+
+
 @pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
 def test_the_commands_at_the_head_of_a_benchmark_file_name_its_own_settings(path: Path) -> None:
     """Every override of a printed command fits the file, whatever data is there."""
