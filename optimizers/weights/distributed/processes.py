@@ -42,7 +42,7 @@ from compound.optimizers.weights.distributed.learner import (
     LearnerSettings,
     open_trainer,
 )
-from compound.optimizers.weights.distributed.worker import END, FAILURE, Channel
+from compound.optimizers.weights.distributed.worker import END, FAILURE, Channel, find_versions
 from compound.optimizers.weights.learner.samples import SECTION, Sample, samples_to_json
 from compound.optimizers.weights.learner.trainer import LearnerSpec, Saved, StaleSamples, Trainer
 
@@ -98,6 +98,7 @@ class Processes:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         try:
+            check_versions(self.call_all("find_versions", START))
             self.call_all("join", START, backend=backend, local=machines == 1)
         except BaseException:
             self.close()
@@ -266,6 +267,23 @@ class Processes:
             return f"    (the log cannot be read: {error.strerror})"
         shown = (f"    {sanitize_text(line)[:300]}" for line in text.splitlines()[-SHOWN:])
         return "\n".join(shown) or "    (no output)"
+
+
+def check_versions(found: Sequence[Mapping[str, str]]) -> None:
+    """Reject processes, by rank, with other versions than this one: they would compute other steps.
+
+    Raises:
+        CompoundError: a process has another version.
+    """
+    own = find_versions()
+    for rank, versions in enumerate(found):
+        for name, version in own.items():
+            if versions.get(name) != version:
+                raise CompoundError(
+                    f"learner process {rank} (counted from 0) has {name} {versions.get(name)}, but this "
+                    f"process has {version}",
+                    hint="install the same versions on all machines",
+                )
 
 
 class ShardedLearner:

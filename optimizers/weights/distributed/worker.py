@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import json
 import os
+import platform
 import shutil
 import sys
 import tempfile
@@ -20,10 +21,11 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compound.core.errors import CompoundError
+from compound.core.errors import DISTRIBUTION, CompoundError
 from compound.engines import model_folder
 from compound.engines.local import loading
 from compound.engines.local.devices import Placement
@@ -105,6 +107,12 @@ class Channel:
         return hmac.new(self._key, name.encode() + b"\n" + content, hashlib.sha256).hexdigest()
 
 
+def find_versions() -> dict[str, str]:
+    """Return the versions of what computes the steps in this process, by name."""
+    found = {name: metadata.version(name) for name in (DISTRIBUTION, "torch", "transformers")}
+    return {"Python": platform.python_version(), **found}
+
+
 def main() -> None:
     """Serve the run until it ends; ``torchrun`` and the run set the environment."""
     rank, number = int(os.environ["RANK"]), 0
@@ -174,7 +182,7 @@ class LearnerWorker:
 
     def carry_out(self, action: str, arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
         """Carry out an action, and return its result as JSON."""
-        if action in ("join", "open"):
+        if action in ("find_versions", "join", "open"):
             return getattr(self, action)(**arguments)
         given = {name: READ.get(name, lambda value: value)(v) for name, v in arguments.items()}
         assert self.trainer is not None  # the run opens it first
@@ -192,6 +200,10 @@ class LearnerWorker:
         if isinstance(result, Saved):
             return result.to_json()
         return self.trainer.versions if action in ("start", "restore") else result
+
+    def find_versions(self) -> dict[str, str]:
+        """Return the versions that must be equal in all processes."""
+        return find_versions()
 
     def join(self, backend: str, *, local: bool) -> None:
         """Form the group."""

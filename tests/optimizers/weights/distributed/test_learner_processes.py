@@ -37,8 +37,10 @@ from compound.optimizers.weights.distributed.learner import (  # noqa: E402
 from compound.optimizers.weights.distributed.processes import (  # noqa: E402
     Processes,
     ShardedLearner,
+    check_versions,
     open_learner,
 )
+from compound.optimizers.weights.distributed.worker import find_versions  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
 
@@ -140,6 +142,15 @@ def test_a_process_that_does_not_start_is_named_with_its_log(
     assert "during: starting" in str(caught.value)
     for part in told:
         assert part in str(caught.value)
+
+
+def test_a_process_of_other_versions_is_refused() -> None:
+    own = find_versions()
+    check_versions([own, own])
+    with pytest.raises(CompoundError, match=r"process 1 .* has torch 1\.0, but this process has"):
+        check_versions([own, {**own, "torch": "1.0"}])
+    with pytest.raises(CompoundError, match=r"process 0 .* has Python None"):
+        check_versions([{}])
 
 
 def test_an_address_in_use_is_named() -> None:
