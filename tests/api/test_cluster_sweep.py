@@ -112,9 +112,7 @@ def test_a_killed_task_uses_its_checkpoint(game: Path, monkeypatch: pytest.Monke
 
 def test_machines_without_the_folder_fail(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = ThreadTasks(lambda text: text.replace(f"{game}/out", f"{game}/elsewhere"))
-    with pytest.raises(
-        WorkerMismatch, match="machine first cannot be used: it does not share"
-    ) as caught:
+    with pytest.raises(WorkerMismatch, match="machine first cannot be used: .*not share") as caught:
         run(monkeypatch, tasks)
     assert "in a folder that all machines of the cluster share" in caught.value.hint
     assert (tasks.started, tasks.closed) == (0, True)
@@ -284,9 +282,7 @@ def test_a_stop_ends_all_tasks_and_the_same_call_goes_on(
 def test_files_without_a_cluster_are_refused(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compound.api.sweeps.sweep.open_tasks", lambda _: ThreadTasks())
     planned = plan([load(Path("game.yaml"))], ["random"], [0], Path("out"))
-    with pytest.raises(
-        DeclarationError, match=r"needs the same optimize\.runner\.ray in every file"
-    ):
+    with pytest.raises(DeclarationError, match=r"needs the same optimize\.runner\.ray in every"):
         sweep(planned, Path("out"), cluster=True)
     assert not Path("out").exists()
 

@@ -19,6 +19,7 @@ import pytest
 import compound as cp
 from compound.core.loops import run_blocking
 from compound.testing import ScriptedLM
+from processes import python
 
 ROOT = Path(__file__).parents[2]
 GUARD = 120  # seconds; only a defect takes so long
@@ -176,14 +177,7 @@ def test_an_interrupted_script_continues_where_it_was(tmp_path: Path) -> None:
         "KeyboardInterrupt: stopped; progress is saved in run; optimize with run_dir='run'" in told
     )
     code = COMMON + "stuck_after = 10**6\nprint(optimize().spent['calls'], len(answered))"
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    ran = python("-c", code, cwd=tmp_path)
     calls, again = map(int, ran.stdout.split())
     assert calls - again == 9  # those of the first process
 

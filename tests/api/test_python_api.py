@@ -114,17 +114,13 @@ def test_engines_of_another_kind_are_refused(engines: Any) -> None:
 
 
 def test_a_misspelled_engine_names_the_nearest() -> None:
-    with pytest.raises(
-        DeclarationError, match="no engine for the model 'fsat'; did you mean 'fast'"
-    ):
+    with pytest.raises(DeclarationError, match="no engine for .* 'fsat'; did you mean 'fast'"):
         cp.run(system("fsat"), {"question": "?"}, engines={"fast": ScriptedLM([])})
 
 
 def test_a_failed_run_raises_and_the_error_holds_the_trace() -> None:
     engines = {"lm": ScriptedLM(lambda _: "many")}
-    with pytest.raises(
-        cp.RunFailed, match=r"the run failed in 'answerer': parse: .*'many'"
-    ) as caught:
+    with pytest.raises(cp.RunFailed, match=r"run failed in 'answerer': parse: .*'many'") as caught:
         cp.run(system(output=int), {"question": "?"}, engines=engines)
     trace = caught.value.trace
     assert isinstance(trace, cp.Trace)
@@ -241,9 +237,7 @@ def test_a_mistake_is_told_before_an_optimization_calls_anything(
 def test_a_metric_by_name_needs_a_system_with_one_output() -> None:
     node = cp.LLM("a", output={"x": str, "y": str})(q=cp.Input("q"))
     two = cp.System("two", outputs={"x": node.x, "y": node.y}, lm="lm")
-    with pytest.raises(
-        DeclarationError, match=r"needs the output to read.*cp\.metrics\.token_f1\('x'\)"
-    ):
+    with pytest.raises(DeclarationError, match=r"needs the output .*cp\.metrics\.token_f1\('x'\)"):
         cp.evaluate(
             two, [{"q": "?", "x": "1"}], "token_f1", engines={"lm": ScriptedLM([])}, cache=False
         )
@@ -266,14 +260,10 @@ def test_a_source_without_a_name_feeds_the_only_input() -> None:
 
 def test_a_source_without_a_name_is_refused_where_it_could_feed_several_inputs() -> None:
     question = cp.Input("question")
-    with pytest.raises(
-        DeclarationError, match="pair needs its inputs as keywords; pair takes a: str, b"
-    ):
+    with pytest.raises(DeclarationError, match="pair needs .* as keywords; pair takes a: str, b"):
         cp.Function("pair", pair)(question)
     rewritten = cp.LLM("rewriter")(question)
-    with pytest.raises(
-        DeclarationError, match=r"answerer accepts inputs of any name, so \$rewriter must be given"
-    ):
+    with pytest.raises(DeclarationError, match=r"answerer accepts .* so \$rewriter must be given"):
         cp.LLM("answerer")(rewritten)
     with pytest.raises(DeclarationError, match=r"answerer\.question is connected twice"):
         cp.LLM("answerer")(question, question=question)

@@ -182,9 +182,7 @@ class TestValues:
     def test_python_checks_every_split_too(self, tmp_path: Path) -> None:
         engine = named("small")
         wrong = [*rows(kind="test")[:-1], {"question": ["a"], "answer": "no"}]
-        with pytest.raises(
-            DataError, match=r"test split.*row 'test-12'.*must be str, but got \['a'\]"
-        ):
+        with pytest.raises(DataError, match=r"test split.*row 'test-12'.*must be str, .*\['a'\]"):
             run(tmp_path / "run", engine, data=data(test=wrong))
         with pytest.raises(DataError, match="row 'valid-1'"):
             cp.evaluate(

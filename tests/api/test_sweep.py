@@ -312,9 +312,7 @@ def test_a_failing_file_is_reported_and_the_others_go_on(broken: Path, game: Pat
     mine = [r for r in facts["rows"] if r["file"] == "broken"]
     assert all(r["test"] is None for r in mine)
     shutil.copy("rows.jsonl", "bad.jsonl")
-    with pytest.raises(
-        RunDirectoryError, match=r"changed: data\.test: different examples.*remove that folder"
-    ):
+    with pytest.raises(RunDirectoryError, match=r"changed: data\.test: different .*that folder"):
         run("random", (0, 1), "broken.yaml", "game.yaml")
     shutil.rmtree(game / "out/broken")
     repaired = run("random", (0, 1), "broken.yaml", "game.yaml")

@@ -23,16 +23,19 @@ from benchmarks.measure.interchange.chat_server import ChatServer
 from compound.cli import app
 from compound.cli import entry_point as module
 from compound.graph.configuration import Configuration, load
+from processes import python
 
 ROOT = Path(__file__).parents[2]
 GAME = Path(__file__).parents[1] / "files" / "game"
 
 
+COMMAND = "from compound.cli import main; main()"
+
+
 def command(*arguments: str, **environment: str) -> list[Any]:
     """Return what `subprocess` needs to run a command for real."""
-    code = "from compound.cli import main; main()"
     return [
-        [sys.executable, "-c", code, *arguments],
+        [sys.executable, "-c", COMMAND, *arguments],
         {**os.environ, "PYTHONPATH": str(ROOT), **environment},
     ]
 
@@ -42,28 +45,17 @@ OK = f"game.yaml: ok: 1 node, 2 parameters to tune\n  note: {CHOICE}\n"
 
 
 def test_python_m_compound_is_the_command(game: Path) -> None:
-    made, environment = command("check", "game.yaml")
-    ran = subprocess.run(
-        [sys.executable, "-m", "compound", *made[3:]],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ran = python("-m", "compound", "check", "game.yaml")
     assert (ran.returncode, ran.stdout) == (0, OK)
 
 
 def test_completion_is_installed_for_a_shell_and_completes_commands(tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    arguments, environment = command("--install-completion", "bash", **home)
-    ran = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
+    ran = python("-c", COMMAND, "--install-completion", "bash", **home)
     assert ran.returncode == 0, ran.stderr
     assert "compound" in "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
     asked = {"_COMPOUND_COMPLETE": "complete_bash", "COMP_WORDS": "compound opt", "COMP_CWORD": "1"}
-    arguments, environment = command(**asked)
-    completed = subprocess.run(
-        arguments, env=environment, capture_output=True, text=True, check=False
-    )
+    completed = python("-c", COMMAND, **asked)
     assert completed.stdout.split() == ["optimize"], completed.stderr
 
 
@@ -289,10 +281,7 @@ def test_optimize_finds_the_number_and_another_process_can_use_it(game: Path, cl
     assert "start " in ran.err
     best = game / "runs" / "game" / "best.json"
     assert dict(load(best)) == result["configuration"]
-    arguments, environment = command("run", "game.yaml", "x=4", "--config", str(best))
-    used = subprocess.run(
-        arguments, env=environment, cwd=game, capture_output=True, text=True, check=True
-    )
+    used = python("-c", COMMAND, "run", "game.yaml", "x=4", "--config", str(best), cwd=game)
     before, after = 6.0, float(used.stdout.removeprefix("y: "))
     assert abs(after - 8.0) < abs(before - 8.0)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from compound.core.loops import run_in_background
+from processes import python
 
 
 async def here() -> tuple[int, asyncio.AbstractEventLoop]:
@@ -24,15 +23,15 @@ def test_callers_in_all_threads_and_loops_share_one() -> None:
     assert threading.get_ident() not in {thread for thread, _ in found}
 
 
-def test_what_it_raises_is_raised() -> None:
+async def test_what_it_raises_is_raised() -> None:
     async def broken() -> None:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        asyncio.run(run_in_background(broken()))
+        await run_in_background(broken())
 
 
-def test_cancelling_reaches_it() -> None:
+async def test_cancelling_reaches_it() -> None:
     ended = threading.Event()
 
     async def long() -> None:
@@ -41,12 +40,9 @@ def test_cancelling_reaches_it() -> None:
         finally:
             ended.set()
 
-    async def short() -> None:
+    with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await run_in_background(long())
-
-    with pytest.raises(TimeoutError):
-        asyncio.run(short())
     assert ended.wait(120)
 
 
@@ -61,11 +57,5 @@ async def work():
 
 asyncio.run(run_in_background(work()))
 """
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = python("-W", "error", "-c", code)
     assert (done.returncode, done.stderr) == (0, "")

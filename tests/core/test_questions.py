@@ -75,21 +75,18 @@ def test_leaving_early_stops_the_function_at_its_question_whatever_it_catches(mo
     assert alive() == []
 
 
-def test_being_cancelled_stops_the_function() -> None:
+async def test_being_cancelled_stops_the_function() -> None:
     async def waiting(begun: asyncio.Event) -> None:
         with CallbackQuestions[Any](lambda ask: ask(1), "asking") as questions:
             async for _ in questions:
                 begun.set()
                 await asyncio.Event().wait()
 
-    async def main() -> None:
-        begun = asyncio.Event()
-        task = asyncio.create_task(waiting(begun))
-        await begun.wait()
-        assert alive() == ["asking"]
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert alive() == []
-
-    asyncio.run(main())
+    begun = asyncio.Event()
+    task = asyncio.create_task(waiting(begun))
+    await begun.wait()
+    assert alive() == ["asking"]
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert alive() == []

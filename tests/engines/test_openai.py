@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 from typing import Any
@@ -221,23 +222,16 @@ def test_idle_connections_are_closed_before_servers_close_them(
     assert max(kept) < 5
 
 
-def test_the_time_limit_of_a_request_replaces_that_of_the_engine() -> None:
+async def test_the_time_limit_of_a_request_replaces_that_of_the_engine() -> None:
     answers = threading.Event()
 
     def slow(path: str, document: dict[str, Any]) -> tuple[int, str, bytes]:
         answers.wait(10)
         return 200, "application/json", chat({"content": "late"})
 
-    async def run(url: str) -> None:
-        engine = OpenAIEngine("m", api_base=url, timeout=60.0)
-        try:
-            await engine.generate(Request((Message("user", "Hi"),), timeout=0.05))
-        finally:
+    with fake_openai(slow) as fake:
+        engine = OpenAIEngine("m", api_base=fake.url, timeout=60.0)
+        async with contextlib.aclosing(engine):
+            with pytest.raises(TransientError, match=r"completely within 0\.05 s"):
+                await engine.generate(Request((Message("user", "Hi"),), timeout=0.05))
             answers.set()
-            await engine.aclose()
-
-    with (
-        fake_openai(slow) as fake,
-        pytest.raises(TransientError, match=r"completely within 0\.05 s"),
-    ):
-        asyncio.run(run(fake.url))

@@ -57,18 +57,14 @@ def test_the_settings_of_an_engine_are_its_arguments_and_cannot_be_changed(make:
 @pytest.mark.parametrize("name", BYPASSES)
 @pytest.mark.parametrize("make", [LiteLLMEngine, VLLMEngine])
 def test_what_would_bypass_the_budget_or_the_users_consent_is_refused(make: Any, name: str) -> None:
-    with pytest.raises(
-        DeclarationError, match=f"extra must not set '{name}'.*only sampling and reasoning options"
-    ):
+    with pytest.raises(DeclarationError, match=f"must not set '{name}'.*only sampling and"):
         make("openai/m", extra={name: 1})
     kind = "litellm" if make is LiteLLMEngine else "vllm"
     assert "unknown key" in problems(f'{{{kind}: {{model: openai/m, extra: {{"{name}": 1}}}}}}')
 
 
 def test_a_misspelled_option_is_named_with_the_nearest() -> None:
-    with pytest.raises(
-        DeclarationError, match="did you mean 'top_p'.*possible: chat_template_kwargs, "
-    ):
+    with pytest.raises(DeclarationError, match="did you mean 'top_p'.*: chat_template_kwargs, "):
         LiteLLMEngine("openai/m", extra={"topp": 0.5})
     assert "did you mean 'top_p'?" in problems("{litellm: {model: openai/m, extra: {topp: 0.5}}}")
 

@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 from itertools import chain
@@ -25,6 +24,7 @@ from compound.evaluation.dataset import Dataset
 from compound.evaluation.examples import read_examples
 from compound.evaluation.rows import EXTENSIONS, file_digest, read_rows
 from compound.yaml import loads
+from processes import python
 
 ROOT = Path(__file__).parents[2]
 SYSTEM = """\
@@ -85,17 +85,13 @@ def test_a_folder_gives_each_role_its_file(folder: Path) -> None:
 
 def test_other_split_names_and_a_missing_split_that_lists_the_files(folder: Path) -> None:
     assert ids(Dataset(folder, train="dev")) == ["q100", "q101", "q102"]
-    with pytest.raises(
-        DataError, match=r"no file of split 'val'; files: dev.jsonl.gz, test.csv, train.jsonl"
-    ):
+    with pytest.raises(DataError, match=r"no file .*'val'; .*dev.jsonl.gz, test.csv, train.jsonl"):
         ids(Dataset(folder, valid="val"), "valid")
 
 
 def test_a_split_in_two_files_is_refused(folder: Path) -> None:
     write(folder / "train.csv", ["id", "1"])
-    with pytest.raises(
-        DataError, match=r"several files of split 'train'; files: .*train.csv, train.jsonl"
-    ):
+    with pytest.raises(DataError, match=r"several files of .*'train'; .*train.csv, train.jsonl"):
         ids(Dataset(folder))
 
 
@@ -175,9 +171,7 @@ def test_a_compressed_file_is_read_up_to_a_limit(
     with gzip.open(tmp_path / "train.jsonl.gz", "wt") as file:
         file.write(row * 3000)
     assert (tmp_path / "train.jsonl.gz").stat().st_size < 2**16
-    with pytest.raises(
-        DataError, match=r"train.jsonl.gz:\d+: decompresses to more than 1 MiB"
-    ) as caught:
+    with pytest.raises(DataError, match=r"train.jsonl.gz:\d+: .* more than 1 MiB") as caught:
         ids(Dataset(tmp_path))
     assert "COMPOUND_MAX_DATA_MB" in str(caught.value)
     monkeypatch.setenv("COMPOUND_MAX_DATA_MB", "8")
@@ -286,9 +280,7 @@ def test_a_column_of_one_file_can_name_the_split(tmp_path: Path) -> None:
     path = write(tmp_path / "all.jsonl", rows)
     data = Dataset(path, test="holdout", split_by="part")
     assert [ids(data, role) for role in ("train", "valid", "test")] == [["0", "2"], ["1"], ["3"]]
-    with pytest.raises(
-        DataError, match=r"all.jsonl: no rows of split 'trian'; did you mean 'train'"
-    ):
+    with pytest.raises(DataError, match=r"all.jsonl: no rows of .*'trian'; did you mean 'train'"):
         ids(Dataset(path, train="trian", split_by="part"))
     with pytest.raises(DataError, match=r"all.jsonl:1: no column 'prat' to read 'split_by' from"):
         ids(Dataset(path, split_by="prat"))
@@ -345,18 +337,14 @@ def test_one_file_without_split_by_says_what_to_give(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["./no/such/folder", "/no/such", "train.jsonl", "a/b/c"])
 def test_a_path_that_is_neither_local_nor_a_hub_id_says_both_ways(path: str) -> None:
-    with pytest.raises(
-        DataError, match=r"no file or folder .*; path must be a local folder or file, or a hub id"
-    ):
+    with pytest.raises(DataError, match=r"no file or folder .*; path must be .* or a hub id"):
         ids(Dataset(path))
 
 
 @pytest.mark.parametrize("module", ["huggingface_hub", "pyarrow"])
 def test_a_hub_id_may_name_the_extra(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(
-        MissingExtra, match=rf"no file or folder 'owner/name'; .*{module}.*pip install .*\[hub\]"
-    ):
+    with pytest.raises(MissingExtra, match=rf"'owner/name'; .*{module}.*pip install .*\[hub\]"):
         ids(Dataset("owner/name"))
 
 
@@ -508,9 +496,7 @@ def test_a_subset_is_chosen_only_where_there_is_one(hub: Hub) -> None:
     hub.put(EXPORT, "plain_text/train/0000.parquet", questions(1))
     assert ids(Dataset("owner/name")) == ["q0"]
     hub.put(EXPORT, "other/train/0000.parquet", questions(2))
-    with pytest.raises(
-        DataError, match="has several subsets; set subset to one of other, plain_text"
-    ):
+    with pytest.raises(DataError, match="has several subsets; set subset to .* other, plain_text"):
         ids(Dataset("owner/name"))
     hub.put(EXPORT, "default/train/0000.parquet", questions(3))
     assert len(ids(Dataset("owner/name"))) == 3
@@ -539,9 +525,7 @@ def test_a_data_set_of_which_the_hub_made_no_copy_is_read_from_its_own_files(
 
 def test_an_unusable_row_of_the_hub_is_named(hub: Hub) -> None:
     hub.put(None, "train.jsonl", ["{}", "[]"])
-    with pytest.raises(
-        DataError, match=r"^hf://datasets/owner/name/train.jsonl:2: a row must be an object"
-    ):
+    with pytest.raises(DataError, match=r"^hf://datasets/owner/name/train.jsonl:2: a row must be"):
         ids(Dataset("owner/name"))
 
 
@@ -559,9 +543,7 @@ def test_a_large_data_set_of_the_hub_is_read_up_to_a_limit(
 ) -> None:
     hub.put(EXPORT, "default/train/0000.parquet", [{"q": "x" * 1000}] * 3000)
     monkeypatch.setenv("COMPOUND_MAX_DATA_MB", "1")
-    with pytest.raises(
-        DataError, match="0000.parquet: holds more than 1 MiB; .*COMPOUND_MAX_DATA_MB"
-    ):
+    with pytest.raises(DataError, match="0000.parquet: .* than 1 MiB; .*COMPOUND_MAX_DATA_MB"):
         ids(Dataset("owner/name"))
     monkeypatch.setenv("COMPOUND_MAX_DATA_MB", "8")
     assert len(ids(Dataset("owner/name"))) == 3000
@@ -584,9 +566,7 @@ def test_other_errors_of_the_hub_are_told(hub: Hub, monkeypatch: pytest.MonkeyPa
         raise OSError("gated: ask for access")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", refused)
-    with pytest.raises(
-        DataError, match="the hub has no data set of that id.*: gated: ask for access"
-    ):
+    with pytest.raises(DataError, match="the hub has no data set .*: gated: ask for access"):
         ids(Dataset("owner/name"))
 
 
@@ -658,15 +638,8 @@ def test_the_hub_is_asked_as_its_library_asks_it(tmp_path: Path) -> None:
             pyarrow.Table.from_pylist(questions(2, start=10 * number)), folder / "0000.parquet"
         )
     (tmp_path / "work").mkdir()
-    ran = subprocess.run(
-        [sys.executable, "-c", SERVED, str(tmp_path / "hub"), str(tmp_path / "cache")],
-        cwd=tmp_path / "work",
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    folders = str(tmp_path / "hub"), str(tmp_path / "cache")
+    ran = python("-c", SERVED, *folders, cwd=tmp_path / "work")
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines() == [
         "['q0', 'q1'] ['q10', 'q11']",
@@ -719,9 +692,7 @@ def test_another_split_has_no_other_names(tmp_path: Path) -> None:
 
 def test_a_split_that_is_named_by_its_file_says_how_to_name_it(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", questions(2))
-    with pytest.raises(
-        DataError, match=r"no file of split 'a.jsonl'; write it without the suffix: a"
-    ):
+    with pytest.raises(DataError, match=r"no file of .*'a.jsonl'; .*without the suffix: a"):
         ids(Dataset(tmp_path, train="a.jsonl"))
 
 
@@ -787,9 +758,7 @@ def test_a_data_set_may_lack_a_test_split_when_it_says_so(tmp_path: Path) -> Non
     for split in ("train", "dev"):
         (tmp_path / f"{split}.jsonl").write_text('{"q": "a"}\n')
     assert Dataset(tmp_path).has("test")
-    with pytest.raises(
-        DataError, match="no file of split 'test'.*if there is no test split, set test: null"
-    ):
+    with pytest.raises(DataError, match="no file of .*'test'.*if .*, set test: null"):
         Dataset(tmp_path).examples("test", ["q"])
     without = Dataset(tmp_path, test=None)
     assert [without.has(role) for role in ("train", "valid", "test")] == [True, True, False]
@@ -818,9 +787,7 @@ def test_a_file_that_decompresses_to_too_much_is_refused_before_it_fills_the_mem
     read = read_rows(path)
     seen = list(itertools.islice(read, 3000))
     assert len(seen) == 3000
-    with pytest.raises(
-        DataError, match=rf"{name}:\d+: decompresses to more than 3 MiB; .*COMPOUND_MAX_DATA_MB"
-    ):
+    with pytest.raises(DataError, match=rf"{name}:\d+: .* more than 3 MiB; .*COMPOUND_MAX_DATA_MB"):
         list(itertools.islice(read, 200))
     monkeypatch.setenv("COMPOUND_MAX_DATA_MB", "9")
     assert sum(1 for _ in read_rows(path)) >= 8 * 1000
@@ -834,9 +801,7 @@ def test_a_line_that_does_not_end_is_refused(
     opened = gzip.open if name.endswith(".gz") else open
     with opened(tmp_path / name, "wb") as file:
         file.write(b'"' + b"a" * 2**21)
-    with pytest.raises(
-        DataError, match=rf"{name}:1: the line is longer than 1 MiB; .*COMPOUND_MAX_LINE_MB"
-    ):
+    with pytest.raises(DataError, match=rf"{name}:1: .* longer than 1 MiB; .*COMPOUND_MAX_LINE_MB"):
         list(read_rows(tmp_path / name))
 
 
@@ -846,9 +811,7 @@ def test_a_limit_that_is_no_number_is_refused_by_name(
 ) -> None:
     write(tmp_path / "train.jsonl.gz", questions(2))
     monkeypatch.setenv("COMPOUND_MAX_DATA_MB", chosen)
-    with pytest.raises(
-        DeclarationError, match="COMPOUND_MAX_DATA_MB must be a positive whole number"
-    ):
+    with pytest.raises(DeclarationError, match="COMPOUND_MAX_DATA_MB must be a positive whole"):
         list(read_rows(tmp_path / "train.jsonl.gz"))
 
 
@@ -871,7 +834,5 @@ def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return opened(name, flags, *rest, **options)
 
     monkeypatch.setattr(os, "open", refused)
-    with pytest.raises(
-        DataError, match=r"train\.jsonl cannot be used: Permission denied; change its permissions"
-    ):
+    with pytest.raises(DataError, match=r"train\.jsonl .*: Permission denied; change its"):
         list(read_rows(path))

@@ -257,9 +257,7 @@ def test_a_judge_cannot_score_without_an_engine() -> None:
 
 def test_a_missing_reference_answer_is_reported_before_the_first_call() -> None:
     lm = ScriptedLM(lambda m: "Verdict: A")
-    with pytest.raises(
-        DataError, match=r"example '0': no gold field 'best'; fields: id, x, answer"
-    ):
+    with pytest.raises(DataError, match=r"example '0': no gold field 'best'; fields: id, x"):
         cp.evaluate(
             echo(), ROWS, cp.metrics.pairwise("answer", "judge", gold="best"), engines={"judge": lm}
         )

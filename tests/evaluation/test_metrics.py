@@ -175,9 +175,7 @@ def test_accuracy_without_choices_is_strict(output: Any, gold: Any, expected: fl
 
 
 def test_a_gold_label_outside_the_choices_is_refused() -> None:
-    with pytest.raises(
-        DataError, match=r"example 'e7': gold label 'perhaps' .*choices: yes, no, maybe"
-    ):
+    with pytest.raises(DataError, match=r"example 'e7': gold label 'perhaps' .*: yes, no, maybe"):
         accuracy("text", "label", choices=LABELS).score({"text": "yes"}, example(label="perhaps"))
 
 
@@ -253,9 +251,7 @@ def test_a_text_is_no_ranked_list(metric: Metric) -> None:
 
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_a_missing_gold_field_names_the_example_and_the_fields_there_are(name: str) -> None:
-    with pytest.raises(
-        DataError, match=r"example 'e7': no gold field 'answer'; fields: id, answers"
-    ):
+    with pytest.raises(DataError, match=r"example 'e7': no gold field 'answer'; .*id, answers"):
         METRICS[name]("answer").score({"answer": "x"}, example(id="e7", answers="x"))
 
 
@@ -410,7 +406,5 @@ class TestOtherClasses:
     def test_gold_that_is_no_member_is_reported_before_the_run(self, name: str, kind: Any) -> None:
         metric: Any = METRICS[name]("answer")
         metric.check({"answer": Port(kind)}, [example(answer="good"), example(answer=Mood.BAD)])
-        with pytest.raises(
-            DataError, match="no label of output 'answer' matches the gold values 'GOOOD'"
-        ):
+        with pytest.raises(DataError, match="no label of output 'answer' matches .* 'GOOOD'"):
             metric.check({"answer": Port(kind)}, [example(answer="GOOOD")])

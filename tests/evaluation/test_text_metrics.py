@@ -209,9 +209,7 @@ def test_pass_at_k_of_a_function_and_of_what_is_no_metric() -> None:
     metric = cp.metrics.pass_at_k(lambda outputs, example: outputs["y"] == "3", k=2)
     assert asyncio.run(metric.score({"y": "3"}, example())).value == 1
     for wrong in (2, "exact_match"):
-        with pytest.raises(
-            DeclarationError, match=r"a metric must be a function of \(outputs, example\), but"
-        ):
+        with pytest.raises(DeclarationError, match=r"must .* function of \(outputs, example\)"):
             cp.metrics.pass_at_k(wrong, k=2)  # type: ignore[arg-type]
 
 
@@ -221,9 +219,7 @@ def test_an_evaluation_by_pass_at_k_needs_k_repeats_and_survives_storage() -> No
     lm = ScriptedLM(lambda message, rng: "right" if rng.random() < 0.3 else "wrong")
     metric = cp.metrics.pass_at_k(cp.metrics.exact_match("answer"), k=3)
     rows = [{"question": str(i), "answer": "right"} for i in range(40)]
-    with pytest.raises(
-        DeclarationError, match=r"at least 3 runs per example are needed, but repeats is 1"
-    ):
+    with pytest.raises(DeclarationError, match=r"at least 3 runs .* needed, but repeats is 1"):
         cp.evaluate(system, rows, metric, engines={"lm": lm}, cache=False)
     found = cp.evaluate(system, rows, metric, engines={"lm": lm}, repeats=6, cache=False)
     single = sum(row.score for row in found.rows) / len(found.rows)

@@ -427,9 +427,7 @@ def run(system: System, xs: list[int], executor: Executor) -> Trace:
 def test_an_exhausted_budget_ends_the_run_and_leaves_no_task_behind(latency: float) -> None:
     lm = ScriptedLM(lambda message: message, latency=latency)
     executor = Executor({"m": lm}, meter=Meter(Budget(calls=3)))
-    with pytest.raises(
-        BudgetExhausted, match="the next call would raise the calls to 4, above the limit of 3"
-    ):
+    with pytest.raises(BudgetExhausted, match="next call would .* to 4, above the limit of 3"):
         run(asking_often(), list(range(8)), executor)
     assert len(lm.requests) <= 3
     assert lm.in_flight == 0

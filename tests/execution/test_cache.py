@@ -263,7 +263,7 @@ def test_who_waits_for_an_equal_call_gets_its_failure_too() -> None:
     assert [trace.failure for trace in traces] == [Failure("error", "refused")] * 3
 
 
-def test_when_the_first_of_equal_calls_is_cancelled_another_is_made() -> None:
+async def test_when_the_first_of_equal_calls_is_cancelled_another_is_made() -> None:
     gates: list[asyncio.Event] = []
 
     async def gated(message: str) -> str:
@@ -272,23 +272,16 @@ def test_when_the_first_of_equal_calls_is_cancelled_another_is_made() -> None:
         return "done"
 
     bench = Bench(gated)
-
-    async def scenario() -> tuple[Trace, Trace]:
-        first, *others = [
-            asyncio.create_task(bench.executor.run(ask(), {"q": "?"})) for _ in range(3)
-        ]
-        while not gates:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        first.cancel()
-        while len(gates) < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        gates[1].set()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        second, third = await asyncio.gather(*others)
-        return second, third
-
-    second, third = asyncio.run(scenario())
+    first, *others = [asyncio.create_task(bench.executor.run(ask(), {"q": "?"})) for _ in range(3)]
+    while not gates:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    first.cancel()
+    while len(gates) < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    gates[1].set()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    second, third = await asyncio.gather(*others)
     assert (second.outputs, third.outputs, bench.requests) == ({"y": "done"}, {"y": "done"}, 2)
 
 
@@ -727,9 +720,7 @@ def test_lost_recorded_calls_are_said(tmp_path: Path, caplog: pytest.LogCaptureF
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     cache = disk(tmp_path)
     cache._db.execute("PRAGMA query_only = ON")
-    with pytest.raises(
-        RunDirectoryError, match=r"cache\.sqlite is not a usable cache: .*readonly.*permissions"
-    ):
+    with pytest.raises(RunDirectoryError, match=r"cache\.sqlite is not .*readonly.*permissions"):
         cache.put("k", stored(1))
     cache.close()
 
@@ -845,9 +836,7 @@ def test_a_cache_whose_pages_repeat_without_end_is_refused(tmp_path: Path, what:
 
     path = run_with(tmp_path, repeated)
     start = time.process_time()
-    with pytest.raises(
-        RunDirectoryError, match=r"cache\.sqlite is not a usable cache: .*endlessly"
-    ):
+    with pytest.raises(RunDirectoryError, match=r"cache\.sqlite is not a usable .*endlessly"):
         DiskCache(path, step=0)
     assert any("cache.sqlite is not a usable cache" in problem for problem in verify(path.parent))
     assert time.process_time() - start < 20

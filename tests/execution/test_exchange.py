@@ -101,9 +101,7 @@ def test_recording_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, value: s
 
 def test_an_unknown_value_does_not_record_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, "never")
-    with pytest.raises(
-        DeclarationError, match=f"{SWITCH}=never is not supported; possible: 1, memory, 0"
-    ):
+    with pytest.raises(DeclarationError, match=f"{SWITCH}=never is .*; possible: 1, memory, 0"):
         run(["7"])
 
 

@@ -560,9 +560,7 @@ def recording(ran: list[int]) -> Callable[[int], int]:
 
 def test_a_mistake_of_the_user_is_raised_and_not_recorded() -> None:
     system = asking(lm="modle")
-    with pytest.raises(
-        DeclarationError, match=r"no engine for the model 'modle'; did you mean 'model'"
-    ):
+    with pytest.raises(DeclarationError, match=r"no engine .* 'modle'; did you mean 'model'"):
         run(system, {"question": "?"}, Executor({"model": ScriptedLM(["x"])}))
     bare = system_of(y=LLM("llm")(question=Input("question")))
     with pytest.raises(DeclarationError, match="LLM 'llm' has no model"):

@@ -470,9 +470,7 @@ def test_a_fork_of_a_trace_of_another_configuration_is_refused() -> None:
 
     system = System("s", outputs={"y": Function("scale", scale, by=Int(1, 9, value=2))(x=X)})
     trace = lab.run(system, {"x": 1})
-    with pytest.raises(
-        DeclarationError, match="recorded with another configuration; bind the system to it"
-    ):
+    with pytest.raises(DeclarationError, match="recorded with another .*; bind the system to it"):
         lab.fork(system.bind({"scale.by": 3}), trace, "scale", resample=0)
     assert lab.fork(system.bind({"scale.by": 2}), trace, "scale", resample=0).outputs == {"y": 2}
 

@@ -79,23 +79,20 @@ async def sixty(
 
 @pytest.mark.parametrize("retry_after", [1.0, None])
 @pytest.mark.parametrize("per_second", [3, 8, 20])
-def test_sixty_of_sixty_calls_are_answered(per_second: int, retry_after: float | None) -> None:
+@in_virtual_time
+async def test_sixty_of_sixty_calls_are_answered(
+    per_second: int, retry_after: float | None
+) -> None:
     lm, meter = Limited(per_second, retry_after), Meter()
     notes: list[str] = []
-    loop_seconds = []
-
-    async def scenario() -> list[Trace]:
-        traces = await sixty(lm, notes, meter)
-        loop_seconds.append(asyncio.get_running_loop().time())
-        return traces
-
-    traces = virtual_time.run(scenario())
+    traces = await sixty(lm, notes, meter)
+    seconds = asyncio.get_running_loop().time()
     assert [trace.outputs.get("y") for trace in traces] == [str(i) for i in range(60)]
     assert lm.refused > 0
     assert meter.incidents["rate_limited"] == lm.refused
     assert meter.usage.calls == 60, "refused requests are not charged"
     assert sum(trace.usage.calls for trace in traces) == 60
-    assert loop_seconds[0] < 6 * 60 / per_second, "the server was kept busy"
+    assert seconds < 6 * 60 / per_second, "the server was kept busy"
     assert notes
     assert re.fullmatch(r"m: rate limit: waiting \d+(\.\d)? s, \d+ in flight", notes[0])
 
@@ -148,15 +145,12 @@ async def test_an_evaluation_of_a_limited_model_has_no_failed_run() -> None:
     assert (await evaluate(executor, asking(), rows, exact_match("y", "answer"))).mean == 1.0
 
 
-def test_a_call_waits_no_longer_than_the_engine_allows() -> None:
+@in_virtual_time
+async def test_a_call_waits_no_longer_than_the_engine_allows() -> None:
     lm, meter = Limited(0.0, max_wait=90.0), Meter()
-
-    async def scenario() -> tuple[Trace, float]:
-        executor = Executor({"m": lm}, meter=meter, on_notice=lambda _: None)
-        trace = await executor.run(asking(retries=3), {"q": "1"})
-        return trace, asyncio.get_running_loop().time()
-
-    trace, seconds = virtual_time.run(scenario())
+    executor = Executor({"m": lm}, meter=meter, on_notice=lambda _: None)
+    trace = await executor.run(asking(retries=3), {"q": "1"})
+    seconds = asyncio.get_running_loop().time()
     assert trace.failure is not None
     assert trace.failure.kind == "rate_limit"
     assert (
@@ -177,31 +171,25 @@ async def test_a_wait_that_is_too_long_is_not_begun() -> None:
     assert asyncio.get_running_loop().time() < 1
 
 
-def test_calls_do_not_wait_one_after_another_for_a_server_that_admits_none() -> None:
+@in_virtual_time
+async def test_calls_do_not_wait_one_after_another_for_a_server_that_admits_none() -> None:
     lm, notes = Limited(0.0, max_wait=10.0), list[str]()
-
-    async def scenario() -> tuple[list[Trace], float]:
-        traces = await sixty(lm, notes)
-        return traces, asyncio.get_running_loop().time()
-
-    traces, seconds = virtual_time.run(scenario())
+    traces = await sixty(lm, notes)
+    seconds = asyncio.get_running_loop().time()
     assert {trace.failure.kind for trace in traces if trace.failure} == {"rate_limit"}
     assert "no request was admitted within max_wait, 10 s" in str(traces[-1].failure)
     assert seconds < 25
     assert len(notes) < 20, "one notice for each time that all wait"
 
 
-def test_a_server_that_admits_again_is_used_again() -> None:
+@in_virtual_time
+async def test_a_server_that_admits_again_is_used_again() -> None:
     lm = Limited(0.0, max_wait=10.0)
-
-    async def scenario() -> list[Trace]:
-        executor = Executor({"m": lm}, on_notice=lambda _: None)
-        first = await executor.run(asking(), {"q": "1"})
-        lm._limiter = Limiter(100.0)
-        await asyncio.sleep(2)
-        return [first, await executor.run(asking(), {"q": "2"})]
-
-    first, second = virtual_time.run(scenario())
+    executor = Executor({"m": lm}, on_notice=lambda _: None)
+    first = await executor.run(asking(), {"q": "1"})
+    lm._limiter = Limiter(100.0)
+    await asyncio.sleep(2)
+    first, second = [first, await executor.run(asking(), {"q": "2"})]
     assert first.failure is not None
     assert second.outputs == {"y": "2"}
 
@@ -244,16 +232,14 @@ async def test_a_wait_for_the_rate_limit_is_no_part_of_the_time_limit_of_a_try()
     ] == [None] * 3
 
 
-def test_what_an_engine_prepares_is_no_part_of_the_time_limit_of_a_try() -> None:
+@in_virtual_time
+async def test_what_an_engine_prepares_is_no_part_of_the_time_limit_of_a_try() -> None:
     class Slow(ScriptedLM):
         async def warm_up(self) -> None:
             await asyncio.sleep(30)
 
-    async def scenario() -> tuple[Trace, float]:
-        trace = await Executor({"m": Slow(["4"])}).run(asking(timeout=2.0), {"q": "2 + 2"})
-        return trace, asyncio.get_running_loop().time()
-
-    trace, seconds = virtual_time.run(scenario())
+    trace = await Executor({"m": Slow(["4"])}).run(asking(timeout=2.0), {"q": "2 + 2"})
+    seconds = asyncio.get_running_loop().time()
     assert (trace.failure, trace.outputs) == (None, {"y": "4"})
     assert seconds == pytest.approx(30.0)
 
@@ -266,9 +252,7 @@ async def test_the_minutes_of_a_run_end_a_wait() -> None:
     meter = Meter(Budget(minutes=0.5), clock=loop.time)
     executor = Executor({"m": lm}, meter=meter, on_notice=lambda _: None)
     await executor.run(asking(), {"q": "1"})
-    with pytest.raises(
-        BudgetExhausted, match=r"0\.5 of 0\.5 minutes are used; calls in flight were cancelled"
-    ):
+    with pytest.raises(BudgetExhausted, match=r"0\.5 of 0\.5 minutes .*in flight were cancelled"):
         await executor.run(asking(), {"q": "2"})
     assert meter.usage.calls == 1
     assert loop.time() == pytest.approx(30.0)
@@ -300,15 +284,12 @@ async def test_it_halves_once_for_requests_in_flight_together_and_grows_with_ans
     assert (limits, throttle.limit) == ([16.0, 8.0, 8.0, 8.0, 8.0], 16.0)
 
 
-def test_without_a_wish_of_the_server_waits_double_up_to_a_minute() -> None:
-    async def scenario() -> list[float]:
-        throttle, waits = Throttle(4), []
-        for _ in range(10):
-            async with throttle.turn() as turn:
-                waits.append(throttle.slow_down(turn, None))
-        return waits
-
-    waits = virtual_time.run(scenario())
+@in_virtual_time
+async def test_without_a_wish_of_the_server_waits_double_up_to_a_minute() -> None:
+    throttle, waits = Throttle(4), []
+    for _ in range(10):
+        async with throttle.turn() as turn:
+            waits.append(throttle.slow_down(turn, None))
     assert waits[:4] == pytest.approx([0.5, 1.0, 2.0, 4.0])
     assert waits[-1] == pytest.approx(LONGEST_WAIT)
 
@@ -318,34 +299,32 @@ def test_without_a_wish_of_the_server_waits_double_up_to_a_minute() -> None:
         st.tuples(st.integers(0, 3), st.sampled_from(["answer", "refuse", "cancel"])), max_size=40
     )
 )
-def test_turns_are_never_lost_whatever_happens(jobs: list[tuple[int, str]]) -> None:
-    async def scenario() -> None:
-        throttle = Throttle(3)
-        most = 0
+@in_virtual_time
+async def test_turns_are_never_lost_whatever_happens(jobs: list[tuple[int, str]]) -> None:
+    throttle = Throttle(3)
+    most = 0
 
-        async def job(delay: int, end: str) -> None:
-            nonlocal most
-            await asyncio.sleep(delay)
-            async with throttle.turn() as turn:
-                most = max(most, throttle.sent)
-                await asyncio.sleep(1)
-                if end == "refuse":
-                    throttle.slow_down(turn, 2.0)
-                else:
-                    throttle.speed_up()
+    async def job(delay: int, end: str) -> None:
+        nonlocal most
+        await asyncio.sleep(delay)
+        async with throttle.turn() as turn:
+            most = max(most, throttle.sent)
+            await asyncio.sleep(1)
+            if end == "refuse":
+                throttle.slow_down(turn, 2.0)
+            else:
+                throttle.speed_up()
 
-        tasks = [asyncio.create_task(job(*each)) for each in jobs]
-        await asyncio.sleep(1.5)
-        for task, (_, end) in zip(tasks, jobs, strict=True):
-            if end == "cancel":
-                task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert most <= 3
-        assert throttle.sent == throttle._held == 0
-        async with asyncio.timeout(100), throttle.turn():
-            pass
-
-    virtual_time.run(scenario())
+    tasks = [asyncio.create_task(job(*each)) for each in jobs]
+    await asyncio.sleep(1.5)
+    for task, (_, end) in zip(tasks, jobs, strict=True):
+        if end == "cancel":
+            task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert most <= 3
+    assert throttle.sent == throttle._held == 0
+    async with asyncio.timeout(100), throttle.turn():
+        pass
 
 
 @in_virtual_time

@@ -131,9 +131,7 @@ def test_a_component_that_can_neither_run_nor_be_driven_is_refused() -> None:
         outputs = {"y": Port(int)}  # noqa: RUF012
         version = "1"
 
-    with pytest.raises(
-        DeclarationError, match="neither an Operation nor a Composite; subclass Operation"
-    ):
+    with pytest.raises(DeclarationError, match="neither .* nor a Composite; subclass Operation"):
         Neither()()
 
 

@@ -87,9 +87,7 @@ def test_a_job_whose_share_is_too_small_takes_what_is_free(tmp_path: Path) -> No
 
 
 def test_a_budget_that_holds_nothing_is_refused_with_what_would_be_enough(tmp_path: Path) -> None:
-    with pytest.raises(
-        DeclarationError, match="system_runs=13 is too small to try anything"
-    ) as refused:
+    with pytest.raises(DeclarationError, match="system_runs=13 is too small to try") as refused:
         run(tmp_path, selecting(), 13)
     assert (
         "the initial evaluation takes 10 system runs, a decision 20, and the smallest job 8"
@@ -110,9 +108,7 @@ def test_a_smaller_validation_split_is_named_where_it_would_do(tmp_path: Path) -
 def test_failed_runs_must_not_score_as_well_as_the_best_ones(tmp_path: Path) -> None:
     """Regression test: with scores of -1 to 0, a change that failed was accepted for its failure score of 0."""
     loss = custom(lambda outputs, example: -0.5, "loss", bounds=(-1, 0))
-    with pytest.raises(
-        DeclarationError, match="the maximum score of metric 'loss' is 0"
-    ) as refused:
+    with pytest.raises(DeclarationError, match="maximum score of metric 'loss' is 0") as refused:
         run(tmp_path, selecting(), 100, metric=loss)
     assert refused.value.hint == "set optimize.failure_score to its minimum score, -1"
     assert not (tmp_path / "run").exists()
@@ -121,9 +117,7 @@ def test_failed_runs_must_not_score_as_well_as_the_best_ones(tmp_path: Path) -> 
 
 class TestTooFewExamples:
     def test_too_few_for_any_decision_are_told_the_number_needed(self, tmp_path: Path) -> None:
-        with pytest.raises(
-            DataError, match="4 validation examples cannot show an improvement"
-        ) as refused:
+        with pytest.raises(DataError, match="4 validation examples cannot show an") as refused:
             run(tmp_path, selecting(), 200, valid=4)
         assert "at alpha=0.05: the smallest p-value is 0.0625" in refused.value.message
         assert refused.value.hint == "provide at least 5; 40 is a good default"

@@ -150,7 +150,5 @@ def test_a_state_that_does_not_fit_is_reported_with_the_place_of_its_checkpoint(
     source = optimizer(f"{body}yield Progress({{'step': 1}})\n        {condition}\n        {GOOD}")
     with pytest.raises(UserCodeError, match="later"):
         run(tmp_path, source, monkeypatch)
-    with pytest.raises(
-        cp.CompoundError, match=r"run/checkpoint\.json cannot be read: Held has format None"
-    ):
+    with pytest.raises(cp.CompoundError, match=r"run/checkpoint\.json .*: Held has format None"):
         run(tmp_path, source, monkeypatch)

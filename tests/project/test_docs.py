@@ -7,12 +7,9 @@ import asyncio
 import importlib.util
 import inspect
 import json
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +27,7 @@ from compound.graph.space import Weights
 from compound.testing import ScriptedLM
 from compound.yaml import loads
 from compound.yaml.kinds import BUILT_IN
+from processes import python
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -342,20 +340,8 @@ def test_the_kits_of_the_guide_pass(tmp_path: Path) -> None:
     kits = re.findall(r"^class (Test\w+)\((\w+)\)", text, re.MULTILINE)
     assert {kit for _, kit in kits} == {name for name in testing.__all__ if name.endswith("Kit")}
     (tmp_path / "test_mine.py").write_text(text)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "-q",
-        "-rA",
-        "test_mine.py",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}
-    ran = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
+    arguments = ("-m", "pytest", "-p", "no:cacheprovider", "-q", "-rA", "test_mine.py")
+    ran = python(*arguments, cwd=tmp_path, PYTEST_ADDOPTS="")
     assert ran.returncode == 0, ran.stdout
     for name, _ in kits:
         assert f"PASSED test_mine.py::{name}::test_" in ran.stdout

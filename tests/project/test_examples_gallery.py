@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import runpy
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +12,7 @@ import pytest
 
 import compound as cp
 from compound.testing import ScriptedLM
+from processes import python
 
 ROOT = Path(__file__).parents[2]
 GALLERY = ROOT / "docs" / "examples"
@@ -184,11 +183,7 @@ def test_training_raises_the_reward_on_new_reviews(run: Run, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_an_example_runs_without_a_folder_and_leaves_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, str(GALLERY / "model_selector.py")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    ran = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
+    ran = python(str(GALLERY / "model_selector.py"), cwd=tmp_path, TMPDIR=str(tmp_path))
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines() == expected("model_selector")
     assert list(tmp_path.iterdir()) == []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -18,6 +16,7 @@ from compound.core.errors import (
     missing_libraries,
     raise_missing_extra,
 )
+from processes import python
 
 ROOT = Path(__file__).parents[2]
 PREPARED = """
@@ -144,15 +143,8 @@ NEVER_IMPORTED = {
 def test_a_missing_library_names_its_extra(module: str, action: str, tmp_path: Path) -> None:
     library, extra = LIBRARIES[module]
     extras = {extra, *{"peft": {"rewards"}}.get(module, ())}
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COMPOUND_CACHE": str(tmp_path / "cache")}
-    ran = subprocess.run(
-        [sys.executable, "-c", PREPARED.format(module=module, action=action)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    code = PREPARED.format(module=module, action=action)
+    ran = python("-c", code, cwd=tmp_path, COMPOUND_CACHE=str(tmp_path / "cache"))
     assert ran.returncode == 0, ran.stderr
     assert "MissingExtra: " in ran.stdout
     assert f"needs {library}, which is not installed" in ran.stdout

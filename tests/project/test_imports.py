@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib
-import os
 import re
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import pytest
 
 import compound
 from compound.core.errors import LIBRARIES
+from processes import python
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("components", "rewards", "optimizers")
@@ -52,18 +51,6 @@ ALLOWED = {
 }
 
 
-def python(code: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
@@ -77,7 +64,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 )
 def test_importing_loads_no_heavy_library(code: str) -> None:
     optional = HEAVY | set(LIBRARIES)
-    ran = python(f"{code}\nimport sys; print(sorted({optional!r} & set(sys.modules)))")
+    ran = python("-c", f"{code}\nimport sys; print(sorted({optional!r} & set(sys.modules)))")
     assert (ran.stdout, ran.stderr) == ("[]\n", "")
 
 
@@ -98,8 +85,9 @@ def test_the_demo_needs_no_library_that_it_does_not_install(tmp_path: Path) -> N
         str(tmp_path / "run"),
     ]
     ran = python(
+        "-c",
         f"import sys; sys.modules.update(dict.fromkeys({blocked!r}))\n"
-        f"from compound.cli.entry_point import main; sys.argv = {['compound', *run]!r}; main()"
+        f"from compound.cli.entry_point import main; sys.argv = {['compound', *run]!r}; main()",
     )
     assert ran.returncode == 0, ran.stderr
     assert "no requests are sent" in ran.stdout
@@ -107,7 +95,8 @@ def test_the_demo_needs_no_library_that_it_does_not_install(tmp_path: Path) -> N
 
 def test_import_compound_loads_next_to_nothing() -> None:
     ran = python(
-        "import sys; before = set(sys.modules); import compound; print(sorted(set(sys.modules) - before))"
+        "-c",
+        "import sys; before = set(sys.modules); import compound; print(sorted(set(sys.modules) - before))",
     )
     loaded = ast.literal_eval(ran.stdout)
     assert [name for name in loaded if name.partition(".")[0] not in sys.stdlib_module_names] == [
@@ -119,10 +108,10 @@ def test_import_compound_loads_next_to_nothing() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_root_package_cannot_be_imported_by_its_bare_name(package: str) -> None:
-    ran = python(f"import {package}")
+    ran = python("-c", f"import {package}")
     assert ran.returncode == 1
     assert f"ImportError: import compound.{package}, not {package}" in ran.stderr
-    assert python(f"import compound.{package}").returncode == 0
+    assert python("-c", f"import compound.{package}").returncode == 0
 
 
 def test_every_public_name_exists_and_an_unknown_one_is_refused() -> None:
@@ -212,7 +201,7 @@ def test_a_test_that_reaches_for_the_network_fails() -> None:
 
 
 def test_the_test_doubles_need_no_import_of_their_own() -> None:
-    ran = python("import compound as cp; print(cp.testing.ScriptedLM(['yes']).name)")
+    ran = python("-c", "import compound as cp; print(cp.testing.ScriptedLM(['yes']).name)")
     assert ran.returncode == 0, ran.stderr
 
 

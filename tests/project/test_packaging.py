@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 import tarfile
 import tomllib
 import zipfile
@@ -14,6 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from processes import python
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -55,9 +55,7 @@ def not_shipped(folder: str, names: list[str]) -> set[str]:
 
 def build(what: str, source: Path, output: Path) -> None:
     code = f"from setuptools import build_meta; build_meta.build_{what}({str(output)!r})"
-    ran = subprocess.run(
-        [sys.executable, "-c", code], cwd=source, capture_output=True, text=True, check=False
-    )
+    ran = python("-c", code, cwd=source)
     assert ran.returncode == 0, ran.stderr
 
 

@@ -6,10 +6,11 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from processes import python
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "docs" / "examples" / "plugin"
@@ -23,27 +24,15 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         PLUGIN, folder / "source", ignore=shutil.ignore_patterns("build", "*.egg-info", "runs")
     )
     install = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    ran = subprocess.run(
-        [sys.executable, "-m", "pip", *install, "--target", str(folder / "site"), "."],
-        cwd=folder / "source",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    arguments = ("-m", "pip", *install, "--target", str(folder / "site"), ".")
+    ran = python(*arguments, cwd=folder / "source")
     assert ran.returncode == 0, ran.stderr
     return folder
 
 
 def run(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(ROOT), str(installed / "site")])
-    return subprocess.run(
-        [sys.executable, "-m", *arguments],
-        cwd=installed / "source",
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return python("-m", *arguments, cwd=installed / "source", PYTHONPATH=path)
 
 
 @pytest.mark.slow

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,13 +61,26 @@ def served(
     thread.start()
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     try:
-        with httpx.Client(
-            trust_env=False
-        ) as client:  # the socket is open: this waits for the start
-            client.get(f"{url}/health", timeout=SECONDS)
+        # The socket is open: this waits for the start.
+        httpx.get(f"{url}/health", timeout=SECONDS, trust_env=False)
         yield Running(built, url, server)
     finally:
         server.should_exit = True
         thread.join(SECONDS)
         listening.close()
         assert not thread.is_alive(), "the server did not stop"
+
+
+@contextmanager
+def client_of(system: cp.System, lm: Any = None, **settings: Any) -> Iterator[httpx.Client]:
+    """Serve a system, and yield a client of it."""
+    with served(system, lm, **settings) as running, running.client() as client:
+        yield client
+
+
+def until(holds: Callable[[], Any]) -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

@@ -38,9 +38,7 @@ def test_a_template_is_read_from_a_file_beside_the_system(tmp_path: Path, import
 
 
 def test_a_missing_file_is_named_with_its_place(tmp_path: Path) -> None:
-    with pytest.raises(
-        SpecError, match=r"engines\.base\.transformers\.chat_template: no file 'none\.jinja'"
-    ):
+    with pytest.raises(SpecError, match=r"base\.transformers\.chat_template: no .*'none\.jinja'"):
         template(tmp_path, "none.jinja")
 
 

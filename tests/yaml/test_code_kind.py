@@ -69,7 +69,5 @@ def test_wrong_limits_are_told_with_their_line(tmp_path: Path, settings: str, me
 
 def test_without_imports_no_program_runs(tmp_path: Path) -> None:
     path = written(tmp_path, "{}")
-    with pytest.raises(
-        SpecError, match="components.runner.code: runs generated code, and imports are not allowed"
-    ):
+    with pytest.raises(SpecError, match="components.runner.code: .*, and imports are not allowed"):
         load(path, allow_import=False)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +18,7 @@ from compound.evaluation.metrics.built_in import TokenF1
 from compound.graph.space import Choice
 from compound.yaml import Program, load, loads, schema
 from compound.yaml.source import read
+from processes import python
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "tests" / "files" / "spec"
@@ -110,9 +109,7 @@ def test_an_engine_with_settings_of_another_kind_names_its_entry(
     def strict(kind: str, *, model: str) -> None: ...
 
     monkeypatch.setattr("compound.yaml.program.open_engine", strict)
-    with pytest.raises(
-        DeclarationError, match=r"engines\.mock\.litellm: .*unexpected keyword argument 'api_base'"
-    ):
+    with pytest.raises(DeclarationError, match=r"mock\.litellm: .*unexpected keyword .*'api_base'"):
         everything.find_engine("mock")
 
 
@@ -255,14 +252,7 @@ def test_reading_a_file_loads_no_heavy_library(tmp_path: Path) -> None:
         "print([m for m in ('torch', 'transformers', 'optuna', 'litellm', 'bm25s', 'datasets', 'trl', 'peft') "
         "if m in sys.modules])"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(path)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
+    done = python("-c", code, str(path), HF_HUB_OFFLINE="1")
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 

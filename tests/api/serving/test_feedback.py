@@ -6,8 +6,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,8 @@ from compound.rewards.candidates import Sampling
 from compound.rewards.pairs import ordered_pairs
 from compound.testing import OptimizerJob, ScriptedLM
 from optimas_settings import learning, optimas
-from served import qa, served
+from processes import python
+from served import client_of, qa, served
 
 pytest.importorskip("fastapi")
 ROOT = Path(__file__).parents[3]
@@ -114,7 +113,7 @@ def test_meaningless_feedback_is_refused(tmp_path: Path, body: dict[str, Any], s
 
 
 def test_without_a_folder_nothing_is_recorded_and_the_answer_says_so() -> None:
-    with served(qa(), ScriptedLM(lambda message: "yes")) as running, running.client() as client:
+    with client_of(qa(), ScriptedLM(lambda message: "yes")) as client:
         answer = client.post("/v1/feedback", json={"run_id": run_of(client), "score": 1})
     assert answer.status_code == 404
     assert "--feedback" in answer.json()["error"]["message"]
@@ -178,15 +177,7 @@ def trace_of(**inputs: Any) -> Trace:
 def test_a_killed_process_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     from compound.execution.trace import to_json
 
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    ran = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path), json.dumps(to_json(trace_of()))],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    ran = python("-c", KILLED, str(tmp_path), json.dumps(to_json(trace_of())))
     assert ran.returncode == -9, ran.stderr
     acknowledged = len(ran.stdout.split())
     assert acknowledged == 50
@@ -397,10 +388,7 @@ def test_feedback_leads_to_a_better_configuration_which_the_server_then_uses(
     system = cp.load_system("system.yaml")
     best = tmp_path / "best.json"
     system.configuration.save(best)
-    with (
-        served(system, config=best, feedback=tmp_path / "served") as running,
-        running.client() as client,
-    ):
+    with client_of(system, config=best, feedback=tmp_path / "served") as client:
 
         def ask(number: int) -> Any:
             return client.post(

@@ -14,7 +14,7 @@ from compound.api.serving.settings import ServerSettings
 from compound.core.errors import DeclarationError
 from compound.core.security.sanitize import redact_secrets
 from compound.testing import ScriptedLM
-from served import Running, qa, served
+from served import Running, client_of, qa, served
 
 pytest.importorskip("fastapi")
 KEY = "a-key-of-this-test-0123"
@@ -92,10 +92,7 @@ def test_a_foreign_host_name_is_refused_against_dns_rebinding(host: str, allowed
 )
 def test_pages_of_foreign_origins_may_not_call(origin: str, status: int) -> None:
     lm = ScriptedLM(lambda message: "yes")
-    with (
-        served(qa(), lm, allow_origins=("https://app.example",)) as running,
-        running.client() as client,
-    ):
+    with client_of(qa(), lm, allow_origins=("https://app.example",)) as client:
         answer = client.post("/v1/run", json=BODY, headers={"Origin": origin})
         assert answer.status_code == status
         assert len(lm.requests) == (status == 200)
@@ -221,10 +218,7 @@ def preflight(names: str, origin: str = "https://app.example") -> httpx.Response
         "Access-Control-Request-Method": "POST",
         "Access-Control-Request-Headers": names,
     }
-    with (
-        served(qa(), ScriptedLM([]), allow_origins=("https://app.example",)) as running,
-        running.client() as client,
-    ):
+    with client_of(qa(), ScriptedLM([]), allow_origins=("https://app.example",)) as client:
         return client.options("/v1/chat/completions", headers=asked)
 
 

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +21,7 @@ import compound as cp
 from compound.api.serving import ServerSettings, serve
 from compound.core.errors import CompoundError, ConfigurationError, MissingExtra
 from compound.testing import ScriptedLM
-from served import qa, served
+from served import client_of, qa, served, until
 
 pytest.importorskip("fastapi")
 ROOT = Path(__file__).parents[3]
@@ -57,20 +56,13 @@ def first_word(message: str) -> str:
     return message.split(".", maxsplit=1)[0]
 
 
-def _until(holds: Any, seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_new_configuration_is_used_without_a_restart(tmp_path: Path) -> None:
     first = save(tmp_path / "best.json", "First.")
     path = tmp_path / "best.json"
-    with served(qa(), ScriptedLM(first_word), config=path) as running, running.client() as client:
+    with client_of(qa(), ScriptedLM(first_word), config=path) as client:
         before = client.post("/v1/run", json=BODY).json()
         second = save(path, "Second.")
-        _until(lambda: client.get("/ready").json()["configuration"] == second.digest)
+        until(lambda: client.get("/ready").json()["configuration"] == second.digest)
         after = client.post("/v1/run", json=BODY).json()
         metrics = client.get("/metrics").text
     assert (before["outputs"]["answer"], before["configuration"]) == ("First", first.digest)
@@ -113,10 +105,10 @@ def test_a_run_in_flight_keeps_its_configuration(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=call)
         thread.start()
-        _until(lambda: asked)
+        until(lambda: asked)
         new = store("Second.")
         with running.client() as client:
-            _until(lambda: client.get("/ready").json()["configuration"] == new)
+            until(lambda: client.get("/ready").json()["configuration"] == new)
             assert client.post("/v1/run", json=BODY).json()["configuration"] == new
         release.set()
         thread.join(120)
@@ -138,15 +130,15 @@ def test_a_run_in_flight_keeps_its_configuration(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "best.json"
     first = save(path, "First.")
-    with served(qa(), ScriptedLM(first_word), config=path) as running, running.client() as client:
+    with client_of(qa(), ScriptedLM(first_word), config=path) as client:
         path.write_text(damage)
-        _until(lambda: "warning" in client.get("/ready").json())
+        until(lambda: "warning" in client.get("/ready").json())
         answer = client.post("/v1/run", json=BODY).json()
         assert answer["configuration"] == first.digest
         assert 'outcome="rejected"' in client.get("/metrics").text
         path.unlink()
         second = save(path, "Second.")
-        _until(
+        until(
             lambda: (
                 client.get("/ready").json() == {"status": "ready", "configuration": second.digest}
             )
@@ -169,9 +161,9 @@ def test_a_configuration_whose_engine_cannot_be_opened_changes_nothing(tmp_path:
     engines = {"lm": ScriptedLM(first_word), "strong": WithoutKey()}
     path = tmp_path / "best.json"
     system.configuration.save(path)
-    with served(system, engines=engines, config=path) as running, running.client() as client:
+    with client_of(system, engines=engines, config=path) as client:
         system.bind({"answerer.lm": "strong"}).configuration.save(path)
-        _until(lambda: "compound_reloads_total{" in client.get("/metrics").text)
+        until(lambda: "compound_reloads_total{" in client.get("/metrics").text)
         assert "warning" in client.get("/ready").json()
         assert (
             client.post("/v1/run", json=BODY).json()["configuration"] == system.configuration.digest
@@ -206,7 +198,7 @@ def test_no_request_is_lost_while_configurations_change(tmp_path: Path) -> None:
             prompt = f"P{number}."
             digests[save(path, prompt).digest] = prompt[:-1]
             seen = len(answers)
-            _until(lambda seen=seen: len(answers) > seen + 8)
+            until(lambda seen=seen: len(answers) > seen + 8)
         stop.set()
         for thread in threads:
             thread.join(120)
@@ -219,8 +211,8 @@ def test_no_request_is_lost_while_configurations_change(tmp_path: Path) -> None:
 @contextmanager
 def command(
     folder: Path, *arguments: str, latency: float = 0.0, **environment: str
-) -> Iterator[tuple[Any, str]]:
-    """Run the command, and yield the process and the address it prints."""
+) -> Iterator[tuple[Any, httpx.Client]]:
+    """Run the command, and yield the process and a client of the address it prints."""
     (folder / "engine.py").write_text(ENGINE)
     (folder / "system.yaml").write_text(SYSTEM.replace("LATENCY", str(latency)))
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -240,7 +232,8 @@ def command(
             assert line, "".join(printed)
             printed.append(line)
             address = re.search(r"http://\S+", line)
-        yield process, address[0]
+        with httpx.Client(base_url=address[0], trust_env=False, timeout=120) as client:
+            yield process, client
     finally:
         if process.poll() is None:
             process.kill()
@@ -248,14 +241,11 @@ def command(
 
 
 def test_sigterm_finishes_the_runs_in_flight_and_exits_with_0(tmp_path: Path) -> None:
-    with (
-        command(tmp_path, "--drain-delay", "0.1", latency=1.0) as (process, url),
-        httpx.Client(trust_env=False, timeout=120) as client,
-    ):
+    with command(tmp_path, "--drain-delay", "0.1", latency=1.0) as (process, client):
         answers: list[httpx.Response] = []
 
         def call(path: str) -> None:
-            answers.append(client.post(f"{url}{path}", json=BODY))
+            answers.append(client.post(path, json=BODY))
 
         threads = [
             threading.Thread(target=call, args=(p,))
@@ -263,7 +253,7 @@ def test_sigterm_finishes_the_runs_in_flight_and_exits_with_0(tmp_path: Path) ->
         ]
         for thread in threads:
             thread.start()
-        _until(lambda: "compound_runs_executing 3.0" in client.get(f"{url}/metrics").text)
+        until(lambda: "compound_runs_executing 3.0" in client.get("/metrics").text)
         process.send_signal(signal.SIGTERM)
         for thread in threads:
             thread.join(120)
@@ -273,21 +263,18 @@ def test_sigterm_finishes_the_runs_in_flight_and_exits_with_0(tmp_path: Path) ->
 
 
 def test_runs_that_do_not_finish_in_time_are_answered_as_json(tmp_path: Path) -> None:
-    with (
-        command(tmp_path, "--drain", "0.1", latency=600.0) as (process, url),
-        httpx.Client(trust_env=False, timeout=120) as client,
-    ):
+    with command(tmp_path, "--drain", "0.1", latency=600.0) as (process, client):
         answers: dict[str, httpx.Response] = {}
 
         def call(path: str) -> None:
-            answers[path] = client.post(f"{url}{path}", json=BODY)
+            answers[path] = client.post(path, json=BODY)
 
         threads = [
             threading.Thread(target=call, args=(path,)) for path in ("/v1/run", "/v1/run/stream")
         ]
         for thread in threads:
             thread.start()
-        _until(lambda: "compound_runs_executing 2.0" in client.get(f"{url}/metrics").text)
+        until(lambda: "compound_runs_executing 2.0" in client.get("/metrics").text)
         process.send_signal(signal.SIGTERM)
         for thread in threads:
             thread.join(120)
@@ -299,15 +286,12 @@ def test_runs_that_do_not_finish_in_time_are_answered_as_json(tmp_path: Path) ->
 
 def test_readiness_ends_before_the_socket_closes(tmp_path: Path) -> None:
     arguments = ("--drain-delay", "600")
-    with (
-        command(tmp_path, *arguments) as (process, url),
-        httpx.Client(trust_env=False, timeout=120) as client,
-    ):
-        assert client.get(f"{url}/ready").status_code == 200
+    with command(tmp_path, *arguments) as (process, client):
+        assert client.get("/ready").status_code == 200
         process.send_signal(signal.SIGTERM)
-        _until(lambda: client.get(f"{url}/ready").status_code == 503)
-        assert client.get(f"{url}/ready").json()["status"] == "draining"
-        assert client.post(f"{url}/v1/run", json=BODY).status_code == 200
+        until(lambda: client.get("/ready").status_code == 503)
+        assert client.get("/ready").json()["status"] == "draining"
+        assert client.post("/v1/run", json=BODY).status_code == 200
         process.send_signal(signal.SIGTERM)  # a second signal ends the delay
         assert process.wait(120) == 0
 
@@ -315,13 +299,10 @@ def test_readiness_ends_before_the_socket_closes(tmp_path: Path) -> None:
 def test_sighup_reads_the_configuration_again(tmp_path: Path) -> None:
     save(tmp_path / "best.json", "First.")
     arguments = ("--config", "best.json", "--reload", "0")
-    with (
-        command(tmp_path, *arguments) as (process, url),
-        httpx.Client(trust_env=False, timeout=120) as client,
-    ):
+    with command(tmp_path, *arguments) as (process, client):
         second = save(tmp_path / "best.json", "Second.")
         process.send_signal(signal.SIGHUP)
-        _until(lambda: client.get(f"{url}/ready").json()["configuration"] == second.digest)
+        until(lambda: client.get("/ready").json()["configuration"] == second.digest)
         process.send_signal(signal.SIGTERM)
         assert process.wait(120) == 0
 

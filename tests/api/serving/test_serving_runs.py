@@ -7,7 +7,6 @@ import datetime as dt
 import json
 import math
 import threading
-import time
 from collections.abc import Sequence
 from decimal import Decimal
 from itertools import groupby
@@ -26,7 +25,7 @@ from compound.api.serving.settings import ServerSettings
 from compound.core.errors import CallError, QuotaExhausted, RateLimited, TransientError
 from compound.core.security import sanitize
 from compound.testing import ScriptedLM
-from served import qa, served
+from served import client_of, qa, served, until
 
 pytest.importorskip("fastapi")
 
@@ -74,10 +73,7 @@ def sse(text: str) -> list[tuple[str, Any]]:
 
 
 def test_a_run_answers_with_outputs_usage_and_identity() -> None:
-    with (
-        served(qa(), ScriptedLM(lambda message: "the Rímac")) as running,
-        running.client() as client,
-    ):
+    with client_of(qa(), ScriptedLM(lambda message: "the Rímac")) as client:
         answer = client.post("/v1/run", json={"inputs": {"question": "Which river?"}})
     assert answer.status_code == 200
     body = answer.json()
@@ -103,7 +99,7 @@ def test_dates_and_decimals_are_returned_in_their_json_form() -> None:
             "cost": cp.Function("double", double)(cost=cost),
         },
     )
-    with served(system) as running, running.client() as client:
+    with client_of(system) as client:
         answer = client.post("/v1/run", json={"inputs": {"day": "2024-01-02", "cost": "1.25"}})
     assert answer.json()["outputs"] == {"due": "2024-01-03", "cost": "2.50"}
 
@@ -120,7 +116,7 @@ def test_a_function_that_blocks_does_not_block_the_server() -> None:
         "blocks", {"answer": cp.Function("f", blocks)(question=cp.Input("question"))}
     )
     body = {"inputs": {"question": "?"}}
-    with served(system, concurrency=1, queue=0, timeout=30) as running, running.client() as client:
+    with client_of(system, concurrency=1, queue=0, timeout=30) as client:
         found: list[httpx.Response] = []
         first = threading.Thread(
             target=lambda: found.append(client.post("/v1/run", json=body, timeout=60))
@@ -138,7 +134,7 @@ def test_a_function_that_blocks_does_not_block_the_server() -> None:
 
 def test_the_seed_of_a_run_repeats_it_and_is_random_by_default() -> None:
     lm = ScriptedLM(lambda message, rng: str(rng.integers(10**9)))
-    with served(qa(temperature=1.0), lm) as running, running.client() as client:
+    with client_of(qa(temperature=1.0), lm) as client:
 
         def run(**body: Any) -> Any:
             return client.post("/v1/run", json={"inputs": {"question": "?"}, **body}).json()
@@ -149,7 +145,7 @@ def test_the_seed_of_a_run_repeats_it_and_is_random_by_default() -> None:
 
 
 def test_typed_inputs_are_validated_and_typed_outputs_returned() -> None:
-    with served(typed()) as running, running.client() as client:
+    with client_of(typed()) as client:
         answer = client.post("/v1/run", json={"inputs": GOOD})
         assert answer.json()["outputs"] == {"text": "Jirón 5 ['a', 'b'] short 1.0", "count": 2}
         changes: list[tuple[dict[str, Any], str]] = [
@@ -167,7 +163,7 @@ def test_typed_inputs_are_validated_and_typed_outputs_returned() -> None:
 
 
 def test_openapi_describes_the_answers_of_all_routes_without_a_body() -> None:
-    with served(qa(), ScriptedLM([])) as running, running.client() as client:
+    with client_of(qa(), ScriptedLM([])) as client:
         document = client.get("/openapi.json").json()
         described = {path: item["get"] for path, item in document["paths"].items() if "get" in item}
         assert set(described) == {"/health", "/ready", "/metrics", "/v1/models"}
@@ -180,7 +176,7 @@ def test_openapi_describes_the_answers_of_all_routes_without_a_body() -> None:
 
 
 def test_openapi_describes_what_the_server_accepts_and_returns() -> None:
-    with served(typed()) as running, running.client() as client:
+    with client_of(typed()) as client:
         document = client.get("/openapi.json").json()
         answer = client.post("/v1/run", json={"inputs": GOOD}).json()
     run = document["paths"]["/v1/run"]["post"]
@@ -213,7 +209,7 @@ def test_openapi_describes_what_the_server_accepts_and_returns() -> None:
     ],
 )
 def test_failures_have_a_status_and_a_kind(reply: Exception, status: int, kind: str) -> None:
-    with served(qa(), ScriptedLM(lambda message: reply)) as running, running.client() as client:
+    with client_of(qa(), ScriptedLM(lambda message: reply)) as client:
         answer = client.post("/v1/run", json={"inputs": {"question": "?"}})
     assert (answer.status_code, answer.json()["error"]["type"]) == (status, kind)
     assert answer.json()["error"]["run_id"]
@@ -240,7 +236,7 @@ def test_texts_of_user_code_are_only_logged(function: Any, monkeypatch: pytest.M
     monkeypatch.setattr(service.LOG, "error", lambda text, *arguments: log.append(text % arguments))
     node = cp.Function("f", function)(question=cp.Input("question"))
     body = {"inputs": {"question": "?"}}
-    with served(cp.System("s", {"answer": node})) as running, running.client() as client:
+    with client_of(cp.System("s", {"answer": node})) as client:
         answer = client.post("/v1/run", json=body)
         stream = client.post("/v1/run/stream", json=body).text
         batch = client.post("/v1/batch", json={"inputs": [body["inputs"]]}).text
@@ -256,23 +252,20 @@ def test_a_function_that_is_rate_limited_is_answered_with_429() -> None:
         raise RateLimited(PRIVATE)
 
     node = cp.Function("f", limited)(question=cp.Input("question"))
-    with served(cp.System("s", {"answer": node})) as running, running.client() as client:
+    with client_of(cp.System("s", {"answer": node})) as client:
         answer = client.post("/v1/run", json={"inputs": {"question": "?"}})
     assert (answer.status_code, PRIVATE in answer.text) == (429, False)
 
 
 def test_an_unparsable_answer_is_a_bad_gateway() -> None:
-    with (
-        served(qa(output=int), ScriptedLM(lambda message: "many")) as running,
-        running.client() as client,
-    ):
+    with client_of(qa(output=int), ScriptedLM(lambda message: "many")) as client:
         answer = client.post("/v1/run", json={"inputs": {"question": "?"}})
     assert (answer.status_code, answer.json()["error"]["type"]) == (502, "parse")
 
 
 def test_a_run_that_takes_too_long_is_cancelled() -> None:
     lm = ScriptedLM(lambda message: "late", latency=60.0)
-    with served(qa(), lm, timeout=0.1) as running, running.client() as client:
+    with client_of(qa(), lm, timeout=0.1) as client:
         answer = client.post("/v1/run", json={"inputs": {"question": "?"}})
         assert (answer.status_code, answer.json()["error"]["type"]) == (504, "timeout")
         stream = sse(client.post("/v1/run/stream", json={"inputs": {"question": "?"}}).text)
@@ -299,7 +292,7 @@ def test_a_full_queue_rejects_further_runs_at_once_and_serves_the_others() -> No
         for thread in threads:
             thread.start()
         service = running.built.service
-        _until(lambda: (service.running, service.waiting) == (1, 1))
+        until(lambda: (service.running, service.waiting) == (1, 1))
         for path in ("/v1/run", "/v1/run/stream", "/v1/batch"):
             refused = client.post(
                 path, json={"inputs": [body["inputs"]]} if "batch" in path else body
@@ -312,21 +305,11 @@ def test_a_full_queue_rejects_further_runs_at_once_and_serves_the_others() -> No
     assert [answer.status_code for answer in answers] == [200, 200]
 
 
-def _until(holds: Any) -> None:
-    deadline = time.monotonic() + 120
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def test_a_batch_answers_in_order_with_errors_in_their_places() -> None:
     def reply(message: str) -> str | Exception:
         return CallError("cannot") if "bad" in message else message.split()[-2]
 
-    with (
-        served(qa(), ScriptedLM(reply), concurrency=2, batch=4) as running,
-        running.client() as client,
-    ):
+    with client_of(qa(), ScriptedLM(reply), concurrency=2, batch=4) as client:
         items = [{"question": q} for q in ("a ?", "bad ?", "c ?", "d ?")]
         answer = client.post("/v1/batch", json={"inputs": items})
         results = answer.json()["results"]
@@ -338,10 +321,7 @@ def test_a_batch_answers_in_order_with_errors_in_their_places() -> None:
 
 
 def test_a_stream_sends_calls_tokens_output_and_usage() -> None:
-    with (
-        served(qa(), ScriptedLM(lambda message: "the Rímac")) as running,
-        running.client() as client,
-    ):
+    with client_of(qa(), ScriptedLM(lambda message: "the Rímac")) as client:
         answer = client.post("/v1/run/stream", json={"inputs": {"question": "?"}, "seed": 5})
     assert answer.headers["content-type"].startswith("text/event-stream")
     events = sse(answer.text)
@@ -366,8 +346,8 @@ def test_a_client_that_leaves_cancels_its_run() -> None:
         for path in ("/v1/run", "/v1/run/stream"):
             with running.client() as client, pytest.raises(httpx.ReadTimeout):
                 client.post(path, json={"inputs": {"question": "?"}}, timeout=0.5)
-            _until(lambda: lm.in_flight == 0)
-        _until(lambda: running.built.service.running == 0)
+            until(lambda: lm.in_flight == 0)
+        until(lambda: running.built.service.running == 0)
 
 
 def test_keys_appear_neither_in_answers_nor_in_streams(
@@ -380,7 +360,7 @@ def test_keys_appear_neither_in_answers_nor_in_streams(
         "the key is sk-of-the-provider",
         RuntimeError("sk-of-the-provider"),
     ]
-    with served(qa(), ScriptedLM(replies)) as running, running.client() as client:
+    with client_of(qa(), ScriptedLM(replies)) as client:
         body = {"inputs": {"question": "?"}}
         texts = [
             client.post(path, json=body).text
@@ -420,10 +400,7 @@ async def test_metrics_count_the_finished_calls_of_a_run_that_does_not_end() -> 
 
 
 def test_metrics_count_requests_runs_calls_and_tokens() -> None:
-    with (
-        served(qa(), ScriptedLM(lambda message: "the Rímac")) as running,
-        running.client() as client,
-    ):
+    with client_of(qa(), ScriptedLM(lambda message: "the Rímac")) as client:
         client.post("/v1/run", json={"inputs": {"question": "?"}})
         client.post("/v1/run", json={})
         client.get("/nothing/here")
@@ -465,7 +442,7 @@ def test_a_number_that_json_does_not_have_is_an_error(value: Any) -> None:
         return value
 
     system = cp.System("s", {"y": cp.Function("f", compute)(x=cp.Input("x", float))})
-    with served(system) as running, running.client() as client:
+    with client_of(system) as client:
         one = client.post("/v1/run", json={"inputs": {"x": 1}})
         batch = client.post("/v1/batch", json={"inputs": [{"x": 1}]}).json()
         stream = sse(client.post("/v1/run/stream", json={"inputs": {"x": 1}}).text)

@@ -15,7 +15,7 @@ from compound.rewards.alignment import Accuracy
 from compound.rewards.features import FeatureMap, NoBackbone, Template
 from compound.rewards.heads import Head
 from compound.rewards.model import LocalReward, RewardModel, store_reward
-from served import served
+from served import client_of
 
 pytest.importorskip("fastapi")
 
@@ -44,7 +44,7 @@ def configured(folder: Path, slopes: Mapping[str, float]) -> cp.Configuration:
 def test_a_selector_follows_its_head_for_each_request(tmp_path: Path) -> None:
     best = tmp_path / "best" / "best.json"
     selecting().configuration.save(best)
-    with served(selecting(), config=best) as running, running.client() as client:
+    with client_of(selecting(), config=best) as client:
 
         def ask(x: float) -> Any:
             return client.post("/v1/run", json={"inputs": {"x": x}}).json()

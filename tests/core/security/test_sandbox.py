@@ -128,25 +128,21 @@ print(found)
 """
 
 
-def test_the_loop_is_not_blocked_and_programs_run_at_the_same_time(launcher: LauncherName) -> None:
-    async def both() -> tuple[list[SandboxResult], int]:
-        ticks = 0
+async def test_the_loop_is_not_blocked_and_programs_run_at_the_same_time(
+    launcher: LauncherName,
+) -> None:
+    ticks = 0
 
-        async def tick() -> None:
-            nonlocal ticks
-            while True:
-                await asyncio.sleep(0)
-                ticks += 1
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0)
+            ticks += 1
 
-        ticking = asyncio.create_task(tick())
-        meeting = Sandbox(SandboxLimits(wall=60), concurrency=2, launcher=launcher)
-        results = await asyncio.gather(
-            *(meeting.run("import time; time.sleep(0.3)") for _ in range(2))
-        )
-        ticking.cancel()
-        return results, ticks
-
-    results, ticks = asyncio.run(both())
+    ticking = asyncio.create_task(tick())
+    meeting = Sandbox(SandboxLimits(wall=60), concurrency=2, launcher=launcher)
+    results = await asyncio.gather(*(meeting.run("import time; time.sleep(0.3)") for _ in range(2)))
+    ticking.cancel()
     assert [found.ok for found in results] == [True, True]
     assert ticks > 10
 
@@ -189,9 +185,7 @@ def test_without_a_launcher_nothing_runs_and_the_error_says_how_to_get_one(
     monkeypatch.setattr(sandbox, "_TRIED", {})
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(
-        SandboxUnavailable, match="bwrap is not installed .*unshare, setpriv is not installed"
-    ) as error:
+    with pytest.raises(SandboxUnavailable, match="bwrap is not .*unshare, setpriv is not") as error:
         run(None, "print('ran')")
     assert "apt-get install bubblewrap" in error.value.hint
 
@@ -208,9 +202,7 @@ def test_without_the_library_of_the_filter_nothing_runs(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "pyseccomp", None)
     monkeypatch.setattr(launchers.Launcher, "missing", lambda self: "")
     sandbox.compile_filter.cache_clear()
-    with pytest.raises(
-        MissingExtra, match=r"pyseccomp, which is not installed; pip install .*\[sandbox\]"
-    ):
+    with pytest.raises(MissingExtra, match=r"pyseccomp, .*installed; pip install .*\[sandbox\]"):
         run(None, "print('ran')")
 
 

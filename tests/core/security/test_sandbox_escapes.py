@@ -483,42 +483,32 @@ def wait_for_end(token: str) -> None:
     pytest.fail(f"{token} is still running")
 
 
-def test_a_cancelled_program_leaves_nothing(launcher: LauncherName) -> None:
+async def test_a_cancelled_program_leaves_nothing(launcher: LauncherName) -> None:
     token = f"left-over-{secrets.token_hex(8)}"
-
-    async def start_and_cancel() -> None:
-        sandbox = Sandbox(SMALL, launcher=launcher)
-        task = asyncio.create_task(sandbox.run(LEFT_OVER + "time.sleep(99)", arguments=[token]))
-        while not is_running(token):  # noqa: ASYNC110 - another process sends no event
-            await asyncio.sleep(0.05)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(start_and_cancel())
+    sandbox = Sandbox(SMALL, launcher=launcher)
+    task = asyncio.create_task(sandbox.run(LEFT_OVER + "time.sleep(99)", arguments=[token]))
+    while not is_running(token):  # noqa: ASYNC110 - another process sends no event
+        await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     wait_for_end(token)
 
 
-def test_programs_die_with_the_process_that_started_them(launcher: LauncherName) -> None:
+async def test_programs_die_with_the_process_that_started_them(launcher: LauncherName) -> None:
     token = f"left-over-{secrets.token_hex(8)}"
     source = f"""
 import asyncio, sys
 from compound.core.security.sandbox.sandbox import Sandbox
 asyncio.run(Sandbox(launcher={launcher!r}).run({LEFT_OVER + "time.sleep(99)"!r}, arguments=[{token!r}]))
 """
-
-    async def start_and_kill() -> None:
-        root = str(Path(__file__).parents[3])
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *filter(None, sys.path)])}
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", source, env=environment
-        )
-        while not is_running(f"{token}\0"):  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-        process.kill()
-        await process.wait()
-
-    asyncio.run(start_and_kill())
+    root = str(Path(__file__).parents[3])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *filter(None, sys.path)])}
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", source, env=environment)
+    while not is_running(f"{token}\0"):  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    process.kill()
+    await process.wait()
     wait_for_end(f"{token}\0")
 
 
@@ -540,19 +530,15 @@ print("alive")
     assert found.ok
 
 
-def test_a_program_does_not_see_other_programs(launcher: LauncherName) -> None:
-    async def both() -> list[SandboxResult]:
-        sandbox = Sandbox(SMALL, concurrency=2, launcher=launcher)
-        code = (
-            "import os, time\nopen('/tmp/mark', 'x').close()\nopen('/dev/shm/mark', 'x').close()\n"
-            "time.sleep(0.5)\nprint(sorted(os.listdir('/tmp')), sorted(os.listdir('/dev/shm')), os.getpid())"
-        )
-        return [
-            await sandbox.run(code),
-            *await asyncio.gather(sandbox.run(code), sandbox.run(code)),
-        ]
-
-    assert {found.stdout for found in asyncio.run(both())} == {"['mark', 'work'] ['mark'] 2\n"}
+async def test_a_program_does_not_see_other_programs(launcher: LauncherName) -> None:
+    sandbox = Sandbox(SMALL, concurrency=2, launcher=launcher)
+    code = (
+        "import os, time\nopen('/tmp/mark', 'x').close()\nopen('/dev/shm/mark', 'x').close()\n"
+        "time.sleep(0.5)\nprint(sorted(os.listdir('/tmp')), sorted(os.listdir('/dev/shm')), os.getpid())"
+    )
+    results = [await sandbox.run(code)]
+    results += await asyncio.gather(sandbox.run(code), sandbox.run(code))
+    assert {found.stdout for found in results} == {"['mark', 'work'] ['mark'] 2\n"}
 
 
 @pytest.mark.parametrize(

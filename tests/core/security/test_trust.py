@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +24,7 @@ from compound.engines.litellm import LiteLLMEngine
 from compound.engines.vllm.engine import VLLMEngine
 from compound.graph.registry.engines import find_engine
 from compound.yaml import loads
+from processes import python
 from recording_server import RecordingServer
 
 pytest.importorskip("litellm")
@@ -546,7 +544,9 @@ def test_a_connection_reads_keys_from_the_environment_alone() -> None:
 
 
 @pytest.mark.slow
-def test_a_dotenv_file_in_the_working_directory_changes_nothing(tmp_path: Path) -> None:
+def test_a_dotenv_file_in_the_working_directory_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """litellm would read it, and a provider's address is one of the things it could set."""
     (tmp_path / ".env").write_text(
         "OPENAI_BASE_URL=https://evil.example\nCOMPOUND_TRUST=evil.example\n", "utf-8"
@@ -557,18 +557,9 @@ def test_a_dotenv_file_in_the_working_directory_changes_nothing(tmp_path: Path) 
         "LiteLLMEngine('openai/gpt-4o-mini').priced\n"
         "print(os.environ.get('OPENAI_BASE_URL'), os.environ.get('COMPOUND_TRUST'))\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     for name in ("OPENAI_BASE_URL", "COMPOUND_TRUST", "LITELLM_MODE"):
-        environment.pop(name, None)
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert ran.stdout.strip() == "None None"
+        monkeypatch.delenv(name, raising=False)
+    assert python("-c", code, cwd=tmp_path).stdout.strip() == "None None"
 
 
 def test_strict_trust_has_no_exceptions() -> None:

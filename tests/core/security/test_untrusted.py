@@ -302,9 +302,7 @@ def test_a_trap_in_an_adapter_is_refused(
             lambda: load(saved(mine, reference)),
             lambda: verify_reference(reference, mine),
         ):
-            with pytest.raises(
-                ConfigurationError, match=r"not a regular file or folder|was changed"
-            ):
+            with pytest.raises(ConfigurationError, match=r"not a regular file or|was changed"):
                 use()
 
 
@@ -331,9 +329,7 @@ def test_a_file_of_a_run_beyond_the_limit_is_refused(
             "best.json is larger than"
             in cli("run", "game.yaml", "--config", "runs/game/best.json", "x=1").err
         )
-        with pytest.raises(
-            RunDirectoryError, match=r"events\.jsonl:\d+: the line is longer than 64 MiB"
-        ):
+        with pytest.raises(RunDirectoryError, match=r"events\.jsonl:\d+: .* longer than 64 MiB"):
             list(RunDirectory.read_only(place / "runs" / "game", "events.jsonl"))
 
 
@@ -456,9 +452,7 @@ def test_no_journal_of_someone_else_is_rolled_back(tmp_path: Path, kind: str, fi
     theirs = journal(str(victim), kind)
     (run.path / "cache.sqlite-journal").write_bytes(theirs)
     before = path.read_bytes() if path.exists() else None
-    with pytest.raises(
-        RunDirectoryError, match=r"cache\.sqlite-journal .*; delete this file"
-    ) as error:
+    with pytest.raises(RunDirectoryError, match=r"cache\.sqlite-journal .*; delete this") as error:
         DiskCache(path)
     assert verify(run.path) == [error.value.message]
     assert victim.read_text() == SECRET
@@ -656,9 +650,7 @@ def test_a_run_is_not_written_through_a_link_in_the_working_directory(
     (tmp_path / "outside" / "x").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "theirs")
     Path("runs").symlink_to("../outside")
-    with pytest.raises(
-        RunDirectoryError, match="runs is a link to ../outside; pass the folder itself"
-    ):
+    with pytest.raises(RunDirectoryError, match="runs is a link to ../outside; pass the folder"):
         run_folder("x")
     Path("runs").unlink()
     Path("runs").mkdir()

@@ -10,7 +10,7 @@ import pytest
 
 import fake_vllm as fake
 from compound import CompoundError
-from compound.core.engine import Adapter, Completion, Request
+from compound.core.engine import Adapter, Request
 from compound.core.errors import AdapterNotServed, CallError, DeclarationError, TransientError
 from compound.engines.fleet import FleetEngine
 from vllm_requests import request, until
@@ -28,21 +28,17 @@ def sampled(adapter: Adapter, text: str) -> Request:
     return request(text, adapter=adapter, want_tokens=True, temperature=1.0)
 
 
-def test_every_sample_comes_from_its_version_checked_there(servers: Servers, write: Write) -> None:
+async def test_every_sample_comes_from_its_version_checked_there(
+    servers: Servers, write: Write
+) -> None:
     """Two steps of training, with a version each: no replica samples before it has loaded and probed it."""
     versions = [write(0.5), write(0.8, before=0.5)]
-    lm = fleet(servers)
-
-    async def run() -> list[list[Completion]]:
-        async with contextlib.aclosing(lm):
-            return [
-                await asyncio.gather(*(lm.generate(sampled(version, str(i))) for i in range(24)))
-                for version in versions
-            ]
-
-    for version, completions, logprob in zip(
-        versions, asyncio.run(run()), (-1.0, -1.3), strict=True
-    ):
+    async with contextlib.aclosing(fleet(servers)) as lm:
+        found = [
+            await asyncio.gather(*(lm.generate(sampled(version, str(i))) for i in range(24)))
+            for version in versions
+        ]
+    for version, completions, logprob in zip(versions, found, (-1.0, -1.3), strict=True):
         records = [completion.tokens for completion in completions]
         assert {record.adapter for record in records if record} == {version.sha256}
         assert [record.logprobs[0] for record in records if record] == [logprob] * 24
@@ -98,45 +94,34 @@ async def test_a_version_is_admitted_by_every_replica(servers: Servers, write: W
 
 
 @pytest.mark.parametrize("admit", [True, False])
-def test_one_replica_that_computes_without_the_version_ends_the_run(
+async def test_one_replica_that_computes_without_the_version_ends_the_run(
     servers: Servers, write: Write, admit: bool
 ) -> None:
     adapter = write(0.5)
     servers[1].stale = "base"
-    lm = fleet(servers)
-
-    async def run() -> None:
-        try:
+    said = "those of the weights that the adapter replaces"
+    async with contextlib.aclosing(fleet(servers)) as lm:
+        with pytest.raises(AdapterNotServed, match=said) as caught:  # noqa: PT012
             if admit:
                 await lm.admit(adapter)
             await asyncio.gather(*(lm.generate(sampled(adapter, str(i))) for i in range(24)))
-        finally:
-            await lm.aclose()
-
-    with pytest.raises(
-        AdapterNotServed, match="those of the weights that the adapter replaces"
-    ) as caught:
-        asyncio.run(run())
     assert not isinstance(caught.value, CallError)
     assert not servers[1].answered
 
 
-def test_an_adapter_is_admitted_unless_no_replica_answers(servers: Servers, write: Write) -> None:
+async def test_an_adapter_is_admitted_unless_no_replica_answers(
+    servers: Servers, write: Write
+) -> None:
     first, second = write(0.5), write(0.6)
-    lm = fleet(servers[:2])
-
-    async def run() -> None:
-        async with contextlib.aclosing(lm):
-            await lm.generate(request())
-            await asyncio.to_thread(servers[0].kill)
-            await lm.admit(first)
-            await asyncio.to_thread(servers[1].kill)
-            with pytest.raises(TransientError):
-                await lm.admit(second)
-
-    asyncio.run(run())
+    async with contextlib.aclosing(fleet(servers[:2])) as lm:
+        await lm.generate(request())
+        await asyncio.to_thread(servers[0].kill)
+        await lm.admit(first)
+        await asyncio.to_thread(servers[1].kill)
+        with pytest.raises(TransientError):
+            await lm.admit(second)
     with pytest.raises(CompoundError):
-        asyncio.run(lm.admit(first))
+        await lm.admit(first)
 
 
 def test_servers_of_the_openai_engine_refuse_adapters(servers: Servers, write: Write) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from threading import get_ident
 from typing import Any
 
 import pytest
@@ -177,20 +177,13 @@ def test_a_dead_address_is_refused_before_requests(servers: Servers, settings: S
     assert not answered(servers)
 
 
-def test_a_server_that_starts_late_is_found_by_the_next_call(servers: Servers) -> None:
+async def test_a_server_that_starts_late_is_found_by_the_next_call(servers: Servers) -> None:
     servers[1].kill()
-    lm = fleet(servers)
-
-    async def work() -> Completion:
+    async with contextlib.aclosing(fleet(servers)) as lm:
         with pytest.raises(CompoundError, match="do not answer"):
             await lm.generate(request())
-        again = revived(servers[1])
-        try:
-            return await lm.generate(request())
-        finally:
-            again.stop()
-
-    assert run(lm, work).text == "four"
+        servers[1] = revived(servers[1])
+        assert (await lm.generate(request())).text == "four"
 
 
 @pytest.mark.parametrize(
@@ -229,9 +222,7 @@ def test_replicas_whose_model_is_described_otherwise_are_refused(
 def test_a_replica_of_another_model_is_refused(servers: Servers) -> None:
     servers[1].model = "other"
     lm = fleet(servers)
-    with pytest.raises(
-        CompoundError, match=f"{servers[1].address} does not serve 'tiny'; it serves other"
-    ):
+    with pytest.raises(CompoundError, match=f"{servers[1].address} does not .*; it serves other"):
         run(lm, lambda: lm.generate(request()))
 
 
@@ -257,15 +248,13 @@ def test_each_server_is_sent_the_key_that_is_named(
         lm.require_key()
 
 
-def test_equal_prompts_go_to_one_replica_and_different_ones_are_spread(servers: Servers) -> None:
-    lm = fleet(servers)
-
-    async def work() -> None:
+async def test_equal_prompts_go_to_one_replica_and_others_are_spread(
+    servers: Servers,
+) -> None:
+    async with contextlib.aclosing(fleet(servers)) as lm:
         for i in range(30):
             for _ in range(2):
                 await lm.generate(request(str(i)))
-
-    run(lm, work)
     for server in servers:
         assert set(Counter(server.answered).values()) == {2}
         assert len(set(server.answered)) >= 3
@@ -276,13 +265,12 @@ def test_equal_prompts_go_to_one_replica_and_different_ones_are_spread(servers: 
     assert lm.prefill.tokens == 60 * 5
 
 
-def test_no_replica_gets_more_than_a_quarter_above_the_concurrency(servers: Servers) -> None:
+async def test_no_replica_gets_more_than_a_quarter_above_the_concurrency(servers: Servers) -> None:
     """A fleet of two with 4 requests each has at most 5 at each, however many are asked for."""
     lm = fleet(servers[:2], vllm={"model": "tiny", "concurrency": 4})
     for server in servers:
         server.hang = True
-
-    async def work() -> None:
+    async with contextlib.aclosing(lm):
         calls = [asyncio.create_task(lm.generate(request(str(i)))) for i in range(14)]
         await until(lambda: sum(server.chatting for server in servers) == 10)
         await asyncio.sleep(0.1)
@@ -291,20 +279,17 @@ def test_no_replica_gets_more_than_a_quarter_above_the_concurrency(servers: Serv
         for server in servers:
             server.stopping.set()
         await asyncio.gather(*calls[:-1])
-
-    run(lm, work)
     assert sum(answered(servers).values()) == 13
 
 
 @pytest.mark.parametrize("settings", BOTH)
-def test_nothing_is_lost_or_answered_twice_if_a_server_is_killed_in_mid_step(
+async def test_nothing_is_lost_or_answered_twice_if_a_server_is_killed_in_mid_step(
     servers: Servers, settings: Settings
 ) -> None:
     lm = fleet(servers, **settings)
     for server in servers:
         server.hang = True
-
-    async def work() -> list[Completion]:
+    async with contextlib.aclosing(lm):
         calls = [asyncio.create_task(lm.generate(request(str(i)))) for i in range(24)]
         await until(lambda: sum(server.chatting for server in servers) == 24)
         await asyncio.to_thread(servers[0].kill)
@@ -312,9 +297,7 @@ def test_nothing_is_lost_or_answered_twice_if_a_server_is_killed_in_mid_step(
         for server in servers[1:]:
             server.hang = False
             server.stopping.set()
-        return await asyncio.gather(*calls)
-
-    completions = run(lm, work)
+        completions = await asyncio.gather(*calls)
     assert [completion.text for completion in completions] == ["four"] * 24
     assert all(completion.usage.calls == 1 for completion in completions)
     assert answered(servers) == {str(i): 1 for i in range(24)}
@@ -323,11 +306,11 @@ def test_nothing_is_lost_or_answered_twice_if_a_server_is_killed_in_mid_step(
     assert sum(stats.moved for stats in lm.replicas[1:]) == 0
 
 
-def test_a_lost_answer_of_a_server_that_lives_is_an_attempt_of_its_own(servers: Servers) -> None:
+async def test_a_lost_answer_of_a_live_server_is_an_attempt_of_its_own(
+    servers: Servers,
+) -> None:
     """It may have been computed, so the executor charges it, and its next attempt reserves again."""
-    lm = fleet(servers[:1])
-
-    async def work() -> None:
+    async with contextlib.aclosing(fleet(servers[:1])) as lm:
         await lm.generate(request("before"))
         servers[0].hang = True
         call = asyncio.create_task(lm.generate(request("lost")))
@@ -341,25 +324,20 @@ def test_a_lost_answer_of_a_server_that_lives_is_an_attempt_of_its_own(servers: 
         servers[0].hang = False
         servers[0].stopping.set()
         assert (await lm.generate(request("after"))).text == "four"
-
-    run(lm, work)
     assert lm.replicas[0].moved == 0
 
 
-def test_a_priced_server_that_dies_may_have_billed_the_request(servers: Servers) -> None:
+async def test_a_priced_server_that_dies_may_have_billed_the_request(servers: Servers) -> None:
     lm = fleet(servers[:2], openai={"model": "tiny", "price": (1.0, 1.0)})
     for server in servers:
         server.hang = True
-
-    async def work() -> BaseException | None:
+    async with contextlib.aclosing(lm):
         calls = [asyncio.create_task(lm.generate(request(str(i)))) for i in range(8)]
         await until(lambda: sum(server.chatting for server in servers) == 8)
         await asyncio.to_thread(servers[0].kill)
         servers[1].stopping.set()
         found = await asyncio.gather(*calls, return_exceptions=True)
-        return next((each for each in found if isinstance(each, BaseException)), None)
-
-    error = run(lm, work)
+        error = next((each for each in found if isinstance(each, BaseException)), None)
     assert isinstance(error, TransientError)
     assert error.charged != NO_USAGE
 
@@ -381,12 +359,10 @@ def test_a_server_elsewhere_may_bill_unless_it_is_free(
     assert Replica(address, engine, address).bills is expected
 
 
-def test_a_dead_replica_comes_back_when_it_answers(servers: Servers, write: Write) -> None:
+async def test_a_dead_replica_comes_back_when_it_answers(servers: Servers, write: Write) -> None:
     adapter = write(0.5)
     tuned = request(adapter=adapter, want_tokens=True, temperature=1.0)
-    lm = fleet(servers[:2])
-
-    async def work() -> None:
+    async with contextlib.aclosing(fleet(servers[:2])) as lm:
         for i in range(40):
             await lm.generate(Request(request(str(i)).messages, adapter=adapter))
         await asyncio.to_thread(servers[0].kill)
@@ -400,21 +376,16 @@ def test_a_dead_replica_comes_back_when_it_answers(servers: Servers, write: Writ
             assert found.text == "four"
         await lm.admit(adapter)
         assert (await lm.generate(tuned)).tokens is not None
-
-    run(lm, work)
-    assert (
-        len(servers[0].sent("load_lora_adapter")) == 1
-    )  # it has lost the adapter, which is loaded again
+    # it has lost the adapter, which is loaded again
+    assert len(servers[0].sent("load_lora_adapter")) == 1
     assert servers[0].answered
 
 
 @pytest.mark.parametrize("changes", [{"version": "0.33"}, {"base": 2.0}])
-def test_a_replica_that_comes_back_with_something_else_is_not_used(
+async def test_a_replica_that_comes_back_with_something_else_is_not_used(
     servers: Servers, changes: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lm = fleet(servers[:2])
-
-    async def work() -> None:
+    async with contextlib.aclosing(fleet(servers[:2])) as lm:
         await lm.generate(request())
         await asyncio.to_thread(servers[0].kill)
         for i in range(40):
@@ -423,15 +394,13 @@ def test_a_replica_that_comes_back_with_something_else_is_not_used(
         await until(lambda: "is not used again" in caplog.text)
         for i in range(40):
             await lm.generate(request(str(i)))
-
-    run(lm, work)
     assert not servers[0].answered
 
 
-def test_a_failure_of_the_last_replica_is_transient_and_costs_nothing(servers: Servers) -> None:
-    lm = fleet(servers[:2])
-
-    async def work() -> None:
+async def test_the_failure_of_the_last_replica_is_transient_and_free(
+    servers: Servers,
+) -> None:
+    async with contextlib.aclosing(fleet(servers[:2])) as lm:
         await lm.generate(request())
         for server in servers[:2]:
             await asyncio.to_thread(server.kill)
@@ -439,8 +408,6 @@ def test_a_failure_of_the_last_replica_is_transient_and_costs_nothing(servers: S
             await lm.generate(request())
         assert caught.value.charged == NO_USAGE
         assert all(server.address in str(caught.value) for server in servers[:2])
-
-    run(lm, work)
 
 
 def test_a_refused_request_is_not_sent_to_another_replica(servers: Servers) -> None:
@@ -452,34 +419,25 @@ def test_a_refused_request_is_not_sent_to_another_replica(servers: Servers) -> N
     assert sum(len(server.sent("chat/completions")) for server in servers) == 1
 
 
-def test_a_rate_limit_of_one_replica_sends_the_request_to_another(servers: Servers) -> None:
-    lm = fleet(servers)
-    for server in servers[:2]:
-        server.fault["chat/completions"] = (429, "busy", {"retry-after": "3"})
-
-    async def work() -> None:
+async def test_a_rate_limit_of_one_replica_sends_the_request_to_another(servers: Servers) -> None:
+    busy = (429, "busy", {"retry-after": "3"})
+    servers[0].fault["chat/completions"] = servers[1].fault["chat/completions"] = busy
+    async with contextlib.aclosing(fleet(servers)) as lm:
         for i in range(9):
             assert (await lm.generate(request(str(i)))).text == "four"
-
-    run(lm, work)
-    assert len(servers[2].answered) == 9
-    servers[2].fault["chat/completions"] = (429, "busy", {"retry-after": "3"})
-    with pytest.raises(RateLimited) as caught:
-        run(lm, lambda: lm.generate(request()))
+        assert len(servers[2].answered) == 9
+        servers[2].fault["chat/completions"] = busy
+        with pytest.raises(RateLimited) as caught:
+            await lm.generate(request())
     assert caught.value.retry_after == 3.0
 
 
-def test_a_text_is_reported_in_the_callers_loop(servers: Servers) -> None:
-    lm = fleet(servers)
+async def test_a_text_is_reported_in_the_callers_loop(servers: Servers) -> None:
     pieces: list[tuple[str, int]] = []
-
-    async def work() -> Completion:
-        return await lm.stream(
-            request(), lambda piece: pieces.append((piece, threading.get_ident()))
-        )
-
-    assert run(lm, work).text == "four"
-    assert pieces == [("four", threading.get_ident())]
+    async with contextlib.aclosing(fleet(servers)) as lm:
+        answer = await lm.stream(request(), lambda text: pieces.append((text, get_ident())))
+    assert answer.text == "four"
+    assert pieces == [("four", get_ident())]
 
 
 @pytest.mark.parametrize(("begun", "sent"), [(True, 1), (False, 2)])

@@ -88,9 +88,7 @@ def test_mistakes_are_reported_at_their_place(settings: str, message: str) -> No
     [(THERE, r"fleet\.1"), (f"{{urls: {THERE}, vllm: {{model: m}}}}", r"fleet\.urls\.1")],
 )
 def test_every_address_needs_consent(settings: str, place: str) -> None:
-    with pytest.raises(
-        SpecError, match=rf"{place}: the file sends prompts to http://gpu:8001"
-    ) as caught:
+    with pytest.raises(SpecError, match=rf"{place}: .* sends prompts to http://gpu:8001") as caught:
         load(settings)
     assert len(caught.value.problems) == 1
     assert load(settings, trust=("http://gpu:8001",)).concurrency > 0

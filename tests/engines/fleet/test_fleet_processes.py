@@ -49,7 +49,9 @@ async def test_processes_without_devices_inherit_the_environment(
     )
 
 
-def test_a_process_killed_in_a_step_loses_nothing_and_restarts(told: Path, tmp_path: Path) -> None:
+async def test_a_process_killed_in_a_step_loses_nothing_and_restarts(
+    told: Path, tmp_path: Path
+) -> None:
     adapter = new_adapter(tmp_path, 0.5)
     lm = FleetEngine(replicas=2, vllm={"model": "m"})
 
@@ -59,39 +61,32 @@ def test_a_process_killed_in_a_step_loses_nothing_and_restarts(told: Path, tmp_p
         )
         return await asyncio.gather(*map(lm.generate, asked))
 
-    async def run() -> list[Completion]:
-        async with contextlib.aclosing(lm):
-            found = await step()
-            os.kill(started(told)[0]["pids"][0], signal.SIGKILL)
-            found += await step()
-            await until(lambda: len(started(told)) == 3 and all(stats.up for stats in lm.replicas))
-            found += await step()
-            return found
-
-    completions = asyncio.run(run())
+    async with contextlib.aclosing(lm):
+        completions = await step()
+        os.kill(started(told)[0]["pids"][0], signal.SIGKILL)
+        completions += await step()
+        await until(lambda: len(started(told)) == 3 and all(stats.up for stats in lm.replicas))
+        completions += await step()
     assert [completion.text for completion in completions] == ["four"] * 72
     assert {c.tokens.logprobs[0] for c in completions if c.tokens} == {-1.0}  # those of the adapter
     assert all(stats.requests > 0 for stats in lm.replicas)
     assert not any(is_running(pid) for row in started(told) for pid in row["pids"])
 
 
-def test_a_fleet_that_is_closed_with_requests_in_flight_starts_no_process(told: Path) -> None:
+async def test_a_fleet_that_is_closed_with_requests_in_flight_starts_no_process(told: Path) -> None:
     """The requests end with the fleet: those in flight, and those that wait for a place."""
-    lm = FleetEngine(replicas=2, vllm={"model": "m", "concurrency": 2})
-
-    async def run() -> list[Completion | BaseException]:
-        async with contextlib.aclosing(lm):
-            await lm.warm_up()
-            for row in started(told):
-                os.kill(row["pids"][0], signal.SIGSTOP)
-            calls = [asyncio.create_task(lm.generate(request(str(i)))) for i in range(9)]
-            await until(lambda: sum(replica.load for replica in lm.replicas) == 6)
-            await asyncio.sleep(0.1)
-            for row in started(told):
-                os.kill(row["pids"][0], signal.SIGKILL)
-        return await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 120)
-
-    found = asyncio.run(run())
+    async with contextlib.aclosing(
+        FleetEngine(replicas=2, vllm={"model": "m", "concurrency": 2})
+    ) as lm:
+        await lm.warm_up()
+        for row in started(told):
+            os.kill(row["pids"][0], signal.SIGSTOP)
+        calls = [asyncio.create_task(lm.generate(request(str(i)))) for i in range(9)]
+        await until(lambda: sum(replica.load for replica in lm.replicas) == 6)
+        await asyncio.sleep(0.1)
+        for row in started(told):
+            os.kill(row["pids"][0], signal.SIGKILL)
+    found = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 120)
     assert all(isinstance(each, TransientError) for each in found)
     assert len([each for each in found if "the fleet was closed" in str(each)]) >= 3
     assert len(started(told)) == 2
@@ -110,25 +105,18 @@ async def test_a_process_that_is_not_started_again_leaves_the_others(
             assert (await lm.generate(request(str(i)))).text == "four"
         await until(lambda: "is not used again" in caplog.text)
         os.kill(started(told)[1]["pids"][0], signal.SIGKILL)
-        with pytest.raises(
-            CompoundError, match=r"no replica can be used: .*ended by themselves"
-        ) as caught:
+        with pytest.raises(CompoundError, match=r"no replica can .*ended by themselves") as caught:
             await lm.generate(request())
         assert not isinstance(caught.value, CallError)
     assert len(started(told)) == 2
 
 
-def test_a_failed_start_is_told_with_its_log(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_start_is_told_with_its_log(
+    told: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     behaviour = {"file": str(told), "print": ["ValueError: no such model"], "exit": 3}
     monkeypatch.setenv("FAKE_VLLM", json.dumps(behaviour))
-    lm = FleetEngine(replicas=2, vllm={"model": "m"})
-
-    async def run() -> None:
-        try:
+    async with contextlib.aclosing(FleetEngine(replicas=2, vllm={"model": "m"})) as lm:
+        with pytest.raises(CompoundError, match=r"exit code 3(.|\n)*no such model"):
             await lm.generate(request())
-        finally:
-            await lm.aclose()
-
-    with pytest.raises(CompoundError, match=r"exit code 3(.|\n)*no such model"):
-        asyncio.run(run())
     assert not any(is_running(pid) for row in started(told) for pid in row["pids"])

@@ -126,9 +126,7 @@ def test_mps_supports_bfloat16_from_macos_14_on(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_what_needs_cuda_is_refused_without_it(placement: Placement, setting: str) -> None:
-    with pytest.raises(
-        DeclarationError, match="needs a CUDA device, but the device is cpu"
-    ) as raised:
+    with pytest.raises(DeclarationError, match="needs a CUDA device, but .* is cpu") as raised:
         placement.check(WHERE)
     assert f"set {WHERE}.{setting}" in raised.value.hint
 

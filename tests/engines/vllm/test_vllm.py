@@ -625,9 +625,7 @@ def check_training(settings: str, rank: int = 8, name: str = "mmgrpo") -> None:
     "extra", ["top_p: 0.95", "top_k: 20", "min_p: 0.1", "repetition_penalty: 1.1"]
 )
 def test_training_on_another_distribution_than_sampled_is_refused_by_check(extra: str) -> None:
-    with pytest.raises(
-        DeclarationError, match=rf"'answerer' cannot be trained: .* samples with {extra[:5]}"
-    ):
+    with pytest.raises(DeclarationError, match=rf"'answerer' cannot .* samples with {extra[:5]}"):
         check_training(f"extra: {{{extra}}}")
     check_training(f"extra: {{{extra}}}", name="mygo")  # imitation takes no ratios
 
@@ -638,8 +636,6 @@ def test_fields_that_leave_the_distribution_as_it_is_may_be_trained_with() -> No
 
 def test_an_adapter_that_is_too_large_for_its_engine_is_refused_by_check() -> None:
     check_training("max_lora_rank: 16", rank=16)
-    with pytest.raises(
-        DeclarationError, match=r"'answerer' has rank 32, but vllm:m.* takes at most 16"
-    ):
+    with pytest.raises(DeclarationError, match=r"'answerer' has rank 32, .*vllm:m.* at most 16"):
         check_training("max_lora_rank: 16", rank=32)
     check_training("concurrency: 8", rank=200)  # an engine without a limit

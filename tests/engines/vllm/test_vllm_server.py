@@ -173,9 +173,7 @@ async def test_a_server_that_dies_in_a_call_is_started_again(told: Path, tmp_pat
 
     async with contextlib.aclosing(lm):
         await lm.generate(tuned)
-        with pytest.raises(
-            TransientError, match=r"ended during the call \(exit code 137\)"
-        ) as caught:
+        with pytest.raises(TransientError, match=r"ended during .*exit code 137") as caught:
             await lm.generate(request("die"))
         logs.append(str(caught.value).rpartition("its log is ")[2])
         completion = await lm.generate(tuned)  # which is loaded and checked again
@@ -207,9 +205,7 @@ async def test_restarts_are_bounded(told: Path) -> None:
         for _ in range(2):
             with pytest.raises(TransientError):
                 await lm.generate(request("die"))
-        with pytest.raises(
-            CompoundError, match=r"2 vLLM servers of 'm' ended by themselves.*\.log"
-        ) as caught:
+        with pytest.raises(CompoundError, match=r"2 vLLM servers of 'm' ended .*\.log") as caught:
             await lm.generate(request())
         assert not isinstance(caught.value, CallError)
     assert len(started(told)) == 2

@@ -291,16 +291,12 @@ def shout(item: str) -> str:
     return item.upper()
 
 
-def test_concurrent_runs_keep_their_calls_apart(spans: Spans) -> None:
+async def test_concurrent_runs_keep_their_calls_apart(spans: Spans) -> None:
     executor = cp.Executor({"lm": ScriptedLM(lambda text: "a", latency=0.01)})
 
-    async def both() -> None:
-        await asyncio.gather(
-            *(executor.run(chain(), {"question": str(i)}, example=str(i)) for i in range(8))
-        )
-
     with cp.trace_with(spans.provider):
-        asyncio.run(both())
+        runs = (executor.run(chain(), {"question": str(i)}, example=str(i)) for i in range(8))
+        await asyncio.gather(*runs)
     traces = {s.context.trace_id for s in spans.all if s.context is not None}
     assert len(traces) == 8
     for trace in traces:

@@ -114,9 +114,7 @@ def test_a_mistake_names_line_and_fix(engine: Any, method: str, said: str, hint:
 
 
 def test_an_exception_in_the_worst_case_is_no_failed_call() -> None:
-    with pytest.raises(
-        UserCodeError, match=rf"engine 'echo' failed at {__file__}:\d+, in worst_case: Attribute"
-    ):
+    with pytest.raises(UserCodeError, match=rf"engine 'echo' .*{__file__}:\d+, in worst_case: "):
         run(Broken())
 
 

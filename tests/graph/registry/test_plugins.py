@@ -113,9 +113,7 @@ class TestNames:
     def test_one_name_of_two_packages_is_refused(self, declare: Any) -> None:
         declare("optimizers", hill_climb="climbing:HillClimb")
         declare("optimizers", hill_climb="climbing:Still")
-        with pytest.raises(
-            DeclarationError, match=r"two packages add 'hill_climb' to compound\.optimizers"
-        ):
+        with pytest.raises(DeclarationError, match=r"two packages add 'hill_climb' to compound"):
             plugins("optimizers")
 
     @pytest.mark.parametrize(
@@ -124,9 +122,7 @@ class TestNames:
     )
     def test_a_failing_package_is_named(self, declare: Any, value: str, said: str) -> None:
         declare("methods", broken=value)
-        with pytest.raises(
-            DeclarationError, match=f"'broken' .*from demo-package.* cannot be loaded: {said}"
-        ) as info:
+        with pytest.raises(DeclarationError, match=f"'broken' .*demo-pack.* {said}") as info:
             methods.factory("broken")
         assert info.value.hint == "reinstall or remove the package demo-package"
 
@@ -254,18 +250,14 @@ class TestMetrics:
 class TestDecorators:
     def test_a_class_without_propose_is_refused_with_its_place(self) -> None:
         decorate: Any = cp.ext.optimizer()
-        with pytest.raises(
-            cp.CompoundError, match=rf"at {__file__}:\d+, which has no method propose"
-        ):
+        with pytest.raises(cp.CompoundError, match=rf"at {__file__}:\d+, which has no .*propose"):
 
             @decorate
             class Idle:
                 pass
 
     def test_a_constructor_that_takes_no_settings_is_refused(self) -> None:
-        with pytest.raises(
-            cp.CompoundError, match=r"optimizer 'idle' at .* has the signature \(\)"
-        ) as info:
+        with pytest.raises(cp.CompoundError, match=r"'idle' .* has the signature \(\)") as info:
 
             @cp.ext.optimizer(settings=cp.ext.Settings)
             class Idle:
@@ -275,9 +267,7 @@ class TestDecorators:
         assert info.value.hint == "it is called with (settings)"
 
     def test_settings_that_are_not_declared_are_refused(self) -> None:
-        with pytest.raises(
-            cp.CompoundError, match=r"optimizer 'idle' at .* has the signature"
-        ) as info:
+        with pytest.raises(cp.CompoundError, match=r"optimizer 'idle' .* the signature") as info:
 
             @cp.ext.optimizer()
             class Idle:
@@ -295,9 +285,7 @@ class TestDecorators:
                 yield cp.ext.Proposal({})
 
         decorate: Any = cp.ext.optimizer(settings=settings)
-        with pytest.raises(
-            cp.CompoundError, match=rf"of optimizer 'idle' at {__file__}:\d+ are .*Settings"
-        ):
+        with pytest.raises(cp.CompoundError, match=rf"'idle' at {__file__}:\d+ .*Settings"):
             decorate(Idle)
         with pytest.raises(cp.CompoundError, match="which is not a subclass of Settings"):
             cp.ext.method(settings=settings)(lambda system, optimize, settings: None)  # type: ignore[arg-type, return-value]
@@ -306,9 +294,7 @@ class TestDecorators:
         (tmp_path / "plain.py").write_text(
             "class Plain:\n    async def propose(self, task):\n        yield\n"
         )
-        with pytest.raises(
-            cp.CompoundError, match=r"plain:Plain at .*plain\.py:1 is a class"
-        ) as info:
+        with pytest.raises(cp.CompoundError, match=r"plain:Plain .*plain\.py:1 is a class") as info:
             methods.factory("plain:Plain", tmp_path)
         assert (
             info.value.hint

@@ -688,15 +688,11 @@ class TestGoingOn:
     def test_another_configuration_is_refused_and_its_keys_are_named(self, tmp_path: Path) -> None:
         interrupted(tmp_path / "run", 2)
         list_changes = SMALL.model_copy(update={"seed": 5, "alpha": 0.1})
-        with pytest.raises(
-            RunDirectoryError, match=r"changed: optimize\.alpha: .* → .*; optimize\.seed: .* → .*;"
-        ):
+        with pytest.raises(RunDirectoryError, match=r"optimize\.alpha: .*; optimize\.seed: .* →"):
             run(tmp_path / "run", list_changes)
         with pytest.raises(RunDirectoryError, match=r"changed: .*spoil\.w: .* → "):
             run(tmp_path / "run", system=demo(w=0.6))
-        with pytest.raises(
-            RunDirectoryError, match=r"changed: data\.train: different examples \(\d+ → \d+\);"
-        ):
+        with pytest.raises(RunDirectoryError, match=r"data\.train: different .*\d+ → \d+\);"):
             run(tmp_path / "run", splits=data(train=61))
         with pytest.raises(RunDirectoryError, match=r"changed: lm: .* → "):
             run(tmp_path / "run", system=demo(lm="other"))

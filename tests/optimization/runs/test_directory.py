@@ -226,9 +226,7 @@ class TestLock:
             lambda: run.checkpoint(OptimizationState()),
         ]
         for write in writes:
-            with pytest.raises(
-                RunDirectoryError, match="lock was deleted or replaced during the run"
-            ):
+            with pytest.raises(RunDirectoryError, match="lock was deleted or replaced during"):
                 write()
         assert list(other.read("events.jsonl")) == [{"i": 0}]
         other.close()
@@ -247,9 +245,7 @@ class TestLock:
     def test_a_run_directory_that_vanishes_is_named(self, tmp_path: Path) -> None:
         run = begun(tmp_path / "run")
         shutil.rmtree(tmp_path / "run")
-        with pytest.raises(
-            RunDirectoryError, match=r"run.* cannot be used: No such file.*moved or deleted"
-        ):
+        with pytest.raises(RunDirectoryError, match=r"run.* cannot be used: .*moved or deleted"):
             run.checkpoint(OptimizationState())
         (tmp_path / "run").mkdir()  # another one in its place is not written to
         with pytest.raises(RunDirectoryError, match="No such file"):
@@ -392,9 +388,7 @@ class TestCheckpoints:
         with_records(tmp_path / "run", 3)
         (tmp_path / "run" / "events.jsonl").write_text("", encoding="utf-8")
         run = RunDirectory.open(tmp_path / "run")
-        with pytest.raises(
-            RunDirectoryError, match=r"events\.jsonl is shorter than stated in its checkpoint"
-        ):
+        with pytest.raises(RunDirectoryError, match=r"events\.jsonl is shorter than stated in"):
             run.restore()
         run.close()
 

@@ -267,9 +267,7 @@ class TestEarlierVersions:
         run = Path(__file__).parents[3] / "docs" / "notebooks" / "tiny_run"
         config = json.loads((run / "config.json").read_text())
         (tmp_path / "config.json").write_text(json.dumps({**config, "format": 2}))
-        with pytest.raises(
-            RunDirectoryError, match="written by an earlier version of compound.*not resumed"
-        ):
+        with pytest.raises(RunDirectoryError, match="written by an earlier version.*not resumed"):
             list_changes(tmp_path, {**config, "format": FORMAT}, ())
         for name in ("checkpoint.json", "events.jsonl", "memory.jsonl"):
             if (run / name).exists():
