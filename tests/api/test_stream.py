@@ -26,9 +26,7 @@ def chain() -> cp.System:
 def events(system: cp.System, lm: Any, **inputs: object) -> list[Event]:
     async def collect() -> list[Event]:
         engines = {"lm": lm}
-        return [
-            event async for event in cp.stream(system, inputs or {"question": "?"}, engines=engines)
-        ]
+        return [e async for e in cp.stream(system, inputs or {"question": "?"}, engines=engines)]
 
     return asyncio.run(collect())
 

@@ -40,9 +40,7 @@ def run(
 ) -> Any:
     """Run a sweep of some files into the folder ``out``."""
     folder = Path(how.pop("folder", "out"))
-    programs = [
-        load(Path(name), overrides=how.pop("sets", SETS)) for name in names or ("game.yaml",)
-    ]
+    programs = [load(Path(n), overrides=how.pop("sets", SETS)) for n in names or ("game.yaml",)]
     return sweep(plan(programs, methods.split(","), seeds, folder), folder, **how)
 
 

@@ -51,11 +51,11 @@ def test_python_m_compound_is_the_command(game: Path) -> None:
 
 def test_completion_is_installed_for_a_shell_and_completes_commands(tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    ran = python("-c", COMMAND, "--install-completion", "bash", **home)
+    ran = python("-c", COMMAND, "--install-completion", "bash", env=home)
     assert ran.returncode == 0, ran.stderr
     assert "compound" in "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
     asked = {"_COMPOUND_COMPLETE": "complete_bash", "COMP_WORDS": "compound opt", "COMP_CWORD": "1"}
-    completed = python("-c", COMMAND, **asked)
+    completed = python("-c", COMMAND, env=asked)
     assert completed.stdout.split() == ["optimize"], completed.stderr
 
 

@@ -16,9 +16,7 @@ def test_records_of_equal_tokens_share_their_objects() -> None:
     row = json.dumps([[LARGE, 5], [LARGE, 6], [-0.5, -0.5], "stop", ""])
     one, other = (TokenRecord.from_row(json.loads(row)) for _ in range(2))
     assert one == other
-    assert {id(token) for token in (one.prompt[0], other.prompt[0], one.sampled[0])} == {
-        id(one.prompt[0])
-    }
+    assert {id(t) for t in (one.prompt[0], other.prompt[0], one.sampled[0])} == {id(one.prompt[0])}
 
 
 @pytest.mark.parametrize(

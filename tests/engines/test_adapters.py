@@ -101,9 +101,7 @@ def many(base: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Adapter]:
 def shapes(base: Path) -> dict[str, tuple[int, int]]:
     """The base's linear layers."""
     model = transformers.AutoModelForCausalLM.from_pretrained(base)
-    linears = {
-        name: layer for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)
-    }
+    linears = {name: la for name, la in model.named_modules() if isinstance(la, torch.nn.Linear)}
     return {name: (layer.in_features, layer.out_features) for name, layer in linears.items()}
 
 
@@ -478,9 +476,7 @@ def test_some_layers_may_be_chosen(base: Path, tmp_path: Path) -> None:
     ]
     edit(layers_to_transform=0)(tmp_path / "one")
     edit(target_modules=r".*layers\.1.*\.(q|v)_proj")(tmp_path / "pattern")
-    requests = [
-        ask(adapter=replace(adapter, sha256=folder_digest(Path(adapter.path)))) for adapter in some
-    ]
+    requests = [ask(adapter=replace(a, sha256=folder_digest(Path(a.path)))) for a in some]
     for request, answer in zip(requests, run(engine(base), *requests), strict=True):
         assert record(answer).logprobs == pytest.approx(
             expected(base, request, answer), abs=LOGPROBS

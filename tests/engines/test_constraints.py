@@ -94,9 +94,7 @@ def test_answers_of_any_model_fit_the_schema_within_the_limit(document: Any, fol
 
 def test_labels_may_follow_a_cue_after_a_space(folder: Path) -> None:
     for cue in ("", "Answer:"):
-        texts = [
-            a.text for a in answers(folder, *(ask(LABELS, seed, cue=cue) for seed in range(8)))
-        ]
+        texts = [a.text for a in answers(folder, *(ask(LABELS, s, cue=cue) for s in range(8)))]
         assert {text.removeprefix(" ") for text in texts} <= set(LABELS.choices)
         assert cue or not any(text.startswith(" ") for text in texts)
 
@@ -207,9 +205,7 @@ def test_a_record_without_a_constraint_has_the_row_of_earlier_versions() -> None
 def test_the_closing_of_an_answer_fits_the_schema(
     names: list[str], kinds: list[str], limit: int, compiler: ConstraintCompiler, decode: Any
 ) -> None:
-    properties: dict[str, Any] = {
-        name: {"type": kind} for name, kind in zip(names, kinds, strict=False)
-    }
+    properties: dict[str, Any] = {n: {"type": kind} for n, kind in zip(names, kinds, strict=False)}
     document = {
         "type": "object",
         "properties": properties,

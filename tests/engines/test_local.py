@@ -233,9 +233,7 @@ def test_a_stop_string_ends_the_text_wherever_tokens_are_cut(folder: Path, oracl
     stops = [text[i : i + size] for i in range(2, len(text) - 3, 3) for size in (1, 3)]
     stops = [stop for stop in stops if "�" not in stop]
     assert len(stops) > 4
-    answers = run(
-        engine(folder), *(ask("sky", max_tokens=24, stop=("never", stop)) for stop in stops)
-    )
+    answers = run(engine(folder), *(ask("sky", max_tokens=24, stop=("never", s)) for s in stops))
     for stop, answer in zip(stops, answers, strict=True):
         assert answer.text == text[: text.index(stop)]
         assert answer.finish_reason == "stop"
@@ -277,9 +275,7 @@ def test_sequential_calls_compute_only_new_tokens(
     requests = [ask(SHARED + line, max_tokens=3) for line in LINES]
 
     answers = one_by_one(lm, requests)
-    assert [list(sampled(answer)) for answer in answers] == [
-        oracle.greedy(request) for request in requests
-    ]
+    assert [list(sampled(answer)) for answer in answers] == [oracle.greedy(r) for r in requests]
     prompts = [oracle.prompt(request)[:-1] for request in requests]
     new = [
         len(p) - max((prefill.common_prefix(p, q) for q in prompts[:i]), default=0)
@@ -355,7 +351,7 @@ def test_a_whole_deterministic_run_is_the_same_under_every_hash_seed_one_call_at
 
     def optimized(seed: int) -> str:
         target = tmp_path / str(seed)
-        python("-c", WHOLE_RUN, str(folder), str(target), PYTHONHASHSEED=str(seed))
+        python("-c", WHOLE_RUN, str(folder), str(target), env={"PYTHONHASHSEED": str(seed)})
         events = [json.loads(line) for line in (target / "events.jsonl").read_text().splitlines()]
         for event in events:
             del event["at"], event["spent"]["seconds"], event["checksum"]

@@ -102,9 +102,7 @@ def test_a_refusal_is_learned(make: Any, error: Any, caplog: pytest.LogCaptureFi
     sent = fake.requests[-1]
     assert sent["max_completion_tokens"] == 50
     assert sent["messages"] == [{"role": "user", "content": "Be brief.\n\nHi"}]
-    told = [
-        record.getMessage() for record in caplog.records if "temperature" in record.getMessage()
-    ]
+    told = [r.getMessage() for r in caplog.records if "temperature" in r.getMessage()]
     assert len(told) == 1
     assert "0.7 is not sent" in told[0]
 

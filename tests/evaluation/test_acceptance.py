@@ -100,16 +100,12 @@ class TestNoDifference:
         """Each candidate gains 0.05 on most examples and loses 0.95 on one in nineteen: worse on average."""
         world = WORLDS["worse, skewed"]
         assert world.gain < 0
-        assert not significantly_above(
-            ALPHA, sum(supported(world, seed) > 0 for seed in range(60)), 60
-        )
+        assert not significantly_above(ALPHA, sum(supported(world, s) > 0 for s in range(60)), 60)
 
     def test_samples_that_chose_a_configuration_do_not_judge_the_next(self, tmp_path: Path) -> None:
         """Each decision draws fresh ones, so luck of the incumbent is not carried along."""
         optimized(tmp_path, 0, chance=0.4)
-        samples = [
-            trace["sample"] for trace in RunDirectory.read_only(tmp_path / "0", "traces.jsonl")
-        ]
+        samples = [t["sample"] for t in RunDirectory.read_only(tmp_path / "0", "traces.jsonl")]
         by_evaluation = [samples[i : i + VALID] for i in range(0, len(samples), VALID)]
         assert all(len(set(some)) == 1 for some in by_evaluation)
         assert [some[0] for some in by_evaluation] == [0, 1, 1, 2, 2, 3, 3]

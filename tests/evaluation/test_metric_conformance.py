@@ -271,6 +271,4 @@ def test_every_metric_has_a_class_here() -> None:
         "rubric": {"lm": "judge", "criteria": {"true": "It is."}},
         "pairwise": {"lm": "judge"},
     }
-    assert {
-        type(make("output", **settings.get(name, {}))) for name, make in METRICS.items()
-    } <= tested
+    assert {type(make("output", **settings.get(n, {}))) for n, make in METRICS.items()} <= tested

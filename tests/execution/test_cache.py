@@ -426,9 +426,7 @@ def test_results_with_and_without_a_cache_are_equal(tmp_path: Path) -> None:
         return [run(system, {"qs": ["a", "a", "b"]}, executor, example=e).outputs for e in "eef"]
 
     assert greedy(None) == greedy(MemoryCache()) == greedy(disk(tmp_path))
-    with_cache = [
-        [call for call in row[2] if call[0] != "judge"] for row in outcomes(MemoryCache())
-    ]
+    with_cache = [[c for c in row[2] if c[0] != "judge"] for row in outcomes(MemoryCache())]
     assert [[call for call in row[2] if call[0] != "judge"] for row in outcomes(None)] == with_cache
 
 

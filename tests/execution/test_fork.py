@@ -111,9 +111,7 @@ def test_a_fork_at_node_k_of_a_chain_of_n_runs_the_n_minus_k_nodes_after_it(n: i
     resampled = lab.fork(system, trace, f"n{k}", resample=1)
     assert lab.ran == [f"n{i}" for i in range(k, n + 1)]
     assert resampled.outputs == trace.outputs
-    assert [call.sample for call in resampled.calls] == [
-        1 if i == k else 0 for i in range(1, n + 1)
-    ]
+    assert [c.sample for c in resampled.calls] == [1 if i == k else 0 for i in range(1, n + 1)]
 
 
 def test_a_fork_of_a_chain_of_models_makes_only_the_requests_it_needs_and_says_its_share() -> None:

@@ -78,9 +78,7 @@ def test_a_search_refuses_it_and_says_so(method: str, tmp_path: Path) -> None:
         iterations=1,
     )
     assert result.best["answer.prompt"] == "Answer."
-    events = [
-        json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()
-    ]
+    events = [json.loads(li) for li in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     notes = [event["note"] for event in events if event["event"] == "proposals"]
     refused = "a new prompt by 'm' was refused: it contains 'serekunda', the expected answer of a held-out example"
     assert refused in notes

@@ -139,7 +139,7 @@ class TestTooFewExamples:
         result = run(tmp_path, two_options(), 100, metric=metric)
         (outlook,) = (event for event in events(result) if event["event"] == "outlook")
         (line,) = (
-            line for line in outlook["told"] if line.startswith("metric 'own' declares no bounds: ")
+            li for li in outlook["told"] if li.startswith("metric 'own' declares no bounds: ")
         )
         assert line.endswith("declare them: cp.metrics.custom(…, bounds=(0, 1))")
         assert not outlook["detection"]["bounded"]

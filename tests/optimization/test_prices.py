@@ -55,9 +55,7 @@ class Add(Operation):
     async def run(
         self, inputs: Mapping[str, object], values: Mapping[str, object], call: CallContext
     ) -> Mapping[str, object]:
-        numbers = [
-            number for number in (*inputs.values(), values["option"]) if isinstance(number, int)
-        ]
+        numbers = [n for n in (*inputs.values(), values["option"]) if isinstance(n, int)]
         if min(numbers) < 0:
             raise ValueError("negative")
         return {"y": sum(numbers)}
@@ -193,17 +191,13 @@ class TestComposites:
         prices = measured(loop(2))
         assert changes(prices, "abcd") == [1, 5 / 6, 4 / 6, 1 / 6]
         assert prices.change(["loop"]) == pytest.approx(5 / 6)
-        assert [prices.call(name) for name in "abcd"] == [
-            pytest.approx(n / 6) for n in (1, 2, 2, 1)
-        ]
+        assert [prices.call(na) for na in "abcd"] == [pytest.approx(n / 6) for n in (1, 2, 2, 1)]
 
     def test_a_plan_and_its_requests_count_the_calls_that_a_loop_may_make(self) -> None:
         """They counted one call of b and c each, or four; the plan and its prospects did not agree."""
         made = planned(loop(2))
         prices = planning_prices(made)
-        assert [prices.call(name) for name in "abcd"] == [
-            pytest.approx(n / 6) for n in (1, 2, 2, 1)
-        ]
+        assert [prices.call(na) for na in "abcd"] == [pytest.approx(n / 6) for n in (1, 2, 2, 1)]
         assert changes(prices, "abd") == [1, 5 / 6, 1 / 6]
         # a job needs 6 x 4 whole runs, reduced by the prices of changes of a and d: (2 + 7/6) / 4
         assert planned_job_runs(made, prices) == pytest.approx(24 * (2 + 7 / 6) / 4)

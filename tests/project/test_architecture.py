@@ -68,9 +68,7 @@ def test_an_import_for_types_alone_is_seen(graphs: ModuleType, tmp_path: Path) -
 def test_a_folder_holds_few_modules(graphs: ModuleType) -> None:
     source = Counter(path.parent for path in graphs.modules().values())
     tests = Counter(path.parent for path in (ROOT / "tests").rglob("*.py"))
-    assert {
-        str(folder): count for folder, count in (source + tests).items() if count > MOST_MODULES
-    } == {}
+    assert {str(folder): c for folder, c in (source + tests).items() if c > MOST_MODULES} == {}
 
 
 def test_tests_mirror_the_packages(graphs: ModuleType) -> None:

@@ -220,9 +220,7 @@ def test_commands_exist(page: Path, text: str) -> None:
             command = commands
             while hasattr(command, "commands"):
                 command = command.commands[words.pop(1)]
-            known = {option for parameter in command.params for option in parameter.opts} | {
-                "--help"
-            }
+            known = {option for p in command.params for option in p.opts} | {"--help"}
             assert {word for word in words if word.startswith("--")} <= known
         else:
             assert words[0] in ("pip", "python") or words[:2] == ["ray", "start"]
@@ -341,7 +339,7 @@ def test_the_kits_of_the_guide_pass(tmp_path: Path) -> None:
     assert {kit for _, kit in kits} == {name for name in testing.__all__ if name.endswith("Kit")}
     (tmp_path / "test_mine.py").write_text(text)
     arguments = ("-m", "pytest", "-p", "no:cacheprovider", "-q", "-rA", "test_mine.py")
-    ran = python(*arguments, cwd=tmp_path, PYTEST_ADDOPTS="")
+    ran = python(*arguments, cwd=tmp_path, env={"PYTEST_ADDOPTS": ""})
     assert ran.returncode == 0, ran.stdout
     for name, _ in kits:
         assert f"PASSED test_mine.py::{name}::test_" in ran.stdout
@@ -352,6 +350,4 @@ def test_every_settings_model_that_a_default_names_has_a_table() -> None:
     named = set(re.findall(r"^\| `\w+` \| (\w+), below", page, flags=re.MULTILINE))
     assert {"BudgetSettings", "RolloutSettings"} <= named
     assert named <= set(re.findall(r"^### (\w+)$", page, flags=re.MULTILINE))
-    assert not [
-        line for line in page.splitlines() if line.startswith("| `") and not line.endswith(" |")
-    ]
+    assert not [li for li in page.splitlines() if li.startswith("| `") and not li.endswith(" |")]

@@ -183,7 +183,8 @@ def test_training_raises_the_reward_on_new_reviews(run: Run, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_an_example_runs_without_a_folder_and_leaves_nothing(tmp_path: Path) -> None:
-    ran = python(str(GALLERY / "model_selector.py"), cwd=tmp_path, TMPDIR=str(tmp_path))
+    example = str(GALLERY / "model_selector.py")
+    ran = python(example, cwd=tmp_path, env={"TMPDIR": str(tmp_path)})
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines() == expected("model_selector")
     assert list(tmp_path.iterdir()) == []

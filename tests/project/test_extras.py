@@ -144,7 +144,7 @@ def test_a_missing_library_names_its_extra(module: str, action: str, tmp_path: P
     library, extra = LIBRARIES[module]
     extras = {extra, *{"peft": {"rewards"}}.get(module, ())}
     code = PREPARED.format(module=module, action=action)
-    ran = python("-c", code, cwd=tmp_path, COMPOUND_CACHE=str(tmp_path / "cache"))
+    ran = python("-c", code, cwd=tmp_path, env={"COMPOUND_CACHE": str(tmp_path / "cache")})
     assert ran.returncode == 0, ran.stderr
     assert "MissingExtra: " in ran.stdout
     assert f"needs {library}, which is not installed" in ran.stdout

@@ -134,9 +134,7 @@ def test_the_link_inside_compound_leads_to_the_root_folder(package: str) -> None
 
 
 def modules() -> list[Path]:
-    return sorted(
-        path for folder in ("compound", *PACKAGES) for path in _python_files(ROOT / folder)
-    )
+    return sorted(path for f in ("compound", *PACKAGES) for path in _python_files(ROOT / f))
 
 
 def _python_files(folder: Path) -> list[Path]:

@@ -32,7 +32,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(ROOT), str(installed / "site")])
-    return python("-m", *arguments, cwd=installed / "source", PYTHONPATH=path)
+    return python("-m", *arguments, cwd=installed / "source", env={"PYTHONPATH": path})
 
 
 @pytest.mark.slow

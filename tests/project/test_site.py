@@ -33,12 +33,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_every_link_leads_to_a_page_and_an_anchor_of_the_site(site: Path) -> None:
-    pages = {
-        page: page.read_text("utf-8") for page in site.rglob("*.html") if page.name != "404.html"
-    }
-    anchors = {
-        page: set(re.findall(r'\s(?:id|name)="([^"]+)"', text)) for page, text in pages.items()
-    }
+    pages = {p: p.read_text("utf-8") for p in site.rglob("*.html") if p.name != "404.html"}
+    anchors = {page: set(re.findall(r'\s(?:id|name)="([^"]+)"', t)) for page, t in pages.items()}
     assert len(pages) > 100
     dead = set()
     for page, text in pages.items():

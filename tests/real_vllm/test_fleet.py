@@ -91,9 +91,7 @@ def test_both_replicas_sample_with_each_adapter(fleet: FleetEngine, reference: A
         for completion in completions[::EACH]:
             assert completion.tokens is not None
             assert completion.tokens.adapter == adapters[name].sha256
-            near = {
-                other: distance(completion.tokens, reference, other) for other in ("one", "two", "")
-            }
+            near = {o: distance(completion.tokens, reference, o) for o in ("one", "two", "")}
             assert min(near, key=lambda other: near[other]) == name, near
             assert near[name] < NOISE
     assert all(stats.requests >= GROUPS * EACH / 4 for stats in fleet.replicas), fleet.replicas
@@ -120,9 +118,7 @@ def test_a_replica_killed_in_a_step_loses_nothing(fleet: FleetEngine, reference:
     completions = asyncio.run(asyncio.wait_for(step(), 900))
     assert len(completions) == 2 * GROUPS * EACH
     assert all(c.tokens is not None and c.tokens.adapter == adapter.sha256 for c in completions)
-    assert (
-        sum(stats.requests for stats in fleet.replicas) - sum(before.values()) == 2 * GROUPS * EACH
-    )
+    assert sum(s.requests for s in fleet.replicas) - sum(before.values()) == 2 * GROUPS * EACH
     assert fleet.replicas[1].moved > 0
     last = completions[-1].tokens
     assert last is not None

@@ -116,9 +116,7 @@ def test_an_agent_calls_a_tool_in_the_enforced_form(lm: VLLMEngine) -> None:
         for trace in traces:  # an enforced form can only be cut
             cut = trace.failure
             assert isinstance(trace.outputs["answer"], int) if cut is None else _was_cut(cut)
-        called = [
-            call for trace in traces for call in trace.calls if call.component == "agent_call"
-        ]
+        called = [c for trace in traces for c in trace.calls if c.component == "agent_call"]
         if called:
             break
     assert called

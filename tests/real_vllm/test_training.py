@@ -67,9 +67,7 @@ def said(system: System, engine: Any) -> dict[str, list[str]]:
     async def run() -> list[Any]:
         executor = Executor({"lm": engine})
         cold = {name: {"temperature": 0.0} for name in MARKERS}
-        runs = (
-            executor.run(system, {"thing": thing}, example=thing, settings=cold) for thing in THINGS
-        )
+        runs = (executor.run(system, {"thing": t}, example=t, settings=cold) for t in THINGS)
         return await asyncio.gather(*runs)
 
     traces = asyncio.run(run())

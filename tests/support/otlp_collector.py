@@ -23,9 +23,7 @@ class Collector:
 
     @property
     def spans(self) -> list[Any]:
-        scopes = [
-            s for r in self.requests for resource in r.resource_spans for s in resource.scope_spans
-        ]
+        scopes = [s for r in self.requests for re in r.resource_spans for s in re.scope_spans]
         return [span for scope in scopes for span in scope.spans]
 
     @property

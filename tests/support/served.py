@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +78,7 @@ def client_of(system: cp.System, lm: Any = None, **settings: Any) -> Iterator[ht
         yield client
 
 
-def until(holds: Callable[[], Any]) -> None:
+def until(holds: Any) -> None:
     """Wait until a condition holds."""
     deadline = time.monotonic() + SECONDS
     while not holds():

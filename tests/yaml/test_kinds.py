@@ -206,9 +206,7 @@ class TestKinds:
 
     @pytest.mark.parametrize(("entry", "said"), MISTAKES["installed"])
     def test_mistakes_in_the_file_are_reported_at_their_place(self, entry: str, said: str) -> None:
-        assert [problem for problem in problems(file(entry)) if problem.startswith(said)], problems(
-            file(entry)
-        )
+        assert [p for p in problems(file(entry)) if p.startswith(said)], problems(file(entry))
 
     @pytest.mark.parametrize(("entry", "said"), MISTAKES["packages"])
     def test_mistakes_of_the_package_are_named(self, entry: str, said: str) -> None:

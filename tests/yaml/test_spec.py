@@ -252,7 +252,7 @@ def test_reading_a_file_loads_no_heavy_library(tmp_path: Path) -> None:
         "print([m for m in ('torch', 'transformers', 'optuna', 'litellm', 'bm25s', 'datasets', 'trl', 'peft') "
         "if m in sys.modules])"
     )
-    done = python("-c", code, str(path), HF_HUB_OFFLINE="1")
+    done = python("-c", code, str(path), env={"HF_HUB_OFFLINE": "1"})
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 

@@ -313,9 +313,7 @@ def test_an_empty_correction_and_a_failed_run_confirm_no_answer(tmp_path: Path) 
     store.add_feedback({"run": "run-1", "score": 1.0})
     store.add_feedback({"run": "run-2", "score": 1.0})
     store.close()
-    assert [example.inputs["question"] for example in _examples(tmp_path, ["question"])] == [
-        "right"
-    ]
+    assert [e.inputs["question"] for e in _examples(tmp_path, ["question"])] == ["right"]
 
 
 def test_inputs_named_like_the_columns_of_feedback_keep_their_values(tmp_path: Path) -> None:
@@ -453,9 +451,7 @@ def test_a_preference_belongs_to_the_call_that_differs_first(tmp_path: Path, sco
 
 
 def test_a_preference_between_runs_with_two_different_branches_is_left_out(tmp_path: Path) -> None:
-    one, two = (
-        cp.LLM(name, temperature=1.0)(question=cp.Input("question")) for name in ("one", "two")
-    )
+    one, two = (cp.LLM(n, temperature=1.0)(question=cp.Input("question")) for n in ("one", "two"))
 
     def join(one: str, two: str) -> str:
         return one + two

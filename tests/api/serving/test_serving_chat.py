@@ -137,9 +137,7 @@ def test_a_repeated_call_continues_its_text_or_is_an_error(second: str, succeeds
     with served(system, Lost(lambda message: second)) as running, client(running) as lm:
         if succeeds:
             with ask(lm, stream=True) as stream:
-                assert (
-                    "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "the Rímac"
-                )
+                assert "".join(c.choices[0].delta.content or "" for c in stream) == "the Rímac"
         else:
             with (
                 pytest.raises(openai.APIError, match="was repeated"),

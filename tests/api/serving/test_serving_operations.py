@@ -269,9 +269,7 @@ def test_runs_that_do_not_finish_in_time_are_answered_as_json(tmp_path: Path) ->
         def call(path: str) -> None:
             answers[path] = client.post(path, json=BODY)
 
-        threads = [
-            threading.Thread(target=call, args=(path,)) for path in ("/v1/run", "/v1/run/stream")
-        ]
+        threads = [threading.Thread(target=call, args=(p,)) for p in ("/v1/run", "/v1/run/stream")]
         for thread in threads:
             thread.start()
         until(lambda: "compound_runs_executing 2.0" in client.get("/metrics").text)

@@ -277,9 +277,7 @@ def test_a_file_without_imports_names_nothing_outside_its_folder(
     text = PLACES[place].replace("PATH", path)
     found = problems(text, allow_import=False)
     shown = place.replace("PATH", path).removesuffix(".choice")
-    (problem,) = (
-        line for line in found if f" {shown}: " in line or f" {shown}: " in line.replace("'", "")
-    )
+    (problem,) = (li for li in found if f" {shown}: " in li or f" {shown}: " in li.replace("'", ""))
     assert problem.startswith("f.yaml:")
     assert problem.split(": ")[0].count(":") == 2
     assert "is outside the file's folder, which --no-import does not allow" in problem

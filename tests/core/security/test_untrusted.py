@@ -661,9 +661,7 @@ def test_a_run_is_not_written_through_a_link_in_the_working_directory(
 
 
 def test_files_are_opened_in_one_way_only() -> None:
-    wrong = {
-        name: calls for name, calls in calls_by_source().items() if calls and name not in ALLOWED
-    }
+    wrong = {name: c for name, c in calls_by_source().items() if c and name not in ALLOWED}
     assert wrong == {}, "open files with compound.core.security.untrusted.UntrustedFolder"
 
 

@@ -136,9 +136,7 @@ def test_answers_are_those_of_the_fused_kernel_up_to_rounding(
                 .float()
                 .log_softmax(-1)
             )
-        expected = [
-            float(logits[len(row.prompt) - 1 + i, token]) for i, token in enumerate(row.sampled)
-        ]
+        expected = [float(logits[len(row.prompt) - 1 + i, t]) for i, t in enumerate(row.sampled)]
         assert row.logprobs == pytest.approx(
             expected, abs=rounding(4.0, dtype="bfloat16", depth=16)
         )

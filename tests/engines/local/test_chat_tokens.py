@@ -108,9 +108,7 @@ def as_before(
 
 def control_tokens(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
     added = tokenizer.added_tokens_decoder
-    return [
-        added[token].content for token in tokens if token in added and added[token].content.strip()
-    ]
+    return [added[t].content for t in tokens if t in added and added[t].content.strip()]
 
 
 def chat(text: str) -> list[Message]:

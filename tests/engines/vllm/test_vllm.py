@@ -295,9 +295,7 @@ def test_the_names_of_another_server_are_sanitized(server: Any, name: str) -> No
         ask(engine(server))
     shown = caught.value.hint
     assert shown.replace("\ufffd", "").isprintable()
-    assert shown == "it serves " + "".join(
-        "\ufffd" if not char.isprintable() else char for char in name
-    )
+    assert shown == "it serves " + "".join("\ufffd" if not c.isprintable() else c for c in name)
 
 
 def test_an_unreachable_server_is_tried_again() -> None:

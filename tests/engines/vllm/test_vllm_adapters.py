@@ -390,9 +390,7 @@ def test_each_check_has_its_own_connection_and_beginning(balanced: Any, write: W
 
     server.http.verify_request = counted
     sample(server, adapter)
-    asked = [
-        body["prompt"] for body in server.sent("completions") if body["model"] == name(adapter)
-    ]
+    asked = [b["prompt"] for b in server.sent("completions") if b["model"] == name(adapter)]
     assert len(asked) == CHECKS
     assert len({prompt[0] for prompt in asked}) == CHECKS
     checks = [i for i, (path, _) in enumerate(server.received) if path == "completions"]

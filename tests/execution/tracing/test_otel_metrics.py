@@ -93,9 +93,7 @@ def test_impossible_usage_is_recorded_as_it_is_charged(metrics: Metrics, reporte
         p.attributes["gen_ai.token.type"]: p for p in metrics.points()["gen_ai.client.token.usage"]
     }
     assert tokens["input"].sum == charged.prompt_tokens
-    (request,) = [
-        span.attributes for span in exporter.get_finished_spans() if span.name == "chat lm"
-    ]
+    (request,) = [s.attributes for s in exporter.get_finished_spans() if s.name == "chat lm"]
     assert request is not None
     assert request["gen_ai.usage.input_tokens"] == charged.prompt_tokens
     provider.shutdown()

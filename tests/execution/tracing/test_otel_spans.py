@@ -272,9 +272,7 @@ def test_the_span_of_a_tool_call_names_the_tool(spans: Spans) -> None:
     with cp.trace_with(spans.provider):
         trace = run(system, replies)
     called = attributes(spans.one("execute_tool multiply"))
-    (record,) = (
-        call.inputs["call"] for call in trace.calls if call.address == "clerk[0]/tools[0]/call"
-    )
+    (record,) = (c.inputs["call"] for c in trace.calls if c.address == "clerk[0]/tools[0]/call")
     assert isinstance(record, dict)
     assert called["gen_ai.operation.name"] == "execute_tool"
     assert called["gen_ai.tool.name"] == "multiply"

@@ -201,7 +201,5 @@ def test_the_same_command_continues_when_the_mistake_is_corrected(folder: Path, 
     write(folder, [])
     sys.modules.pop("mine")  # the command runs in a process of its own
     assert cli("optimize", "system.yaml", "--quiet").code == 0
-    events = [
-        json.loads(line) for line in (folder / "runs/demo/events.jsonl").read_text().splitlines()
-    ]
+    events = [json.loads(li) for li in (folder / "runs/demo/events.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events].count("start") == 1

@@ -463,20 +463,14 @@ def test_the_uninterrupted_run_has_every_phase(site: Site) -> None:
     assert any(refused_first(text.split(" ", 1)[1]) for text in site.asked)
     assert any(text.count("Question:") > 1 for text in site.asked)
     if site.method == "search":
-        assert [event["event"] for event in events(site.whole / "baselines" / "random")][
-            -1
-        ] == "done"
+        assert [e["event"] for e in events(site.whole / "baselines" / "random")][-1] == "done"
     else:
         (facts,) = (event["facts"] for event in events(site.whole) if event["event"] == "job")
         assert set(facts["local"]) == {"answerer"}
         assert facts["local"]["answerer"]["price"] == 0.5
         assert facts["local"]["answerer"]["evaluations"] > 0
-        assert "answerer" in {
-            record["draw"]["component"] for record in records(site.whole, "memory.jsonl")
-        }
-    assert all(
-        count == 1 + refused_first(text.split(" ", 1)[1]) for text, count in site.asked.items()
-    )
+        assert "answerer" in {r["draw"]["component"] for r in records(site.whole, "memory.jsonl")}
+    assert all(c == 1 + refused_first(text.split(" ", 1)[1]) for text, c in site.asked.items())
 
 
 def plans(site: Site, seed: int, slow: bool) -> list[list[dict[str, Any]]]:

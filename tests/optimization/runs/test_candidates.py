@@ -149,9 +149,7 @@ def test_a_resumed_run_records_the_same_candidates(found: cp.Result, tmp_path: P
 
 
 def without_seconds(candidates: list[CandidateRecord]) -> list[dict[str, Any]]:
-    return [
-        {k: v for k, v in vars(candidate).items() if k != "seconds"} for candidate in candidates
-    ]
+    return [{k: v for k, v in vars(c).items() if k != "seconds"} for c in candidates]
 
 
 def rewritten(path: Path, change: Any) -> None:
