@@ -190,8 +190,4 @@ def test_messages_can_be_kept_out_of_files(tmp_path: Path, monkeypatch: pytest.M
     result = optimize(tmp_path / "run")
     files = [path for path in result.path.rglob("*") if path.is_file()]
     assert {"traces.jsonl", "cache.sqlite"} <= {path.name for path in files}
-    assert not [
-        path.name
-        for path in files
-        if b"Be brief." in path.read_bytes() and path.name != "config.json"
-    ]
+    assert not [p.name for p in files if b"Be brief." in p.read_bytes() and p.name != "config.json"]

@@ -124,10 +124,7 @@ def test_another_earlier_run_is_a_change_of_the_run(first: cp.Result, tmp_path: 
 def test_rows_that_are_no_train_examples_here_are_left_out(first: cp.Result) -> None:
     """A reward must not know a row that may now be a validation or test row; names do not matter."""
     world = Relay(4, 1)
-    few = [
-        Example(f"new{i}", example.inputs, example.gold)
-        for i, example in enumerate(world.examples(10))
-    ]
+    few = [Example(f"new{i}", e.inputs, e.gold) for i, e in enumerate(world.examples(10))]
     found = read_earlier(first.path, world.system(), few)
     assert {draw.example for draw in found.draws} <= {example.id for example in few}
     assert (

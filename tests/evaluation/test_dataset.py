@@ -295,10 +295,7 @@ def test_an_id_in_two_splits_of_one_file_is_refused(tmp_path: Path) -> None:
 @given(IDS, IDS)
 def test_shares_give_each_row_one_role_of_its_own(some: list[str], more: list[str]) -> None:
     shares: dict[Any, float] = {"train": 0.5, "valid": 0.25, "test": 0.25}
-    few, all_ = (
-        {role: _ids_by_share(names, shares, role) for role in shares}
-        for names in (some, some + more)
-    )
+    few, all_ = ({r: _ids_by_share(n, shares, r) for r in shares} for n in (some, some + more))
     assert sorted(chain(*few.values())) == sorted(set(some))
     for role, names in few.items():
         assert set(names) <= set(all_[role])

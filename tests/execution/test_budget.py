@@ -255,9 +255,7 @@ def test_no_limit_is_exceeded_whatever_the_interleaving(budget: Budget, work: li
         errors = [task.exception() for task in tasks]
         assert {type(error) for error in errors} <= {type(None), CallError, BudgetExhausted}
         sent = [
-            job.used or job.worst
-            for job, error in zip(work, errors, strict=True)
-            if not _refused(error)
+            job.used or job.worst for job, e in zip(work, errors, strict=True) if not _refused(e)
         ]
         assert meter.usage == sum(sent, NO_USAGE)
         assert within(meter.usage, budget)

@@ -209,10 +209,7 @@ def test_searches_are_cached_and_functions_run_again() -> None:
 
 def together(executor: Executor, system: System, inputs: Sequence[Mapping[str, Any]]) -> list[Any]:
     async def scenario() -> list[Any]:
-        runs = (
-            executor.run(system, given_inputs, example=str(i))
-            for i, given_inputs in enumerate(inputs)
-        )
+        runs = (executor.run(system, g, example=str(i)) for i, g in enumerate(inputs))
         results = await asyncio.gather(*runs, return_exceptions=True)
         assert asyncio.all_tasks() == {asyncio.current_task()}
         return results

@@ -1103,9 +1103,6 @@ async def test_equal_calls_that_fail_are_all_counted() -> None:
     system = system_of(a=asked, lm="m")
     executor = Executor({"m": lm}, cache=MemoryCache())
 
-    traces = [
-        executor.settle(trace)
-        for trace in [await executor.run(system, {"q": ""}) for _ in range(3)]
-    ]
+    traces = [executor.settle(t) for t in [await executor.run(system, {"q": ""}) for _ in range(3)]]
     assert [call.reused for trace in traces for call in trace.calls] == [False] * 3
     assert sum(trace.usage.calls for trace in traces) == len(lm.requests) == 3

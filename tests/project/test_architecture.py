@@ -84,11 +84,7 @@ def test_tests_mirror_the_packages(graphs: ModuleType) -> None:
         "reference",
         "support",
     }
-    folders = {
-        path.name
-        for path in (ROOT / "tests").iterdir()
-        if path.is_dir() and path.name != "__pycache__"
-    }
+    folders = {p.name for p in (ROOT / "tests").iterdir() if p.is_dir() and p.name != "__pycache__"}
     assert folders - others <= packages
 
 

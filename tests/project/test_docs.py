@@ -258,9 +258,7 @@ def test_the_references_of_settings_and_commands_are_current() -> None:
 def test_the_examples_that_must_improve_are_those_the_paired_test_asks_for() -> None:
     page = (ROOT / "docs" / "guides" / "nothing_found.md").read_text("utf-8")
     rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in page.splitlines()
-        if line.startswith("| ")
+        [c.strip() for c in li.split("|")[1:-1]] for li in page.splitlines() if li.startswith("| ")
     ]
     (start,) = [i for i, row in enumerate(rows) if row[0] == "planned decisions"]
     worse = [int(re.sub(r"\D", "", heading) or 0) for heading in rows[start][2:]]

@@ -138,11 +138,7 @@ def modules() -> list[Path]:
 
 
 def _python_files(folder: Path) -> list[Path]:
-    own = [
-        path
-        for path in folder.rglob("*.py")
-        if not (ROOT / "compound" in path.parents and _linked(path))
-    ]
+    own = [p for p in folder.rglob("*.py") if not (ROOT / "compound" in p.parents and _linked(p))]
     return [path for path in own if "__pycache__" not in path.parts]
 
 

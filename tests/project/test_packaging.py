@@ -61,11 +61,7 @@ def build(what: str, source: Path, output: Path) -> None:
 
 def below(folder: str, pattern: str = "*") -> set[str]:
     found = (ROOT / folder).rglob(pattern)
-    return {
-        str(path.relative_to(ROOT))
-        for path in found
-        if path.is_file() and "__pycache__" not in path.parts
-    }
+    return {str(p.relative_to(ROOT)) for p in found if p.is_file() and "__pycache__" not in p.parts}
 
 
 @pytest.mark.slow
@@ -92,9 +88,7 @@ def test_the_wheel_holds_every_module_and_no_tests(built: tuple[set[str], set[st
     templates = below("compound/report", "*.jinja") | {"compound/report/page.html"}
     assert {"compound/py.typed", *templates} <= inside
     assert not [
-        name
-        for name in inside
-        if name.startswith(("tests/", "docs/", "benchmarks/", "compound/benchmarks"))
+        n for n in inside if n.startswith(("tests/", "docs/", "benchmarks/", "compound/benchmarks"))
     ]
 
 

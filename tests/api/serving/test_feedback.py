@@ -104,10 +104,7 @@ def test_meaningless_feedback_is_refused(tmp_path: Path, body: dict[str, Any], s
             "RUN": run_of(client),
             "OTHER": run_of(client, {"inputs": {"question": "Another?"}}),
         }
-        given = {
-            key: names.get(value, value) if isinstance(value, str) else value
-            for key, value in body.items()
-        }
+        given = {key: names.get(v, v) if isinstance(v, str) else v for key, v in body.items()}
         assert rate(client, **given) == status
         assert (tmp_path / "feedback.jsonl").read_text() == ""
 

@@ -191,10 +191,7 @@ def test_any_output_is_sent_as_a_text(kind: Any, answer: str, text: str, stream:
         if not stream:
             assert found.choices[0].message.content == text
             return
-        assert (
-            "".join(chunk.choices[0].delta.content or "" for chunk in found if chunk.choices)
-            == text
-        )
+        assert "".join(c.choices[0].delta.content or "" for c in found if c.choices) == text
 
 
 class Untold:

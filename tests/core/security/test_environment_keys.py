@@ -40,11 +40,7 @@ ROWS = [{"question": f"{i}", "answer": "x"} for i in range(12)]
 
 
 def holds_key(folder: Path) -> list[str]:
-    return [
-        path.name
-        for path in folder.rglob("*")
-        if path.is_file() and KEY.encode() in path.read_bytes()
-    ]
+    return [p.name for p in folder.rglob("*") if p.is_file() and KEY.encode() in p.read_bytes()]
 
 
 def test_a_run_shows_no_key() -> None:

@@ -161,11 +161,7 @@ RUN_FILES = (
 )
 
 
-SOME = [
-    (kind, name)
-    for kind in (dangling, listening)
-    for name in ("config.json", "report.md", "memory")
-]
+SOME = [(k, n) for k in (dangling, listening) for n in ("config.json", "report.md", "memory")]
 
 
 @pytest.mark.slow

@@ -32,11 +32,7 @@ class Metrics:
         if data is None:
             return {}
         (resource,) = data.resource_metrics
-        return {
-            metric.name: list(metric.data.data_points)
-            for scope in resource.scope_metrics
-            for metric in scope.metrics
-        }
+        return {m.name: list(m.data.data_points) for s in resource.scope_metrics for m in s.metrics}
 
 
 @pytest.fixture

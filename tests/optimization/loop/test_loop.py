@@ -460,10 +460,7 @@ class TestTestSplit:
     def test_its_samples_are_no_others(self, tmp_path: Path) -> None:
         run(tmp_path / "run", lm=ScriptedLM(eager))
         traces = list(RunDirectory.read_only(tmp_path / "run", "traces.jsonl"))
-        of = {
-            split: {t["sample"] for t in traces if t["split"] == split}
-            for split in ("valid", "test")
-        }
+        of = {s: {t["sample"] for t in traces if t["split"] == s} for s in ("valid", "test")}
         assert not of["valid"] & of["test"]
         assert {t["split"] for t in traces} == {"valid", "test"}
 

@@ -412,9 +412,7 @@ def test_verify_names_what_is_damaged(runs: Runs, tmp_path: Path, step: int) -> 
         ):
             unnoticed.append(f"{what}: {found}")
     meaningless = [
-        what
-        for what in unnoticed
-        if re.match(r"flip \d+ in (baselines/random/)?cache.sqlite:", what)
+        w for w in unnoticed if re.match(r"flip \d+ in (baselines/random/)?cache.sqlite:", w)
     ]
     card = [what for what in unnoticed if re.match(r"delete \d+ in memory/rewards/card.json", what)]
     assert unnoticed == [*meaningless, *card], "\n".join(unnoticed)
