@@ -506,7 +506,7 @@ class TestMessages:
         )
         assert cli("optimize", "qa.yaml", "-q").code == 0
         ran = cli("optimize", "qa.yaml", "-q")
-        assert "hint: pass --new to start a new run, or choose another --run" in ran.err
+        assert "pass --new to start a new run, or choose another --run" in ran.err
         assert "continuing" not in ran.err
         run(qa / "python", named("small"))
         with pytest.raises(RunDirectoryError) as error:
