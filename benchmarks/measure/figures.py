@@ -2,7 +2,7 @@
 
     python -m benchmarks.measure.figures runs/atlas --output docs/figures/atlas
 
-Writes ``curve.svg``, the global reward by system runs over the jobs and decisions;
+Writes ``scores.svg``, the scores of each method and the differences by example;
 ``alignment.svg``, local against global rewards; and ``length.svg``, local rewards against the
 lengths, values or labels of outputs.
 """
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from compound.report import summarize
-from compound.report.figures import curve_svg, with_background
+from compound.report.figures import scores_svg, with_background
 from compound.report.rewards import reward_svg
 from compound.rewards.inspection import Inspection
 
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     overview = Inspection.open(args.run).overview()
     drawings = {
-        "curve": curve_svg(summarize(args.run)),
+        "scores": scores_svg(summarize(args.run)),
         "alignment": reward_svg("alignment", overview.heads),
         "length": reward_svg("length", overview.heads),
     }

@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, TypedDict
 
 from compound.report.figures import PALETTE, figure_to_svg, with_background
-from compound.report.training_curves import moving_mean
+from compound.report.training import moving_mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

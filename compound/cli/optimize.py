@@ -249,7 +249,7 @@ def _run_path(system: str, run: str, run_dir: Path | None, new: bool) -> Path:
 def _dry_run(program: Program, path: Path, *, as_json: bool, strict: bool, pilot: int) -> None:
     """Print the plan of a run, the effects it can detect, and what a pilot measures."""
     from compound.api.estimate import estimate
-    from compound.report.forecast import forecast
+    from compound.report import forecast
 
     facts = {"run": str(path), **estimate(program, strict=strict, pilot=pilot, run_dir=path)}
     if as_json:

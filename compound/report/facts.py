@@ -1,11 +1,22 @@
-"""Facts of a run for its report, computed from the files of its directory as JSON types."""
+"""All facts of a run, computed from the files of its directory as JSON types.
+
+Reports, terminals and other pages show these facts. They hold no markup; texts of the run are
+complete and untrusted.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
+from compound.core.errors import CompoundError
+from compound.core.formatting import plural
+from compound.core.security.untrusted import UntrustedFolder
+from compound.graph.configuration import components_of
 from compound.optimization.method import ROLLOUTS
 from compound.optimization.proposals import requests_since
 from compound.optimization.runs.candidate_record import (
@@ -18,80 +29,72 @@ from compound.optimization.runs.candidate_record import (
 )
 from compound.optimization.runs.directory import inconsistency_errors
 from compound.optimization.runs.recorder import is_supported
-from compound.report.headline import headline
 from compound.report.record import (
     Facts,
     Record,
-    attributes_of,
     compared,
     items_of,
-    read_traces,
+    read_evidence,
     summary,
     to_strict_json,
-    totals,
 )
+from compound.report.text import equals, interval, number, p_value, signed
+from compound.report.training import training_facts
+from compound.rewards.inspection import FOLDER, Inspection
 
+ONE_SIDED = 0.05  # below this p, explain why the two-sided interval can still include zero
+SPLITS = {"test": "test", "valid": "validation"}
 SPENDING = (
-    "system_runs",
-    "test_runs",
-    "calls",
-    "prompt_tokens",
-    "completion_tokens",
-    "cost",
-    "unpriced",
-    "seconds",
+    *("system_runs", "test_runs", "calls", "prompt_tokens", "completion_tokens"),
+    *("cost", "unpriced", "seconds"),
 )
 DECISION = (
-    "decision",
-    "accepted",
-    "level",
-    "verdict",
-    "probability",
-    "margin",
-    "examples",
-    "p",
-    "test",
-    "before",
-    "after",
-    "gain",
-    "changes",
-    "note",
+    *("decision", "accepted", "level", "verdict", "probability", "margin", "examples", "p"),
+    *("test", "before", "after", "gain", "changes", "note"),
 )
+PLAN = ("decisions", "jobs", "cost", "level")
 JOB = ("job", "optimizer", "keys", "tried", "runs", "note", "values")
 RETRY = ("evaluation", "failed", "retried", "recovered", "before", "after", "note")
 
 
-def summarize(path: str | Path, *, traces: bool = True) -> Facts:
+def read_facts(path: str | Path, *, traces: bool = True) -> Facts:
     """Return all facts of the report on a run, as JSON types.
 
-    ``title``, ``sentence``, ``verdict`` and ``notes`` are the result in words; ``valid`` and
-    ``test`` the scores ``before`` and ``after`` with the ``gain``; ``methods``, ``changes``,
-    ``decisions``, ``jobs``, ``components``, ``failures`` and ``examples`` the rows of the report's
-    sections; ``spent`` and ``provenance`` the costs and the origin of the run. Scores hold
-    ``mean``, ``low``, ``high``, ``n`` and ``failed``; ``at`` is the number of system runs spent
-    before an event. Unknown numbers are ``None``.
+    Unknown numbers are ``None``. Scores hold ``mean``, ``low``, ``high``, ``n`` and ``failed``;
+    ``at`` is the number of system runs spent before an event.
+
+    - ``title``, ``sentence``, ``verdict``: the result in words.
+    - ``valid``, ``test``: the scores ``before`` and ``after`` with the ``gain``.
+    - ``requests``: tokens, cost and seconds of one request ``before`` and ``after``.
+    - ``examples``: the compared examples as ``rows``, with inputs, gold, scores and their ``runs``;
+      ``in_full`` of them have the ``calls`` of their runs. ``prompts`` are starts that all requests
+      of a component share, which the messages of calls leave out.
+    - ``candidates``: every configuration that was evaluated; ``None`` if they are not recorded.
+    - ``methods``, ``changes``, ``decisions``, ``jobs``, ``components``, ``failures``: rows of the
+      report's tables; ``detectable`` the gains that the run can detect.
+    - ``training``, ``rewards``: what was learned; ``None`` without it.
+    - ``spent``, ``provenance``: the costs and the origin of the run.
 
     Args:
         path: the directory of a finished or unfinished run.
-        traces: whether to read the traces, for ``components``, ``failures`` and ``examples``.
+        traces: whether to read the traces, for ``components``, ``failures``, ``requests`` and
+            ``examples``.
 
     Raises:
         RunDirectoryError: the folder is not a run directory, or one of its files is broken.
     """
     with inconsistency_errors(path):
-        record = Record.read(path)
-        facts = _summarized(record, str(path)) | (read_traces(record) if traces else {})
-        known = to_strict_json(facts)
-        return {**headline(known), **known}
+        facts = _summarized(Record.read(path), str(path), traces=traces)
+    return {**facts, "training": training_facts(path), "rewards": reward_facts(path)}
 
 
-def _summarized(record: Record, path: str) -> Facts:
+def _summarized(record: Record, path: str, *, traces: bool) -> Facts:
     config, state, search = record.config, record.state, record.state.search
     seed, first = config["optimize"]["seed"], record.evaluation("before")
-    candidates = read_candidates(record.folder)
+    candidates, changes = read_candidates(record.folder), _changes(record)
     records = (record, *record.baselines())
     skipped = dict.fromkeys(e["skipped"] for e in record.events if e.get("skipped"))
-    return {
+    facts: Facts = {
         "run": path,
         "system": config["system"],
         "metric": config["metric"],
@@ -103,21 +106,19 @@ def _summarized(record: Record, path: str) -> Facts:
         "stopped": search.stopped if search else "",
         "test_skipped": "; ".join(skipped),
         "alpha": config["optimize"]["alpha"],
-        "plan": attributes_of(search.plan, "decisions", "jobs", "cost", "level")
-        if search
-        else None,
+        "plan": {name: getattr(search.plan, name) for name in PLAN} if search else None,
         "valid": _split(record, "before", "incumbent"),
         "test": _split(record, "test_before", "test_after"),
         "methods": _methods(record),
         "graph": config["graph"],
-        "curves": [_curve(each) for each in records],
-        "changes": _changes(record),
+        "changes": changes,
+        "start": next((_start(e) for e in record.all("start")), None),
         "decisions": [
             {**items_of(e, DECISION), "over": e.get("over", []), "at": _runs(e)}
             for e in record.all("decision")
         ],
-        "outlook": _outlook(record),
-        "front": _front(candidates),
+        "detectable": _detectable(record),
+        "candidates": _candidates(candidates),
         "cost_notes": describe_costs(candidates),
         "proposals": _proposals(record),
         "jobs": [_job(e) for e in record.all("job")],
@@ -130,10 +131,33 @@ def _summarized(record: Record, path: str) -> Facts:
         },
         "provenance": _provenance(record),
     }
+    if traces:
+        facts |= read_evidence(record, components_of(change["key"] for change in changes))
+    known = to_strict_json(facts)
+    return {**headline(known), **known}
+
+
+def reward_facts(path: str | Path) -> Facts | None:
+    """Return the facts on a run's local rewards as JSON types; ``None`` if it has none.
+
+    If the records cannot be read, the reason is returned as ``problem``, and the rest of the report
+    is still written.
+    """
+    if UntrustedFolder(path).kind(f"{FOLDER}/card.json") is None:
+        return None
+    try:
+        with inconsistency_errors(path):
+            return to_strict_json(asdict(Inspection.open(path).overview()))
+    except CompoundError as error:
+        return {"problem": str(error)}
 
 
 def _runs(event: Facts) -> float:
     return float(event["spent"].get("system_runs", 0.0))
+
+
+def _start(event: Facts) -> Facts:
+    return {"at": _runs(event), **items_of(event, ("mean", "low", "high"))}
 
 
 def _spent(record: Record) -> Facts:
@@ -143,7 +167,7 @@ def _spent(record: Record) -> Facts:
     return {**record.spent, **({"incidents": incidents} if incidents else {})}
 
 
-def _outlook(record: Record) -> Facts:
+def _detectable(record: Record) -> Facts:
     """Return the gains that the run can detect; empty if they were not estimated."""
     for event in record.all("outlook")[:1]:
         names = ("detection", "jobs", "told", "duplicates")
@@ -151,32 +175,26 @@ def _outlook(record: Record) -> Facts:
     return {}
 
 
-def _front(candidates: Sequence[CandidateRecord]) -> Facts | None:
-    """Return the front of score against cost, with the initial and the chosen configuration."""
-    if len(candidates) < 2:
+def _candidates(candidates: Sequence[CandidateRecord]) -> Facts | None:
+    """Return all evaluated configurations, and the front of gain against cost."""
+    if not candidates:
         return None
     cost, best = cost_name(candidates), front(candidates)
-    worst = (
-        min(candidate.gain or 0.0 for candidate in candidates),
-        max(float(getattr(candidate, cost)) for candidate in candidates),
-    )
-    shown = [c for c in candidates if c in best or c.chosen or c.fate == "start"]
-    names = ("mean", "low", "high", "gain", "evaluations", "fate", "chosen")
+    costs = [float(getattr(candidate, cost)) for candidate in candidates]
+    worst = min(candidate.gain or 0.0 for candidate in candidates), max(costs)
+    numbers = {candidate.digest: number for number, candidate in enumerate(candidates, 1)}
     rows = [
         {
-            **attributes_of(c, *names),
-            "cost": getattr(c, cost),
-            "on_front": c in best,
-            "changed": [*c.values],
+            **asdict(candidate),
+            "number": number,
+            "parent": numbers.get(candidate.parent),
+            "cost": getattr(candidate, cost),
+            "on_front": candidate in best,
         }
-        for c in shown
+        for number, candidate in enumerate(candidates, 1)
     ]
-    return {
-        "cost": cost,
-        "candidates": len(candidates),
-        "hypervolume": hypervolume([(c.gain or 0.0, getattr(c, cost)) for c in best], worst),
-        "rows": sorted(rows, key=lambda row: float(row["cost"])),
-    }
+    points = [(c.gain or 0.0, float(getattr(c, cost))) for c in best]
+    return {"cost": cost, "hypervolume": hypervolume(points, worst), "rows": rows}
 
 
 def _split(record: Record, before: str, after: str) -> Facts:
@@ -193,7 +211,7 @@ def _proposals(record: Record) -> Facts | None:
         return None
     stopped = {lm: tally.stopped for lm, tally in search.ledger.models.items() if tally.stopped}
     return {
-        **totals(search.ledger.usage),
+        **search.ledger.usage.to_json(),
         "models": requests_since(search.ledger),
         "stopped": stopped,
     }
@@ -201,13 +219,9 @@ def _proposals(record: Record) -> Facts | None:
 
 def _methods(record: Record) -> list[Facts]:
     """Return a row for the unoptimized system, for this method, and for each baseline."""
-    start: Facts = {
-        "method": "unoptimized",
-        "valid": summary(record.evaluation("before")),
-        "test": summary(record.evaluation("test_before")),
-        "gain": None,
-        "versus": None,
-    }
+    first = {"valid": record.evaluation("before"), "test": record.evaluation("test_before")}
+    scores = {split: summary(evaluation) for split, evaluation in first.items()}
+    start: Facts = {"method": "unoptimized", **scores, "gain": None, "versus": None}
     rows = [start, _method(record)]
     ours = record.evaluation("test_after")
     for other in record.baselines():
@@ -238,27 +252,21 @@ def _method(record: Record) -> Facts:
 def _changes(record: Record) -> list[Facts]:
     """Return the changed parameters; the kind is ``text``, ``demos`` or ``value``."""
     before, after = record.start.to_json(), record.best.to_json()
-    values = {
-        change.key: (before.get(change.key), after.get(change.key))
-        for change in record.start.diff(record.best)
-    }
-    return [
-        {"key": key, "kind": _kind(*both), "before": both[0], "after": both[1]}
-        for key, both in values.items()
-    ]
+    rows = []
+    for key in (change.key for change in record.start.diff(record.best)):
+        old, new = before.get(key), after.get(key)
+        rows.append({"key": key, "kind": _kind(old, new), "before": old, "after": new})
+    return rows
 
 
 def _kind(before: object, after: object) -> str:
     values = [value for value in (before, after) if value]
-    if values and all(isinstance(v, list) and all(_is_demo(item) for item in v) for v in values):
+    items = [item for value in values for item in (value if isinstance(value, list) else [None])]
+    if items and all(isinstance(i, Mapping) and {"inputs", "outputs"} <= set(i) for i in items):
         return "demos"
     texts = [value for value in values if isinstance(value, str)]
     prose = any(" " in text or "\n" in text or len(text) > 40 for text in texts)
     return "text" if prose and len(texts) == len(values) else "value"
-
-
-def _is_demo(value: object) -> bool:
-    return isinstance(value, Mapping) and {"inputs", "outputs"} <= set(value)
 
 
 def _job(event: Facts) -> Facts:
@@ -273,39 +281,7 @@ def _job(event: Facts) -> Facts:
     }
 
 
-def _curve(record: Record) -> Facts:
-    """Return the scores of a method over its search: the start, train comparisons and decisions."""
-    jobs = [job for job in map(_job, record.all("job")) if job.get("train_after") is not None]
-    return {
-        "method": record.method,
-        "start": [
-            {"at": _runs(e), **items_of(e, ("mean", "low", "high"))} for e in record.all("start")
-        ],
-        "train": [
-            {
-                "at": job["at"],
-                "before": job["train_before"],
-                "after": job["train_after"],
-                "proposed": bool(job["values"]),
-            }
-            for job in jobs
-            if job["train_before"] is not None
-        ],
-        "decisions": [
-            {
-                "at": _runs(e),
-                **items_of(e, ("decision", "accepted", "before", "after")),
-                "changed": [change[0] for change in e["changes"]],
-            }
-            for e in record.all("decision")
-            if "after" in e and "before" in e
-        ],
-        "end": record.spent.get("system_runs", 0.0),
-    }
-
-
 def _provenance(record: Record) -> Facts:
-    """Return the information for reproducing the run."""
     config, evaluated = record.config, record.evaluation("before")
     times = [e["at"] for e in record.events if "at" in e]
     return {
@@ -320,3 +296,113 @@ def _provenance(record: Record) -> Facts:
         "began": times[0] if times else None,
         "ended": times[-1] if times else None,
     }
+
+
+# --- the result in words --------------------------------------------------------------------------
+
+
+def headline(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``title``, ``sentence``, ``verdict`` and ``doubtful``.
+
+    The verdict is ``better``, ``worse``, ``unclear``, ``unchanged`` or ``unmeasured``; ``doubtful``
+    is the decision on a change that only scored higher, if there is one.
+    """
+    split = "test" if facts["test"]["gain"] else "valid"
+    result, missing = facts[split], facts["missing"]
+    if result["before"] is None:
+        sentence = "There is no result yet: the run stopped before the first validation score."
+        about = {"title": "no result yet", "sentence": sentence, "verdict": "unmeasured"}
+        return {**about, "doubtful": None}
+    if result["after"] is None:
+        raise ValueError("the score after the search is missing")
+    before, after = number(result["before"]["mean"]), number(result["after"]["mean"])
+    if facts["changes"]:
+        verdict, numbers = _verdict(result["gain"]), f"{before} → {after}"
+        sentence = describe_change(result, split, verdict)
+    else:
+        verdict = "unchanged"
+        numbers = f"{before} so far" if missing else f"{before}, unchanged"
+        sentence = _no_change(facts, split)
+    return {
+        "title": f"{SPLITS[split]} score {numbers}",
+        "sentence": f"Unfinished: {missing}. So far: {sentence}" if missing else sentence,
+        "verdict": verdict,
+        "doubtful": _doubtful(facts["decisions"]),
+    }
+
+
+def _verdict(gain: Mapping[str, Any] | None) -> str:
+    if gain is None or gain["low"] is None or gain["high"] is None:
+        return "unclear"
+    return "better" if gain["low"] > 0 else "worse" if gain["high"] < 0 else "unclear"
+
+
+def describe_change(result: Mapping[str, Any], split: str, verdict: str) -> str:
+    """Return the sentence on a change of the score, with the reason if it may be due to chance."""
+    gain, is_test = result["gain"], split == "test"
+    verb, noun = {"better": ("rose", "gain"), "worse": ("fell", "loss")}.get(
+        verdict, ("went", "change")
+    )
+    start = (
+        f"On the {SPLITS[split]} split the score {verb} from {interval(result['before'])} "
+        f"to {interval(result['after'])}, a {noun} of {interval(gain, signed)}"
+    )
+    p = f", one-sided p {equals(gain['p'])}" if is_test else ""
+    claim = f"{start} ({plural(gain['n'], 'example')}, 95 % intervals{p})."
+    if verdict != "unclear":
+        return claim
+    if gain["low"] is not None:
+        which = ", which is two-sided," if is_test and gain["p"] < ONE_SIDED else ""
+        reason = f"the interval{which} includes zero"
+    elif gain["n"] == 1:
+        reason = "one example gives no estimate of the variation"
+    else:
+        reason = "identical differences give no interval unless the metric declares its range"
+    return f"{claim} The change may be due to chance: {reason}."
+
+
+def _no_change(facts: Mapping[str, Any], split: str) -> str:
+    before, tested = facts[split]["before"], [d for d in facts["decisions"] if d["after"]]
+    claim = f"No change was accepted: {_why_nothing(facts, tested)}. The system is unchanged."
+    if facts["missing"]:
+        claim = f"{plural(len(tested), 'candidate')} tested, none accepted."
+    score = f"Its {SPLITS[split]} score is {interval(before)}"
+    return f"{claim} {score} ({plural(before['n'], 'example')}, 95 % interval)."
+
+
+def _why_nothing(facts: Mapping[str, Any], tested: Sequence[Mapping[str, Any]]) -> str:
+    if tested:
+        higher = [
+            (1.0 if d["p"] is None else d["p"], d["level"])
+            for d in tested
+            if d["after"]["mean"] > d["before"]["mean"]
+        ]
+        start = f"of {plural(len(tested), 'candidate')} tested on the validation split"
+        if not higher:
+            return f"{start}, none scored higher"
+        smallest, level = min(higher, key=itemgetter(0))
+        return (
+            f"{start}, {len(higher)} scored higher, but not significantly (smallest p "
+            f"{equals(smallest)}, above the level {p_value(level)})"
+        )
+    if facts["decisions"]:
+        return "a change was proposed, but the budget ended before it could be tested"
+    worked = [job for job in facts["jobs"] if job["runs"]]
+    tried = sum(job["tried"] or 0 for job in worked)
+    if not tried:
+        return "no candidate was proposed" if worked else "no optimizer job could run"
+    return (
+        f"{plural(tried, 'candidate')} tried on train examples, none better than the incumbent, so "
+        "none was tested on the validation split"
+    )
+
+
+def _doubtful(decisions: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the decision on a change that only scored higher, if there is one."""
+    kept = next((d for d in reversed(decisions) if d["accepted"]), None)
+    promising = [d for d in decisions if d["verdict"] == "promising"]
+    if kept is not None:
+        found = kept if kept["verdict"] == "promising" else None
+    else:
+        found = max(promising, key=lambda d: float(d["probability"] or 0), default=None)
+    return found if found and found["p"] is not None else None

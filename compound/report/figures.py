@@ -1,4 +1,4 @@
-"""The canvas, palette and style that all plots share, and the plot of scores by iteration.
+"""The canvas, palette and style that all plots share, and the plots of scores and candidates.
 
 Plots are drawn in the colours of `PALETTE`, which `use_page_colors` replaces by the variables of a
 page.
@@ -11,12 +11,12 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compound.core.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
@@ -27,6 +27,7 @@ PALETTE = {
     "paper": "#fffffe",
     "accent": "#2458a8",
     "good": "#1b7d4a",
+    "bad": "#b23a2f",
     "llm": "#e2ebfa",
     "retriever": "#e1f3e7",
     "choice": "#fcefd6",
@@ -36,38 +37,9 @@ PALETTE = {
     "other2": "#7b4fa4",
     "other3": "#0e7a82",
 }
-OTHERS = ("other1", "other2", "other3")
-WIDE, TALL = 10.4, 4.7  # inches of a plot over the whole page
+WIDE, TALL = 10.4, 3.3  # inches of a plot over the whole page
 SMALL = 8.5
-STYLE = {
-    "axes.axisbelow": True,
-    "axes.edgecolor": PALETTE["rule"],
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.labelcolor": PALETTE["ink"],
-    "axes.labelsize": SMALL,
-    "axes.spines.left": False,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlecolor": PALETTE["ink"],
-    "axes.titlelocation": "left",
-    "axes.titlesize": 9.5,
-    "figure.constrained_layout.use": True,
-    "grid.color": PALETTE["rule"],
-    "grid.linewidth": 0.7,
-    "legend.fontsize": SMALL,
-    "legend.frameon": False,
-    "legend.labelcolor": PALETTE["ink"],
-    "text.color": PALETTE["ink"],
-    "text.parse_math": False,
-    "svg.fonttype": "none",
-    "xtick.labelcolor": PALETTE["muted"],
-    "xtick.labelsize": SMALL,
-    "xtick.major.size": 0,
-    "ytick.labelcolor": PALETTE["muted"],
-    "ytick.labelsize": SMALL,
-    "ytick.major.size": 0,
-}
+STYLE = Path(__file__).with_name("figures.mplstyle")
 
 
 @contextmanager
@@ -90,7 +62,8 @@ def figure_to_svg(width: float, height: float, prefix: str) -> Iterator[tuple[Fi
     file, svg = io.StringIO(), list[str]()
     with mpl.rc_context(), warnings.catch_warnings():
         mpl.rcdefaults()
-        mpl.rcParams.update({**STYLE, "svg.hashsalt": prefix})
+        mpl.rcParams.update(mpl.rc_params_from_file(STYLE, use_default_template=False))
+        mpl.rcParams["svg.hashsalt"] = prefix
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # the reader's fonts draw it
         figure = Figure(figsize=(width, height))
         yield figure, svg
@@ -130,100 +103,90 @@ def use_integer_ticks(axis: Axis) -> None:
     locator.set_params(integer=True)
 
 
-def draw_interval(axes: Axes, x: float, limits: Mapping[str, Any], color: str) -> None:
-    """Draw the interval of a score as a vertical line, if its limits are known."""
-    if limits["low"] is not None and limits["high"] is not None:
-        axes.plot([x, x], [limits["low"], limits["high"]], color=color, linewidth=1.2, alpha=0.75)
+# --- scores and candidates ------------------------------------------------------------------------
 
 
-# --- scores by iteration --------------------------------------------------------------------------
-
-
-def curve_svg(facts: Mapping[str, Any]) -> str:
-    """Return the plot of a run's scores, with the test scores on the right if there are any.
+def scores_svg(facts: Mapping[str, Any]) -> str:
+    """Return the plot of each method's scores, and of the differences by example.
 
     Raises:
         MissingExtra: matplotlib is not installed.
     """
-    curves = [curve for curve in facts["curves"] if curve["start"]]
-    tests = [(row["method"], row["test"]) for row in facts["methods"] if row["test"]]
-    widths = [5.2, 1.0] if tests else [1.0]
-    with figure_to_svg(WIDE, TALL, "curve") as (figure, svg):
-        panels = figure.subplots(1, len(widths), sharey=True, squeeze=False, width_ratios=widths)
-        axes = panels[0, 0]
-        for place, curve in reversed(list(enumerate(curves))):
-            _draw_curve(axes, curve, _color(place), main=place == 0)
-        axes.set(xlim=(0, 1.02 * max([1.0, *(curve["end"] for curve in curves)])))
-        axes.set(xlabel="system runs spent on the search", ylabel="score")
-        if tests:
-            _draw_tests(panels[0, 1], tests)
-        handles, names = axes.get_legend_handles_labels()
-        figure.legend(handles[::-1], names[::-1], loc="outside lower center", ncols=5)
+    methods = [row for row in facts["methods"] if row["valid"] or row["test"]]
+    gains = sorted(row["difference"] for row in facts["examples"]["rows"])
+    panels = 2 if facts["changes"] and gains else 1
+    with figure_to_svg(WIDE, max(2.4, 0.55 * len(methods) + 1.4), "scores") as (figure, svg):
+        axes = figure.subplots(1, panels, squeeze=False)[0]
+        for split, label, up, color in (
+            ("valid", "validation", 0.14, PALETTE["muted"]),
+            ("test", "test", -0.14, PALETTE["accent"]),
+        ):
+            found = [(up - y, row[split]) for y, row in enumerate(methods) if row[split]]
+            known = [(y, s["low"], s["high"]) for y, s in found if s["low"] is not None]
+            axes[0].hlines(*columns_of(known, 3), color=color, linewidth=2.2, alpha=0.55)
+            means, places = [score["mean"] for _, score in found], [y for y, _ in found]
+            axes[0].plot(means, places, "o", color=color, markersize=6, label=label)
+        names = [clip_name(row["method"]) for row in methods]
+        axes[0].set_yticks([-y for y in range(len(names))], names, color=PALETTE["ink"])
+        axes[0].set(ylim=(0.6 - len(names), 0.6), xlabel="score")
+        axes[0].grid(visible=True, axis="x")
+        axes[0].grid(visible=False, axis="y")
+        figure.legend(loc="outside lower left", ncols=2)
+        if panels == 2:
+            colors = [PALETTE["bad" if g < 0 else "good" if g > 0 else "muted"] for g in gains]
+            axes[1].bar(range(1, len(gains) + 1), gains, width=0.8, color=colors)
+            axes[1].axhline(0, color=PALETTE["muted"], linewidth=0.9)
+            axes[1].set(xlabel="examples, sorted", ylabel="score after minus before")
+            use_integer_ticks(axes[1].xaxis)
     return svg[0]
 
 
-def _color(place: int) -> str:
-    return PALETTE["accent" if place == 0 else OTHERS[(place - 1) % len(OTHERS)]]
+def columns_of(rows: Sequence[Sequence[float]], number: int) -> list[list[float]]:
+    """Return the columns of rows, which may be none."""
+    return [[row[i] for row in rows] for i in range(number)]
 
 
-def _draw_curve(axes: Axes, curve: Mapping[str, Any], color: str, *, main: bool) -> None:
-    """Draw a method: the line of its best score, and for the main method every comparison."""
-    decided = [{**d, **d["after"], "name": str(d["decision"])} for d in curve["decisions"]]
-    kept = [{**curve["start"][0], "name": ""}, *(d for d in decided if d["accepted"])]
-    rejected = [{**d, "name": f"({d['name']})"} for d in decided if not d["accepted"]]
-    xs, ys = [point["at"] for point in kept], [point["mean"] for point in kept]
-    axes.plot(
-        [*xs, max(curve["end"], xs[-1])],
-        [*ys, ys[-1]],
-        drawstyle="steps-post",
-        color=color,
-        linewidth=1.8 if main else 1.2,
-        linestyle="-" if main else (0, (5, 2)),
-        label=f"best so far: {clip_name(curve['method'])}",
-    )
-    if main:
-        _draw_points(axes, kept, color, color, "validation, accepted (95 %)")
-        _draw_points(
-            axes, rejected, PALETTE["muted"], PALETTE["paper"], "validation, rejected (95 %)"
-        )
-        _draw_train(axes, curve["train"])
-    else:
-        axes.plot(xs[1:], ys[1:], "o", color=color, markersize=4)
+FATES = {  # label, colour and marker; other fates are those of candidates that were not proposed
+    "start": ("initial", "ink", "s"),
+    "chosen": ("chosen", "good", "D"),
+    "decided": ("compared on validation examples", "accent", "o"),
+    "other": ("compared on train examples only", "muted", "o"),
+}
 
 
-def _draw_points(
-    axes: Axes, points: Sequence[Mapping[str, Any]], color: str, fill: str, label: str
-) -> None:
-    """Draw scores with their intervals and the numbers of their decisions."""
-    for point in points:
-        draw_interval(axes, point["at"], point, color)
-        top = point["mean"] if point["high"] is None else point["high"]
-        place: dict[str, Any] = {"xytext": (0, 4), "textcoords": "offset points", "ha": "center"}
-        axes.annotate(point["name"], (point["at"], top), size=SMALL, color=color, **place)
-    if points:
-        xs, ys = [point["at"] for point in points], [point["mean"] for point in points]
-        look: dict[str, Any] = {"markersize": 6.5, "markerfacecolor": fill, "markeredgewidth": 1.3}
-        axes.plot(xs, ys, "o", color=color, label=label, zorder=4, **look)
+def fate_of(candidate: Mapping[str, Any]) -> str:
+    """Return the group of a candidate, a key of `FATES`."""
+    groups = {"start": "start", "not proposed": "other", "proposed": "other"}
+    return "chosen" if candidate["chosen"] else groups.get(candidate["fate"], "decided")
 
 
-def _draw_train(axes: Axes, comparisons: Sequence[Mapping[str, Any]]) -> None:
-    """Draw each job's comparison on train examples as a stem from before to after."""
-    look: dict[str, Any] = {"color": PALETTE["muted"], "linewidth": 0.9}
-    for point in comparisons:
-        axes.plot([point["at"]] * 2, [point["before"], point["after"]], **look)
-        axes.plot(point["at"], point["before"], "_", markersize=7, **look)
-    if found := [point for point in comparisons if point["proposed"]]:
-        xs, ys = [point["at"] for point in found], [point["after"] for point in found]
-        label = "train: incumbent, proposal"
-        axes.plot(xs, ys, "^", markersize=4.5, color=PALETTE["muted"], label=label)
+def candidates_svg(candidates: Mapping[str, Any]) -> str:
+    """Return the plot of all candidates in order, and of their gain against their cost.
 
-
-def _draw_tests(axes: Axes, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-    """Draw the test scores, with a column for each method."""
-    for x, (_, test) in enumerate(rows):
-        color = PALETTE["muted"] if x == 0 else _color(x - 1)
-        draw_interval(axes, x, test, color)
-        axes.plot(x, test["mean"], "s", color=color, markersize=6)
-    axes.set(xlim=(-0.6, len(rows) - 0.4), title="test split")
-    names = [clip_name(method, 14) for method, _ in rows]
-    axes.set_xticks(range(len(rows)), names, rotation=35, ha="right", rotation_mode="anchor")
+    Raises:
+        MissingExtra: matplotlib is not installed.
+    """
+    with figure_to_svg(WIDE, TALL, "candidates") as (figure, svg):
+        scores, costs = figure.subplots(1, 2, width_ratios=[1.5, 1])
+        for group, (label, color, marker) in reversed(FATES.items()):
+            rows = [row for row in candidates["rows"] if fate_of(row) == group]
+            if not rows:
+                continue
+            main = group != "other"
+            look: dict[str, Any] = {"color": PALETTE[color], "marker": marker, "linestyle": ""}
+            look["markersize"] = 6.5 if main else 3.5
+            known = [(r["number"], r["low"], r["high"]) for r in rows if r["low"] is not None]
+            faint = 0.7 if main else min(0.25, 20 / len(rows))
+            scores.vlines(*columns_of(known, 3), color=PALETTE[color], alpha=faint)
+            points = [(row["number"], row["mean"]) for row in rows]
+            scores.plot(*columns_of(points, 2), label=label, **look)
+            gains = [(row["cost"], row["gain"]) for row in rows if row["gain"] is not None]
+            costs.plot(*columns_of(gains, 2), **look)
+        best = sorted((r["cost"], r["gain"]) for r in candidates["rows"] if r["on_front"])
+        costs.step(*columns_of(best, 2), where="post", color=PALETTE["good"], linewidth=1.2)
+        scores.set(xlabel="candidate, in the order of the search", ylabel="mean score (95 %)")
+        use_integer_ticks(scores.xaxis)
+        unit = "US dollars" if candidates["cost"] == "usd" else "tokens"
+        costs.set(xlabel=f"{unit} per request", ylabel="gain on the same examples")
+        figure.legend(*scores.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return svg[0]

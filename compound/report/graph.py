@@ -7,10 +7,8 @@ several layers passes through waypoints, which are ordered together with the nod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from html import escape
 from itertools import pairwise
 
 import networkx as nx
@@ -18,24 +16,18 @@ import networkx as nx
 from compound.core.errors import DeclarationError, suggest_name
 from compound.graph.draw import GraphDocument, as_document, as_mermaid, as_text
 from compound.graph.system import System
-from compound.report.figures import PALETTE, clip_name
+from compound.report.figures import clip_name
+from compound.report.rendering import render_svg
 
 SWEEPS = 4  # back-and-forth passes of the barycentre heuristic
 LETTER, SMALL = 5.6, 4.5  # points, width of a letter of a node's name, and of smaller text
 ROW, TALL = 56.0, 33.0  # points, distance of rows and height of a node
 OUTER = ("input", "output")
 FILL = {
-    "llm": "llm",
-    "retriever": "retriever",
-    "selector": "choice",
-    "hyperparameter": "choice",
-    "loop": "flow",
-    "map": "flow",
-    "input": "paper",
-    "output": "paper",
+    **{"llm": "llm", "retriever": "retriever", "selector": "choice", "hyperparameter": "choice"},
+    **{"loop": "flow", "map": "flow", "input": "paper", "output": "paper"},
 }
 Edges = Mapping[tuple[str, str], str]  # label by source and target
-Points = Sequence[tuple[float, float]]
 
 
 def draw(system: System, form: str = "text") -> str:
@@ -48,14 +40,13 @@ def draw(system: System, form: str = "text") -> str:
     Raises:
         DeclarationError: the format is unknown.
     """
-    forms: Mapping[str, Callable[[], str]] = {
-        "text": lambda: as_text(system),
-        "mermaid": lambda: as_mermaid(as_document(system)),
-        "svg": lambda: graph_svg(as_document(system)),
-    }
+    if form == "text":
+        return as_text(system)
+    forms = {"mermaid": as_mermaid, "svg": graph_svg}
     if form not in forms:
-        raise DeclarationError(f"no drawing format {form!r}", hint=suggest_name(form, forms))
-    return forms[form]()
+        hint = suggest_name(form, ("text", *forms))
+        raise DeclarationError(f"no drawing format {form!r}", hint=hint)
+    return forms[form](as_document(system))
 
 
 @dataclass(frozen=True)
@@ -76,22 +67,28 @@ def graph_svg(drawing: GraphDocument) -> str:
     """Return the SVG of a graph, given as by `compound.graph.draw.as_document`."""
     kinds, edges = _with_outputs(drawing)
     layer = _layers(kinds, edges)
-    chains = {edge: _chain(edge, layer) for edge in edges}
+    chains = {}  # the ends of each edge, with a waypoint for each layer in between
+    for a, b in edges:
+        between = range(layer[a] + 1, layer[b])
+        chains[a, b] = [a, *(f"{a}>{b}@{i}" for i in between), b]
     order = _ordered(layer, chains)
     rows = max((len(names) for names in order.values()), default=1)
     tall = ROW * (rows - 1) + TALL + 14
     boxes, wide = _boxes(order, kinds, edges, tall)
-    parts = [_edge(edges[edge], chains[edge], [*chains.values()], boxes) for edge in edges]
-    parts += [_node(name, kind, boxes[name]) for name, kind in kinds.items()]
-    arrow = (
-        '<marker id="graph-arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" '
-        'markerHeight="8" orient="auto"><path d="M0 1 8 4 0 7Z" '
-        f'style="fill:{PALETTE["muted"]}"/></marker>'
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide:.1f}pt" height="{tall:.1f}pt" '
-        f'viewBox="0 0 {wide:.1f} {tall:.1f}" font-family="sans-serif"><defs>{arrow}</defs>'
-        f"{''.join(parts)}</svg>"
+    chains_of = [*chains.values()]
+    return render_svg(
+        "graph.jinja",
+        {
+            "wide": wide,
+            "tall": tall,
+            "edges": [
+                (clip_name(edges[edge]), *_path(chains[edge], chains_of, boxes)) for edge in edges
+            ],
+            "nodes": [(_title(name, kind), kind, boxes[name]) for name, kind in kinds.items()],
+            "OUTER": OUTER,
+            "fill": FILL,
+            "small": SMALL,
+        },
     )
 
 
@@ -122,13 +119,6 @@ def _layers(kinds: Mapping[str, str], edges: Edges) -> dict[str, int]:
     return layer
 
 
-def _chain(edge: tuple[str, str], layer: Mapping[str, int]) -> list[str]:
-    """Return the ends of an edge with a waypoint for each layer in between."""
-    source, target = edge
-    between = range(layer[source] + 1, layer[target])
-    return [source, *(f"{source}>{target}@{i}" for i in between), target]
-
-
 def _ordered(
     layer: Mapping[str, int], chains: Mapping[tuple[str, str], list[str]]
 ) -> dict[int, list[str]]:
@@ -147,14 +137,13 @@ def _ordered(
         for i in sorted(order, reverse=not forth):
             adjacent = order.get(i - 1 if forth else i + 1, [])
             place = {name: index - (len(adjacent) - 1) / 2 for index, name in enumerate(adjacent)}
-            order[i].sort(key=partial(_barycentre, links, place))
+
+            def mean_place(name: str, place: Mapping[str, float] = place) -> float:
+                found = [place[n] for n in links[name] if n in place]
+                return sum(found) / len(found) if found else 0.0
+
+            order[i].sort(key=mean_place)
     return order
-
-
-def _barycentre(links: nx.Graph[str], place: Mapping[str, float], name: str) -> float:
-    """Return the mean position of the neighbours that have a place, 0 if none has."""
-    found = [place[n] for n in links[name] if n in place]
-    return sum(found) / len(found) if found else 0.0
 
 
 def _title(name: str, kind: str) -> str:
@@ -164,7 +153,6 @@ def _title(name: str, kind: str) -> str:
 def _boxes(
     order: Mapping[int, Sequence[str]], kinds: Mapping[str, str], edges: Edges, tall: float
 ) -> tuple[dict[str, _Box], float]:
-    """Return the boxes of all nodes and waypoints, and the width of the drawing."""
     widths = {
         name: max(58.0, LETTER * len(_title(name, kind)) + 22, SMALL * len(kind) + 22)
         for name, kind in kinds.items()
@@ -182,38 +170,15 @@ def _boxes(
     return boxes, x + 4
 
 
-def _node(name: str, kind: str, box: _Box) -> str:
-    """Draw a node: outer ones as pills, choices dashed, loops and maps with a shadow."""
-    outer, fill = kind in OUTER, FILL.get(kind, "function")
-    radius = box.height / 2 if outer else 0 if kind == "function" else 6
-    dashes = ";stroke-dasharray:3 2" if fill == "choice" else ""
-    style = f"fill:{PALETTE[fill]};stroke:{PALETTE['muted']}{dashes}"
-
-    def shape(shift: float) -> str:
-        x, y = box.side(-1)[0] + shift, box.y - box.height / 2 + shift
-        size = f'width="{box.width:.1f}" height="{box.height:.1f}" rx="{radius:.1f}"'
-        return f'<rect x="{x:.1f}" y="{y:.1f}" {size} style="{style}"/>'
-
-    title = _text(box.x, box.y + (3.4 if outer else -2), _title(name, kind), 9.5, "ink")
-    below = "" if outer else _text(box.x, box.y + 10, kind, 7.5, "muted")
-    return f"{shape(3.5) if fill == 'flow' else ''}{shape(0)}{title}{below}"
-
-
-def _text(x: float, y: float, text: str, size: float, color: str) -> str:
-    look = f"font-size:{size}px;text-anchor:middle;fill:{PALETTE[color]}"
-    return f'<text x="{x:.1f}" y="{y:.1f}" style="{look}">{escape(text)}</text>'
-
-
-def _edge(
-    label: str, chain: Sequence[str], chains: Sequence[Sequence[str]], boxes: Mapping[str, _Box]
-) -> str:
-    """Draw an edge as a smooth arrow, labelled with its ports near the end."""
+def _path(
+    chain: Sequence[str], chains: Sequence[Sequence[str]], boxes: Mapping[str, _Box]
+) -> tuple[str, float, float]:
+    """Return the path of an edge, a smooth arrow, and the place of its label near the end."""
     source, *between, target = (boxes[name] for name in chain)
     arriving = [each for each in chains if each[-1] == chain[-1]]
     arriving.sort(key=lambda each: boxes[each[-2]].y)
-    step = min(
-        9.0, 0.7 * TALL / len(arriving)
-    )  # edges that arrive together are spread over the side
+    # Edges that arrive together are spread over the side.
+    step = min(9.0, 0.7 * TALL / len(arriving))
     x, y = target.side(-1)
     end = (x, y + step * (arriving.index(chain) - (len(arriving) - 1) / 2))
     points = [source.side(1), *(box.side(i) for box in between for i in (-1, 1)), end]
@@ -221,14 +186,7 @@ def _edge(
     for (x0, y0), (x1, y1) in pairwise(points):
         middle = (x0 + x1) / 2
         path += f"C{middle:.1f} {y0:.1f} {middle:.1f} {y1:.1f} {x1:.1f} {y1:.1f}"
-    style = f"fill:none;stroke:{PALETTE['muted']}"
-    line = f'<path d="{path}" style="{style}" marker-end="url(#graph-arrow)"/>'
     (x0, y0), (x1, y1) = points[-2:]
     part = 0.56  # past the middle, so that two edges that cross in the middle have separate labels
-    at = (x0 + (x1 - x0) * part - 3, y0 + (y1 - y0) * part * part * (3 - 2 * part) + 2.5)
-    if not label:
-        return line
-    width = SMALL * len(clip_name(label)) + 4
-    behind = f'x="{at[0] - width / 2:.1f}" y="{at[1] - 8:.1f}" width="{width:.1f}" height="10.5"'
-    rect = f'<rect {behind} style="fill:{PALETTE["paper"]}"/>'
-    return line + rect + _text(*at, clip_name(label), 7.5, "muted")
+    at = y0 + (y1 - y0) * part * part * (3 - 2 * part) + 2.5
+    return path, x0 + (x1 - x0) * part - 3, at

@@ -1,28 +1,30 @@
 """Read the files of a run for its report: configuration, events, state, scores and traces.
 
-Validation and test runs record traces; train runs of the search count in the remaining costs.
+Traces are read once: for costs, failures, and each compared example with its calls. Validation and
+test runs record them; train runs of the search count in the remaining costs.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any, Literal, NotRequired, TypeVar, cast
 
 from pydantic import TypeAdapter
 
-from compound.core.engine import NO_USAGE, Usage
+from compound.core.engine import NO_USAGE, Message, ToolCall
 from compound.core.security.untrusted import UntrustedFolder
 from compound.core.storage.state import validated
 from compound.evaluation.acceptance import paired_test
 from compound.evaluation.evaluate import Evaluation, Summary, gain_interval, joint_bounds
 from compound.execution.exchange import Exchange
 from compound.execution.rng import generator
-from compound.execution.trace import CallDocument, TraceDocument
+from compound.execution.trace import Call, CallDocument, TraceDocument, from_json
 from compound.graph.configuration import Configuration
-from compound.optimization.proposals import difference
 from compound.optimization.runs.directory import (
     as_folder,
     baselines,
@@ -32,14 +34,18 @@ from compound.optimization.runs.directory import (
 )
 from compound.optimization.runs.recorder import Event, read_events
 from compound.optimization.runs.state import OptimizationState
-from compound.report.text import shown
 
 Facts = dict[str, Any]  # JSON types
 Values = TypeVar("Values")
-SHOWN = 5  # examples per group
-GROUPS = 20  # reasons of failure to list
+IN_FULL = 200  # examples to include with their calls
+CHARACTERS = 4_000_000  # of calls and messages to include
+SHARED = 120  # characters; a shorter common start of requests is repeated in each of them
+REASONS = 20  # reasons of failure to list
+GROUPS = ("worse", "better", "failed", "equal")
 SIDES = {"test": ("test_before", "test_after"), "valid": ("before", "incumbent")}
 COUNTS = ("calls", "prompt_tokens", "completion_tokens", "cost", "unpriced")
+
+Run = tuple[str, str, int]  # configuration, example and sample
 
 
 @dataclass(frozen=True)
@@ -140,16 +146,6 @@ def compared(record: Record, before: Evaluation | None, after: Evaluation | None
     return {**gain_interval(before, after).to_json(), "p": p}
 
 
-def totals(usage: Usage) -> Facts:
-    """Return usage as JSON types."""
-    return attributes_of(usage, "calls", "prompt_tokens", "completion_tokens", "cost", "unpriced")
-
-
-def attributes_of(source: object, *names: str) -> Facts:
-    """Return some attributes of an object by name."""
-    return {name: getattr(source, name) for name in names}
-
-
 def items_of(event: Mapping[str, Any], names: Sequence[str]) -> Facts:
     """Return some items of an event by name, ``None`` for those that it does not have."""
     return {name: event.get(name) for name in names}
@@ -157,20 +153,10 @@ def items_of(event: Mapping[str, Any], names: Sequence[str]) -> Facts:
 
 def to_strict_json(facts: Values) -> Values:
     """Return facts as strict JSON: infinite limits and NaN become ``None``."""
-    return cast("Values", _strict(facts))
-
-
-def _strict(value: object) -> object:
-    if isinstance(value, Mapping):
-        return {key: _strict(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_strict(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return cast("Values", json.loads(json.dumps(facts), parse_constant=lambda _: None))
 
 
 # --- traces ---------------------------------------------------------------------------------------
-
-Run = tuple[str, str, int]  # configuration, example and sample
 
 
 class RecordedTrace(TraceDocument):
@@ -193,41 +179,31 @@ def recorded_trace(line: Mapping[str, object]) -> RecordedTrace:
     return validated(_RECORDED, line, "a trace of a run")
 
 
-@dataclass
-class _Cost:
-    """Usage of the calls of a component."""
+def read_evidence(record: Record, changed: Collection[str]) -> Facts:
+    """Return ``components``, ``failures``, ``requests`` and ``examples``.
 
-    component: str
-    executed: int = 0
-    reused: int = 0
-    seconds: float = 0.0
-    usage: Usage = NO_USAGE
+    ``requests`` are the means of one request before and after, with calls from the cache counted
+    like executed ones. The first `IN_FULL` examples, taken from all groups in turn, have ``calls``.
 
-    def add(self, call: CallDocument) -> None:
-        """Add one call; a call answered from the cache costs nothing."""
-        self.reused += call["reused"]
-        if not call["reused"]:
-            self.executed += 1
-            self.seconds += call["seconds"]
-            self.usage += Usage.from_json(call["usage"])
-
-    def to_json(self) -> Facts:
-        own = attributes_of(self, "component", "executed", "reused", "seconds")
-        return {**own, **totals(self.usage)}
-
-
-def read_traces(record: Record) -> Facts:
-    """Read the traces once and return ``components``, ``failures`` and ``examples``."""
-    split, before, after = _compared_split(record)
-    wanted = {e.configuration for e in (before, after) if e}
-    components: dict[str, _Cost] = {}
+    Args:
+        record: the run.
+        changed: components whose messages are included; all components if it is empty.
+    """
+    split, before, after = _compared(record)
+    sides = {"before": before, "after": after} if before and after else {}
+    if before and after and before.configuration == after.configuration:
+        del sides["before"]
+    by_configuration = {e.configuration: e for e in sides.values() if e}
+    rows = _rows(before, after) if before and after else []
+    in_full = {row["example"] for row in _in_turn(rows)[:IN_FULL]}
+    components: dict[str, Facts] = {}
     failures: dict[tuple[str, str, str], Facts] = {}
     failed: dict[Run, Facts] = {}  # failed test runs, by the group of their failure
-    texts: dict[Run, Facts] = {}
+    traces: dict[Run, Facts] = {}
     for line in read_records(record.folder, "traces.jsonl"):
         trace = cast("RecordedTrace", line)  # it is sealed as the run wrote it
         for call in trace["calls"]:
-            components.setdefault(call["component"], _Cost(call["component"])).add(call)
+            _add(components, call)
         run = trace["configuration"], trace["example"], trace["sample"]
         if trace.get("again") and run in failed:  # a retry replaces the failed run
             _count(failed.pop(run), trace["split"], -1)
@@ -236,21 +212,36 @@ def read_traces(record: Record) -> Facts:
             _count(group, trace["split"], 1)
             if trace["split"] == "test":
                 failed[run] = group
-        if trace["split"] == split and trace["configuration"] in wanted:
-            texts[run] = _texts(trace)
-    common = sorted(
-        (group for group in failures.values() if group["count"]), key=lambda group: -group["count"]
-    )
-    costs = components.values()
+        if trace["split"] == split and trace["configuration"] in by_configuration:
+            calls = trace["example"] in in_full
+            traces[run] = _run(trace, changed, calls=calls)
+    shown = {name: _first_runs(e) for name, e in sides.items() if e}
+    for row in rows:
+        runs = {name: traces.get(first[row["example"]], {}) for name, first in shown.items()}
+        row |= {"inputs": {}, "gold": {}, "runs": runs}
+        for facts in runs.values():
+            row |= {name: facts.pop(name) for name in ("inputs", "gold") if name in facts}
+    common = sorted((g for g in failures.values() if g["count"]), key=lambda g: -g["count"])
     return {
-        "components": [*(cost.to_json() for cost in costs), *_rest(record, costs)],
-        "failures": common[:GROUPS],
-        "other_failures": sum(group["count"] for group in common[GROUPS:]),
-        "examples": _examples(split, before, after, texts),
+        "components": [*components.values(), *_rest(record, [*components.values()])],
+        "failures": common[:REASONS],
+        "other_failures": sum(group["count"] for group in common[REASONS:]),
+        "requests": {
+            "split": split,
+            **{name: _request(traces, e, rows) for name, e in sides.items() if e},
+        },
+        "examples": {
+            "split": split,
+            "counts": {name: sum(r["group"] == name for r in rows) for name in GROUPS},
+            "repeats": len(after.rows) // max(1, len(rows)) if after else 1,
+            "in_full": _limit(rows),
+            "prompts": _share_starts(rows),
+            "rows": rows,
+        },
     }
 
 
-def _compared_split(record: Record) -> tuple[str, Evaluation | None, Evaluation | None]:
+def _compared(record: Record) -> tuple[str, Evaluation | None, Evaluation | None]:
     """Return the evaluations on the test split, or on the validation split if there are none."""
     for split, names in SIDES.items():
         before, after = map(record.evaluation, names)
@@ -259,19 +250,47 @@ def _compared_split(record: Record) -> tuple[str, Evaluation | None, Evaluation 
     return "valid", None, None
 
 
-def _rest(record: Record, costs: Iterable[_Cost]) -> list[Facts]:
-    """Return a row for the spending outside the recorded runs: train runs and prompt proposals."""
-    spent = record.spent
-    whole = Usage(*(spent.get(name, 0) for name in COUNTS))
-    rest = difference(whole, sum((cost.usage for cost in costs), NO_USAGE))
-    unknown = items_of({"component": ""}, ("component", "executed", "reused", "seconds"))
-    return [{**unknown, **totals(rest)}] if rest.calls > 0 else []
+def _rows(before: Evaluation, after: Evaluation) -> list[Facts]:
+    """Return the scores of each example, the largest losses first, then the largest gains."""
+    old, new = before.by_example(), after.by_example()
+    failed = {row.example for row in after.rows if row.failure}
+    rows = []
+    for example in (example for example in old if example in new):
+        gain = new[example] - old[example]
+        group = "failed" if example in failed else "worse" if gain < 0 else "better"
+        rows.append(
+            {
+                "example": example,
+                "group": group if gain or example in failed else "equal",
+                "before": old[example],
+                "after": new[example],
+                "difference": gain,
+            }
+        )
+    return sorted(
+        rows, key=lambda r: (GROUPS.index(r["group"]), -abs(float(r["difference"])), r["after"])
+    )
+
+
+def _in_turn(rows: Sequence[Facts]) -> list[Facts]:
+    """Return rows by their rank in their group, so that the first ones are of all groups."""
+    places = dict.fromkeys(GROUPS, 0)
+    ranks = []
+    for row in rows:
+        places[row["group"]] += 1
+        ranks.append((places[row["group"]], row))
+    return [row for _, row in sorted(ranks, key=lambda ranked: ranked[0])]
+
+
+def _first_runs(evaluation: Evaluation) -> dict[str, Run]:
+    rows = reversed(evaluation.rows)
+    return {row.example: (evaluation.configuration, row.example, row.sample) for row in rows}
 
 
 def _failure_group(failures: dict[tuple[str, str, str], Facts], trace: RecordedTrace) -> Facts:
     kind, message = trace["failure"] or ("", "")
     where = next((call["component"] for call in trace["calls"] if call["failure"]), "")
-    group = {"kind": kind, "message": shown(message), "where": where}
+    group = {"kind": kind, "message": message, "where": where}
     return failures.setdefault((kind, message, where), {**group, "count": 0, "valid": 0, "test": 0})
 
 
@@ -280,67 +299,158 @@ def _count(group: Facts, split: str, runs: int) -> None:
     group[split] += runs
 
 
-def _texts(trace: RecordedTrace) -> Facts:
-    """Return the parts of a trace that the report shows, cut to a readable length."""
-    inputs, failure = trace["inputs"], trace["failure"]
-    gold = {key: value for key, value in trace["gold"].items() if inputs.get(key) != value}
-    parts = {"inputs": inputs, "gold": gold, "outputs": trace["outputs"]}
+def _add(components: dict[str, Facts], call: CallDocument) -> None:
+    """Add a call to the costs of its component; a call answered from the cache costs nothing."""
+    name = call["component"]
+    empty = {"component": name, "executed": 0, "reused": 0, "seconds": 0.0, **NO_USAGE.to_json()}
+    cost = components.setdefault(name, empty)
+    cost["reused"] += call["reused"]
+    if not call["reused"]:
+        cost["executed"] += 1
+        for key, amount in {**call["usage"], "seconds": call["seconds"]}.items():
+            cost[key] += amount
+
+
+def _rest(record: Record, components: Sequence[Facts]) -> list[Facts]:
+    """Return a row for the spending outside the recorded runs: train runs and prompt proposals."""
+    spent = record.spent
+    rest = {k: spent.get(k, 0) - sum(cost[k] for cost in components) for k in COUNTS}
+    unknown = items_of({"component": ""}, ("component", "executed", "reused", "seconds"))
+    return [{**unknown, **rest}] if rest["calls"] > 0 else []
+
+
+def _request(
+    traces: Mapping[Run, Facts], evaluation: Evaluation, rows: Sequence[Facts]
+) -> Facts | None:
+    """Return the means of one request over the compared examples, ``None`` without traces."""
+    examples = {row["example"] for row in rows}
+    found = [
+        run
+        for (configuration, example, _), run in traces.items()
+        if configuration == evaluation.configuration and example in examples
+    ]
+    if not found:
+        return None
     return {
-        **{part: {k: shown(v) for k, v in values.items()} for part, values in parts.items()},
-        "failure": f"{failure[0]}: {shown(failure[1])}" if failure else "",
-        "messages": _messages(trace),
-        "feedback": "" if failure else shown(trace["feedback"]),
+        "runs": len(found),
+        "failed": sum(run["failure"] is not None for run in found),
+        **{name: fmean(run[name] for run in found) for name in (*COUNTS[1:], "seconds")},
+        "median_seconds": median(run["seconds"] for run in found),
     }
 
 
-def _messages(trace: RecordedTrace) -> dict[str, str]:
-    """Return the last message to each model call and the answer, by call."""
-    found: dict[str, str] = {}
-    for call in trace["calls"]:
-        for exchange in map(Exchange.from_json, call.get("exchanges", ())):
-            found[f"{call['address']} was sent"] = shown(exchange.messages[-1].text)
-            cut = " (cut at max_tokens)" if exchange.finish_reason == "length" else ""
-            found[f"{call['address']} answered"] = shown(exchange.completion) + cut
+# --- examples -------------------------------------------------------------------------------------
+
+
+def _run(document: RecordedTrace, changed: Collection[str], *, calls: bool) -> Facts:
+    trace, inputs = from_json(document), document["inputs"]
+    pairs = zip(document["calls"], trace.calls, strict=True) if calls else ()
+    return {
+        "inputs": inputs,
+        "gold": {
+            k: v for k, v in document["gold"].items() if v not in (inputs.get(k), trace.example)
+        },
+        "outputs": document["outputs"],
+        "failure": _failure(document["failure"]),
+        "feedback": "" if document["failure"] else document["feedback"],
+        "seconds": trace.seconds,
+        **trace.whole_usage.to_json(),
+        "calls": [_call(*pair, changed) for pair in pairs],
+    }
+
+
+def _failure(row: Sequence[str] | None) -> Facts | None:
+    return {"kind": row[0], "message": row[1]} if row else None
+
+
+def _call(document: CallDocument, call: Call, changed: Collection[str]) -> Facts:
+    names = ("address", "component", "inputs", "outputs", "seconds", "reused", "attempts")
+    in_full = call.component in changed or not changed
+    return {
+        **items_of(document, names),
+        "changed": call.component in changed,
+        "failure": _failure(document["failure"]),
+        **call.usage.to_json(),
+        "exchanges": [*map(_exchange, call.exchanges)] if in_full else [],
+    }
+
+
+def _exchange(exchange: Exchange) -> Facts:
+    return {
+        "model": exchange.model,
+        "messages": [*map(_message, exchange.messages)],
+        "answer": _with_tools(exchange.completion, exchange.tool_calls),
+        "finish_reason": exchange.finish_reason,
+        "prompt": None,  # number of the shared start that precedes the messages
+    }
+
+
+def _message(message: Message) -> Facts:
+    return {"role": message.role, "text": _with_tools(message.text, message.tool_calls)}
+
+
+def _with_tools(text: str, calls: Sequence[ToolCall]) -> str:
+    named = [f"{call.name}({call.arguments})" for call in calls]
+    return "\n".join([*([text] if text or not named else []), *named])
+
+
+def _limit(rows: Sequence[Facts]) -> int:
+    """Remove calls beyond `CHARACTERS`, and return the number of examples that have their calls."""
+    size = kept = 0
+    for row in _in_turn(rows):
+        runs = [run for run in row["runs"].values() if run.get("calls")]
+        size += sum(len(str(run["calls"])) for run in runs)
+        if size > CHARACTERS:
+            for run in runs:
+                run["calls"] = []
+        else:
+            kept += bool(runs)
+    return kept
+
+
+def _share_starts(rows: Sequence[Facts]) -> list[Facts]:
+    """Remove the start that all requests of a component share, such as its demonstrations.
+
+    Returns the starts with component and side; an exchange names its own by its place.
+    """
+    groups: dict[tuple[str, str], list[Facts]] = {}
+    for side, component, exchange in _exchanges(rows):
+        groups.setdefault((component, side), []).append(exchange)
+    found: list[Facts] = []
+    for (component, side), exchanges in groups.items():
+        start = _common_start([exchange["messages"] for exchange in exchanges])
+        if sum(len(message["text"]) for message in start) < SHARED or len(exchanges) < 2:
+            continue
+        for exchange in exchanges:
+            exchange["prompt"] = len(found)
+            own = exchange["messages"][len(start) - 1 :]
+            cut = own[0]["text"].removeprefix(start[-1]["text"])
+            exchange["messages"] = [*([{**own[0], "text": cut}] if cut else []), *own[1:]]
+        found.append({"component": component, "side": side, "messages": start})
     return found
 
 
-def _examples(
-    split: str, before: Evaluation | None, after: Evaluation | None, texts: dict[Run, Facts]
-) -> Facts:
-    """Return the examples with the largest losses and gains, and the lowest scores."""
-    if before is None or after is None:
-        return {"split": split, "counts": None, "lost": [], "gained": [], "worst": []}
-    old, new = before.by_example(), after.by_example()
-    gains = {example: new[example] - old[example] for example in old if example in new}
-    lost = sorted((e for e in gains if gains[e] < 0), key=lambda e: gains[e])
-    gained = sorted((e for e in gains if gains[e] > 0), key=lambda e: -gains[e])
-    worst = [
-        e
-        for e in sorted(gains, key=lambda e: new[e])
-        if e not in lost[:SHOWN] and new[e] < max(new.values())
-    ]
-    first, last = _first_samples(before), _first_samples(after)
-
-    def show(example: str) -> Facts:
-        then = texts.get((before.configuration, example, first[example]), {})
-        now = texts.get((after.configuration, example, last[example]), {})
-        return {
-            "example": example,
-            "inputs": now.get("inputs") or then.get("inputs", {}),
-            "gold": now.get("gold") or then.get("gold", {}),
-            "before": {**then, "score": old[example]},
-            "after": {**now, "score": new[example]},
-        }
-
-    groups = {"lost": lost, "gained": gained, "worst": worst}
-    same = len(gains) - len(lost) - len(gained)
-    return {
-        "split": split,
-        "counts": {"lost": len(lost), "gained": len(gained), "same": same},
-        "repeats": len(after.rows) // max(1, len(new)),
-        **{name: [show(e) for e in found[:SHOWN]] for name, found in groups.items()},
-    }
+def _exchanges(rows: Sequence[Facts]) -> Iterator[tuple[str, str, Facts]]:
+    for row in rows:
+        for side, run in row["runs"].items():
+            for call in run.get("calls", ()):
+                for exchange in call["exchanges"]:
+                    yield side, call["component"], exchange
 
 
-def _first_samples(evaluation: Evaluation) -> dict[str, int]:
-    return {row.example: row.sample for row in reversed(evaluation.rows)}
+def _common_start(requests: Sequence[Sequence[Facts]]) -> list[Facts]:
+    """Return the messages that all requests start with; the last one may be a part, whole lines."""
+    start: list[Facts] = []
+    for messages in zip(*requests, strict=False):
+        if len({message["role"] for message in messages}) > 1:
+            break
+        texts = {message["text"] for message in messages}
+        if len(texts) == 1:
+            start.append(dict(messages[0]))
+            continue
+        lines = zip(*(text.splitlines(keepends=True) for text in texts), strict=False)
+        same = takewhile(lambda versions: len({*versions}) == 1, lines)
+        if text := "".join(versions[0] for versions in same):
+            start.append({"role": messages[0]["role"], "text": text})
+        break
+    return start

@@ -9,30 +9,38 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from html import escape as html_escape
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, Undefined
 from markupsafe import Markup
 
+from compound.components.fields import format_inputs, format_value
 from compound.core.errors import MissingExtra
 from compound.core.formatting import plural
 from compound.graph.draw import GraphDocument, as_mermaid
-from compound.graph.space import as_demos
+from compound.graph.space import Demo, as_demos
 from compound.report.figures import PALETTE, use_page_colors
 from compound.report.text import (
     FORMATS,
+    align_columns,
+    count,
     escape_invisible,
     line,
     line_diff,
+    money,
     number,
+    shown,
     word_diff,
 )
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~$&!])")  # of Markdown
+SHORT = 80  # characters of a value in a table of examples
 CONTEXT = 300  # characters to show at each end of an unchanged passage
 LIMITS = re.compile(r"(.*?) (\[[−\d.,]+, [−\d.,]+\](?:, n = \d+)?)")  # at the end of a cell
 NONE = "–"  # shown for a missing value
@@ -86,15 +94,17 @@ def _expression(text: str) -> Callable[..., object]:
 class Figure:
     """A figure: its SVG, or the reason why it is missing, and the graph if it shows one.
 
+    ``alt`` describes the picture for readers who do not see it.
     ``instead`` replaces the figure in Markdown, which cannot show it.
     """
 
     name: str
+    alt: str = ""
     caption: str = ""
     svg: str = ""
     missing: str = ""
     graph: GraphDocument | None = None
-    instead: str = "The plot is in report.html; the tables below hold its numbers."
+    instead: str = "The plot is in report.html; the tables hold its numbers."
 
 
 def draw_figure(name: str, draw: Callable[[], str], **facts: Any) -> Figure:  # noqa: ANN401
@@ -109,11 +119,23 @@ def draw_figure(name: str, draw: Callable[[], str], **facts: Any) -> Figure:  # 
         return Figure(name, missing=missing, **facts)
 
 
-def render_markdown(template: str, context: Mapping[str, Any], start: str) -> str:
-    """Return a page of Markdown that begins with some text."""
-    environment = _environment(html=False)
-    found = environment.get_template(template).render(format="markdown.jinja", **context)
-    return escape_invisible(re.sub(r"\n{3,}", "\n\n", f"{start}\n\n{found}").strip() + "\n")
+def render_markdown(template: str, context: Mapping[str, Any]) -> str:
+    """Return a page of Markdown."""
+    return render_text(template, {**context, "format": "markdown.jinja"}) + "\n"
+
+
+def render_text(template: str, context: Mapping[str, Any]) -> str:
+    """Return a text for a terminal; empty lines separate its blocks."""
+    found = _environment(html=False).get_template(template).render(**context)
+    return escape_invisible(re.sub(r"\n{3,}", "\n\n", found).strip())
+
+
+def aligned(block: Table, headings: Sequence[str] = ()) -> str:
+    """Return a table as lines for a terminal, with the columns of some headings only."""
+    names = [heading.partition(",")[0] for heading in block.headings]
+    kept = [i for i, name in enumerate(names) if not headings or name in headings]
+    rows = [[row[i] for i in kept] for row in (block.headings, *block.rows)]
+    return "\n".join(align_columns(rows))
 
 
 def markdown_table(block: Table) -> str:
@@ -124,12 +146,17 @@ def markdown_table(block: Table) -> str:
 
 def render_html(template: str, context: Mapping[str, Any]) -> str:
     """Return a page of HTML."""
-    environment, titles = _environment(html=True), list[str]()
-    get = environment.get_template
-    body = get(template).render(format="html.jinja", titles=titles, **context)
+    get, titles = _environment(html=True).get_template, list[str]()
+    context = {**context, "titles": titles, "figure_numbers": list[str]()}
+    body = get(template).render(format="html.jinja", **context)
     safe = Markup(body)  # nosec B704  # the templates escape its parts
-    page = get("page.html").render(body=safe, titles=titles, palette=PALETTE, **context)
+    page = get("page.html").render(body=safe, palette=PALETTE, **context)
     return escape_invisible(f"{page.strip()}\n")
+
+
+def render_svg(template: str, context: Mapping[str, Any]) -> str:
+    """Return a drawing."""
+    return _environment(html=True).get_template(template).render(palette=PALETTE, **context)
 
 
 def escape(text: object) -> str:
@@ -158,29 +185,55 @@ def _environment(*, html: bool) -> Environment:
     )  # nosec B701  # the macros of Markdown escape
     environment.filters |= {
         **{name: _of_known(form) for name, form in FORMATS.items()},
+        "amount": _amount,
         "anchor": lambda title: title.lower().replace(" ", "-"),
+        "at_most": lambda value: "no limit" if value is None else count(value),
+        "brief": brief,
         "cell": _cell,
+        "demo": _demo,
         "fenced": fenced,
         "md": escape,
         "mermaid": as_mermaid,
+        "moment": _moment,
         "picture": _picture,
         "plural": plural,
         "quoted": lambda name: f"{json.dumps(name, ensure_ascii=False)}: …",
+        "repr": repr,
+        "short": lambda value: f"{value:.3g}",
+        "spelled": _spelled,
         "squeeze": lambda text: type(text)(re.sub(r"[ \n]+", " ", text).strip()),
         "suffix": lambda text, end: f"{text}{end}",
     }
     environment.globals |= {
         "NONE": NONE,
+        "aligned": aligned,
+        "answers": _answers,
         "demo_states": demo_states,
-        "example_groups": example_groups,
-        "example_heading": example_heading,
+        "first_text": lambda values: _first(values, 160),
+        "has_calls": lambda row: any(run.get("calls") for run in row["runs"].values()),
         "html_diff": _html_diff,
         "line_diff": line_diff,
-        "outcome_of": outcome_of,
+        "passages": passages,
         "tabulate": tabulate,
+        "values_of": values_of,
         "verdict_of": verdict_of,
     }
     return environment
+
+
+def _amount(value: float | None, unit: str) -> str:
+    if value is None:
+        return "no limit"
+    exact = {"tokens": count, "dollars": money}
+    return exact[unit](value) if unit in exact else f"{value:.3g}"
+
+
+def _spelled(values: Mapping[str, object], mark: str = " = ") -> str:
+    return ", ".join(f"{name}{mark}{shown(value)}" for name, value in values.items())
+
+
+def _moment(at: float | None) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at)) if at else ""
 
 
 def verdict_of(known: str | None, over: Sequence[str], accepted: bool, note: str) -> str:
@@ -192,16 +245,15 @@ def verdict_of(known: str | None, over: Sequence[str], accepted: bool, note: str
     return f"{known}, kept" if accepted else known
 
 
-def outcome_of(values: Mapping[str, object], note: str | None) -> str:
-    """Return what a job proposed, with its note."""
-    proposal, note = "; ".join(f"{k} = {brief(v)}" for k, v in values.items()), line(note or "")
-    return f"{proposal} ({note})" if proposal and note else proposal or note or "no proposal"
+def values_of(values: Mapping[str, object]) -> str:
+    """Return values by their names, each in a few words."""
+    return "; ".join(f"{name} = {brief(value)}" for name, value in values.items())
 
 
 def brief(value: object) -> str:
     """Format a value in a few words."""
     if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
-        return f"{len(value)} demonstrations"
+        return plural(len(value), "demonstration")
     return line(value, 60)
 
 
@@ -210,36 +262,50 @@ def _of_known(form: Callable[..., str]) -> Callable[..., str]:
     return lambda value, *how: form(None if isinstance(value, Undefined) else value, *how)
 
 
-def demo_states(before: object, after: object) -> list[tuple[str, Mapping[str, Any]]]:
+def demo_states(before: object, after: object) -> list[tuple[str, Demo]]:
     """Return the demonstrations of both sides, each ``kept``, ``new`` or ``removed``."""
     old, new = as_demos(before or ()), as_demos(after or ())
     found = [("kept" if demo in old else "new", demo) for demo in new]
     return [*found, *(("removed", demo) for demo in old if demo not in new)]
 
 
-def example_heading(example: Mapping[str, Any], changed: bool) -> str:
-    """Return an example's name with its scores."""
-    before, now = (number(example[side].get("score")) for side in ("before", "after"))
-    return f"{example['example']}: {before} → {now}" if changed else f"{example['example']}: {now}"
+def _demo(demo: Demo) -> str:
+    """Format a demonstration as a prompt shows it."""
+    return f"{format_inputs(demo['inputs'])}\n{format_inputs(demo['outputs'])}"
 
 
-def example_groups(example: Mapping[str, Any], changed: bool) -> dict[str, Mapping[str, str]]:
-    """Return an example's inputs, gold and outcomes that are not empty."""
-    after = example["after"]
-    groups = {
-        "input": example["inputs"],
-        "gold": example["gold"],
-        "before": _outcome(example["before"]) if changed else {},
-        "after" if changed else "output": _outcome(after),
-        "messages": after.get("messages", {}),
-    }
-    return {title: values for title, values in groups.items() if values}
+def passages(value: object) -> list[tuple[str, str]]:
+    """Return score and text of each passage that a retriever returned; empty for other values.
+
+    >>> passages([{"title": "Peru", "text": "Lima is its capital.", "score": 2.5}])
+    [('2.500', 'Peru: Lima is its capital.')]
+    """
+    items = value if isinstance(value, list) else []
+    if not all(isinstance(item, Mapping) and "text" in item for item in items):
+        return []
+    scores = (item.get("score") for item in items)
+    shown = (number(score) if isinstance(score, int | float) else "" for score in scores)
+    return [*zip(shown, map(format_value, ([item] for item in items)), strict=True)]
 
 
-def _outcome(side: Mapping[str, Any]) -> dict[str, str]:
-    """Return the outputs, the failure and the metric's feedback."""
-    extra = {name: text for name in ("failure", "feedback") if (text := side.get(name))}
-    return {**side.get("outputs", {}), **extra}
+def _answers(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return the gold value and the outcomes of an example, each in a few words."""
+    outputs = [name for run in row["runs"].values() for name in run.get("outputs", ())]
+    found = {k: v for k, v in row["gold"].items() if k in outputs} or row["gold"]
+    gold = {"gold": _first(found)} if found else {}
+    several = len(row["runs"]) > 1
+    outcomes = {name if several else "output": _outcome(run) for name, run in row["runs"].items()}
+    return {**gold, **outcomes}
+
+
+def _first(values: Mapping[str, object], limit: int = SHORT) -> str:
+    return line(next(iter(values.values())), limit) if values else NONE
+
+
+def _outcome(run: Mapping[str, Any]) -> str:
+    if failure := run.get("failure"):
+        return f"failed: {failure['kind']}: {line(failure['message'], SHORT)}"
+    return _first(run.get("outputs", {}))
 
 
 def _cell(text: str) -> tuple[str, str]:
@@ -248,20 +314,14 @@ def _cell(text: str) -> tuple[str, str]:
     return (found[1], found[2]) if found else (text, "")
 
 
-def _html_diff(before: object, after: object) -> list[tuple[str, str]]:
+def _html_diff(before: str, after: str) -> list[tuple[str, str]]:
     """Return the pieces of a diff as elements with their text; long unchanged ones are cut."""
-    names = {"old": "del", "new": "ins", "same": "span"}
-    return [
-        (names[kind], _context(text) if kind == "same" else text)
-        for kind, text in word_diff(str(before), str(after))
-    ]
-
-
-def _context(text: str) -> str:
-    left_out = len(text) - 2 * CONTEXT
-    if left_out < CONTEXT:
-        return text
-    return f"{text[:CONTEXT]} … {left_out:,} unchanged characters … {text[-CONTEXT:]}"
+    names, pieces = {"old": "del", "new": "ins", "same": "span"}, list[tuple[str, str]]()
+    for kind, text in word_diff(before, after):
+        left_out = len(text) - 2 * CONTEXT if kind == "same" else 0
+        cut = f"{text[:CONTEXT]} … {left_out:,} unchanged characters … {text[-CONTEXT:]}"
+        pieces.append((names[kind], cut if left_out >= CONTEXT else text))
+    return pieces
 
 
 def _picture(block: Figure) -> Markup:
@@ -270,6 +330,6 @@ def _picture(block: Figure) -> Markup:
     found = re.search(r'width="([\d.]+)pt" height="[\d.]+pt"', svg)
     wide = float(found[1]) * 4 / 3 if found else 800
     size = f'style="max-width:{wide:.0f}px;min-width:{0.8 * wide:.0f}px"'
-    size += f' role="img" aria-label="{block.name}"'
+    size += f' role="img" aria-label="{html_escape(block.alt or block.name)}"'
     drawn = svg.replace(found[0], size) if found else svg
     return Markup(drawn)  # nosec B704  # drawn by this package, which escapes the texts

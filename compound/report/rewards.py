@@ -6,24 +6,19 @@ function in `PLOTS` accepts any matplotlib axes, so that papers can arrange the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter
 
-from compound.core.errors import CompoundError
-from compound.core.security.untrusted import UntrustedFolder
-from compound.optimization.runs.directory import inconsistency_errors
 from compound.report.figures import PALETTE, SMALL, clip_name, figure_to_svg, use_integer_ticks
-from compound.report.record import to_strict_json
 from compound.report.rendering import Columns, Figure, Table, draw_figure, tabulate
 from compound.report.text import signed
-from compound.rewards.inspection import FOLDER, HeadView, Inspection, Overview
+from compound.rewards.inspection import HeadView, Overview
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,12 +26,7 @@ if TYPE_CHECKING:
 SHOWN = 3  # features per component in the table
 FEATURES = 8  # bars per panel
 MANY = 20  # above this many distinct values, group them
-DOTS: dict[str, Any] = {
-    "color": PALETTE["accent"],
-    "alpha": 0.3,
-    "markersize": 4,
-    "markeredgewidth": 0,
-}
+DOTS: dict[str, Any] = {"color": PALETTE["accent"], "alpha": 0.3, "markersize": 4, "mew": 0}
 FORMS = {
     "words": "number of words",
     "characters": "number of characters",
@@ -60,21 +50,6 @@ USES: Columns = {
 }
 
 
-def reward_facts(path: str | Path) -> dict[str, Any] | None:
-    """Return the facts on a run's local rewards as JSON types; ``None`` if it has none.
-
-    If the records cannot be read, the reason is returned as ``problem``, and the rest of the report
-    is still written.
-    """
-    if UntrustedFolder(path).kind(f"{FOLDER}/card.json") is None:
-        return None
-    try:
-        with inconsistency_errors(path):
-            return to_strict_json(asdict(Inspection.open(path).overview()))
-    except CompoundError as error:
-        return {"problem": str(error)}
-
-
 def use_table(heads: Sequence[Mapping[str, Any]]) -> Table:
     """Return the table of what each local reward was used for, and what that saved."""
     return tabulate([head for head in heads if head["local"]], USES)
@@ -92,10 +67,7 @@ def has_one_field(features: Iterable[str]) -> bool:
 
 
 def _field(feature: str) -> str:
-    for mark in (" in ", ".", "=", "*", "^"):
-        if mark in feature:
-            return feature.partition(mark)[0]
-    return feature
+    return re.split(r" in |[.=*^]", feature, maxsplit=1)[0]
 
 
 def spoken(feature: str, *, sole: bool = False) -> str:
@@ -216,7 +188,6 @@ def _by_label(axes: Axes, head: HeadView) -> None:
 
 
 def _scatter(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
-    """Draw points and their trend."""
     if points:
         data = np.array(points)
         axes.plot(*data.T, "o", **DOTS)
@@ -263,10 +234,8 @@ def _drift(axes: Axes, head: HeadView) -> None:
     color, when = PALETTE["accent"], [judged.iteration for judged in head.history]
     means = [judged.accuracy.mean for judged in head.history]
     axes.plot(when, means, "-", color=color, linewidth=1.6, label="cross-validated (95 %)")
-    limits = np.array(
-        [(judged.accuracy.low, judged.accuracy.high) for judged in head.history], float
-    )
-    axes.fill_between(when, *limits.reshape(-1, 2).T, color=color, alpha=0.15, linewidth=0)
+    limits = [[getattr(j.accuracy, side) for j in head.history] for side in ("low", "high")]
+    axes.fill_between(when, *np.array(limits, float), color=color, alpha=0.15, linewidth=0)
     axes.axhline(0.5, color=PALETTE["muted"], linewidth=0.9, linestyle=(0, (1, 2)), label="chance")
     use_integer_ticks(axes.xaxis)
     axes.set(xlim=(0.7, max([2, *when]) + 0.3), ylim=(min([0.4, *(m - 0.06 for m in means)]), 1.05))
@@ -274,7 +243,6 @@ def _drift(axes: Axes, head: HeadView) -> None:
 
 
 def _note(axes: Axes, text: str, *, low: bool = False) -> None:
-    """Write a note into a corner of the panel."""
     x, y, ha, va = (0.98, 0.04, "right", "bottom") if low else (0.02, 0.96, "left", "top")
     axes.text(x, y, text, transform=axes.transAxes, size=SMALL, ha=ha, va=va)
 

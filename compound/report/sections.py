@@ -2,51 +2,42 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from compound.core.formatting import plural
 from compound.core.security.untrusted import UntrustedFolder
-from compound.optimization.proposals import OUTCOMES
+from compound.optimization.proposals import describe_requests
 from compound.optimization.runs.candidate_record import FEWEST
 from compound.optimization.runs.directory import inconsistency_errors
 from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimization.settings.sections import defaults
-from compound.report.facts import summarize
-from compound.report.figures import curve_svg
+from compound.report.facts import SPLITS, read_facts
+from compound.report.figures import candidates_svg, fate_of, scores_svg
 from compound.report.graph import graph_svg
-from compound.report.headline import SPLITS
-from compound.report.record import Facts
+from compound.report.record import GROUPS, Facts
 from compound.report.rendering import (
-    NONE,
     Columns,
     Figure,
     Table,
-    brief,
     draw_figure,
-    escape,
     render_html,
     render_markdown,
+    render_text,
     table,
     tabulate,
 )
-from compound.report.rewards import reward_facts, reward_figures, use_table, weights_of
-from compound.report.text import (
-    align_columns,
-    count,
-    escape_invisible,
-    limits,
-    line,
-    line_diff,
-    money,
-    seconds,
-    shown,
-    signed,
+from compound.report.rewards import reward_figures, use_table, weights_of
+from compound.report.text import count, interval, money, seconds, signed
+from compound.report.training import (
+    answers_of,
+    caption,
+    panels_with_data,
+    trained_components,
+    training_svg,
 )
-from compound.report.training import answers_of, speeds_of, trained_components, training_facts
-from compound.report.training_curves import caption, panels_with_data, training_svg
 from compound.rewards.model import NONE as NO_BACKBONE
 
 SPENDING: Columns = {
@@ -57,23 +48,35 @@ SPENDING: Columns = {
     "#cost": "cost | money(unpriced or 0)",
     "#time": "seconds | seconds",
 }
+MANY = 500  # candidates to list in full
 SUPPORTED = "NONE if accepted is undefined else accepted ~ ' of ' ~ decisions"
 
 
 def report_context(facts: Facts) -> dict[str, Any]:
     """Return the variables of the template of a report."""
+    rows, settings = facts["examples"]["rows"], facts["provenance"]["settings"]
+    proposals, others = facts["proposals"] or {"models": {}}, "All others, lowest scores first"
+    titles = {"equal": "Equal" if facts["changes"] else others}
+    groups = {
+        titles.get(group, group.capitalize()): found
+        for group in GROUPS
+        if (found := [row for row in rows if row["group"] == group])
+    }
     return {
         "facts": facts,
+        "request_rows": request_rows(facts),
+        "requests": requests_table(facts),
         "methods": methods_table(facts),
-        "versus": versus(facts),
+        "groups": groups,
+        "candidates": _candidates(facts["candidates"]),
         "figures": {figure.name: figure for figure in _figures(facts)},
-        "reward_figures": reward_figures(facts.get("rewards")),
-        "proposals": _proposals(facts["proposals"]) if facts["proposals"] else None,
-        "provenance": _provenance(facts),
+        "reward_figures": reward_figures(facts["rewards"]),
+        "proposals": [{**tally, "model": lm} for lm, tally in proposals["models"].items()],
+        "budget": {name: value for name, value in settings["budget"].items() if value is not None},
+        "settings": {n: v for n, v in changed_settings(settings) if n not in ("method", "seed")},
         "data": [{"split": role, **d} for role, d in facts["provenance"]["data"].items()],
         "use_table": use_table,
-        "explained": _explained(facts.get("rewards") or {}),
-        "speeds_of": speeds_of,
+        "explained": _explained(facts["rewards"] or {}),
         "trained_components": trained_components,
         "answers_of": answers_of,
         "FEWEST": FEWEST,
@@ -82,14 +85,69 @@ def report_context(facts: Facts) -> dict[str, Any]:
 
 
 def _figures(facts: Facts) -> Iterator[Figure]:
-    """Yield the figures of a report, except those of local rewards."""
-    yield draw_figure("graph", lambda: graph_svg(facts["graph"]), graph=facts["graph"])
-    if any(curve["start"] for curve in facts["curves"]):
-        yield draw_figure("curve", lambda: curve_svg(facts))
-    for place, method in enumerate((facts.get("training") or {}).get("methods", ())):
+    drawing = facts["graph"]
+    names = ", ".join(str(name).lstrip("$") for name, _ in drawing["nodes"])
+    alt = f"Graph of the system: {names}"
+    yield draw_figure("graph", lambda: graph_svg(drawing), graph=drawing, alt=alt)
+    if scored := [row for row in facts["methods"] if row["valid"] or row["test"]]:
+        scores = "; ".join(f"{r['method']} {interval(r['test'] or r['valid'])}" for r in scored)
+        yield draw_figure("scores", lambda: scores_svg(facts), alt=f"Scores: {scores}")
+    if found := facts["candidates"]:
+        best = max(found["rows"], key=lambda row: float(row["gain"] or 0.0))
+        alt = (
+            f"Scores of {plural(len(found['rows']), 'candidate')}, and their gain against their "
+            f"cost; the highest gain is {signed(best['gain'])} on {best['evaluations']} evaluations"
+        )
+        yield draw_figure("candidates", lambda: candidates_svg(found), alt=alt)
+    for place, method in enumerate((facts["training"] or {}).get("methods", ())):
         jobs, name = method["jobs"], f"training{place or ''}"
         if panels_with_data(jobs):
-            yield draw_figure(name, partial(training_svg, jobs, name), caption=caption(jobs))
+            said = {"caption": caption(jobs), "alt": f"Curves of training of {method['method']}"}
+            yield draw_figure(name, partial(training_svg, jobs, name), **said)
+
+
+def _tokens(mean: float | None) -> str:
+    return count(round(mean) if mean and mean >= 10 else mean)
+
+
+PER_REQUEST: Mapping[str, tuple[str, Callable[[float | None], str]]] = {
+    "input tokens": ("prompt_tokens", _tokens),
+    "output tokens": ("completion_tokens", _tokens),
+    "cost": ("cost", money),
+    "time under the load of the run": ("seconds", seconds),
+    "median time": ("median_seconds", seconds),
+}
+
+
+def request_rows(facts: Facts) -> list[tuple[str, str, str, str]]:
+    """Return name, value before and after, and factor of what a request takes, if it is known."""
+    before, after = (facts["requests"].get(side) for side in ("before", "after"))
+    rows = []
+    for name, (key, form) in PER_REQUEST.items():
+        old, new = (side[key] if side else None for side in (before, after))
+        unknown = key == "cost" and any(side and side["unpriced"] for side in (before, after))
+        if unknown or not (old or new):
+            continue
+        factor = f"×{new / old:.2f}" if old and new and not 0.99 < new / old < 1.01 else ""
+        rows.append((name, form(old), form(new), factor))
+    return rows
+
+
+def requests_table(facts: Facts) -> Table:
+    """Return the table of what a request takes before and after."""
+    if "before" in facts["requests"]:
+        return table(("per request", "#before", "#after", "#change"), request_rows(facts))
+    rows = [(name, after) for name, _, after, _ in request_rows(facts)]
+    return table(("per request", "#initial system"), rows)
+
+
+def _candidates(found: Facts | None) -> dict[str, list[Facts]] | None:
+    if not found:
+        return None
+    shown = [row for row in found["rows"] if row["on_front"] or fate_of(row) != "other"]
+    others = [row for row in found["rows"] if row not in shown]
+    others.sort(key=lambda row: -row["evaluations"])
+    return {"shown": shown, "others": others[:MANY]}
 
 
 def methods_table(facts: Facts) -> Table:
@@ -116,66 +174,10 @@ def methods_table(facts: Facts) -> Table:
     )
 
 
-def versus(facts: Facts) -> list[str]:
-    """Return a sentence for each baseline on the difference of test scores."""
-    return [_versus(facts["method"], row) for row in facts["methods"] if row["versus"]]
-
-
-def _versus(method: str, row: Facts) -> str:
-    gap = row["versus"]
-    low, high = gap["low"], gap["high"]
-    if low is None or high is None or low <= 0 <= high:
-        claim = "not significantly different from"
-    else:
-        claim = "better than" if gap["mean"] > 0 else "worse than"
-    difference = f"{signed(gap['mean'])} {limits(gap)}".rstrip()
-    return (
-        f"On the test split, {method} is {claim} {row['method']}: "
-        f"the paired difference is {difference}."
-    )
-
-
 def _explained(rewards: Facts) -> list[Facts]:
     """Return the local rewards that read named features, with the largest weights in words."""
     found = [head for head in rewards.get("heads", ()) if head["weights"]]
     return [{**head, "weights": weights_of(head["weights"])} for head in found]
-
-
-def _proposals(found: Facts) -> Table:
-    rows = [
-        (
-            lm,
-            *(count(tally[name]) for name in ("asked", *OUTCOMES)),
-            "; ".join(f"{n} × {line(reason)}" for reason, n in tally["reasons"].items()) or NONE,
-        )
-        for lm, tally in found["models"].items()
-    ]
-    return table(("model", "#asked", *(f"#{name}" for name in OUTCOMES), "failures"), rows)
-
-
-def _provenance(facts: Facts) -> dict[str, str]:
-    """Return the facts for reproducing a run, in words; empty ones are left out."""
-    found, settings = facts["provenance"], facts["provenance"]["settings"]
-    budget = {name: value for name, value in settings["budget"].items() if value is not None}
-    others = {n: v for n, v in changed_settings(settings) if n not in ("method", "seed")}
-    pairs = {
-        "system": facts["system"],
-        "signature": found["signature"],
-        "metric": facts["metric"],
-        "method": facts["method"],
-        "seed": str(facts["seed"]),
-        "budget": _spelled(budget),
-        "non-default settings": _spelled(others),
-        "defaults": _spelled(found["defaults"]),
-        "models": _spelled(found["engines"]),
-        "initial configuration": found["start"],
-        "best configuration": found["best"],
-        "started": _moment(found["began"]),
-        "last event": _moment(found["ended"]),
-        "spent": spending(facts["spent"]),
-        "versions": ", ".join(f"{name} {version}" for name, version in found["versions"].items()),
-    }
-    return {name: value for name, value in pairs.items() if value}
 
 
 def changed_settings(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -196,59 +198,19 @@ def _different(
             yield f"{prefix}{name}", value
 
 
-def spending(spent: Facts) -> str:
-    """Return a phrase on what the run spent."""
-    return (
-        f"{count(spent.get('system_runs', 0))} system runs in the search and "
-        f"{count(spent.get('test_runs', 0))} on the test split, {count(spent.get('calls', 0))} "
-        f"calls, {count(spent.get('prompt_tokens', 0) + spent.get('completion_tokens', 0))} "
-        f"tokens, {money(spent.get('cost', 0.0), spent.get('unpriced', 0))}, "
-        f"{seconds(spent.get('seconds', 0.0))}{_metric_part(spent)}"
-        f"{_incidents(spent.get('incidents') or {})}"
-    )
-
-
-def _metric_part(spent: Facts) -> str:
-    """Return a phrase on the part of the amounts that the metric spent, such as a judge."""
-    if not spent.get("metric_calls"):
-        return ""
-    cost = f", {money(spent['metric_cost'])}" if spent.get("metric_cost") else ""
-    return (
-        f"; of these, the metric used {count(spent['metric_calls'])} calls and "
-        f"{count(spent.get('metric_tokens', 0))} tokens{cost}"
-    )
-
-
-def _incidents(counts: Mapping[str, float]) -> str:
-    """Return a phrase on the incidents at servers."""
-    descriptions = {
-        "rate_limited": "requests rejected by a rate limit and retried",
-        "lost": "requests without an answer, charged at their maximum",
-        "usage_corrected": "answers with invalid usage, corrected",
-    }
-    found = [
-        f"{count(counts[kind])} {words}" for kind, words in descriptions.items() if counts.get(kind)
-    ]
-    return f"; {', '.join(found)}" if found else ""
-
-
-def _spelled(values: Mapping[str, object]) -> str:
-    return ", ".join(f"{name} = {shown(value)}" for name, value in values.items())
-
-
-def _moment(at: float | None) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at)) if at else ""
-
-
 # --- reports and summaries ------------------------------------------------------------------------
 
-IN_TERMINAL = (
-    "method",
-    "validation",
-    "test",
-    "gain on test",
-    "search runs",
-)  # columns for a terminal
+
+def summarize(path: str | Path, *, traces: bool = True) -> Facts:
+    """Return all facts on a run, as `read_facts` does, and its caveats in words as ``notes``.
+
+    Raises:
+        RunDirectoryError: the folder is not a run directory, or one of its files is broken.
+    """
+    facts = read_facts(path, traces=traces)
+    with inconsistency_errors(path):
+        notes = render_text("notes.jinja", {"facts": facts, "requests": describe_requests})
+    return {**facts, "notes": notes.split("\n\n") if notes else []}
 
 
 def write(path: str | Path) -> None:
@@ -262,16 +224,11 @@ def write(path: str | Path) -> None:
     """
     folder = UntrustedFolder(path)
     folder.check()
-    learned = {"rewards": reward_facts(path), "training": training_facts(path)}
-    facts = {**summarize(path), **learned}
+    facts = summarize(path)
     with inconsistency_errors(path):
         context = report_context(facts)
-        notes = "\n".join(f"- {escape(note)}" for note in facts["notes"])
-        start = (
-            f"# {escape(facts['system'])}: {escape(facts['title'])}\n\n{escape(facts['sentence'])}"
-        )
         pages = {
-            "report.md": render_markdown("report.jinja", context, f"{start}\n\n{notes}"),
+            "report.md": render_markdown("report.jinja", context),
             "report.html": render_html("report.jinja", context),
         }
     for name, text in pages.items():
@@ -284,42 +241,18 @@ def terminal_summary(path: str | Path) -> str:
     Raises:
         RunDirectoryError: the folder is not a run directory, or one of its files is broken.
     """
-    facts, folder = summarize(path), Path(path)
+    facts = summarize(path)
     with inconsistency_errors(path):
-        blocks = [
-            [f"{facts['system']}: {facts['title']}", facts["sentence"], *facts["notes"]],
-            _compared(facts),
-            [line for change in facts["changes"] for line in _changed(change)],
-            [
-                f"training, job {job['job'] + 1}: {job['note']}"
-                for job in facts["jobs"]
-                if job["best_step"] is not None  # it proposed the best of several steps
-            ],
-            [f"spent: {spending(facts['spent'])}", f"report: {folder / 'report.html'}"],
-        ]
-        if facts["files"]["best.json"]:
-            blocks[-1].append(f"best configuration: {folder / 'best.json'}")
-    return join_blocks(blocks)
+        context = {"methods": methods_table(facts), "request_rows": request_rows(facts)}
+        return render_text("terminal.jinja", {**context, "facts": facts, "folder": Path(path)})
 
 
-def join_blocks(blocks: Sequence[Sequence[str]]) -> str:
-    """Return blocks of lines, separated by empty lines, for a terminal."""
-    return escape_invisible("\n\n".join("\n".join(lines) for lines in blocks if lines))
-
-
-def _compared(facts: Facts) -> list[str]:
-    """Return the table of the methods and their differences, if there is more than one method."""
-    if len(facts["methods"]) < 3:  # the unoptimized system and this method
-        return []
-    table = methods_table(facts)
-    kept = [i for i, heading in enumerate(table.headings) if heading.split(",")[0] in IN_TERMINAL]
-    lines = align_columns([[row[i] for i in kept] for row in (table.headings, *table.rows)])
-    return [*lines, *versus(facts)]
-
-
-def _changed(change: Facts) -> list[str]:
-    """Return the lines of a change: a diff for a text, otherwise the old and the new value."""
-    if change["kind"] != "text":
-        return [f"{change['key']}: {brief(change['before'])} -> {brief(change['after'])}"]
-    lines = line_diff(str(change["before"] or ""), str(change["after"] or ""))
-    return [f"{change['key']}:", *(f"  {line[0]} {line[1:]}" for line in lines if line[0] in "-+")]
+def forecast(facts: Mapping[str, Any]) -> str:
+    """Return the result of `compound.api.estimate.estimate` as text for a terminal."""
+    pilot = facts.get("pilot") or {"per_run": {}, "total": {}}
+    runs = [{"unit": unit, **(row or {})} for unit, row in pilot["per_run"].items()]
+    total = [
+        {"unit": unit, **dict(zip(("low", "high"), row.values(), strict=True))}
+        for unit, row in pilot["total"].items()
+    ]
+    return render_text("forecast.jinja", {"facts": facts, "pilot_runs": runs, "pilot_total": total})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -17,7 +17,6 @@ from typing import Any, TypedDict
 
 from compound.core.engine import NO_USAGE
 from compound.core.errors import RunDirectoryError
-from compound.core.formatting import plural
 from compound.evaluation.evaluate import Evaluation, joint_bounds
 from compound.evaluation.statistics import (
     UNIT,
@@ -28,19 +27,20 @@ from compound.evaluation.statistics import (
 )
 from compound.optimization.runs.recorder import is_supported
 from compound.report.facts import SPENDING
-from compound.report.record import Facts, Record, items_of, to_strict_json, totals
-from compound.report.rendering import Columns, Table, escape, render_markdown, tabulate
+from compound.report.record import Facts, Record, items_of, to_strict_json
+from compound.report.rendering import Columns, Table, render_markdown, render_text, tabulate
 from compound.report.sections import SPENDING as SPENDING_COLUMNS
-from compound.report.sections import SUPPORTED, join_blocks
-from compound.report.text import align_columns, number
+from compound.report.sections import SUPPORTED
 from compound.report.training import method_training
 
 UNOPTIMIZED = "unoptimized"
 SPREAD_SEEDS = 3  # fewest seeds with a reported spread
 FEW_INPUTS = 10  # an interval over fewer inputs is marked
+SPREAD = (
+    "'sd ' ~ test.spread.sd | number ~ ', ' ~ test.spread.low | number ~ ' to ' ~ "
+    "test.spread.high | number if test and test.spread else NONE"
+)
 TRAINED = ("steps", "sampled", "tokens", "sample_seconds", "train_seconds", "memory")
-# columns for a terminal
-SHOWN = ("method", "n", "test", "gain on test", "supported", "search runs")
 
 
 class SweepRun(TypedDict):
@@ -104,33 +104,25 @@ class _Run:
 
     def __init__(self, row: SweepRun, folder: Path) -> None:
         self.row = row
-        self.done = row["status"] == "finished"
-        self.record = Record.read(folder / row["run"]) if self.done else None
-        before, after = self._scores("test_before"), self._scores("test_after")
-        self.before, self.after = before, after
+        self.record = record = Record.read(folder / row["run"]) if self.done else None
+        names = ("before", "test_before", "test_after")
+        found = {name: record.evaluation(name) for name in names} if record else {}
+        scores = {name: each.by_example() for name, each in found.items() if each}
+        self.bounds = joint_bounds(*(each.range for each in found.values() if each))
+        self.before, self.after = scores.get("test_before", {}), scores.get("test_after", {})
         self.gains = {
-            example: after[example] - before[example] for example in before if example in after
+            e: self.after[e] - score for e, score in self.before.items() if e in self.after
         }
-        decisions = self.record.all("decision") if self.record else []
-        self.verdicts = [is_supported(event) for event in decisions]
-        self.training = _training(self.record) if self.record else None
-        self.accuracy = _accuracy(self.record) if self.record else {}
-
-    def is_of(self, file: object, method: object) -> bool:
-        """Return whether this is a finished run of a method on a file."""
-        return self.done and (self.row["file"], self.row["method"]) == (file, method)
-
-    def _scores(self, name: str) -> dict[str, float]:
-        """Return the test scores by example; empty if the test split was not read."""
-        evaluation = self.record.evaluation(name) if self.record else None
-        return evaluation.by_example() if evaluation else {}
+        self.verdicts = [is_supported(e) for e in record.all("decision")] if record else []
+        self.training = _training(record) if record else None
+        self.accuracy = _accuracy(record) if record else {}
 
     @property
-    def bounds(self) -> Bounds | None:
-        """Range of the scores for intervals, if it is known."""
-        names = ("before", "test_before", "test_after")
-        found = [each for name in names if self.record and (each := self.record.evaluation(name))]
-        return joint_bounds(*(each.range for each in found))
+    def done(self) -> bool:
+        return self.row["status"] == "finished"
+
+    def is_of(self, file: object, method: object) -> bool:
+        return self.done and (self.row["file"], self.row["method"]) == (file, method)
 
     def facts(self) -> Facts:
         return {
@@ -155,9 +147,7 @@ def _training(record: Record) -> Facts | None:
     """Return the cost of weight training in a run, or ``None`` if it trained no weights."""
     try:
         found = method_training(record)
-    except (
-        RunDirectoryError
-    ):  # scores do not depend on these records; the run's report shows the error
+    except RunDirectoryError:  # scores do not depend on it, and the run's report shows it
         return None
     return items_of(found["totals"], TRAINED) if found else None
 
@@ -187,7 +177,6 @@ def _rows(file: str, runs: Sequence[_Run], controls: Sequence[ControlRun]) -> It
 
 
 def _method(runs: Sequence[_Run]) -> Facts:
-    """Return a method's results on one file."""
     bounds = joint_bounds(*(run.bounds for run in runs))
     verdicts = [*chain.from_iterable(run.verdicts for run in runs)]
     spent = [run.record.spent for run in runs if run.record]
@@ -206,7 +195,7 @@ def _mean_training(runs: Sequence[Facts]) -> Facts | None:
     """Return the mean cost of training over the runs that recorded it, and the peak memory."""
     if not runs:
         return None
-    means = {name: _mean([run[name] for run in runs]) for name in TRAINED}
+    means = {name: _mean(run[name] for run in runs) for name in TRAINED}
     memory = max((run["memory"] for run in runs if run["memory"] is not None), default=None)
     return {**means, "memory": memory, "seeds": len(runs)}
 
@@ -231,13 +220,12 @@ def _control_rows(row: Facts, name: str, runs: Sequence[ControlRun]) -> Iterator
 
 
 def _control(run: ControlRun) -> Facts:
-    """Return a control with its results, as JSON types."""
     evaluation = run["evaluation"]
     return {
         **items_of(run, ("file", "name", "seed", "status", "reason", "choice")),
         "test": evaluation.mean if evaluation else None,
         "failed": evaluation.failed if evaluation else 0,
-        **totals(evaluation.usage if evaluation else NO_USAGE),
+        **(evaluation.usage if evaluation else NO_USAGE).to_json(),
     }
 
 
@@ -306,49 +294,41 @@ def pooled(seeds: Sequence[Mapping[str, float]], bounds: Bounds | None = None) -
 
 def sweep_page(facts: Facts) -> str:
     """Return the page ``sweep.md``."""
-    context = {
-        "facts": facts,
-        "methods_of_file": methods_of_file,
-        "trainings_of_file": trainings_of_file,
-        "few_inputs": few_inputs,
-        "missing": missing(facts),
-    }
-    return render_markdown("sweep.jinja", context, f"# Sweep\n\n{escape(_sentence(facts))}")
+    return render_markdown("sweep.jinja", _context(facts))
 
 
 def sweep_summary(facts: Facts) -> str:
     """Return the summary that a terminal shows at the end of a sweep."""
-    blocks = [[_sentence(facts)]]
-    for file in facts["files"]:
-        found = methods_of_file(facts, file)
-        kept = [i for i, heading in enumerate(found.headings) if heading in SHOWN]
-        rows = [[row[i] for i in kept] for row in (found.headings, *found.rows)]
-        blocks.append([file, *align_columns(rows), *filter(None, [few_inputs(facts, file)])])
-    return join_blocks([*blocks, missing(facts)])
+    return render_text("sweep_terminal.jinja", _context(facts))
 
 
-def _sentence(facts: Facts) -> str:
-    statuses = [run["status"] for run in facts["runs"]]
-    counts = [f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses)]
-    parts = [plural(len(facts[f"{name}s"]), name) for name in ("file", "method", "seed")]
-    return f"{', '.join(parts)}: {plural(len(statuses), 'run')}, {', '.join(counts)}."
+def _context(facts: Facts) -> dict[str, Any]:
+    tables = {file: methods_of_file(facts, file) for file in facts["files"]}
+    return {
+        "facts": facts,
+        "statuses": Counter(run["status"] for run in facts["runs"]),
+        "tables": tables,
+        "FEW_INPUTS": FEW_INPUTS,
+        "trainings_of_file": trainings_of_file,
+        "missing": missing(facts),
+    }
 
 
 def methods_of_file(facts: Facts, file: str) -> Table:
     """Return the table of one file: the unoptimized system, the controls, and every method."""
     rows = [row for row in facts["rows"] if row["file"] == file]
-    mine = [{**row, "spread": spread(row["test"])} for row in rows]
+    # Neither sweeps of earlier versions nor fewer than three seeds have a spread.
+    spread = any(row["test"] and row["test"].get("spread") for row in rows)
     columns: Columns = {
         "method": "method",
         "#n": "test.seeds ~ ' × ' ~ test.examples if test else NONE",
         "#test": "test | interval",
-        # not with fewer than three seeds
-        **({"#spread over seeds": "spread or NONE"} if any(r["spread"] for r in mine) else {}),
+        **({"#spread over seeds": SPREAD} if spread else {}),
         "#gain on test": "gain | gain",
         "#supported": f"({SUPPORTED}) if test else NONE",
         **SPENDING_COLUMNS,
     }
-    return tabulate(mine, columns)
+    return tabulate(rows, columns)
 
 
 def trainings_of_file(facts: Facts, file: str) -> Table:
@@ -365,21 +345,6 @@ def trainings_of_file(facts: Facts, file: str) -> Table:
         "#peak memory": "training.memory | mebibytes",
     }
     return tabulate(mine, columns)
-
-
-def spread(test: Mapping[str, Any] | None) -> str:
-    """Format the spread over seeds; ``""`` with fewer than three."""
-    found = test.get("spread") if test else None  # sweeps of earlier versions have none
-    if not found:
-        return ""
-    return f"sd {number(found['sd'])}, {number(found['low'])} to {number(found['high'])}"
-
-
-def few_inputs(facts: Facts, file: str) -> str:
-    """Return a note on rows whose intervals are from few inputs, or ``""``."""
-    tests = {row["method"]: row["test"] for row in facts["rows"] if row["file"] == file}
-    found = [method for method, test in tests.items() if test and test.get("few")]
-    return f"Intervals from fewer than {FEW_INPUTS} inputs: {', '.join(found)}." if found else ""
 
 
 def missing(facts: Facts) -> list[str]:

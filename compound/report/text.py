@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import SequenceMatcher, unified_diff
 from itertools import groupby
@@ -81,6 +82,12 @@ def p_value(p: float | None) -> str:
     return "< 0.0001" if p < 1e-4 else f"{float(f'{p:.3g}'):.7f}".rstrip("0").rstrip(".")
 
 
+def equals(p: float) -> str:
+    """Format a p-value with its sign of comparison."""
+    text = p_value(p)
+    return text if text.startswith("<") else f"= {text}"
+
+
 def count(value: float | None) -> str:
     """Format a count; fractions of runs keep one decimal, small ones three digits.
 
@@ -113,10 +120,12 @@ def seconds(value: float | None) -> str:
     """Format a duration in seconds.
 
     >>> seconds(0.004), seconds(3.21), seconds(75), seconds(7300)
-    ('0.0 s', '3.2 s', '1 min 15 s', '2 h 1 min')
+    ('4 ms', '3.2 s', '1 min 15 s', '2 h 1 min')
     """
     if value is None:
         return "–"
+    if 0 < value < 0.1:
+        return f"{1000 * value:.3g} ms"
     if value < 60:
         return f"{value:.1f} s"
     minutes, rest = divmod(round(value), 60)
@@ -159,9 +168,21 @@ def shown(value: object, limit: int = LONG) -> str:
     """
     if is_reference(value):
         value = f"stored in {Path(value['path']).name}"
-    if isinstance(value, float):
-        value = f"{value:.6g}"
-    return clip(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), limit)
+    text = value if isinstance(value, str) else json.dumps(_rounded(value), ensure_ascii=False)
+    return clip(text, limit)
+
+
+def full(value: object) -> str:
+    """Format a value like `shown`, without a limit."""
+    return shown(value, sys.maxsize)
+
+
+def _rounded(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {name: _rounded(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def line(value: object, limit: int = 120) -> str:
@@ -226,7 +247,7 @@ def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
 FORMATS: Mapping[str, Callable[..., str]] = {
     form.__name__: form
     for form in (
-        *(count, first_last, gain, interval, line, mebibytes, money),
+        *(count, equals, first_last, full, gain, interval, line, mebibytes, money),
         *(number, p_value, percent, seconds, shown, signed),
     )
 }

@@ -1,4 +1,4 @@
-"""Records of training steps, and the facts computed from them.
+"""Records of training steps, the facts computed from them, and their curves.
 
 Each training step writes one record to ``memory.jsonl``. A run trains in one or several consecutive
 jobs; its baselines write records to their own directories.
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise, product
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import numpy as np
 
 from compound.core.errors import CompoundError
-from compound.core.formatting import plural
 from compound.core.security.untrusted import UntrustedFolder
 from compound.execution.rng import derive_seed
 from compound.graph.configuration import components_of
@@ -24,31 +27,24 @@ from compound.optimization.runs.directory import (
     read_records,
 )
 from compound.optimization.runs.recorder import MEMORY
+from compound.report.figures import (
+    PALETTE,
+    WIDE,
+    clip_name,
+    columns_of,
+    figure_to_svg,
+    use_integer_ticks,
+)
 from compound.report.record import Facts, Record, to_strict_json
-from compound.report.text import seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 KIND = "training"
-ABOUT = (
-    "kind",
-    "seed",
-    "step",
-    "recipe",
-    "keys",
-)  # identify a record; all other fields are metrics
+ABOUT = ("kind", "seed", "step", "recipe", "keys")  # identify a record; all else are metrics
 END = 0.2  # share of a job's steps to average at the start and at the end
-SUMS = (
-    "tokens",
-    "sampled",
-    "left_out",
-    "masked",
-    "refilled",
-    "skipped_updates",
-    "lost",
-    "failed",
-    "prompt_tokens",
-    "sample_seconds",
-    "train_seconds",
-)
+COUNTS = ("tokens", "sampled", "left_out", "masked", "refilled", "skipped_updates", "lost")
+SUMS = (*COUNTS, "failed", "prompt_tokens", "sample_seconds", "train_seconds")
 JOB_ENDS = ("reward", "skipped", "kept", "explained")
 COMPONENT_ENDS = ("reward", "penalty", "entropy", "length", "similarity")
 
@@ -84,18 +80,6 @@ def export(run: str | Path, log: Callable[[dict[str, float], int], object]) -> N
 
     Raises:
         RunDirectoryError: the folder is not a run directory, or one of its files is broken.
-
-    Example:
-        >>> import tempfile
-        >>> from compound.optimization.runs.directory import RunDirectory
-        >>> run = RunDirectory.create(tempfile.mkdtemp() + "/run", "", {"optimize": {"seed": 0}})
-        >>> step = {"kind": "training", "reward": 0.5, "components": {"a": {"kl": 0.1}}}
-        >>> run.append("memory.jsonl", step)
-        >>> run.close()
-        >>> logged = []
-        >>> export(run.path, lambda metrics, step: logged.append((step, metrics)))
-        >>> logged
-        [(0, {'job': 1, 'reward': 0.5, 'components/a/kl': 0.1})]
     """
     step = 0
     for number, steps in _jobs(Record.read(run)):
@@ -110,7 +94,6 @@ def step_metrics(record: Mapping[str, object]) -> dict[str, float]:
 
 
 def _flat(value: object, name: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the finite numbers of a record with their paths; strings and lists are skipped."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _flat(item, f"{name}/{key}" if name else key)
@@ -153,11 +136,18 @@ def training_facts(path: str | Path) -> Facts | None:
 
 def method_training(record: Record) -> Facts | None:
     """Return the jobs that trained weights, and their totals; ``None`` if there are none."""
-    drawn, chosen = _drawn(record), _chosen(record)
-    jobs = [
-        {**_job(number, steps, drawn.get(number, [])), **chosen.get(number, _choice(None, {}))}
-        for number, steps in _jobs(record)
-    ]
+    drawn = _drawn(record)
+    chosen: dict[int, tuple[int | None, Mapping[int, float]]] = {
+        event["job"] + 1: (facts["best_step"], dict(facts["evaluated"]))
+        for event in record.all("job")
+        if (facts := event.get("facts") or {}).get("best_step") is not None
+    }
+    jobs = []
+    for number, steps in _jobs(record):
+        best, scores = chosen.get(number, (None, {}))
+        held_out = [scores.get(0), None if best is None else scores.get(best)]
+        about = {"number": number, "best_step": best, "held_out": held_out}
+        jobs.append({**about, **_job(steps, drawn.get(number, []))})
     if not jobs:
         return None
     every = [step for job in jobs for step in job["steps"]]
@@ -170,21 +160,6 @@ def method_training(record: Record) -> Facts | None:
         "training_speed": _speed(later, "tokens", "train_seconds"),
     }
     return to_strict_json({"method": record.method, "jobs": jobs, "totals": totals})
-
-
-def _chosen(record: Record) -> dict[int, Facts]:
-    """Return what each job proposed, by the job's number."""
-    return {
-        event["job"] + 1: _choice(facts["best_step"], dict(facts["evaluated"]))
-        for event in record.all("job")
-        if (facts := event.get("facts") or {}).get("best_step") is not None
-    }
-
-
-def _choice(step: int | None, scores: Mapping[int, float]) -> Facts:
-    """Return the step that a job proposed, and the held-out scores of start and step."""
-    held_out = [scores.get(0), None if step is None else scores.get(step)]
-    return {"best_step": step, "held_out": held_out}
 
 
 def _drawn(record: Record) -> dict[int, list[int]]:
@@ -204,7 +179,7 @@ def _drawn(record: Record) -> dict[int, list[int]]:
     return found
 
 
-def _job(number: int, found: Sequence[Step], drawn: Sequence[int]) -> Facts:
+def _job(found: Sequence[Step], drawn: Sequence[int]) -> Facts:
     """Return the facts of a job; with more events than steps, tokens are unknown."""
     known = drawn if len(drawn) <= len(found) else []
     steps: list[Step] = [
@@ -215,7 +190,6 @@ def _job(number: int, found: Sequence[Step], drawn: Sequence[int]) -> Facts:
     trained = components_of(str(key) for keys in listed for key in keys)
     names = dict.fromkeys([*trained, *(name for step in steps for name in by_component(step))])
     return {
-        "number": number,
         "recipe": str(found[0].get("recipe", "")),
         "steps": steps,
         **_sums(steps),
@@ -288,7 +262,6 @@ def _total(steps: Iterable[Step], name: str) -> float | None:
 
 
 def _component(steps: Sequence[Step]) -> Facts:
-    """Return the training data of a component, and its numbers at the first and the last steps."""
     sums = {name: _total(steps, name) for name in ("samples", "tokens")}
     return {**sums, **_ends(steps, COMPONENT_ENDS)}
 
@@ -309,13 +282,9 @@ def first_last_means(values: Sequence[float | None]) -> list[float | None]:
 
 
 def _speed(steps: Sequence[Step], tokens: str, took: str) -> float | None:
-    """Return tokens per second, over the steps that recorded both."""
     both = [(get_number(step, tokens), get_number(step, took)) for step in steps]
     known = [(n, duration) for n, duration in both if n is not None and duration]
     return sum(n for n, _ in known) / sum(duration for _, duration in known) if known else None
-
-
-# --- for the template of the report -------------------------------------------------------------
 
 
 def trained_components(method: Facts) -> list[Facts]:
@@ -338,24 +307,189 @@ def answers_of(method: Facts) -> list[Facts]:
     ]
 
 
-def speeds_of(method: Facts) -> str:
-    """Return a sentence on the time and speed of sampling and training."""
-    totals = method["totals"]
-    steps = plural(totals["steps"], "step")
-    stages = {"sampling": totals["sample_seconds"], "training": totals["train_seconds"]}
+# --- curves by step -------------------------------------------------------------------------------
+
+ROW = 2.25  # inches, height of a row of panels
+SMOOTH = 0.1  # window of the moving mean, as a share of a job's steps
+COLORS = ("accent", "other1", "other3", "other2", "good")
+Dashes = str | tuple[float, tuple[float, ...]]  # a matplotlib line style
+DASHES: tuple[Dashes, ...] = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)))  # of components of one colour
+THRESHOLD: tuple[str, Dashes] = (PALETTE["good"], (0, (3, 1.5)))
+FEW = 4  # up to this number of lines per panel, draw single steps as well as moving means
+
+Points = list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One small plot."""
+
+    title: str  # the quantity and its unit
+    facts: tuple[str, ...]  # names of the numbers to draw; the second one is dashed
+    by_component: bool = True
+    low: float | None = 0.0  # limits of the axis; ``None`` follows the data
+    high: float | None = None
+    moving: bool = False  # hidden if all values are zero: the method does not use the number
+
+
+REWARD = Panel("Mean reward of rollouts", ("reward", "threshold"), by_component=False, low=None)
+CLIPPED = Panel("Clipped tokens (share)", ("high", "low"), moving=True)
+PANELS = (
+    REWARD,
+    Panel("Reward by component", ("reward",), low=None),
+    Panel("Entropy (nats per token)", ("entropy",)),
+    Panel("Answer length (tokens)", ("length",)),
+    Panel("Similarity of answers", ("similarity",), high=1.0),
+    Panel("KL to the old policy", ("kl",), moving=True),
+    Panel("KL to the base model", ("base_kl",), moving=True),
+    CLIPPED,
+    Panel("Skipped groups (share)", ("skipped",), by_component=False, high=1.0),
+    Panel("Kept attempts (share)", ("kept",), by_component=False, high=1.0),
+)
+
+
+def training_svg(jobs: Sequence[Facts], name: str = "training") -> str:
+    """Return the SVG of the training curves of a method's consecutive jobs.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+    """
+    panels = panels_with_data(jobs)
+    components = list(dict.fromkeys(name for job in jobs for name in job["components"]))
+    across = 4 if len(panels) in (4, 7, 8) or len(panels) > 9 else min(len(panels), 3)
+    down = -(-len(panels) // across)
+    looks = {name: _look(components, name) for name in components}
+    if _has_threshold(jobs):
+        looks["threshold"] = THRESHOLD
+    with figure_to_svg(WIDE, ROW * down + 0.2 * (1 + len(looks) // 5), name) as (figure, svg):
+        grid = figure.subplots(down, across, squeeze=False)
+        for place, axes in enumerate(grid.flat):
+            if place >= len(panels):
+                axes.axis("off")
+                continue
+            _draw(axes, panels[place], jobs, components)
+            _separate(axes, jobs, WIDE / across, named=place < across)
+            if place + across >= len(panels):
+                axes.set_xlabel("training step")
+        from matplotlib.lines import Line2D
+
+        lines = [Line2D([], [], color=color, linestyle=dashes) for color, dashes in looks.values()]
+        names = map(clip_name, looks)
+        figure.legend(lines, names, ncols=min(5, len(looks)) or 1, loc="outside lower center")
+    return svg[0]
+
+
+def panels_with_data(jobs: Sequence[Facts]) -> list[Panel]:
+    """Return the panels that have data."""
+    return [panel for panel in PANELS if _has_data(jobs, panel)]
+
+
+def _has_data(jobs: Sequence[Facts], panel: Panel) -> bool:
+    found = [y for job in jobs for fact in panel.facts for y in _values(job, panel, fact)]
+    return any(found) if panel.moving else bool(found)
+
+
+def _has_threshold(jobs: Sequence[Facts]) -> bool:
+    return any(curve(job["steps"], "threshold") for job in jobs)
+
+
+def _values(job: Facts, panel: Panel, fact: str) -> list[float]:
+    names = job["components"] if panel.by_component else [None]
+    return [y for name in names for _, y in curve(job["steps"], fact, name)]
+
+
+def curve(steps: Sequence[Step], fact: str, component: str | None = None) -> Points:
+    """Return a number by step, of a component or of the whole step; steps without it are skipped.
+
+    >>> curve([{"reward": 0.5}, {"reward": None}, {"reward": 1.0}], "reward")
+    [(0, 0.5), (2, 1.0)]
+    """
+    own = [by_component(s).get(component, {}) if component is not None else s for s in steps]
+    return [(at, y) for at, step in enumerate(own) if (y := get_number(step, fact)) is not None]
+
+
+def moving_mean(points: Points, half: int) -> Points:
+    """Return the centred moving mean over each point and up to ``half`` points on either side.
+
+    >>> moving_mean([(0, 1.0), (1, 2.0), (2, 6.0)], 1)
+    [(0, 1.5), (1, 3.0), (2, 4.0)]
+    """
+    values = [y for _, y in points]
+    return [(x, fmean(values[max(0, i - half) : i + half + 1])) for i, (x, _) in enumerate(points)]
+
+
+def _starts(jobs: Sequence[Facts]) -> list[int]:
+    """Return the first step of each job in the figure, and the step after the last job."""
+    return [*accumulate((len(job["steps"]) for job in jobs), initial=1)]
+
+
+def _look(names: Sequence[str], component: str | None) -> tuple[str, Dashes]:
+    if component is None:
+        return PALETTE["ink"], "-"
+    place = names.index(component)
+    return PALETTE[COLORS[place % len(COLORS)]], DASHES[place // len(COLORS) % len(DASHES)]
+
+
+def _draw(axes: Axes, panel: Panel, jobs: Sequence[Facts], names: Sequence[str]) -> None:
+    """Draw moving means, single steps if there are few lines, and thresholds."""
+    components = names if panel.by_component else [None]
+    few = len(components) * len(panel.facts) <= FEW
+    for start, job in zip(_starts(jobs), jobs, strict=False):
+        half = round(SMOOTH * len(job["steps"])) // 2
+        for component, fact in product(components, panel.facts):
+            points = [(start + at, y) for at, y in curve(job["steps"], fact, component)]
+            if not points:
+                continue
+            color, dashes = _look(names, component)
+            if fact == "threshold":
+                look: dict[str, Any] = {"drawstyle": "steps-mid", "linewidth": 1.3}
+                color, dashes = THRESHOLD
+            else:
+                if half and few:
+                    axes.plot(*columns_of(points, 2), color=color, linewidth=0.7, alpha=0.3)
+                points = moving_mean(points, half)
+                dashes = DASHES[1] if fact != panel.facts[0] else dashes
+                look = {"linewidth": 1.7, "marker": "o" if len(points) == 1 else "", "ms": 3.5}
+            axes.plot(*columns_of(points, 2), color=color, linestyle=dashes, **look)
+    axes.set_title(panel.title, pad=18 if len(jobs) > 1 else 6)  # above the numbers of the jobs
+    end = _starts(jobs)[-1] - 1
+    margin = max(0.5, 0.02 * end)
+    axes.set_xlim(1 - margin, end + margin)
+    use_integer_ticks(axes.xaxis)
+    if panel.low is not None:
+        drawn = (float(np.max(each.get_ydata())) for each in axes.get_lines())
+        top = panel.high or 1.08 * (max(drawn, default=0.0) or 1.0)
+        axes.set_ylim(panel.low - 0.03 * (panel.high or 0), top * 1.03)
+
+
+def _separate(axes: Axes, jobs: Sequence[Facts], wide: float, *, named: bool) -> None:
+    """Draw a vertical line between jobs, with the numbers of the jobs above if they fit."""
+    starts = _starts(jobs) if len(jobs) > 1 else []
+    for start in starts[1:-1]:
+        axes.axvline(start - 0.5, color=PALETTE["muted"], linewidth=0.8, alpha=0.7)
+    for (start, end), job in zip(pairwise(starts), jobs, strict=False):
+        room = 0.85 * wide * (end - start) / (starts[-1] - 1)
+        text = f"job {job['number']}" if room > 0.42 else str(job["number"]) if room > 0.16 else ""
+        if named and text:
+            at, across = ((start + end - 1) / 2, 1.02), axes.get_xaxis_transform()
+            axes.text(*at, text, transform=across, size=7.5, color=PALETTE["muted"], ha="center")
+
+
+def caption(jobs: Sequence[Facts]) -> str:
+    """Return the caption of the figure."""
     parts = [
-        f"{stage} took {seconds(took)}{_rate(totals[f'{stage}_speed'])}"
-        for stage, took in stages.items()
-        if took is not None
+        "Metrics by training step: thick lines are moving means over a tenth of a job's steps; "
+        "thin lines, in panels with few lines, are single steps."
     ]
-    if not parts:
-        return f"{steps}; their duration is not recorded."
-    several = totals["steps"] > len(method["jobs"])
-    warm = " Speeds exclude the first step of each job." if several else ""
-    return f"{' and '.join(parts).capitalize()}, in total over {steps}.{warm}"
-
-
-def _rate(speed: float | None) -> str:
-    if speed is None:
-        return ""
-    return f" ({speed:,.0f} tokens/s)" if speed >= 10 else f" ({speed:.1f} tokens/s)"
+    if _has_threshold(jobs):
+        parts.append("Attempts with a reward of at least the threshold are kept.")
+    if len(jobs) > 1:
+        parts.append("Vertical lines separate the jobs.")
+    if _has_data(jobs, CLIPPED):
+        parts.append(
+            "Clipped tokens: solid above the upper bound (positive advantage), dashed below the "
+            "lower bound (negative advantage)."
+        )
+    elif any(_values(job, CLIPPED, "high") for job in jobs):
+        parts.append("No token was clipped.")
+    return " ".join(parts)

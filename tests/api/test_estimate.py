@@ -33,7 +33,7 @@ from compound.optimization.method import RequestCount
 from compound.optimization.settings.optimize import OptimizeSettings, make_settings
 from compound.optimizers.methods import METHODS
 from compound.optimizers.scheduling import Uniform
-from compound.report.forecast import forecast
+from compound.report import forecast
 from compound.testing import ScriptedLM
 from compound.yaml import Program
 from optimas_settings import proposals

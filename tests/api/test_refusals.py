@@ -447,7 +447,7 @@ class TestChanges:
 class TestMessages:
     def test_decisions_and_candidates_are_told_in_the_right_number(self, tmp_path: Path) -> None:
         found = run(tmp_path / "run", named("small"))
-        told = "\n".join(summarize(tmp_path / "run")["outlook"]["told"])
+        told = "\n".join(summarize(tmp_path / "run")["detectable"]["told"])
         assert re.search(
             r"with this budget each job can compare on train examples: \w+ \d+ candidates? \(", told
         )
@@ -534,7 +534,7 @@ class TestMessages:
         assert "all rows are used" not in cli("check", "qa.yaml").out
 
     def test_an_interval_beside_a_one_sided_p_says_that_it_is_two_sided(self) -> None:
-        from compound.report.headline import describe_change
+        from compound.report.facts import describe_change
 
         side: Summary = {"mean": 0.5, "low": 0.4, "high": 0.6, "n": 20, "failed": 0}
         gain = {"mean": 0.1, "low": -0.01, "high": 0.2, "n": 20, "p": 0.03}

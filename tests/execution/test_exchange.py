@@ -153,9 +153,9 @@ def optimized(tmp_path: Path) -> Any:
 
 def test_the_report_shows_the_messages_of_the_examples_it_shows(optimized: Any) -> None:
     result = optimized(ScriptedLM(lambda message: "9" if "is 9?" in message else "I say 1"))
-    assert "answerer was sent" in result.report
-    assert "answerer answered" in result.report
-    assert "I say " in (result.path / "report.html").read_text()
+    html = (result.path / "report.html").read_text()
+    assert "Question: What is 9?\nAnswer:" in html
+    assert "I say " in html
     write(result.path)
 
 

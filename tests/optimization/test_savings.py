@@ -21,7 +21,7 @@ from compound.optimizers.search.local_gains import (
     savings_of,
     total_savings,
 )
-from compound.report.forecast import forecast
+from compound.report import forecast
 from compound.yaml import Program
 
 

@@ -86,6 +86,7 @@ def test_the_wheel_holds_every_module_and_no_tests(built: tuple[set[str], set[st
     linked = {f"compound/{path}" for folder in FOLDERS for path in below(folder, "*.py")}
     assert (own | linked) - inside == set()
     templates = below("compound/report", "*.jinja") | {"compound/report/page.html"}
+    templates |= below("compound/report", "*.mplstyle")
     assert {"compound/py.typed", *templates} <= inside
     assert not [
         n for n in inside if n.startswith(("tests/", "docs/", "benchmarks/", "compound/benchmarks"))

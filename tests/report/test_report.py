@@ -41,16 +41,16 @@ HOSTILE = (
     * 400
 )
 TITLES = [
-    "Methods",
+    "Scores",
+    "Cost per request",
     "Changes",
-    "Score by iteration",
+    "Examples",
     "Decisions",
     "Jobs",
     "Detectable gains",
     "Graph",
     "Costs by component",
     "Failures",
-    "Examples",
     "Usage",
     "Provenance",
 ]
@@ -205,16 +205,12 @@ def test_the_headline_holds_the_numbers_computed_by_hand(runs: Mapping[str, Path
     # Differences are -1, 0 and 1, so the permutation test is the sign test.
     assert found["gain"]["p"] == pytest.approx(stats.binom.sf(up - 1, up + down, 0.5), abs=2e-3)
     assert facts["verdict"] == "better"
-    texts = [
-        f"{found['before']['mean']:.3f}",
-        f"{found['after']['mean']:.3f}",
-        f"{found['gain']['low']:.3f}",
-        "40 ex",
-    ]
-    for text in texts:
+    numbers = found["before"]["mean"], found["after"]["mean"], found["gain"]["low"]
+    for text in (*(f"{number:.3f}" for number in numbers), "40 ex"):
         assert text in facts["sentence"]
         assert text in page(path).text
-    assert facts["examples"]["counts"] == {"gained": up, "lost": down, "same": 40 - up - down}
+    counts = {"better": up, "worse": down, "equal": 40 - up - down, "failed": 0}
+    assert facts["examples"]["counts"] == counts
 
 
 def test_methods_have_their_own_scores_and_spending(runs: Mapping[str, Path]) -> None:
@@ -259,7 +255,7 @@ def test_a_baseline_is_compared_on_the_same_examples(
 def test_costs_by_component_add_up_to_what_was_spent(runs: Mapping[str, Path], name: str) -> None:
     path = runs[name]
     facts = summarize(path)
-    traces = [json.loads(text) for text in (path / "traces.jsonl").read_text().splitlines()]
+    traces = recorded(path)
     every = [c for t in traces for c in t["calls"] if c["component"] == "answerer"]
     calls = [c for c in every if not c["reused"]]
     assert (len(calls) < len(every)) == (
@@ -274,16 +270,97 @@ def test_costs_by_component_add_up_to_what_was_spent(runs: Mapping[str, Path], n
         assert sum(row[kind] for row in facts["components"]) == facts["spent"][kind]
 
 
+def recorded(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in (path / "traces.jsonl").read_text("utf-8").splitlines()]
+
+
+def test_a_request_takes_what_the_traces_say(runs: Mapping[str, Path]) -> None:
+    path = runs["improved"]
+    stored: Any = read_document((path / "checkpoint.json").read_bytes())
+    state = stored["state"]
+    means = []
+    for side in ("before", "after"):
+        configuration = state[f"test_{side}"]["evaluation"]["configuration"]
+        mine = [t for t in recorded(path) if t["split"] == "test"]
+        used = [
+            sum(c["usage"]["prompt_tokens"] for c in t["calls"])
+            for t in mine
+            if t["configuration"] == configuration
+        ]
+        found = summarize(path)["requests"][side]
+        assert (found["runs"], found["prompt_tokens"]) == (40, pytest.approx(sum(used) / 40))
+        means.append(sum(used) / 40)
+    told = f"input tokens {means[0]:.0f} → {means[1]:.0f} (×{means[1] / means[0]:.2f})"
+    assert told in terminal_summary(path)
+
+
+def test_messages_of_every_example_are_complete_and_their_start_is_shown_once(
+    runs: Mapping[str, Path],
+) -> None:
+    path = runs["hostile"]
+    found, shown = summarize(path)["examples"], page(path).text
+    assert [(p["component"], p["side"]) for p in found["prompts"]] == [
+        ("answerer", "before"),
+        ("answerer", "after"),
+    ]
+    told = []
+    for row in found["rows"]:
+        assert f"Question: {row['inputs']['question']}\nAnswer:" in shown
+        for run in row["runs"].values():
+            (exchange,) = run["calls"][0]["exchanges"]
+            (start,), (own,) = (
+                found["prompts"][exchange["prompt"]]["messages"],
+                exchange["messages"],
+            )
+            told.append(start["text"] + own["text"])
+    calls = [t["calls"][0]["exchanges"][0] for t in recorded(path) if t["split"] == "test"]
+    assert sorted(told) == sorted(exchange["messages"][0]["content"] for exchange in calls)
+    assert shown.count("</style><script>alert(1)</script>") < len(told)
+
+
+def test_a_large_test_set_has_the_calls_of_some_examples_of_each_group(
+    runs: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(shutil.copytree(runs["hostile"], tmp_path / "run"))
+    monkeypatch.setattr("compound.report.record.IN_FULL", 6)
+    write(path)
+    found = summarize(path)["examples"]
+    full = [row["group"] for row in found["rows"] if row["runs"]["after"]["calls"]]
+    assert (found["in_full"], full.count("better"), full.count("equal")) == (6, 3, 3)
+    assert "6 examples are shown in full" in page(path).text
+    assert all(row["example"] in page(path).text for row in found["rows"])
+
+
+def test_all_candidates_are_listed_and_runs_without_a_record_of_them_are_read(
+    runs: Mapping[str, Path], tmp_path: Path
+) -> None:
+    path = without_checksums(Path(shutil.copytree(runs["improved"], tmp_path / "run")))
+    lines = [json.loads(text) for text in (path / "candidates.jsonl").read_text().splitlines()]
+    rows = summarize(path)["candidates"]["rows"]
+    assert [row["digest"] for row in rows] == [line["digest"] for line in lines]
+    parents = {row["digest"]: row["number"] for row in rows}
+    assert [row["parent"] for row in rows] == [parents.get(line["parent"]) for line in lines]
+    stored = json.loads((path / "checkpoint.json").read_text())
+    stored["state"]["candidates"] = []
+    (path / "checkpoint.json").write_text(json.dumps(stored))
+    (path / "candidates.jsonl").unlink()
+    write(path)
+    assert summarize(path)["candidates"] is None
+    assert "Candidates" not in headings((path / "report.md").read_text("utf-8"))
+
+
 def test_failures_are_grouped_and_counted(runs: Mapping[str, Path]) -> None:
     path = runs["failing"]
     facts = summarize(path)
-    traces = [json.loads(text) for text in (path / "traces.jsonl").read_text().splitlines()]
+    traces = recorded(path)
     failed = [t["split"] for t in traces if t["failure"]]
     (group,) = facts["failures"]
     assert (group["kind"], group["where"], group["count"]) == ("parse", "answerer", len(failed))
     assert (group["valid"], group["test"]) == (failed.count("valid"), failed.count("test"))
     assert any("failed run scores 0.000 and counts in the mean" in note for note in facts["notes"])
-    assert any("failure" in example["after"] for example in facts["examples"]["worst"])
+    shown = [row for row in facts["examples"]["rows"] if row["group"] == "failed"]
+    assert len(shown) == facts["examples"]["counts"]["failed"] == failed.count("test")
+    assert all(row["runs"]["after"]["failure"]["kind"] == "parse" for row in shown)
 
 
 def test_nothing_accepted_is_said_and_the_system_stays(runs: Mapping[str, Path]) -> None:
@@ -296,9 +373,8 @@ def test_nothing_accepted_is_said_and_the_system_stays(runs: Mapping[str, Path])
 
 
 def test_a_run_that_found_nothing_names_the_guide_that_helps(runs: Mapping[str, Path]) -> None:
-    named = re.findall(r"docs/guides/\w+\.md", terminal_summary(runs["unchanged"]))
-    assert len(named) == 1
-    assert (Path(__file__).parents[2] / named[0]).exists()
+    (named,) = re.findall(r"docs/guides/\w+\.md", terminal_summary(runs["unchanged"]))
+    assert (Path(__file__).parents[2] / named).exists()
     assert "nothing_found" in page(runs["unchanged"]).text
     assert "nothing_found" not in terminal_summary(runs["improved"])
 
@@ -345,7 +421,7 @@ def test_a_test_split_the_budget_did_not_reach_is_named(tmp_path: Path) -> None:
     facts = summarize(path)
     assert facts["test"]["after"] is None
     assert any(note.startswith("The test split was not read: budget") for note in facts["notes"])
-    assert page(path).tags.count("svg") == 2
+    assert page(path).tags.count("svg") == 3
 
 
 @pytest.mark.parametrize("events", [0, 1, 4, 12])
@@ -369,7 +445,7 @@ def test_an_unfinished_run_is_reported_as_such(tmp_path: Path, events: int) -> N
     assert facts["missing"]
     assert facts["sentence"].startswith(("Unfinished: ", "There is no result yet"))
     assert "To resume the run" in page(path).text
-    assert headings((path / "report.md").read_text(encoding="utf-8"))[1] == "Methods"
+    assert headings((path / "report.md").read_text(encoding="utf-8"))[1] == "Scores"
     assert terminal_summary(path)
 
 
@@ -397,35 +473,32 @@ def test_every_kind_of_change_is_shown(runs: Mapping[str, Path], tmp_path: Path)
     assert "**trim.cut**: 0.5 → 0.25" in markdown
     assert "```diff\n-Answer the question.\n+Answer in short.\n```" in markdown
     states = [
-        re.search(rf"(kept|new|removed): question: what is {i} ⟶ output: {i}", markdown)
+        re.search(rf"(kept|new|removed): Question: what is {i} Answer: {i}", markdown)
         for i in range(3)
     ]
     assert [found and found[1] for found in states] == ["removed", "kept", "new"]
     assert "<del>0.5</del> → <ins>0.25</ins>" in html
     assert "<span>Answer </span><del>the question</del><ins>in short</ins><span>.</span>" in html
-    assert [html.count(f'<li class="{state}">') for state in ("removed", "kept", "new")] == [
-        1,
-        1,
-        1,
-    ]
+    listed = [html.count(f'<li class="{state}">') for state in ("removed", "kept", "new")]
+    assert listed == [1, 1, 1]
 
 
 def test_hostile_texts_stay_texts(runs: Mapping[str, Path], tmp_path: Path) -> None:
     path = without_checksums(Path(shutil.copytree(runs["hostile"], tmp_path / "run")))
-    traces = [
-        json.loads(text)
-        for text in (path / "traces.jsonl").read_text(encoding="utf-8").splitlines()
-    ]
+    traces = recorded(path)
     for trace in traces:
         trace["inputs"] = {HOSTILE[:40]: HOSTILE + "\ud800"}
         trace["outputs"] = {"answer": [HOSTILE, {"deep": HOSTILE}]}
         trace["gold"], trace["feedback"] = {"|": HOSTILE}, HOSTILE
         trace["failure"] = [HOSTILE[:20], HOSTILE]
+        passage = {"title": "T", "text": HOSTILE, "score": 2.5}
+        trace["calls"][1]["outputs"] = {"passages": [passage]}
     (path / "traces.jsonl").write_text("".join(json.dumps(trace) + "\n" for trace in traces))
     write(path)
     found = page(path)
     assert not {"script", "img"} & {*found.tags}
     assert "<script>alert(1)</script>" in found.text
+    assert "score 2.500" in found.text
     markdown = (path / "report.md").read_text(encoding="utf-8")
     assert [h for h in headings(markdown)[1:] if h in TITLES] == TITLES
     assert "Injected" not in " ".join(headings(markdown))
@@ -442,19 +515,10 @@ def test_both_forms_are_complete_and_load_nothing(runs: Mapping[str, Path]) -> N
     for path in runs.values():
         found, markdown = page(path), (path / "report.md").read_text(encoding="utf-8")
         assert [h for h in headings(markdown) if h in TITLES] == TITLES
-        assert found.tags.count("svg") == 2
-        assert found.tags.count("h2") == len(TITLES) + ("## Score and cost" in markdown)
-        assert len({*re.findall(r' id="([^"]+)"', (path / "report.html").read_text())}) > len(
-            TITLES
-        )
+        assert found.tags.count("svg") == 3
+        assert found.tags.count("h2") == len(TITLES) + ("## Candidates" in markdown)
+        assert len(found.ids) == len({*found.ids}) > len(TITLES)
         json.dumps(summarize(path), allow_nan=False)
-
-
-def test_ids_are_unique_although_two_figures_are_on_the_page(runs: Mapping[str, Path]) -> None:
-    ids = re.findall(
-        r' id="([^"]+)"', (runs["improved"] / "report.html").read_text(encoding="utf-8")
-    )
-    assert len(ids) == len({*ids})
 
 
 def test_the_report_is_the_same_when_written_again(runs: Mapping[str, Path]) -> None:

@@ -7,7 +7,6 @@ import json
 import math
 import re
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -22,30 +21,26 @@ from compound.optimization.runs.state import OptimizationState
 from compound.report import terminal_summary, write
 from compound.report.figures import PALETTE
 from compound.report.sweep import SweepRun, compare, sweep_page
-from compound.report.training import export, records, training_facts
-from compound.report.training_curves import PANELS, caption, panels_with_data, training_svg
+from compound.report.training import (
+    PANELS,
+    caption,
+    export,
+    panels_with_data,
+    records,
+    training_facts,
+    training_svg,
+)
 from report_pages import Page
 
 TINY = Path(__file__).parents[2] / "docs" / "notebooks" / "tiny_run"
 SEED = 3
-PAIR = {
-    "node": "writer",
-    "better": {"text": "a"},
-    "worse": {"text": "b"},
-}  # a record of another kind
+PAIR = {"node": "writer", "better": {"text": "a"}}  # a record of another kind
 
 
 def component(**facts: Any) -> dict[str, Any]:
     """Return what a record says of a component."""
-    usual = {
-        "samples": 8,
-        "tokens": 16,
-        "length": 2.0,
-        "reward": 0.5,
-        "similarity": 0.25,
-        "entropy": 1.0,
-    }
-    return {**usual, "low": 0.0, "high": 0.0, "kl": 0.0, **facts}
+    usual = {"samples": 8, "tokens": 16, "length": 2.0, "reward": 0.5, "similarity": 0.25}
+    return {**usual, "entropy": 1.0, "low": 0.0, "high": 0.0, "kl": 0.0, **facts}
 
 
 def record(step: int = 0, job: int = 0, **facts: Any) -> dict[str, Any]:
@@ -233,10 +228,8 @@ class TestFacts:
         ]
         (job,) = jobs_of(tmp_path, steps)
         assert job["reward"] == [pytest.approx(0.05), pytest.approx(0.85)]
-        assert job["skipped"] == [
-            pytest.approx(0.125),
-            pytest.approx(0.875),
-        ]  # (0 + 1) / 2 and (3 + 4) / 2 of 4
+        # (0 + 1) / 2 and (3 + 4) / 2 of 4
+        assert job["skipped"] == [pytest.approx(0.125), pytest.approx(0.875)]
         assert job["components"]["first"]["entropy"] == [9.5, 1.5]
         assert job["kept"] == [None, None]
 
@@ -326,11 +319,8 @@ class TestFacts:
         path = run(
             tmp_path / "run", [record(0, 1), record(0, 3), record(0, 4), record(1, 4)], events
         )
-        assert [job["number"] for job in method(path)["jobs"]] == [
-            2,
-            4,
-            5,
-        ]  # the fifth is under way
+        # The fifth job is under way.
+        assert [job["number"] for job in method(path)["jobs"]] == [2, 4, 5]
         assert [len(job["steps"]) for job in method(path)["jobs"]] == [1, 1, 2]
 
     def test_tokens_are_of_the_job_that_drew_them(self, tmp_path: Path) -> None:
@@ -355,22 +345,13 @@ class TestFacts:
         assert method(mixed)["jobs"][0]["sampled"] is None
 
     def test_whatever_a_record_lacks_the_report_stands(self, tmp_path: Path) -> None:
-        bare: list[dict[str, Any]] = [
-            {"kind": "training"},
-            {"kind": "training", "components": None, "reward": "high", "groups": 0, "skipped": 0},
-            {
-                "kind": "training",
-                "reward": math.inf,
-                "components": {"first": {"entropy": None, "kl": "x"}},
-            },
-            {
-                "kind": "training",
-                "components": {"first": {}},
-                "memory": None,
-                "seed": None,
-                "keys": [],
-            },
+        parts: list[dict[str, Any]] = [
+            {},
+            {"components": None, "reward": "high", "groups": 0, "skipped": 0},
+            {"reward": math.inf, "components": {"first": {"entropy": None, "kl": "x"}}},
+            {"components": {"first": {}}, "memory": None, "seed": None, "keys": []},
         ]
+        bare = [{"kind": "training", **part} for part in parts]
         for number, one in enumerate(bare):
             facts = training_facts(run(tmp_path / str(number), [one]))
             assert facts is not None
@@ -410,15 +391,9 @@ class TestFigure:
         assert len(titles(svg)) == 6
         assert "No token was clipped." in caption(jobs)
 
-    @pytest.mark.parametrize(
-        ("fact", "title"),
-        [
-            ("kl", "KL to the old"),
-            ("base_kl", "KL to the base"),
-            ("low", "Clipped"),
-            ("high", "Clipped"),
-        ],
-    )
+    MOVED = (("kl", "KL to the old"), ("base_kl", "KL to the base"), ("low", "Clipped"))
+
+    @pytest.mark.parametrize(("fact", "title"), [*MOVED, ("high", "Clipped")])
     def test_a_policy_that_moved_is_shown(self, tmp_path: Path, fact: str, title: str) -> None:
         steps = [
             record(0),
@@ -449,11 +424,8 @@ class TestFigure:
         jobs = jobs_of(tmp_path / "three", [record(i, job) for job in range(3) for i in range(3)])
         three = training_svg(jobs)
         assert len(rule.findall(three)) == 2 * len(panels_with_data(jobs))
-        assert [three.count(f">job {number}<") for number in (1, 2, 3)] == [
-            3,
-            3,
-            3,
-        ]  # the upper row of panels
+        upper_row = [three.count(f">job {number}<") for number in (1, 2, 3)]
+        assert upper_row == [3, 3, 3]
         assert "Vertical lines separate the jobs." in caption(jobs)
 
 
@@ -507,7 +479,7 @@ class TestSection:
         assert hostile in page.text
         assert "training" in page.ids
         text = section(path)
-        assert text.count("the tables below hold its numbers") == 2
+        assert text.count("the tables hold its numbers") == 2
         assert "Method mygo:" in text
         assert "<b" not in text.replace("\\<b", "")
 
@@ -521,15 +493,6 @@ class TestSection:
         assert re.search(r"cannot be read: .*memory.jsonl:\d+", text.replace("\\", ""))
         assert "## Provenance" in (path / "report.md").read_text()
 
-    def test_without_matplotlib_the_tables_stand(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        path = whole(tmp_path / "run", [record(0, 0)])
-        monkeypatch.setitem(sys.modules, "matplotlib", None)
-        text = section(path)
-        assert "needs matplotlib, which is not installed" in text
-        assert "| 1 | MMGRPO | 1 |" in text
-
 
 # --- sweeps -------------------------------------------------------------------------------------------------
 
@@ -538,17 +501,8 @@ def swept(tmp_path: Path, *seeds: Sequence[Mapping[str, Any]]) -> Any:
     """Compare runs of one method, each with the training given."""
     for seed, steps in enumerate(seeds):
         whole(tmp_path / str(seed), steps)
-    states: list[SweepRun] = [
-        {
-            "file": "f",
-            "method": "optimas",
-            "seed": seed,
-            "run": str(seed),
-            "status": "finished",
-            "reason": "",
-        }
-        for seed in range(len(seeds))
-    ]
+    about: Any = {"file": "f", "method": "optimas", "status": "finished", "reason": ""}
+    states: Any = [{**about, "seed": seed, "run": str(seed)} for seed in range(len(seeds))]
     return compare(states, tmp_path, {"f": {"system_runs": 400, "test_share": 0.2}})
 
 
@@ -581,14 +535,8 @@ class TestSweep:
         facts = swept(tmp_path / "sweep", [record()])
         with (tmp_path / "sweep" / "0" / "memory.jsonl").open("a") as file:
             file.write("broken\n")
-        again = compare(
-            [
-                cast("SweepRun", {key: run[key] for key in SweepRun.__annotations__})
-                for run in facts["runs"]
-            ],
-            tmp_path / "sweep",
-            facts["budgets"],
-        )
+        states = [{key: run[key] for key in SweepRun.__annotations__} for run in facts["runs"]]
+        again = compare(cast("Any", states), tmp_path / "sweep", facts["budgets"])
         assert again["rows"][1]["training"] is None
         assert again["rows"][1]["test"] == facts["rows"][1]["test"]
 
@@ -624,15 +572,8 @@ class Terminal:
 
 def step(number: int, job: int = 0, of: int = 40, **more: Any) -> dict[str, Any]:
     note, spent = f"mean reward 0.{number:03}, 8 samples", {"system_runs": 8.0 * number}
-    return {
-        "event": "progress",
-        "job": job,
-        "note": note,
-        "step": number,
-        "of": of,
-        "spent": spent,
-        **more,
-    }
+    about = {"event": "progress", "job": job, "note": note, "spent": spent}
+    return {**about, "step": number, "of": of, **more}
 
 
 class TestTerminal:

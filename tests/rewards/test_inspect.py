@@ -24,7 +24,8 @@ from compound.core.errors import ConfigurationError, DataError, DeclarationError
 from compound.core.narrowing import entry
 from compound.core.storage.records import read_document, to_document
 from compound.report import write
-from compound.report.rewards import reward_facts, reward_svg
+from compound.report.facts import reward_facts
+from compound.report.rewards import reward_svg
 from compound.rewards.alignment import NO_PAIRS
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.candidates import Candidate, Sampling

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 
 class Page(HTMLParser):
-    """Checks that tags are balanced and nothing is loaded; collects tags, ids and text."""
+    """Checks that tags are balanced, pictures described and nothing is loaded; collects tags and text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -21,6 +21,8 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
+        if tag == "svg":
+            assert dict(attrs)["aria-label"]
         for name, value in attrs:
             assert not name.startswith("on")
             assert name not in ("src", "srcset", "action", "data")

@@ -28,7 +28,7 @@ from compound.optimization.runs.directory import (
     inconsistency_errors,
 )
 from compound.optimization.runs.recorder import EVENTS, STOP
-from compound.report.facts import summarize
+from compound.report import summarize
 from compound.report.record import SIDES, Facts, Record
 
 State = Literal["finished", "running", "unfinished", "damaged"]

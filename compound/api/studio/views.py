@@ -19,12 +19,18 @@ from compound.core.security.untrusted import UntrustedFolder
 from compound.evaluation.evaluate import Evaluation, gain_interval
 from compound.optimization.runs.candidate_record import CandidateRecord, front
 from compound.optimization.runs.recorder import MEMORY
+from compound.report.facts import reward_facts
 from compound.report.figures import use_page_colors
 from compound.report.record import RecordedTrace
-from compound.report.rewards import reward_facts, reward_figures
+from compound.report.rewards import reward_figures
 from compound.report.text import count, number, signed
-from compound.report.training import answers_of, trained_components, training_facts
-from compound.report.training_curves import panels_with_data, training_svg
+from compound.report.training import (
+    answers_of,
+    panels_with_data,
+    trained_components,
+    training_facts,
+    training_svg,
+)
 from compound.rewards.inspection import FOLDER as REWARDS
 from compound.rewards.inspection import Inspection
 from compound.rewards.model import NONE as NO_BACKBONE
@@ -135,13 +141,15 @@ def _warnings(run: Run) -> list[str]:
 
 def _course(facts: Mapping[str, Any]) -> Chart | None:
     """Return the chart of the best validation score by system runs."""
-    curve = facts["curves"][0]
-    if not curve["start"]:
+    start = facts["start"]
+    if start is None:
         return None
-    start, end = curve["start"][0], max(curve["end"], curve["start"][0]["at"])
+    end = max(facts["spent"].get("system_runs", 0.0), start["at"])
     points = [Point(start["at"], start["mean"], start["low"], start["high"], "initial", "initial")]
     line = [(start["at"], start["mean"])]
-    for decision in curve["decisions"]:
+    for decision in facts["decisions"]:
+        if decision["after"] is None or decision["before"] is None:
+            continue
         after, kept = decision["after"], decision["accepted"]
         name = f"decision {decision['decision']}: {number(after['mean'])}"
         series = "accepted" if kept else "rejected"

@@ -262,11 +262,11 @@ def test_a_longer_prompt_is_named_in_the_result_and_its_reports(found: cp.Result
     assert line in terminal_summary(found.path)
     assert line in found.report.replace("\\", "")
     assert "Dollars per run: $" in terminal_summary(found.path)
-    facts = summarize(found.path)["front"]
+    facts = summarize(found.path)["candidates"]
     assert facts is not None
     assert facts["cost"] == "usd"
     assert Counter(row["chosen"] for row in facts["rows"])[True] == 1
-    assert "## Score and cost" in found.report
+    assert "## Candidates" in found.report
 
 
 def test_the_optuna_study_holds_the_candidates(found: cp.Result, tmp_path: Path, cli: Any) -> None:
