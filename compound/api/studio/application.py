@@ -28,7 +28,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Scope
 
 from compound import __version__
 from compound.api.serving.server import LOGGING, listen
@@ -195,12 +194,9 @@ def application(folder: Path, settings: ServerSettings | None = None) -> Starlet
         exception_handlers={CompoundError: _on_error, HTTPException: _on_unknown},
         lifespan=lifespan,
     )
-    made.add_middleware(Guard, settings=settings or ServerSettings(max_body=2**16), count=_ignore)
+    settings = settings or ServerSettings(max_body=2**16)
+    made.add_middleware(Guard, settings=settings, count=lambda scope, status: None)
     return made
-
-
-def _ignore(scope: Scope, status: int) -> None:
-    """Count nothing."""
 
 
 async def _list(studio: Studio, request: Request) -> Response:

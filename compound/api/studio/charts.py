@@ -16,7 +16,13 @@ from markupsafe import Markup
 WIDTH, HEIGHT = 720, 280
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 14, 44
 COLORS = ("accent", "other1", "other2", "other3", "good")
-SHAPES = ("circle", "square", "diamond", "triangle", "cross")
+SHAPES = (  # a circle, a square, a diamond, a triangle and a cross, from their middle
+    "m-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0 -9 0",
+    "m-4 -4h8v8h-8z",
+    "m0 -5.5l5.5 5.5l-5.5 5.5l-5.5 -5.5z",
+    "m0 -5.5l5.5 9.5h-11z",
+    "m-5 -1.5h3.5v-3.5h3v3.5h3.5v3h-3.5v3.5h-3v-3.5h-3.5z",
+)
 TICKS = 5
 
 
@@ -166,16 +172,7 @@ def _points(chart: Chart, across: Scale, up: Scale) -> Iterator[str]:
 
 def _shape(number: int, x: float, y: float) -> str:
     """Return the outline of a point; series differ in shape as well as in colour."""
-    shape = SHAPES[number % len(SHAPES)]
-    if shape == "circle":
-        return f"M{x - 4.5} {y}a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0 -9 0"
-    if shape == "square":
-        return f"M{x - 4} {y - 4}h8v8h-8z"
-    if shape == "diamond":
-        return f"M{x} {y - 5.5}l5.5 5.5l-5.5 5.5l-5.5 -5.5z"
-    if shape == "triangle":
-        return f"M{x} {y - 5.5}l5.5 9.5h-11z"
-    return f"M{x - 5} {y - 1.5}h3.5v-3.5h3v3.5h3.5v3h-3.5v3.5h-3v-3.5h-3.5z"
+    return f"M{x} {y}{SHAPES[number % len(SHAPES)]}"
 
 
 def _legend(chart: Chart) -> str:

@@ -85,6 +85,20 @@ class Run:
             CANDIDATES, (CANDIDATES, CHECKPOINT), partial(read_candidates, self.folder)
         )
 
+    @property
+    def candidates_problem(self) -> str:
+        """Why the candidates cannot be read; ``""`` if they can."""
+        try:
+            _ = self.candidates
+        except RunDirectoryError as error:
+            return str(error)
+        return ""
+
+    @property
+    def readable_candidates(self) -> list[CandidateRecord]:
+        """The candidates, or none if they cannot be read."""
+        return [] if self.candidates_problem else self.candidates
+
     def remember(self, name: str, files: Sequence[str], read: Callable[[], Value]) -> Value:
         """Return a value of a page, such as a figure, read again only after a change of files."""
         return self._keep(name, files, read)

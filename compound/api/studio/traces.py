@@ -61,13 +61,13 @@ FILTERS = {
     "failed": "failure_before != '' OR failure_after != ''",
 }
 SORTS = {
-    "example": "example",
-    "difference": "difference, example",
-    "gain": "difference DESC, example",
-    "before": "before, example",
-    "after": "after, example",
-    "tokens": "tokens DESC, example",
-    "seconds": "seconds DESC, example",
+    "difference": ("losses first", "difference, example"),
+    "gain": ("gains first", "difference DESC, example"),
+    "example": ("name", "example"),
+    "before": ("score before", "before, example"),
+    "after": ("score after", "after, example"),
+    "tokens": ("most tokens", "tokens DESC, example"),
+    "seconds": ("slowest", "seconds DESC, example"),
 }
 
 Split = Literal["test", "valid"]
@@ -203,7 +203,7 @@ class TraceIndex:
     def page(self, query: Query, number: int, size: int) -> Page:
         """Return a page of the examples that both configurations were run on, from page 1."""
         condition, values = query.sql
-        order = SORTS.get(query.sort, SORTS["difference"])
+        _, order = SORTS.get(query.sort, SORTS["difference"])
         rows = self._rows(
             f"SELECT * FROM ({BOTH}) WHERE {condition} ORDER BY {order} LIMIT ? OFFSET ?",  # nosec B608
             [*values, size, (number - 1) * size],

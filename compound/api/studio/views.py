@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from markupsafe import Markup
 
 from compound.api.studio.charts import Chart, Point
-from compound.api.studio.importance import importance
 from compound.api.studio.labels import progress
 from compound.api.studio.runs import Run, Runs, compared_sides, seconds_left, spending
-from compound.api.studio.traces import FILTERS, Query, known_gold
-from compound.core.errors import CompoundError, MissingExtra, RunDirectoryError
-from compound.core.security.untrusted import UntrustedFolder
+from compound.api.studio.traces import FILTERS, SORTS, Query, known_gold
+from compound.core.errors import CompoundError, MissingExtra
 from compound.evaluation.evaluate import Evaluation, gain_interval
 from compound.optimization.runs.candidate_record import CandidateRecord, front
+from compound.optimization.runs.importance import importance
 from compound.optimization.runs.recorder import MEMORY
 from compound.report.facts import reward_facts
 from compound.report.figures import use_page_colors
@@ -68,23 +67,21 @@ def compare(runs: Runs, names: Sequence[str]) -> View:
     rows = [run.summary() for run in chosen]
     sides = [compared_sides(run.record) for run in chosen]
     results = [after or before for _, before, after in sides]
-    same = len({(row.get("split"), row.get("data")) for row in rows}) == 1
+    data = {(row.get("split"), row.get("data")) for row in rows}
+    same = len(data) == 1 and None not in next(iter(data))
     known = [each for each in results if each is not None]
     comparable = same and len(known) == len(results)
     return "compare.html", {
         "rows": rows,
         "same": same,
-        "differences": _differences(known) if comparable else [],
+        "differences": [gain_interval(known[0], other).to_json() for other in known[1:]]
+        if comparable
+        else [],
         "examples": _scores_by_example(known) if comparable else [],
-        "changes": [_changes(run) for run in chosen],
+        "changes": [run.facts["changes"] for run in chosen],
         "costs": [_costs(run) for run in chosen],
         "most": MOST,
     }
-
-
-def _differences(results: Sequence[Evaluation]) -> list[Any]:
-    """Return the mean difference of each result to the first, with its interval."""
-    return [gain_interval(results[0], other).to_json() for other in results[1:]]
 
 
 def _scores_by_example(results: Sequence[Evaluation]) -> list[tuple[str, list[float]]]:
@@ -108,9 +105,9 @@ def overview(run: Run, options: Options) -> View:
         "latest": _latest(run),
         "course": _course(facts),
         "found": _found(run),
-        "changes": _changes(run),
+        "changes": facts["changes"],
         "costs": _costs(run),
-        "warnings": _warnings(run),
+        "problem": run.candidates_problem,
     }
 
 
@@ -128,15 +125,6 @@ def _latest(run: Run) -> str:
                 "done": "",
             }[event["event"]]
     return "evaluating the initial configuration"
-
-
-def _warnings(run: Run) -> list[str]:
-    """Return what the facts could not be computed from."""
-    try:
-        _ = run.candidates
-    except RunDirectoryError as error:
-        return [str(error)]
-    return []
 
 
 def _course(facts: Mapping[str, Any]) -> Chart | None:
@@ -172,13 +160,9 @@ def _course(facts: Mapping[str, Any]) -> Chart | None:
 
 def _found(run: Run) -> Chart | None:
     """Return the chart of the candidates' gains in the order in which they were found."""
-    try:
-        known = run.candidates
-    except RunDirectoryError:
-        return None
     points = [
         _point(run, candidate, place, float(place))
-        for place, candidate in enumerate(known, 1)
+        for place, candidate in enumerate(run.readable_candidates, 1)
         if candidate.gain is not None
     ]
     if len(points) < 2:
@@ -204,28 +188,15 @@ def _point(run: Run, candidate: CandidateRecord, place: int, x: float) -> Point:
         f"{count(candidate.evaluations)} runs, {candidate.fate}"
     )
     link = f"/run/{run.name}?view=candidate&number={place}"
-    return Point(
-        x,
-        candidate.gain or 0.0,
-        series=source,
-        title=title,
-        link=link,
-        marked=candidate.chosen,
-    )
-
-
-def _changes(run: Run) -> list[Mapping[str, Any]]:
-    return cast("list[Mapping[str, Any]]", run.facts["changes"])
+    gain = candidate.gain or 0.0
+    return Point(x, gain, series=source, title=title, link=link, marked=candidate.chosen)
 
 
 def _costs(run: Run) -> list[tuple[str, float, float]]:
     """Return what a run of the system takes with the initial configuration and with the result."""
-    try:
-        known = run.candidates
-    except RunDirectoryError:
-        return []
+    known = run.readable_candidates
     chosen = next((candidate for candidate in known if candidate.chosen), None)
-    if chosen is None or not known:
+    if chosen is None:
         return []
     names = {
         "prompt tokens": "prompt_tokens",
@@ -349,15 +320,7 @@ def examples(run: Run, options: Options) -> View:
         "pages": max(1, -(-page.total // PAGE)),
         "read": read,
         "filters": FILTERS,
-        "sorts": {
-            "difference": "losses first",
-            "gain": "gains first",
-            "example": "name",
-            "before": "score before",
-            "after": "score after",
-            "tokens": "most tokens",
-            "seconds": "slowest",
-        },
+        "sorts": {name: label for name, (label, _) in SORTS.items()},
         "splits": [*known],
         "configurations": [(d, names.get(d, d[:10])) for d in known.get(query.split, [])],
         "names": names,
@@ -548,11 +511,6 @@ def tabs(run: Run) -> dict[str, str]:
     found = {"overview": "Overview", "candidates": "Candidates", "examples": "Examples"}
     if run.folder.kind(f"{REWARDS}/card.json") is not None:
         found["rewards"] = "Local rewards"
-    if has_training(run.folder):
+    if run.folder.kind(MEMORY) is not None and run.folder.size(MEMORY) > 0:
         found["training"] = "Training"
     return {**found, "label": "Label"}
-
-
-def has_training(folder: UntrustedFolder) -> bool:
-    """Return whether a run trained weights; its records start with the first step."""
-    return folder.kind(MEMORY) is not None and folder.size(MEMORY) > 0
