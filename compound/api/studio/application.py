@@ -21,6 +21,7 @@ from urllib.parse import quote, urlencode
 
 import uvicorn
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
+from markupsafe import Markup
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -43,6 +44,7 @@ from compound.core.web.addresses import is_loopback
 from compound.core.web.guard import BoundedProtocol, Guard
 from compound.core.web.problems import HTTPProblem, json_response
 from compound.optimization.runs.directory import inconsistency_errors
+from compound.report.figures import use_page_colors
 from compound.report.rendering import brief, demo_states
 from compound.report.text import FORMATS, escape_invisible, shown, word_diff
 
@@ -117,6 +119,7 @@ def environment() -> Environment:
     found.filters |= {
         **FORMATS,
         "brief": brief,
+        "picture": lambda svg: Markup(use_page_colors(svg)),  # nosec B704  # drawn by this package
         "plural": plural,
         "time": _time,
         "whole": partial(shown, limit=10**9),

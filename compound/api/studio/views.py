@@ -7,20 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from markupsafe import Markup
-
 from compound.api.studio.charts import Chart, Point
 from compound.api.studio.labels import progress
 from compound.api.studio.runs import Run, Runs, compared_sides, seconds_left, spending
 from compound.api.studio.traces import FILTERS, SORTS, Query, known_gold
-from compound.core.errors import CompoundError, MissingExtra
+from compound.core.errors import CompoundError
 from compound.evaluation.evaluate import Evaluation, gain_interval
 from compound.optimization.runs.candidate_record import CandidateRecord, front
 from compound.optimization.runs.importance import importance
 from compound.optimization.runs.recorder import MEMORY
 from compound.report.facts import reward_facts
-from compound.report.figures import use_page_colors
 from compound.report.record import RecordedTrace
+from compound.report.rendering import Figure, draw_figure
 from compound.report.rewards import reward_figures
 from compound.report.text import count, number, signed
 from compound.report.training import (
@@ -31,7 +29,7 @@ from compound.report.training import (
     training_svg,
 )
 from compound.rewards.inspection import FOLDER as REWARDS
-from compound.rewards.inspection import Inspection
+from compound.rewards.inspection import Inspection, Judgement
 from compound.rewards.model import NONE as NO_BACKBONE
 
 PAGE = 50  # examples per page
@@ -413,38 +411,17 @@ def rewards(run: Run, options: Options) -> View:
     facts = run.remember("reward facts", files, lambda: reward_facts(run.folder.path))
     return "rewards.html", {
         "facts": facts,
-        "figures": run.remember("reward figures", files, lambda: _reward_figures(facts)),
+        "figures": run.remember("reward figures", files, lambda: reward_figures(facts)),
         "worst": run.remember("worst pairs", files, lambda: _worst(run, facts)),
     }
 
 
-def _reward_figures(facts: Mapping[str, Any] | None) -> list[tuple[str, Markup, str]]:
-    """Return the name, the picture and the reason why it is missing of each figure."""
-    return [(each.name, _picture(each.svg), each.missing) for each in reward_figures(facts)]
-
-
-def _picture(svg: str) -> Markup:
-    return Markup(use_page_colors(svg))  # nosec B704  # drawn by this package, which escapes the texts
-
-
-def _worst(run: Run, facts: Mapping[str, Any] | None) -> dict[str, list[dict[str, Any]]]:
+def _worst(run: Run, facts: Mapping[str, Any] | None) -> Mapping[str, Sequence[Judgement]]:
     """Return the pairs that each reward orders most wrongly."""
     if not facts or "problem" in facts:
         return {}
     opened = Inspection.open(run.folder.path)
-    return {
-        name: [
-            {
-                "inputs": judged.inputs,
-                "chosen": judged.chosen,
-                "rejected": judged.rejected,
-                "margin": judged.margin,
-                "probability": judged.probability,
-            }
-            for judged in opened.worst(name, WORST)
-        ]
-        for name in opened.components
-    }
+    return {name: opened.worst(name, WORST) for name in opened.components}
 
 
 def training(run: Run, options: Options) -> View:
@@ -458,7 +435,7 @@ def training(run: Run, options: Options) -> View:
             {
                 **method,
                 "curves": run.remember(
-                    f"training {place}", files, partial(_curves, method["jobs"])
+                    f"training {place}", files, partial(_curves, method["jobs"], place)
                 ),
                 "trained": trained_components(method),
                 "samples": answers_of(method),
@@ -468,15 +445,10 @@ def training(run: Run, options: Options) -> View:
     }
 
 
-def _curves(jobs: Sequence[Mapping[str, Any]]) -> tuple[Markup, str]:
-    """Return the picture of the curves, or why it is missing."""
-    listed = [dict(job) for job in jobs]
-    if not panels_with_data(listed):
-        return Markup(), ""
-    try:
-        return _picture(training_svg(listed)), ""
-    except MissingExtra as error:
-        return Markup(), str(error)
+def _curves(jobs: Sequence[dict[str, Any]], place: int) -> Figure | None:
+    """Return the curves of a method; ``None`` without numbers."""
+    name = f"training{place or ''}"
+    return draw_figure(name, partial(training_svg, jobs, name)) if panels_with_data(jobs) else None
 
 
 def label(run: Run, options: Options) -> View:
