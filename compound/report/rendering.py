@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -199,6 +200,7 @@ def _environment(*, html: bool) -> Environment:
         "plural": plural,
         "quoted": lambda name: f"{json.dumps(name, ensure_ascii=False)}: …",
         "repr": repr,
+        "shell": shlex.quote,
         "short": lambda value: f"{value:.3g}",
         "spelled": _spelled,
         "squeeze": lambda text: type(text)(re.sub(r"[ \n]+", " ", text).strip()),

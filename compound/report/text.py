@@ -20,9 +20,16 @@ LONG = 600  # maximum characters of a value to show
 ALIKE = 0.4  # below this similarity, texts are shown one after the other
 WORDS = 4_000  # above this many words, compare lines: the comparison takes quadratic time
 
-# Control characters and bidirectional marks, which could disguise text: shown by their code.
-_CODES = [*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A), 0xFEFF]
-_UNSEEN = {code: f"\\u{code:04x}" for code in _CODES if code not in (9, 10)}
+# Control characters, bidirectional marks and tags, which could disguise text: shown by their code.
+_CODES = [
+    *(*range(32), *range(127, 160), *range(0x2028, 0x202F), *range(0x2066, 0x206A), 0xFEFF),
+    *range(0xE0000, 0xE0080),
+]
+_UNSEEN = {
+    code: f"\\u{code:04x}" if code < 2**16 else f"\\U{code:08x}"
+    for code in _CODES
+    if code not in (9, 10)
+}
 
 
 def escape_invisible(document: str) -> str:

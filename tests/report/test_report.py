@@ -511,6 +511,19 @@ def test_hostile_texts_stay_texts(runs: Mapping[str, Path], tmp_path: Path) -> N
     assert len(markdown) < 100_000
 
 
+def test_the_command_to_use_a_result_holds_no_other_command(
+    runs: Mapping[str, Path], tmp_path: Path
+) -> None:
+    path = without_checksums(Path(shutil.copytree(runs["hostile"], tmp_path / "run")))
+    config = json.loads((path / "config.json").read_text())
+    name = next(node for node, kind in config["graph"]["nodes"] if kind == "input")[1:]
+    renamed = (path / "config.json").read_text().replace(f"${name}", "$x; rm -rf ~\U000e0041")
+    (path / "config.json").write_text(renamed)
+    write(path)
+    markdown = (path / "report.md").read_text(encoding="utf-8")
+    assert "--config best.json 'x; rm -rf ~\\U000e0041'=…" in markdown
+
+
 def test_both_forms_are_complete_and_load_nothing(runs: Mapping[str, Path]) -> None:
     for path in runs.values():
         found, markdown = page(path), (path / "report.md").read_text(encoding="utf-8")
