@@ -348,7 +348,7 @@ def test_the_command_exports_a_run(cli: Any, tmp_path: Path) -> None:
     assert (ran.code, "serve the system with compound serve" in ran.err) == (2, True)
     ran = cli("export", str(tmp_path / "best.json"), "--to", "tensorflow")
     assert ran.code == 2
-    assert "possible: dspy, mermaid, messages, openai, optuna, svg, text" in ran.err
+    assert "possible: dspy, inspect, mermaid, messages, openai, optuna, svg, text" in ran.err
     ran = cli("export", str(tmp_path), "--to", "messages")
     assert (
         ran.code,
