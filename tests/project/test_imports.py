@@ -81,7 +81,7 @@ def test_the_demo_needs_no_library_that_it_does_not_install(tmp_path: Path) -> N
         "optimize",
         str(ROOT / "benchmarks" / "atlas.yaml"),
         "--dry-run",
-        "--run",
+        "--run-dir",
         str(tmp_path / "run"),
     ]
     ran = python(
