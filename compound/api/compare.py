@@ -33,7 +33,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """Two results, example by example.
 
     Attributes:
@@ -69,7 +69,7 @@ class Comparison:
         return "\n".join(lines)
 
 
-def compare(first: Path, second: Path) -> Comparison:
+def compare(first: Path, second: Path) -> RunComparison:
     """Return the comparison of the results of two runs.
 
     Args:
@@ -120,7 +120,7 @@ def _compared(
     runs: Sequence[Mapping[str, Recorded]],
     split: str,
     common: Sequence[str],
-) -> Comparison:
+) -> RunComparison:
     scores = [side.by_example() for side in sides]
     old, new = ([side[name] for name in common] for side in scores)
     bounds = joint_bounds(*(side.range for side in sides))
@@ -132,7 +132,7 @@ def _compared(
             rows.append(_row(label, cast("list[float]", before), cast("list[float]", after)))
     changed = [(e, b, a) for e, b, a in zip(common, old, new, strict=True) if a != b]
     changed.sort(key=lambda row: row[2] - row[1])
-    return Comparison(split, rows, changed, len(common))
+    return RunComparison(split, rows, changed, len(common))
 
 
 def _row(

@@ -30,7 +30,7 @@ from compound.yaml.kind import DumpContext, Given, Made, MakeContext, arguments,
 from compound.yaml.source import read_value
 from compound.yaml.spaces import TAKES, make_model, settings_model, summary
 from compound.yaml.text import Flow, Tree, spell_code
-from compound.yaml.types import Code, MadeModel, Model, Name, OneOf
+from compound.yaml.types import Code, MadeModel, Model, Name, SelectedModel
 
 MAX_PROMPTS_FILE = 2**20  # bytes
 
@@ -63,7 +63,7 @@ TOOLS: Mapping[str, type[Model]] = {
     ),
 }
 """The models of tools by the key that selects one."""
-TOOLS_OF_AGENTS = list[Annotated[Model, OneOf("tool", TOOLS)]]
+TOOLS_OF_AGENTS = list[Annotated[Model, SelectedModel("tool", TOOLS)]]
 
 
 def make_tools(entries: Sequence[Made], file: FileContext, address: Address) -> list[Tool] | None:

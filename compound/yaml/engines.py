@@ -24,7 +24,7 @@ from compound.yaml.context import FileContext
 from compound.yaml.document import Address
 from compound.yaml.kind import report_wrong_settings
 from compound.yaml.spaces import entry_model, settings_model
-from compound.yaml.types import Code, Model, Name, OneOf, parse_at, tagged
+from compound.yaml.types import Code, Model, Name, SelectedModel, parse_at, tagged
 
 EngineSettings = tuple[str, Values]
 """Kind and settings of an engine."""
@@ -67,7 +67,7 @@ else:
     _BUILT_IN = {kind: entry_model(kind, engine_class(kind)) for kind in KINDS if kind != "fleet"}
     EngineEntry = Annotated[
         Model,
-        OneOf(
+        SelectedModel(
             "engine",
             {**_BUILT_IN, "fleet": FleetEntry, "class": ClassEngine},
             installed_engines,

@@ -48,7 +48,7 @@ from compound.yaml.types import (
     Model,
     Name,
     Number,
-    OneOf,
+    SelectedModel,
     validate_at,
 )
 
@@ -104,11 +104,11 @@ _ONE_RUN = {
 }
 
 
-def _metrics(noun: str, models: Mapping[str, type[Model]]) -> OneOf:
+def _metrics(noun: str, models: Mapping[str, type[Model]]) -> SelectedModel:
     def load(name: str) -> type[Model]:
         return entry_model(name, metric_factory(name), "metric_")
 
-    return OneOf(noun, models, installed_metrics, load)
+    return SelectedModel(noun, models, installed_metrics, load)
 
 
 if TYPE_CHECKING:
@@ -411,11 +411,11 @@ def _inside(kind: Any, value: object, part: str | int) -> Any:  # noqa: ANN401 -
 
 def _models(kind: Any, value: object) -> Iterator[type[BaseModel]]:  # noqa: ANN401
     """Yield the models of a type that a value may have."""
-    if isinstance(kind, OneOf):
+    if isinstance(kind, SelectedModel):
         yield from filter(None, [kind.model(value)])
     elif isinstance(kind, type) and not typing.get_args(kind):
         yield from [kind] if issubclass(kind, BaseModel) else []
     elif typing.get_origin(kind) not in (list, dict):
-        selected = [mark for mark in typing.get_args(kind) if isinstance(mark, OneOf)]
+        selected = [mark for mark in typing.get_args(kind) if isinstance(mark, SelectedModel)]
         for option in selected or typing.get_args(kind):
             yield from _models(option, value)

@@ -58,10 +58,10 @@ from compound.yaml.types import (
     MadeModel,
     Model,
     Name,
-    OneOf,
     Out,
     Reference,
     Scalar,
+    SelectedModel,
     Type,
     Wiring,
 )
@@ -145,7 +145,7 @@ def _write_retriever(component: Retriever, context: DumpContext, _: Tree) -> Tre
 RETRIEVER_KIND = class_kind(
     "retriever",
     Retriever,
-    settings=Annotated[Model, OneOf("index", INDEX_SETTINGS, label="index")],
+    settings=Annotated[Model, SelectedModel("index", INDEX_SETTINGS, label="index")],
     read=_read_retriever,
     write=_write_retriever,
     written=("index", "k"),
@@ -503,7 +503,7 @@ if TYPE_CHECKING:
 else:
     _ENTRIES = {kind.name: kind.entry for kind in _KINDS}
     ComponentEntry = Annotated[
-        Model, OneOf("kind", _ENTRIES, installed_kinds, lambda name: find_kind(name).entry)
+        Model, SelectedModel("kind", _ENTRIES, installed_kinds, lambda name: find_kind(name).entry)
     ]
 
 

@@ -219,7 +219,7 @@ TAGGED: dict[str, type[Model]] = {}
 """Model that a tag in the location of an error stands for."""
 MARK = "x-model"
 """Key of the placeholder of a model in a JSON Schema, which pydantic would not resolve."""
-ONE_OF: dict[str, OneOf] = {}
+ONE_OF: dict[str, SelectedModel] = {}
 """The selections of models, by what is selected."""
 
 
@@ -230,7 +230,7 @@ def tagged(tag: str, model: type[Model]) -> object:
 
 
 @dataclass(frozen=True, eq=False)
-class OneOf:
+class SelectedModel:
     """Annotation of a mapping that has exactly one of some keys, which selects its model.
 
     Attributes:
