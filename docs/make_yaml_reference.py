@@ -222,7 +222,7 @@ def _words(kind: object) -> str:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         for mark in arguments[1:]:
-            if isinstance(mark, types.OneOf):
+            if isinstance(mark, types.SelectedModel):
                 return mark.noun
             if getattr(mark, "custom_error_type", "") == "form":
                 text = str(mark.custom_error_message).removeprefix("must be ")
