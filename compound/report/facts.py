@@ -52,6 +52,7 @@ DECISION = (
     *("decision", "accepted", "level", "verdict", "probability", "margin", "examples", "p"),
     *("test", "before", "after", "gain", "changes", "note"),
 )
+SCORE = ("mean", "low", "high")
 PLAN = ("decisions", "jobs", "cost", "level")
 JOB = ("job", "optimizer", "keys", "tried", "runs", "note", "values")
 RETRY = ("evaluation", "failed", "retried", "recovered", "before", "after", "note")
@@ -112,7 +113,7 @@ def _summarized(record: Record, path: str, *, traces: bool) -> Facts:
         "methods": _methods(record),
         "graph": config["graph"],
         "changes": changes,
-        "start": next((_start(e) for e in record.all("start")), None),
+        "start": [{"at": _runs(e), **items_of(e, SCORE)} for e in record.all("start")][:1],
         "decisions": [
             {**items_of(e, DECISION), "over": e.get("over", []), "at": _runs(e)}
             for e in record.all("decision")
@@ -154,10 +155,6 @@ def reward_facts(path: str | Path) -> Facts | None:
 
 def _runs(event: Facts) -> float:
     return float(event["spent"].get("system_runs", 0.0))
-
-
-def _start(event: Facts) -> Facts:
-    return {"at": _runs(event), **items_of(event, ("mean", "low", "high"))}
 
 
 def _spent(record: Record) -> Facts:

@@ -206,10 +206,10 @@ def read_evidence(record: Record, changed: Collection[str]) -> Facts:
             _add(components, call)
         run = trace["configuration"], trace["example"], trace["sample"]
         if trace.get("again") and run in failed:  # a retry replaces the failed run
-            _count(failed.pop(run), trace["split"], -1)
+            failed.pop(run)[trace["split"]] -= 1
         if trace["failure"]:
             group = _failure_group(failures, trace)
-            _count(group, trace["split"], 1)
+            group[trace["split"]] += 1
             if trace["split"] == "test":
                 failed[run] = group
         if trace["split"] == split and trace["configuration"] in by_configuration:
@@ -221,6 +221,8 @@ def read_evidence(record: Record, changed: Collection[str]) -> Facts:
         row |= {"inputs": {}, "gold": {}, "runs": runs}
         for facts in runs.values():
             row |= {name: facts.pop(name) for name in ("inputs", "gold") if name in facts}
+    for group in failures.values():
+        group["count"] = group["valid"] + group["test"]
     common = sorted((g for g in failures.values() if g["count"]), key=lambda g: -g["count"])
     return {
         "components": [*components.values(), *_rest(record, [*components.values()])],
@@ -291,12 +293,7 @@ def _failure_group(failures: dict[tuple[str, str, str], Facts], trace: RecordedT
     kind, message = trace["failure"] or ("", "")
     where = next((call["component"] for call in trace["calls"] if call["failure"]), "")
     group = {"kind": kind, "message": message, "where": where}
-    return failures.setdefault((kind, message, where), {**group, "count": 0, "valid": 0, "test": 0})
-
-
-def _count(group: Facts, split: str, runs: int) -> None:
-    group["count"] += runs
-    group[split] += runs
+    return failures.setdefault((kind, message, where), {**group, "valid": 0, "test": 0})
 
 
 def _add(components: dict[str, Facts], call: CallDocument) -> None:

@@ -26,7 +26,6 @@ from compound.report.rendering import (
     render_html,
     render_markdown,
     render_text,
-    table,
     tabulate,
 )
 from compound.report.rewards import reward_figures, use_table, weights_of
@@ -65,7 +64,6 @@ def report_context(facts: Facts) -> dict[str, Any]:
     return {
         "facts": facts,
         "request_rows": request_rows(facts),
-        "requests": requests_table(facts),
         "methods": methods_table(facts),
         "groups": groups,
         "candidates": _candidates(facts["candidates"]),
@@ -119,7 +117,7 @@ PER_REQUEST: Mapping[str, tuple[str, Callable[[float | None], str]]] = {
 }
 
 
-def request_rows(facts: Facts) -> list[tuple[str, str, str, str]]:
+def request_rows(facts: Facts) -> list[dict[str, str]]:
     """Return name, value before and after, and factor of what a request takes, if it is known."""
     before, after = (facts["requests"].get(side) for side in ("before", "after"))
     rows = []
@@ -129,16 +127,8 @@ def request_rows(facts: Facts) -> list[tuple[str, str, str, str]]:
         if unknown or not (old or new):
             continue
         factor = f"×{new / old:.2f}" if old and new and not 0.99 < new / old < 1.01 else ""
-        rows.append((name, form(old), form(new), factor))
+        rows.append({"name": name, "before": form(old), "after": form(new), "factor": factor})
     return rows
-
-
-def requests_table(facts: Facts) -> Table:
-    """Return the table of what a request takes before and after."""
-    if "before" in facts["requests"]:
-        return table(("per request", "#before", "#after", "#change"), request_rows(facts))
-    rows = [(name, after) for name, _, after, _ in request_rows(facts)]
-    return table(("per request", "#initial system"), rows)
 
 
 def _candidates(found: Facts | None) -> dict[str, list[Facts]] | None:
@@ -251,8 +241,5 @@ def forecast(facts: Mapping[str, Any]) -> str:
     """Return the result of `compound.api.estimate.estimate` as text for a terminal."""
     pilot = facts.get("pilot") or {"per_run": {}, "total": {}}
     runs = [{"unit": unit, **(row or {})} for unit, row in pilot["per_run"].items()]
-    total = [
-        {"unit": unit, **dict(zip(("low", "high"), row.values(), strict=True))}
-        for unit, row in pilot["total"].items()
-    ]
+    total = [{"unit": unit, "range": [*row.values()]} for unit, row in pilot["total"].items()]
     return render_text("forecast.jinja", {"facts": facts, "pilot_runs": runs, "pilot_total": total})

@@ -33,7 +33,6 @@ from compound.report.sections import SPENDING as SPENDING_COLUMNS
 from compound.report.sections import SUPPORTED
 from compound.report.training import method_training
 
-UNOPTIMIZED = "unoptimized"
 SPREAD_SEEDS = 3  # fewest seeds with a reported spread
 FEW_INPUTS = 10  # an interval over fewer inputs is marked
 SPREAD = (
@@ -168,7 +167,7 @@ def _rows(file: str, runs: Sequence[_Run], controls: Sequence[ControlRun]) -> It
     row: Facts = {"file": file, "control": None, "gain": None}
     seeds = sorted(run.row["seed"] for run in first)
     test = pooled([run.before for run in first], bounds)
-    yield {**row, "method": UNOPTIMIZED, "seeds": seeds, "test": test}
+    yield {**row, "method": "unoptimized", "seeds": seeds, "test": test}
     for name in dict.fromkeys(run["name"] for run in controls):
         found = [run for run in controls if (run["file"], run["name"]) == (file, name)]
         yield from _control_rows(row, name, found)

@@ -127,9 +127,9 @@ def _latest(run: Run) -> str:
 
 def _course(facts: Mapping[str, Any]) -> Chart | None:
     """Return the chart of the best validation score by system runs."""
-    start = facts["start"]
-    if start is None:
+    if not facts["start"]:
         return None
+    start = facts["start"][0]
     end = max(facts["spent"].get("system_runs", 0.0), start["at"])
     points = [Point(start["at"], start["mean"], start["low"], start["high"], "initial", "initial")]
     line = [(start["at"], start["mean"])]
