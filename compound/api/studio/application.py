@@ -213,6 +213,8 @@ async def _compare(studio: Studio, request: Request) -> Response:
 
 async def _run(studio: Studio, request: Request) -> Response:
     options = dict(request.query_params)
+    if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        options.pop("rewards", None)  # a page of another site could make this machine load a model
     view = options.get("view", "overview")
     if view not in VIEWS:
         raise HTTPException(404, f"there is no view {view!r}")

@@ -238,6 +238,23 @@ class TestGuards:
         assert (foreign.status_code, form.status_code) == (403, 415)
         assert client.get(path).status_code == 405
 
+    @pytest.mark.parametrize(("site", "computes"), [("cross-site", False), ("same-origin", True)])
+    def test_pages_of_other_sites_load_no_model(
+        self, client: TestClient, monkeypatch: pytest.MonkeyPatch, site: str, *, computes: bool
+    ) -> None:
+        asked: list[bool] = []
+
+        def call_rewards(
+            run: object, traces: object, *, compute: bool
+        ) -> tuple[dict[str, Any], str]:
+            asked.append(compute)
+            return {}, ""
+
+        monkeypatch.setattr("compound.api.studio.views._call_rewards", call_rewards)
+        page = "/run/one?view=example&example=e7&rewards=1"
+        assert client.get(page, headers={"Sec-Fetch-Site": site}).status_code == 200
+        assert asked == [computes]
+
     def test_nothing_is_loaded_from_elsewhere(self, client: TestClient) -> None:
         answer = client.get("/run/one")
         assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
