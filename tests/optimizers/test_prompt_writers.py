@@ -173,7 +173,7 @@ def test_engines_given_in_python_and_the_record_of_a_run(tmp_path: Path) -> None
         events = [json.loads(row) for row in (folder / "events.jsonl").read_text().splitlines()]
         told = [text for e in events for text in (*e.get("told", ()), e.get("note"))]
         assert line in told
-    assert line in (tmp_path / "run/report.md").read_text()
+    assert line[1:] in (tmp_path / "run/report.md").read_text()
     assert any("<prompt>" in request.messages[-1].text for request in lm.requests)
     assert line in result.to_json()["notes"]
     assert [told for told in result.baselines["optimas"].notes if "sources" in told] == [line]

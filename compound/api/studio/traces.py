@@ -52,7 +52,7 @@ SELECT a.example AS example, a.score AS before, b.score AS after, b.score - a.sc
     a.text || ' ' || b.text AS text, a.sample AS sample_before, b.sample AS sample_after,
     b.tokens AS tokens, b.usd AS usd, b.seconds AS seconds
 FROM ({SIDE}) a JOIN ({SIDE}) b USING (example)
-"""  # nosec B608  # a constant
+"""  # nosec B608  # constants
 FILTERS = {
     "all": "1",
     "better": "difference > 0",
@@ -178,7 +178,7 @@ class TraceIndex:
             finally:
                 marks = ", ".join("?" * 15)
                 with self._connection() as connection:
-                    connection.executemany(f"INSERT OR REPLACE INTO run VALUES ({marks})", rows)  # nosec B608
+                    connection.executemany(f"INSERT OR REPLACE INTO run VALUES ({marks})", rows)  # nosec B608  # constants
 
     def _connection(self) -> sqlite3.Connection:
         if self._database is None:
@@ -205,17 +205,17 @@ class TraceIndex:
         condition, values = query.sql
         _, order = SORTS.get(query.sort, SORTS["difference"])
         rows = self._rows(
-            f"SELECT * FROM ({BOTH}) WHERE {condition} ORDER BY {order} LIMIT ? OFFSET ?",  # nosec B608
+            f"SELECT * FROM ({BOTH}) WHERE {condition} ORDER BY {order} LIMIT ? OFFSET ?",  # nosec B608  # constants
             [*values, size, (number - 1) * size],
         )
         for row in rows:
             cast("dict[str, object]", row).pop("text")
         sums = ", ".join(f"sum({test}) AS {name!r}" for name, test in FILTERS.items())
-        counts = self._rows(f"SELECT {sums} FROM ({BOTH})", values[:4])[0]  # nosec B608
+        counts = self._rows(f"SELECT {sums} FROM ({BOTH})", values[:4])[0]  # nosec B608  # constants
         known = {name: int(counts[name] or 0) for name in FILTERS}
         total = known.get(query.show, known["all"])
         if query.search:
-            found = self._rows(f"SELECT count(*) AS n FROM ({BOTH}) WHERE {condition}", values)  # nosec B608
+            found = self._rows(f"SELECT count(*) AS n FROM ({BOTH}) WHERE {condition}", values)  # nosec B608  # constants
             total = int(found[0]["n"])
         return Page(rows, total, known)
 
@@ -223,7 +223,7 @@ class TraceIndex:
         """Yield the examples whose outputs differ, with the samples of both sides."""
         condition, values = query.sql
         for row in self._rows(
-            f"SELECT example, sample_before, sample_after FROM ({BOTH}) WHERE {condition} "  # nosec B608
+            f"SELECT example, sample_before, sample_after FROM ({BOTH}) WHERE {condition} "  # nosec B608  # constants
             "AND output_before != output_after ORDER BY example",
             values,
         ):
