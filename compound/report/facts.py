@@ -144,8 +144,11 @@ def reward_facts(path: str | Path) -> Facts | None:
     If the records cannot be read, the reason is returned as ``problem``, and the rest of the report
     is still written.
     """
-    if UntrustedFolder(path).kind(f"{FOLDER}/card.json") is None:
-        return None
+    folder = UntrustedFolder(path)
+    if folder.kind(f"{FOLDER}/card.json") is None:
+        if folder.kind(f"{FOLDER}/heads.safetensors") is None:
+            return None
+        return {"problem": f"{folder}/{FOLDER}/card.json is missing"}
     try:
         with inconsistency_errors(path):
             return to_strict_json(asdict(Inspection.open(path).overview()))

@@ -94,7 +94,7 @@ class Scale:
     def ticks(self) -> list[float]:
         """Return round values in the range.
 
-        >>> Scale(0.0, 1.05, 0, 100).ticks()
+        >>> Scale(0.0, 1.0, 0, 100).ticks()
         [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
         """
         rough = (self.high - self.low) / TICKS

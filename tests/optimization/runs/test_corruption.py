@@ -134,6 +134,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 def shown(path: Path) -> dict[str, Any]:
     """Return what a report says, without what is no part of the result."""
     facts: Any = summarize(path)
+    for name in ("rewards", "training"):
+        if "problem" in (facts.get(name) or {}):  # the rest of the report is written
+            raise CompoundError(facts[name]["problem"])
     for name in ("run", "files"):
         del facts[name]
     return cast("dict[str, Any]", facts)
