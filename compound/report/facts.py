@@ -58,7 +58,7 @@ JOB = ("job", "optimizer", "keys", "tried", "runs", "note", "values")
 RETRY = ("evaluation", "failed", "retried", "recovered", "before", "after", "note")
 
 
-def read_facts(path: str | Path, *, traces: bool = True) -> Facts:
+def read_facts(path: str | Path, *, traces: bool = True, record: Record | None = None) -> Facts:
     """Return all facts of the report on a run, as JSON types.
 
     Unknown numbers are ``None``. Scores hold ``mean``, ``low``, ``high``, ``n`` and ``failed``;
@@ -80,13 +80,15 @@ def read_facts(path: str | Path, *, traces: bool = True) -> Facts:
         path: the directory of a finished or unfinished run.
         traces: whether to read the traces, for ``components``, ``failures``, ``requests`` and
             ``examples``.
+        record: the contents of the directory, if they were read before.
 
     Raises:
         RunDirectoryError: the folder is not a run directory, or one of its files is broken.
     """
     with inconsistency_errors(path):
-        facts = _summarized(Record.read(path), str(path), traces=traces)
-    return {**facts, "training": training_facts(path), "rewards": reward_facts(path)}
+        record = record or Record.read(path)
+        facts = _summarized(record, str(path), traces=traces)
+    return {**facts, "training": training_facts(path, record), "rewards": reward_facts(path)}
 
 
 def _summarized(record: Record, path: str, *, traces: bool) -> Facts:

@@ -17,7 +17,7 @@ from compound.optimization.settings.sections import defaults
 from compound.report.facts import SPLITS, read_facts
 from compound.report.figures import candidates_svg, fate_of, scores_svg
 from compound.report.graph import graph_svg
-from compound.report.record import GROUPS, Facts
+from compound.report.record import GROUPS, Facts, Record
 from compound.report.rendering import (
     Columns,
     Figure,
@@ -191,13 +191,13 @@ def _different(
 # --- reports and summaries ------------------------------------------------------------------------
 
 
-def summarize(path: str | Path, *, traces: bool = True) -> Facts:
+def summarize(path: str | Path, *, traces: bool = True, record: Record | None = None) -> Facts:
     """Return all facts on a run, as `read_facts` does, and its caveats in words as ``notes``.
 
     Raises:
         RunDirectoryError: the folder is not a run directory, or one of its files is broken.
     """
-    facts = read_facts(path, traces=traces)
+    facts = read_facts(path, traces=traces, record=record)
     with inconsistency_errors(path):
         notes = render_text("notes.jinja", {"facts": facts, "requests": describe_requests})
     return {**facts, "notes": notes.split("\n\n") if notes else []}

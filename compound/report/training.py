@@ -118,7 +118,7 @@ def _jobs(record: Record) -> list[tuple[int, list[Step]]]:
     return [(numbers.get(job, place), steps) for place, (job, steps) in places]
 
 
-def training_facts(path: str | Path) -> Facts | None:
+def training_facts(path: str | Path, record: Record | None = None) -> Facts | None:
     """Return the training facts of a run's method and baselines; ``None`` if there are none.
 
     If the records cannot be read, the reason is returned as ``problem``, and the rest of the report
@@ -126,7 +126,7 @@ def training_facts(path: str | Path) -> Facts | None:
     """
     try:
         with inconsistency_errors(path):
-            record = Record.read(path)
+            record = record or Record.read(path)
             trained = map(method_training, (record, *record.baselines()))
             found = [facts for facts in trained if facts]
     except CompoundError as error:

@@ -75,8 +75,9 @@ class Run:
     @property
     def facts(self) -> Facts:
         """The facts of the run's report, without those of its traces."""
-        files = (CONFIG, CHECKPOINT, EVENTS, CANDIDATES)
-        return self._keep("facts", files, lambda: summarize(self.folder.path, traces=False))
+        files, record = (CONFIG, CHECKPOINT, EVENTS, CANDIDATES), self.record
+        path = self.folder.path
+        return self._keep("facts", files, lambda: summarize(path, traces=False, record=record))
 
     @property
     def candidates(self) -> list[CandidateRecord]:
