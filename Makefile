@@ -20,6 +20,7 @@ help: ## Show this list
 
 demo: $(VENV)/demo.stamp ## Set up, fetch the embedded model, and optimize a small system with it
 	$(BIN)/compound optimize benchmarks/atlas.yaml --new
+	@echo 'open the report, or try your own data: $(BIN)/compound init data.csv'
 
 # Hundreds of tests start processes, which would each compile the package where PYTHONDONTWRITEBYTECODE is set.
 test: $(VENV)/dev.stamp ## Set up and run the tests, without the slow ones

@@ -8,14 +8,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import cast
 
-from compound.core.engine import NO_USAGE, Usage
 from compound.core.errors import RunDirectoryError
 from compound.core.formatting import plural
 from compound.evaluation.evaluate import Evaluation, joint_bounds
 from compound.evaluation.statistics import Bounds, Interval, mean_interval, paired_interval
-from compound.execution.trace import longest_chain
+from compound.execution.trace import whole_amounts
 from compound.optimization.runs.directory import inconsistency_errors, read_records
-from compound.report.record import SIDES, Record, RecordedTrace
+from compound.report.record import SIDES, Record, recorded_trace
 from compound.report.text import align_columns, interval, number, signed
 
 SHOWN = 10  # changed examples that are printed
@@ -162,16 +161,15 @@ class Recorded:
 def _recorded(record: Record, split: str, configuration: str) -> Mapping[str, Recorded]:
     runs: dict[str, dict[int, Amounts]] = {}
     inputs: dict[str, Mapping[str, object]] = {}
-    for line in read_records(record.folder, "traces.jsonl"):
-        trace = cast("RecordedTrace", line)
-        if trace["split"] != split or trace["configuration"] != configuration:
-            continue
-        calls = trace["calls"]
-        usage = sum((Usage.from_json(call["usage"]) for call in calls), NO_USAGE)
-        took = longest_chain((call["address"], call["parents"], call["seconds"]) for call in calls)
-        usd = None if usage.unpriced else usage.cost
-        inputs[trace["example"]] = trace["inputs"]
-        runs.setdefault(trace["example"], {})[trace["sample"]] = usage.tokens, usd, took
+    with inconsistency_errors(record.folder):
+        for line in read_records(record.folder, "traces.jsonl"):
+            trace = recorded_trace(line)
+            if (trace["split"], trace["configuration"]) != (split, configuration):
+                continue
+            usage, seconds = whole_amounts(trace)
+            usd = None if usage.unpriced else usage.cost
+            inputs[trace["example"]] = trace["inputs"]
+            runs.setdefault(trace["example"], {})[trace["sample"]] = usage.tokens, usd, seconds
     return {name: Recorded(inputs[name], _mean([*each.values()])) for name, each in runs.items()}
 
 

@@ -94,7 +94,7 @@ def export(
 
             print(write_study(configuration, output))
         else:
-            from compound.interchange.inspect_log import write_inspect
+            from compound.report.inspect_log import write_inspect
 
             print(write_inspect(configuration, output))
         return

@@ -39,7 +39,10 @@ Vector = NDArray[np.float64]
 
 _STEP, _REACH = 0.055, 17.0  # step and range of the integration; tested against closed forms
 _BLOCK = 2_000  # points whose factors are in memory at a time
-_MANY, _LEVELS = 4_096, 2_048  # above so many values in [0, 1], they are rounded down to levels
+_MANY, _LEVELS = (
+    4_096,
+    2_048,
+)  # more than _MANY values in [0, 1] are rounded down to a grid of 1 / _LEVELS
 _U = np.arange(0.0, _REACH, _STEP)
 _SINH, _COSH = np.sinh(_U), np.cosh(_U)
 _CLOSE = 1e-12
@@ -69,9 +72,9 @@ def lower_limit(values: Vector, level: float) -> float:
 
 
 def _coarse(values: Vector) -> Vector:
-    """Return values in [0, 1]; of very many, each is rounded down to one of a few thousand levels.
+    """Return values in [0, 1], rounded down to a grid if there are more than `_MANY`.
 
-    The limit can only fall, by less than a level, and is found in a fraction of the time.
+    The limit can only decrease, by less than a step of the grid, and takes a fraction of the time.
     """
     return values if len(values) <= _MANY else np.floor(values * _LEVELS) / _LEVELS
 

@@ -281,6 +281,13 @@ def longest_chain(calls: Iterable[tuple[str, Iterable[str], float]]) -> float:
     return max(ends.values(), default=0.0)
 
 
+def whole_amounts(document: TraceDocument) -> tuple[Usage, float]:
+    """Return `Trace.whole_usage` and `Trace.seconds` of a stored trace."""
+    calls = document["calls"]
+    usage = sum((Usage.from_json(call["usage"]) for call in calls), NO_USAGE)
+    return usage, longest_chain((c["address"], c["parents"], c["seconds"]) for c in calls)
+
+
 def without_messages(trace: Trace) -> Trace:
     """Return a copy of a trace without the messages of its calls."""
     return replace(trace, calls=tuple(replace(call, exchanges=()) for call in trace.calls))

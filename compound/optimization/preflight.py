@@ -339,19 +339,16 @@ def _detectable(problem: Problem, plan: BudgetPlan, found: Sequence[Prospect]) -
     facts, margins = _detection(problem, plan.level), {job.margin for job, _, _ in found}
     n, gain = plural(facts["examples"], "validation example"), facts["detectable_gain"]
     if 0.0 in margins:
+        found_gain = "no gain is" if gain is None else f"a mean gain of {gain:.2f} or more is"
         sizes = facts["examples_needed"].items()
-        needed = ", ".join(f"+{size} needs {count}" for size, count in sizes if count is not None)
-        start = f"{n} and {plural(plan.decisions, 'decision')} at level {plan.level:.3g}"
-        rest = facts["detectable_gain_if_some_get_worse"]
-        worse = "" if rest is None else f", +{rest:.2f} if {WORSE:.0%} of the examples get worse"
-        if gain is None:
-            yield f"{start} detect no gain with {POWER:.0%} probability; {needed} examples"
-        else:
-            yield (
-                f"{start}: for scores of 0 and 1, at least {facts['least_improved']} examples must "
-                f"improve, and a mean gain of +{gain:.2f} is found with {POWER:.0%} probability{worse}; "
-                f"{needed} examples"
-            )
+        needed = [
+            f"{count} for {size}" for size, count in sizes if (count or 0) > len(problem.valid)
+        ]
+        more = f"; for smaller gains, use more examples: {', '.join(needed)}" if needed else ""
+        yield (
+            f"with {n}, {found_gain} supported with a probability of {POWER:.0%}, in "
+            f"{plural(plan.decisions, 'decision')} at level {plan.level:.3g}{more}"
+        )
     for margin in sorted(margins - {0.0}):
         yield f"{n}: a loss of up to {margin:g} of the score is accepted for fewer tokens (margin)"
 

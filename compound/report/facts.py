@@ -23,6 +23,7 @@ from compound.optimization.runs.candidate_record import (
     CandidateRecord,
     cost_name,
     describe_costs,
+    describe_limits,
     front,
     hypervolume,
     read_candidates,
@@ -136,6 +137,8 @@ def _summarized(record: Record, path: str, *, traces: bool) -> Facts:
     }
     if traces:
         facts |= read_evidence(record, components_of(change["key"] for change in changes))
+        if {"before", "after"} <= {name for name, side in facts["requests"].items() if side}:
+            facts["cost_notes"] = describe_limits(candidates)  # requests state what changed
     known = to_strict_json(facts)
     return {**headline(known), **known}
 

@@ -179,6 +179,16 @@ def recorded_trace(line: Mapping[str, object]) -> RecordedTrace:
     return validated(_RECORDED, line, "a trace of a run")
 
 
+def own_gold(trace: RecordedTrace) -> dict[str, object]:
+    """Return the recorded fields of an example that are neither its inputs nor its id."""
+    inputs, name = trace["inputs"], trace["example"]
+    return {
+        key: value
+        for key, value in trace["gold"].items()
+        if not (key in inputs and inputs[key] == value) and (key, str(value)) != ("id", name)
+    }
+
+
 def read_evidence(record: Record, changed: Collection[str]) -> Facts:
     """Return ``components``, ``failures``, ``requests`` and ``examples``.
 
@@ -340,13 +350,11 @@ def _request(
 
 
 def _run(document: RecordedTrace, changed: Collection[str], *, calls: bool) -> Facts:
-    trace, inputs = from_json(document), document["inputs"]
+    trace = from_json(document)
     pairs = zip(document["calls"], trace.calls, strict=True) if calls else ()
     return {
-        "inputs": inputs,
-        "gold": {
-            k: v for k, v in document["gold"].items() if v not in (inputs.get(k), trace.example)
-        },
+        "inputs": document["inputs"],
+        "gold": own_gold(document),
         "outputs": document["outputs"],
         "failure": _failure(document["failure"]),
         "feedback": "" if document["failure"] else document["feedback"],

@@ -68,3 +68,13 @@ def test_examples_of_other_data_with_equal_names_are_not_compared(runs: tuple[Pa
 def test_what_is_no_run_is_refused(runs: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="not a run directory"):
         compare(runs[0], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"split": 3}', '{"split": "test", "configuration": "x"}', "no JSON"]
+)
+def test_damaged_traces_are_named(runs: tuple[Path, Path], text: str) -> None:
+    lines = (runs[0] / "traces.jsonl").read_text()
+    (runs[0] / "traces.jsonl").write_text(f"{text}\n{lines}")
+    with pytest.raises(RunDirectoryError, match="one"):
+        compare(*runs)

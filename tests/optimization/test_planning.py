@@ -208,7 +208,8 @@ def test_the_start_and_the_report_say_what_can_be_detected(tmp_path: Path) -> No
     first = next(event for event in events(result) if event["event"] == "outlook")
     assert first["detection"]["examples"] == 10
     assert first["jobs"][0]["candidates"] > 0
-    assert "10 validation examples and" in result.report
+    assert "With 10 validation examples, a mean gain of " in result.report
+    assert "or more is supported with a probability of 80%, in 1 decision" in result.report
     assert "Detectable gains" in result.report
 
 

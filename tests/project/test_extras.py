@@ -125,7 +125,7 @@ ACTIONS = [
     ("haystack", "cp.interchange.from_haystack(None)"),
     (
         "inspect_ai",
-        "from compound.interchange.inspect_log import write_inspect; "
+        "from compound.report.inspect_log import write_inspect; "
         "write_inspect(folder, folder / 'logs')",
     ),
 ]

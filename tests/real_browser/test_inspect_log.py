@@ -9,7 +9,7 @@ import pytest
 from inspect_ai.log import read_eval_log
 
 from compound.core.errors import CompoundError
-from compound.interchange.inspect_log import write_inspect
+from compound.report.inspect_log import write_inspect
 
 
 def test_every_example_is_a_sample_before_and_after(folder: Path, tmp_path: Path, cli: Any) -> None:

@@ -27,6 +27,7 @@ from compound.optimization.runs.recorder import Interrupted, Listener, Recorder
 from compound.optimization.settings.base import BudgetSettings
 from compound.optimization.settings.optimize import OptimizeSettings, make_settings
 from compound.report import summarize, terminal_summary, write
+from compound.report.record import own_gold
 from compound.report.sections import changed_settings
 from compound.report.text import line_diff, word_diff
 from compound.testing import ScriptedLM
@@ -599,3 +600,20 @@ def test_provenance_names_the_settings_that_are_not_the_default() -> None:
     told = dict(changed_settings(settings.model_dump(mode="json")))
     assert told["mmgrpo.optimizer.lr"] == 0.5
     assert {name for name in told if "loss" not in name} == {"valid_size", "mmgrpo.optimizer.lr"}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "gold", "shown"),
+    [
+        ({"question": "?"}, {"id": "7", "question": "?", "answer": "7"}, {"answer": "7"}),
+        ({"question": "7"}, {"id": 7, "answer": "7"}, {"answer": "7"}),  # equal to another input
+        ({"question": "?"}, {"question": "corrected"}, {"question": "corrected"}),
+        ({"question": "?"}, {"answer": None, "hops": 2}, {"answer": None, "hops": 2}),
+        ({"id": "a"}, {"id": "a"}, {}),
+    ],
+)
+def test_gold_answers_are_shown_whatever_they_are_equal_to(
+    inputs: dict[str, object], gold: dict[str, object], shown: dict[str, object]
+) -> None:
+    trace: Any = {"example": "7", "inputs": inputs, "gold": gold}
+    assert own_gold(trace) == shown

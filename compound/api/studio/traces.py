@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from compound.core.engine import NO_USAGE, Usage
 from compound.core.errors import RunDirectoryError
 from compound.core.security.limits import LINE
 from compound.core.security.untrusted import UntrustedFolder
 from compound.core.storage.records import Damaged, parse, read_lines
-from compound.execution.trace import longest_chain
+from compound.execution.trace import whole_amounts
 from compound.optimization.runs.directory import inconsistency_errors
-from compound.report.record import RecordedTrace, recorded_trace
+from compound.report.record import RecordedTrace, own_gold, recorded_trace
 
 FILE = "traces.jsonl"
 CELL = 300  # characters of a value in a table
@@ -269,11 +268,10 @@ class TraceIndex:
 def _row(trace: RecordedTrace, position: int, end: int) -> tuple[object, ...]:
     """Return the row of a trace."""
     failure = ": ".join(trace["failure"]) if trace["failure"] else ""
-    gold, outputs = known_gold(trace), trace["outputs"]
+    gold, outputs = own_gold(trace), trace["outputs"]
     answers = {key: value for key, value in gold.items() if key in outputs}
     parts = [_text(trace["inputs"]), _text(answers or gold), failure or _text(outputs)]
-    calls = trace["calls"]
-    usage = sum((Usage.from_json(call["usage"]) for call in calls), NO_USAGE)
+    usage, seconds = whole_amounts(trace)
     return (
         trace["split"],
         trace["configuration"],
@@ -287,14 +285,8 @@ def _row(trace: RecordedTrace, position: int, end: int) -> tuple[object, ...]:
         " ".join([str(trace["example"]), *(part[:SEARCHED] for part in parts)]),
         usage.tokens,
         None if usage.unpriced else usage.cost,
-        longest_chain((call["address"], call["parents"], call["seconds"]) for call in calls),
+        seconds,
     )
-
-
-def known_gold(trace: RecordedTrace) -> dict[str, object]:
-    """Return the fields of the example that are not its inputs or its name."""
-    inputs, name = trace["inputs"], trace["example"]
-    return {k: v for k, v in trace["gold"].items() if inputs.get(k) != v and (k, v) != ("id", name)}
 
 
 def _text(values: Mapping[str, object]) -> str:

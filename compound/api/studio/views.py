@@ -10,14 +10,14 @@ from typing import Any
 from compound.api.studio.charts import Chart, Point
 from compound.api.studio.labels import progress
 from compound.api.studio.runs import Run, Runs, compared_sides, seconds_left, spending
-from compound.api.studio.traces import FILTERS, SORTS, Query, known_gold
+from compound.api.studio.traces import FILTERS, SORTS, Query
 from compound.core.errors import CompoundError
 from compound.evaluation.evaluate import Evaluation, gain_interval
 from compound.optimization.runs.candidate_record import CandidateRecord, front
 from compound.optimization.runs.importance import importance
 from compound.optimization.runs.recorder import MEMORY
 from compound.report.facts import reward_facts
-from compound.report.record import RecordedTrace
+from compound.report.record import RecordedTrace, own_gold
 from compound.report.rendering import Figure, draw_figure
 from compound.report.rewards import reward_figures
 from compound.report.text import count, number, signed
@@ -350,7 +350,7 @@ def example(run: Run, options: Options) -> View:
         "samples": run.traces.samples(query.split, query.after, name),
         "sample": shown[-1]["sample"],
         "inputs": shown[-1]["inputs"],
-        "gold": known_gold(shown[-1]),
+        "gold": own_gold(shown[-1]),
         "sides": [
             {
                 "name": names.get(digest, digest[:10]),
@@ -462,7 +462,7 @@ def label(run: Run, options: Options) -> View:
         "progress": found,
         "read": read,
         "names": run.configurations(),
-        "gold": known_gold(found.pair.left) if found and found.pair else {},
+        "gold": own_gold(found.pair.left) if found and found.pair else {},
     }
 
 

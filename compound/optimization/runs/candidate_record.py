@@ -23,6 +23,7 @@ __all__ = [
     "CandidateRecord",
     "cost_name",
     "describe_costs",
+    "describe_limits",
     "front",
     "hypervolume",
     "read_candidates",
@@ -126,6 +127,13 @@ def read_candidates(place: str | Path | UntrustedFolder) -> list[CandidateRecord
 def describe_costs(candidates: Sequence[CandidateRecord]) -> list[str]:
     """Return sentences on the limits, and on what a run of the system takes since it was optimized."""
     chosen = next((candidate for candidate in candidates if candidate.chosen), None)
+    changes = cost_changes(candidates[0], chosen) if chosen is not None else []
+    return [*describe_limits(candidates), *(f"{line}." for line in changes)]
+
+
+def describe_limits(candidates: Sequence[CandidateRecord]) -> list[str]:
+    """Return sentences on candidates and a result that exceed limits."""
+    chosen = next((candidate for candidate in candidates if candidate.chosen), None)
     if chosen is None:
         return []
     start, within = (
@@ -152,7 +160,7 @@ def describe_costs(candidates: Sequence[CandidateRecord]) -> list[str]:
         found.append(
             f"{plural(over, 'candidate')} exceeded a limit and could not become the result."
         )
-    return [*found, *(f"{line}." for line in cost_changes(start, chosen))]
+    return found
 
 
 def cost_changes(before: CandidateRecord, after: CandidateRecord) -> list[str]:

@@ -17,7 +17,6 @@ from benchmarks.measure.studio import write_run
 from compound.api.studio.application import application, link, serve
 from compound.core.errors import CompoundError
 from compound.evaluation.feedback import read_feedback
-from compound.optimization.runs.directory import RunDirectory
 from compound.optimization.runs.recorder import STOP
 from studio_runs import change, unfinished
 
@@ -290,12 +289,6 @@ class TestStopping:
             assert "not running" in answer.json()["error"]["message"]
         assert not [*folder.rglob(STOP)]
         assert "No process" in client.get("/run/nested/two").text
-
-    def test_the_run_itself_obeys(self, tmp_path: Path) -> None:
-        """The name of the file is that which the recorder looks for."""
-        run = RunDirectory.create(tmp_path / "run", "", {})
-        run.close()
-        assert STOP == "STOP"
 
 
 def pair(client: TestClient) -> dict[str, Any] | None:

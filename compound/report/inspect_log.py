@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from compound.core.errors import ExportError, explain_missing
 from compound.core.security.untrusted import UntrustedFolder
-from compound.optimization.runs.directory import inconsistency_errors, read_json, read_records
+from compound.optimization.runs.directory import inconsistency_errors, read_records
+from compound.report.record import SIDES, Record, RecordedTrace, Run, own_gold, recorded_trace
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalLog, EvalSample
     from inspect_ai.model import ChatMessage
 
 SCORER = "score"
-NAMES = ("initial", "result")
 
 
 def write_inspect(run: Path, folder: Path) -> str:
@@ -38,45 +38,34 @@ def write_inspect(run: Path, folder: Path) -> str:
     with explain_missing("logs of Inspect"):
         from inspect_ai.log import write_eval_log
 
-    config = read_json(run, "config.json")
-    digests = _digests(run, config)
-    found: dict[str, dict[tuple[str, str, int], Mapping[str, Any]]] = {"test": {}, "valid": {}}
+    record = Record.read(run)
+    digests = {"initial": record.start.digest, "result": record.best.digest}
+    if digests["initial"] == digests["result"]:
+        del digests["result"]
+    found: dict[str, dict[Run, RecordedTrace]] = {split: {} for split in SIDES}
     with inconsistency_errors(run):
-        for trace in read_records(run, "traces.jsonl"):
-            if trace["configuration"] in digests.values():
-                key = trace["configuration"], trace["example"], trace["sample"]
-                found[trace["split"]][key] = trace
-        split = "test" if found["test"] else "valid"
-        logs = {}
-        for name, digest in digests.items():
-            traces = [trace for key, trace in found[split].items() if key[0] == digest]
-            if traces:
-                logs[name] = _log(config, name, split, traces)
-    if not logs:
-        raise ExportError(f"{run} has no recorded runs of examples")
-    place = UntrustedFolder(folder, error=ExportError).make()
-    for name, log in logs.items():
+        for line in read_records(run, "traces.jsonl"):
+            trace = recorded_trace(line)
+            key = trace["configuration"], trace["example"], trace["sample"]
+            found[trace["split"]][key] = trace
+    split = next((split for split in SIDES if found[split]), "")
+    place, written = UntrustedFolder(folder, error=ExportError).make(), []
+    for name, digest in digests.items():
+        traces = [trace for key, trace in found.get(split, {}).items() if key[0] == digest]
+        if not traces:
+            continue
         target = f"{name}.eval"
         if place.kind(target) not in (None, "file"):
             raise ExportError(f"{folder / target} is no file", hint="choose another folder")
-        write_eval_log(log, str(place.path / target))
-    return f"{', '.join(logs)} of the {split} split: inspect view --log-dir {folder}"
-
-
-def _digests(run: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the digests of the initial configuration and of the result."""
-    from compound.graph.configuration import Configuration
-    from compound.optimization.runs.directory import load_checkpoint
-
-    stored = load_checkpoint(run)
-    start = Configuration(config["start"])
-    best = stored.state.best if stored is not None else None
-    found = {NAMES[0]: start.digest, NAMES[1]: start.replace(best or {}).digest}
-    return found if found[NAMES[0]] != found[NAMES[1]] else {NAMES[0]: start.digest}
+        write_eval_log(_log(record.config, name, split, traces), str(place.path / target))
+        written.append(name)
+    if not written:
+        raise ExportError(f"{run} has no recorded runs of examples")
+    return f"{', '.join(written)} of the {split} split: inspect view --log-dir {folder}"
 
 
 def _log(
-    config: Mapping[str, Any], name: str, split: str, traces: Sequence[Mapping[str, Any]]
+    config: Mapping[str, Any], name: str, split: str, traces: Sequence[RecordedTrace]
 ) -> EvalLog:
     from inspect_ai.log import (
         EvalConfig,
@@ -114,7 +103,7 @@ def _log(
     )
 
 
-def _sample(trace: Mapping[str, Any]) -> EvalSample:
+def _sample(trace: RecordedTrace) -> EvalSample:
     from inspect_ai.log import EvalSample
     from inspect_ai.model import ModelOutput
     from inspect_ai.scorer import Score
@@ -125,7 +114,7 @@ def _sample(trace: Mapping[str, Any]) -> EvalSample:
         id=trace["example"],
         epoch=trace["sample"] + 1,
         input=_text(trace["inputs"]),
-        target=_text({k: v for k, v in trace["gold"].items() if trace["inputs"].get(k) != v}),
+        target=_text(own_gold(trace)),
         messages=[*_messages(trace)],
         output=ModelOutput.from_content(model="", content=answer),
         scores={
@@ -135,7 +124,7 @@ def _sample(trace: Mapping[str, Any]) -> EvalSample:
     )
 
 
-def _messages(trace: Mapping[str, Any]) -> Iterator[ChatMessage]:
+def _messages(trace: RecordedTrace) -> Iterator[ChatMessage]:
     """Yield the messages of all calls in order, and the answers."""
     from inspect_ai.model import ChatMessageAssistant, ChatMessageSystem, ChatMessageUser
 
