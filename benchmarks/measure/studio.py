@@ -17,12 +17,13 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import httpx
 
 import compound as cp
 from compound.core.engine import Message, Usage
@@ -166,8 +167,7 @@ def studio(folder: Path) -> Iterator[tuple[str, int]]:
 def get(address: str) -> float:
     """Return the seconds until the answer of a page is complete."""
     start = time.perf_counter()
-    with urllib.request.urlopen(address, timeout=60) as answer:
-        answer.read()
+    httpx.get(address, timeout=60).raise_for_status()
     return time.perf_counter() - start
 
 
@@ -201,8 +201,7 @@ def measure(folder: Path) -> Mapping[str, Any]:
 
 
 def _text(address: str) -> str:
-    with urllib.request.urlopen(address, timeout=60) as answer:
-        return str(answer.read().decode())
+    return httpx.get(address, timeout=60).raise_for_status().text
 
 
 def main() -> None:
