@@ -36,7 +36,6 @@ from compound.graph.space import Weights
 from compound.graph.system import System
 from compound.optimization.method import Method, Problem
 from compound.optimization.preflight import open_engines
-from compound.optimizers.fast_slow import FastSlow
 from compound.optimizers.optimas.methods import LocalTraining
 from compound.optimizers.weights.bases import (
     base_model,
@@ -47,7 +46,6 @@ from compound.optimizers.weights.bases import (
 from compound.optimizers.weights.learner.adapters import check_same_tokens, partition
 from compound.optimizers.weights.learner.forward import CHUNK
 from compound.optimizers.weights.learner.targets import check_targets, resolve
-from compound.optimizers.weights.recipes.ppo import PPOSettings
 from compound.optimizers.weights.recipes.recipe import PolicySettings, Sharing, TrainingSettings
 from compound.optimizers.weights.training import WeightTraining
 from compound.rewards.backbone import BATCH_TOKENS
@@ -423,8 +421,6 @@ def trainings(
         fixed = [each for each in components_of(keys) if f"{each}.lm" not in system.parameters]
         given = system, engine_of, tuple(fixed)
         optimizer = made.optimizers[job.optimizer]
-        if isinstance(optimizer, FastSlow):
-            optimizer = optimizer.training
         if fixed and isinstance(optimizer, WeightTraining):
             recipe, shared = optimizer.recipe, optimizer.adapters
             staleness = recipe.sampling.max_staleness
@@ -463,10 +459,7 @@ def _trainer(training: PlannedTraining) -> Demand:
     """Return the memory of one process of a trainer."""
     section, settings, placement = training.section, training.settings, training.placement
     folder, sizes = _sizes(training.base, "the trainer")
-    own = training.adapters
-    if isinstance(settings, PPOSettings) and (critic := settings.critic.space):
-        own.append(critic)
-    adapters = sum(_adapter(folder, sizes, space) for space in own)
+    adapters = sum(_adapter(folder, sizes, space) for space in training.adapters)
     dtype = loading.dtype_of(placement)
     weights = sizes.weights(dtype, placement.quantization)
     if settings.learner.sharding == "fsdp":

@@ -66,7 +66,7 @@ IMITATION = {
 }
 CRITIC = {
     **SHARED,
-    "critic": {"lr": 1e-2, "lam": 0.95, "adapter": None},
+    "critic": {"lr": 1e-2, "lam": 0.95},
     "optimizer": {"lr": 3e-3, "epochs": 2},
 }
 ALONE = {**CRITIC, "steps": 40}

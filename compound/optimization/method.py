@@ -196,10 +196,6 @@ class Scorer(Protocol):
         """Whether rescoring a candidate on the same examples costs no system runs."""
         ...
 
-    def within(self, values: Mapping[str, Any], runs_left: Callable[[], float]) -> Scorer:
-        """Return a scorer for candidates that change ``values``, with a part of the job's runs."""
-        ...
-
     async def score(
         self, candidates: Sequence[Mapping[str, Any]], examples: Sequence[Example]
     ) -> list[Evaluation]:
@@ -258,24 +254,6 @@ class Memory(Protocol):
 
 
 @dataclass(frozen=True)
-class EarlierRun:
-    """What an optimization takes over from an earlier run.
-
-    Attributes:
-        values: configurations, as far as the system may have their values; the best one first.
-        draws: draws of its local rewards on train examples of the new run
-            (`compound.rewards.pairs.Draw`).
-        told: a sentence for the start.
-        digest: the digest of the values and draws; ``""`` without an earlier run.
-    """
-
-    values: Sequence[Mapping[str, object]] = ()
-    draws: Sequence[Any] = ()
-    told: str = ""
-    digest: str = ""
-
-
-@dataclass(frozen=True)
 class JobContext:
     """Resources of a job for running parts of a system: forks, single calls, and their scores.
 
@@ -287,7 +265,6 @@ class JobContext:
     rules: EvaluationRules
     memory: Memory
     folder: Path = Path()
-    earlier: EarlierRun = field(default_factory=EarlierRun)
 
 
 @dataclass(frozen=True)
@@ -450,11 +427,10 @@ OpenExecutor = Callable[..., Executor]
 class Problem:
     """A system to optimize, examples, metric and settings; names in settings are resolved in ``folder``.
 
-    ``earlier`` is what the run takes over from an earlier one. ``further`` are examples that
-    nothing uses before a decision that needs more than the validation split. ``outlook`` holds the
-    result of `compound.optimization.preflight.outlook` and duplicate examples, for the record.
-    ``open_executor`` makes the executor of a run, in this process or with workers. ``baselines``
-    are the methods that run after ``method``, by name.
+    ``further`` are examples that nothing uses before a decision that needs more than the validation
+    split. ``outlook`` holds the result of `compound.optimization.preflight.outlook` and duplicate
+    examples, for the record. ``open_executor`` makes the executor of a run, in this process or with
+    workers. ``baselines`` are the methods that run after ``method``, by name.
     """
 
     system: System
@@ -467,7 +443,6 @@ class Problem:
     engines: Engines
     folder: Path = Path()
     further: Sequence[Example] = ()
-    earlier: EarlierRun = field(default_factory=EarlierRun)
     outlook: Mapping[str, object] = field(default_factory=dict)
     open_executor: OpenExecutor = Executor
     baselines: Mapping[str, Method] = field(default_factory=dict)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import functools
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -87,13 +85,6 @@ class JobScorer:
     def violation(self) -> str:
         """The first score outside the bounds that the metric declares; ``""`` without one."""
         return next(iter(self._violations), "")
-
-    def within(self, values: Mapping[str, Any], runs_left: Callable[[], float]) -> JobScorer:
-        """Return a scorer for candidates that change ``values``, with a part of the job's runs."""
-        found = copy.copy(self)
-        found._incumbent = self._incumbent.bind(values)
-        found._share, found._runs_left = math.inf, runs_left
-        return found
 
     @property
     def runs_left(self) -> float:

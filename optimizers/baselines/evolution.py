@@ -85,16 +85,11 @@ class Rewrite:
 
 @dataclass(frozen=True)
 class Proceed:
-    """Asks whether to continue, and describes the progress.
-
-    Attributes:
-        front: the indices of the candidates on the frontier, without dominated ones, best first.
-    """
+    """Asks whether to continue, and describes the progress."""
 
     iterations: int
     candidates: Sequence[Mapping[str, str]]
     best: int
-    front: Sequence[int]
     mean: float
 
 
@@ -195,15 +190,9 @@ def search(
 
 
 def _progress(state: GEPAState, lift: float) -> Proceed:
-    from gepa.gepa_utils import find_dominator_programs
-
     means = state.program_full_scores_val_set
     best = means.index(max(means))
-    front = find_dominator_programs(state.get_pareto_front_mapping(), means)
-    front = sorted(
-        {best, *front}, key=lambda candidate: (candidate != best, -means[candidate], candidate)
-    )
     candidates = [
         {str(key): text for key, text in texts.items()} for texts in state.program_candidates
     ]
-    return Proceed(state.i + 1, candidates, best, front, means[best] - lift)
+    return Proceed(state.i + 1, candidates, best, means[best] - lift)

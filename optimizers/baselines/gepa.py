@@ -64,15 +64,12 @@ class Evolution(State):
     Attributes:
         answers: the answers to the questions of the search, in order; the first one is the
             incumbent's scores on the Pareto set.
-        front: the texts of the candidates on the frontier that differ from the incumbent's, best
-            first.
     """
 
-    FORMAT = 2
+    FORMAT = 3
     answers: list[Answer]
     best: dict[str, str] = Field(default_factory=dict)
     mean: float
-    front: list[dict[str, str]] = Field(default_factory=lambda: [dict[str, str]()])
 
     @property
     def incumbent(self) -> list[float]:
@@ -166,17 +163,9 @@ class GEPA:
                         questions.answer(await answers.answer(question))
                         continue
                     if answers.has_new:
-                        best, *_ = front = [
-                            {
-                                key: text
-                                for key, text in question.candidates[i].items()
-                                if text != start[key]
-                            }
-                            for i in question.front
-                        ]
-                        state = Evolution(
-                            answers=answers.all, best=best, mean=question.mean, front=front
-                        )
+                        texts = question.candidates[question.best].items()
+                        best = {key: text for key, text in texts if text != start[key]}
+                        state = Evolution(answers=answers.all, best=best, mean=question.mean)
                         yield Progress(state.to_json(), _note(question), step=question.iterations)
                     proceeds = self._affords(question, high, task.scorer.runs_left, size)
                     questions.answer(proceeds and task.scorer.may_ask(settings.lm))

@@ -168,7 +168,7 @@ def test_every_optimizer_has_a_class_here() -> None:
         if inspect.isclass(value) and inspect.isasyncgenfunction(getattr(value, "propose", None))
     }
     tested = {type(kit().make()) for kit in globals().values() if _is_kit(kit)}
-    weights = {"WeightTraining", "LocalTraining", "FastSlow"}  # see test_recipe_conformance.py
+    weights = {"WeightTraining", "LocalTraining"}  # see test_recipe_conformance.py
     assert {kind.__name__ for kind in found - tested} == weights
 
 

@@ -120,9 +120,6 @@ class Simulated:
     def leaks(self, text: str, request: Any, lm: str | None = None) -> bool:
         return False
 
-    def within(self, values: Mapping[str, Any], runs_left: Any) -> Simulated:
-        raise NotImplementedError
-
     async def traces(self, values: Mapping[str, Any], examples: Sequence[Example]) -> list[Trace]:
         self.shown += [e.id for e in examples]
         for example in examples:

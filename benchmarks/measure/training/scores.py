@@ -1,4 +1,4 @@
-"""Measure variants of training on toy tasks with equal budgets: stale samples, critics, and λ.
+"""Measure variants of training on toy tasks with equal budgets: stale samples, and λ.
 
 Run ``python -m benchmarks.measure.training.scores [--only PART] [--seeds 6]``.
 
@@ -35,8 +35,7 @@ CHAIN = {
     "evaluation": LAST,
 }
 TALK = {**CHAIN, "rollouts": {"examples": 8, "runs": 8}, "optimizer": {"lr": 2e-3}}
-HEAD = {"lr": 1e-2, "lam": 0.95, "adapter": None}
-ADAPTER = {**HEAD, "adapter": {"lr": 3e-3}}
+HEAD = {"lr": 1e-2, "lam": 0.95}
 NUMBERS = ("explained", "skipped", "groups", "staleness")
 
 
@@ -69,7 +68,6 @@ class Part:
 
 Variants = Mapping[str, Mapping[str, Mapping[str, object]]]
 STALE: Variants = {"plain": {}, "max_staleness 1": {"rollouts": {"max_staleness": 1}}}
-CRITICS: Variants = {"probe": {"critic": HEAD}, "adapter": {"critic": ADAPTER}}
 EPOCHS = {"epochs": 2}
 SEQUENCES, TOKENS = {"grpo": {"entropy": 0.01}}, {"dapo": {"entropy": 0.01}}
 ADVANTAGES: Variants = {
@@ -81,12 +79,6 @@ PARTS = {
     "sampling/chain": Part("chain", "mmgrpo", 1280, CHAIN, STALE),
     "sampling/conversation": Part("conversation", "prompt_r1", 2560, TALK, STALE),
     "longer/chain": Part("chain", "mmgrpo", 2560, CHAIN, STALE),
-    "critic/chain": Part(
-        "chain", "mappo", 1280, {**CHAIN, "optimizer": {"lr": 3e-3, **EPOCHS}}, CRITICS
-    ),
-    "critic/conversation": Part(
-        "conversation", "mappo", 2560, {**TALK, "optimizer": {"lr": 2e-3, **EPOCHS}}, CRITICS
-    ),
     "advantages/conversation": Part(
         "conversation",
         "mappo",
@@ -125,6 +117,8 @@ def differences(rows: Sequence[Mapping[str, object]]) -> dict[str, object]:
         by_name.setdefault(key, {})[entry(row, "seed", int)] = row
     found: dict[str, object] = {}
     for (part, variant), own in by_name.items():
+        if part not in PARTS:  # of an earlier version
+            continue
         base = by_name[part, next(iter(PARTS[part].variants))]
         seeds = [seed for seed in own if seed in base]
         for number in ("score", "reward", "last_reward"):
@@ -140,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", default="", help="prefix of the parts, such as critic/")
+    parser.add_argument("--only", default="", help="prefix of the parts, such as sampling/")
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--output", type=Path, default=OUTPUT)

@@ -42,7 +42,6 @@ SYNONYMS: Mapping[str, str] = {
         "micro_train_batch_size ppo_micro_batch_size_per_gpu ppo_max_token_len_per_gpu batch_size",
         "optimizer.max_norm": "max_grad_norm grad_clip",
         "optimizer.weight_decay": "weight_decay l2 wd",
-        "optimizer.dropout": "lora_dropout dropout",
         "scale": "scale_rewards norm_adv_by_std_in_grpo standardize",
         "loss": "loss_type importance_sampling_level policy_loss",
         f"loss.{LOSS}.beta": "kl_coef kl_loss_coef init_kl_coef use_kl_loss",
@@ -70,9 +69,17 @@ ELSEWHERE: Mapping[str, str] = {
         "set weights: {lora: {alpha: …}} of the component": "lora_alpha alpha",
         "set weights: {lora: {targets: …}} of the component": "target_modules lora_target_modules targets",
         "rollouts are sampled from the whole distribution, at rollouts.temperature": "top_p top_k min_p",
+        "adapters have no dropout; optimizer.weight_decay regularizes them": "lora_dropout dropout",
         "set optimize.seed": "seed",
     }.items()
     for old in names.split()
+}
+# Settings that were removed, by the end of their path, and what to do instead.
+GONE: Mapping[str, str] = {
+    "better_together.interleave": "list the search of prompts as a stage: stages: [gepa, mmgrpo, gepa]",
+    "optimas.judge": "local rewards read the gold answers of train examples",
+    "critic.adapter": "the value head reads the states of the policy, as with null before",
+    "start_from": "bind the system to the best.json of the earlier run",
 }
 WITHIN = (
     "",
@@ -235,6 +242,10 @@ def _problem(error: ErrorDetails, root: type[BaseModel]) -> str:
 def suggest_key(loc: Sequence[str | int], root: type[BaseModel]) -> str:
     """Return a suggestion for an unknown key below ``optimize:``."""
     *parents, name = map(str, loc)
+    place = ".".join((*parents, name))
+    for end, instead in GONE.items():
+        if f".{place}".endswith(f".{end}"):
+            return f"it was removed; {instead}"
     model = model_at(root, parents)
     if not parents:
         if name in SYNONYMS and name not in get_close_matches(name, model.model_fields, 1, 0.9):

@@ -189,8 +189,6 @@ def open_trainer(spec: LearnerSpec, *, load: Load | None = None) -> Trainer:
             placement=spec.placement,
             checkpointing=spec.checkpointing,
             load=load or loading.load_base,
-            critic=spec.critic.space if spec.critic else None,
-            dropout=spec.optimizer.dropout,
         )
         teacher = FrozenModel(spec.teacher, spec.placement) if spec.teacher else None
     if spec.teacher:

@@ -50,7 +50,6 @@ PROBE_TEXT = "The answer to this question is a short sentence about the weather 
 # nats by which a token's log-probability may differ through rounding, in float32
 FLOAT32_TOLERANCE = 1e-2
 HALF_TOLERANCE = 0.5  # the same in half precision
-CRITIC = "|critic"  # adapter names are identifiers, so they cannot collide with it
 Name = str
 Load = Callable[[Path, Placement], tuple["PreTrainedModel", "PreTrainedTokenizerBase"]]
 
@@ -96,8 +95,6 @@ class Adapters(FrozenModel):
         dtype: str = "auto",
         placement: Placement | None = None,
         checkpointing: bool = False,
-        critic: Weights | None = None,  # of an adapter that is neither saved nor sampled with
-        dropout: float = 0.0,  # on the inputs of the adapters but the critic
         load: Load = loading.load_base,
     ) -> None:
         super().__init__(model, placement or Placement(dtype=dtype), load)
@@ -110,11 +107,7 @@ class Adapters(FrozenModel):
         # peft builds module names from adapter names, so it gets aliases that are always valid
         self._alias = {name: f"a{number}" for number, name in enumerate(self.spaces)}
         wrapped = {self._alias[name]: space for name, space in self.spaces.items()}
-        # last, so that the initial weights of the others do not depend on it
-        if critic is not None:
-            self._alias[CRITIC] = "critic"
-            wrapped["critic"] = replace(critic, targets=tuple(resolve(self.base, critic.targets)))
-        self.model = _wrapped(self.base, wrapped, seed, dropout)
+        self.model = _wrapped(self.base, wrapped, seed)
         self.checkpointing = checkpointing
         if checkpointing:
             checkpoint_layers(self.base, model, "base.gradient_checkpointing")
@@ -138,21 +131,6 @@ class Adapters(FrozenModel):
             for _, parameter in self.parameters(other):
                 parameter.requires_grad_(True)
         yield self.base
-
-    @contextmanager
-    def dropping(self) -> Iterator[None]:
-        """Enable dropout inside the block; it is disabled otherwise, and that of the base model always."""
-        from peft.tuners.lora import LoraLayer
-
-        layers = (module for module in self.model.modules() if isinstance(module, LoraLayer))
-        drops = [drop for layer in layers for drop in layer.lora_dropout.values()]
-        for drop in drops:
-            drop.train()
-        try:
-            yield
-        finally:
-            for drop in drops:
-                drop.eval()
 
     def parameters(self, name: Name) -> list[tuple[str, Tensor]]:
         """Return the trainable tensors of an adapter with their names in peft's file format."""
@@ -350,9 +328,7 @@ def reason_unshared(base: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     return ""
 
 
-def _wrapped(
-    base: PreTrainedModel, spaces: Mapping[Name, Weights], seed: int, dropout: float
-) -> PeftModel:
+def _wrapped(base: PreTrainedModel, spaces: Mapping[Name, Weights], seed: int) -> PeftModel:
     """Add the adapters to the base model, whose own weights stay frozen."""
     try:
         import peft
@@ -367,7 +343,6 @@ def _wrapped(
                 lora_alpha=space.alpha,
                 target_modules=list(space.targets),
                 bias="none",
-                lora_dropout=0.0 if name == "critic" else dropout,
             )
             try:
                 if model is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from compound.execution.rng import generator
 from compound.optimizers.weights.learner import forward
-from compound.optimizers.weights.learner.adapters import CRITIC, FrozenModel
+from compound.optimizers.weights.learner.adapters import FrozenModel
 from compound.optimizers.weights.learner.forward import (
     conversations,
     saves_enough,
@@ -236,7 +236,7 @@ class Passes:
         row: Callable[[forward.ForwardPass], Tensor],
         *,
         base: bool = False,
-        critic: bool = False,
+        logps: bool = True,
     ) -> Tensor:
         """Return one number per sampled token, (samples, longest answer), on the device.
 
@@ -251,14 +251,14 @@ class Passes:
         if not samples:
             return table
         for name, own in by_adapter(samples, self.adapter_of).items():
-            with self.adapters.using(CRITIC if critic else None if base else name) as model:
+            with self.adapters.using(None if base else name) as model:
                 for batch, counts in self.share(own):
                     ran = self.run(
                         model,
                         batch,
                         temperature=self.temperature,
                         entropy=False,
-                        logps=not critic,
+                        logps=logps,
                     )
                     if counts:
                         numbers = row(ran) * ran.mask

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +21,9 @@ from compound.core.storage.artifacts import Reference, store_folder, verify_refe
 from compound.core.storage.state import State
 from compound.engines.local import loading
 from compound.engines.local.devices import Placement, naming_settings
-from compound.execution.rng import fork_torch_rng
 from compound.graph.space import Weights
 from compound.optimizers.weights.learner import losses
-from compound.optimizers.weights.learner.adapters import CRITIC, Adapters, FrozenModel
+from compound.optimizers.weights.learner.adapters import Adapters, FrozenModel
 from compound.optimizers.weights.learner.batching import (
     Batch,
     Passes,
@@ -45,7 +44,6 @@ from compound.optimizers.weights.learner.updates import (
     OptimizerSettings,
     Rate,
     Updater,
-    rank_and_world_size,
 )
 
 if TYPE_CHECKING:
@@ -147,7 +145,7 @@ class Trainer:
         }
         self.critic = None if spec.critic is None else ValueCritic(spec.critic, adapters)
         if self.critic is not None:
-            self._updaters |= self.critic.updaters(spec.optimizer, spec.section)
+            self._updaters[VALUE] = self.critic.updater(spec.optimizer, spec.section)
         self.versions = {name: [adapters.version(name)] for name in adapters.spaces}
 
     # -- training steps ----------------------------------------------------------------------------------
@@ -177,9 +175,8 @@ class Trainer:
                 parts = minibatches(
                     kept, self.optimizer.minibatches, self.spec.seed, "step", number, epoch
                 )
-                for place, part in enumerate(parts):
-                    with self._dropout(number, epoch, place):
-                        self._update(part, number, old, reference, monitor)
+                for part in parts:
+                    self._update(part, number, old, reference, monitor)
         facts = {
             "left_out": len(samples) - len(kept),
             "masked": len(kept) - len(learned),
@@ -188,12 +185,6 @@ class Trainer:
         }
         return {**facts, "unshared": self.adapters.unshared} if self.adapters.unshared else facts
 
-    def _dropout(self, *place: int) -> AbstractContextManager[None]:
-        """Seed the dropout of an update, in each process with a stream of its own."""
-        if not self.optimizer.dropout:
-            return nullcontext()
-        return fork_torch_rng(self.spec.seed, "dropout", *place, rank_and_world_size()[0])
-
     def values(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return the samples with the value head's estimate before each of their tokens."""
         import torch
@@ -201,9 +192,7 @@ class Trainer:
         kept, critic = [s for s in samples if self.rollouts.admits(s)], self.critic
         assert critic is not None  # only recipes with a critic ask for values
         with self._memory(), torch.no_grad():
-            table = self.passes.table(
-                kept, lambda ran: critic.estimates(ran.states), critic=critic.has_adapter
-            )
+            table = self.passes.table(kept, lambda ran: critic.estimates(ran.states), logps=False)
             rows = per_token(kept, table)
         return [replace(s, values=rows[id(s)]) if id(s) in rows else s for s in samples]
 
@@ -240,28 +229,16 @@ class Trainer:
             if not (learned := self._learned_from(own)):
                 continue
             weight_of = self._weights(own)
-            with self.adapters.using(name) as model, self.adapters.dropping():
+            with self.adapters.using(name) as model:
                 for batch, counts in self.passes.share(learned):
                     loss, ran = self._loss(model, batch, weight_of, old, reference, monitor, counts)
-                    if self.critic is not None and not self.critic.has_adapter and counts:
+                    if self.critic is not None and counts:
                         loss = loss + self._value_loss(batch, ran, weight_of)
                     loss.backward()
                     self._accumulate()
-            if self.critic is not None and self.critic.has_adapter:
-                with self.adapters.using(CRITIC) as model:
-                    for batch, counts in self.passes.share(learned):
-                        ran = self.passes.run(model, batch, temperature=1.0, logps=False)
-                        loss = (
-                            self._value_loss(batch, ran, weight_of)
-                            if counts
-                            else 0.0 * ran.states.sum()
-                        )
-                        loss.backward()
-                        self._accumulate()
             monitor.add_norm(name, self._updaters[name].update(number))
-        for name in (VALUE, CRITIC):
-            if name in self._updaters and self._learned_from(part):
-                monitor.add_norm(name, self._updaters[name].update(number))
+        if self.critic is not None and self._learned_from(part):
+            monitor.add_norm(VALUE, self._updaters[VALUE].update(number))
 
     def _accumulate(self) -> None:
         """Add the gradients of a micro-batch to the sums of the update."""
@@ -341,15 +318,14 @@ class Trainer:
         return (terms * ran.mask * _weight(batch, weight_of, ran.mask)).sum()
 
     def _fixed_logps(self, samples: Sequence[Sample]) -> tuple[Logps, Logps]:
-        """Return the log-probabilities before the first update, without dropout, as far as needed."""
+        """Return the log-probabilities before the first update, as far as needed."""
         import torch
 
         if self.policy is None:
             return {}, {}
         updates = self.optimizer.epochs * self.optimizer.minibatches
         with torch.no_grad():
-            differ = updates > 1 or self.optimizer.dropout > 0
-            old = self.passes.logps(samples, base=False) if differ else {}
+            old = self.passes.logps(samples, base=False) if updates > 1 else {}
             return old, self.passes.logps(samples, base=True) if self.policy.beta else {}
 
     def _check_staleness(self, samples: Sequence[Sample]) -> None:
@@ -429,17 +405,8 @@ class Trainer:
         self.versions = {name: list(some) for name, some in saved.versions.items()}
 
     def restore_optimizer(self, name: str, reference: Reference, folder: Path) -> None:
-        """Restore the optimizer state of one adapter from a checkpoint.
-
-        With the name `VALUE`, the critic's weights and optimizer states, which are ignored if they
-        belong to a critic of another kind or size.
-        """
-        tensors = _stored(reference, folder)
-        if name != VALUE:
-            self._restore_tensors(name, tensors)
-        elif self.critic is not None and self.critic.fits(tensors):
-            for each in self._updaters.keys() & {VALUE, CRITIC}:
-                self._restore_tensors(each, tensors)
+        """Restore the optimizer state of one adapter from a checkpoint; of `VALUE`, also the weights."""
+        self._restore_tensors(name, _stored(reference, folder))
 
     def _restore_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         start = f"{name}:"

@@ -38,10 +38,6 @@ class OptimizerSettings(Settings):
     """Updates per epoch: the samples are divided into this number of minibatches."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Weight decay of the adapters (AdamW): every update shrinks their matrices by this times `lr`."""
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropout on the inputs of the adapters, in the passes that compute gradients. Sampling, evaluations, and
-    the log-probabilities before the first update are without it. Above 0, these take one more forward pass
-    per step, since the ratio is relative to them, and the update depends on the number of processes."""
     max_norm: float = Field(default=1.0, gt=0)
     """Maximum gradient norm of an adapter; larger gradients are clipped."""
     max_skipped: int = Field(default=5, ge=1)

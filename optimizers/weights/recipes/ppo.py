@@ -22,7 +22,7 @@ from compound.optimizers.weights.credit.advantages import (
     gae,
     whiten,
 )
-from compound.optimizers.weights.learner.critic import CriticAdapterSettings, CriticSettings
+from compound.optimizers.weights.learner.critic import CriticSettings
 from compound.optimizers.weights.learner.losses import (
     ClippedLoss,
     PolicyObjective,
@@ -66,20 +66,8 @@ class LocalPPOSettings(PPOSettings):
     """The value head, and the estimation of advantages from its values."""
 
 
-class JointCriticSettings(CriticSettings):
-    """The critic of all components: an adapter and a value head, and the estimation of advantages."""
-
-    adapter: CriticAdapterSettings | None = CriticAdapterSettings()
-    """The adapter of the critic on the frozen base model, so that the critic is as large as the policy. With
-    `null`, the value head reads the states of the policy (a linear probe), which takes about half the time
-    of training."""
-
-
 class MAPPOSettings(PPOSettings, SharedAdapters):
     """Settings of `mappo`."""
-
-    critic: JointCriticSettings = JointCriticSettings()
-    """The critic, and the estimation of advantages from its values."""
 
 
 @dataclass(frozen=True)

@@ -19,51 +19,10 @@ from pydantic import Field
 from compound.core.example import Example, Metric
 from compound.evaluation.evaluate import EvaluationRules, raise_too_many_failures, score
 from compound.execution.executor import Executor, gather_ordered
-from compound.execution.graph_run import ComponentSettings
-from compound.execution.rng import generator
 from compound.execution.trace import Call, Failure, Trace
 from compound.graph.composite import Composite
-from compound.graph.configuration import component_of
 from compound.graph.system import System
 from compound.optimizers.weights.learner.samples import SamplingSettings
-
-Prompts = Mapping[str, str]  # texts by key
-
-
-@dataclass
-class Population:
-    """Prompts that rollouts of one step use in turn, so that an advantage compares runs with all of them."""
-
-    prompts: Sequence[Prompts]
-    step: int
-    rewards: list[tuple[float, int]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.rewards = [(0.0, 0)] * len(self.prompts)
-
-    def index(self, example: str, number: int) -> int:
-        """Return the version of the prompts of an example's rollout.
-
-        The numbers of rollouts with each version differ by at most one. The order is drawn for each
-        example.
-        """
-        order = generator(self.step, "prompts", example).permutation(len(self.prompts))
-        return int(order[number % len(order)])
-
-    def settings(self, own: ComponentSettings, example: str, number: int) -> ComponentSettings:
-        """Return the settings of components in a rollout: ``own``, and the texts of its version."""
-        found = {component: dict(values) for component, values in own.items()}
-        for key, text in self.prompts[self.index(example, number)].items():
-            component = component_of(key)
-            found.setdefault(component, {})[key.removeprefix(f"{component}.")] = text
-        return found
-
-    def record(self, example: str, number: int, reward: float) -> None:
-        """Add the reward of a rollout."""
-        version = self.index(example, number)
-        total, count = self.rewards[version]
-        self.rewards[version] = (total + reward, count + 1)
-
 
 FIRST_INDEX = 3_000_000  # first sample index of rollouts; disjoint from those of other runs
 INDICES_PER_STEP = 10_000
@@ -128,7 +87,6 @@ class Sampler:
         step: an index of the step, unique in the run, from which sample indices are derived.
         made: the number of rollouts or answers so far.
         failures: counts of their failures, by kind and message.
-        population: the prompts that whole runs of the system use in turn; its own by default.
     """
 
     executor: Executor
@@ -138,7 +96,6 @@ class Sampler:
     step: int
     made: int = 0
     failures: Counter[Failure] = field(default_factory=Counter)
-    population: Population | None = None
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -190,29 +147,20 @@ class Sampler:
             TooManyFailures: see `raise_too_many_failures`.
         """
         first = dict.fromkeys(shared, self.index(0))
-        population = None if system else self.population
 
         async def one(example: Example, number: int) -> Rollout:
-            settings = self.rules.settings
-            if population is not None:
-                settings = population.settings(settings, example.id, number)
             trace = await self.executor.run(
                 system or self.system,
                 example.inputs,
                 example=example.id,
                 sample=self.index(number),
                 cache=self.rules.cache,
-                settings=settings,
+                settings=self.rules.settings,
                 samples=first,
             )
             return Rollout(example, trace, number, teacher=teacher)
 
-        rollouts = await self._all([partial(one, *each) for each in wanted])
-        if population is not None:
-            for rollout in rollouts:
-                if not rollout.lost:
-                    population.record(rollout.example.id, rollout.number, rollout.score)
-        return rollouts
+        return await self._all([partial(one, *each) for each in wanted])
 
     async def forks(self, wanted: Sequence[RolloutFork]) -> list[Rollout]:
         """Make forks concurrently, resampling the forked call and all later ones; return them in order."""

@@ -40,7 +40,7 @@ OTHER_LIBRARIES = {
     "warmup_ratio": "use optimize.mmgrpo.optimizer.warmup_steps",
     "num_train_epochs": "use optimize.mmgrpo.steps",
     "weight_decay": "use optimize.mmgrpo.optimizer.weight_decay",
-    "lora_dropout": "use optimize.mmgrpo.optimizer.dropout",
+    "lora_dropout": "adapters have no dropout; optimizer.weight_decay regularizes them",
     "max_completion_length": "set max_tokens of the component",
     "lora_r": "set weights: {lora: {rank: …}} of the component",
     "lora": "set weights: {lora: {rank: …}} of the component",
@@ -134,6 +134,14 @@ class TestSections:
         [
             ("random: {k: 1}", "optimize.random: unknown key; method 'random' has no settings"),
             ("mmgrpo: {lrr: 1}", "optimize.mmgrpo.lrr: unknown key; did you mean optimizer.lr?"),
+            (
+                "better_together: {interleave: {every: 5}}",
+                "optimize.better_together.interleave: unknown key; it was removed; list the search",
+            ),
+            (
+                "optimas: {training: {ppo: {critic: {adapter: null}}}}",
+                "critic.adapter: unknown key; it was removed; the value head reads the states of the policy",
+            ),
             ("gepa: {steps: 1}", "optimize.gepa.steps: unknown key; it belongs to textgrad, ppo"),
             (
                 "learning_rate: 1",
@@ -312,7 +320,7 @@ def test_sections_stand_beside_the_common_settings() -> None:
         ("r", "set weights: {lora: {rank: …}} of the component"),
         ("lora_alpha", "set weights: {lora: {alpha: …}} of the component"),
         ("target_modules", "set weights: {lora: {targets: …}} of the component"),
-        ("lora_dropout", "set optimizer.dropout in the section of the method"),
+        ("lora_dropout", "adapters have no dropout; optimizer.weight_decay regularizes them"),
         ("rnk", "did you mean 'rank'?"),
     ],
 )

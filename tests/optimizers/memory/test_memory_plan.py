@@ -199,17 +199,6 @@ def test_trainer_and_engine_are_planned_together(folder: Path) -> None:
     )
 
 
-def test_the_critics_adapter_is_counted(folder: Path) -> None:
-    probe, critic = (
-        plan_memory(problem(folder, method="mappo", critic=critic)).demands[1].fixed
-        for critic in ({"adapter": None}, {"adapter": {"rank": 2 * RANK}})
-    )
-    per_rank = sum(inputs + outputs for _, inputs, outputs in footprint.footprint(folder).linear)
-    assert (
-        critic - probe == (16 + 8) * 2 * RANK * per_rank
-    )  # and the sum of the gradients in float64
-
-
 def engine_adapters(parameters: int) -> int:
     return 8 * parameters * 4
 

@@ -361,7 +361,7 @@ class TestNextJob:
         run = Run(toy_model, tmp_path, {"evaluation__every": 0}, name="mappo")
         first = run.job()
         counts = self.steps(run, first, 1)
-        assert counts == dict.fromkeys(["first", "second", "third", "|value", "|critic"], 4.0)
+        assert counts == dict.fromkeys(["first", "second", "third", "|value"], 4.0)
 
     @pytest.mark.slow
     def test_those_of_rejected_adapters_are_dropped_and_their_folder_is_deleted(

@@ -742,9 +742,3 @@ def test_by_default_no_token_of_a_good_long_answer_is_discouraged(kind: type[PPO
     # every token has the same weight, in long and in short answers
     assert settings.loss.name == "dapo"
     assert isinstance(settings.loss.settings, ClippedLoss)
-
-
-def test_the_critic_of_mappo_is_as_large_as_the_policy_unless_a_probe_is_chosen() -> None:
-    assert MAPPOSettings.model_validate({"critic": {"lr": 1e-2}}).critic.adapter is not None
-    assert MAPPOSettings.model_validate({"critic": {"adapter": None}}).critic.adapter is None
-    assert PPOSettings().critic.adapter is LocalPPOSettings().critic.adapter is None

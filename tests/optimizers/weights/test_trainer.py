@@ -836,30 +836,6 @@ class TestSteps:
             torch.testing.assert_close(tensor, before[name] * (1 - 0.1 * 0.5), rtol=1e-6, atol=0)
         assert trainer.critic.head[0].weight.eq(1.0).all()
 
-    def test_dropout_applies_to_gradients_only_and_is_seeded(self, toy_model: Path) -> None:
-        def stepped(dropout: float, seed: int = 0) -> tuple[dict[str, Any], bytes, list[Any]]:
-            adapters = Adapters(
-                str(toy_model), {"x": LoRA(rank=4)}, dtype="float32", dropout=dropout
-            )
-            noised(adapters, 0.2)
-            trainer = plain(dropout=dropout).trainer(adapters, {"x": "x"}, seed=seed)
-            rows = [trainer.passes.logps(samples, base=False) for _ in range(2)]
-            facts = trainer.step(samples, 0)["components"]["x"]
-            assert not any(module.training for module in adapters.model.modules())
-            return facts, adapters._serialized("x"), [torch.cat(list(row.values())) for row in rows]
-
-        samples = some()
-        plain_facts, plain_content, (plain_logps, _) = stepped(0.0)
-        facts, content, (first, second) = stepped(0.5)
-        assert torch.equal(first, second)
-        assert torch.equal(
-            first, plain_logps
-        )  # sampling and the old log-probabilities are without it
-        assert (plain_facts["kl"], plain_facts["ratio"]) == (0, 1)
-        assert facts["kl"] > 0  # the ratio is relative to them
-        assert content == stepped(0.5)[1]
-        assert len({content, plain_content, stepped(0.5, seed=1)[1]}) == 3
-
     def test_beta_pulls_towards_the_base(self, toy_model: Path) -> None:
         distances = []
         for beta in (0.0, 5.0):

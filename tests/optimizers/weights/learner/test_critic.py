@@ -1,4 +1,4 @@
-"""The critic of PPO: a probe of the policy's states, or an adapter of its own that the policy shares nothing with."""
+"""The critic of PPO: a probe of the policy's states, which does not train the policy."""
 
 from __future__ import annotations
 
@@ -22,13 +22,11 @@ from compound.graph.space import LoRA  # noqa: E402
 from compound.optimizers.weights.credit.advantages import gae  # noqa: E402
 from compound.optimizers.weights.learner import critic as critic_module  # noqa: E402
 from compound.optimizers.weights.learner import trainer as trainer_module  # noqa: E402
-from compound.optimizers.weights.learner.adapters import CRITIC, Adapters  # noqa: E402
+from compound.optimizers.weights.learner.adapters import Adapters  # noqa: E402
 from compound.optimizers.weights.learner.critic import VALUE  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
 from compound.optimizers.weights.learner.updates import Updater  # noqa: E402
-
-RANK = 4
 
 
 def some(
@@ -47,22 +45,18 @@ def some(
     return found
 
 
-def made(toy_model: Path, *names: str, rank: int | None = RANK) -> Adapters:
-    own = LoRA(rank=rank) if rank else None
-    adapters = Adapters(
-        str(toy_model), {name: LoRA(rank=4) for name in names}, dtype="float32", critic=own
-    )
+def made(toy_model: Path, *names: str) -> Adapters:
+    adapters = Adapters(str(toy_model), {name: LoRA(rank=4) for name in names}, dtype="float32")
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(1)
-        for name in (*names, *([CRITIC] if rank else [])):
+        for name in names:
             for _, tensor in adapters.parameters(name):
                 tensor.normal_(std=0.2)
     return adapters
 
 
-def trainer_of(adapters: Adapters, *names: str, rank: int | None = RANK, **given: Any) -> Trainer:
-    own = {"critic__adapter": {"rank": rank, "lr": 0.02}} if rank else {}
-    settings = plain(lr=0.01, critic__lr=0.05, **own, **given)
+def trainer_of(adapters: Adapters, *names: str, **given: Any) -> Trainer:
+    settings = plain(lr=0.01, critic__lr=0.05, **given)
     trainer = settings.trainer(adapters, {name: name for name in names}, critic=True)
     assert trainer.critic
     with torch.no_grad(), torch.random.fork_rng():
@@ -103,28 +97,20 @@ def reference(adapters: Adapters, trainer: Trainer, sample: Sample) -> Any:
     """Return the value before each token, by peft's model on the whole sequence, one sample at a time."""
     assert trainer.critic
     ids = torch.tensor([[*sample.tokens.prompt, *sample.tokens.sampled]])
-    adapters.model.set_adapter("critic")
-    states = adapters.model(input_ids=ids, output_hidden_states=True).hidden_states[-1][0]
+    with torch.no_grad(), adapters.using(sample.component):
+        states = adapters.model(input_ids=ids, output_hidden_states=True).hidden_states[-1][0]
     first = len(sample.tokens.prompt) - 1
     norm, linear = trainer.critic.head
     return linear(norm(states[first : first + sample.length]))[:, 0]
 
 
-def test_values_are_those_of_the_base_with_the_critics_adapter(toy_model: Path) -> None:
+def test_values_are_those_of_the_states_of_the_policy(toy_model: Path) -> None:
     adapters = made(toy_model, "x", "y")
     trainer = trainer_of(adapters, "x", "y")
-    samples = some(components=("x", "y"))
-    for sample in trainer.values(samples):
+    for sample in trainer.values(some(components=("x", "y"))):
         with torch.no_grad():
             expected = reference(adapters, trainer, sample).tolist()
         assert sample.values == pytest.approx(expected, abs=LOGPROBS)
-    probe = trainer_of(adapters, "x", "y", rank=None)
-    apart = [
-        abs(a - b)
-        for s, t in zip(trainer.values(samples), probe.values(samples), strict=True)
-        for a, b in zip(s.values, t.values, strict=True)
-    ]
-    assert max(apart) > 0.05  # another adapter, other states
 
 
 @pytest.mark.parametrize("clip", [0.2, None])
@@ -151,8 +137,7 @@ def test_the_gradient_is_that_of_the_clipped_squared_error(
             error = torch.maximum(error, (bounded - wanted) ** 2)
         loss = loss + 0.5 * error.mean() / len(samples)
     assert trainer.critic
-    own = [(f"the critic's adapter: {name}", t) for name, t in adapters.parameters(CRITIC)]
-    own += [(f"the value head: {name}", t) for name, t in trainer.critic.head.named_parameters()]
+    own = [(f"the value head: {name}", t) for name, t in trainer.critic.head.named_parameters()]
     expected = torch.autograd.grad(loss, [tensor for _, tensor in own])
     most = max(float(gradient.abs().max()) for gradient in expected)
     assert most > 0
@@ -166,19 +151,14 @@ def none_or_zero(gradients: dict[str, Any], owner: str) -> bool:
     return all(gradient is None or not bool(gradient.any()) for gradient in own)
 
 
-@pytest.mark.parametrize("rank", [RANK, None])
-def test_values_and_policy_do_not_train_each_other(
-    toy_model: Path, caught: dict[str, Any], rank: int | None
-) -> None:
-    trainer = trainer_of(made(toy_model, "x", "y", rank=rank), "x", "y", rank=rank)
+def test_values_and_policy_do_not_train_each_other(toy_model: Path, caught: dict[str, Any]) -> None:
+    trainer = trainer_of(made(toy_model, "x", "y"), "x", "y")
     samples = valued(trainer, some(components=("x", "y")))
-    critics = ("the value head", *(["the critic's adapter"] if rank else []))
-    trainer.step(
-        [replace(s, advantages=(0.0,) * s.length) for s in samples], 0
-    )  # only values to learn
+    flat = [replace(s, advantages=(0.0,) * s.length) for s in samples]
+    trainer.step(flat, 0)  # only values to learn
     assert none_or_zero(caught, "adapter 'x'")
     assert none_or_zero(caught, "adapter 'y'")
-    assert not any(none_or_zero(caught, owner) for owner in critics)
+    assert not none_or_zero(caught, "the value head")
     caught.clear()
     trainer.step([replace(s, returns=s.values) for s in samples], 0)  # values that are right
     assert not none_or_zero(caught, "adapter 'x'")
@@ -186,126 +166,30 @@ def test_values_and_policy_do_not_train_each_other(
     largest = max(
         float(g.abs().max()) for name, g in caught.items() if name.startswith("adapter 'x'")
     )
-    for owner in critics:
-        for name, gradient in caught.items():
-            assert not name.startswith(owner) or float(gradient.abs().max()) < 1e-5 * largest
+    for name, gradient in caught.items():
+        assert name.startswith("adapter") or float(gradient.abs().max()) < 1e-5 * largest
 
 
-def test_policies_start_the_same_with_and_without_a_critics_adapter(toy_model: Path) -> None:
-    spaces = {name: LoRA(rank=4) for name in ("x", "y")}
-    both = [
-        Adapters(str(toy_model), spaces, seed=3, dtype="float32", critic=own)
-        for own in (None, LoRA(rank=4))
-    ]
-    for name in spaces:
-        for (_, one), (_, other) in zip(*(a.parameters(name) for a in both), strict=True):
-            assert torch.equal(one, other)
-
-
-def test_the_critic_learns_what_a_probe_of_fixed_states_cannot(toy_model: Path) -> None:
-    """Returns depend on the prompt's first token, which the last state of a random base hardly shows."""
-    left = {}
-    samples = [
-        replace(
-            s,
-            on_policy=False,
-            values=(0.0,) * s.length,
-            returns=(float(s.tokens.prompt[0] % 2),) * s.length,
-            advantages=(0.0,) * s.length,
-        )
-        for s in some(groups=40, each=2, prompt=8)
-    ]
-    for rank in (RANK, None):
-        own = {"critic__adapter": {"rank": rank, "lr": 0.01}} if rank else {}
-        adapters = Adapters(
-            str(toy_model),
-            {"x": LoRA(rank=4)},
-            dtype="float32",
-            critic=LoRA(rank=rank) if rank else None,
-        )
-        settings = plain(critic__lr=0.02, critic__clip=None, **own)
-        trainer = settings.trainer(adapters, {"x": "x"}, critic=True)
-        for number in range(30):
-            trainer.step(samples, number)
-        errors = [
-            (value - wanted) ** 2
-            for sample in trainer.values(samples)
-            for value, wanted in zip(sample.values, sample.returns, strict=True)
-        ]
-        left[rank] = sum(errors) / len(errors)
-    assert left[RANK] < 0.02, left
-    assert left[None] > 0.1, left
-
-
-class TestCheckpoints:
-    def test_a_restored_critic_goes_on_to_the_last_bit(
-        self, toy_model: Path, tmp_path: Path
-    ) -> None:
-        whole = trainer_of(made(toy_model, "x"), "x", epochs=2, minibatches=2)
-        saved = None
-        for number in range(4):
-            whole.step(valued(whole, some()), number)
-            if number == 1:
-                saved = whole.save(tmp_path)
-        assert saved is not None
-        other = trainer_of(made(toy_model, "x"), "x", epochs=2, minibatches=2)
-        other.restore(saved, tmp_path)
-        for number in (2, 3):
-            other.step(valued(other, some()), number)
-        for name in ("x", CRITIC):
-            ends = [[t.detach() for _, t in t_.adapters.parameters(name)] for t_ in (whole, other)]
-            assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
-        assert whole.critic
-        assert other.critic
-        one, two = whole.critic.state(), other.critic.state()
-        assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
-        assert valued(whole, some()) == valued(other, some())
-
-    def test_adapters_that_are_saved_do_not_contain_the_critic(
-        self, toy_model: Path, tmp_path: Path
-    ) -> None:
-        from safetensors.torch import load_file
-
-        trainer = trainer_of(made(toy_model, "x"), "x")
-        trainer.step(valued(trainer, some()), 0)
-        saved = trainer.save(tmp_path)
-        assert list(saved.adapters) == ["x"]
-        reference = saved.adapters["x"]
-        assert reference
-        stored = load_file(tmp_path / reference["path"] / "adapter_model.safetensors")
-        assert not any("critic" in key for key in stored)
-        own = dict(trainer.adapters.parameters("x"))
-        assert stored.keys() == own.keys()
-        assert all(torch.equal(tensor, own[name]) for name, tensor in stored.items())
-
-    @pytest.mark.parametrize(
-        ("before", "after", "kept"),
-        [
-            (RANK, RANK, True),
-            (None, RANK, False),
-            (RANK, None, False),
-            (RANK, 2, False),
-            (None, None, True),
-        ],
-    )
-    def test_later_jobs_continue_with_a_critic_of_the_same_kind(
-        self, toy_model: Path, tmp_path: Path, before: int | None, after: int | None, kept: bool
-    ) -> None:
-        first = trainer_of(made(toy_model, "x", rank=before), "x", rank=before)
-        first.step(valued(first, some()), 0)
-        saved = first.save(tmp_path)
-        later = trainer_of(made(toy_model, "x", rank=after), "x", rank=after)
-        assert first.critic
-        assert later.critic
-        start = later.critic.state()
-        later.restore_optimizer(VALUE, saved.optimizers, tmp_path)
-        expected = first.critic.state() if kept else start
-        assert all(
-            torch.equal(tensor, expected[name]) for name, tensor in later.critic.state().items()
-        )
-        moments = [
-            name
-            for name in (VALUE, CRITIC)
-            if name in later._updaters and later._updaters[name].state()
-        ]
-        assert bool(moments) == kept
+def test_a_restored_critic_goes_on_to_the_last_bit(toy_model: Path, tmp_path: Path) -> None:
+    whole = trainer_of(made(toy_model, "x"), "x", epochs=2, minibatches=2)
+    saved = None
+    for number in range(4):
+        whole.step(valued(whole, some()), number)
+        if number == 1:
+            saved = whole.save(tmp_path)
+    assert saved is not None
+    assert list(saved.adapters) == ["x"]
+    other = trainer_of(made(toy_model, "x"), "x", epochs=2, minibatches=2)
+    other.restore(saved, tmp_path)
+    for number in (2, 3):
+        other.step(valued(other, some()), number)
+    ends = [[t.detach() for _, t in each.adapters.parameters("x")] for each in (whole, other)]
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+    assert whole.critic
+    assert other.critic
+    one, two = whole.critic.state(), other.critic.state()
+    assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
+    assert valued(whole, some()) == valued(other, some())
+    later = trainer_of(made(toy_model, "x"), "x")
+    later.restore_optimizer(VALUE, saved.optimizers, tmp_path)  # in a later job
+    assert later._updaters[VALUE].state()
