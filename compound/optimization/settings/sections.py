@@ -242,9 +242,8 @@ def _problem(error: ErrorDetails, root: type[BaseModel]) -> str:
 def suggest_key(loc: Sequence[str | int], root: type[BaseModel]) -> str:
     """Return a suggestion for an unknown key below ``optimize:``."""
     *parents, name = map(str, loc)
-    place = ".".join((*parents, name))
     for end, instead in GONE.items():
-        if f".{place}".endswith(f".{end}"):
+        if f".{'.'.join((*parents, name))}".endswith(f".{end}"):
             return f"it was removed; {instead}"
     model = model_at(root, parents)
     if not parents:
