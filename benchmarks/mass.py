@@ -1,18 +1,57 @@
-"""Python steps of the multi-agent search system, and its agents' penalties for malformed output."""
+"""Python steps of the multi-agent search system, and its agents' penalties for malformed output.
+
+The rules and numbers of the penalties are those of MMOA-RAG's three agents.
+"""
 
 from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Callable
 
 from compound.components.retriever import FoundPassage as Passage
-from compound.optimizers.weights.credit.shaping import BadIds, TooLong, TooMany
-
-rewriter_penalty = TooMany("queries", max_items=4, penalty=-0.5)
-reranker_penalty = BadIds("ids", items="candidates", penalty=-1.0)
-answerer_penalty = TooLong("answer", words=30, penalty=-1.0)
+from compound.core.example import Values
+from compound.core.narrowing import entry
 
 _NUMBER = re.compile(r"(?<![\w.])[0-9]{1,9}(?!\w)")
+_ID = r"[0-9]{1,9}"
+_LIST = rf"\[\s*{_ID}(?:\s*,\s*{_ID})*\s*\]"
+_ONE = rf"(?:\[{_ID}\]|{_ID})"
+_IDS = re.compile(rf"\s*+(?:{_LIST}|{_ONE}(?:(?:\s*+,\s*+|\s++){_ONE})*)\s*+\.?\s*+")
+# splits at punctuation, so that joined words count separately
+_WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
+
+
+class FormPenalty:
+    """Penalty for calls that break a rule; a reply that cannot be parsed gets the same."""
+
+    def __init__(self, breaks: Callable[[Values, Values], bool], penalty: float) -> None:
+        self.breaks, self.malformed = breaks, penalty
+
+    def __call__(self, inputs: Values, outputs: Values) -> float:
+        """Return the penalty, or 0."""
+        return self.malformed if self.breaks(inputs, outputs) else 0.0
+
+
+def _many_queries(inputs: Values, outputs: Values) -> bool:
+    return len(entry(outputs, "queries", list)) > 4
+
+
+def _wrong_ids(inputs: Values, outputs: Values) -> bool:
+    """Whether ids are malformed, unknown or repeated; ``2, 5``, ``[2] [5]`` and ``[2, 5]`` are right."""
+    text = entry(outputs, "ids", str)
+    ids = [int(number) for number in re.findall(_ID, text)] if _IDS.fullmatch(text) else []
+    known = range(1, len(entry(inputs, "candidates", list)) + 1)
+    return not ids or len(set(ids)) < len(ids) or any(i not in known for i in ids)
+
+
+def _many_words(inputs: Values, outputs: Values) -> bool:
+    return len(_WORD.findall(entry(outputs, "answer", str))) > 30
+
+
+rewriter_penalty = FormPenalty(_many_queries, -0.5)
+reranker_penalty = FormPenalty(_wrong_ids, -1.0)
+answerer_penalty = FormPenalty(_many_words, -1.0)
 
 
 def searchable(queries: list[str], question: str, most: int) -> list[str]:

@@ -6,12 +6,7 @@ import pytest
 
 import compound as cp
 from benchmark_systems import BENCHMARKS, evaluated
-from benchmarks.mass import (
-    answerer_penalty,
-    reranker_penalty,
-    rewriter_penalty,
-)
-from compound.optimizers.weights.credit.shaping import Penalty
+from benchmarks.mass import answerer_penalty, reranker_penalty, rewriter_penalty
 from compound.testing import ScriptedLM
 from compound.yaml import load
 from compound.yaml.program import Program
@@ -63,7 +58,7 @@ def test_a_right_run_is_scored_right_and_costs_no_penalty(program: Program) -> N
     found = evaluated(program, [ROW], lm)
     assert (found.mean, found.failed, len(lm.requests)) == (1.0, 0, 3)
     trace = run(program, ScriptedLM(replies))
-    penalties: dict[str, Penalty] = {
+    penalties = {
         "rewriter": rewriter_penalty,
         "reranker": reranker_penalty,
         "answerer": answerer_penalty,
@@ -102,3 +97,39 @@ def test_each_query_is_searched_and_the_answerer_reads_only_what_was_chosen(
     )
     assert "Jane Austen was born in Steventon." in read
     assert "Somerset" not in read
+
+
+SHOWN = {"candidates": ["a", "b", "c", "d", "e"], "question": "?"}
+
+
+@pytest.mark.parametrize(
+    "ids",
+    ["1", " 5 ", "2, 5", "2 5", "[2] [5]", "[2], [5]", "[1, 2, 3, 4, 5]", "1, 2.", "3\n4"],
+)
+def test_well_formed_ids_cost_nothing(ids: str) -> None:
+    assert reranker_penalty(SHOWN, {"ids": ids}) == 0.0
+
+
+MALFORMED = ["", "none", "passages 1 and 2", "1, 2 because they fit", "1; 2", "1,,2", ", 1", "1,"]
+MALFORMED += ["[1", "1]", "[1 2]", "[]", "-1", "1.5", "1 - 3", "٣", "9" * 5000]
+UNKNOWN = ["0", "6", "1, 6", "[0, 1]", "999999999"]
+REPEATED = ["1, 1", "[2] [3] [2]", "1 01", "1, 2, 3, 4, 5, 1", f"1{' ' * 1_000_000}x"]
+
+
+@pytest.mark.parametrize("ids", [*MALFORMED, *UNKNOWN, *REPEATED], ids=lambda ids: ids[:20])
+def test_malformed_unknown_and_repeated_ids_cost_one(ids: str) -> None:
+    assert reranker_penalty(SHOWN, {"ids": ids}) == -1.0 == reranker_penalty.malformed
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("", 0.0),
+        (" ".join(["word"] * 30), 0.0),
+        *((between.join(["word"] * 31), -1.0) for between in (" ", "-", "_", "\n", "\u00a0")),
+        (" ".join(["don't"] * 30), 0.0),
+        (" . , ! " * 40, 0.0),
+    ],
+)
+def test_more_than_thirty_words_cost_one(text: str, wanted: float) -> None:
+    assert answerer_penalty({}, {"answer": text}) == wanted

@@ -29,7 +29,6 @@ from compound.execution.cache import MemoryCache
 from compound.ext import Completion, Message, Recipe, Request
 from compound.metrics import custom
 from compound.optimizers.weights.credit.advantages import gae, whiten
-from compound.optimizers.weights.credit.shaping import TooMany
 from compound.optimizers.weights.learner.losses import ClippedLoss
 from compound.optimizers.weights.learner.samples import Sample
 from compound.optimizers.weights.recipes.mhgpo import (
@@ -81,7 +80,11 @@ def of_one(inputs: Mapping[str, Any]) -> float:
     return 0.0
 
 
-strict = TooMany("output", max_items=0, penalty=-2.0)
+def strict(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> float:
+    return -2.0
+
+
+strict.malformed = -2.0  # type: ignore[attr-defined]
 
 
 def no_number(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> float:
