@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,13 +69,14 @@ class ExternalAgent(Composite):
     process whose environment has ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``, and which is reused by
     later runs; with ``"run"`` each run has a new process; with ``"thread"`` it runs in this process
     and receives the address as its parameters ``base_url`` and ``api_key``. A program reads the
-    inputs as a JSON object on stdin, and writes the outputs as one to stdout.
+    inputs as a JSON object on stdin, or at the places ``{input}`` of its arguments, and writes the
+    outputs as a JSON object to stdout; a single text also as it is.
 
     Args:
         name: the component's name.
         call: the function, or its place ``module:name``. A function object that has a parameter
             ``base_url`` runs in a thread, others in a worker.
-        command: the program and its arguments.
+        command: the program and its arguments; ``{name}`` stands for the input of this name.
         prompts: the prompts to recognize, in order of precedence.
         output: one type (field ``output``), or types by field name.
         takes: declared inputs and their types; default: those that are connected.
@@ -248,8 +250,9 @@ class ExternalAgent(Composite):
         program, endpoint = self.program, Endpoint(server.base_url, session.key)
         if program.command:
             env = environment(program.env, endpoint)
-            text = dumps(given).encode()
-            return _parsed(await run_program(program.command, text, env, program.folder))
+            command = [_argument(part, given) for part in program.command]
+            output = await run_program(command, dumps(given).encode(), env, program.folder)
+            return _parsed(output, as_text=dict(self.outputs) == {"output": Port(str)})
         if program.isolation == "thread":
             assert callable(program.call)
             try:
@@ -409,16 +412,38 @@ def _usual_isolation(call: object) -> Isolation:
     return "thread" if callable(call) and takes_address(call) else "worker"
 
 
-def _parsed(output: bytes) -> object:
+def _argument(part: str, inputs: Mapping[str, object]) -> str:
+    """Return an argument of a program with the inputs that it names; values other than texts as JSON.
+
+    >>> _argument("--day={day}", {"day": 3}), _argument("{x}", {"day": 3})
+    ('--day=3', '{x}')
+    """
+
+    def value(found: re.Match[str]) -> str:
+        data = inputs.get(found[1], found[0])
+        return data if isinstance(data, str) else dumps(data)
+
+    return re.sub(r"\{(\w+)\}", value, part)
+
+
+def _parsed(output: bytes, *, as_text: bool = False) -> object:
     """Return the JSON that a program wrote: all of its output, or the last line of it that is JSON.
+
+    With ``as_text``, an output that is no JSON object or string is a text.
 
     >>> _parsed(b'starting\\n{"answer": "Lima"}\\n')
     {'answer': 'Lima'}
+    >>> _parsed(b"42\\n", as_text=True)
+    '42'
     """
     text = output.decode(errors="replace").strip()
     for part in (text, *reversed(text.splitlines())):
         with contextlib.suppress(ValueError, RecursionError):
-            return json.loads(part)
+            found = json.loads(part)
+            if not as_text or isinstance(found, dict | str):
+                return found
+    if as_text and text:
+        return text
     raise CallError(
         f"the agent's program wrote no JSON to stdout: {text[:200]!r}",
         hint='write one object with the outputs, such as {"output": "…"}',

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -32,6 +33,24 @@ _WORDS = re.compile(r"[^\W_]+")
 _GAPS = re.compile(rf"{GAP}(?:[\W_]*{GAP})?")  # without a word between them
 _LABEL = re.compile(r"([A-Za-z][A-Za-z0-9 '_-]{0,30}?)\s*[:=]\s*\Z")
 _ROLE = re.compile(r"\b(?:[Yy]ou are|[Aa]ct as) (?:an?|the) ([A-Za-z][A-Za-z -]*)")
+_LINKING = (
+    "a",
+    "an",
+    "and",
+    "at",
+    "by",
+    "for",
+    "from",
+    "in",
+    "of",
+    "on",
+    "or",
+    "that",
+    "the",
+    "to",
+    "who",
+    "with",
+)
 _TIME = re.compile(
     r"\b\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d)?(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?)?\b"
     r"|\b\d{1,2}[./]\d{1,2}[./]\d{2,4}\b|\b\d{1,2}:\d\d(?::\d\d)?(?: ?[AaPp]\.?[Mm]\b)?"
@@ -47,6 +66,7 @@ class RecordedRequest:
 
     ``inputs`` are those of the example, ``answers`` those of models and tools. ``continues`` says
     that the first user message is not the last: it is a demonstration, or an earlier turn.
+    ``model`` is the name that the request states.
     """
 
     run: str
@@ -54,6 +74,7 @@ class RecordedRequest:
     inputs: frozenset[str] = frozenset()
     answers: frozenset[str] = frozenset()
     continues: bool = False
+    model: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,12 +86,14 @@ class FoundPrompt:
         match: templates of the messages by role.
         requests: number of requests that have it.
         runs: number of runs in which they were sent.
+        models: the models that they state, the most frequent one first.
     """
 
     name: str
     match: dict[str, str]
     requests: int
     runs: int
+    models: tuple[str, ...] = ()
 
 
 def find_prompts(
@@ -113,7 +136,9 @@ def find_prompts(
         name = name_of(match[0][1], [*taken, *(prompt.name for prompt in found)])
         members = groups[match]
         sent = len({requests[i].run for i in members})
-        found.append(FoundPrompt(name, dict(match), len(members), sent))
+        models = Counter(requests[i].model for i in members)
+        ranked = tuple(model for model, _ in models.most_common() if model)
+        found.append(FoundPrompt(name, dict(match), len(members), sent, ranked))
     return found
 
 
@@ -282,4 +307,7 @@ def name_of(text: str, taken: Iterable[str]) -> str:
     """
     role = _ROLE.search(text)
     words = role[1].split() if role else re.findall(r"[A-Za-z]+", re.sub(r"\{\{.*?\}\}", " ", text))
-    return _free_name(_slug(" ".join(words[:3])), "prompt", set(taken))
+    words = words[:3]
+    while len(words) > 1 and words[-1].lower() in _LINKING:
+        words.pop()
+    return _free_name(_slug(" ".join(words)), "prompt", set(taken))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import inspect
 import os
 import signal
@@ -81,6 +82,7 @@ async def started(
     """Start a program in a process group of its own, and end the whole group after the block.
 
     Raises:
+        CallError: its arguments are too long, or contain a null character.
         DeclarationError: the program does not exist or cannot be executed.
     """
     try:
@@ -94,7 +96,11 @@ async def started(
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
+    except ValueError as error:
+        raise CallError(f"the arguments of the agent's program cannot be passed: {error}") from None
     except OSError as error:
+        if error.errno == errno.E2BIG:
+            raise CallError("the arguments of the agent's program are too long") from None
         raise DeclarationError(
             f"the agent's program {command[0]!r} cannot be started: {error.strerror or error}",
             hint="name a program on PATH, or a path relative to the file's folder",

@@ -22,7 +22,7 @@ from compound.execution.trace import Call, Trace
 from compound.graph.registry.engines import for_system
 from compound.graph.system import System
 
-__all__ = ["Discovery", "discover", "prompts_yaml"]
+__all__ = ["Discovery", "discover", "prompts_tree"]
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,7 @@ def _recorded(trace: Trace, call: Call) -> RecordedRequest:
         frozenset(_strings(dict(trace.inputs))),
         frozenset(_strings([answers, [m.get("content", m.get("output")) for m in tools]])),
         continues=sum(slot.role == "user" for slot in slots) > 1,
+        model=str(document.get("model") or ""),
     )
 
 
@@ -152,15 +153,13 @@ def _strings(value: object) -> Iterator[str]:
                 yield from _strings(parse(value))
 
 
-def prompts_yaml(
+def prompts_tree(
     prompts: Sequence[FoundPrompt], *, models: Sequence[str] = (), temperature: bool = False
-) -> str:
-    """Return prompts as the YAML of a ``prompts_file``, with their texts to tune."""
-    from compound.yaml.text import write
-
-    tree: dict[str, object] = {}
+) -> dict[str, dict[str, object]]:
+    """Return prompts as the content of a ``prompts_file``, with their texts to tune."""
+    tree: dict[str, dict[str, object]] = {}
     for prompt in prompts:
-        entry: dict[str, object] = {}
+        entry = tree[prompt.name] = {}
         for role, setting in (("system", "system"), ("user", "prompt")):
             if role in prompt.match:
                 text = prompt.match[role]
@@ -170,5 +169,4 @@ def prompts_yaml(
             entry["lm"] = {"choice": list(models)}
         if temperature:
             entry["temperature"] = {"float": [0.0, 1.0]}
-        tree[prompt.name] = entry
-    return write(tree)
+    return tree

@@ -194,18 +194,34 @@ def _write_system(data: Path, lm: str, out: Path, force: bool) -> None:
     print(f"{checked}\nedit the prompt in {out}, then run: compound optimize {out} --dry-run")
 
 
-def system_file(data: Path, path: str, lm: str) -> str:
-    """Return the YAML text of a system for some data.
+@dataclass(frozen=True)
+class DataTable:
+    """Columns of a data file: which ones are inputs, and which one is the answer.
 
-    Args:
-        data: the file or folder.
-        path: the same, relative to the folder of the YAML file.
-        lm: the model of the system.
-
-    Raises:
-        DataError: it has no rows, or fewer than two columns with a name and values.
+    Attributes:
+        columns: the inputs and the answer.
+        gold: the column of the answer.
+        output: its name as an output of a system.
+        inputs: the other columns by their names as inputs.
+        source: where the rows and splits are, as the entry ``data``.
+        kind, metric, tokens: type of the answer, its metric, and its maximum number of tokens.
+        rows: the number of rows.
     """
-    from compound.yaml.text import Flow, write
+
+    columns: Sequence[Column]
+    gold: Column
+    output: str
+    inputs: Mapping[str, Column]
+    source: Mapping[str, object]
+    kind: str
+    metric: str
+    tokens: int
+    rows: int
+
+
+def read_table(data: Path, path: str) -> DataTable:
+    """Read the columns of a file or folder; see `system_file`, which describes the arguments."""
+    from compound.yaml.text import Flow
 
     columns, rows = read_columns(data)
     usable = [column for column in columns if column.name.strip() and column.filled]
@@ -227,35 +243,51 @@ def system_file(data: Path, path: str, lm: str) -> str:
     names = port_names([column.name for column in left if column is not gold])
     output = port_names([gold.name], taken=names)[0]
     inputs = dict(zip(names, (column for column in left if column is not gold), strict=True))
+    source: dict[str, object] = {"path": path, **_splits(data, by, rows)}
+    source |= {"id": identity.name} if identity and identity.name != "id" else {}
     fields = {port: column.name for port, column in inputs.items() if port != column.name}
     fields |= {output: gold.name} if output != gold.name else {}
-    kind, metric, tokens = _answer(gold)
-    longest = max(inputs.values(), key=lambda column: ("str" in column.kinds, column.longest))
-    asked, given = _words(gold.name), _words(longest.name)
+    source |= {"fields": Flow(fields)} if fields else {}
+    return DataTable(left, gold, output, inputs, source, *_answer(gold), rows)
+
+
+def system_file(data: Path, path: str, lm: str) -> str:
+    """Return the YAML text of a system for some data.
+
+    Args:
+        data: the file or folder.
+        path: the same, relative to the folder of the YAML file.
+        lm: the model of the system.
+
+    Raises:
+        DataError: it has no rows, or fewer than two columns with a name and values.
+    """
+    from compound.yaml.text import Flow, write
+
+    table = read_table(data, path)
+    longest = max(table.inputs.values(), key=lambda column: ("str" in column.kinds, column.longest))
+    asked, given = _words(table.gold.name), _words(longest.name)
     llm = {
         "prompt": {"tune": f"Give the {asked} of the {given}."},
         "demos": {"tune": 4},
-        "max_tokens": tokens,
+        "max_tokens": table.tokens,
     }
-    source: dict[str, object] = {"path": path, **_splits(data, by, rows)}
-    source |= {"id": identity.name} if identity and identity.name != "id" else {}
-    source |= {"fields": Flow(fields)} if fields else {}
     tree: dict[str, object] = {
         "system": port_names([data.name.partition(".")[0]])[0],
         "lm": lm,
-        "inputs": Flow({port: column.type for port, column in inputs.items()}),
+        "inputs": Flow({port: column.type for port, column in table.inputs.items()}),
         "components": {
             NODE: {
                 "llm": Flow(llm),
-                "in": Flow({port: f"${port}" for port in inputs}),
-                **({"out": kind} if kind != "str" else {}),
+                "in": Flow({port: f"${port}" for port in table.inputs}),
+                **({"out": table.kind} if table.kind != "str" else {}),
             }
         },
-        "outputs": Flow({output: f"${NODE}"}),
-        "data": Flow(source),
-        "metric": Flow({metric: Flow({"output": output, "gold": output})}),
+        "outputs": Flow({table.output: f"${NODE}"}),
+        "data": Flow(table.source),
+        "metric": Flow({table.metric: Flow({"output": table.output, "gold": table.output})}),
     }
-    if rows >= FEWEST or data.is_dir():
+    if table.rows >= FEWEST or data.is_dir():
         tree["optimize"] = Flow({"budget": Flow({"system_runs": 300})})
     return write(tree)
 
@@ -392,8 +424,8 @@ def _write_prompts(
     """Show the prompts, and write the confirmed ones."""
     unasked = False
     for each in found:
-        _show(each)
-        confirmed = [prompt for prompt in each.prompts if _confirm(prompt, choices.yes)]
+        show_prompts(each)
+        confirmed = [prompt for prompt in each.prompts if confirm_prompt(prompt, choices.yes)]
         if confirmed:
             _write(each, confirmed, file, out, choices)
         unasked = unasked or bool(each.prompts and not confirmed)
@@ -401,7 +433,7 @@ def _write_prompts(
         _explain_nothing_written()
 
 
-def _show(found: Discovery) -> None:
+def show_prompts(found: Discovery) -> None:
     """Print the counts of an agent's requests."""
     print(
         f"{found.agent}: {found.runs} runs, {found.usage.calls} requests, {found.usage.tokens} tokens"
@@ -418,7 +450,7 @@ def _show(found: Discovery) -> None:
         print("  no further prompt was found")
 
 
-def _confirm(prompt: FoundPrompt, yes: bool) -> bool:
+def confirm_prompt(prompt: FoundPrompt, yes: bool) -> bool:
     """Show a prompt, and ask whether to tune it."""
     print(f"\n{prompt.name}: {prompt.requests} requests in {prompt.runs} runs")
     for role, text in prompt.match.items():
@@ -446,13 +478,14 @@ def _write(
     found: Discovery, confirmed: list[FoundPrompt], file: Path, out: Path | None, choices: Choices
 ) -> None:
     """Write the confirmed prompts, and say how to use the file."""
-    from compound.api.discover import prompts_yaml
+    from compound.api.discover import prompts_tree
+    from compound.yaml.text import write
 
     path = out or file.with_name(f"{found.agent}_prompts.yaml")
-    text = prompts_yaml(confirmed, models=choices.models, temperature=choices.temperature)
+    found_prompts = prompts_tree(confirmed, models=choices.models, temperature=choices.temperature)
     try:
         with path.open("w" if choices.force else "x", encoding="utf-8") as opened:
-            opened.write(text)
+            opened.write(write(found_prompts))
     except FileExistsError:
         raise CompoundError(
             f"{path} exists", hint="choose another name by --out, or replace it by --force"

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 from compound.cli.options import (
     AsJson,
     Config,
-    File,
     NoImport,
     Otel,
     Quiet,
@@ -36,6 +35,16 @@ from compound.cli.options import (
     require_data,
     tracing,
 )
+from compound.cli.script import (
+    MetricName,
+    Rows,
+    ScriptModel,
+    ScriptOptions,
+    Yes,
+    is_script,
+    write_script_system,
+    write_source_diff,
+)
 
 
 @app.command(
@@ -45,10 +54,18 @@ from compound.cli.options import (
         "optimize system.yaml --config runs/first/best.json",
         "optimize system.yaml --dry-run",
         "optimize system.yaml --dry-run --pilot 3",
+        "optimize script.py --data rows.csv --metric metrics:score",
     )
 )
 def optimize(
-    file: File,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="YAML file of the system, or a Python script that calls OpenAI's API, as script.py or "
+            "script.py:function.",
+            show_default=False,
+        ),
+    ],
     run: Annotated[str, typer.Option(help="Name of the run: its folder in runs/.")] = "",
     run_dir: Annotated[Optional[Path], typer.Option(help="Run directory.")] = None,  # noqa: UP045
     new: Annotated[bool, typer.Option("--new", help="Start a new run even if one exists.")] = False,
@@ -76,8 +93,18 @@ def optimize(
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Rerun failed test rows of a finished run.")
     ] = False,
+    rows: Rows = None,
+    metric_name: MetricName = "",
+    lm: ScriptModel = "",
+    yes: Yes = False,
 ) -> None:
     """Optimize a system, or resume an interrupted run.
+
+    A Python script that calls OpenAI's API is run unchanged: a function whose parameters are columns
+    of --data, or the whole script with columns as arguments. Its prompts are found in the requests
+    of some runs, shown for confirmation, and written to a YAML file beside the script, which is then
+    optimized like any other. The better prompts are written as a diff of the script, prompts.diff
+    in the run directory; the script itself is not changed.
 
     With --retry-failed, the test rows of a finished run that failed because no answer was received
     are rerun with the same examples and random streams, within the test split's share of the
@@ -86,6 +113,14 @@ def optimize(
     from compound.api.optimize import run_optimization
     from compound.api.progress import progress_display
 
+    if is_script(file):
+        if no_import:
+            raise SpecError([f"--no-import does not allow to run {file}"])
+        options = ScriptOptions(rows, metric_name or None, lm or None, yes)
+        file, trusted = write_script_system(file, options)
+        trust = [*(trust or ()), *trusted]
+    elif rows or metric_name or lm or yes:
+        raise SpecError([f"--data, --metric, --lm and --yes are for scripts, but {file} is none"])
     program = load_program(file, sets, no_import, config, trust)
     data, metric = require_data(program, "optimize")
     path = _run_path(program.system.name, run, run_dir, new)
@@ -109,6 +144,7 @@ def optimize(
             print_json(result.to_json())
         else:
             print(terminal_summary(path), flush=True)
+            write_source_diff(program.system.bind(result.best), path)
 
     with tracing(otel), ExitStack() as display:
         listener = display.enter_context(

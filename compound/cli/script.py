@@ -1,0 +1,471 @@
+"""Optimization of a plain Python script: its file is written from the script, its data and its requests."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from compound.cli.init import DataTable, confirm_prompt, read_table, show_prompts
+from compound.core.errors import CompoundError, SpecError
+from compound.core.security.trust import Origin
+
+if TYPE_CHECKING:
+    from compound.api.discover import Discovery
+    from compound.components.gateway.clustering import FoundPrompt
+    from compound.graph.system import System
+
+Rows = Annotated[
+    Optional[Path],  # noqa: UP045 - typer reads this at run time
+    typer.Option("--data", help="Scripts: file with a column for each input and the answer."),
+]
+MetricName = Annotated[
+    str,
+    typer.Option(
+        "--metric",
+        help="Scripts: module:function, or the name of a metric. [default: by the answers]",
+    ),
+]
+ScriptModel = Annotated[
+    str, typer.Option("--lm", help="Scripts: model that answers. [default: those of the script]")
+]
+Yes = Annotated[
+    bool, typer.Option("--yes", "-y", help="Scripts: tune every prompt without a question.")
+]
+
+AGENT = "script"
+KEPT_MODEL = "models_of_the_script"  # engine that keeps the model that a request states
+EXAMPLES = 8  # runs in which the prompts are found
+BUDGET = 300  # system runs
+LEAST_REQUESTS = 10  # limit of the requests of a run, at least
+SCRIPT = re.compile(r"(?P<file>.+\.py)(?::(?P<function>[^:]+))?")
+
+
+@dataclass(frozen=True)
+class ScriptOptions:
+    """What the user chose for a script.
+
+    Attributes:
+        data: the file of the rows.
+        metric: ``module:function``, or the name of a metric of this package.
+        lm: the model that answers; by default those that the script names.
+        yes: whether every prompt that is found is tuned without a question.
+    """
+
+    data: Path | None
+    metric: str | None
+    lm: str | None
+    yes: bool
+
+
+@dataclass(frozen=True)
+class ScriptEntry:
+    """How a script is run: the settings of its agent, the column of each input, and the output's type."""
+
+    agent: Mapping[str, object]
+    columns: Mapping[str, str]
+    output: str = "str"
+
+
+def is_script(file: Path) -> bool:
+    """Return whether a path names a Python script, or a function in it."""
+    return SCRIPT.fullmatch(str(file)) is not None
+
+
+def write_script_system(given: Path, options: ScriptOptions) -> tuple[Path, list[str]]:
+    """Write the file of a script beside it, unless the same options wrote it before.
+
+    Returns the file, and the server of the user's environment that it names.
+
+    Raises:
+        CompoundError: the script cannot be run on the data, it sends no request, no prompt is
+            chosen, or another file is in the way.
+    """
+    from compound.interchange.exports import write
+
+    named = SCRIPT.fullmatch(str(given))
+    assert named is not None
+    path = Path(named["file"])
+    if options.data is None:
+        raise SpecError([f"{path}: a script needs --data, a file with a column for each input"])
+    out = path.with_suffix(".yaml")
+    head = f"# written by: compound optimize {given} {_arguments(options)}\n"
+    server, trust = _server()
+    if out.exists():
+        if not out.read_text(encoding="utf-8", errors="replace").startswith(head):
+            raise CompoundError(
+                f"{out} exists, and these options did not write it",
+                hint=f"optimize it by compound optimize {out}, or remove it",
+            )
+        print(f"using {out}; remove it to find the prompts again", file=sys.stderr)
+        return out, trust
+    if not path.is_file():
+        raise SpecError([f"{path}: no such file"])
+    tree = _parse(path)
+    folder = Path(os.path.relpath(options.data, out.parent)).as_posix()
+    table = read_table(options.data, folder)
+    entry = find_entry(path, tree, named["function"], table)
+    system = _system(path, entry, table, options, server)
+    found = _find_prompts(system, out, trust)
+    show_prompts(found)
+    _require_requests(found, path, tree)
+    # system prompts first: they are what people expect to tune
+    asked = sorted(found.prompts, key=lambda prompt: "system" not in prompt.match)
+    chosen = [prompt for prompt in asked if confirm_prompt(prompt, options.yes)]
+    if not chosen:
+        hint = (
+            "check the prompts above, and accept them all with --yes"
+            if found.prompts and not sys.stdin.isatty()
+            else ""
+        )
+        raise CompoundError(
+            f"no prompt of {path} was chosen, so that nothing was written", hint=hint
+        )
+    kept = [prompt for prompt in found.prompts if prompt in chosen]
+    write(out, head + _with_prompts(system, kept, found, options, server))
+    print(f"\nwrote {out}", file=sys.stderr)
+    return out, trust
+
+
+def write_source_diff(system: System, run: Path) -> None:
+    """Write the tuned texts of external agents as a diff of their files into a run directory."""
+    from compound.interchange.exports import write
+    from compound.interchange.source_diff import source_diff
+
+    for number, found in enumerate(source_diff(system)):
+        for note in found.notes:
+            print(f"not in the diff: {note}")
+        if found.text:
+            out = run / (f"prompts_{number + 1}.diff" if number else "prompts.diff")
+            write(out, found.text)
+            print(f"prompts as a diff: {out}\n  apply it by: patch -p1 -d {found.folder} < {out}")
+
+
+def _arguments(options: ScriptOptions) -> str:
+    given = {"--data": options.data, "--metric": options.metric, "--lm": options.lm}
+    return " ".join(f"{name} {value}" for name, value in given.items() if value is not None)
+
+
+def _server() -> tuple[dict[str, object], list[str]]:
+    """Return the settings of an engine for the server of the environment, and the trust in it."""
+    address = os.environ.get("OPENAI_BASE_URL")
+    if not address:
+        return {}, []
+    key = {"api_key_env": "OPENAI_API_KEY"} if os.environ.get("OPENAI_API_KEY") else {}
+    host = str(Origin.of(address))
+    return {"api_base": address, **key}, [f"OPENAI_API_KEY@{host}" if key else host]
+
+
+# --- how the script is run -------------------------------------------------------------------------
+
+
+def _parse(path: Path) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        raise SpecError([f"{path}: not Python: {error}"]) from None
+
+
+def find_entry(path: Path, tree: ast.Module, function: str | None, table: DataTable) -> ScriptEntry:
+    """Return how a script is run on the rows of a table.
+
+    It is the function that is named, otherwise the only one that returns a value, whose parameters
+    are columns, and that no other such function calls, otherwise the whole script with arguments.
+
+    Raises:
+        SpecError: there is none, or more than one.
+    """
+    functions = {
+        node.name: node
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    if function is not None and function not in functions:
+        raise SpecError([f"{path}: no function {function!r} at the top of the script"])
+    columns = ", ".join(column.name for column in table.columns)
+    fitting = {
+        name: found
+        for name, node in functions.items()
+        if (function is None and _returns(node) and name[0] != "_") or name == function
+        if (found := _columns_of(node, table)) is not None
+    }
+    if function is not None and not fitting:
+        raise SpecError(
+            [f"{path}: the parameters of {function} are not columns of the data ({columns})"]
+        )
+    called = {
+        each.func.id
+        for name in fitting
+        for each in ast.walk(functions[name])
+        if isinstance(each, ast.Call) and isinstance(each.func, ast.Name) and each.func.id != name
+    }
+    roots = [name for name in fitting if name not in called] or list(fitting)
+    if len(roots) > 1:
+        raise CompoundError(
+            f"{path}: several functions fit the columns of the data: {', '.join(roots)}",
+            hint=f"name one, such as {path}:{roots[-1]}",
+        )
+    if roots:
+        kind = functions[roots[0]].returns
+        output = "str" if kind is None else ast.unparse(kind)
+        known = output if output in ("str", "int", "float", "bool") else "Any"
+        return ScriptEntry({"call": f"{path.stem}:{roots[0]}"}, fitting[roots[0]], known)
+    arguments = _command_line(tree, table)
+    if arguments is None:
+        names = [column.name for column in table.columns if column is not table.gold]
+        raise CompoundError(
+            f"{path}: no function of the script has columns of the data ({columns}) as parameters",
+            hint=f"put its steps into a function that returns the answer: def answer({', '.join(names)})",
+        )
+    same = shutil.which("python") == sys.executable
+    command = ["python" if same else sys.executable, path.name, *arguments[0]]
+    return ScriptEntry({"command": command}, arguments[1])
+
+
+def _returns(node: ast.AST) -> bool:
+    """Return whether a function returns a value."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            continue
+        if (isinstance(child, ast.Return) and child.value is not None) or _returns(child):
+            return True
+    return False
+
+
+def _columns_of(
+    node: ast.FunctionDef | ast.AsyncFunctionDef, table: DataTable
+) -> dict[str, str] | None:
+    """Return the column of each parameter of a function, or ``None`` if one has none."""
+    given = node.args
+    if given.posonlyargs:
+        return None
+    optional = [each.arg for each in given.args[len(given.args) - len(given.defaults) :]]
+    optional += [
+        each.arg
+        for each, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)
+        if default is not None
+    ]
+    names = [each.arg for each in (*given.args, *given.kwonlyargs)]
+    found = _match_columns(names, table)
+    missing = [name for name in names if name not in found and name not in optional]
+    others = [column.name for column in table.columns if column is not table.gold]
+    if len(missing) == 1 and not found and len(others) == 1:  # only one column can be meant
+        return {missing[0]: others[0]}
+    return found if found and not missing else None
+
+
+def _match_columns(names: Sequence[str], table: DataTable) -> dict[str, str]:
+    known = {
+        re.sub(r"\W+", "_", column.name.strip()).casefold(): column.name
+        for column in reversed(table.columns)
+        if column is not table.gold
+    }
+    return {name: known[name.casefold()] for name in names if name.casefold() in known}
+
+
+def _command_line(tree: ast.Module, table: DataTable) -> tuple[list[str], dict[str, str]] | None:
+    """Return the arguments of a script with the places of its inputs, and the column of each input."""
+    names = [column.name for column in table.columns if column is not table.gold]
+    flags = list(_declared_arguments(tree))
+    if flags:
+        found = _match_columns([_parameter(flag) for flag in flags], table)
+        used = [flag for flag in flags if _parameter(flag) in found]
+        arguments = [
+            part
+            for flag in used
+            for part in ([flag] if flag[0] == "-" else []) + [f"{{{_parameter(flag)}}}"]
+        ]
+        positional = [flag for flag in flags if flag[0] != "-"]
+        return (arguments, found) if found and set(positional) <= set(used) else None
+    places = {
+        node.slice.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript)
+        and ast.unparse(node.value) in ("sys.argv", "argv")
+        and isinstance(node.slice, ast.Constant)
+        and isinstance(node.slice.value, int)
+    } - {0}
+    ports = {re.sub(r"\W+", "_", name.strip()): name for name in names}
+    if places == set(range(1, len(names) + 1)):
+        return [f"{{{port}}}" for port in ports], ports
+    reads = any(
+        ast.unparse(n) == "sys.stdin" for n in ast.walk(tree) if isinstance(n, ast.Attribute)
+    )
+    return ([], ports) if reads else None
+
+
+def _declared_arguments(tree: ast.Module) -> Iterator[str]:
+    """Yield the arguments that a script declares to argparse; of an option its longest name."""
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "add_argument"
+        ):
+            names = [
+                n.value
+                for n in node.args
+                if isinstance(n, ast.Constant) and isinstance(n.value, str)
+            ]
+            if names:
+                yield max(names, key=len)
+
+
+def _parameter(flag: str) -> str:
+    return flag.lstrip("-").replace("-", "_")
+
+
+# --- its prompts -------------------------------------------------------------------------------------
+
+
+def _system(
+    path: Path,
+    entry: ScriptEntry,
+    table: DataTable,
+    options: ScriptOptions,
+    server: Mapping[str, object],
+) -> dict[str, object]:
+    """Return the file of a script, as a tree, before its prompts are found."""
+    from compound.yaml.text import Flow
+
+    kinds = {column.name: column.type for column in table.columns}
+    used = {port: kinds[column] for port, column in entry.columns.items()}
+    output = table.output if table.output not in used else f"{table.output}_1"
+    fields = {port: column for port, column in entry.columns.items() if port != column}
+    fields |= {output: table.gold.name} if output != table.gold.name else {}
+    source = {name: value for name, value in table.source.items() if name != "fields"}
+    name = re.sub(r"\W+", "_", path.stem)
+    lm = options.lm or KEPT_MODEL
+    engines = (
+        {} if options.lm else {"engines": {KEPT_MODEL: {"openai": Flow({"model": "", **server})}}}
+    )
+    out = {} if entry.output == "str" else {"out": entry.output}
+    return {
+        "system": name if name[:1].isalpha() else f"script_{name}",
+        **engines,
+        "lm": lm,
+        "inputs": Flow(used),
+        "components": {
+            AGENT: {
+                "external_agent": dict(entry.agent),
+                "in": Flow({port: f"${port}" for port in used}),
+                **out,
+            }
+        },
+        "outputs": Flow({output: f"${AGENT}"}),
+        "data": Flow({**source, **({"fields": Flow(fields)} if fields else {})}),
+        "metric": _metric(options.metric, table, output),
+        "optimize": Flow({"budget": Flow({"system_runs": BUDGET})}),
+    }
+
+
+def _metric(given: str | None, table: DataTable, output: str) -> object:
+    """Return the entry of a metric: a function of the user, or one of this package."""
+    from compound.yaml.text import Flow
+
+    if given is not None and ":" in given:
+        module, _, function = given.rpartition(":")
+        module = module.removesuffix(".py").replace("/", ".")
+        return Flow({"custom": Flow({"call": f"{module}:{function}"})})
+    return Flow({given or table.metric: Flow({"output": output, "gold": output})})
+
+
+def _find_prompts(system: Mapping[str, object], out: Path, trust: Sequence[str]) -> Discovery:
+    """Run the script on some train rows, and return the prompts in its requests."""
+    from compound.api.discover import discover
+    from compound.yaml import loads
+    from compound.yaml.text import write
+
+    program = loads(write(dict(system)), path=out, trust=trust)
+    assert program.data is not None
+    train = program.data.examples("train", list(program.system.inputs), limit=EXAMPLES)
+    print(f"running {AGENT} on {len(train)} train rows to find its prompts", file=sys.stderr)
+    (found,) = discover(program.system, train, program.find_engine)
+    return found
+
+
+def _require_requests(found: Discovery, path: Path, tree: ast.Module) -> None:
+    """Raise if there is nothing to tune: the runs failed, or sent no request through the gateway."""
+    if found.prompts:
+        return
+    if found.usage.calls and len(found.failed) < found.runs:
+        raise CompoundError(
+            f"no text is shared by the requests of {path}, so that there is no prompt to tune"
+        )
+    own = ", ".join(
+        f"line {node.value.lineno}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.keyword) and node.arg == "base_url"
+    )
+    failed = f"all {found.runs} runs of {path} failed"
+    problem = failed if found.failed else f"{path} sent no request that could be recorded"
+    if found.usage.calls or (found.failed and not own):
+        raise CompoundError(problem, hint="the messages above say why")
+    hint = (
+        f"let the client read the address from OPENAI_BASE_URL: remove base_url ({own})"
+        if own
+        else "its client must call OpenAI's API and read the address from OPENAI_BASE_URL, as "
+        "openai.OpenAI() does"
+    )
+    raise CompoundError(problem, hint=hint)
+
+
+def _with_prompts(
+    system: Mapping[str, object],
+    prompts: Sequence[FoundPrompt],
+    found: Discovery,
+    options: ScriptOptions,
+    server: Mapping[str, object],
+) -> str:
+    """Return the text of the file with the prompts to tune, and an engine for each of their models."""
+    from compound.api.discover import prompts_tree
+    from compound.yaml.text import Flow, write
+
+    tree = dict(system)
+    entries = prompts_tree(prompts)
+    components = {AGENT: dict(tree["components"][AGENT])}  # type: ignore[index]
+    most = max(LEAST_REQUESTS, 4 * -(-found.usage.calls // found.runs))
+    agent = {**components[AGENT]["external_agent"], "prompts": entries, "max_requests": most}
+    components[AGENT]["external_agent"] = agent
+    tree["components"] = components
+    counts = Counter[str]()
+    for prompt in found.prompts:
+        counts.update(dict.fromkeys(prompt.models[:1], prompt.requests))
+    if options.lm is None and counts:
+        names = {model: _engine_name(model) for model in counts}
+        engines: dict[str, object] = {
+            name: {"openai": Flow({"model": model, **server, **({} if server else _price(model))})}
+            for model, name in names.items()
+        }
+        tree["lm"] = names[counts.most_common(1)[0][0]]
+        mixed = [prompt for prompt in prompts if len(prompt.models) > 1]
+        if len(counts) > 1 or mixed or found.other:  # other requests keep the model that they state
+            engines[KEPT_MODEL] = {"openai": Flow({"model": "", **server})}
+            agent["lm"] = KEPT_MODEL
+            for prompt in prompts:
+                if len(prompt.models) == 1:
+                    entries[prompt.name] = {**entries[prompt.name], "lm": names[prompt.models[0]]}
+        tree["engines"] = engines
+    return write(tree)
+
+
+def _engine_name(model: str) -> str:
+    name = re.sub(r"\W+", "_", model).strip("_")
+    return name if name[:1].isalpha() else f"model_{name}"
+
+
+def _price(model: str) -> dict[str, object]:
+    """Return the price of a model of OpenAI, if litellm is installed and lists it."""
+    from compound.engines.litellm import listed_cost
+
+    each = [listed_cost(model, *counts) for counts in ((10**6, 0), (0, 10**6))]
+    return {} if None in each else {"price": [round(dollars or 0.0, 6) for dollars in each]}

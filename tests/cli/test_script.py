@@ -1,0 +1,280 @@
+"""`compound optimize script.py`: prompts of a plain script are found, tuned, and written as a diff."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from compound.cli import app
+from compound.cli.init import read_table
+from compound.cli.script import find_entry
+from compound.core.errors import CompoundError
+from compound.yaml import load
+from fake_openai import FakeOpenAI, chat, fake_openai
+
+TRIAGE = '''
+"""Answers support questions in three steps."""
+
+import openai
+
+client = openai.OpenAI(max_retries=0)
+STYLE = "You are a support agent of {product}. Answer briefly."
+
+
+def ask(system, user, model="gpt-4o-mini"):
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    made = client.chat.completions.create(model=model, messages=messages)
+    return made.choices[0].message.content
+
+
+def answer(question: str, product: str) -> str:
+    topic = ask("You are a classifier. Name the topic of the question.", question)
+    draft = ask(STYLE.format(product=product), f"Topic: {topic}\\nQuestion: {question}")
+    return ask("You are an editor. Shorten the answer to one word.", draft, model="gpt-4.1-mini")
+
+
+if __name__ == "__main__":
+    print(answer("my price does not work", "Alpha"))
+'''
+SCORE = """
+def score(outputs, example):
+    return float(outputs["answer"] == example.gold["answer"])
+"""
+BETTER = 'You are an editor. Keep the "topic" only.'
+
+
+def reply(path: str, request: dict[str, Any]) -> tuple[int, str, bytes]:
+    system, user = request["messages"][0]["content"], request["messages"][-1]["content"]
+    if "<prompt>" in user:
+        text = f"<prompt>{BETTER}</prompt>"
+    elif "classifier" in system:
+        found = re.search(r"my (\w+) does", user)
+        text = found[1] if found else "unknown"
+    elif "support agent" in system:
+        text = "The issue: " + user.partition("Topic: ")[2].partition("\n")[0]
+    else:
+        text = user.rpartition(": ")[2] if system == BETTER else "ok"
+    return 200, "application/json", chat({"role": "assistant", "content": text})
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeOpenAI]:
+    with fake_openai(reply) as fake:
+        monkeypatch.setenv("OPENAI_BASE_URL", fake.url)
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+        yield fake
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "triage.py").write_text(TRIAGE)
+    (tmp_path / "metrics.py").write_text(SCORE)
+    topics = ["billing", "network", "login", "price"]
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["id", "question", "product", "answer"])
+        for i in range(80):
+            question = f"Customer {i}: my {topics[i % 4]} does not work, case {7 * i}"
+            rows.writerow([i, question, ("Alpha", "Beta")[i % 2], topics[i % 4]])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*arguments: str) -> Any:
+    found = CliRunner().invoke(app, ["optimize", *arguments])
+    if found.exception is not None and not isinstance(found.exception, SystemExit):
+        raise found.exception
+    return found
+
+
+def optimize(script: str, *arguments: str) -> Any:
+    return run(script, "--data", "rows.csv", "--metric", "metrics.py:score", "--yes", *arguments)
+
+
+def test_the_diff_of_a_script_sends_the_prompts_that_were_measured(
+    folder: Path, server: FakeOpenAI
+) -> None:
+    found = optimize("triage.py", "--set", "optimize.budget.system_runs=150", "--quiet")
+    assert "classifier: 8 requests in 8 runs" in found.stdout
+    assert "prompts as a diff: runs/triage/prompts.diff" in found.stdout
+    assert (folder / "triage.py").read_text() == TRIAGE
+    models = {request["model"] for request in server.requests if "tools" not in request}
+    assert models == {"gpt-4o-mini", "gpt-4.1-mini"}
+    program = load(folder / "triage.yaml", trust=[f"OPENAI_API_KEY@{server.url[:-3]}"])
+    assert sorted(program.system.parameters) == [
+        "classifier.system",
+        "editor.system",
+        "support_agent.prompt",
+        "support_agent.system",
+    ]
+    diff = (folder / "runs/triage/prompts.diff").read_text()
+    assert f"+    return ask('{BETTER}', draft" in diff
+    subprocess.run(["patch", "-p1", "--quiet"], input=diff.encode(), check=True, timeout=60)
+    server.requests.clear()
+    subprocess.run([sys.executable, "triage.py"], check=True, timeout=60)
+    assert server.requests[-1]["messages"][0]["content"] == BETTER
+    # the same options continue with the file
+    again = optimize("triage.py", "--new", "--dry-run")
+    assert "using triage.yaml" in again.stderr
+
+
+PROGRAMS = {
+    "argv": ("question, product = sys.argv[1], sys.argv[2]", "print(text)"),
+    "argparse": (
+        "parser = argparse.ArgumentParser()\nparser.add_argument('question')\n"
+        "parser.add_argument('-p', '--product')\nparser.add_argument('--verbose', action='store_true')\n"
+        "given = parser.parse_args()\nquestion, product = given.question, given.product",
+        "print(text)",
+    ),
+    "stdin": (
+        "given = json.load(sys.stdin)\nquestion, product = given['question'], given['product']",
+        "print(json.dumps({'output': text}))",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", PROGRAMS)
+def test_a_script_without_a_function_runs_as_a_program(
+    folder: Path, server: FakeOpenAI, form: str
+) -> None:
+    first, last = PROGRAMS[form]
+    source = f"""import argparse, json, os, sys, urllib.request
+{first}
+system = f"You are a support agent of {{product}}. Answer briefly."
+messages = [{{"role": "system", "content": system}}, {{"role": "user", "content": question}}]
+key = {{"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}}
+address = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+body = json.dumps({{"model": "gpt-4o-mini", "messages": messages}}).encode()
+with urllib.request.urlopen(urllib.request.Request(address, body, key)) as answer:
+    text = json.load(answer)["choices"][0]["message"]["content"]
+{last}
+"""
+    (folder / "script-1.py").write_text(source)
+    found = optimize("script-1.py", "--dry-run")
+    assert "support_agent: 8 requests in 8 runs" in found.stdout
+    assert "{{text}}. Answer briefly." in (folder / "script-1.yaml").read_text()
+    sent = {request["messages"][0]["content"] for request in server.requests}
+    assert sent == {f"You are a support agent of {x}. Answer briefly." for x in ("Alpha", "Beta")}
+
+
+ONE = {"question": "question", "product": "product"}
+ENTRIES: Mapping[str, tuple[str, str | None, object]] = {
+    "one that fits": ("def f(question, product): return 1", None, ("m:f", ONE, "str")),
+    "the one that the others do not call": (
+        "def g(question): return 1\ndef f(question, product): return g(question)",
+        None,
+        ("m:f", ONE, "str"),
+    ),
+    "named": (
+        "def g(question): return 1\ndef f(product) -> int: return 2",
+        "f",
+        ("m:f", {"product": "product"}, "int"),
+    ),
+    "optional parameters": (
+        "async def f(Question, *, top=3) -> dict[str, str]: return {}",
+        None,
+        ("m:f", {"Question": "question"}, "Any"),
+    ),
+    "nothing returned": (
+        "def f(question): print(question)",
+        None,
+        "no function of the script has columns",
+    ),
+    "two that fit": (
+        "def f(question): return 1\ndef g(product): return 2",
+        None,
+        "several functions fit the columns of the data: f, g",
+    ),
+    "unknown": ("def f(question): return 1", "g", "no function 'g'"),
+    "other parameters": ("def f(query): return 1", "f", "parameters of f are not columns"),
+}
+
+
+@pytest.mark.parametrize("case", ENTRIES)
+def test_the_function_is_the_one_whose_parameters_are_columns(folder: Path, case: str) -> None:
+    source, function, expected = ENTRIES[case]
+    table = read_table(folder / "rows.csv", "rows.csv")
+
+    def found() -> object:
+        entry = find_entry(Path("m.py"), ast.parse(source), function, table)
+        return entry.agent["call"], dict(entry.columns), entry.output
+
+    if isinstance(expected, str):
+        with pytest.raises(CompoundError, match=expected):
+            found()
+    else:
+        assert found() == expected
+
+
+def test_the_only_input_may_have_another_name(folder: Path) -> None:
+    (folder / "two.csv").write_text("Ticket text,label\n" + "".join(f"t{i},a\n" for i in range(20)))
+    table = read_table(folder / "two.csv", "two.csv")
+    entry = find_entry(Path("m.py"), ast.parse("def f(query): return 1"), None, table)
+    assert entry.columns == {"query": "Ticket text"}
+
+
+def write(name: str, text: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).write_text(text)
+
+    return change
+
+
+OWN_ADDRESS = TRIAGE.replace("max_retries=0", 'base_url="http://127.0.0.1:9/v1", max_retries=0')
+FAULTS: Mapping[str, tuple[Callable[[Path], None], list[str], str]] = {
+    "without data": (lambda folder: None, ["triage.py"], "a script needs --data"),
+    "of a file": (
+        write("system.yaml", "system: a"),
+        ["system.yaml", "--data", "rows.csv"],
+        "are for scripts",
+    ),
+    "no script": (lambda folder: None, ["other.py", "--data", "rows.csv"], "no such file"),
+    "no Python": (write("triage.py", "def"), ["triage.py", "--data", "rows.csv"], "not Python"),
+    "other file in the way": (
+        write("triage.yaml", "system: mine"),
+        ["triage.py", "--data", "rows.csv"],
+        "these options did not write it",
+    ),
+    "own address": (
+        write("triage.py", OWN_ADDRESS),
+        ["triage.py", "--data", "rows.csv"],
+        "remove base_url \\(line 6\\)",
+    ),
+    "no request": (
+        write("triage.py", "def f(question):\n    return question"),
+        ["triage.py", "--data", "rows.csv"],
+        "sent no request that could be recorded",
+    ),
+    "not confirmed": (
+        lambda folder: None,
+        ["triage.py", "--data", "rows.csv"],
+        "no prompt of triage.py was chosen",
+    ),
+    "not allowed": (
+        lambda folder: None,
+        ["triage.py", "--data", "rows.csv", "--no-import"],
+        "--no-import does not allow to run triage.py",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_named_and_nothing_is_written(
+    folder: Path, server: FakeOpenAI, fault: str
+) -> None:
+    change, arguments, message = FAULTS[fault]
+    change(folder)
+    before = {path.name for path in folder.iterdir() if path.suffix in (".py", ".yaml", ".csv")}
+    with pytest.raises(CompoundError, match=message):
+        run(*arguments)
+    after = {path.name for path in folder.iterdir() if path.suffix in (".py", ".yaml", ".csv")}
+    assert after == before

@@ -1,0 +1,114 @@
+"""Diffs of agents' files: applied by ``patch``, the files make the tuned texts."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import compound as cp
+from compound.components.gateway.templates import fill
+from compound.interchange.source_diff import SourceDiff, source_diff
+
+LONG = ("Use only the passages. " * 12).strip()
+SOURCES = {
+    "constant": ('def text(place, day):\n    return "You are a geographer. Be kind."\n', []),
+    "f-string": (
+        "def text(place, day):\n    return f'You are a geographer of {place}. Be kind.'\n",
+        ["place"],
+    ),
+    "module level": (
+        'PROMPT = """You are a geographer of {place}.\nToday is {day:>3}. {{JSON}}"""\n\n\n'
+        "def text(place, day):\n    return PROMPT.format(day=day, place=place)\n",
+        ["place", "day"],
+    ),
+    "unnamed fields": (
+        "def text(place, day):\n    return 'You are a geographer of {}. Today is {}.'.format(place, day)\n",
+        ["place", "day"],
+    ),
+    "percent": (
+        "def text(place, day):\n"
+        "    return 'You are a geographer of %(place)s at 100%%.' % {'place': place}\n",
+        ["place"],
+    ),
+    "dollar": (
+        "import string\n\nPROMPT = string.Template('You are a geographer of $place for $$5.')\n\n\n"
+        "def text(place, day):\n    return PROMPT.substitute(place=place, day=day)\n",
+        ["place"],
+    ),
+    "sum": (
+        "def text(place, day):\n    return 'You are a geographer of ' + place + '.\\nBe kind.'\n",
+        ["place"],
+    ),
+    "implicit concatenation": (
+        'def text(place, day):\n    return (\n        "You are a geographer "\n'
+        '        f"of {place}. "  # a comment\n        f"Today is {day!s:>3}."\n    )\n',
+        ["place", "day"],
+    ),
+    "indented": (
+        "import textwrap\n\n\ndef text(place, day):\n    found = f'''\n        You are a geographer of\n"
+        "        {place}.\n\n        Be kind.\n    '''\n    return textwrap.dedent(found).strip()\n",
+        ["place"],
+    ),
+    "carriage returns": (
+        'PROMPT = "You are a geographer. Be kind."\r\n\r\n\r\ndef text(place, day):\r\n    return PROMPT',
+        [],
+    ),
+    "wide characters": (
+        "def text(place, day):\n    return '日本', f'地理学者として、{place}について答えてください。'\n",
+        ["place"],
+    ),
+}
+NEW = [
+    "Be brief.",
+    'She said: "a\\b"\n\n\n\'\'\'"""{x} %s $y {{z}} \u2028é\x07\t' + LONG,
+    LONG + '"',
+]
+
+
+def imported(folder: Path, name: str = "agent") -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    source = (folder / f"{name}.py").read_bytes()
+    exec(compile(source, name, "exec"), module.__dict__)  # no cached bytecode
+    return module
+
+
+def text(folder: Path, place: str, day: str) -> str:
+    found = imported(folder).text(place, day)
+    return found if isinstance(found, str) else found[-1]
+
+
+def diff_of(folder: Path, sent: str, new: str) -> SourceDiff:
+    prompt = cp.components.AgentPrompt("p", match={"system": sent}, system=cp.Text(new))
+    agent = cp.components.ExternalAgent("a", call="agent:text", prompts=[prompt], folder=folder)
+    system = cp.System("qa", {"answer": agent(question=cp.Input("question"))}, lm="lm")
+    (found,) = source_diff(system)
+    return found
+
+
+def apply(found: SourceDiff) -> None:
+    command = ["patch", "-p1", "--binary", "--quiet", "-d", str(found.folder)]
+    subprocess.run(command, input=found.text.encode(), check=True, timeout=60)
+
+
+@pytest.mark.skipif(shutil.which("patch") is None, reason="patch is not installed")
+@pytest.mark.parametrize("new", NEW)
+@pytest.mark.parametrize("form", SOURCES)
+def test_the_patched_source_makes_the_tuned_text(tmp_path: Path, form: str, new: str) -> None:
+    source, names = SOURCES[form]
+    (tmp_path / "agent.py").write_bytes(source.encode())
+    sent = text(tmp_path, "{{place}}", "{{day}}")
+    values = {"place": "Peru", "day": "2026-01-01"}
+    tuned = "".join(f"{{{{{name}}}}}, " for name in names) + new
+    found = diff_of(tmp_path, sent, tuned)
+    assert not found.notes
+    assert (tmp_path / "agent.py").read_bytes() == source.encode()
+    apply(found)
+    assert text(tmp_path, **values) == fill(tuned, {name: values[name] for name in names})
