@@ -112,3 +112,76 @@ def test_the_patched_source_makes_the_tuned_text(tmp_path: Path, form: str, new:
     assert (tmp_path / "agent.py").read_bytes() == source.encode()
     apply(found)
     assert text(tmp_path, **values) == fill(tuned, {name: values[name] for name in names})
+
+
+@pytest.mark.skipif(shutil.which("patch") is None, reason="patch is not installed")
+@pytest.mark.parametrize(
+    ("template", "made"),
+    [
+        (
+            "Answer about {place}.\n\nUse {{}}.\n",
+            "(here / 'p.txt').read_text().format(place=place)",
+        ),
+        (
+            "Answer about {{ place }}.\n",
+            "(here / 'p.txt').read_text().replace('{{ place }}', place)",
+        ),
+    ],
+)
+def test_the_text_may_be_in_a_file_of_its_own(tmp_path: Path, template: str, made: str) -> None:
+    (tmp_path / "p.txt").write_text(template)
+    source = (
+        f"import pathlib\n\nhere = pathlib.Path({str(tmp_path)!r})\n\n\ndef text(place, day):\n"
+    )
+    (tmp_path / "agent.py").write_text(f"{source}    return {made}.strip()\n")
+    sent = text(tmp_path, "{{place}}", "")
+    found = diff_of(tmp_path, sent, "In {{place}} {x}: be brief.\nAlways.")
+    assert not found.notes
+    apply(found)
+    assert text(tmp_path, "Peru", "") == "In Peru {x}: be brief.\nAlways."
+    assert (tmp_path / "p.txt").read_text().endswith("Always.\n")
+
+
+@pytest.mark.parametrize(
+    ("source", "note"),
+    [
+        (
+            "text = ' '.join(['You are a geographer.', 'Be kind.'])",
+            "no string in the agent's files",
+        ),
+        ("a = 'You are a geographer. Be kind.'\nb = f'{a} Be kind.'", ""),
+        (
+            "a = f'You are a geographer. {b}'\nc = f'You are a geographer. {d}'",
+            "several strings could be its origin",
+        ),
+        ("text = 'You are a {}. Be {}.'.format(role, how)", "placeholders have no names"),
+        ("text = f'You are a {role}. Be {how}.'", "does not use {role}, the same"),
+        ("text = f'''You are a geographer. Be {d[\"it's\"]}.'''", "an f-string cannot contain"),
+    ],
+)
+def test_what_a_diff_cannot_express_is_named(tmp_path: Path, source: str, note: str) -> None:
+    (tmp_path / "agent.py").write_text(source)
+    found = diff_of(tmp_path, "You are a geographer. Be kind.", "Name the kind.")
+    assert note in "".join(found.notes)
+    assert bool(found.text) == (not note or "does not use" in note)
+
+
+def test_a_value_that_never_changed_stays_where_the_text_repeats_it(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("text = f'You are a {role} of {place}. Be kind.'\n")
+    found = diff_of(tmp_path, "You are a geographer of {{x}}. Be kind.", "A geographer in {{x}}!")
+    assert '+text = f"A {role} in {place}!"' in found.text
+    assert not found.notes
+
+
+def test_links_hidden_folders_and_docstrings_are_no_source(tmp_path: Path) -> None:
+    own, other = tmp_path / "own", tmp_path / "other.py"
+    (own / ".venv").mkdir(parents=True)
+    prompt = "You are a geographer. Be kind."
+    other.write_text(f"text = {prompt!r}\n")
+    (own / "link.py").symlink_to(other)
+    (own / ".venv" / "copy.py").write_text(f"text = {prompt!r}\n")
+    (own / "agent.py").write_text(f'def text():\n    """{prompt}"""\n    return {prompt!r}\n')
+    found = diff_of(own, prompt, "Be brief.")
+    assert [line for line in found.text.splitlines() if line[:1] == "+"][1:] == [
+        '+    return "Be brief."'
+    ]
