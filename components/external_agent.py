@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
@@ -252,7 +252,8 @@ class ExternalAgent(Composite):
             env = environment(program.env, endpoint)
             command = [_argument(part, given) for part in program.command]
             output = await run_program(command, dumps(given).encode(), env, program.folder)
-            return _parsed(output, as_text=dict(self.outputs) == {"output": Port(str)})
+            single = self.outputs["output"].type if list(self.outputs) == ["output"] else None
+            return _parsed(output, single)
         if program.isolation == "thread":
             assert callable(program.call)
             try:
@@ -426,23 +427,24 @@ def _argument(part: str, inputs: Mapping[str, object]) -> str:
     return re.sub(r"\{(\w+)\}", value, part)
 
 
-def _parsed(output: bytes, *, as_text: bool = False) -> object:
+def _parsed(output: bytes, single: object = None) -> object:
     """Return the JSON that a program wrote: all of its output, or the last line of it that is JSON.
 
-    With ``as_text``, an output that is no JSON object or string is a text.
+    If the single output that is declared has the type ``single``, ``str`` or ``Any``, it may also be
+    a text as it is.
 
     >>> _parsed(b'starting\\n{"answer": "Lima"}\\n')
     {'answer': 'Lima'}
-    >>> _parsed(b"42\\n", as_text=True)
+    >>> _parsed(b"42\\n", str)
     '42'
     """
     text = output.decode(errors="replace").strip()
     for part in (text, *reversed(text.splitlines())):
         with contextlib.suppress(ValueError, RecursionError):
             found = json.loads(part)
-            if not as_text or isinstance(found, dict | str):
+            if single is not str or isinstance(found, dict | str):
                 return found
-    if as_text and text:
+    if text and single in (str, Any):
         return text
     raise CallError(
         f"the agent's program wrote no JSON to stdout: {text[:200]!r}",

@@ -253,6 +253,7 @@ class AgentSession:
     )
     _context: contextvars.Context = field(default_factory=contextvars.copy_context, repr=False)
     _tasks: set[asyncio.Task[Document | None]] = field(default_factory=set, repr=False)
+    _in_flight: int = 0  # requests that are being answered
     _closed: bool = False
 
     async def answer(self, route: Route, body: Document) -> Document | AsyncIterator[str]:
@@ -307,7 +308,8 @@ class AgentSession:
 
     async def _execute(self, exchange: GatewayExchange) -> Document | None:
         CURRENT.set(exchange)
-        if len(self._tasks) <= 1:
+        self._in_flight += 1
+        if self._in_flight == 1:
             self.on_busy(True)
         try:
             return await self.dispatch(exchange)
@@ -320,7 +322,8 @@ class AgentSession:
             raise _ended(error) from error
         finally:
             exchange.pieces.put_nowait(None)
-            if len(self._tasks) <= 1:
+            self._in_flight -= 1
+            if not self._in_flight:
                 self.on_busy(False)
 
     @staticmethod

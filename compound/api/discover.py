@@ -37,6 +37,7 @@ class Discovery:
         runs: number of runs.
         failed: messages of failed runs.
         usage: usage of the runs.
+        results: outputs of the runs that did not fail.
     """
 
     agent: str
@@ -46,6 +47,7 @@ class Discovery:
     runs: int
     failed: Sequence[str] = ()
     usage: Usage = field(default=NO_USAGE)
+    results: Sequence[Mapping[str, object]] = ()
 
 
 def discover(
@@ -104,7 +106,8 @@ def _discovery(agent: ExternalAgent, system: System, traces: Sequence[Trace]) ->
     failed = [trace.failure.message for trace in traces if trace.failure is not None]
     usage = sum((trace.usage for trace in traces), NO_USAGE)
     left = len(requests) - sum(prompt.requests for prompt in prompts)
-    return Discovery(agent.name, prompts, recognized, left, len(traces), failed, usage)
+    results = [trace.outputs for trace in traces if trace.failure is None]
+    return Discovery(agent.name, prompts, recognized, left, len(traces), failed, usage, results)
 
 
 def _recorded(trace: Trace, call: Call) -> RecordedRequest:

@@ -7,8 +7,9 @@ import keyword
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -166,7 +167,7 @@ def init(
         program = load_program(source, sets, no_import, trust=trust)
         found = _discover(program, source, examples)
         if as_json:
-            print_json([asdict(each) for each in found])
+            print_json([asdict(replace(each, results=())) for each in found])
         else:
             _write_prompts(found, source, out, Choices(yes, force, tuple(model or ()), temperature))
         return
@@ -438,8 +439,8 @@ def show_prompts(found: Discovery) -> None:
     print(
         f"{found.agent}: {found.runs} runs, {found.usage.calls} requests, {found.usage.tokens} tokens"
     )
-    for message in dict.fromkeys(found.failed):
-        print(f"  a run failed: {message}")
+    for message, count in Counter(found.failed).most_common():
+        print(f"  {plural(count, 'run')} failed: {message}")
     for name, count in found.recognized.items():
         print(f"  {count} requests have the declared prompt {name}")
     if found.other:

@@ -69,11 +69,10 @@ class ScriptOptions:
 
 @dataclass(frozen=True)
 class ScriptEntry:
-    """How a script is run: the settings of its agent, the column of each input, and the output's type."""
+    """How a script is run: the settings of its agent, and the column of each input."""
 
     agent: Mapping[str, object]
     columns: Mapping[str, str]
-    output: str = "str"
 
 
 def is_script(file: Path) -> bool:
@@ -118,6 +117,12 @@ def write_script_system(given: Path, options: ScriptOptions) -> tuple[Path, list
     found = _find_prompts(system, out, trust)
     show_prompts(found)
     _require_requests(found, path, tree)
+    kind = _type_of([result[output] for result in found.results for output in result])
+    if kind == "Any" and not options.metric:
+        raise CompoundError(
+            f"{path} returns {_short(found)}, which no metric of this package reads by default",
+            hint="give --metric module:function, which reads outputs and returns a score",
+        )
     # system prompts first: they are what people expect to tune
     asked = sorted(found.prompts, key=lambda prompt: "system" not in prompt.match)
     chosen = [prompt for prompt in asked if confirm_prompt(prompt, options.yes)]
@@ -131,6 +136,7 @@ def write_script_system(given: Path, options: ScriptOptions) -> tuple[Path, list
             f"no prompt of {path} was chosen, so that nothing was written", hint=hint
         )
     kept = [prompt for prompt in found.prompts if prompt in chosen]
+    system["components"][AGENT]["out"] = kind  # type: ignore[index]
     write(out, head + _with_prompts(system, kept, found, options, server))
     print(f"\nwrote {out}", file=sys.stderr)
     return out, trust
@@ -215,10 +221,7 @@ def find_entry(path: Path, tree: ast.Module, function: str | None, table: DataTa
             hint=f"name one, such as {path}:{roots[-1]}",
         )
     if roots:
-        kind = functions[roots[0]].returns
-        output = "str" if kind is None else ast.unparse(kind)
-        known = output if output in ("str", "int", "float", "bool") else "Any"
-        return ScriptEntry({"call": f"{path.stem}:{roots[0]}"}, fitting[roots[0]], known)
+        return ScriptEntry({"call": f"{path.stem}:{roots[0]}"}, fitting[roots[0]])
     arguments = _command_line(tree, table)
     if arguments is None:
         names = [column.name for column in table.columns if column is not table.gold]
@@ -348,7 +351,6 @@ def _system(
     engines = (
         {} if options.lm else {"engines": {KEPT_MODEL: {"openai": Flow({"model": "", **server})}}}
     )
-    out = {} if entry.output == "str" else {"out": entry.output}
     return {
         "system": name if name[:1].isalpha() else f"script_{name}",
         **engines,
@@ -358,7 +360,7 @@ def _system(
             AGENT: {
                 "external_agent": dict(entry.agent),
                 "in": Flow({port: f"${port}" for port in used}),
-                **out,
+                "out": "Any",
             }
         },
         "outputs": Flow({output: f"${AGENT}"}),
@@ -417,6 +419,22 @@ def _require_requests(found: Discovery, path: Path, tree: ast.Module) -> None:
         "openai.OpenAI() does"
     )
     raise CompoundError(problem, hint=hint)
+
+
+def _type_of(values: Sequence[object]) -> str:
+    """Return the type of the results of a script, in a file.
+
+    >>> _type_of(["a", "b"]), _type_of([1, 2.5]), _type_of([{"label": "a"}])
+    ('str', 'float', 'Any')
+    """
+    kinds = {type(value).__name__ for value in values}
+    kinds = {"float"} if kinds == {"int", "float"} else kinds
+    return kinds.pop() if len(kinds) == 1 and kinds <= {"str", "int", "float", "bool"} else "Any"
+
+
+def _short(found: Discovery) -> str:
+    values = [value for result in found.results for value in result.values()]
+    return f"{values[0]!r:.100}" if values else "nothing"
 
 
 def _with_prompts(

@@ -298,3 +298,21 @@ def test_small_segments_are_sent_at_once() -> None:
         assert listening.proto == socket.IPPROTO_TCP
 
     during_run(test)
+
+
+def test_the_clock_of_a_run_stands_while_any_of_its_requests_is_answered() -> None:
+    """Requests that are accepted together once stopped the clock never, but restarted it at zero."""
+    busy: list[bool] = []
+
+    async def slowly(exchange: GatewayExchange) -> Any:
+        await asyncio.sleep(0)
+        return await hello(exchange)
+
+    async def test() -> None:
+        session = AgentSession(slowly, on_busy=busy.append)
+        await asyncio.gather(*(session.answer("chat/completions", dict(BODY)) for _ in range(3)))
+        await session.answer("chat/completions", dict(BODY))
+        await session.close()
+
+    asyncio.run(test())
+    assert busy == [True, False, True, False]
