@@ -126,7 +126,7 @@ class AgentWorkers:
     @asynccontextmanager
     async def _worker(self, session: AgentSession, *, keep: bool) -> AsyncIterator[_Worker]:
         """Lend a worker; one that was interrupted or has ended is not used again."""
-        worker = self._idle.pop() if self._idle and keep else await self._start()
+        worker = await self._take() if keep else await self._start()
         self._gateway.sessions.assign(worker.key, session)
         done = False
         try:
@@ -141,6 +141,15 @@ class AgentWorkers:
                 self._idle.append(worker)
             else:
                 await asyncio.shield(self._end(worker))
+
+    async def _take(self) -> _Worker:
+        """Return an idle worker, or a new one; idle ones that have ended are left out."""
+        while self._idle:
+            worker = self._idle.pop()
+            if _is_alive(worker.process):
+                return worker
+            await self._end(worker)
+        return await self._start()
 
     async def _start(self) -> _Worker:
         key = f"worker-{secrets.token_urlsafe(24)}"

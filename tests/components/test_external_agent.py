@@ -252,6 +252,14 @@ def test_an_agent_is_ended_with_its_children_at_its_time_limit(tmp_path: Path) -
         time.sleep(0.05)
 
 
+def test_a_process_that_ended_while_it_was_idle_is_replaced() -> None:
+    found = system(external_agents.leaving, prompts=[])
+    first = int(run(found).outputs["answer"])
+    while _is_running(first):
+        time.sleep(0.01)
+    assert int(run(found).outputs["answer"]) != first
+
+
 def test_the_time_of_a_request_is_not_counted() -> None:
     slow = ScriptedLM(lambda message: "yes", latency=1.0)
     assert run(system(timeout=0.9), slow).outputs == {"answer": "yes"}

@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 import time
 from datetime import date, timedelta
 from decimal import Decimal
@@ -93,6 +94,12 @@ def waiting(question: str) -> str:
         file.write(str(child.pid))
     time.sleep(60)
     return ""
+
+
+def leaving(question: str) -> str:
+    """Return the identifier of the process, which ends by itself soon afterwards."""
+    threading.Timer(0.2, os._exit, [0]).start()
+    return str(os.getpid())
 
 
 def insisting(question: str, base_url: str, api_key: str) -> str:
