@@ -7,22 +7,32 @@ Two runs with equal inputs and different ratings are compared. The rating is att
 it is the only one that received equal inputs in both runs and produced other outputs: everything
 after it differs because of it. If parallel branches differ, it is unknown which one made the
 difference, and the runs are left out.
+
+An optimization takes over configurations and draws of an earlier run. Nothing is trusted because it
+is from an earlier run: the configurations are candidates like others, and a local reward is used as
+far as the first whole runs of the new search confirm it. Draws of rows that are not train examples
+of the new run are left out, so that no reward knows a validation or test row.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 from scipy import special
 
-from compound.core.errors import DataError
+from compound.core.errors import DataError, RunDirectoryError
+from compound.core.example import Example
+from compound.core.formatting import plural
 from compound.core.narrowing import entry
+from compound.core.security.untrusted import UntrustedFolder
+from compound.core.storage.artifacts import is_reference
 from compound.evaluation.feedback import FeedbackLog
 from compound.execution.trace import Call, Trace
 from compound.graph.configuration import (
@@ -32,6 +42,14 @@ from compound.graph.configuration import (
     to_readable_values,
 )
 from compound.graph.system import System
+from compound.optimization.method import EarlierRun
+from compound.optimization.runs.directory import (
+    CONFIG,
+    inconsistency_errors,
+    load_checkpoint,
+    read_json,
+    read_records,
+)
 from compound.rewards.candidates import Candidate, Sampling, is_comparable
 from compound.rewards.pairs import Draw, Pair, candidate_of, ordered_pairs
 
@@ -164,6 +182,11 @@ class PairBuffer:
         return digest([[entry.iteration, to_document(entry.draw)] for entry in self.entries])
 
 
+def row_digest(example: Example) -> str:
+    """Return the digest of an example's inputs, by which another run finds the row under another name."""
+    return digest(to_readable_json(example.inputs))
+
+
 def to_document(draw: Draw) -> dict[str, object]:
     """Return a draw as JSON types.
 
@@ -280,3 +303,86 @@ def _fits(trace: Trace, system: System) -> bool:
 
 def _key(values: object) -> str:
     return canonical_json(to_readable_json(values))
+
+
+def read_earlier(path: Path, system: System, train: Sequence[Example]) -> EarlierRun:
+    """Read an earlier run of the same system, or of one that shares components with it.
+
+    Args:
+        path: its run directory.
+        system: the system to optimize.
+        train: the train examples of the new run.
+
+    Raises:
+        RunDirectoryError: it is not a run directory, or has no result yet, or one of its files is
+            damaged.
+    """
+    folder = UntrustedFolder(path)
+    read_json(folder, CONFIG)  # raises for a folder that is not a run directory
+    stored = load_checkpoint(folder)
+    if stored is None or stored.state.search is None:
+        raise RunDirectoryError(
+            f"{path} has nothing to start from yet", hint="name a run with a decision"
+        )
+    search = stored.state.search
+    values = [
+        _usable(found, system) for found in (search.best, search.supported, search.promising or {})
+    ]
+    draws, unusable = _draws(path, system, train)
+    told = f"starts from {path}: {plural(len(draws), 'draw')} of its local rewards"
+    if unusable:
+        why = "their rows are no train examples of this run, or their component differs"
+        told += f"; {unusable} are left out, since {why}"
+    if not any(values) and not draws:
+        raise RunDirectoryError(
+            f"{path} has nothing that this run could start from: no parameter and no component in common",
+            hint="start from a run of the same system",
+        )
+    usable = [each for each in values if each]
+    found = digest([usable, [to_document(draw) for draw in draws]])
+    return EarlierRun(usable, draws, told, found)
+
+
+def _usable(values: Mapping[str, object], system: System) -> dict[str, object]:
+    """Return the values that the system may have; trained weights and stored rewards stay where they are."""
+    return {
+        key: value
+        for key, value in values.items()
+        if key in system.parameters
+        and not is_reference(value)
+        and not system.parameters[key].problem(value)
+    }
+
+
+def _draws(path: Path, system: System, train: Sequence[Example]) -> tuple[list[Draw], int]:
+    """Return the draws that a run may use, under the names of its examples, and the number of the others."""
+    folder = UntrustedFolder(path)
+    if folder.kind("memory.jsonl") is None:
+        return [], 0
+    names = {row_digest(example): example.id for example in train}
+    with inconsistency_errors(folder):
+        records = [record for record in read_records(folder, "memory.jsonl") if "draw" in record]
+        whose = str(records[0]["system"]) if records else ""
+        entries = PairBuffer.read(records, whose, Sampling()).entries
+    found: list[Draw] = []
+    for record, draw in zip(records, (each.draw for each in entries), strict=True):
+        name = names.get(str(record.get("row")))
+        if name is not None and _draw_fits(draw, system):
+            found.append(replace(draw, example=name))
+    return found, len(records) - len(found)
+
+
+def _draw_fits(draw: Draw, system: System) -> bool:
+    """Return whether a component of the system has the ports of a draw."""
+    component = system.components.get(draw.component)
+    if component is None:
+        return False
+    read = {
+        name
+        for node in system.all_nodes()
+        if node.component is component
+        for name in node.wires
+        if name not in component.settings
+    }
+    written = {name for candidate in draw.candidates for name in candidate.outputs}
+    return set(draw.inputs) <= read and written <= set(component.outputs)

@@ -11,8 +11,9 @@ initial evaluation and of the decision are additional to the stated ones, and th
 has no influence.
 
 Without local rewards, `optimas` is `search`. Its other controls are rewards fitted to `shuffled`
-scores, and `blind` ones, which do not read the gold answers. These two are measured with the
-`SMALL` budgets of the relays.
+scores, and `blind` ones, which do not read the gold answers. `judge` is blind, with ratings by a
+model that is right for `RIGHT` of the outputs. These three are measured with the `SMALL` budgets of
+the relays.
 
 Finished methods and systems are kept, so an interrupted measurement can be resumed; to measure a
 method again, remove its entry from the file.
@@ -23,15 +24,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.simulated.heads import Head
 from benchmarks.simulated.relays import Relay
 from compound.api.description import describe, open_run
+from compound.core.engine import Engine
 from compound.core.loops import run_blocking
 from compound.core.narrowing import entry
 from compound.evaluation.metrics.custom import custom
@@ -43,12 +48,14 @@ from compound.optimization.method import Problem
 from compound.optimization.runs.recorder import Event, Recorder
 from compound.optimization.settings.optimize import OptimizeSettings, make_settings
 from compound.optimizers.methods import method
+from compound.testing import ScriptedLM
 
 OUTPUT = Path(__file__).parents[1] / "data" / "relay_searches.json"
 SEEDS, TRAIN, VALID = 20, 200, 5
 BUDGETS = (50, 130, 200, 400)
 BUDGETS_OF_HEAD = (100, 200, 400)
 SMALL = (50, 130)
+RIGHT = 0.8  # share of the outputs that the judge rates by the expected result, and not at random
 SYSTEMS: Mapping[str, Callable[[int], Relay | Head]] = {
     "4 calls, 1 tuned": lambda seed: Relay(4, 1, seed=seed),
     "4 calls, 2 tuned": lambda seed: Relay(4, 2, seed=seed),
@@ -63,6 +70,7 @@ METHODS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "search": ("search", {}),
     "shuffled": (f"{ABLATIONS}:shuffled", NO_BACKBONE),
     "blind": ("optimas", {**NO_BACKBONE, "gold": False}),
+    "judge": ("optimas", {**NO_BACKBONE, "gold": False, "judge": "judge"}),
     "llm_selector": ("llm_selector", {}),
     "random": ("random", {}),
 }
@@ -103,7 +111,19 @@ def problem_of(world: Relay | Head, settings: OptimizeSettings) -> Problem:
     # Without bounds of the scores, a search does not end because so few validation examples decide
     # nothing.
     metric = custom(world.score, thread="never")
-    return Problem(target, world.examples(TRAIN), valid, [], metric, settings, made, find_engine)
+    return Problem(target, world.examples(TRAIN), valid, [], metric, settings, made, _engine)
+
+
+def _engine(lm: str) -> Engine:
+    return ScriptedLM(_rate, name=lm) if lm == "judge" else find_engine(lm)
+
+
+def _rate(message: str, rng: np.random.Generator) -> str:
+    """Rate an output of a relay's step: 10 for the answer, and 0 otherwise, or at random."""
+    right = re.search(r"answer: (\S+)\n", message), re.search(r"It wrote \w+: (\S+)\n", message)
+    if rng.random() >= RIGHT:
+        return str(rng.integers(11))
+    return "10" if right[0] and right[1] and right[0][1] == right[1][1] else "0"
 
 
 def _run(problem: Problem, folder: Path) -> list[Event]:
@@ -128,7 +148,7 @@ def value_of(world: Relay | Head, values: Mapping[str, object]) -> float:
 
 def budgets_of(name: str, system: str) -> Sequence[int]:
     """Return the numbers of system runs that a method is measured with on a system."""
-    if name in ("shuffled", "blind"):
+    if name in ("shuffled", "blind", "judge"):
         return () if system == HEAD else SMALL
     return BUDGETS_OF_HEAD if system == HEAD else BUDGETS
 

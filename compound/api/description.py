@@ -74,6 +74,7 @@ def describe(problem: Problem) -> dict[str, Any]:
             for role, rows in splits.items()
         },
         "metric": describe_code(problem.metric),
+        **({"start_from": problem.earlier.digest} if problem.earlier.digest else {}),
         "optimize": resolved_settings(problem),
         **_referenced_digests(problem.method.sections, problem.folder),
         "versions": library_versions(),

@@ -26,7 +26,7 @@ from compound.evaluation.metrics.scoring import check_repeats, check_rows
 from compound.execution.executor import Executor
 from compound.execution.rng import generator
 from compound.execution.sender import Engines
-from compound.graph.configuration import Configuration, digest, to_readable_json
+from compound.graph.configuration import Configuration
 from compound.graph.registry.engines import find_engine, for_system, with_gpu_shares
 from compound.graph.system import System
 from compound.optimization.budget_plan import check_budget, check_decidable
@@ -40,6 +40,7 @@ from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers import methods
 from compound.optimizers.memory_plan import plan_memory
 from compound.report.trackers.tracking import Tracking, tracked
+from compound.rewards.buffer import read_earlier, row_digest
 
 SET_ASIDE = 0.2  # of the train examples, at most, for second looks
 
@@ -59,11 +60,12 @@ def run_optimization(
     on_result: Callable[[Result], None] | None = None,
     strict: bool = False,
     retry_failed: bool = False,
+    start_from: str | Path | None = None,
 ) -> Result:
     """Optimize a system, or resume an interrupted run in the same directory.
 
     Args:
-        system, data, metric, settings, run_dir, engines: see `compound.optimize`.
+        system, data, metric, settings, run_dir, engines, start_from: see `compound.optimize`.
         folder: folder searched first for code and files named in the settings.
         text: content of the system's YAML file, stored in the run directory.
         listener: receives events during the run.
@@ -88,6 +90,8 @@ def run_optimization(
     memory = plan_memory(problem, [*problem.baselines.values()])
     memory.check()
     used = (problem.method, *problem.baselines.values())
+    if start_from is not None:
+        problem = replace(problem, earlier=read_earlier(Path(start_from), system, problem.train))
     problem = replace(
         problem,
         engines=with_gpu_shares(problem.engines, memory.gpu_shares),
@@ -358,16 +362,11 @@ def _further_examples(
     if settings.accept == "best" or lacking <= 0:
         return train, further
     order = generator(settings.seed, "further").permutation(len(train)).tolist()
-    times = Counter(_row_digest(example) for rows in splits.values() for example in rows)
-    single = [i for i in order if train[i].id not in known and times[_row_digest(train[i])] == 1]
+    times = Counter(row_digest(example) for rows in splits.values() for example in rows)
+    single = [i for i in order if train[i].id not in known and times[row_digest(train[i])] == 1]
     apart = {*single[:lacking]}
     kept = [example for i, example in enumerate(train) if i not in apart]
     return kept, [*further, *(train[i] for i in sorted(apart))]
-
-
-def _row_digest(example: Example) -> str:
-    """Return the digest of an example's inputs, which is equal for equal rows of any name."""
-    return digest(to_readable_json(example.inputs))
 
 
 def save_best(problem: Problem, recorder: Recorder) -> None:

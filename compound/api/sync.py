@@ -196,6 +196,7 @@ def optimize(
     engines: GivenEngines | None = None,
     progress: bool = True,
     new: bool = False,
+    start_from: str | Path | None = None,
     **changes: object,
 ) -> Result:
     """Optimize a system, or resume an interrupted run in the same directory.
@@ -213,6 +214,8 @@ def optimize(
         engines: engines by model name, as in `run`.
         progress: show progress on stderr.
         new: start a new run next to an existing one, in ``<run_dir>-2`` or the next free number.
+        start_from: the directory of an earlier run, whose configurations and local rewards are
+            used.
         **changes: individual settings, such as ``method="search"`` or ``seed=1``, and sections of
             methods.
 
@@ -234,6 +237,7 @@ def optimize(
             run_dir=path,
             engines=find,
             listener=listener,
+            start_from=start_from,
         )
 
 

@@ -52,6 +52,7 @@ from compound.cli.script import (
         "optimize system.yaml",
         "optimize system.yaml --run second --set optimize.seed=1",
         "optimize system.yaml --config runs/first/best.json",
+        "optimize system.yaml --run second --from runs/first",
         "optimize system.yaml --dry-run",
         "optimize system.yaml --dry-run --pilot 3",
         "optimize script.py --data rows.csv --metric metrics:score",
@@ -69,6 +70,12 @@ def optimize(
     run: Annotated[str, typer.Option(help="Name of the run: its folder in runs/.")] = "",
     run_dir: Annotated[Optional[Path], typer.Option(help="Run directory.")] = None,  # noqa: UP045
     new: Annotated[bool, typer.Option("--new", help="Start a new run even if one exists.")] = False,
+    earlier: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--from", help="Run directory to start from: its candidates and local rewards."
+        ),
+    ] = None,
     sets: Sets = None,
     config: Config = None,
     dry_run: Annotated[
@@ -164,6 +171,7 @@ def optimize(
             on_result=on_result,
             strict=strict,
             retry_failed=retry_failed,
+            start_from=earlier,
         )
 
 

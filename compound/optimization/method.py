@@ -254,6 +254,24 @@ class Memory(Protocol):
 
 
 @dataclass(frozen=True)
+class EarlierRun:
+    """What an optimization takes over from an earlier run.
+
+    Attributes:
+        values: configurations, as far as the system may have their values; the best one first.
+        draws: draws of its local rewards on train examples of the new run
+            (`compound.rewards.pairs.Draw`).
+        told: a sentence for the start.
+        digest: the digest of the values and draws; ``""`` without an earlier run.
+    """
+
+    values: Sequence[Mapping[str, object]] = ()
+    draws: Sequence[Any] = ()
+    told: str = ""
+    digest: str = ""
+
+
+@dataclass(frozen=True)
 class JobContext:
     """Resources of a job for running parts of a system: forks, single calls, and their scores.
 
@@ -265,6 +283,7 @@ class JobContext:
     rules: EvaluationRules
     memory: Memory
     folder: Path = Path()
+    earlier: EarlierRun = field(default_factory=EarlierRun)
 
 
 @dataclass(frozen=True)
@@ -427,10 +446,11 @@ OpenExecutor = Callable[..., Executor]
 class Problem:
     """A system to optimize, examples, metric and settings; names in settings are resolved in ``folder``.
 
-    ``further`` are examples that nothing uses before a decision that needs more than the validation
-    split. ``outlook`` holds the result of `compound.optimization.preflight.outlook` and duplicate
-    examples, for the record. ``open_executor`` makes the executor of a run, in this process or with
-    workers. ``baselines`` are the methods that run after ``method``, by name.
+    ``earlier`` is what the run takes over from an earlier one. ``further`` are examples that
+    nothing uses before a decision that needs more than the validation split. ``outlook`` holds the
+    result of `compound.optimization.preflight.outlook` and duplicate examples, for the record.
+    ``open_executor`` makes the executor of a run, in this process or with workers. ``baselines``
+    are the methods that run after ``method``, by name.
     """
 
     system: System
@@ -443,6 +463,7 @@ class Problem:
     engines: Engines
     folder: Path = Path()
     further: Sequence[Example] = ()
+    earlier: EarlierRun = field(default_factory=EarlierRun)
     outlook: Mapping[str, object] = field(default_factory=dict)
     open_executor: OpenExecutor = Executor
     baselines: Mapping[str, Method] = field(default_factory=dict)

@@ -214,6 +214,7 @@ def outlook(problem: Problem) -> dict[str, Any]:
             *_sizes(problem),
             *_fewer_decisions(problem, plan),
             *_unknown_bounds(problem),
+            *([problem.earlier.told] if problem.earlier.told else []),
             *problem.method.proposers,
             *_untried(problem, found),
             *_detectable(problem, plan, found),

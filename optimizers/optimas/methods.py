@@ -23,6 +23,7 @@ from compound.optimization.method import (
     Task,
 )
 from compound.optimization.prices import estimate_prices
+from compound.optimization.settings.base import ModelName
 from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.optimas.local import Cloning, LocalSearch, OfflineRewards
 from compound.optimizers.scheduling import RewardGapScheduler, Uniform, by_component, keys_of
@@ -117,6 +118,10 @@ class OptimasSettings(RewardMethodSettings):
     gold: bool = True
     """Whether the local rewards of the joint search read the gold answers of train examples. They then score
     train examples only, and are never part of a configuration."""
+    judge: ModelName | None = None
+    """A model that rates outputs of components whose local evaluations save runs, in the joint search; none
+    by default. It is sent train examples with their expected results. Its ratings count as far as scores
+    confirm them."""
     reward: RewardSettings = RewardSettings()
     """Fitting of local rewards, and what is required to train weights by them."""
     offline: float = Field(default=0.2, ge=0, lt=1)
@@ -142,7 +147,7 @@ def optimas(
         return _by_component(
             "optimas", system, settings, learning, RunRewards, settings.offline, trains=trains
         )
-    guided = RewardGuide(learning, settings.gold)
+    guided = RewardGuide(learning, settings.gold, settings.judge)
     trained, weights = _training("optimas", system, settings, learning, RunRewards, trains=trains)
     optimizers: Mapping[str, Optimizer] = {
         "offline": OfflineRewards(learning, CandidateSources(())),
@@ -151,7 +156,10 @@ def optimas(
     }
     keys = keys_of(system, Text, Demos, Choice, Int, Float)
     jobs = [*([Job("joint", keys)] if keys else []), *(Job("weights", (key,)) for key in trained)]
-    notes = _savings(system)
+    judged = (
+        f"{settings.judge} rates outputs: it is sent train examples with their expected results"
+    )
+    notes = [*_savings(system), *([judged] if settings.judge is not None else [])]
     if not trained:
         return Method(
             "optimas", optimizers, jobs, Uniform(), least=LONG_JOB, decisions=1, notes=notes

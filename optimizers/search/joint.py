@@ -54,6 +54,7 @@ from compound.optimizers.search.proposers import reflect as writing
 from compound.optimizers.search.proposers.demos import demonstrations, draw_demos
 from compound.optimizers.search.proposers.edits import bounded_edit, clauses_for, kind_of, sentences
 from compound.optimizers.search.proposers.reflect import CHAIN, describe, reflect
+from compound.optimizers.search.ratings import MOST_RATINGS
 from compound.optimizers.search.sources import CandidateSources, Rows, divide
 from compound.rewards.settings import RewardLearning
 
@@ -97,11 +98,13 @@ class JointSearch:
         return None if self.guide is None else self.guide.learning
 
     def plan(self, job: PlannedJob) -> JobPlan:
-        """Return the requests for new prompts, and the number of first candidates."""
+        """Return the requests for new prompts and ratings, and the number of first candidates."""
         texts, price = len(job.texts), job.prices.keys(job.keys)
         width, block = shape_of(self.sources, job, job.runs, price)
         candidates = affordable(width, job.minibatch, job.runs, price)
         requests = []
+        if self.guide is not None and self.guide.judge is not None:
+            requests.append(RequestCount("ratings", MOST_RATINGS * job.runs, self.guide.judge))
         if texts and self.sources.writes:
             steps = min(MOST_STEPS, job.runs // block + 1)
             count: float = DESCRIPTIONS * CHAIN * texts * ("describe" in self.sources.names)
@@ -147,10 +150,24 @@ async def start(task: Task, sources: CandidateSources, rows: Rows) -> JointProgr
             state.add_level(key, option, current)
     await Search(task, sources, rows, None, state).first_texts(count)
     changed = CHANGED_BY_WRITER if sources.writes else CHANGED
-    design = balanced_design(task, state.levels, count, changed)
-    state.candidates = [SearchCandidate(values=values) for values in design]
+    first = earlier_values(task, state)
+    design = [*first, *balanced_design(task, state.levels, count, changed)]
+    distinct = {canonical_json(values): values for values in design}
+    state.candidates = [SearchCandidate(values=values) for values in [*distinct.values()][:count]]
     state.field = [*range(len(state.candidates))]
     return state
+
+
+def earlier_values(task: Task, state: JointProgress) -> list[Values]:
+    """Add the values of an earlier run, and return its configurations that differ from the incumbent."""
+    current, found = incumbent_values(task), list[Values]()
+    for given in task.context.earlier.values:
+        known = {key: value for key, value in given.items() if key in current}
+        for key, value in known.items():
+            state.add_level(key, value, current[key], "earlier run")
+        if changed_values(task, {**current, **known}):
+            found.append({**current, **known})
+    return found
 
 
 @dataclass

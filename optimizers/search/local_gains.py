@@ -32,6 +32,7 @@ from compound.optimization.prices import Prices
 from compound.optimizers.search.candidates import GlobalRuns, LocalCell, Values, incumbent_values
 from compound.optimizers.search.gain_model import GainModel, Observation
 from compound.optimizers.search.part import Part, part_of, run_parts
+from compound.optimizers.search.ratings import Ratings
 from compound.optimizers.search.rewarding import RunRewards
 from compound.rewards.buffer import Entry, PairBuffer
 from compound.rewards.candidates import Candidate
@@ -71,11 +72,13 @@ class RewardGuide:
 
     Attributes:
         gold: whether the rewards may read the gold answers of train examples.
+        judge: the model that rates outputs by the gold answers; ``None`` for no ratings.
         fit: fits a reward to draws; `fit_critic`, or a control of an experiment.
     """
 
     learning: RewardLearning
     gold: bool = True
+    judge: str | None = None
     fit: Callable[..., Critic | None] = fit_critic
 
     def prepare(self, task: Task, examples: Sequence[Example]) -> LocalGains | None:
@@ -189,8 +192,15 @@ class LocalGains:
         self._backbone = self.rewards.frozen_backbone()
         components = self.task.system.components
         self._templates = {name: Template.of(components[name]) for name in self.parts}
+        self._ratings = (
+            Ratings(self.task, judge) if (judge := self.guide.judge) is not None else None
+        )
         self._iteration = self.rewards.iteration + 1
-        self._earlier = {name: self.rewards.buffer.of(name) for name in self.parts}
+        given = [Entry(draw, 0) for draw in self.task.context.earlier.draws]
+        self._earlier = {
+            name: [*(e for e in given if e.draw.component == name), *self.rewards.buffer.of(name)]
+            for name in self.parts
+        }
 
     @property
     def trust(self) -> float:
@@ -351,6 +361,11 @@ class LocalGains:
                 failed.append(row)
             self._calls[place] = calls
             self._signals[place] = self._signals_of(part, trace, self.examples[row])
+        if self._ratings is not None and component in self.cheap:
+            places = [(component, name, row) for row in missing]
+            runs = [(self._calls[place], self.examples[place[2]]) for place in places]
+            for place, rating in zip(places, await self._ratings.of(component, runs), strict=True):
+                self._signals[place] = {**self._signals[place], **rating}
         return failed
 
     def _signals_of(self, part: Part, trace: Trace, example: Example) -> Mapping[str, float]:

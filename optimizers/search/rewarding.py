@@ -26,7 +26,7 @@ from compound.graph.configuration import components_of
 from compound.optimization.method import Memory, Proposal, Task
 from compound.optimizers.search.memory_part import MemoryPart
 from compound.rewards.alignment import Evidence
-from compound.rewards.buffer import PairBuffer, draws_from_feedback
+from compound.rewards.buffer import PairBuffer, draws_from_feedback, row_digest
 from compound.rewards.features import Embedder, Template
 from compound.rewards.fit import FittedRewards, component_pairs, fit_rewards
 from compound.rewards.heads import MIN_INPUTS
@@ -182,8 +182,13 @@ class RunRewards:
         stored.iteration = iteration
         stored.inputs += inputs
         stored.store(self.memory)
-        for record in self.buffer.add(draws, iteration):
-            self.memory.append(record)
+        named = {draw.example for draw in draws}
+        rows = {
+            example.id: row_digest(example) for example in self.task.train if example.id in named
+        }
+        for draw, record in zip(draws, self.buffer.add(draws, iteration), strict=True):
+            row = rows.get(draw.example)
+            self.memory.append(record if row is None else {**record, "row": row})
 
     async def learn(self, components: Sequence[str] = (), *, tested: bool = False) -> FittedRewards:
         """Fit the reward models to the buffer, in the computing thread, so that the run is not blocked."""

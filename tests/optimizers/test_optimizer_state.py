@@ -31,6 +31,7 @@ from compound.optimizers.optimas.local import CloningMemory, Collecting, LocalPr
 from compound.optimizers.search.candidates import JointProgress
 from compound.optimizers.search.joint import JointSearch
 from compound.optimizers.search.memory_part import MemoryPart
+from compound.optimizers.search.ratings import RatingMemory
 from compound.optimizers.search.rewarding import RewardAdapter, RewardMemory
 from compound.optimizers.search.sources import CandidateSources
 from compound.testing import PlainMemory, ScriptedLM
@@ -38,6 +39,7 @@ from optimas_settings import guided_search, local_search, offline_rewards, optim
 
 ADAPTER = RewardAdapter(name="9f", data="77")
 PARTS = [
+    RatingMemory(known={"0f": -0.5}),
     RewardMemory(iteration=2, inputs=9, adapter=ADAPTER, adapters={"c0": ADAPTER}),
     CloningMemory(start={"a.prompt": "Answer.\nBe brief.", "a.k": 3, "a.lm": None}),
 ]

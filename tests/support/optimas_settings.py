@@ -41,7 +41,9 @@ def local_search(settings: OptimasSettings, sources: CandidateSources, **how: An
 
 def guided_search(settings: OptimasSettings, sources: CandidateSources, **how: Any) -> JointSearch:
     """Return a search guided by local rewards."""
-    return JointSearch(sources, RewardGuide(learning(settings), settings.gold, **how))
+    return JointSearch(
+        sources, RewardGuide(learning(settings), settings.gold, settings.judge, **how)
+    )
 
 
 def offline_rewards(

@@ -8,6 +8,9 @@ answer that is best on the train split, and one direct call of the system's mode
 greedy completions (`benchmarks.measure.searches.completions`). The file is rewritten after each
 run, and runs that it holds are not made again, so that a measurement can be interrupted and
 extended by methods, budgets and seeds.
+
+With `--from FOLDER/optimas-240-{seed}`, runs start from a run with another seed: with its
+configurations and rewards. Their rows are named `optimas, warm`.
 """
 
 from __future__ import annotations
@@ -53,6 +56,7 @@ class Measurement:
     program: Program
     folder: Path
     examples: int
+    earlier: Callable[[int], Path] | None = None
     _engines: Callable[[str], Engine] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -70,7 +74,8 @@ class Measurement:
 
     def run(self, method: str, budget: float, seed: int) -> Mapping[str, Any]:
         """Return the test scores of the configuration that a method finds, and what finding it took."""
-        folder = self.folder / f"{method.rpartition(':')[2]}-{budget:g}-{seed}"
+        warm = "-warm" if self.earlier else ""
+        folder = self.folder / f"{method.rpartition(':')[2]}{warm}-{budget:g}-{seed}"
         stored = folder / f"scores-{self.examples}.json"
         if not stored.exists():
             if not (folder / "best.json").exists():
@@ -107,6 +112,7 @@ class Measurement:
             engines=self._engines,
             folder=program.folder,
             text=program.text,
+            start_from=self.earlier(seed) if self.earlier else None,
         )
 
     def score(self, configuration: Configuration) -> list[float]:
@@ -200,6 +206,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--examples", type=int, default=EXAMPLES, help="number of test examples")
     parser.add_argument(
+        "--from", dest="earlier", help="run to start from, with {seed} for the next seed"
+    )
+    parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override an entry"
     )
     args = parser.parse_args(arguments)
@@ -207,15 +216,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     first, _, last = args.seeds.partition("-")
     seeds = range(int(first), int(last or first) + 1)
     measured = Measurement(load(args.system, overrides=overrides), args.runs, args.examples)
+    if args.earlier:
+        measured.earlier = lambda seed: Path(
+            args.earlier.format(seed=seed + 1 if seed + 1 in seeds else seeds[0])
+        )
     document = read_document(args.output, measured)
     for seed in seeds:
         for budget in args.budgets.split(","):
             for method in args.methods.split(","):
-                known = document["runs"].setdefault(method, {}).setdefault(budget, {})
+                name = f"{method}, warm" if args.earlier else method
+                known = document["runs"].setdefault(name, {}).setdefault(budget, {})
                 if str(seed) not in known:
                     known[str(seed)] = measured.run(method, float(budget), seed)
                     args.output.write_text(json.dumps(document) + "\n", encoding="utf-8")
-                print(seed, budget, method, round(fmean(known[str(seed)]["scores"]), 4), flush=True)
+                print(seed, budget, name, round(fmean(known[str(seed)]["scores"]), 4), flush=True)
 
 
 if __name__ == "__main__":

@@ -168,6 +168,7 @@ class Jobs:
                 problem.rules,
                 context.recorder.memory,
                 problem.folder,
+                problem.earlier,
             ),
             tried=[known for known in context.search.tried if set(known.values) == set(job.keys)],
             prices=prices,

@@ -77,9 +77,7 @@ ELSEWHERE: Mapping[str, str] = {
 # Settings that were removed, by the end of their path, and what to do instead.
 GONE: Mapping[str, str] = {
     "better_together.interleave": "list the search of prompts as a stage: stages: [gepa, mmgrpo, gepa]",
-    "optimas.judge": "local rewards read the gold answers of train examples",
     "critic.adapter": "the value head reads the states of the policy, as with null before",
-    "start_from": "bind the system to the best.json of the earlier run",
 }
 WITHIN = (
     "",

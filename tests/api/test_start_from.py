@@ -1,0 +1,173 @@
+"""Runs that start from an earlier one: its configurations are candidates, its rewards are used if they hold."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compound as cp
+from benchmarks.simulated.relays import Relay
+from compound import Dataset, Example, System
+from compound.api.optimize import run_optimization
+from compound.core.errors import DataError, RunDirectoryError
+from compound.metrics import custom
+from compound.optimization.method import EarlierRun
+from compound.optimization.settings.optimize import make_settings
+from compound.optimizers.search.local_gains import LocalGains, RewardGuide
+from compound.optimizers.search.sources import CandidateSources
+from compound.rewards.buffer import read_earlier
+from compound.rewards.gains import fit_critic
+from optimas_settings import guided_search, learning, optimas
+from run_files import without_checksums
+
+REWARDS = optimas(model="none")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compound.report.write", lambda _: None)
+
+
+def rows(world: Relay, n: int, split: str = "") -> list[dict[str, Any]]:
+    examples = world.examples(n, split) if split else world.examples(n)
+    return [{"id": example.id, **example.inputs, **example.gold} for example in examples]
+
+
+def run(
+    folder: Path,
+    runs: int = 150,
+    *,
+    seed: int = 0,
+    train: int = 80,
+    start_from: Path | None = None,
+) -> cp.Result:
+    world = Relay(4, 1)
+    settings = make_settings(
+        {
+            "method": "optimas",
+            "seed": seed,
+            "valid_size": 10,
+            "optimas": REWARDS,
+            "alpha": 0.3,
+            "budget": {"system_runs": runs},
+        }
+    )
+    data = Dataset.of(train=rows(world, train), valid=rows(world, 10, "valid"))
+    return run_optimization(
+        world.system(),
+        data,
+        custom(world.score, thread="never"),
+        settings,
+        run_dir=folder,
+        start_from=start_from,
+    )
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> cp.Result:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("compound.report.write", lambda _: None)
+        return run(tmp_path_factory.mktemp("first") / "run", 300)
+
+
+@pytest.mark.slow
+def test_the_start_of_the_run_says_what_it_uses(first: cp.Result, tmp_path: Path) -> None:
+    result = run(tmp_path / "run", 60, seed=3, start_from=first.path)
+    assert any(f"starts from {first.path}: " in note for note in result.notes)
+
+
+def test_its_configurations_are_the_first_candidates(first: cp.Result, job: Any) -> None:
+    world = Relay(4, 1)
+    found = read_earlier(first.path, world.system(), world.examples(80))
+    assert dict(first.best) in found.values
+    made = job(world.system(), world, world.examples(80), keys=("a.option",), share=60)
+    context = replace(made.task.context, earlier=EarlierRun([{"a.option": 6, "unknown.key": 1}]))
+    made.task = replace(made.task, context=context)
+    states, _ = made.run(guided_search(REWARDS, CandidateSources(())))
+    assert states[0]["candidates"][0]["values"] == {"a.option": 6}
+
+
+def test_its_draws_are_trusted_once_whole_runs_confirm_them(first: cp.Result, job: Any) -> None:
+    world = Relay(4, 1)
+    examples = world.examples(80)
+    found = read_earlier(first.path, world.system(), examples)
+    fitted: list[int] = []
+
+    def fit(entries: Any, *given: Any, **how: Any) -> Any:
+        fitted.append(len(entries))
+        return fit_critic(entries, *given, **how)
+
+    task = job(world.system(), world, examples, keys=("a.option",)).task
+    task = replace(task, context=replace(task.context, earlier=found))
+    guide = RewardGuide(learning(REWARDS), fit=fit)
+    local = guide.prepare(task, task.train)
+    assert isinstance(local, LocalGains)
+    asyncio.run(local.learn([]))
+    assert fitted == [len(found.draws)]
+    assert len(found.draws) > 20
+    assert local.trust == 0
+    assert not list(task.context.memory.records())  # the draws stay with the earlier run
+
+
+def test_another_earlier_run_is_a_change_of_the_run(first: cp.Result, tmp_path: Path) -> None:
+    run(tmp_path / "run", 60, start_from=first.path)
+    with pytest.raises(RunDirectoryError, match="start_from: "):
+        run(tmp_path / "run", 60)
+
+
+def test_rows_that_are_no_train_examples_here_are_left_out(first: cp.Result) -> None:
+    """A reward must not know a row that may now be a validation or test row; names do not matter."""
+    world = Relay(4, 1)
+    few = [Example(f"new{i}", e.inputs, e.gold) for i, e in enumerate(world.examples(10))]
+    found = read_earlier(first.path, world.system(), few)
+    assert {draw.example for draw in found.draws} <= {example.id for example in few}
+    assert (
+        0
+        < len(found.draws)
+        < len(read_earlier(first.path, world.system(), world.examples(80)).draws)
+    )
+    assert "are left out" in found.told
+
+
+def test_draws_of_another_component_are_left_out(first: cp.Result) -> None:
+    """A component of the same name but with other ports, and values that the parameter does not have."""
+
+    def other(text: str, option: int) -> str:
+        return text
+
+    node = cp.Function("a", other, option=cp.Choice(100, 200))(text=cp.Input("text", str))
+    with pytest.raises(RunDirectoryError, match="has nothing that this run could start from"):
+        read_earlier(first.path, System("other", outputs={"y": node}), Relay(4, 1).examples(80))
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for folder in ("folder", "nowhere"):
+        with pytest.raises(RunDirectoryError, match="is not a run directory"):
+            run(tmp_path / "run", start_from=tmp_path / folder)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda draw: draw.pop("candidates"),
+        lambda draw: draw["candidates"][0].__setitem__(1, [1e999]),
+        lambda draw: draw["candidates"][0].__setitem__(0, "text"),
+        lambda draw: draw["candidates"].__setitem__(0, None),
+    ],
+)
+def test_damaged_draws_are_named(damage: Any, first: cp.Result, tmp_path: Path) -> None:
+    """Of a run directory of someone else, which has no checksums, nothing is taken for granted."""
+    copy = Path(shutil.copytree(first.path, tmp_path / "copy"))
+    without_checksums(copy)
+    records = [json.loads(line) for line in (copy / "memory.jsonl").read_text().splitlines()]
+    damage(next(record["draw"] for record in records if "draw" in record))
+    (copy / "memory.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    with pytest.raises((RunDirectoryError, DataError)):
+        run(tmp_path / "run", start_from=copy)
