@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import time
 from datetime import date
 from decimal import Decimal
@@ -253,11 +254,21 @@ def test_an_agent_is_ended_with_its_children_at_its_time_limit(tmp_path: Path) -
 
 
 def test_a_process_that_ended_while_it_was_idle_is_replaced() -> None:
-    found = system(external_agents.leaving, prompts=[])
-    first = int(run(found).outputs["answer"])
-    while _is_running(first):
-        time.sleep(0.01)
-    assert int(run(found).outputs["answer"]) != first
+    async def both() -> None:
+        executor = cp.Executor({"lm": echo()})
+        found = system(external_agents.process_of, prompts=[])
+        first, second = [await executor.run(found, {"question": "?"}) for _ in range(2)]
+        assert first.outputs == second.outputs
+        os.kill(process := int(str(first.outputs["answer"])), signal.SIGKILL)
+        while Path(f"/proc/{process}").exists():  # until its status was read
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)
+        third = await executor.run(found, {"question": "?"})
+        assert third.failure is None
+        assert third.outputs != first.outputs
+        await executor.aclose()
+
+    asyncio.run(both())
 
 
 def test_the_time_of_a_request_is_not_counted() -> None:

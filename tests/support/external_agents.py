@@ -6,7 +6,6 @@ import asyncio
 import os
 import subprocess
 import sys
-import threading
 import time
 from datetime import date, timedelta
 from decimal import Decimal
@@ -96,9 +95,7 @@ def waiting(question: str) -> str:
     return ""
 
 
-def leaving(question: str) -> str:
-    """Return the identifier of the process, which ends by itself soon afterwards."""
-    threading.Timer(0.2, os._exit, [0]).start()
+def process_of(question: str) -> str:
     return str(os.getpid())
 
 
