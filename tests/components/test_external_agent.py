@@ -260,8 +260,9 @@ def test_a_process_that_ended_while_it_was_idle_is_replaced() -> None:
         first, second = [await executor.run(found, {"question": "?"}) for _ in range(2)]
         assert first.outputs == second.outputs
         os.kill(process := int(str(first.outputs["answer"])), signal.SIGKILL)
-        while os.access(f"/proc/{process}", os.F_OK):  # until its status was read
-            await asyncio.sleep(0.1)
+        for _ in range(1000):  # until its status was read
+            if os.access(f"/proc/{process}", os.F_OK):
+                await asyncio.sleep(0.1)
         await asyncio.sleep(0.1)
         third = await executor.run(found, {"question": "?"})
         assert third.failure is None
