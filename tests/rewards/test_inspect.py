@@ -33,6 +33,7 @@ from compound.rewards.features import NoBackbone
 from compound.rewards.fit import fit_rewards
 from compound.rewards.inspection import Inspection, Overview
 from compound.rewards.pairs import Draw
+from compound.rewards.search_reward import inspect_search_reward
 from optimas_settings import optimas
 
 NOTEBOOKS = Path(__file__).parents[2] / "docs" / "notebooks"
@@ -317,12 +318,12 @@ class TestFigures:
         assert reward_svg("drift", [bare]).startswith("<svg")
 
 
-def script(name: str) -> ModuleType:
-    made = importlib.util.spec_from_file_location(name, NOTEBOOKS / f"{name}.py")
+def script() -> ModuleType:
+    made = importlib.util.spec_from_file_location("make_tiny_run", NOTEBOOKS / "make_tiny_run.py")
     assert made is not None
     assert made.loader is not None
     module = importlib.util.module_from_spec(made)
-    sys.modules[name] = module
+    sys.modules["make_tiny_run"] = module
     made.loader.exec_module(module)
     return module
 
@@ -331,7 +332,7 @@ def script(name: str) -> ModuleType:
 def second(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the script with another seed, and so with other skills."""
     path: Path = tmp_path_factory.mktemp("second") / "run"
-    script("make_tiny_run").optimize(path, seed=5)
+    script().optimize(path, seed=5)
     return path
 
 
@@ -350,8 +351,7 @@ def test_the_tiny_run_is_small_and_names_no_machine() -> None:
 def test_the_reward_of_the_search_reads_gold_answers_and_saved_runs() -> None:
     """Both are followed by counted calls: a local evaluation costs one of six, a global one six and five."""
     inspection = Inspection.open(TINY)
-    inspect = script("search_reward").inspect_search_reward
-    planner, writer = (inspect(inspection, name) for name in ("planner", "writer"))
+    planner, writer = (inspect_search_reward(inspection, name) for name in ("planner", "writer"))
     for found in (planner, writer):
         assert "gold:" in found.weights[0].feature
         assert min(found.weights[0].prior, found.weights[0].learned) > 0
@@ -369,9 +369,8 @@ def test_the_reward_of_the_search_reads_gold_answers_and_saved_runs() -> None:
 
 
 def test_pairs_teach_the_reward_of_the_search_what_the_prior_does_not_read(run: Path) -> None:
-    """Short outputs are the better ones; without relations to gold answers, there is no prior."""
-    inspect = script("search_reward").inspect_search_reward
-    found = inspect(Inspection.open(run), "short")
+    """Short outputs are the better ones; without relations to gold answers, the there is no prior."""
+    found = inspect_search_reward(Inspection.open(run), "short")
     assert found.prior == NO_PAIRS
     assert found.head.accuracy.mean == 1
     words = next(weight for weight in found.weights if weight.feature == "output.words")
