@@ -7,7 +7,7 @@ jobs; its baselines write records to their own directories.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, product
 from pathlib import Path
@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 
 from compound.core.errors import CompoundError
 from compound.core.security.untrusted import UntrustedFolder
@@ -51,7 +52,7 @@ COMPONENT_ENDS = ("reward", "penalty", "entropy", "length", "similarity")
 Step = Mapping[str, Any]  # numbers of a training step, and those of components under ``components``
 
 
-def records(run: str | Path) -> list[Step]:
+def records(run: str | Path | UntrustedFolder) -> list[Step]:
     """Return the records of a run's training steps, oldest first.
 
     Args:
@@ -60,36 +61,13 @@ def records(run: str | Path) -> list[Step]:
     Raises:
         RunDirectoryError: the folder is not a run directory, or one of its files is broken.
     """
-    return _records(as_folder(run))
-
-
-def _records(folder: UntrustedFolder) -> list[Step]:
+    folder = as_folder(run)
     read_json(folder, "config.json")
     return [record for record in read_records(folder, MEMORY) if record.get("kind") == KIND]
 
 
-def export(run: str | Path, log: Callable[[dict[str, float], int], object]) -> None:
-    """Export the metrics of all training steps to an experiment tracker.
-
-    Args:
-        run: the run directory.
-        log: called for each step with its metrics by name (``reward``, ``components/NAME/entropy``
-            …; ``job`` is the job's number in the report) and the step number, which continues
-            across jobs because trackers require increasing steps: ``wandb.log``, ``trackio.log``,
-            ``mlflow.log_metrics``.
-
-    Raises:
-        RunDirectoryError: the folder is not a run directory, or one of its files is broken.
-    """
-    step = 0
-    for number, steps in _jobs(Record.read(run)):
-        for record in steps:
-            log({"job": number, **step_metrics(record)}, step)
-            step += 1
-
-
 def step_metrics(record: Mapping[str, object]) -> dict[str, float]:
-    """Return the finite numbers of a training step's record, by path."""
+    """Return the finite numbers of a training step's record by path, such as ``components/NAME/entropy``."""
     return dict(_flat({name: value for name, value in record.items() if name not in ABOUT}))
 
 
@@ -108,7 +86,7 @@ def _is_number(value: object) -> TypeGuard[float]:
 def _jobs(record: Record) -> list[tuple[int, list[Step]]]:
     """Return the steps of each job, with the job's number in the table of jobs."""
     jobs: dict[object, list[Step]] = {}
-    for found in _records(record.folder):
+    for found in records(record.folder):
         jobs.setdefault(found.get("seed"), []).append(found)
     seed = record.config["optimize"]["seed"]
     numbers: dict[object, int] = {
@@ -136,7 +114,6 @@ def training_facts(path: str | Path, record: Record | None = None) -> Facts | No
 
 def method_training(record: Record) -> Facts | None:
     """Return the jobs that trained weights, and their totals; ``None`` if there are none."""
-    drawn = _drawn(record)
     chosen: dict[int, tuple[int | None, Mapping[int, float]]] = {
         event["job"] + 1: (facts["best_step"], dict(facts["evaluated"]))
         for event in record.all("job")
@@ -147,7 +124,7 @@ def method_training(record: Record) -> Facts | None:
         best, scores = chosen.get(number, (None, {}))
         held_out = [scores.get(0), None if best is None else scores.get(best)]
         about = {"number": number, "best_step": best, "held_out": held_out}
-        jobs.append({**about, **_job(steps, drawn.get(number, []))})
+        jobs.append({**about, **_job(steps)})
     if not jobs:
         return None
     every = [step for job in jobs for step in job["steps"]]
@@ -162,30 +139,9 @@ def method_training(record: Record) -> Facts | None:
     return to_strict_json({"method": record.method, "jobs": jobs, "totals": totals})
 
 
-def _drawn(record: Record) -> dict[int, list[int]]:
-    """Return the completion tokens between the progress events of each job, by the job's number.
-
-    Each step emits a progress event right after its record, and evaluations emit separate ones. The
-    tokens are those of the step's rollouts and, for the first step of a job, also those of the job
-    before it.
-    """
-    found: dict[int, list[int]] = {}
-    before = 0
-    for event in record.events:
-        now = event["spent"].get("completion_tokens", 0) if "spent" in event else 0
-        if event["event"] == "progress" and "evaluation" not in event:
-            found.setdefault(event["job"] + 1, []).append(now - before)
-        before = now
-    return found
-
-
-def _job(found: Sequence[Step], drawn: Sequence[int]) -> Facts:
-    """Return the facts of a job; with more events than steps, tokens are unknown."""
-    known = drawn if len(drawn) <= len(found) else []
-    steps: list[Step] = [
-        {**_step(record), **({"sampled": known[place]} if place < len(known) else {})}
-        for place, record in enumerate(found)
-    ]
+def _job(found: Sequence[Step]) -> Facts:
+    """Return the facts of a job."""
+    steps = [_step(record) for record in found]
     listed = [keys for record in found if isinstance(keys := record.get("keys"), list)]
     trained = components_of(str(key) for keys in listed for key in keys)
     names = dict.fromkeys([*trained, *(name for step in steps for name in by_component(step))])
@@ -194,7 +150,7 @@ def _job(found: Sequence[Step], drawn: Sequence[int]) -> Facts:
         "steps": steps,
         **_sums(steps),
         **_ends(steps, JOB_ENDS),
-        "answers": {name: answers for name in names if (answers := _answers(found, name))},
+        "answers": _answers(found),
         "components": {
             name: _component([by_component(step).get(name, {}) for step in steps]) for name in names
         },
@@ -234,13 +190,59 @@ def _numbers(values: Mapping[str, object]) -> dict[str, float]:
     return {name: value for name, value in values.items() if _is_number(value)}
 
 
-def _answers(found: Sequence[Step], name: str) -> list[tuple[int, list[Facts]]]:
-    """Return the recorded answers of a component at the first and the last step that has any."""
-    recorded = [(place, record.get("answers")) for place, record in enumerate(found)]
-    answers = [
-        (place, by[name]) for place, by in recorded if isinstance(by, Mapping) and by.get(name)
+class ShownAnswer(BaseModel):
+    """An answer that the record of a step shows; lists have a number for each token, or are empty."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+    tokens: list[str]
+    reward: float
+    length: int = 0
+    advantage: float | None = None
+    advantages: list[float] = []
+    ratios: list[float] = []  # of the trainer's probability in the last update to the sampler's
+    clipped: list[int] = []  # places of tokens
+    truncated: bool = False
+    left_out: bool = False
+    prompt: str = ""  # if it differs from that of the group
+
+
+class ShownGroup(BaseModel):
+    """Answers that a step compared with each other, the highest reward first."""
+
+    model_config = ConfigDict(frozen=True)
+
+    component: str
+    example: str
+    prompt: str = ""
+    answers: list[ShownAnswer] = Field(min_length=1)
+
+
+def shown_groups(step: Step) -> list[ShownGroup]:
+    """Return the groups of answers that a step's record shows.
+
+    Raises:
+        ValueError: they are malformed.
+    """
+    found = step.get("excerpts", ())
+    if isinstance(old := step.get("answers"), Mapping):  # of earlier versions: two of a component
+        found = [
+            {"component": name, "example": a["example"], "answers": [{**a, "tokens": [a["text"]]}]}
+            for name, answers in old.items()
+            for a in answers
+        ]
+    return [ShownGroup.model_validate(group) for group in found]
+
+
+def shown_steps(record: Record) -> list[tuple[str, int, int, Step]]:
+    """Return the steps whose record shows answers: the method, the job's number, the place, the record."""
+    return [
+        (each.method, number, place, step)
+        for each in (record, *record.baselines())
+        for number, steps in _jobs(each)
+        for place, step in enumerate(steps)
+        if step.get("excerpts") or step.get("answers")
     ]
-    return answers if len(answers) < 2 else [answers[0], answers[-1]]
 
 
 def _sums(steps: Sequence[Step]) -> Facts:
@@ -296,15 +298,31 @@ def trained_components(method: Facts) -> list[Facts]:
     ]
 
 
+def _answers(found: Sequence[Step]) -> list[Facts]:
+    """Return the best and the worst answer of each component at the first and the last step with any."""
+    steps = [(place, groups) for place, step in enumerate(found) if (groups := shown_groups(step))]
+    rows = []
+    for name in dict.fromkeys(group.component for _, groups in steps for group in groups):
+        own = [(n, g) for n, groups in steps for g in groups if g.component == name]
+        for place in dict.fromkeys((own[0][0], own[-1][0])):
+            answers = [(a, g.example) for n, g in own if n == place for a in g.answers]
+            answers.sort(key=lambda pair: -pair[0].reward)
+            rows += [
+                {
+                    "component": name,
+                    "step": place + 1,
+                    "example": example,
+                    "text": "".join(answer.tokens),
+                    **answer.model_dump(include={"reward", "advantage"}),
+                }
+                for answer, example in answers[:: len(answers) - 1 or 1]
+            ]
+    return rows
+
+
 def answers_of(method: Facts) -> list[Facts]:
-    """Return the recorded answers of all jobs and components."""
-    return [
-        {**answer, "job": job["number"], "component": name, "step": step + 1}
-        for job in method["jobs"]
-        for name, steps in job["answers"].items()
-        for step, recorded in steps
-        for answer in recorded
-    ]
+    """Return the best and the worst recorded answers of all jobs and components."""
+    return [{**row, "job": job["number"]} for job in method["jobs"] for row in job["answers"]]
 
 
 # --- curves by step -------------------------------------------------------------------------------

@@ -21,12 +21,7 @@ from compound.core.errors import DeclarationError, RunDirectoryError
 from compound.core.example import Example, Metric
 from compound.core.loops import run_blocking
 from compound.core.security.untrusted import UntrustedFolder
-from compound.core.storage.artifacts import (
-    Reference,
-    leads_outside,
-    store_folder,
-    verify_reference,
-)
+from compound.core.storage.artifacts import Reference, leads_outside, store_folder, verify_reference
 from compound.core.storage.state import first_problem
 from compound.engines.adapter_files import WEIGHTS
 from compound.evaluation.evaluate import EvaluationRules
@@ -293,23 +288,15 @@ def write_samples(
     """Write the samples of a step to a file in ``folder``, as lines that `SampleRow` reads."""
     with (folder / FILE).open("w", encoding="utf-8") as file:
         for sample in samples:
-            tokens = sample.tokens
+            tokens, fields = sample.tokens, SampleRow.model_fields
             row = {
-                "component": sample.component,
-                "example": sample.example,
+                **{name: getattr(tokens, name) for name in fields if hasattr(tokens, name)},
+                **{name: getattr(sample, name) for name in fields if hasattr(sample, name)},
                 "group": json.dumps(sample.group),
-                "rollout": sample.rollout,
-                "invocation": sample.invocation,
                 "prompt": str(tokenizer.decode(tokens.prompt)),
                 "completion": str(tokenizer.decode(tokens.sampled)),
                 "prompt_ids": list(tokens.prompt),
                 "completion_ids": list(tokens.sampled),
-                "logprobs": list(tokens.logprobs),
-                "finish_reason": tokens.finish_reason,
-                "adapter": tokens.adapter,
-                "reward": sample.reward,
-                "advantages": list(sample.advantages),
-                "weight": sample.weight,
             }
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 

@@ -91,20 +91,16 @@ def _method(
     check_component_names(section, keys, recipe.settings)
     partition(components_of(keys), adapters, section)
     optimizers: Mapping[str, Optimizer] = {name: WeightTraining(recipe, adapters, section)}
-    timed = [_with_step_costs(job, recipe) for job in jobs]
+    steps, evaluation = recipe.settings.steps, recipe.settings.evaluation
+    examples, every = recipe.sampling.examples, evaluation.every
+    held_out = evaluation.examples if 0 < every < steps else 0
+    costs = [recipe.cost(examples, len(components_of(job.keys))) for job in jobs]
+    timed = [
+        replace(job, step=cost, steps=steps, examples=examples, held_out=held_out, every=every)
+        for job, cost in zip(jobs, costs, strict=True)
+    ]
     return Method(
         name, optimizers, timed, InOrder(), least=LONG_JOB, decisions=1, jobs_each=len(jobs)
-    )
-
-
-def _with_step_costs(job: Job, recipe: Recipe) -> Job:
-    """Return a job with the number of its steps and their costs."""
-    steps, evaluation = recipe.settings.steps, recipe.settings.evaluation
-    examples = recipe.sampling.examples
-    step = recipe.cost(examples, len(components_of(job.keys)))
-    compared = evaluation.examples if 0 < evaluation.every < steps else 0
-    return replace(
-        job, step=step, steps=steps, examples=examples, held_out=compared, every=evaluation.every
     )
 
 
@@ -115,11 +111,7 @@ def ppo(system: System, optimize: OptimizeSettings, settings: PPOSettings) -> Me
 
 
 JOINT: Mapping[str, tuple[str, Callable[[Any], Recipe], type[TrainingSettings]]] = {
-    "mappo": (
-        "PPO for all components jointly, with a shared critic (MAPPO).",
-        PPO,
-        MAPPOSettings,
-    ),
+    "mappo": ("PPO for all components jointly, with a shared critic (MAPPO).", PPO, MAPPOSettings),
     "mmgrpo": (
         "Module-level GRPO: every call receives the reward of its run.",
         MMGRPO,

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import resource
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ConfigDict, Field
 
@@ -24,21 +24,15 @@ from compound.core.example import Example
 from compound.core.storage.state import State
 from compound.execution.rng import generator
 from compound.optimization.method import ROLLOUTS, Proposal, Task
-from compound.optimizers.weights.learner.samples import (
-    Sample,
-    samples_from_json,
-    samples_to_json,
-)
+from compound.optimizers.weights.learner.excerpts import TokenTexts, choose_groups, describe_groups
+from compound.optimizers.weights.learner.losses import ClippedLoss
+from compound.optimizers.weights.learner.samples import Sample, samples_from_json, samples_to_json
 from compound.optimizers.weights.learner.trainer import Saved
 from compound.optimizers.weights.recipes.recipe import CreditedSamples, Recipe
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 DRAWN = "drawn.json"  # the samples of a step that were drawn ahead
 MAX_HELD_OUT = 4  # at most one in this many train examples is held out
 WINDOW = 0.2  # share of the steps at each end whose mean reward is compared
-MAX_CHARACTERS = 300  # of an answer in a record
 SIMILARITY_TOKENS = 40  # the first tokens of answers, on which their similarity is measured
 
 
@@ -286,7 +280,9 @@ class Outcome:
         few = max(1, round(WINDOW * len(curve)))
         before, after = fmean(curve[:few]), fmean(curve[-few:])
         kind = "local reward of answers" if self.local else "reward of rollouts"
-        note = f"{self._describe_steps()}: mean {kind} {before:.3f} -> {after:.3f}"
+        done, steps = state.step, self.steps
+        part = "" if done == steps else f"of {steps} steps (the job's budget is used up)"
+        note = f"{done} {part or 'steps'}: mean {kind} {before:.3f} -> {after:.3f}"
         scores: dict[str, float] = {}
         if best := self._best:
             note = f"{note}; {self._describe(best)}"
@@ -301,12 +297,6 @@ class Outcome:
     def _best(self) -> Best | None:
         """The best evaluated step, if steps were evaluated and not the start alone."""
         return self.state.best if len(self.state.evaluated) > 1 else None
-
-    def _describe_steps(self) -> str:
-        """Return the number of completed steps, and why there were no more."""
-        if self.state.step == self.steps:
-            return f"{self.state.step} steps"
-        return f"{self.state.step} of {self.steps} steps (the job's budget is used up)"
 
     def _describe(self, best: Best) -> str:
         """Return which step is proposed and why, as part of the note."""
@@ -327,25 +317,19 @@ def format_step(step: CurvePoint) -> str:
     return f"{reward}, {several}{skipped}"
 
 
-def examples_of(
-    samples: Sequence[Sample], tokenizer: PreTrainedTokenizerBase
-) -> dict[str, list[dict[str, str | float]]]:
-    """Return, by component, the answers with the highest and the lowest reward, as JSON."""
-    reward = attrgetter("reward")
-    return {
-        name: [
-            {
-                "example": sample.example,
-                "reward": sample.reward,
-                "text": tokenizer.decode(sample.tokens.sampled, skip_special_tokens=True)[
-                    :MAX_CHARACTERS
-                ],
-            }
-            # one entry if the best and the worst answer are the same sample
-            for sample in {id(s): s for s in (max(own, key=reward), min(own, key=reward))}.values()
-        ]
-        for name, own in _by_component(samples).items()
-    }
+def describe_samples(
+    credited: CreditedSamples, recipe: Recipe, number: int, texts: TokenTexts, logps: Sequence[Any]
+) -> list[dict[str, Any]]:
+    """Return the groups of a step that its record shows, as JSON.
+
+    Of components without samples to train on, they are groups of all answers.
+    """
+    steps, loss = recipe.settings.steps, recipe.loss.settings
+    trained = {sample.component for sample in credited.samples}
+    others = [answer for answer in credited.answers if answer.component not in trained]
+    groups = choose_groups(credited.samples, number, steps) + choose_groups(others, number, steps)
+    bounds = loss.bounds if isinstance(loss, ClippedLoss) else (0.0, math.inf)
+    return describe_groups(groups, logps, texts, recipe.sampling, bounds)
 
 
 def answer_metrics(answers: Sequence[Sample]) -> dict[str, dict[str, float]]:
@@ -359,7 +343,8 @@ def answer_metrics(answers: Sequence[Sample]) -> dict[str, dict[str, float]]:
             "similarity": similarity([s.tokens.sampled for s in own]),
             "truncated": fmean(s.is_truncated for s in own),
         }
-        for name, own in _by_component(answers).items()
+        for name in sorted({answer.component for answer in answers})
+        if (own := [answer for answer in answers if answer.component == name])
     }
 
 
@@ -368,13 +353,6 @@ def similarity(answers: Sequence[Sequence[int]]) -> float:
     sets = [set(answer[:SIMILARITY_TOKENS]) for answer in answers]
     pairs = list(itertools.pairwise(sets))
     return fmean(len(a & b) / len(a | b) if a | b else 1.0 for a, b in pairs) if pairs else 1.0
-
-
-def _by_component(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
-    found: dict[str, list[Sample]] = {}
-    for sample in samples:
-        found.setdefault(sample.component, []).append(sample)
-    return dict(sorted(found.items()))
 
 
 def reason_without_samples(recipe: Recipe, drawn: StepBatch) -> str:

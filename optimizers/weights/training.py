@@ -50,14 +50,10 @@ from compound.optimizers.weights.interchange import FIELD as STORED_SAMPLES
 from compound.optimizers.weights.interchange import write_samples
 from compound.optimizers.weights.learner.adapters import partition
 from compound.optimizers.weights.learner.critic import VALUE
+from compound.optimizers.weights.learner.excerpts import TokenTexts
 from compound.optimizers.weights.learner.samples import SECTION
 from compound.optimizers.weights.learner.trainer import OPTIMIZERS, LearnerSpec, Saved
-from compound.optimizers.weights.recipes.recipe import (
-    Recipe,
-    RecipeContext,
-    Sharing,
-    credited_by,
-)
+from compound.optimizers.weights.recipes.recipe import Recipe, RecipeContext, Sharing, credited_by
 from compound.optimizers.weights.recipes.rollouts import Sampler, rollout_rules
 from compound.optimizers.weights.steps import (
     Best,
@@ -67,8 +63,8 @@ from compound.optimizers.weights.steps import (
     StepPlan,
     TrainingState,
     answer_metrics,
+    describe_samples,
     drop_moments,
-    examples_of,
     find_moments,
     format_step,
     is_better,
@@ -194,6 +190,7 @@ class TrainingSession:
             checkpointing=settings.base.gradient_checkpointing,
         )
         self.trainer = open_learner(spec, settings.learner)
+        self._texts = TokenTexts(self.trainer.tokenizer)
         values = system.configuration.values()
         drop_moments(self._memory, {v["sha256"] for v in values if is_reference(v)})
         if state.saved is not None:
@@ -337,7 +334,7 @@ class TrainingSession:
     async def _draw(self, state: TrainingState, number: int, kept: dict[str, object]) -> StepBatch:
         """Sample with the weights of a state and assign credit, within the job's share of the budget."""
         meter, started = self.task.context.executor.meter, time.perf_counter()
-        before, runs = self._prefilled(), meter.system_runs
+        before, runs, usage = self._prefilled(), meter.system_runs, meter.usage
         context = await self._context(state, number, kept)
         with meter.cap_runs(self.task.scorer.runs_left):
             credited = await credited_by(self.recipe, context, self.plan.examples(number))
@@ -348,6 +345,7 @@ class TrainingSession:
             "prompt_tokens_cached": read.cached,
             **context.sampler.facts,
             "runs": meter.system_runs - runs,
+            "sampled": meter.usage.completion_tokens - usage.completion_tokens,
             "sample_seconds": time.perf_counter() - started,
             "components": answer_metrics(credited.answers or credited.samples),
         }
@@ -410,8 +408,9 @@ class TrainingSession:
             self._trainer_turn,
         )
 
-    def _record(self, number: int, drawn: StepBatch, trained: Mapping[str, Any]) -> dict[str, Any]:
-        credited = drawn.credited
+    def _record(self, number: int, drawn: StepBatch, facts: Mapping[str, Any]) -> dict[str, Any]:
+        credited, trained = drawn.credited, dict(facts)
+        logps = trained.pop("shown_logps", ())
         of_all, of_trained = drawn.facts.get("components", {}), trained["components"]
         return {
             "kind": RECORD,
@@ -428,7 +427,7 @@ class TrainingSession:
                 name: {**of_all.get(name, {}), **of_trained.get(name, {})}
                 for name in sorted({*of_all, *of_trained})
             },
-            "answers": examples_of(credited.samples, self.trainer.tokenizer),
+            "excerpts": describe_samples(credited, self.recipe, number, self._texts, logps),
             "memory": peak_memory(),
         }
 

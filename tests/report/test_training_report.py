@@ -24,9 +24,9 @@ from compound.report.sweep import SweepRun, compare, sweep_page
 from compound.report.training import (
     PANELS,
     caption,
-    export,
     panels_with_data,
     records,
+    step_metrics,
     training_facts,
     training_svg,
 )
@@ -63,11 +63,6 @@ def record(step: int = 0, job: int = 0, **facts: Any) -> dict[str, Any]:
         "components": {"first": component(), "second": component()},
     }
     return {**about, **usual, **facts}
-
-
-def progress(job: int, tokens: int, note: str = "step") -> dict[str, Any]:
-    """Return the event that follows a step, when models had written so many tokens."""
-    return {"event": "progress", "job": job, "note": note, "spent": {"completion_tokens": tokens}}
 
 
 def lines(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -131,7 +126,7 @@ class TestRecords:
             records(path)
 
 
-class TestExport:
+class TestMetrics:
     def test_numbers_are_flat_and_everything_else_is_left_out(self, tmp_path: Path) -> None:
         one = record(
             7,
@@ -144,27 +139,21 @@ class TestExport:
             norms={"a": 2.0},
             components={"first": {"kl": 0.25, "why": "text", "new": 3}},
         )
-        seen: list[Any] = []
-        export(run(tmp_path / "run", [one]), lambda numbers, step: seen.append((numbers, step)))
-        assert seen == [
-            (
-                {
-                    "job": 1,
-                    "groups": 4,
-                    "skipped": 1,
-                    "left_out": 0,
-                    "sample_seconds": 2.0,
-                    "train_seconds": 1.0,
-                    "norms/a": 2.0,
-                    "components/first/kl": 0.25,
-                    "components/first/new": 3,
-                    "warming": 1,
-                    "threshold": 0.5,
-                },
-                0,
-            )
-        ]
-        assert not any(isinstance(value, bool) for value in seen[0][0].values())
+        (stored,) = records(run(tmp_path / "run", [one]))
+        found = step_metrics(stored)
+        assert found == {
+            "groups": 4,
+            "skipped": 1,
+            "left_out": 0,
+            "sample_seconds": 2.0,
+            "train_seconds": 1.0,
+            "norms/a": 2.0,
+            "components/first/kl": 0.25,
+            "components/first/new": 3,
+            "warming": 1,
+            "threshold": 0.5,
+        }
+        assert not any(isinstance(value, bool) for value in found.values())
 
 
 # --- facts --------------------------------------------------------------------------------------------------
@@ -197,16 +186,6 @@ class TestProposedStep:
         for name in ("proposed step", "samples masked", "updates skipped", "examples refilled"):
             assert f"| {name} |" in text
         assert "| 2 | 2 | 0.100 → 0.500 |" in text
-
-    def test_tokens_of_an_evaluation_are_not_those_of_a_step(self, tmp_path: Path) -> None:
-        evaluation = {"evaluation": {"step": 0, "score": 0.1, "examples": 4, "best": 0}}
-        events = [
-            {**progress(0, 50), **evaluation},
-            progress(0, 80),
-            {**progress(0, 95), **evaluation},
-        ]
-        path = run(tmp_path / "run", [record(0)], events)
-        assert [step["sampled"] for step in method(path)["jobs"][0]["steps"]] == [30]
 
     def test_it_is_told_when_a_run_ends_and_when_its_job_does(self, tmp_path: Path) -> None:
         path = whole(tmp_path / "run", [record(0)])
@@ -262,9 +241,8 @@ class TestFacts:
             )
             for i, (s, t, m) in enumerate([(9.0, 5.0, 100.0), (2.0, 1.0, 300.0), (3.0, 3.0, 200.0)])
         ]
-        before = {"event": "baseline", "spent": {"completion_tokens": 50}}
-        events = [before, *(progress(0, tokens) for tokens in (150, 180, 230))]
-        found = method(run(tmp_path / "run", steps, events))
+        steps = [{**step, "sampled": n} for step, n in zip(steps, (100, 30, 50), strict=True)]
+        found = method(run(tmp_path / "run", steps))
         assert found["totals"] == {
             "steps": 3,
             "tokens": 96.0,  # 3 steps of 2 components of 16
@@ -305,9 +283,9 @@ class TestFacts:
         assert job["explained"] == [0.0, 0.75]
         assert job["components"]["first"]["penalty"] == [-1.0, 0.0]
         assert job["components"]["second"]["penalty"] == [None, None]
-        assert [(place, some[0]["text"]) for place, some in job["answers"]["first"]] == [
-            (1, "answer 1"),
-            (3, "answer 3"),
+        assert [(row["step"], row["component"], row["text"]) for row in job["answers"]] == [
+            (2, "first", "answer 1"),
+            (4, "first", "answer 3"),
         ]
         shown = section(whole(tmp_path / "whole", steps))
         for text in ("explained by values", "penalty", "answer 1", "answer 3"):
@@ -322,27 +300,6 @@ class TestFacts:
         # The fifth job is under way.
         assert [job["number"] for job in method(path)["jobs"]] == [2, 4, 5]
         assert [len(job["steps"]) for job in method(path)["jobs"]] == [1, 1, 2]
-
-    def test_tokens_are_of_the_job_that_drew_them(self, tmp_path: Path) -> None:
-        events = [
-            progress(0, 10, "3 candidates"),  # another optimizer's
-            {"event": "job", "spent": {"completion_tokens": 15}},
-            progress(1, 20),
-            progress(1, 27),
-            {"event": "job", "spent": {"completion_tokens": 30}},
-            progress(2, 90),
-        ]
-        path = run(tmp_path / "run", [record(0, 1), record(1, 1), record(0, 2)], events)
-        assert [job["sampled"] for job in method(path)["jobs"]] == [12, 60]
-
-    def test_a_step_whose_event_was_lost_has_no_tokens_and_too_many_events_say_nothing(
-        self, tmp_path: Path
-    ) -> None:
-        killed = run(tmp_path / "killed", [record(0), record(1)], [progress(0, 10)])
-        steps = method(killed)["jobs"][0]["steps"]
-        assert [step.get("sampled") for step in steps] == [10, None]
-        mixed = run(tmp_path / "mixed", [record(0)], [progress(0, 10), progress(0, 20)])
-        assert method(mixed)["jobs"][0]["sampled"] is None
 
     def test_whatever_a_record_lacks_the_report_stands(self, tmp_path: Path) -> None:
         parts: list[dict[str, Any]] = [

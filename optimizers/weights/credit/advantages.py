@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import pvariance
+from statistics import fmean, pvariance
 
 from compound.core.errors import DeclarationError, suggest_name
 from compound.optimizers.weights.learner.samples import Group, Sample
@@ -105,7 +105,7 @@ def check_rewards(samples: Iterable[Sample]) -> None:
 
 def variance(rewards: Sequence[float]) -> float:
     """Return the population variance."""
-    mean = math.fsum(rewards) / len(rewards)
+    mean = fmean(rewards)
     return math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)
 
 
@@ -118,24 +118,20 @@ def _key(sample: Sample, number: int) -> Group:
     return sample.group or ("", number)
 
 
-def _mean(rewards: Sequence[float]) -> float:
-    return math.fsum(rewards) / len(rewards)
-
-
 def _deviation(rewards: Sequence[float]) -> float:
     """Return the sample standard deviation (denominator n - 1)."""
     return math.sqrt(variance(rewards) * len(rewards) / (len(rewards) - 1))
 
 
 STANDARDIZATIONS: dict[str, Standardize] = {
-    "trl": lambda r, every: (r - _mean(every)) / (_deviation(every) + DEVIATION_EPSILON),
+    "trl": lambda r, every: (r - fmean(every)) / (_deviation(every) + DEVIATION_EPSILON),
     # mmGRPO, equation 2
-    "plain": lambda r, every: (r - _mean(every)) / _deviation(every),
+    "plain": lambda r, every: (r - fmean(every)) / _deviation(every),
     # Prompt-R1
     "population": lambda r, every: (
-        (r - _mean(every)) / math.sqrt(variance(every) + VARIANCE_EPSILON)
+        (r - fmean(every)) / math.sqrt(variance(every) + VARIANCE_EPSILON)
     ),
-    "center": lambda r, every: r - _mean(every),  # Dr. GRPO
+    "center": lambda r, every: r - fmean(every),  # Dr. GRPO
     # RLOO
     "leave_one_out": lambda r, every: r - (math.fsum(every) - r) / (len(every) - 1),
     "none": lambda r, every: r,  # plain REINFORCE

@@ -8,9 +8,9 @@ is not propagated. The algorithm works on calls, so loops, maps and conditions n
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from compound.core.errors import DeclarationError, suggest_name
 from compound.execution.trace import Call, Trace
@@ -75,7 +75,7 @@ def propagate(
         successors[i] = following, ended
         earned = [shared[j] for j in following if j in shared] + [rewards[t] for t in ended]
         if earned and nodes[i].call.component in agents:
-            shared[i] = _mean(earned) if nodes[i].call.failure is None else fallback
+            shared[i] = fmean(earned) if nodes[i].call.failure is None else fallback
     credits_, unreached = [], []
     for i, node in enumerate(nodes):
         name = node.call.component
@@ -157,7 +157,3 @@ def _direct(
             following |= successors[child][0]
             ended |= successors[child][1]
     return following, ended
-
-
-def _mean(rewards: Sequence[float]) -> float:
-    return math.fsum(rewards) / len(rewards)

@@ -37,11 +37,7 @@ from compound.core.security.sanitize import sanitize_text
 from compound.core.storage.artifacts import Reference, copy_into
 from compound.engines import model_folder, models
 from compound.engines.local import devices, loading
-from compound.optimizers.weights.distributed.learner import (
-    KEY,
-    LearnerSettings,
-    open_trainer,
-)
+from compound.optimizers.weights.distributed.learner import KEY, LearnerSettings, open_trainer
 from compound.optimizers.weights.distributed.worker import END, FAILURE, Channel, find_versions
 from compound.optimizers.weights.learner.samples import SECTION, Sample, samples_to_json
 from compound.optimizers.weights.learner.trainer import LearnerSpec, Saved, StaleSamples, Trainer

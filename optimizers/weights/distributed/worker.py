@@ -29,11 +29,7 @@ from compound.core.errors import DISTRIBUTION, CompoundError
 from compound.engines import model_folder
 from compound.engines.local import loading
 from compound.engines.local.devices import Placement
-from compound.optimizers.weights.distributed.learner import (
-    KEY,
-    open_trainer,
-    place,
-)
+from compound.optimizers.weights.distributed.learner import KEY, open_trainer, place
 from compound.optimizers.weights.learner.samples import samples_from_json
 from compound.optimizers.weights.learner.trainer import LearnerSpec, Saved, Trainer
 
@@ -182,7 +178,9 @@ class LearnerWorker:
 
     def carry_out(self, action: str, arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
         """Carry out an action, and return its result as JSON."""
-        if action in ("find_versions", "join", "open"):
+        if action == "find_versions":  # which must be equal in all processes
+            return find_versions()
+        if action in ("join", "open"):
             return getattr(self, action)(**arguments)
         given = {name: READ.get(name, lambda value: value)(v) for name, v in arguments.items()}
         assert self.trainer is not None  # the run opens it first
@@ -200,10 +198,6 @@ class LearnerWorker:
         if isinstance(result, Saved):
             return result.to_json()
         return self.trainer.versions if action in ("start", "restore") else result
-
-    def find_versions(self) -> dict[str, str]:
-        """Return the versions that must be equal in all processes."""
-        return find_versions()
 
     def join(self, backend: str, *, local: bool) -> None:
         """Form the group."""

@@ -254,11 +254,7 @@ class Passes:
             with self.adapters.using(None if base else name) as model:
                 for batch, counts in self.share(own):
                     ran = self.run(
-                        model,
-                        batch,
-                        temperature=self.temperature,
-                        entropy=False,
-                        logps=logps,
+                        model, batch, temperature=self.temperature, entropy=False, logps=logps
                     )
                     if counts:
                         numbers = row(ran) * ran.mask

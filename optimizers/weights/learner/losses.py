@@ -296,9 +296,20 @@ class Monitor:
     """Accumulates the metrics of the updates of a training step, by component."""
 
     def __init__(
-        self, kept: Sequence[Sample], *, divergence: bool, device: torch.device | None = None
+        self,
+        kept: Sequence[Sample],
+        *,
+        divergence: bool,
+        device: torch.device | None = None,
+        shown: Sequence[Sample] = (),
     ) -> None:
+        import torch
+
         self._kept, self._divergence, self._device = kept, divergence, device
+        self._shown = {id(sample): place for place, sample in enumerate(shown)}
+        # (samples, 2, tokens): in the last update of each, and before the step
+        longest = max((sample.length for sample in shown), default=0)
+        self._logps = torch.zeros((len(shown), 2, longest), device=device)
         self._added: list[tuple[str, Tensor]] = []  # on the device until `facts`
         self._norms: dict[str, list[float]] = defaultdict(list)
         self._skipped = 0
@@ -306,6 +317,13 @@ class Monitor:
     def add(self, component: str, sums: Tensor) -> None:
         """Add `diagnostic_sums` of a component in a micro-batch, without waiting for the device."""
         self._added.append((component, sums))
+
+    def add_logps(self, batch: Sequence[Sample], logps: Tensor, old: Tensor) -> None:
+        """Add the log-probabilities of a micro-batch, of which those of shown samples are kept."""
+        for row, sample in enumerate(batch):
+            if (place := self._shown.get(id(sample))) is not None:
+                for side, values in enumerate((logps.detach(), old)):
+                    self._logps[place, side, : sample.length] = values[row, : sample.length]
 
     def add_norm(self, adapter: str, value: float) -> None:
         """Add the gradient norm of an update; a non-finite norm counts as a skipped update."""
@@ -329,7 +347,10 @@ class Monitor:
             reduced = torch.tensor(table, dtype=torch.float64, device=self._device)
             all_reduce(reduced)
             table = reduced.tolist()
+        if self._shown:
+            all_reduce(self._logps)
         return {
+            **({"shown_logps": self._logps.tolist()} if self._shown else {}),
             "skipped_updates": self._skipped,
             "norms": {name: fmean(some) for name, some in self._norms.items()},
             "components": {

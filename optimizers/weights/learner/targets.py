@@ -6,6 +6,7 @@ set of layers is converted to the shortest suffixes that match these layers and 
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
@@ -39,7 +40,8 @@ def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
         if isinstance(module, torch.nn.Linear)
         and module is not model.get_output_embeddings()
         and module.out_features not in experts
-        and (targets != ATTENTION or _is_attention(name))
+        # a layer of an attention block, judging by the names of its parent modules
+        and (targets != ATTENTION or re.search(r"(attn|attention)[^.]*\.", name))
     }
     if not chosen:
         raise DeclarationError(
@@ -118,11 +120,6 @@ def _share_of_experts(model: PreTrainedModel) -> float:
             ):
                 experts += parameter.numel()
     return experts / layers if experts else 0.0
-
-
-def _is_attention(name: str) -> bool:
-    """Return whether a layer belongs to an attention block, judging by the names of its parent modules."""
-    return any("attn" in part or "attention" in part for part in name.split(".")[:-1])
 
 
 def shortest_suffixes(chosen: Collection[str], others: Collection[str]) -> list[str]:

@@ -32,6 +32,7 @@ from compound.optimizers.weights.learner.batching import (
     per_token,
 )
 from compound.optimizers.weights.learner.critic import VALUE, CriticSettings, ValueCritic
+from compound.optimizers.weights.learner.excerpts import choose_groups
 from compound.optimizers.weights.learner.forward import ForwardPass
 from compound.optimizers.weights.learner.losses import (
     ClippedLoss,
@@ -166,7 +167,9 @@ class Trainer:
         kept = [s for s in samples if self.rollouts.admits(s)]
         learned = self._learned_from(kept)
         divergence = self.policy is not None and self.policy.beta > 0
-        monitor = Monitor(kept, divergence=divergence, device=self.adapters.device)
+        groups = choose_groups(samples, number, self.spec.steps) if self.policy is not None else []
+        shown = [s for group in groups for s in group if self.rollouts.learns_from(s)]
+        monitor = Monitor(kept, divergence=divergence, device=self.adapters.device, shown=shown)
         if self.policy is not None:
             self._check_staleness(kept)
         with self._memory():
@@ -288,6 +291,7 @@ class Trainer:
                     old, sampler, ran.mask, cap=policy.correction
                 )
         terms = losses.per_token_loss(self.loss, ran.logps, old, advantages, ran.mask)
+        monitor.add_logps(batch, ran.logps, old)
         if policy is not None and reference:
             divergence = losses.kl(ran.logps, _rows(reference, batch, ran.mask), ran.mask)
             terms = terms + policy.beta * divergence

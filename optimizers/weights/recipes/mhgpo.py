@@ -21,7 +21,6 @@ from compound.core.example import Example
 from compound.execution.rng import generator
 from compound.optimizers.weights.credit.advantages import advantages
 from compound.optimizers.weights.credit.grouping import regroup
-from compound.optimizers.weights.credit.propagation import Credit
 from compound.optimizers.weights.learner.samples import Group, Sample
 from compound.optimizers.weights.recipes.recipe import (
     CreditedSamples,
@@ -90,7 +89,12 @@ class MHGPO(PolicyRecipe):
             rollouts = await _forked_at_first(context, examples, runs)
         if self.kind == "is":
             rollouts += await _forked_later(context, rollouts, runs)
-        every, facts = propagated_samples(context, rollouts, _group, settings.penalties)
+        every, facts = propagated_samples(
+            context,
+            rollouts,
+            lambda rollout, credit: (rollout.example.id, credit.call.address, rollout.fork),
+            settings.penalties,
+        )
         samples = every
         if self.kind == "is":
             samples = [sample for sample in every if sample.address == sample.group[-1]]
@@ -160,11 +164,6 @@ def _agent(context: RecipeContext, rollout: Rollout, forks: Mapping[str, float])
         return ""
     rng = generator(context.seed, "fork", rollout.example.id)
     return calls[int(rng.choice(len(calls), p=[w / sum(weights) for w in weights]))].address
-
-
-def _group(rollout: Rollout, credit: Credit) -> Group:
-    """Return the group of a call: example, address, and fork address of its rollout."""
-    return (rollout.example.id, credit.call.address, rollout.fork)
 
 
 def _regrouped(
