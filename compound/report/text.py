@@ -18,7 +18,7 @@ Piece = tuple[Literal["same", "old", "new"], str]
 
 LONG = 600  # maximum characters of a value to show
 ALIKE = 0.4  # below this similarity, texts are shown one after the other
-WORDS = 4_000  # above this many words, compare lines: the comparison takes quadratic time
+WORDS = 4_000  # of both texts: compare lines if there are more, and nothing if there are more lines
 
 # Control characters, bidirectional marks and tags, which could disguise text: shown by their code.
 _CODES = [
@@ -206,6 +206,8 @@ def word_diff(before: str, after: str) -> list[Piece]:
     old, new = _tokens(before), _tokens(after)
     if len(old) + len(new) > WORDS:
         old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
+    if len(old) + len(new) > WORDS:
+        return _changed(before, after)
     matcher = SequenceMatcher(None, old, new, autojunk=False)
     if matcher.ratio() < ALIKE:
         return _changed(before, after)

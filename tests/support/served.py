@@ -56,7 +56,7 @@ def served(
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     listening.listen(2048)
-    server = DrainingServer(uvicorn_config(built, options), built, system.name)
+    server = DrainingServer(uvicorn_config(built.application, options.drain), built, system.name)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])), daemon=True)
     thread.start()
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"

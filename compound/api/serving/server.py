@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from compound.api.serving.application import Built, build
 from compound.api.serving.ports import chat_problem
@@ -49,7 +50,8 @@ def serve(
     listening = listen(settings)
     try:
         built = build(system, config, engines, settings)
-        server = DrainingServer(uvicorn_config(built, settings), built, system.name)
+        how = uvicorn_config(built.application, settings.drain)
+        server = DrainingServer(how, built, system.name)
         server.run([listening])
     finally:
         listening.close()
@@ -59,10 +61,10 @@ def serve(
         raise CompoundError("the server could not be started", hint="the log above has the reason")
 
 
-def uvicorn_config(built: Built, settings: ServerSettings) -> uvicorn.Config:
+def uvicorn_config(application: ASGIApp, drain: float) -> uvicorn.Config:
     """Return uvicorn's settings: logs without requests, no trust in forwarded addresses, a bounded drain."""
     return uvicorn.Config(
-        built.application,
+        application,
         http=BoundedProtocol,
         log_config=LOGGING,
         access_log=False,
@@ -71,7 +73,7 @@ def uvicorn_config(built: Built, settings: ServerSettings) -> uvicorn.Config:
         ws="none",
         timeout_keep_alive=KEEP_ALIVE,
         # after the runs have been stopped, only connections that do not read their answers are left
-        timeout_graceful_shutdown=settings.drain + 1,  # type: ignore[arg-type]  # asyncio takes parts of seconds
+        timeout_graceful_shutdown=drain + 1,  # type: ignore[arg-type]  # asyncio takes parts of seconds
     )
 
 
@@ -93,6 +95,12 @@ def listen(settings: ServerSettings) -> socket.socket:
         ) from None
     found.set_inheritable(True)
     return found
+
+
+def url_of(listening: socket.socket) -> str:
+    """Return the address of an open socket."""
+    host, port = listening.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 class DrainingServer(uvicorn.Server):
@@ -123,11 +131,9 @@ class DrainingServer(uvicorn.Server):
             gc.freeze()
             if hasattr(signal, "SIGHUP"):
                 asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
-        host, port = (sockets or [])[0].getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
         digest = self._service.deployments.current.digest[:12]
         print(
-            f"serving {self._name} on http://{shown}:{port} (configuration {digest})",
+            f"serving {self._name} on {url_of((sockets or [])[0])} (configuration {digest})",
             file=sys.stderr,
             flush=True,
         )

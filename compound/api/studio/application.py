@@ -12,11 +12,11 @@ import logging
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import quote, urlencode
 
 import uvicorn
@@ -31,7 +31,7 @@ from starlette.responses import FileResponse, HTMLResponse, Response, StreamingR
 from starlette.routing import Route
 
 from compound import __version__
-from compound.api.serving.server import LOGGING, listen
+from compound.api.serving.server import listen, url_of, uvicorn_config
 from compound.api.serving.settings import ServerSettings
 from compound.api.studio.labels import Choice, Labels
 from compound.api.studio.runs import Run, Runs
@@ -41,7 +41,7 @@ from compound.core.errors import CompoundError, RunDirectoryError
 from compound.core.formatting import plural
 from compound.core.security.sanitize import redact_secrets, sanitize_text
 from compound.core.web.addresses import is_loopback
-from compound.core.web.guard import BoundedProtocol, Guard
+from compound.core.web.guard import Guard
 from compound.core.web.problems import HTTPProblem, json_response
 from compound.optimization.runs.directory import inconsistency_errors
 from compound.report.figures import use_page_colors
@@ -51,6 +51,7 @@ from compound.report.text import FORMATS, escape_invisible, shown, word_diff
 LOG = logging.getLogger("compound.api.studio")
 HERE = Path(__file__).parent
 ASSETS = {"studio.css": "text/css", "studio.js": "text/javascript"}
+FOLLOWED = ("overview", "candidates", "training")  # views that change during a run
 POLL = 1.0  # seconds between looks at the files of a run that is followed
 HEADERS = {
     "Content-Security-Policy": (
@@ -121,7 +122,7 @@ def environment() -> Environment:
         "brief": brief,
         "picture": lambda svg: Markup(use_page_colors(svg)),  # nosec B704  # drawn by this package
         "plural": plural,
-        "time": _time,
+        "time": lambda at: "–" if at is None else f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M}",
         "whole": partial(shown, limit=10**9),
     }
     found.globals |= {
@@ -133,23 +134,11 @@ def environment() -> Environment:
     return found
 
 
-def _time(at: float | None) -> str:
-    """Return a time of this machine, to the minute."""
-    return "–" if at is None else datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M")
-
-
 def link(run: str, view: str = "overview", query: Query | None = None, **options: object) -> str:
     """Return the address of a page of a run; of a query, only what differs from its defaults is named."""
     chosen: dict[str, object] = {} if view == "overview" else {"view": view}
     if query is not None:
-        chosen |= {
-            "split": query.split,
-            "before": query.before,
-            "after": query.after,
-            "show": query.show,
-            "sort": query.sort,
-            "q": query.search,
-        }
+        chosen |= asdict(query)
     chosen = {
         name: value for name, value in {**chosen, **options}.items() if value not in ("", None)
     }
@@ -194,7 +183,7 @@ def application(folder: Path, settings: ServerSettings | None = None) -> Starlet
             Route(path, partial(handler, studio), methods=[method])
             for path, (method, handler) in routes.items()
         ],
-        exception_handlers={CompoundError: _on_error, HTTPException: _on_unknown},
+        exception_handlers=dict.fromkeys((CompoundError, HTTPException, Exception), _on_error),
         lifespan=lifespan,
     )
     settings = settings or ServerSettings(max_body=2**16)
@@ -222,7 +211,14 @@ async def _run(studio: Studio, request: Request) -> Response:
     def make() -> View:
         run = studio.runs.get(request.path_params["name"])
         template, context = VIEWS[view](run, options)
-        return template, {**context, "run": run, "view": view, "tabs": tabs(run)}
+        is_live = view in FOLLOWED and run.state != "finished"
+        return template, {
+            **context,
+            "run": run,
+            "view": view,
+            "tabs": tabs(run),
+            "is_live": is_live,
+        }
 
     return await studio.page(request, make)
 
@@ -286,18 +282,13 @@ async def _label(studio: Studio, request: Request) -> Response:
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    """Answer with an error of a run, as a page or as JSON."""
-    found = cast("CompoundError", error)
-    missing = isinstance(found, RunDirectoryError) and found.message.startswith("there is no run")
-    return _failed(request, 404 if missing else 409, sanitize_text(str(found)))
-
-
-async def _on_unknown(request: Request, error: Exception) -> Response:
-    found = cast("HTTPException", error)
-    return _failed(request, found.status_code, sanitize_text(str(found.detail)))
-
-
-def _failed(request: Request, status: int, message: str) -> Response:
+    """Answer with an error, as a page or as JSON."""
+    status, message = 500, "The studio failed; its terminal shows the error."
+    if isinstance(error, HTTPException):
+        status, message = error.status_code, error.detail
+    elif isinstance(error, CompoundError):
+        status, message = 404 if error.message.startswith("there is no run") else 409, str(error)
+    message = sanitize_text(message)
     if request.method == "POST":
         return HTTPProblem(status, "failed", message).response()
     return html("error.html", {"message": message, "status": status}, status)
@@ -323,21 +314,9 @@ def serve(folder: Path, host: str, port: int, opened: Callable[[str], object]) -
     settings = ServerSettings(host=host, port=port, max_body=2**16)
     listening = listen(settings)
     try:
-        config = uvicorn.Config(
-            application(folder, settings),
-            http=BoundedProtocol,
-            log_config=LOGGING,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            ws="none",
-            timeout_graceful_shutdown=1,  # live pages stay connected
-        )
-        place, found = listening.getsockname()[:2]
-        address = f"http://{f'[{place}]' if ':' in place else place}:{found}"
-        server = uvicorn.Server(config)
-        opened(address)
-        server.run([listening])
+        config = uvicorn_config(application(folder, settings), drain=0.0)  # live pages stay open
+        opened(url_of(listening))
+        uvicorn.Server(config).run([listening])
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
     finally:

@@ -14,7 +14,7 @@ from html import escape
 from markupsafe import Markup
 
 WIDTH, HEIGHT = 720, 280
-LEFT, RIGHT, TOP, BOTTOM = 58, 14, 14, 44
+LEFT, RIGHT, TOP, BOTTOM = 58, 14, 34, 44
 COLORS = ("accent", "other1", "other2", "other3", "good")
 SHAPES = (  # a circle, a square, a diamond, a triangle and a cross, from their middle
     "m-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0 -9 0",
@@ -91,13 +91,13 @@ class Scale:
         share = (value - self.low) / (self.high - self.low)
         return round(self.start + share * (self.end - self.start), 1)
 
-    def ticks(self) -> list[float]:
-        """Return round values in the range.
+    def ticks(self, least: float = 0.0) -> list[float]:
+        """Return round values in the range, at least ``least`` apart.
 
         >>> Scale(0.0, 1.0, 0, 100).ticks()
         [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
         """
-        rough = (self.high - self.low) / TICKS
+        rough = max(least, (self.high - self.low) / TICKS)
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
         first = math.ceil(self.low / step - 1e-9)
@@ -127,15 +127,14 @@ def _axes(chart: Chart, across: Scale, up: Scale) -> Iterator[str]:
         y = up(tick)
         yield f'<path class="grid" d="M{LEFT} {y}H{WIDTH - RIGHT}"/>'
         yield f'<text class="tick" x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{tick:g}</text>'
-    for tick in across.ticks():
+    whole = all(point.x.is_integer() for point in chart.points)  # such as numbers of candidates
+    for tick in across.ticks(1.0 if whole else 0.0):
         x = across(tick)
         place = f'x="{x}" y="{HEIGHT - BOTTOM + 18}"'
         yield f'<text class="tick" {place} text-anchor="middle">{tick:,g}</text>'
-    middle, half = (LEFT + WIDTH - RIGHT) / 2, (TOP + HEIGHT - BOTTOM) / 2
     x_label, y_label = escape(chart.x_label), escape(chart.y_label)
-    yield f'<text class="axis" x="{middle}" y="{HEIGHT - 6}" text-anchor="middle">{x_label}</text>'
-    turned = f'transform="translate(14 {half}) rotate(-90)" text-anchor="middle"'
-    yield f'<text class="axis" {turned}>{y_label}</text>'
+    at = f'x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end"'
+    yield f'<text class="axis" {at}>{x_label}</text><text class="axis" x="0" y="18">{y_label}</text>'
 
 
 def _lines(chart: Chart, across: Scale, up: Scale) -> Iterator[str]:

@@ -6,7 +6,9 @@ Labels are kept in the folder ``labels`` of the run directory, in the format of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -28,34 +30,24 @@ Choice = Literal["left", "right", "equal"]
 
 @dataclass(frozen=True)
 class OutputPair:
-    """The outputs of two configurations for one example, in a random order.
-
-    Attributes:
-        swapped: whether the right side is that of the first configuration.
-    """
+    """The outputs of two configurations for one example, in a random order."""
 
     example: str
     left: RecordedTrace
     right: RecordedTrace
-    swapped: bool
-
-    @property
-    def ids(self) -> tuple[str, str]:
-        """Names of the runs on the left and on the right."""
-        return run_id(self.left), run_id(self.right)
 
 
 @dataclass(frozen=True)
 class LabelProgress:
     """The next pair, if there is one, and what the labels so far say.
 
-    ``preferred`` counts the labels for the first and for the second configuration, and those
-    without a preference; ``share`` is the share of the second one, with its 95 % interval.
+    ``done`` counts the labelled pairs; ``share`` is the share in which the second configuration was
+    preferred, where those without a preference count half, with its 95 % interval.
     """
 
     pair: OutputPair | None
     total: int
-    preferred: tuple[int, int, int]
+    done: int
     share: Mapping[str, Any] | None
 
 
@@ -73,24 +65,24 @@ def progress(run: Run, query: Query) -> LabelProgress:
     log = _read(run)
     better = set(log.preferences)
     equal = {frozenset(pair) for pair in log.ties}
-    counts, first, total = [0, 0, 0], None, 0
+    counts, first, total = Counter[str](), None, 0
     pairs = sorted(run.traces.pairs(query), key=lambda pair: derive_seed("labels", pair[0]))
     for example, before, after in pairs:
         total += 1
         one = f"{query.split}/{query.before[:16]}/{before}/{example}"
         other = f"{query.split}/{query.after[:16]}/{after}/{example}"
         if (one, other) in better:
-            counts[0] += 1
+            counts["before"] += 1
         elif (other, one) in better:
-            counts[1] += 1
+            counts["after"] += 1
         elif frozenset((one, other)) in equal:
-            counts[2] += 1
+            counts["equal"] += 1
         elif first is None:
             first = example, before, after
-    values = [0.0] * counts[0] + [1.0] * counts[1] + [0.5] * counts[2]
+    values = [0.0] * counts["before"] + [1.0] * counts["after"] + [0.5] * counts["equal"]
     share = mean_interval(values, bounds=UNIT).to_json() if values else None
     pair = None if first is None else _pair(run, query, *first)
-    return LabelProgress(pair, total, (counts[0], counts[1], counts[2]), share)
+    return LabelProgress(pair, total, len(values), share)
 
 
 def _read(run: Run) -> FeedbackLog:
@@ -107,9 +99,8 @@ def _pair(run: Run, query: Query, example: str, before: int, after: int) -> Outp
     )
     if sides[0] is None or sides[1] is None:
         return None
-    swapped = bool(derive_seed("sides", run.name, example) % 2)
-    left, right = sides[::-1] if swapped else sides
-    return OutputPair(example, cast("RecordedTrace", left), cast("RecordedTrace", right), swapped)
+    left, right = sides[::-1] if derive_seed("sides", run.name, example) % 2 else sides
+    return OutputPair(example, cast("RecordedTrace", left), cast("RecordedTrace", right))
 
 
 class Labels:
@@ -117,6 +108,7 @@ class Labels:
 
     def __init__(self) -> None:
         self._stores: dict[str, FeedbackStore] = {}
+        self._lock = threading.Lock()  # several people may label at the same time
 
     def add(self, run: Run, query: Query, example: str, choice: Choice) -> None:
         """Store which of two outputs is better, once the label is on the disk.
@@ -133,11 +125,12 @@ class Labels:
             pair = _pair(run, query, example, samples[0][0], samples[1][0])
         if pair is None:
             raise CompoundError(f"there is no pair of outputs for example {example!r}")
-        store = self._store(run)
-        for trace in (pair.left, pair.right):
-            if not store.knows(run_id(trace)):
-                store.add_run(run_id(trace), from_json(trace))
-        left, right = pair.ids
+        with self._lock:
+            store = self._store(run)
+            left, right = run_id(pair.left), run_id(pair.right)
+            for name, trace in ((left, pair.left), (right, pair.right)):
+                if not store.knows(name):
+                    store.add_run(name, from_json(trace))
         documents: Mapping[Choice, Mapping[str, object]] = {
             "left": {"better": left, "worse": right},
             "right": {"better": right, "worse": left},
@@ -158,7 +151,5 @@ class Labels:
 
     def close(self) -> None:
         """Write what is left, and release the folders."""
-        stores: Sequence[FeedbackStore] = [*self._stores.values()]
-        self._stores.clear()
-        for store in stores:
-            store.close()
+        while self._stores:
+            self._stores.popitem()[1].close()

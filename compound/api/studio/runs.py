@@ -19,14 +19,9 @@ from compound.core.security.untrusted import UntrustedFolder
 from compound.core.storage.locking import Owner
 from compound.evaluation.evaluate import Evaluation, gain_interval
 from compound.execution.rng import derive_seed
-from compound.graph.configuration import Configuration
 from compound.optimization.runs.candidate_record import CandidateRecord, read_candidates
 from compound.optimization.runs.candidates import FILE as CANDIDATES
-from compound.optimization.runs.directory import (
-    CHECKPOINT,
-    CONFIG,
-    inconsistency_errors,
-)
+from compound.optimization.runs.directory import CHECKPOINT, CONFIG, inconsistency_errors
 from compound.optimization.runs.recorder import EVENTS, STOP
 from compound.report import summarize
 from compound.report.record import SIDES, Facts, Record
@@ -35,7 +30,6 @@ State = Literal["finished", "running", "unfinished", "damaged"]
 Value = TypeVar("Value")
 MOST_OPEN = 8  # runs whose contents are kept, each with an index of its traces
 IDLE = 60.0  # seconds without a request after which the contents of another run may be dropped
-SUMMARY = "summary"
 
 
 class Run:
@@ -53,8 +47,8 @@ class Run:
         self._kept: dict[str, tuple[object, object]] = {}
         self._lock = threading.Lock()
 
-    def _keep(self, name: str, files: Sequence[str], read: Callable[[], Value]) -> Value:
-        """Return a value that is read again only after a change of the files."""
+    def remember(self, name: str, files: Sequence[str], read: Callable[[], Value]) -> Value:
+        """Return a value of some files, such as a figure, read again only after a change of them."""
         with self._lock:
             stamp = self.stamp(files)
             kept = self._kept.get(name)
@@ -70,46 +64,36 @@ class Run:
     @property
     def record(self) -> Record:
         """The configuration, the events and the state of the run."""
-        return self._keep("record", (CONFIG, CHECKPOINT, EVENTS), partial(Record.read, self.folder))
+        return self.remember(
+            "record", (CONFIG, CHECKPOINT, EVENTS), partial(Record.read, self.folder)
+        )
 
     @property
     def facts(self) -> Facts:
         """The facts of the run's report, without those of its traces."""
         files, record = (CONFIG, CHECKPOINT, EVENTS, CANDIDATES), self.record
         path = self.folder.path
-        return self._keep("facts", files, lambda: summarize(path, traces=False, record=record))
+        return self.remember("facts", files, lambda: summarize(path, traces=False, record=record))
 
     @property
     def candidates(self) -> list[CandidateRecord]:
         """The candidates so far: of a run in progress, up to its last job or decision."""
-        return self._keep(
+        return self.remember(
             CANDIDATES, (CANDIDATES, CHECKPOINT), partial(read_candidates, self.folder)
         )
 
     @property
-    def candidates_problem(self) -> str:
-        """Why the candidates cannot be read; ``""`` if they can."""
+    def known_candidates(self) -> tuple[list[CandidateRecord], str]:
+        """The candidates, or none and the reason if they cannot be read."""
         try:
-            _ = self.candidates
+            return self.candidates, ""
         except RunDirectoryError as error:
-            return str(error)
-        return ""
-
-    @property
-    def readable_candidates(self) -> list[CandidateRecord]:
-        """The candidates, or none if they cannot be read."""
-        return [] if self.candidates_problem else self.candidates
-
-    def remember(self, name: str, files: Sequence[str], read: Callable[[], Value]) -> Value:
-        """Return a value of a page, such as a figure, read again only after a change of files."""
-        return self._keep(name, files, read)
+            return [], str(error)
 
     @property
     def state(self) -> State:
         """Whether the run has ended, and otherwise whether a process of this machine writes to it."""
-        if self.record.state.done:
-            return "finished"
-        return _unfinished(self.folder)
+        return _state(self.folder, done=self.record.state.done)
 
     def sides(self) -> dict[str, tuple[str, str]]:
         """Return the initial and the best configuration of each split that both were run on."""
@@ -124,19 +108,9 @@ class Run:
         """Return a name for each known configuration by digest."""
         names = {self.record.start.digest: "initial"}
         best = self.record.best.digest
-        for number, candidate in enumerate(self.candidates, 1):
+        for number, candidate in enumerate(self.known_candidates[0], 1):
             names.setdefault(candidate.digest, f"candidate {number}")
-        if best not in names or names[best] != "initial":
-            names[best] = "result"
-        return names
-
-    def values_of(self, digest: str) -> Configuration | None:
-        """Return the configuration of a digest; ``None`` if it is unknown."""
-        start, best = self.record.start, self.record.best
-        known = {start.digest: start, best.digest: best}
-        if digest not in known:
-            known |= {c.digest: start.replace(c.values) for c in self.candidates}
-        return known.get(digest)
+        return names if names.get(best) == "initial" else {**names, best: "result"}
 
     def stop(self) -> None:
         """Ask the process of the run to end after its next checkpoint.
@@ -157,16 +131,11 @@ class Run:
         """Return the row of the list of runs; that of a run that cannot be read holds the reason."""
         try:
             files = (CONFIG, CHECKPOINT, EVENTS)
-            row = self._keep(SUMMARY, files, partial(_summary, self.name, self.folder))
-            state = row["state"] if row["state"] == "finished" else _unfinished(self.folder)
+            row = self.remember("summary", files, partial(_summary, self.name, self.folder))
             stopping = self.is_stopping
         except RunDirectoryError as error:
             return {"name": self.name, "state": "damaged", "problem": str(error)}
-        return {**row, "state": state, "stopping": stopping}
-
-    def close(self) -> None:
-        """Close the index of the traces."""
-        self.traces.close()
+        return {**row, "state": _state(self.folder, done=row["done"]), "stopping": stopping}
 
 
 class Runs:
@@ -178,16 +147,11 @@ class Runs:
     """
 
     def __init__(self, folder: Path, scratch: Path) -> None:
-        self.folder = folder
-        self._scratch = scratch
+        self.folder, self._scratch = folder, scratch
+        self._is_run = UntrustedFolder(folder).kind(CONFIG) is not None
         self._known: dict[str, Run] = {}
         self._used: dict[str, float] = {}  # when a page of a run was last asked for
         self._lock = threading.Lock()
-
-    @property
-    def is_single(self) -> bool:
-        """Whether the folder is a run directory."""
-        return UntrustedFolder(self.folder).kind(CONFIG) is not None
 
     def names(self) -> list[str]:
         """Return the names of all runs, in order.
@@ -195,7 +159,7 @@ class Runs:
         Raises:
             RunDirectoryError: the folder cannot be read.
         """
-        if self.is_single:
+        if self._is_run:
             return [self.folder.resolve().name]
         return sorted(str(path.relative_to(self.folder)) for path in run_directories(self.folder))
 
@@ -213,13 +177,13 @@ class Runs:
             idle = [known for known, at in self._used.items() if now - at > IDLE]
             for other in idle[: max(0, len(self._used) - MOST_OPEN)]:
                 del self._used[other]
-                self._known.pop(other).close()
+                self._known.pop(other).traces.close()
         return run
 
     def _find(self, name: str) -> Run:
         folder = UntrustedFolder(self.folder)
         parts = [part for part in name.split("/") if part]
-        for part in parts[1:] if self.is_single else parts:
+        for part in parts[1:] if self._is_run else parts:
             folder = folder.below(part)
         if not parts or folder.kind(CONFIG) is None:
             raise RunDirectoryError(f"there is no run {name!r} in {self.folder}")
@@ -242,7 +206,7 @@ class Runs:
         """Close all runs."""
         with self._lock:
             while self._known:
-                self._known.popitem()[1].close()
+                self._known.popitem()[1].traces.close()
 
 
 def _stamp(folder: UntrustedFolder, name: str) -> tuple[int, int, int] | None:
@@ -253,8 +217,8 @@ def _stamp(folder: UntrustedFolder, name: str) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _unfinished(folder: UntrustedFolder) -> State:
-    return "running" if is_alive(folder) else "unfinished"
+def _state(folder: UntrustedFolder, *, done: bool) -> State:
+    return "finished" if done else "running" if is_alive(folder) else "unfinished"
 
 
 def is_alive(folder: UntrustedFolder) -> bool:
@@ -283,10 +247,9 @@ def _summary(name: str, folder: UntrustedFolder) -> dict[str, Any]:
     if before is not None and after is not None and before.configuration != after.configuration:
         gain = gain_interval(before, after).to_json()
     times = [event["at"] for event in record.events if "at" in event]
-    decisions = record.all("decision")
     return {
         "name": name,
-        "state": "finished" if record.state.done else "unfinished",
+        "done": record.state.done,
         "system": str(config.get("system", "")),
         "method": record.method,
         "seed": config["optimize"]["seed"],
@@ -295,13 +258,11 @@ def _summary(name: str, folder: UntrustedFolder) -> dict[str, Any]:
         "before": before.mean if before else None,
         "after": after.mean if after else None,
         "gain": gain,
-        "verdict": decisions[-1].get("verdict", "") if decisions else "",
         "missing": record.missing,
         "cost": spent.get("cost"),
         "unpriced": spent.get("unpriced", 0),
         "tokens": spent.get("prompt_tokens", 0) + spent.get("completion_tokens", 0),
-        "system_runs": spent.get("system_runs"),
-        "seconds": times[-1] - times[0] if len(times) > 1 else None,
+        "seconds": spent.get("seconds"),
         "began": times[0] if times else None,
         "data": config.get("data", {}).get(split, {}).get("digest"),
     }

@@ -81,15 +81,15 @@ class Query:
     after: str
     show: str = "all"
     sort: str = "difference"
-    search: str = ""
+    q: str = ""  # words to find
 
     @property
     def sql(self) -> tuple[str, list[object]]:
         """The condition with its parameters."""
         values: list[object] = [self.split, self.before, self.split, self.after]
         condition = FILTERS.get(self.show, "1")
-        if self.search:
-            words = self.search.split()[:8]
+        if self.q:
+            words = self.q.split()[:8]
             condition = f"({condition})" + " AND text LIKE ? ESCAPE '\\'" * len(words)
             values += [f"%{_escape_like(word)}%" for word in words]
         return condition, values
@@ -213,7 +213,7 @@ class TraceIndex:
         counts = self._rows(f"SELECT {sums} FROM ({BOTH})", values[:4])[0]  # nosec B608  # constants
         known = {name: int(counts[name] or 0) for name in FILTERS}
         total = known.get(query.show, known["all"])
-        if query.search:
+        if query.q:
             found = self._rows(f"SELECT count(*) AS n FROM ({BOTH}) WHERE {condition}", values)  # nosec B608  # constants
             total = int(found[0]["n"])
         return Page(rows, total, known)

@@ -13,7 +13,7 @@ from compound.api.studio.runs import Run, Runs, compared_sides, seconds_left, sp
 from compound.api.studio.traces import FILTERS, SORTS, Query
 from compound.core.errors import CompoundError
 from compound.evaluation.evaluate import Evaluation, gain_interval
-from compound.optimization.runs.candidate_record import CandidateRecord, front
+from compound.optimization.runs.candidate_record import FEWEST, CandidateRecord, cost_name, front
 from compound.optimization.runs.importance import importance
 from compound.optimization.runs.recorder import MEMORY
 from compound.report.facts import reward_facts
@@ -22,8 +22,10 @@ from compound.report.rendering import Figure, draw_figure
 from compound.report.rewards import reward_figures
 from compound.report.text import count, number, signed
 from compound.report.training import (
-    answers_of,
+    ShownGroup,
     panels_with_data,
+    shown_groups,
+    shown_steps,
     trained_components,
     training_facts,
     training_svg,
@@ -34,13 +36,14 @@ from compound.rewards.model import NONE as NO_BACKBONE
 
 PAGE = 50  # examples per page
 MOST = 200  # rows of the comparison of runs
+MOST_GROUPS = 16  # of a step of training, and answers of a group
+LEVELS = 4  # of the colour of a token
 WORST = 5  # pairs that a reward orders most wrongly
 COSTS = {
-    "tokens": ("tokens per run", lambda c: c.tokens),
-    "usd": ("dollars per run", lambda c: c.usd),
-    "seconds": ("seconds per run, with waits", lambda c: c.seconds),
+    "tokens": "tokens per run",
+    "usd": "dollars per run",
+    "seconds": "seconds per run, with waits",
 }
-COST: Mapping[str, tuple[str, Callable[[CandidateRecord], float | None]]] = COSTS
 
 Options = Mapping[str, str]
 View = tuple[str, dict[str, Any]]
@@ -78,6 +81,7 @@ def compare(runs: Runs, names: Sequence[str]) -> View:
         "examples": _scores_by_example(known) if comparable else [],
         "changes": [run.facts["changes"] for run in chosen],
         "costs": [_costs(run) for run in chosen],
+        "headings": ["example", *(f"#{run.name}" for run in chosen)],
         "most": MOST,
     }
 
@@ -103,25 +107,25 @@ def overview(run: Run, options: Options) -> View:
         "latest": _latest(run),
         "course": _course(facts),
         "found": _found(run),
-        "changes": facts["changes"],
         "costs": _costs(run),
-        "problem": run.candidates_problem,
+        "problem": run.known_candidates[1],
     }
 
 
 def _latest(run: Run) -> str:
     """Return what the run does, in its own words."""
+    phases = {
+        "start": "searching",
+        "decision": "a decision was made",
+        "test_before": "testing the result",
+        "test_after": "ending",
+        "done": "",
+    }
     for event in reversed(run.record.events):
         if event["event"] == "progress" and event.get("note"):
             return str(event["note"])
-        if event["event"] in ("decision", "start", "test_before", "test_after", "done"):
-            return {
-                "start": "searching",
-                "decision": "a decision was made",
-                "test_before": "testing the result",
-                "test_after": "ending",
-                "done": "",
-            }[event["event"]]
+        if event["event"] in phases:
+            return phases[event["event"]]
     return "evaluating the initial configuration"
 
 
@@ -160,7 +164,7 @@ def _found(run: Run) -> Chart | None:
     """Return the chart of the candidates' gains in the order in which they were found."""
     points = [
         _point(run, candidate, place, float(place))
-        for place, candidate in enumerate(run.readable_candidates, 1)
+        for place, candidate in enumerate(run.known_candidates[0], 1)
         if candidate.gain is not None
     ]
     if len(points) < 2:
@@ -192,7 +196,7 @@ def _point(run: Run, candidate: CandidateRecord, place: int, x: float) -> Point:
 
 def _costs(run: Run) -> list[tuple[str, float, float]]:
     """Return what a run of the system takes with the initial configuration and with the result."""
-    known = run.readable_candidates
+    known = run.known_candidates[0]
     chosen = next((candidate for candidate in known if candidate.chosen), None)
     if chosen is None:
         return []
@@ -211,43 +215,44 @@ def _costs(run: Run) -> list[tuple[str, float, float]]:
 def candidates(run: Run, options: Options) -> View:
     """Return all candidates, the front of score against cost, and the importance of parameters."""
     known = run.candidates
-    priced = any(candidate.usd for candidate in known)
-    cost = options.get("cost", "usd" if priced else "tokens")
-    cost = cost if cost in COST else "tokens"
+    cost = options.get("cost", "")
+    cost = cost if cost in COSTS else cost_name(known)
+    best = front(known, cost)
     rows = [*enumerate(known, 1)]
     order = options.get("sort", "found")
     if order == "gain":
         rows.sort(key=lambda row: -(row[1].gain if row[1].gain is not None else -9e9))
     elif order == "cost":
-        rows.sort(key=lambda row: COST[cost][1](row[1]) or 0.0)
+        rows.sort(key=lambda row: getattr(row[1], cost) or 0.0)
     return "candidates.html", {
         "rows": rows,
         "cost": cost,
-        "costs": {name: label for name, (label, _) in COST.items()},
+        "costs": COSTS,
         "sort": order,
         "found": _found(run),
-        "front": _front_chart(run, known, cost),
-        "on_front": {candidate.digest for candidate in front(known)},
+        "front": _front_chart(run, known, best, cost),
+        "on_front": {candidate.digest for candidate in best},
+        "fewest": FEWEST,
         "importance": importance(known),
     }
 
 
-def _front_chart(run: Run, known: Sequence[CandidateRecord], cost: str) -> Chart | None:
-    label, read = COST[cost]
+def _front_chart(
+    run: Run, known: Sequence[CandidateRecord], best: Sequence[CandidateRecord], cost: str
+) -> Chart | None:
     points = [
         _point(run, candidate, place, value)
         for place, candidate in enumerate(known, 1)
-        if candidate.gain is not None and (value := read(candidate)) is not None
+        if candidate.gain is not None and (value := getattr(candidate, cost)) is not None
     ]
     if len(points) < 2 or len({point.x for point in points}) < 2:
         return None
-    best = [(value, c.gain or 0.0) for c in front(known) if (value := read(c)) is not None]
     return Chart(
-        f"Gain of {len(points)} candidates against {label}; the chosen one has a ring",
-        label,
+        f"Gain of {len(points)} candidates against {COSTS[cost]}; the chosen one has a ring",
+        COSTS[cost],
         "gain over the initial configuration",
         points,
-        {"front": sorted(best)},
+        {"front": [(getattr(each, cost), each.gain or 0.0) for each in best]},
         steps=True,
     )
 
@@ -263,10 +268,11 @@ def candidate(run: Run, options: Options) -> View:
         raise CompoundError(f"there is no candidate {place!r} of {run.name}")
     shown = known[int(place) - 1]
     numbers = {each.digest: number_ for number_, each in enumerate(known, 1)}
-    start = run.record.start
-    parent = run.values_of(shown.parent) if shown.parent else start
+    start, parent = run.record.start, numbers.get(shown.parent)
     against = options.get("against", "parent")
-    other = start if against == "start" or parent is None else parent
+    other = start
+    if against != "start" and parent is not None:
+        other = start.replace(known[parent - 1].values)
     mine = start.replace(shown.values)
     changed = [
         {"key": change.key, "before": other[change.key], "after": mine[change.key]}
@@ -275,7 +281,7 @@ def candidate(run: Run, options: Options) -> View:
     return "candidate.html", {
         "candidate": shown,
         "number": int(place),
-        "parent": numbers.get(shown.parent),
+        "parent": parent,
         "against": against,
         "changed": changed,
         "values": mine.to_json(),
@@ -335,10 +341,9 @@ def example(run: Run, options: Options) -> View:
     query, name = query_of(run, options), options.get("example", "")
     sample = options.get("sample", "")
     wanted = int(sample) if sample.isdecimal() and len(sample) < 9 else None
-    traces = [
-        run.traces.trace(query.split, digest, name, wanted)
-        for digest in (query.before, query.after)
-    ]
+    digests = [*dict.fromkeys((query.before, query.after))]  # one if nothing was changed
+    traces = [run.traces.trace(query.split, digest, name, wanted) for digest in digests]
+    others = traces[::-1] if len(traces) > 1 else [None]
     shown = [trace for trace in traces if trace is not None]
     if not shown:
         raise CompoundError(f"there is no recorded run of example {name!r} ({query.split})")
@@ -356,11 +361,9 @@ def example(run: Run, options: Options) -> View:
                 "name": names.get(digest, digest[:10]),
                 "trace": trace,
                 "rewards": rewards.get(digest, {}),
-                "calls": _calls(trace, traces[1 - place]) if trace else [],
+                "calls": _calls(trace, other) if trace else [],
             }
-            for place, (digest, trace) in enumerate(
-                zip((query.before, query.after), traces, strict=True)
-            )
+            for digest, trace, other in zip(digests, traces, others, strict=True)
         ],
         "unknown_rewards": why,
     }
@@ -409,26 +412,29 @@ def rewards(run: Run, options: Options) -> View:
     """Return accuracy, calibration and the worst pairs of the local rewards."""
     files = (f"{REWARDS}/card.json", "events.jsonl", MEMORY)
     facts = run.remember("reward facts", files, lambda: reward_facts(run.folder.path))
+
+    def worst() -> Mapping[str, Sequence[Judgement]]:
+        opened = Inspection.open(run.folder.path)
+        return {name: opened.worst(name, WORST) for name in opened.components}
+
     return "rewards.html", {
         "facts": facts,
         "figures": run.remember("reward figures", files, lambda: reward_figures(facts)),
-        "worst": run.remember("worst pairs", files, lambda: _worst(run, facts)),
+        "worst": run.remember("worst pairs", files, worst)
+        if facts and "problem" not in facts
+        else {},
     }
 
 
-def _worst(run: Run, facts: Mapping[str, Any] | None) -> Mapping[str, Sequence[Judgement]]:
-    """Return the pairs that each reward orders most wrongly."""
-    if not facts or "problem" in facts:
-        return {}
-    opened = Inspection.open(run.folder.path)
-    return {name: opened.worst(name, WORST) for name in opened.components}
-
-
 def training(run: Run, options: Options) -> View:
-    """Return the curves of training, and samples with their rewards and advantages."""
+    """Return the curves of training, and the answers of a step with their advantages by token."""
     files = ("events.jsonl", MEMORY)
     facts = run.remember("training facts", files, lambda: training_facts(run.folder.path))
     methods = [] if facts is None or "problem" in facts else facts["methods"]
+    steps = {f"{m}/{job}/{n + 1}": step for m, job, n, step in shown_steps(run.record)}
+    names = [*steps]
+    at = options["at"] if options.get("at") in steps else names[-1] if names else ""
+    place = names.index(at) if at else 0
     return "training.html", {
         "facts": facts,
         "methods": [
@@ -438,10 +444,16 @@ def training(run: Run, options: Options) -> View:
                     f"training {place}", files, partial(_curves, method["jobs"], place)
                 ),
                 "trained": trained_components(method),
-                "samples": answers_of(method),
             }
             for place, method in enumerate(methods)
         ],
+        "steps": names,
+        "at": at,
+        "before": names[place - 1] if place else "",
+        "after": names[place + 1] if place + 1 < len(names) else "",
+        "groups": [_tokens_of(group) for group in shown_groups(steps[at])[:MOST_GROUPS]]
+        if at
+        else [],
     }
 
 
@@ -449,6 +461,24 @@ def _curves(jobs: Sequence[dict[str, Any]], place: int) -> Figure | None:
     """Return the curves of a method; ``None`` without numbers."""
     name = f"training{place or ''}"
     return draw_figure(name, partial(training_svg, jobs, name)) if panels_with_data(jobs) else None
+
+
+def _tokens_of(group: ShownGroup) -> dict[str, Any]:
+    """Return a group of answers with the tokens to colour: text, level from -4 to 4, and description."""
+    answers = group.answers[:MOST_GROUPS]
+    own = [a.advantages or [a.advantage or 0.0] * len(a.tokens) for a in answers]
+    most = max((abs(value) for values in own for value in values), default=0.0) or 1.0
+    rows = []
+    for answer, advantages in zip(answers, own, strict=True):
+        tokens = []
+        for place, (text, value) in enumerate(zip(answer.tokens, advantages, strict=False)):
+            told = f"advantage {signed(value)}" + ", clipped" * (place in answer.clipped)
+            if place < len(answer.ratios):
+                told += f", ratio {answer.ratios[place]:.3g}"
+            tokens.append((text, round(value / most * LEVELS), told))
+        ranked = sorted(zip(answer.advantages, answer.tokens, strict=False))
+        rows.append({"answer": answer, "tokens": tokens, "ranked": ranked})
+    return {"group": group, "rows": rows}
 
 
 def label(run: Run, options: Options) -> View:

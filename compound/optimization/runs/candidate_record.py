@@ -184,16 +184,17 @@ def cost_name(candidates: Sequence[CandidateRecord]) -> Literal["usd", "tokens"]
     return "usd" if any(usd) and None not in usd else "tokens"
 
 
-def front(candidates: Sequence[CandidateRecord]) -> list[CandidateRecord]:
+def front(candidates: Sequence[CandidateRecord], cost: str = "") -> list[CandidateRecord]:
     """Return the candidates that no other one beats in both gain and cost, the cheapest first.
 
     Mean scores are of different examples, so gains over the initial configuration are compared. A
     candidate counts from `FEWEST` evaluations on: of many candidates on very few examples, some are
-    lucky.
+    lucky. The cost is ``usd``, ``tokens`` or ``seconds``, by default that of `cost_name`.
     """
-    cost, found = cost_name(candidates), list[tuple[float, CandidateRecord]]()
+    cost, found = cost or cost_name(candidates), list[tuple[float, CandidateRecord]]()
     known = [c for c in candidates if c.evaluations >= FEWEST or c.chosen or c.fate == "start"]
-    gains = [(float(getattr(c, cost)), -c.gain, c) for c in known if c.gain is not None]
+    costs = [(getattr(c, cost), c) for c in known]
+    gains = [(float(n), -c.gain, c) for n, c in costs if c.gain is not None and n is not None]
     for _, loss, candidate in sorted(gains, key=lambda row: row[:2]):
         if not found or loss < found[-1][0]:
             found.append((loss, candidate))
