@@ -1,7 +1,7 @@
 """Check a file's method, data and metric, as far as they are available on this machine.
 
-A file is often checked before its data is downloaded. Missing parts are not errors, but are listed
-as not checked. No model is loaded, and nothing is downloaded.
+No model is loaded, and nothing is downloaded: data on the hub is listed as not checked, and so are
+missing local files, unless they were reported when the file was loaded (``reads``).
 """
 
 from __future__ import annotations

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import cast
 
+from compound.components.fields import format_inputs
 from compound.core.errors import RunDirectoryError
-from compound.core.formatting import plural
+from compound.core.formatting import NO_LIMIT, cut, plural
 from compound.evaluation.evaluate import Evaluation, joint_bounds
 from compound.evaluation.statistics import Bounds, Interval, mean_interval, paired_interval
 from compound.execution.trace import whole_amounts
 from compound.optimization.runs.directory import inconsistency_errors, read_records
 from compound.report.record import SIDES, Record, recorded_trace
-from compound.report.text import align_columns, interval, number, signed
+from compound.report.text import align_columns, count, line, number, wrapped
 
-SHOWN = 10  # changed examples that are printed
+SHOWN = 5  # examples that are printed of those that lose and of those that gain
 AMOUNTS = ("tokens per run", "dollars per run", "seconds per run, with waits")
+WORDS = {
+    "score": ("scores lower", "scores higher"),
+    AMOUNTS[0]: ("takes fewer tokens", "takes more tokens"),
+    AMOUNTS[1]: ("costs less", "costs more"),
+    AMOUNTS[2]: ("is faster", "is slower"),
+}
 
 
 @dataclass(frozen=True)
@@ -40,32 +49,59 @@ class RunComparison:
         rows: score, and what a run of the system takes; dollars only if every price is known.
         changed: examples with different scores, those of the second result that lose most first.
         examples: number of common examples.
+        inputs: the inputs of the changed examples, as text on one line.
     """
 
     split: str
     rows: Sequence[Row]
     changed: Sequence[tuple[str, float, float]]
     examples: int
+    inputs: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        lines = align_columns(
-            [
-                ["", "first", "second", "difference"],
-                *map(_cells, self.rows),
+        return self.text()
+
+    def text(self, width: int = NO_LIMIT) -> str:
+        """Return the comparison for a terminal of a width."""
+        table = [["per run", "first", "second", "difference"], *map(_cells, self.rows)]
+        losses = [row for row in self.changed if row[2] < row[1]]
+        gains = [row for row in reversed(self.changed) if row[2] > row[1]]
+        counts = (
+            f"{plural(self.examples, 'common example')} ({self.split}): {len(gains):,} better, "
+            f"{len(losses):,} worse, {self.examples - len(self.changed):,} equal"
+        )
+        lines = [*map(partial(wrapped, width=width), self._words()), ""]
+        lines += [*align_columns(table, width), "", counts]
+        for title, rows in (("largest gains", gains), ("largest losses", losses)):
+            shown = [
+                f"  {name}: {number(old)} → {number(new)}  {self.inputs.get(name, '')}".rstrip()
+                for name, old, new in rows[:SHOWN]
             ]
-        )
-        worse = sum(after < before for _, before, after in self.changed)
-        better, same = len(self.changed) - worse, self.examples - len(self.changed)
-        lines.append(
-            f"{plural(self.examples, 'common example')} ({self.split}): {better} better, {worse} worse, "
-            f"{same:,} equal"
-        )
-        half = SHOWN // 2
-        shown = [*self.changed[:half], *self.changed[half:][-half:]]
-        lines += [f"  {name}: {number(before)} → {number(after)}" for name, before, after in shown]
-        if len(shown) < len(self.changed):
-            lines.append(f"  and {len(self.changed) - len(shown)} more; --json lists all")
+            more = f" ({SHOWN} of {len(rows):,}; --json lists all)" if len(rows) > SHOWN else ""
+            lines += [f"{title}{more}:", *(cut(line, min(width, 100)) for line in shown)] * bool(
+                rows
+            )
         return "\n".join(lines)
+
+    def _words(self) -> Iterator[str]:
+        """Yield sentences on what is better, what is worse, and what does not differ or is not known."""
+        better, worse, same = list[str](), list[str](), list[str]()
+        for row in self.rows:
+            gap = row.difference.mean
+            if not gap or -math.inf < row.difference.low <= 0 <= row.difference.high:
+                same.append(short(row.name))
+                continue
+            group = better if (gap > 0) == (row.name == "score") else worse
+            times = f", ×{row.second.mean / row.first.mean:.3g}" if row.first.mean > 0 else ""
+            group.append(f"{WORDS[row.name][gap > 0]} ({_cells(row)[3]}{times})")
+        found = [" and ".join(group) for group in (better, worse) if group]
+        if found:
+            yield f"The second result {', but '.join(found)}."
+        if same:
+            yield f"No significant difference in {', '.join(same)}."
+        if len(self.rows) < len(WORDS):
+            unknown = [short(n) for n in WORDS if n not in [row.name for row in self.rows]]
+            yield f"Not known for all examples: {', '.join(unknown)}."
 
 
 def compare(first: Path, second: Path) -> RunComparison:
@@ -131,7 +167,8 @@ def _compared(
             rows.append(_row(label, cast("list[float]", before), cast("list[float]", after)))
     changed = [(e, b, a) for e, b, a in zip(common, old, new, strict=True) if a != b]
     changed.sort(key=lambda row: row[2] - row[1])
-    return RunComparison(split, rows, changed, len(common))
+    inputs = {e: line(format_inputs(runs[0][e].inputs), 100) for e, _, _ in changed if e in runs[0]}
+    return RunComparison(split, rows, changed, len(common), inputs)
 
 
 def _row(
@@ -141,9 +178,25 @@ def _row(
     return Row(name, means[0], means[1], paired_interval(old, new, bounds=bounds))
 
 
+def short(name: str) -> str:
+    """Return the first word of the name of a row."""
+    return name.partition(" ")[0]
+
+
 def _cells(row: Row) -> list[str]:
-    sides = [interval(side.to_json()) for side in (row.first, row.second)]
-    return [row.name, *sides, interval(row.difference.to_json(), signed)]
+    difference = _cell(row, row.difference)
+    sign = "+" * (row.difference.mean > 0)
+    return [short(row.name), _cell(row, row.first), _cell(row, row.second), sign + difference]
+
+
+def _cell(row: Row, side: Interval) -> str:
+    texts = list[str]()
+    for value in (side.mean, side.low, side.high):
+        if not math.isfinite(value):
+            return texts[0]
+        short = row.name in AMOUNTS[1:] and abs(value) < 100
+        texts.append(f"{value:.3g}" if short else (number if row.name == "score" else count)(value))
+    return "{} [{}, {}]".format(*texts).replace("-", "−")
 
 
 Amounts = tuple[float, float | None, float]

@@ -40,7 +40,6 @@ from compound.optimization.runs.directory import (
     APPENDED,
     CHECKPOINT,
     CONFIG,
-    inconsistency_errors,
     load_checkpoint,
     read_json,
 )
@@ -389,11 +388,6 @@ def read_inputs(system: System, arguments: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def list_runs(folder: Path) -> list[dict[str, Any]]:
-    """Return the path, status and result of each run directory in a folder."""
-    return [_listed(path) for path in run_directories(folder)]
-
-
 def run_directories(folder: Path, levels: int = 4) -> list[Path]:
     """Return the run directories in a folder, and folders that cannot be inspected.
 
@@ -421,23 +415,3 @@ def is_run(path: Path) -> bool:
         return any(folder.kind(name) is not None for name in (CONFIG, CHECKPOINT, *APPENDED))
     except RunDirectoryError:
         return True
-
-
-def _listed(path: Path) -> dict[str, Any]:
-    """Return the table row of a run directory; a damaged one shows the error."""
-    row = {"run": str(path), "system": "", "status": "unfinished", "result": ""}
-    try:
-        with inconsistency_errors(path):
-            row["system"] = str(read_json(path, "config.json").get("system", ""))
-            stored = load_checkpoint(path)
-            if stored is None or stored.state.search is None:
-                return row
-            result = read_result(path)
-            before, after = result.test_before or result.before, result.test_after or result.after
-            split = "test" if result.test_after else "valid"
-            row["result"] = f"{split} {before.mean:.3f} -> {after.mean:.3f}, {result.verdict}"
-            if stored.state.done:
-                row["status"] = "finished"
-    except RunDirectoryError as error:
-        return {**row, "status": "damaged", "result": error.message}
-    return row

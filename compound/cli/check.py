@@ -62,9 +62,9 @@ def check(
     Checks syntax, names, types, wiring, settings, the method, and data available locally, and
     reports every error of the file and of the data.
 
-    Loads no model and downloads nothing; missing data is listed as not checked. With --json,
+    Loads no model and downloads nothing; data on the hub is listed as not checked. With --json,
     several files give a list with an entry for every file, including its problems. Exit code 2 if a
-    file is invalid.
+    file is invalid, or local data is missing.
     """
     if schema:
         from compound.yaml import schema as spec_schema
@@ -95,7 +95,8 @@ def _check(
     codes = []
     for file in files:
         try:
-            checked = check_program(load_program(file, sets, no_import, trust=trust), strict=strict)
+            program = load_program(file, sets, no_import, trust=trust, reads=True)
+            checked = check_program(program, strict=strict)
         except CompoundError as raised:
             error = with_data_errors(raised) if isinstance(raised, SpecError) else raised
             if len(files) > 1 and not isinstance(error, SpecError):

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from rich.cells import cell_len
 
 from compound.core.errors import (
     FRESH,
     BudgetExhausted,
     CompoundError,
+    PlacedProblem,
     SeveralErrors,
     SpecError,
     TooManyFailures,
 )
+from compound.core.formatting import cut, width_of
+from compound.core.security.sanitize import sanitize_for_terminal
 
 FRESH_OPTION = "pass --new to start a new run, or choose another --run"
 
@@ -64,12 +70,43 @@ def explain_imports() -> Iterator[None]:
         raise
 
 
+def excerpt(problem: PlacedProblem, width: int) -> str:
+    """Return the line of a problem, cut to a width, with carets under the place.
+
+    >>> problem = PlacedProblem("a.yaml:2:6: seed: must be an integer")
+    >>> problem.lines, problem.column = [(2, "seed: one")], 6
+    >>> print(excerpt(problem, 80))
+      2 | seed: one
+        |       ^^^
+    """
+    gutter = len(str(problem.lines[-1][0])) + 2
+    room = max(8, width - gutter - 3)
+    *above, (number, line) = problem.lines
+    # one sign for each, so that what follows stands in the same column on all terminals
+    before, after = (
+        sanitize_for_terminal(part).replace("\t", "    ")
+        for part in (line[: problem.column], line[problem.column :])
+    )
+    if cell_len(before) > 2 * room // 3:
+        before = cut(before[::-1], 2 * room // 3)[::-1]
+    left = room - cell_len(before)
+    marked = re.match(r"""[^\s,\[\]{}:#"']+|"[^"]*"|'[^']*'|""", after)
+    carets = "^" * max(1, min(cell_len(marked[0] if marked else ""), left))
+    rows = [*((n, cut(sanitize_for_terminal(text), room)) for n, text in above)]
+    rows.append((number, before + cut(after, left)))
+    shown = [f"{n:>{gutter}} | {text}".rstrip() for n, text in rows]
+    return "\n".join([*shown, f"{'':>{gutter}} | {'':{cell_len(before)}}{carets}"])
+
+
 def explain(error: CompoundError) -> int:
     """Print an error with its hint, and return the exit code."""
     from compound.optimization.runs.recorder import Interrupted
 
     if isinstance(error, SpecError):
-        print("\n".join(error.problems), file=sys.stderr)
+        for problem in error.problems:
+            print(problem, file=sys.stderr)
+            if isinstance(problem, PlacedProblem) and problem.lines:
+                print(excerpt(problem, min(100, width_of(sys.stderr))), file=sys.stderr)
         return 2
     if isinstance(error, SeveralErrors):
         return max(map(explain, error.errors))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from compound.core.errors import SpecError
+from compound.core.formatting import width_of
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -150,7 +151,7 @@ def optimize(
         if as_json:
             print_json(result.to_json())
         else:
-            print(terminal_summary(path), flush=True)
+            print(terminal_summary(path, width_of(sys.stdout)), flush=True)
             write_source_diff(program.system.bind(result.best), path)
 
     with tracing(otel), ExitStack() as display:

@@ -90,6 +90,7 @@ def load_program(
     trust: list[str] | None = None,
     *,
     sends: bool = True,
+    reads: bool = False,
 ) -> Program:
     """Load a YAML file, apply overrides, and bind a configuration; see `compound.yaml.load`."""
     # commands import their modules when called, to keep --help fast
@@ -105,7 +106,12 @@ def load_program(
             raise SpecError([f"--set {item}: must be KEY=VALUE, such as optimize.seed=1"])
         overrides.append((key, value))
     program = load_spec(
-        file, overrides=overrides, allow_import=not no_import, trust=trust or (), sends=sends
+        file,
+        overrides=overrides,
+        allow_import=not no_import,
+        trust=trust or (),
+        sends=sends,
+        reads=reads,
     )
     if config is None:
         return program

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 
 from compound.cli.options import AsJson, app, format_examples, print_json
 from compound.core.errors import explain_missing
+from compound.core.formatting import width_of
+from compound.core.security.sanitize import sanitize_for_terminal
+
+RECENT = 3e7  # seconds in which a date needs no year
 
 runs = typer.Typer(
     help="List, report, compare, trace, track or verify runs.",
@@ -25,7 +32,8 @@ Run = Annotated[Path, typer.Argument(help="Run directory.", show_default=False)]
 @runs.command("list", epilog=format_examples("runs list", "runs list --dir results --json"))
 def list_(folder: Folder = Path("runs"), as_json: AsJson = False) -> None:
     """List runs with their results."""
-    from compound.api.sync import list_runs
+    from compound.api.studio.runs import list_runs
+    from compound.report.text import align_columns, wrapped
 
     rows = list_runs(folder)
     if as_json:
@@ -33,8 +41,40 @@ def list_(folder: Folder = Path("runs"), as_json: AsJson = False) -> None:
         return
     if not rows:
         print(f"no runs in {folder}")
+        return
+    headings = ["run", "state", "score", "gain", "method", "cost", "date"]
+    width, cells = width_of(sys.stdout), [_cells(row, folder) for row in rows]
+    print("\n".join(align_columns([headings, *cells], width)))
+    if any("*" in row[2] for row in cells):
+        print(wrapped("* on the validation split, which selected the configuration", width))
     for row in rows:
-        print(f"{row['run']:<32} {row['status']:<12} {row['result']}")
+        if row["state"] == "damaged":
+            print(f"damaged: {row['problem']}")
+
+
+def _cells(row: Mapping[str, Any], folder: Path) -> list[str]:
+    """Return the row of a run in the table: scores before and after, and the gain with its interval."""
+    from compound.report.text import gain, money, number
+
+    name = " ".join(sanitize_for_terminal(os.path.relpath(row["run"], folder)).split())
+    if row["state"] == "damaged":
+        return [name, "damaged", *[""] * 5]
+    before, after = row["before"], row["after"]
+    scores = [] if before is None else [number(before)]
+    if after is not None and row["gain"] is not None:
+        scores.append(number(after))
+    star = "*" * (row["split"] == "valid" and bool(scores))
+    began = time.localtime(row["began"] or 0)
+    recent = time.time() - (row["began"] or 0) < RECENT
+    return [
+        name,
+        row["state"],
+        " → ".join(scores) + star,
+        gain(row["gain"]) if row["gain"] else "",
+        row["method"],
+        money(row["cost"], row["unpriced"]).removesuffix(" cost"),
+        time.strftime("%d %b" if recent else "%Y-%m", began) if row["began"] else "",
+    ]
 
 
 @runs.command(epilog=format_examples("runs verify", "runs verify runs/demo"))
@@ -87,7 +127,7 @@ def report(
         print_json(summarize(run))
         return
     write(run)
-    print(terminal_summary(run))
+    print(terminal_summary(run, width_of(sys.stdout)))
 
 
 @runs.command(
@@ -146,7 +186,7 @@ def compare(
     if as_json:
         print_json(to_strict_json(asdict(found)))
     else:
-        print(f"first: {first}\nsecond: {second}\n{found}")
+        print(f"first: {first}\nsecond: {second}\n\n{found.text(width_of(sys.stdout))}")
 
 
 @runs.command(

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Mapping
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from compound.core.engine import Usage
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from importlib.util import find_spec
 
 DISTRIBUTION = "compound-systems"
 """The name of the installed package, for `importlib.metadata`."""
@@ -56,8 +55,17 @@ class ConfigurationError(CompoundError, ValueError):
     """A configuration has an unknown key, or a value outside its space."""
 
 
+class PlacedProblem(str):
+    """A problem with its lines of the file, by number; it begins at ``column``, from 0, of the last one."""
+
+    lines: Sequence[tuple[int, str]] = ()
+    column = 0
+
+
 class SpecError(CompoundError, ValueError):
     """A YAML file is invalid. ``problems`` lists every error as ``file:line:column: …``.
+
+    Those at a place of the file are `PlacedProblem`, of which the command line shows an excerpt.
 
     ``readable`` holds the data, the metric, the inputs and the outputs of a file with other errors.
     """

@@ -6,10 +6,16 @@ prompts, demonstrations or the number of paths through a graph.
 
 from __future__ import annotations
 
+import os
 import reprlib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import TextIO
+
+from rich.cells import cell_len
 
 MOST_NAMES = 12
+NO_LIMIT = 10_000  # columns
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
 _SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxset = _SHORT.maxfrozenset = 4
@@ -62,3 +68,22 @@ def format_bytes(count: float) -> str:
     ('513 MiB', '17.2 GiB')
     """
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def width_of(stream: TextIO) -> int:
+    """Return the number of columns of a terminal, and `NO_LIMIT` for another stream."""
+    with suppress(OSError, ValueError, AttributeError):
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    return NO_LIMIT
+
+
+def cut(text: str, width: int) -> str:
+    """Return a text of at most a number of columns of a terminal, in which some signs take two.
+
+    >>> cut("retrieval", 6), cut("名前", 3), cut("名前", 4)
+    ('retri…', '名…', '名前')
+    """
+    shown = text[: max(0, width)]
+    while cell_len(shown) + (len(shown) < len(text)) > width and shown:
+        shown = shown[:-1]
+    return shown + "…" * (shown != text)

@@ -23,7 +23,7 @@ from markupsafe import Markup
 
 from compound.components.fields import format_inputs, format_value
 from compound.core.errors import MissingExtra
-from compound.core.formatting import plural
+from compound.core.formatting import NO_LIMIT, cut, plural
 from compound.graph.draw import GraphDocument, as_mermaid
 from compound.graph.space import Demo, as_demos
 from compound.report.figures import PALETTE, use_page_colors
@@ -38,6 +38,7 @@ from compound.report.text import (
     number,
     shown,
     word_diff,
+    wrapped,
 )
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~$&!])")  # of Markdown
@@ -131,12 +132,12 @@ def render_text(template: str, context: Mapping[str, Any]) -> str:
     return escape_invisible(re.sub(r"\n{3,}", "\n\n", found).strip())
 
 
-def aligned(block: Table, headings: Sequence[str] = ()) -> str:
+def aligned(block: Table, headings: Sequence[str] = (), width: int = NO_LIMIT) -> str:
     """Return a table as lines for a terminal, with the columns of some headings only."""
     names = [heading.partition(",")[0] for heading in block.headings]
     kept = [i for i, name in enumerate(names) if not headings or name in headings]
     rows = [[row[i] for i in kept] for row in (block.headings, *block.rows)]
-    return "\n".join(align_columns(rows))
+    return "\n".join(align_columns(rows, width))
 
 
 def markdown_table(block: Table) -> str:
@@ -191,6 +192,7 @@ def _environment(*, html: bool) -> Environment:
         "at_most": lambda value: "no limit" if value is None else count(value),
         "brief": brief,
         "cell": _cell,
+        "cut": cut,
         "demo": _demo,
         "fenced": fenced,
         "md": escape,
@@ -204,6 +206,7 @@ def _environment(*, html: bool) -> Environment:
         "short": lambda value: f"{value:.3g}",
         "spelled": _spelled,
         "squeeze": lambda text: type(text)(re.sub(r"[ \n]+", " ", text).strip()),
+        "wrapped": wrapped,
         "suffix": lambda text, end: f"{text}{end}",
     }
     environment.globals |= {

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compound.core.formatting import plural
+from compound.core.formatting import NO_LIMIT, plural
 from compound.core.security.untrusted import UntrustedFolder
 from compound.optimization.proposals import describe_requests
 from compound.optimization.runs.candidate_record import FEWEST
@@ -225,16 +225,20 @@ def write(path: str | Path) -> None:
         folder.write(name, text)
 
 
-def terminal_summary(path: str | Path) -> str:
-    """Return the result, changes, cost and files of a run, as a terminal shows them.
+def terminal_summary(path: str | Path, width: int = NO_LIMIT) -> str:
+    """Return the result, changes, cost and files of a run, as a terminal of a width shows them.
 
     Raises:
         RunDirectoryError: the folder is not a run directory, or one of its files is broken.
     """
     facts = summarize(path)
     with inconsistency_errors(path):
-        context = {"methods": methods_table(facts), "request_rows": request_rows(facts)}
-        return render_text("terminal.jinja", {**context, "facts": facts, "folder": Path(path)})
+        context: dict[str, Any] = {
+            "methods": methods_table(facts),
+            "request_rows": request_rows(facts),
+        }
+        context |= {"facts": facts, "folder": Path(path), "width": width}
+        return render_text("terminal.jinja", context)
 
 
 def forecast(facts: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from difflib import SequenceMatcher, unified_diff
 from itertools import groupby
@@ -12,11 +13,15 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
+from rich.cells import cell_len
+
+from compound.core.formatting import NO_LIMIT, cut
 from compound.core.storage.artifacts import is_reference
 
 Piece = tuple[Literal["same", "old", "new"], str]
 
 LONG = 600  # maximum characters of a value to show
+NARROWEST = 8  # columns of cells of a table that are cut
 ALIKE = 0.4  # below this similarity, texts are shown one after the other
 WORDS = 4_000  # of both texts: compare lines if there are more, and nothing if there are more lines
 
@@ -243,14 +248,34 @@ def line_diff(before: str, after: str) -> list[str]:
     return list(unified_diff(old, new, lineterm="", n=len(old) + len(new)))[3:]
 
 
-def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+def align_columns(rows: Sequence[Sequence[str]], width: int = NO_LIMIT) -> list[str]:
     """Return rows of cells as lines of equal columns.
+
+    To fit a width, the cells of the first column are cut; if that is not enough, the last columns
+    are left out.
 
     >>> align_columns([["method", "test"], ["hbc", "0.5"]])
     ['method  test', 'hbc     0.5']
+    >>> align_columns([["method", "test"], ["llm_selector", "0.5"]], width=16)
+    ['method      test', 'llm_selec…  0.5']
     """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    while (over := sum(widths) + 2 * len(widths) - 2 - width) > 0:
+        if widths[0] - over >= NARROWEST or len(widths) == 1:
+            widths[0] = max(1, widths[0] - over)
+        else:
+            widths.pop()
+    return ["  ".join(map(_padded, row, widths)).rstrip() for row in rows]
+
+
+def _padded(cell: str, width: int) -> str:
+    shown = cut(cell, width)
+    return shown + " " * (width - cell_len(shown))
+
+
+def wrapped(text: str, width: int) -> str:
+    """Break a paragraph into lines of a width."""
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 FORMATS: Mapping[str, Callable[..., str]] = {

@@ -38,6 +38,8 @@ class FileContext:
     """LLM components with neither a model setting nor a connected model port."""
     sends: bool = True
     """Whether engines may send requests, for which servers and keys need consent."""
+    reads: bool = False
+    """Whether data and corpora must exist."""
     outside: set[str] = field(default_factory=set)
     """Paths and models outside the file's folder that the command line names."""
 
@@ -103,6 +105,14 @@ class FileContext:
                 raise
             self.document.report(address, f"{code} failed: {type(error).__name__}: {error}")
         return None
+
+    def resolve_data(self, given: str, address: Address) -> tuple[Path, Path | None]:
+        """Resolve a path like `resolve_path`; report a file or folder that must exist and does not."""
+        path, within = self.resolve_path(given, address)
+        if self.reads and not self.document.has_errors(address) and not path.exists():
+            hint = "create it, or correct the path, which is relative to the folder of this file"
+            self.document.report(address, f"no file or folder {given!r}", hint)
+        return path, within
 
     def resolve_path(
         self, given: str, address: Address, *, key: bool = False

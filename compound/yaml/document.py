@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from compound.core.errors import CompoundError, SpecError
+from compound.core.errors import CompoundError, PlacedProblem, SpecError
 
 Address = tuple[str | int, ...]
 _PLAIN_KEY = re.compile(r"[\w$.:/-]{1,60}\Z")
@@ -141,8 +141,22 @@ class Document:
 
     def _add(self, place: _Place, address: Address, what: str) -> None:
         where = f"{format_address(address)}: " if address else ""
-        line = " ".join(f"{place.label}: {where}{what}".split())
-        self._problems.append(_Problem(place, line, address))
+        text = PlacedProblem(" ".join(f"{place.label}: {where}{what}".split()))
+        if place.group == 0 and not self._label:
+            text.lines, text.column = self._lines_to(place.line), place.column - 1
+        self._problems.append(_Problem(place, text, address))
+
+    def _lines_to(self, number: int) -> list[tuple[int, str]]:
+        """Return a line with its number, after the last line above it with text if it is empty."""
+        found: list[tuple[int, str]] = []
+        for place in range(number, 0, -1):
+            start, end = [*self._starts, len(self.text)][place - 1 : place + 1]
+            line = self.text[start:end].rstrip("\r\n")
+            if line.strip() or not found:
+                found.insert(0, (place, line))
+            if line.strip():
+                break
+        return found
 
     def _place(self, address: Address, key: bool) -> _Place:
         """Return the position of an address, or of its nearest ancestor that has one."""

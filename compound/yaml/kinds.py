@@ -123,7 +123,7 @@ def _read_retriever(given: Given, context: MakeContext, at: Address) -> Given:
     kind, file = INDEXES[given.pop("index")], context.file
     rest = {"k": given.pop("k")} if "k" in given else {}
     if "corpus" in given:
-        given["corpus"], given["within"] = file.resolve_path(given["corpus"], (*at, "corpus"))
+        given["corpus"], given["within"] = file.resolve_data(given["corpus"], (*at, "corpus"))
     if given.get("model"):
         file.may_read(given["model"], (*at, "model"))
     return {"index": kind(**given), **rest}

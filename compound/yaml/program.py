@@ -134,6 +134,7 @@ def load(
     models: Collection[str] = (),
     trust: Collection[str] = (),
     sends: bool = True,
+    reads: bool = False,
 ) -> Program:
     """Load a file; paths in it are relative to its folder.
 
@@ -148,6 +149,7 @@ def load(
             configuration, such as ``"gpu.example:8000"`` and ``"LLM_KEY@llm.example.com"``; without
             imports, only these.
         sends: whether engines may send requests; if not, their servers and keys need no consent.
+        reads: whether local data and corpora that the file names must exist.
 
     Raises:
         SpecError: the file cannot be read, or it has errors.
@@ -168,6 +170,7 @@ def load(
         models=models,
         trust=trust,
         sends=sends,
+        reads=reads,
     )
 
 
@@ -180,6 +183,7 @@ def loads(
     models: Collection[str] = (),
     trust: Collection[str] = (),
     sends: bool = True,
+    reads: bool = False,
 ) -> Program:
     """Load a text as the content of the file ``path``; see `load`.
 
@@ -209,6 +213,7 @@ def loads(
         {*models, *_keys(document, "engines")},
         trust,
         sends=sends,
+        reads=reads,
     )
     lm = parse_at(document, str, ("lm",))
     if lm is not None:
@@ -344,7 +349,7 @@ def _data(context: FileContext) -> Dataset | None:
                 f"write {HUB}OWNER/NAME",
             )
         return Dataset(f"{HUB}{path.removeprefix(HUB)}", **rest)
-    place, within = context.resolve_path(path, address)
+    place, within = context.resolve_data(path, address)
     return Dataset(place, **rest, within=within)
 
 

@@ -31,11 +31,12 @@ def trained() -> cp.System:
 
 def test_check_accepts_every_file_of_the_benchmarks_at_once(cli: Any) -> None:
     assert len(BENCHMARKS) >= 12
-    ran = cli("check", *map(str, BENCHMARKS))
-    assert ran.code == 0, ran.err
-    assert [line.split(": ok")[0] for line in ran.out.splitlines() if ": ok" in line] == [
-        str(path) for path in BENCHMARKS
-    ]
+    ran = cli("check", *map(str, BENCHMARKS), "--json")
+    found = json.loads(ran.out)
+    assert [row["file"] for row in found] == [str(path) for path in BENCHMARKS]
+    for problem in (problem for row in found for problem in row["problems"]):
+        assert problem["where"].endswith((".path", ".corpus"))  # downloaded by other commands
+        assert problem["message"].startswith("no file or folder ")
 
 
 @pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
@@ -110,11 +111,20 @@ def test_check_names_settings_whose_library_is_not_installed(
     assert "tensorboard needs" not in ran.out
 
 
-def test_check_says_that_data_which_is_not_there_was_not_checked(game: Path, cli: Any) -> None:
+def test_check_reports_data_which_is_not_there_at_its_place(game: Path, cli: Any) -> None:
     (game / "rows.jsonl").unlink()
     ran = cli("check", "game.yaml")
-    assert ran.code == 0
-    assert "not checked: data: file or folder 'rows.jsonl' does not exist" in ran.out
+    assert ran.code == 2
+    assert re.search(
+        r"^game\.yaml:\d+:\d+: data\.path: no file or folder 'rows\.jsonl'; create it, or correct.*\n"
+        r" +\d+ \|.* rows\.jsonl.*\n +\| +\^{10}$",
+        ran.err,
+        re.MULTILINE,
+    )
+    assert "--set data.path=gone: data.path: no file" in (
+        cli("check", "game.yaml", "--set", "data.path=gone").err
+    )
+    assert cli("run", "game.yaml", "x=4").code == 0  # needs no data
 
 
 def test_check_reads_the_data_that_is_there(game: Path, cli: Any) -> None:
@@ -137,10 +147,11 @@ def test_check_compares_the_metric_with_every_row(game: Path, cli: Any) -> None:
     assert "did you mean 'target'" in ran.err
 
 
-def test_check_says_that_a_corpus_which_is_not_there_was_not_checked(cli: Any) -> None:
-    ran = cli("check", str(ROOT / "benchmarks" / "hover.yaml"))
-    assert ran.code == 0
-    assert re.search(r"not checked: corpus of 'searcher': file '.*wiki_abstracts", ran.out)
+def test_check_reports_a_corpus_which_is_not_there_with_all_other_mistakes(cli: Any) -> None:
+    ran = cli("check", str(ROOT / "benchmarks" / "hover.yaml"), "--set", "optimize.sed=1")
+    assert ran.code == 2
+    assert re.search(r"hover\.yaml:\d+:\d+: components\.search\..*wiki_abstracts", ran.err)
+    assert "optimize.sed: unknown key" in ran.err
 
 
 def test_check_does_not_ask_the_hub(game: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:

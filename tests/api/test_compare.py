@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,13 @@ def test_changed_examples_are_listed_losses_first(runs: tuple[Path, Path], cli: 
     assert differences == sorted(differences)
     assert found.rows[0].difference.mean == pytest.approx(sum(differences) / 40)
     printed = cli("runs", "compare", *map(str, runs))
-    assert "40 common examples (test)" in printed.out
+    counts = (
+        f"{sum(d > 0 for d in differences)} better, {sum(d < 0 for d in differences)} worse, 35"
+    )
+    assert f"40 common examples (test): {counts} equal" in printed.out
+    assert "\nlargest losses:\n" in printed.out
+    assert "What is the number" in printed.out  # the question of a changed example
+    assert "No significant difference in score, tokens, dollars, seconds." in printed.out
     assert json.loads(cli("runs", "compare", *map(str, runs), "--json").out)["examples"] == 40
 
 
@@ -78,3 +85,34 @@ def test_damaged_traces_are_named(runs: tuple[Path, Path], text: str) -> None:
     (runs[0] / "traces.jsonl").write_text(f"{text}\n{lines}")
     with pytest.raises(RunDirectoryError, match="one"):
         compare(*runs)
+
+
+def rescored(run: Path, score: float) -> None:
+    """Let all test examples of a run's result have one score."""
+    document = json.loads((run / "checkpoint.json").read_text())
+    document.pop("checksum")
+    for row in document["state"]["test_after"]["evaluation"]["rows"]:
+        row[2] = score
+    (run / "checkpoint.json").write_text(json.dumps(document))
+
+
+def test_a_trade_off_is_told_in_words(runs: tuple[Path, Path], cli: Any) -> None:
+    rescored(runs[0], 0.25)
+    rescored(runs[1], 0.75)
+    change(runs[1], "traces.jsonl", ": 400,", ": 500,")
+    told = compare(*runs).text(60).split("\n\n")[0]
+    assert all(len(line) <= 60 for line in told.split("\n"))
+    found = " ".join(told.split())
+    assert re.match(
+        r"The second result scores higher \(\+0\.500 \[0\.\d+, 0\.\d+\], ×3\), but takes more tokens "
+        r"\(\+200, ×1\.25\)\. No significant difference in dollars, seconds\.",
+        found,
+    )
+    assert "scores lower (−0.500" in str(compare(*runs[::-1]))
+
+
+def test_unknown_dollars_are_not_compared(runs: tuple[Path, Path]) -> None:
+    traces = runs[0] / "traces.jsonl"
+    traces.write_text(traces.read_text().replace('"unpriced": 0', '"unpriced": 1'))
+    change(runs[0], "traces.jsonl", "nothing else", "")  # writes the checksums
+    assert "Not known for all examples: dollars." in str(compare(*runs))

@@ -390,8 +390,8 @@ def test_the_command_shows_progress_and_the_table(game: Path, cli: Any) -> None:
     assert "[2 of 4] game, random, seed 0" in err
     assert "start " in err
     listed = json.loads(cli("runs", "list", "--dir", "out", "--json").out)
-    assert [row["run"] for row in listed] == [
-        f"out/game/{method}/{seed}" for method in ("random", "search") for seed in (0, 1)
+    assert [row["run"] for row in listed] == [  # in the order in which they began
+        f"out/game/{method}/{seed}" for seed in (0, 1) for method in ("search", "random")
     ]
     code, out, err = cli(
         "sweep",

@@ -291,7 +291,7 @@ def test_a_request_takes_what_the_traces_say(runs: Mapping[str, Path]) -> None:
         found = summarize(path)["requests"][side]
         assert (found["runs"], found["prompt_tokens"]) == (40, pytest.approx(sum(used) / 40))
         means.append(sum(used) / 40)
-    told = f"input tokens {means[0]:.0f} → {means[1]:.0f} (×{means[1] / means[0]:.2f})"
+    told = f"input tokens: {means[0]:.0f} → {means[1]:.0f} (×{means[1] / means[0]:.2f})"
     assert told in terminal_summary(path)
 
 
@@ -482,6 +482,20 @@ def test_every_kind_of_change_is_shown(runs: Mapping[str, Path], tmp_path: Path)
     assert "<span>Answer </span><del>the question</del><ins>in short</ins><span>.</span>" in html
     listed = [html.count(f'<li class="{state}">') for state in ("removed", "kept", "new")]
     assert listed == [1, 1, 1]
+    shown = terminal_summary(path, 40)
+    for text in (markdown, html, shown):
+        assert "2 → 2 demonstrations" in text
+    assert "\n  + Question: what is 2 Answer: 2\n" in shown
+    assert "\n  - Question: what is 0 Answer: 0\n" in shown
+    assert "what is 1" not in shown
+    assert "trim.cut: 0.5 → 0.25" in shown
+
+
+def test_the_closing_words_fit_a_terminal_except_paths_and_texts(runs: Mapping[str, Path]) -> None:
+    text, texts = terminal_summary(runs["improved"], 40), ("answerer", "  - ", "  + ", "  time")
+    long = [line for line in text.splitlines() if len(line) > 40 and not line.startswith(texts)]
+    assert all("/" in line for line in long)
+    assert text.replace("\n", " ") == terminal_summary(runs["improved"]).replace("\n", " ")
 
 
 def test_hostile_texts_stay_texts(runs: Mapping[str, Path], tmp_path: Path) -> None:

@@ -209,6 +209,18 @@ class Runs:
                 self._known.popitem()[1].traces.close()
 
 
+def list_runs(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of the runs in a folder, the latest last, with path and result in words."""
+    rows = []
+    for path in run_directories(folder):
+        row = Run(str(path), UntrustedFolder(path), Path()).summary()
+        result = row.get("problem", "")
+        if row.get("after") is not None:
+            result = f"{row['split']} {row['before']:.3f} -> {row['after']:.3f}, {row['verdict']}"
+        rows.append({"run": str(path), "status": row["state"], "result": result, **row})
+    return sorted(rows, key=lambda row: row.get("began") or 0.0)
+
+
 def _stamp(folder: UntrustedFolder, name: str) -> tuple[int, int, int] | None:
     try:
         found = os.stat(folder.path / name, follow_symlinks=False)

@@ -334,10 +334,3 @@ def test_a_model_that_is_chosen_in_a_run_leads_out_no_more(theirs: Path) -> None
     assert chosen.find_engine(mine).name
     with pytest.raises(DeclarationError, match="is outside the file's folder"):
         chosen.find_engine("/etc")
-
-
-def test_the_benchmarks_are_checked(cli: Any) -> None:
-    files = sorted(map(str, (ROOT / "benchmarks").glob("*.yaml")))
-    assert len(files) > 8
-    ran = cli("check", *files)
-    assert ran.code == 0, ran.err

@@ -262,7 +262,9 @@ def test_a_longer_prompt_is_named_in_the_result_and_its_reports(found: cp.Result
     for told in (terminal_summary(found.path), found.report):
         assert line not in told.replace("\\", "")  # once, with the other costs of a request
         assert "input tokens" in told
-    assert re.search(r"per request: input tokens .*×.*cost \$", terminal_summary(found.path))
+    assert re.search(
+        r"per request:\n  input tokens: .*×.*\n(.*\n)*  cost: \$", terminal_summary(found.path)
+    )
     facts = summarize(found.path)["candidates"]
     assert facts is not None
     assert facts["cost"] == "usd"

@@ -23,7 +23,7 @@ import pytest
 
 from compound.api.optimize import run_optimization
 from compound.api.result import Result, read_result
-from compound.api.sync import list_runs
+from compound.api.studio.runs import list_runs
 from compound.api.verify import verify
 from compound.components.function import Function
 from compound.components.llm import LLM
