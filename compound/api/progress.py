@@ -1,73 +1,72 @@
-"""Live progress of a run: on a terminal, events and a progress bar; otherwise one plain line per event.
+"""Live progress of a run: on a terminal, a bar below what happened; otherwise short lines.
 
 Output always goes to stderr.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from compound.core import notebook
-from compound.core.formatting import plural
-from compound.core.security.sanitize import sanitize_for_terminal, underlying_stream
+from compound.core.engine import NO_USAGE
+from compound.core.formatting import cut, plural, width_of
+from compound.core.security.sanitize import encodable, sanitize_for_terminal, underlying_stream
 from compound.optimization.method import ROLLOUTS
 from compound.optimization.runs.recorder import Listener
-from compound.report.text import p_value
+from compound.report.text import p_value, wrapped
 
 if TYPE_CHECKING:
-    from rich.live import Live
+    from rich.console import Console, Group
 
     from compound.core.example import Example
-    from compound.execution.trace import Trace
+    from compound.evaluation.evaluate import OnTrace
+    from compound.execution.trace import Call, Trace
 
-
-NOTEBOOK_EVENTS = 12  # events that a notebook shows
+NOTEBOOK_EVENTS = 12  # lines that a notebook shows
 NOTEBOOK_INTERVAL = 0.5  # minimum seconds between redraws for calls
-BAR_WIDTH = 28  # width in characters
-NOTICE_INTERVAL = 10.0  # minimum seconds between notices, if lines cannot be replaced
-LABELS = {
-    "outlook": "note",
-    "proposals": "note",
-    "test_before": "test",
-    "test_after": "test",
-}  # of events whose own name says less to a reader
+BAR_WIDTH = 28  # columns
+FREQUENT = ("call", "notice", "progress", "phase")  # events that lines and bars only sum up
+PAUSE, GROWTH = (
+    10.0,
+    0.5,
+)  # seconds between such lines: at least, and as a share of the phase so far
+LEAST_SECONDS, LEAST_SHARE = 5.0, 0.05  # of what is left, must be done before it is estimated
+WINDOW = 300  # seconds of which the speed is the mean
+NOTES = ("note", "proposals", "notice")
 
 
 def format_event(event: Mapping[str, Any]) -> str:
-    """Format an event as one line of text.
+    """Format an event as text, a line for each thing that it says.
 
     >>> format_event({"event": "start", "mean": 0.25, "low": 0.1, "high": 0.4, "n": 40, "failed": 0})
-    'start     valid 0.250 [0.100, 0.400] on 40'
+    'validation score of the start: 0.250 [0.100, 0.400] on 40 examples'
     """
     kind = event["event"]
-    label = LABELS.get(kind, kind)
-    prefix = f"{event['method']}: " if event.get("method") else ""
     text = {
-        "start": lambda: f"valid {_score(event)}",
-        "progress": lambda: _progress(event),
+        "start": lambda: f"validation score of the start: {_score(event)}",
+        "progress": lambda: str(event["note"]),
+        "phase": lambda: str(event["name"]),
         "job": lambda: _job(event),
-        "outlook": lambda: f"\n{label:<9} ".join([*event["duplicates"], *event["told"]]),
+        "outlook": lambda: "\n".join(
+            f"note: {line}" for line in [*event["duplicates"], *event["told"]]
+        ),
         "decision": lambda: _decision(event),
-        "test_before": lambda: f"before {_score(event)}",
-        "test_after": lambda: f"after {_score(event)}",
-    }.get(kind, lambda: str(event.get("note") or event.get("reason") or ""))()
-    return sanitize_for_terminal(f"{prefix}{label:<9} {text}".rstrip())
-
-
-def _progress(event: Mapping[str, Any]) -> str:
-    """Format the progress of a job, with its note."""
-    note = str(event["note"])
-    if event.get("step") is None:
-        return note
-    total = f" of {event['of']}" if event.get("of") is not None else ""
-    steps = f"step {event['step']}{total}"
-    return f"{steps}: {note}" if note else steps
+        "retry": lambda: (
+            f"{event['recovered']} of {event['retried']} failed test runs succeeded now"
+        ),
+        "test_before": lambda: f"test score of the start: {_score(event)}",
+        "test_after": lambda: f"test score of the result: {_score(event)}",
+        "round": lambda: str(event["note"]),
+    }.get(kind, lambda: f"note: {event['note']}" if kind in NOTES else "")()
+    prefix = f"{event['method']}: " if event.get("method") else ""
+    return sanitize_for_terminal("\n".join(prefix + line for line in text.split("\n") if line))
 
 
 def _score(event: Mapping[str, Any]) -> str:
@@ -75,24 +74,25 @@ def _score(event: Mapping[str, Any]) -> str:
         return "not read"
     failed = f", {event['failed']} failed" if event.get("failed") else ""
     limits = "" if event["low"] is None else f" [{event['low']:.3f}, {event['high']:.3f}]"
-    return f"{event['mean']:.3f}{limits} on {event['n']}{failed}"
+    return f"{event['mean']:.3f}{limits} on {plural(event['n'], 'example')}{failed}"
 
 
 def _job(event: Mapping[str, Any]) -> str:
-    keys = ", ".join(event["keys"])
+    keys, facts = event["keys"], event.get("facts", {})
+    what = ", ".join(keys) if len(keys) <= 3 else f"{len(keys)} parameters"
     if not event["values"]:
-        return f"{event['optimizer']} on {keys}: {event['note']}"
-    changed = ", ".join(event["values"])
+        return f"{event['optimizer']} on {what}: no change proposed; {event['note']}".rstrip("; ")
     before, after = event["train_before"], event["train_after"]
-    compared = before is not None and after is not None and not event.get("facts", {}).get(ROLLOUTS)
-    chosen = event.get("facts", {}).get("best_step") is not None  # the note is more informative
-    result = f"train {before:.3f} -> {after:.3f}" if compared and not chosen else event["note"]
-    return f"{event['optimizer']} on {keys}: {result}{', ' if result else ''}proposes {changed}"
+    compared = before is not None and after is not None and not facts.get(ROLLOUTS)
+    chosen = facts.get("best_step") is not None  # the note is more informative
+    result = f"train score {before:.3f} → {after:.3f}" if compared and not chosen else event["note"]
+    result = f"{result}, " if result else ""
+    return f"{event['optimizer']} on {what}: {result}proposes {', '.join(event['values'])}"
 
 
 def _decision(event: Mapping[str, Any]) -> str:
     if "p" not in event:
-        return str(event.get("note", ""))
+        return f"decision: {event.get('note', '')}"
     verdict = event["verdict"]
     covered = f"; {event['note']}" if event.get("note") else ""
     claim = f"no loss above {event['margin']:g}" if event.get("margin") else "better"
@@ -108,74 +108,245 @@ def _decision(event: Mapping[str, Any]) -> str:
         lost = f" ({plural(event['lost'], 'example')} lost to transient failures before the change)"
     p = f"p = {p_value(event['p'])}".replace("= <", "<")
     return (
-        f"{verdict}: valid {event['before']['mean']:.3f} -> {event['after']['mean']:.3f}, "
-        f"{p} at level {p_value(event['level'])}{lost}{covered}"
+        f"decision: {verdict}, validation score {event['before']['mean']:.3f} → "
+        f"{event['after']['mean']:.3f}, {p} at level {p_value(event['level'])}{lost}{covered}"
     )
 
 
-def format_status(event: Mapping[str, Any], started: float, limits: Mapping[str, Any]) -> str:
-    """Format what is spent so far, with limits, as one line."""
-    spent = event.get("spent") or {}
-    limit = limits.get("system_runs")
-    runs = f"{spent.get('system_runs', 0):.0f}" + (f" of {limit:g}" if limit else "")
-    tokens = spent.get("prompt_tokens", 0) + spent.get("completion_tokens", 0)
-    money = f" · ${spent['cost']:.4f}" if spent.get("cost") else ""
-    judged = f" ({spent['metric_calls']} by the metric)" if spent.get("metric_calls") else ""
-    money += " · unknown cost" if spent.get("unpriced") else ""
-    return (
-        f"{runs} system runs (+{spent.get('test_runs', 0):.0f} test) · {spent.get('calls', 0)} calls{judged}"
-        f" · {tokens:,} tokens{money} · {timedelta(seconds=round(time.monotonic() - started))}"
-    )
+class Course:
+    """The course of a run, from its events: the phase, what is done and left, and the best score.
 
+    Args:
+        limits: the limits of the budget.
+        baselines: methods that run after the first one, each with the same budget.
+        clock: function that returns the time in seconds.
+    """
 
-def _has_steps(event: Mapping[str, Any]) -> bool:
-    """Return whether an event reports the progress of a job with a known number of steps."""
-    known = event.get("step") is not None and event.get("of") is not None
-    return event["event"] == "progress" and known
+    def __init__(
+        self,
+        limits: Mapping[str, Any],
+        baselines: Sequence[str] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.clock, self.started = clock, clock()
+        self._limits, self._baselines = limits, baselines
+        self._told: set[str] = set()
+        self._begin("")
+
+    def _begin(self, method: str) -> None:
+        self._method, self._phase, self._loads = method, "", False
+        self._best: float | None = None
+        self.note = ""
+        self._spent: Mapping[str, Any] = {}
+        self._total: float | None = None  # system runs, with those of the test
+        self._steps: tuple[float, float] | None = None  # those of a job that are done, and all
+        self._rest: float | None = None  # system runs after the job, if it is the last one
+        self._samples: deque[tuple[float, Mapping[str, float]]] = deque(maxlen=WINDOW)
+
+    def follow(self, event: Mapping[str, Any]) -> list[str]:
+        """Take in an event, and return the lines to show: no note twice, and none if it is frequent."""
+        kind = event["event"]
+        if (event.get("method") or "") != self._method:
+            self._begin(event.get("method") or "")
+        if kind == "phase":
+            self._phase, self._total, self._rest = event["name"], event["total"], event.get("rest")
+            self._best = event.get("best")
+            self._loads, self.note, self._steps = bool(event.get("loads")), "", None
+        else:
+            self._loads = False
+        if kind in ("progress", "notice"):
+            self.note = sanitize_for_terminal(str(event["note"]))
+        if kind == "progress" and event.get("of") is not None:
+            self._steps = event["step"], event["of"]
+        self._spent = event.get("spent") or self._spent
+        now = self.clock()
+        if not self._loads and (not self._samples or now - self._samples[-1][0] >= 1):
+            self._samples.append((now, self._used()))
+        if kind in FREQUENT:
+            return []
+        lines = [line for line in format_event(event).split("\n") if line]
+        texts = [line.removeprefix(f"{self._method}: ") for line in lines]
+        new = [
+            line
+            for line, text in zip(lines, texts, strict=True)
+            if not text.startswith("note: ") or text not in self._told
+        ]
+        self._told |= {*texts}
+        return new
+
+    @property
+    def phase(self) -> str:
+        """What the run does now; the method is named for a baseline."""
+        phase = "loading the model" if self._loads else self._phase
+        return sanitize_for_terminal(f"{self._method}: {phase}" if self._method else phase)
+
+    def _used(self) -> dict[str, float]:
+        """Return the amounts used so far, and the steps of the job."""
+        spent = self._spent
+        return {
+            "system_runs": spent.get("system_runs", 0.0) + spent.get("test_runs", 0.0),
+            "calls": spent.get("calls", 0),
+            "tokens": spent.get("prompt_tokens", 0) + spent.get("completion_tokens", 0),
+            "cost": spent.get("cost", 0.0),
+            "minutes": spent.get("seconds", 0.0) / 60,
+            "steps": self._steps[0] if self._steps else 0.0,
+        }
+
+    def _ends(self) -> dict[str, float]:
+        """Return the amounts at which the run ends."""
+        # a part of the other limits is reserved for the test, which need not use it up
+        limits = {} if self._phase == "testing" else self._limits
+        steps = self._steps[1] if self._steps and self._rest is not None else None
+        found = {**limits, "system_runs": self._total, "steps": steps}
+        return {name: limit for name, limit in found.items() if limit}
+
+    @property
+    def share(self) -> float | None:
+        """The share that is done, of the steps of a job or of the whole run; ``None`` if it is unknown."""
+        if self._steps and self._steps[1]:
+            return self._steps[0] / self._steps[1]
+        used = self._used()
+        shares = [used[name] / limit for name, limit in self._ends().items()]
+        return min(1.0, max(shares)) if shares else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """The seconds until a limit is reached, at the present speed; ``None`` before it is known."""
+        if not self._samples:
+            return None
+        began, first = self._samples[0]
+        elapsed, used, found = self.clock() - began, self._used(), list[float]()
+        done = {name: used[name] - first[name] for name in used}
+        for name, limit in self._ends().items():
+            left = max(0.0, limit - used[name])
+            if elapsed >= LEAST_SECONDS and done[name] > max(0.0, LEAST_SHARE * left):
+                seconds = left / done[name] * elapsed
+                if name == "steps" and done["system_runs"] > 0:
+                    seconds += (self._rest or 0.0) / done["system_runs"] * elapsed
+                found.append(seconds)
+        return min(found, default=None)
+
+    @property
+    def position(self) -> str:
+        """How far the run is, in a few words."""
+        if self._steps:
+            return "step {:g} of {:g}".format(*self._steps)
+        return "" if self.share is None else f"{self.share:.0%}"
+
+    @property
+    def summary(self) -> str:
+        """The time left, and the best score so far."""
+        left, parts = self.seconds_left, list[str]()
+        if left is not None:
+            hours, minutes = divmod(round(left / 60), 60)
+            about = f"{hours} h {minutes} min" if hours else f"{minutes} min"
+            parts.append(f"about {about} left" if left >= 60 else "under 1 min left")
+            ahead = self._baselines
+            if self._method in ahead:
+                ahead = ahead[ahead.index(self._method) + 1 :]
+            parts[0] += f", then {', '.join(ahead)}" if ahead else ""
+        if self._best is not None:
+            parts.append(f"best so far {self._best:.3f}")
+        return " · ".join(parts)
+
+    @property
+    def spending(self) -> str:
+        """What is spent so far, with the limit of system runs, and the time since the start."""
+        spent, limit = self._spent, self._limits.get("system_runs")
+        runs = f"{spent.get('system_runs', 0):.0f}" + (f" of {limit:g}" if limit else "")
+        tests = f" + {spent['test_runs']:.0f} test runs" if spent.get("test_runs") else ""
+        tokens = spent.get("prompt_tokens", 0) + spent.get("completion_tokens", 0)
+        money = f" · ${spent['cost']:.4f}" if spent.get("cost") else ""
+        judged = f" ({spent['metric_calls']} by the metric)" if spent.get("metric_calls") else ""
+        money += " · unknown cost" if spent.get("unpriced") else ""
+        return (
+            f"{runs} system runs{tests} · {spent.get('calls', 0)} calls{judged} · {tokens:,} tokens"
+            f"{money} · {timedelta(seconds=round(self.clock() - self.started))}"
+        )
 
 
 @contextmanager
 def progress_display(
-    limits: Mapping[str, Any], *, quiet: bool = False, plain: bool | None = None
+    limits: Mapping[str, Any],
+    baselines: Sequence[str] = (),
+    *,
+    quiet: bool = False,
+    plain: bool | None = None,
 ) -> Iterator[Listener]:
     """Yield a listener that displays events within the context."""
-    started = time.monotonic()
+    course = Course(limits, baselines)
+    if plain is None:
+        plain = not sys.stderr.isatty() or os.environ.get("TERM") in ("dumb", "unknown")
+        if not quiet and notebook.in_notebook():
+            with _in_notebook(course) as listener:
+                yield listener
+            return
     if quiet:
         yield lambda event: None
-    elif plain is None and notebook.in_notebook():
-        with _in_notebook(limits, started) as listener:
-            yield listener
-    elif plain if plain is not None else not sys.stderr.isatty():
-        yield Lines().listen
+    elif plain:
+        yield Lines(course).listen
     else:
-        with _live(limits, started) as listener:
+        with _live(course) as listener:
             yield listener
 
 
 class Lines:
-    """Prints one line per event; notices, such as waits for a rate limit, are thinned out."""
+    """Prints a line for each event, and the more rarely the longer a phase takes, how far it is."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._noticed = float("-inf")
+    def __init__(self, course: Course) -> None:
+        self._course = course
+        self._phase, self._began, self._next = "", 0.0, 0.0
 
     def listen(self, event: Mapping[str, Any]) -> None:
         """Show an event."""
-        if event["event"] == "call":
-            return
-        if event["event"] == "notice":
-            now = self._clock()
-            if now - self._noticed < NOTICE_INTERVAL:
-                return
-            self._noticed = now
-        print(format_event(event), file=sys.stderr, flush=True)
+        course = self._course
+        lines, now = course.follow(event), course.clock()
+        if event["event"] not in FREQUENT:
+            self._print(*lines)
+        elif course.phase != self._phase:
+            self._phase, self._began, self._next = course.phase, now, now + PAUSE
+            self._print(course.phase)
+        elif event["event"] != "phase" and now >= self._next:
+            self._next = now + max(PAUSE, GROWTH * (now - self._began))
+            text = " · ".join(filter(None, [course.position, course.summary, course.note]))
+            self._print(f"  {text or course.spending}")
+
+    def _print(self, *lines: str) -> None:
+        for line in lines:
+            print(wrapped(line, width_of(sys.stderr)), file=sys.stderr, flush=True)
+
+
+class Watched:
+    """Tells a listener about the calls and the scores of an evaluation of a number of system runs."""
+
+    def __init__(self, listener: Listener, total: int, on_trace: OnTrace | None) -> None:
+        self._listener, self._on_trace = listener, on_trace
+        self._usage, self._sum, self._runs = NO_USAGE, 0.0, 0
+        self._tell("phase", name="evaluating", total=total)
+
+    def _tell(self, event: str, **facts: object) -> None:
+        spent = {**self._usage.to_json(), "system_runs": self._runs}
+        self._listener({"event": event, "spent": spent, **facts})
+
+    def on_call(self, call: Call) -> None:
+        """Take in a finished call."""
+        self._usage += NO_USAGE if call.reused else call.usage
+        self._tell("call")
+
+    def on_trace(self, example: Example, trace: Trace) -> None:
+        """Take in a finished run, and pass it on."""
+        self._runs, self._sum = self._runs + 1, self._sum + (trace.score or 0.0)
+        note = f"mean score {self._sum / self._runs:.3f} on {plural(self._runs, 'run')}"
+        self._tell("progress", note=note)
+        if self._on_trace is not None:
+            self._on_trace(example, trace)
 
 
 @contextmanager
-def _in_notebook(limits: Mapping[str, Any], started: float) -> Iterator[Listener]:
+def _in_notebook(course: Course) -> Iterator[Listener]:
     from IPython.display import display
 
-    cell = NotebookCell(limits, started)
+    cell = NotebookCell(course)
     show: Callable[..., Any] = display
     handle = show(cell, display_id=True)
     cell.redraw = handle.update
@@ -187,40 +358,33 @@ def _in_notebook(limits: Mapping[str, Any], started: float) -> Iterator[Listener
 
 
 class NotebookCell:
-    """Display in a notebook, redrawn in place: the last events, the job's steps, and the amounts spent."""
+    """Display in a notebook, redrawn in place: the last events, a bar, and the amounts spent."""
 
-    def __init__(
-        self, limits: Mapping[str, Any], started: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._limits, self._started, self._clock = limits, started, clock
+    def __init__(self, course: Course) -> None:
+        self._course = course
         self._events: deque[str] = deque(maxlen=NOTEBOOK_EVENTS)
-        self._last: Mapping[str, Any] = {}
-        self._steps: Mapping[str, Any] | None = None
         self._drawn = float("-inf")
         self.redraw: Callable[[NotebookCell], object] = lambda cell: None
         self.done = False
 
     def listen(self, event: Mapping[str, Any]) -> None:
         """Show an event; frequent ones are thinned out."""
-        self._last = event
-        frequent = event["event"] in ("call", "notice")
-        if not frequent:
-            self._steps = event if _has_steps(event) else None
-            if self._steps is None:
-                self._events.append(format_event(event))
-        if not frequent or self._clock() - self._drawn > NOTEBOOK_INTERVAL:
-            self._drawn = self._clock()
+        lines, now = self._course.follow(event), self._course.clock()
+        self._events.extend(lines)
+        if lines or now - self._drawn > NOTEBOOK_INTERVAL:
+            self._drawn = now
             self.redraw(self)
 
     def _repr_html_(self) -> str:
+        course = self._course
         parts = [notebook.preformatted(list(self._events))] if self._events else []
-        if (steps := self._steps) is not None and not self.done:
-            done, total = int(steps["step"]), int(steps["of"])
-            text = notebook.escape(f"step {done} of {total}: {steps['note']}")
-            parts.append(f'<div><progress value="{done}" max="{total}"></progress> {text}</div>')
-        if self._last:
-            spent = format_status(self._last, self._started, self._limits)
-            parts.append(f"<div>{notebook.escape(spent)}</div>")
+        if not self.done:
+            share = course.share
+            bar = "" if share is None else f'<progress value="{share:.3f}" max="1"></progress> '
+            texts = (course.phase, course.position, course.summary, course.note)
+            about = notebook.escape(" · ".join(filter(None, texts)))
+            parts.append(f"<div>{bar}{about}</div>")
+        parts.append(f"<div>{notebook.escape(course.spending)}</div>")
         return notebook.block("Optimization: ended" if self.done else "Optimization", *parts)
 
     def __repr__(self) -> str:
@@ -228,92 +392,53 @@ class NotebookCell:
 
 
 @contextmanager
-def _live(limits: Mapping[str, Any], started: float) -> Iterator[Listener]:
+def _live(course: Course) -> Iterator[Listener]:
     from rich.console import Console
     from rich.live import Live
-    from rich.text import Text
 
     console = Console(file=underlying_stream(sys.stderr))
-    with Live(
-        Text("starting", style="dim"), console=console, refresh_per_second=4, transient=True
-    ) as live:
-        yield Screen(live, limits, started).listen
+    screen = Screen(console, course)
+    with Live(console=console, get_renderable=screen.render, transient=True):
+        yield screen.listen
 
 
 class Screen:
-    """Terminal display: scrolling events above a progress bar of the current job and the amounts spent."""
+    """Terminal display: what happened, above a bar, the best score with the time left, and the spending."""
 
-    def __init__(self, live: Live, limits: Mapping[str, Any], started: float) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self._live, self._limits, self._started = live, limits, started
-        self._bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(BAR_WIDTH),
-            TextColumn("{task.fields[note]}", markup=False),
-            TimeRemainingColumn(compact=True),
-            get_time=time.monotonic,
-            speed_estimate_period=3600.0,
-        )
-        self._job: tuple[object, ...] = ()  # of the bar
-        self._shown = 0.0
+    def __init__(self, console: Console, course: Course) -> None:
+        self._console, self._course = console, course
 
     def listen(self, event: Mapping[str, Any]) -> None:
-        """Show an event; a step of a long job only moves the bar, so that other events stay visible."""
-        from rich.console import Group
+        """Show an event."""
         from rich.text import Text
 
-        called, noticed = event["event"] == "call", event["event"] == "notice"
-        if not called and not noticed:
-            self._follow(event)
-            if not _has_steps(event):
-                bold = "bold green" if event.get("accepted") else "yellow"
-                style = bold if event["event"] == "decision" else ""
-                self._live.console.print(Text(format_event(event), style=style))
-        # call events are frequent: redraw at most five times per second
-        if not called or time.monotonic() - self._shown > 0.2:
-            self._shown = time.monotonic()
-            notice = f" · {sanitize_for_terminal(str(event['note']))}" if noticed else ""
-            spent = f"{format_status(event, self._started, self._limits)}{notice}"
-            bar = [self._bar.get_renderable()] if self._bar.tasks else []
-            self._live.update(Group(*bar, Text(spent, style="dim")))
+        for line in self._course.follow(event):
+            bold = "bold green" if event.get("accepted") else "yellow"
+            style = bold if event["event"] == "decision" else ""
+            self._console.print(Text(encodable(line, self._console.encoding), style=style))
 
-    def _follow(self, event: Mapping[str, Any]) -> None:
-        """Move the bar, or remove it when its job has ended."""
-        job = (event["job"], event.get("method")) if _has_steps(event) else ()
-        if job != self._job:
-            for task in self._bar.task_ids:
-                self._bar.remove_task(task)
-        if job:
-            method = f"{event['method']}: " if event.get("method") else ""
-            about: dict[str, Any] = {
-                "description": f"{method}step {event['step']} of {event['of']}",
-                "completed": event["step"],
-                "note": sanitize_for_terminal(str(event["note"])),
-            }
-            if job == self._job:
-                self._bar.update(self._bar.task_ids[0], **about)
-            else:
-                self._bar.add_task(total=event["of"], **about)
-        self._job = job
+    def render(self) -> Group:
+        """Return what stands below; it is drawn several times per second."""
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
 
+        course, width, encoding = self._course, self._console.width - 1, self._console.encoding
 
-@contextmanager
-def count_display(*, quiet: bool = False) -> Iterator[Callable[[Example, Trace], None]]:
-    """Yield an ``on_trace`` callback that shows the number of finished examples and their mean score."""
-    scores: list[float] = []
+        def line(text: str, style: str = "", room: int = width) -> Text:
+            shown = cut(encodable(text, encoding), room)
+            return Text(encodable(shown, encoding), style, no_wrap=True)
 
-    def count(_: Example, trace: Trace) -> None:
-        scores.append(trace.score or 0.0)
-        if not quiet and (sys.stderr.isatty() or len(scores) % 50 == 0):
-            end = "\r" if sys.stderr.isatty() else "\n"
-            print(
-                f"{plural(len(scores), 'run')}, mean {sum(scores) / len(scores):.4f}",
-                end=end,
-                file=sys.stderr,
-                flush=True,
-            )
-
-    yield count
-    if not quiet and sys.stderr.isatty():
-        print(file=sys.stderr)
+        position, share = course.position, course.share
+        phase = line(course.phase or "starting", room=width - len(position) - 1)
+        head = Table.grid(padding=(0, 1))
+        room = width - phase.cell_len - len(position) - 2
+        bar = (
+            [ProgressBar(1.0, share, width=min(BAR_WIDTH, room))]
+            if share is not None and room > 3
+            else []
+        )
+        head.add_row(phase, *bar, line(position))
+        below = [line(text) for text in (course.summary, course.note) if text]
+        return Group(head, *below, line(course.spending, "dim"))

@@ -16,7 +16,7 @@ from compound.api.arguments import (
     to_dataset,
 )
 from compound.api.optimize import run_optimization
-from compound.api.progress import progress_display
+from compound.api.progress import Watched, progress_display
 from compound.api.result import Result, read_result
 from compound.api.runners import executor_opener
 from compound.core.errors import DataError, DeclarationError, RunDirectoryError, suggest_name
@@ -111,6 +111,7 @@ def evaluate(
     engines: GivenEngines | None = None,
     cache: bool = True,
     on_trace: OnTrace | None = None,
+    progress: bool = False,
     **changes: object,
 ) -> Evaluation:
     """Run ``system`` on a split of ``data`` and score it.
@@ -132,6 +133,7 @@ def evaluate(
         engines: engines by model name, as in `run`.
         cache: whether to read and write the cache.
         on_trace: called with each example and its scored trace, in input order.
+        progress: show progress on stderr.
         **changes: individual settings: ``seed``, ``concurrency``, ``runner``, ``failure_score``,
             ``max_failed``.
 
@@ -161,9 +163,11 @@ def evaluate(
 
     opened = executor_opener(resolved, system, find)
 
-    async def all_of_them() -> Evaluation:
+    async def all_of_them(watched: Watched) -> Evaluation:
         store = DiskCache(cache_folder() / "evaluate.sqlite", shared=True) if cache else None
-        executor = opened(for_system(find, system), cache=store, seed=resolved.seed)
+        executor = opened(
+            for_system(find, system), cache=store, seed=resolved.seed, on_call=watched.on_call
+        )
         try:
             return await evaluate_async(
                 executor,
@@ -172,7 +176,7 @@ def evaluate(
                 scoring,
                 samples=range(repeats),
                 rules=rules,
-                on_trace=on_trace,
+                on_trace=watched.on_trace,
             )
         finally:
             await executor.aclose()
@@ -180,7 +184,11 @@ def evaluate(
                 store.close()
 
     kept = "; cached calls are reused if you repeat the call" if cache else ""
-    return run_blocking(all_of_them(), interrupted=f"the evaluation was interrupted{kept}")
+    with progress_display({}, quiet=not progress) as listener:
+        watched = Watched(listener, len(examples) * repeats, on_trace)
+        return run_blocking(
+            all_of_them(watched), interrupted=f"the evaluation was interrupted{kept}"
+        )
 
 
 @report_wrong_arguments
@@ -227,7 +235,8 @@ def optimize(
     data = to_dataset(data, splits=True)
     path = Path(run_dir) if run_dir is not None else run_folder(system.name)
     path = unused_path(path) if new else path
-    with progress_display(resolved.budget.limits(), quiet=not progress) as listener:
+    limits, others = resolved.budget.limits(), resolved.baselines
+    with progress_display(limits, others, quiet=not progress) as listener:
         return run_optimization(
             system,
             data,

@@ -72,12 +72,11 @@ def evaluate(
 
     Prints the mean score with its 95 % interval, failures, and the cost.
     """
-    from compound.api.progress import count_display
     from compound.api.sync import evaluate as run_evaluation
 
     program = load_program(file, sets, no_import, config, trust)
     data, metric = require_data(program, "evaluate")
-    with tracing(otel), count_display(quiet=quiet) as count:
+    with tracing(otel):
         evaluation = run_evaluation(
             program.system,
             data,
@@ -88,7 +87,7 @@ def evaluate(
             settings=program.optimize,
             engines=program.find_engine,
             cache=not no_cache,
-            on_trace=count,
+            progress=not quiet,
         )
     summary = evaluation.summary()
     reason = _below("mean score", summary["mean"], min_score, "--min-score")

@@ -156,7 +156,9 @@ def optimize(
 
     with tracing(otel), ExitStack() as display:
         listener = display.enter_context(
-            progress_display(program.optimize.budget.limits(), quiet=quiet)
+            progress_display(
+                program.optimize.budget.limits(), program.optimize.baselines, quiet=quiet
+            )
         )
         run_optimization(
             program.system,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
@@ -119,8 +120,9 @@ def load_program(
 
 
 def print_json(value: object) -> None:
-    """Print JSON to stdout."""
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    """Print JSON to stdout, in ASCII if its encoding does not hold every sign."""
+    plain = not str(sys.stdout.encoding).lower().startswith("utf")
+    print(json.dumps(value, indent=2, ensure_ascii=plain, default=str))
 
 
 def require_data(program: Program, what: str) -> tuple[Dataset, Metric]:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compound as cp
-from compound.api.progress import NotebookCell
+from compound.api.progress import Course, NotebookCell
 from compound.core.notebook import escape, in_notebook, table
 from compound.evaluation.evaluate import Evaluation, ScoredRun
 from compound.execution.trace import Call, Failure, Trace
@@ -90,7 +90,7 @@ def test_hostile_texts_stay_text_everywhere() -> None:
     rows = tuple(ScoredRun(HOSTILE, i, 0.0, Failure("error", HOSTILE + str(i))) for i in range(500))
     check(Evaluation(HOSTILE, rows, violation=HOSTILE)._repr_html_())
     check(Evaluation("", ())._repr_html_())
-    cell = NotebookCell({"system_runs": 10}, 0.0)
+    cell = NotebookCell(Course({"system_runs": 10}))
     cell.listen({"event": "note", "note": HOSTILE * 100, "spent": {}})
     cell.listen({"event": "progress", "job": 0, "note": HOSTILE, "step": 1, "of": 2, "spent": {}})
     check(cell._repr_html_())
@@ -144,7 +144,7 @@ def test_a_result_shows_scores_and_the_best_values(tmp_path: Path) -> None:
 
 def test_redraws_for_calls_are_thinned_out() -> None:
     now, drawn = [0.0], list[Any]()
-    cell = NotebookCell({}, 0.0, clock=lambda: now[0])
+    cell = NotebookCell(Course({}, clock=lambda: now[0]))
     cell.redraw = drawn.append
     for _ in range(100):
         now[0] += 0.01

@@ -495,7 +495,7 @@ def test_the_closing_words_fit_a_terminal_except_paths_and_texts(runs: Mapping[s
     text, texts = terminal_summary(runs["improved"], 40), ("answerer", "  - ", "  + ", "  time")
     long = [line for line in text.splitlines() if len(line) > 40 and not line.startswith(texts)]
     assert all("/" in line for line in long)
-    assert text.replace("\n", " ") == terminal_summary(runs["improved"]).replace("\n", " ")
+    assert summarize(runs["improved"])["sentence"] in " ".join(text.split("\n"))
 
 
 def test_hostile_texts_stay_texts(runs: Mapping[str, Path], tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import re
@@ -12,9 +11,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from rich.console import Console
 
-from compound.api.progress import Screen, format_event
+from compound.api.progress import format_event
 from compound.core.errors import RunDirectoryError
 from compound.execution.rng import derive_seed
 from compound.optimization.runs.state import OptimizationState
@@ -496,62 +494,3 @@ class TestSweep:
         again = compare(cast("Any", states), tmp_path / "sweep", facts["budgets"])
         assert again["rows"][1]["training"] is None
         assert again["rows"][1]["test"] == facts["rows"][1]["test"]
-
-
-# --- the terminal -------------------------------------------------------------------------------------------
-
-
-class Terminal:
-    """Rich's live display, as far as a screen needs it, with a clock that the test turns."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.console = Console(file=io.StringIO(), width=100)
-        self.now = 100.0
-        self.view: Any = None
-        monkeypatch.setattr("compound.api.progress.time.monotonic", lambda: self.now)
-        self.screen = Screen(cast("Any", self), {"system_runs": 400}, 100.0)
-
-    def update(self, view: Any) -> None:
-        self.view = view
-
-    def listen(self, seconds: float, **event: Any) -> list[str]:
-        """Let an event happen after some seconds; return what stands below."""
-        self.now += seconds
-        self.screen.listen(event)
-        below = Console(file=io.StringIO(), width=100)
-        below.print(self.view)
-        return below.file.getvalue().splitlines()  # type: ignore[attr-defined,no-any-return]
-
-    @property
-    def scrolled(self) -> str:
-        return str(self.console.file.getvalue())  # type: ignore[attr-defined]
-
-
-def step(number: int, job: int = 0, of: int = 40, **more: Any) -> dict[str, Any]:
-    note, spent = f"mean reward 0.{number:03}, 8 samples", {"system_runs": 8.0 * number}
-    about = {"event": "progress", "job": job, "note": note, "spent": spent}
-    return {**about, "step": number, "of": of, **more}
-
-
-class TestTerminal:
-    def test_steps_move_a_bar_and_do_not_scroll(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        terminal = Terminal(monkeypatch)
-        bar, spent = terminal.listen(3.0, **step(1))
-        assert bar.startswith("step 1 of 40 ")
-        assert "mean reward 0.001, 8 samples --:--" in bar  # one step says nothing about the others
-        assert spent.startswith("8 of 400 system runs")
-        terminal.listen(20.0, **step(11))
-        bar, _ = terminal.listen(20.0, **step(21))
-        assert "mean reward 0.021, 8 samples 00:38" in bar  # 19 steps of 2 s
-        assert terminal.scrolled == ""
-
-    def test_the_bar_ends_with_its_job_and_another_begins_anew(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        terminal = Terminal(monkeypatch)
-        terminal.listen(0.0, **step(1))
-        terminal.listen(10.0, **step(2))
-        done = {"optimizer": "mmgrpo", "keys": ["a.weights"], "values": {}, "note": "nothing"}
-        assert len(terminal.listen(1.0, event="job", spent={}, **done)) == 1
-        assert "mmgrpo on a.weights: nothing" in terminal.scrolled
-        assert "-:--" in terminal.listen(1.0, **step(1, job=1))[0]

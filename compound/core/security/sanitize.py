@@ -27,6 +27,7 @@ _CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 _RETURNS = re.compile("\r(?!\n)")
 _REORDERING = re.compile("[\u2028-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
 """Characters that make a terminal reorder, break or hide text."""
+PLAIN = str.maketrans({"→": "->", "−": "-", "–": "-", "…": "~", "·": "|", "×": "x"})
 _SECRETS: set[str] = set()
 
 
@@ -142,15 +143,32 @@ def sanitize_for_terminal(text: str) -> str:
     return cleaned if text in {"\r", ""} else _RETURNS.sub(REPLACEMENT, cleaned)
 
 
+def encodable(text: str, encoding: str | None) -> str:
+    """Return text that an encoding holds: arrows and the like as ASCII signs, other signs as codes.
+
+    >>> encodable("0.1 → 0.2 é 名", "latin-1"), encodable("→", "utf-8")
+    ('0.1 -> 0.2 é \\\\u540d', '→')
+    """
+    try:
+        text.encode(encoding or "utf-8")
+    except UnicodeEncodeError as error:
+        plain = text.translate(PLAIN)
+        return plain.encode(error.encoding, "backslashreplace").decode(error.encoding)
+    return text
+
+
 class SafeStream:
-    """A text stream that sanitizes everything written to it by `sanitize_for_terminal`."""
+    """A text stream that sanitizes everything written to it by `sanitize_for_terminal`.
+
+    What its encoding does not hold is replaced by `encodable`.
+    """
 
     def __init__(self, stream: IO[str]) -> None:
         self.raw = stream
 
     def write(self, text: str) -> int:
         """Write sanitized text."""
-        self.raw.write(sanitize_for_terminal(text))
+        self.raw.write(encodable(sanitize_for_terminal(text), getattr(self.raw, "encoding", None)))
         return len(text)
 
     def writelines(self, lines: Iterator[str]) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from compound.core.errors import CompoundError
 from compound.core.example import Example
 from compound.evaluation.evaluate import Evaluation, OnTrace, evaluate
 from compound.execution.budget import Meter
@@ -177,7 +179,7 @@ class RunContext:
             meter=meter,
             seed=problem.settings.seed,
             on_call=recorder.on_call,
-            on_notice=recorder.on_notice,
+            on_notice=lambda note: recorder.tell("notice", note=note),
             folder=recorder.run.path / MEMORY_FOLDER,
         )
         recorder.attach_meters(meter, test_meter)
@@ -214,6 +216,31 @@ class RunContext:
         parts = self.problem, self.meter, self.proposals
         self._budget = RunBudget.divide(*parts, prices)
         return self._budget
+
+    def enter(self, phase: str, rest: float | None = None) -> None:
+        """Tell the listener what the run does now, the best score, and its system runs in ``total``.
+
+        ``loads`` tells whether a model is not in memory yet; ``rest`` are the system runs after a
+        job, if it is the last one.
+        """
+        problem, search = self.problem, self.state.search
+        total, test = problem.settings.budget.system_runs, 2 * len(problem.test)
+        if phase == "testing":
+            unchanged = search and self.problem.system.configuration.to_json() == search.best
+            total, test = self.meter.system_runs, test // 2 if unchanged else test
+        test *= len(self.samples(0))
+        loads = False
+        with suppress(CompoundError):  # the first call reports it
+            engines = map(self.executor.engine, problem.system.lms)
+            loads = not all(getattr(engine, "loaded", True) for engine in engines)
+        self.recorder.tell(
+            "phase",
+            name=phase,
+            best=search and search.incumbent.mean,
+            total=None if total is None else total + test,
+            rest=None if rest is None else rest + test,
+            loads=loads,
+        )
 
     def working(self) -> System:
         """Return the system with all changes of jobs since the last decision."""

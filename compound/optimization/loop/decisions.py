@@ -150,6 +150,7 @@ async def decide(context: RunContext) -> None:
     if not changes:
         _end_idle_round(context)
         return
+    context.enter("deciding")
     search.decisions += 1
     search.idle_rounds = 0
     level = _level(context)

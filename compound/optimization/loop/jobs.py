@@ -119,6 +119,12 @@ class Jobs:
             note = "its share of the budget is too small to compare anything"
             self._finish(job, Proposal({}, note=note), scorer)
             return
+        plan = context.budget.plan
+        known = (
+            context.problem.method.jobs_each is not None
+        )  # otherwise, jobs follow as runs are left
+        last = (search.decisions + 1, search.jobs_in_round + 1) == (plan.decisions, plan.jobs)
+        context.enter("searching", plan.cost if known and last else None)
         proposal: Proposal | None = None
         proposing = RunningOptimizer(
             job.optimizer, context.problem.method.optimizers[job.optimizer]

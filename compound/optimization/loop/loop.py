@@ -220,6 +220,7 @@ class OptimizationLoop:
             context.meter.pause()
             if state.test_after is None:
                 context.test_meter.resume()
+                context.enter("testing")
                 await evaluate_test_split(context)
             context.test_meter.pause()
         finally:
@@ -229,6 +230,7 @@ class OptimizationLoop:
         """Evaluate the initial configuration on the validation split, and divide the remaining budget."""
         self._announce()
         context = self.context
+        context.enter("evaluating the start")
         start = context.problem.system
         traces: list[Trace] = []
         evaluation = await context.validate(

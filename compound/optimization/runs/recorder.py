@@ -59,7 +59,8 @@ class Recorder:
         run: the run directory; closed if it cannot be restored.
         parent: the main run of a baseline: its cache is shared but charged, and stopping either
             stops both.
-        listener: receives each event, and call counts in between.
+        listener: receives each event, and in between what is not recorded: ``call``, ``notice``, and
+            ``phase`` (`compound.optimization.loop.context.RunContext.enter`).
 
     Attributes:
         resumed: whether the state was restored from a checkpoint.
@@ -88,7 +89,6 @@ class Recorder:
         self._reported_problems = 0
         self.resumed = stored is not None
         self._meters: tuple[Meter, ...] = ()
-        self._calls = 0
 
     def attach_meters(self, search: Meter, test: Meter) -> None:
         """Restore the budget meters from the state, and store them in all further checkpoints."""
@@ -173,14 +173,12 @@ class Recorder:
 
     def on_call(self, call: Call) -> None:
         """Notify the listener of a finished call."""
-        self._calls += 1
-        if self._listeners:
-            self._notify({"event": "call", "component": call.component, "spent": self._spent()})
+        self.tell("call", component=call.component)
 
-    def on_notice(self, note: str) -> None:
+    def tell(self, event: str, **facts: object) -> None:
         """Notify the listener of something outside of the record, such as a wait for a rate limit."""
         if self._listeners:
-            self._notify({"event": "notice", "note": note, "spent": self._spent()})
+            self._notify({"event": event, **facts, "spent": self._spent()})
 
     def _spent(self) -> dict[str, Any]:
         if not self._meters:

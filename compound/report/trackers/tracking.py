@@ -177,7 +177,7 @@ def _finite(values: Mapping[str, object]) -> dict[str, float]:
 
 FILE = "trackers.json"
 ARTIFACTS = ("report.md", "report.html", "best.json", "system.yaml", CONFIG, "events.jsonl")
-UNRECORDED = ("call", "notice")  # events that are not part of the record
+UNRECORDED = ("call", "notice", "phase")  # events that are not part of the record
 TRACKERS: Mapping[TrackerName, str] = {
     "mlflow": "compound.report.trackers.backends:MLflowTracker",
     "tensorboard": "compound.report.trackers.backends:TensorboardTracker",

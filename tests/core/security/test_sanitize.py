@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compound import LLM, Executor, Function, Input, System
-from compound.api.progress import Lines, format_event
+from compound.api.progress import Course, Lines, format_event
 from compound.core.errors import CallError
 from compound.core.security import sanitize
 from compound.core.security.sanitize import (
@@ -37,6 +37,7 @@ from compound.execution.trace import Failure, Trace, to_json
 from compound.graph.configuration import digest, to_readable_json
 from compound.optimization.runs.directory import RunDirectory
 from compound.testing import ScriptedLM
+from processes import python
 
 # Arbitrary text: also surrogates, control characters and whatever Unicode has not assigned.
 TEXT = st.text(st.characters(exclude_categories=()))
@@ -222,11 +223,31 @@ def test_a_command_prints_no_control_sequence_of_a_file_or_a_server(
 
 def test_notices_are_printed_one_in_a_while(capsys: pytest.CaptureFixture[str]) -> None:
     now = [0.0]
-    lines = Lines(lambda: now[0])
-    for second in (0.0, 1.0, 9.0, 12.0):
+    lines = Lines(Course({}, clock=lambda: now[0]))
+    lines.listen({"event": "phase", "name": "searching", "total": None})
+    for second in (0.0, 1.0, 9.0, 12.0, 13.0):
         now[0] = second
         lines.listen({"event": "notice", "note": f"waiting at {second:.0f}"})
     lines.listen({"event": "note", "note": "another"})
     lines.listen({"event": "call"})
     printed = capsys.readouterr().err.splitlines()
-    assert [line.split()[-1] for line in printed] == ["0", "12", "another"]
+    assert printed == ["searching", "  waiting at 12", "note: another"]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "cp437", "utf-8"])
+def test_an_encoding_that_lacks_a_sign_gets_another(encoding: str) -> None:
+    raw = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    SafeStream(raw).write("0.1 → −0.2 é 名…\n")
+    raw.flush()
+    written = raw.buffer.getvalue().decode(encoding)
+    assert ("→" if encoding == "utf-8" else "->") in written
+    assert ("名" if encoding == "utf-8" else "\\u540d") in written
+
+
+def test_json_of_an_ascii_terminal_has_the_same_values(game: Path) -> None:
+    (game / "名.yaml").write_text((game / "game.yaml").read_text())
+    told = python(
+        "-m", "compound", "check", "名.yaml", "--json", env={"PYTHONIOENCODING": "ascii"}
+    ).stdout
+    assert told.isascii()
+    assert json.loads(told)["file"] == "名.yaml"
