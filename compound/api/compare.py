@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import cast
 
 from compound.components.fields import format_inputs
 from compound.core.errors import RunDirectoryError
-from compound.core.formatting import NO_LIMIT, cut, plural
+from compound.core.formatting import NO_LIMIT
 from compound.evaluation.evaluate import Evaluation, joint_bounds
 from compound.evaluation.statistics import Bounds, Interval, mean_interval, paired_interval
 from compound.execution.trace import whole_amounts
 from compound.optimization.runs.directory import inconsistency_errors, read_records
 from compound.report.record import SIDES, Record, recorded_trace
-from compound.report.text import align_columns, count, line, number, wrapped
+from compound.report.rendering import render_text
+from compound.report.text import align_columns, count, line, number
 
 SHOWN = 5  # examples that are printed of those that lose and of those that gain
 AMOUNTS = ("tokens per run", "dollars per run", "seconds per run, with waits")
@@ -63,45 +63,26 @@ class RunComparison:
 
     def text(self, width: int = NO_LIMIT) -> str:
         """Return the comparison for a terminal of a width."""
-        table = [["per run", "first", "second", "difference"], *map(_cells, self.rows)]
-        losses = [row for row in self.changed if row[2] < row[1]]
-        gains = [row for row in reversed(self.changed) if row[2] > row[1]]
-        counts = (
-            f"{plural(self.examples, 'common example')} ({self.split}): {len(gains):,} better, "
-            f"{len(losses):,} worse, {self.examples - len(self.changed):,} equal"
-        )
-        lines = [*map(partial(wrapped, width=width), self._words()), ""]
-        lines += [*align_columns(table, width), "", counts]
-        for title, rows in (("largest gains", gains), ("largest losses", losses)):
-            shown = [
-                f"  {name}: {number(old)} → {number(new)}  {self.inputs.get(name, '')}".rstrip()
-                for name, old, new in rows[:SHOWN]
-            ]
-            more = f" ({SHOWN} of {len(rows):,}; --json lists all)" if len(rows) > SHOWN else ""
-            lines += [f"{title}{more}:", *(cut(line, min(width, 100)) for line in shown)] * bool(
-                rows
-            )
-        return "\n".join(lines)
-
-    def _words(self) -> Iterator[str]:
-        """Yield sentences on what is better, what is worse, and what does not differ or is not known."""
-        better, worse, same = list[str](), list[str](), list[str]()
+        groups: dict[str, list[str]] = {"better": [], "worse": [], "same": []}
         for row in self.rows:
-            gap = row.difference.mean
+            gap, cells = row.difference.mean, _cells(row)
             if not gap or -math.inf < row.difference.low <= 0 <= row.difference.high:
-                same.append(short(row.name))
+                groups["same"].append(cells[0])
                 continue
-            group = better if (gap > 0) == (row.name == "score") else worse
             times = f", ×{row.second.mean / row.first.mean:.3g}" if row.first.mean > 0 else ""
-            group.append(f"{WORDS[row.name][gap > 0]} ({_cells(row)[3]}{times})")
-        found = [" and ".join(group) for group in (better, worse) if group]
-        if found:
-            yield f"The second result {', but '.join(found)}."
-        if same:
-            yield f"No significant difference in {', '.join(same)}."
-        if len(self.rows) < len(WORDS):
-            unknown = [short(n) for n in WORDS if n not in [row.name for row in self.rows]]
-            yield f"Not known for all examples: {', '.join(unknown)}."
+            group = "better" if (gap > 0) == (row.name == "score") else "worse"
+            groups[group].append(f"{WORDS[row.name][gap > 0]} ({cells[3]}{times})")
+        table = [["per run", "first", "second", "difference"], *map(_cells, self.rows)]
+        context = {
+            "found": self,
+            "gains": [row for row in reversed(self.changed) if row[2] > row[1]],
+            "losses": [row for row in self.changed if row[2] < row[1]],
+            "unknown": [short(n) for n in WORDS if n not in [row.name for row in self.rows]],
+            "table": "\n".join(align_columns(table, width)),
+            "width": width,
+            "SHOWN": SHOWN,
+        }
+        return render_text("compare.jinja", {**context, **groups})
 
 
 def compare(first: Path, second: Path) -> RunComparison:

@@ -18,16 +18,20 @@ from compound.core import notebook
 from compound.core.engine import NO_USAGE
 from compound.core.formatting import cut, plural, width_of
 from compound.core.security.sanitize import encodable, sanitize_for_terminal, underlying_stream
+from compound.optimization.loop.context import must_load
 from compound.optimization.method import ROLLOUTS
 from compound.optimization.runs.recorder import Listener
-from compound.report.text import p_value, wrapped
+from compound.report.rendering import render_text
+from compound.report.text import wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
 
     from compound.core.example import Example
     from compound.evaluation.evaluate import OnTrace
+    from compound.execution.executor import Executor
     from compound.execution.trace import Call, Trace
+    from compound.graph.system import System
 
 NOTEBOOK_EVENTS = 12  # lines that a notebook shows
 NOTEBOOK_INTERVAL = 0.5  # minimum seconds between redraws for calls
@@ -39,7 +43,6 @@ PAUSE, GROWTH = (
 )  # seconds between such lines: at least, and as a share of the phase so far
 LEAST_SECONDS, LEAST_SHARE = 5.0, 0.05  # of what is left, must be done before it is estimated
 WINDOW = 300  # seconds of which the speed is the mean
-NOTES = ("note", "proposals", "notice")
 
 
 def format_event(event: Mapping[str, Any]) -> str:
@@ -48,69 +51,9 @@ def format_event(event: Mapping[str, Any]) -> str:
     >>> format_event({"event": "start", "mean": 0.25, "low": 0.1, "high": 0.4, "n": 40, "failed": 0})
     'validation score of the start: 0.250 [0.100, 0.400] on 40 examples'
     """
-    kind = event["event"]
-    text = {
-        "start": lambda: f"validation score of the start: {_score(event)}",
-        "progress": lambda: str(event["note"]),
-        "phase": lambda: str(event["name"]),
-        "job": lambda: _job(event),
-        "outlook": lambda: "\n".join(
-            f"note: {line}" for line in [*event["duplicates"], *event["told"]]
-        ),
-        "decision": lambda: _decision(event),
-        "retry": lambda: (
-            f"{event['recovered']} of {event['retried']} failed test runs succeeded now"
-        ),
-        "test_before": lambda: f"test score of the start: {_score(event)}",
-        "test_after": lambda: f"test score of the result: {_score(event)}",
-        "round": lambda: str(event["note"]),
-    }.get(kind, lambda: f"note: {event['note']}" if kind in NOTES else "")()
+    text = render_text("event.jinja", {"event": event, "ROLLOUTS": ROLLOUTS})
     prefix = f"{event['method']}: " if event.get("method") else ""
     return sanitize_for_terminal("\n".join(prefix + line for line in text.split("\n") if line))
-
-
-def _score(event: Mapping[str, Any]) -> str:
-    if event.get("mean") is None:
-        return "not read"
-    failed = f", {event['failed']} failed" if event.get("failed") else ""
-    limits = "" if event["low"] is None else f" [{event['low']:.3f}, {event['high']:.3f}]"
-    return f"{event['mean']:.3f}{limits} on {plural(event['n'], 'example')}{failed}"
-
-
-def _job(event: Mapping[str, Any]) -> str:
-    keys, facts = event["keys"], event.get("facts", {})
-    what = ", ".join(keys) if len(keys) <= 3 else f"{len(keys)} parameters"
-    if not event["values"]:
-        return f"{event['optimizer']} on {what}: no change proposed; {event['note']}".rstrip("; ")
-    before, after = event["train_before"], event["train_after"]
-    compared = before is not None and after is not None and not facts.get(ROLLOUTS)
-    chosen = facts.get("best_step") is not None  # the note is more informative
-    result = f"train score {before:.3f} → {after:.3f}" if compared and not chosen else event["note"]
-    result = f"{result}, " if result else ""
-    return f"{event['optimizer']} on {what}: {result}proposes {', '.join(event['values'])}"
-
-
-def _decision(event: Mapping[str, Any]) -> str:
-    if "p" not in event:
-        return f"decision: {event.get('note', '')}"
-    verdict = event["verdict"]
-    covered = f"; {event['note']}" if event.get("note") else ""
-    claim = f"no loss above {event['margin']:g}" if event.get("margin") else "better"
-    if verdict == "promising":
-        kept = "kept" if event["accepted"] else "not kept"
-        verdict += f" ({kept}; {claim} with probability {event['probability']:.2f})"
-    elif event.get("margin"):
-        verdict += f" ({claim})"
-    if event.get("over"):
-        verdict += f", but over the limits ({', '.join(event['over'])})"
-    lost = ""
-    if event.get("lost"):
-        lost = f" ({plural(event['lost'], 'example')} lost to transient failures before the change)"
-    p = f"p = {p_value(event['p'])}".replace("= <", "<")
-    return (
-        f"decision: {verdict}, validation score {event['before']['mean']:.3f} → "
-        f"{event['after']['mean']:.3f}, {p} at level {p_value(event['level'])}{lost}{covered}"
-    )
 
 
 class Course:
@@ -134,7 +77,8 @@ class Course:
         self._begin("")
 
     def _begin(self, method: str) -> None:
-        self._method, self._phase, self._loads = method, "", False
+        self._method, self._phase = method, ""
+        self._loads, self._calls = False, 0  # whether a model is loaded, and the calls before
         self._best: float | None = None
         self.note = ""
         self._spent: Mapping[str, Any] = {}
@@ -148,17 +92,18 @@ class Course:
         kind = event["event"]
         if (event.get("method") or "") != self._method:
             self._begin(event.get("method") or "")
+        self._spent = event.get("spent") or self._spent
         if kind == "phase":
             self._phase, self._total, self._rest = event["name"], event["total"], event.get("rest")
             self._best = event.get("best")
             self._loads, self.note, self._steps = bool(event.get("loads")), "", None
-        else:
+            self._calls = self._spent.get("calls", 0)
+        elif self._spent.get("calls", 0) > self._calls:
             self._loads = False
         if kind in ("progress", "notice"):
             self.note = sanitize_for_terminal(str(event["note"]))
         if kind == "progress" and event.get("of") is not None:
             self._steps = event["step"], event["of"]
-        self._spent = event.get("spent") or self._spent
         now = self.clock()
         if not self._loads and (not self._samples or now - self._samples[-1][0] >= 1):
             self._samples.append((now, self._used()))
@@ -252,17 +197,10 @@ class Course:
     @property
     def spending(self) -> str:
         """What is spent so far, with the limit of system runs, and the time since the start."""
-        spent, limit = self._spent, self._limits.get("system_runs")
-        runs = f"{spent.get('system_runs', 0):.0f}" + (f" of {limit:g}" if limit else "")
-        tests = f" + {spent['test_runs']:.0f} test runs" if spent.get("test_runs") else ""
-        tokens = spent.get("prompt_tokens", 0) + spent.get("completion_tokens", 0)
-        money = f" · ${spent['cost']:.4f}" if spent.get("cost") else ""
-        judged = f" ({spent['metric_calls']} by the metric)" if spent.get("metric_calls") else ""
-        money += " · unknown cost" if spent.get("unpriced") else ""
-        return (
-            f"{runs} system runs{tests} · {spent.get('calls', 0)} calls{judged} · {tokens:,} tokens"
-            f"{money} · {timedelta(seconds=round(self.clock() - self.started))}"
-        )
+        elapsed = timedelta(seconds=round(self.clock() - self.started))
+        limit = self._limits.get("system_runs")
+        about = {"event": "spent", "spent": self._spent, "limit": limit, "elapsed": elapsed}
+        return format_event(about)
 
 
 @contextmanager
@@ -321,8 +259,12 @@ class Watched:
 
     def __init__(self, listener: Listener, total: int, on_trace: OnTrace | None) -> None:
         self._listener, self._on_trace = listener, on_trace
-        self._usage, self._sum, self._runs = NO_USAGE, 0.0, 0
-        self._tell("phase", name="evaluating", total=total)
+        self._usage, self._sum, self._runs, self._total = NO_USAGE, 0.0, 0, total
+
+    def begin(self, executor: Executor, system: System) -> None:
+        """Tell that the evaluation begins, and whether a model is loaded first."""
+        loads = must_load(executor, system)
+        self._tell("phase", name="evaluating", total=self._total, loads=loads)
 
     def _tell(self, event: str, **facts: object) -> None:
         spent = {**self._usage.to_json(), "system_runs": self._runs}

@@ -168,6 +168,7 @@ def evaluate(
         executor = opened(
             for_system(find, system), cache=store, seed=resolved.seed, on_call=watched.on_call
         )
+        watched.begin(executor, system)
         try:
             return await evaluate_async(
                 executor,

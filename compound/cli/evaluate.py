@@ -112,29 +112,10 @@ def evaluate(
             }
         )
     else:
-        from compound.core.formatting import plural
-        from compound.report.text import money
+        from compound.report.rendering import render_text
 
-        usage = evaluation.usage
-        limits = "" if summary["low"] is None else f" [{summary['low']:.4f}, {summary['high']:.4f}]"
-        cached = f", {evaluation.cached_calls} from the cache" if evaluation.cached_calls else ""
-        print(
-            f"{split}: {metric.name} {summary['mean']:.4f}{limits} on {plural(summary['n'], 'example')}, "
-            f"{summary['failed']} failed, "
-            f"{usage.calls} calls{cached}, {usage.tokens} tokens"
-            + (f", {money(usage.cost, usage.unpriced)}" if usage.cost or usage.unpriced else "")
-        )
-        if (judged := evaluation.metric_usage).calls:
-            price = (
-                f", {money(judged.cost, judged.unpriced)}" if judged.cost or judged.unpriced else ""
-            )
-            print(
-                f"  metric {metric.name}: {judged.calls} further calls, {judged.tokens} tokens{price}"
-            )
-        for reason, times in evaluation.failures()[:5]:
-            print(f"  {times} x {reason}")
-        if evaluation.violation:
-            print(f"  {evaluation.violation}; correct the metric, or the bounds it declares")
+        about = {"split": split, "metric": metric.name, "summary": summary, "found": evaluation}
+        print(render_text("evaluation.jinja", about))
     _exit_with(reason)
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Optional
 
 import typer
 
@@ -16,6 +15,16 @@ from compound.core.errors import explain_missing
 from compound.core.formatting import width_of
 from compound.core.security.sanitize import sanitize_for_terminal
 
+COLUMNS = {
+    "run": "name",
+    "state": "state",
+    "score": "([before, after] if gain else [before]) | reject('none') | map('number') | join(' → ') "
+    "~ ('*' if split == 'valid' and before is number else '') if state != 'damaged' else ''",
+    "gain": "gain | gain if gain else ''",
+    "method": "method or ''",
+    "cost": "cost | money(unpriced) | replace(' cost', '') if cost is number else ''",
+    "date": "date or ''",
+}
 RECENT = 3e7  # seconds in which a date needs no year
 
 runs = typer.Typer(
@@ -33,7 +42,8 @@ Run = Annotated[Path, typer.Argument(help="Run directory.", show_default=False)]
 def list_(folder: Folder = Path("runs"), as_json: AsJson = False) -> None:
     """List runs with their results."""
     from compound.api.studio.runs import list_runs
-    from compound.report.text import align_columns, wrapped
+    from compound.report.rendering import aligned, tabulate
+    from compound.report.text import wrapped
 
     rows = list_runs(folder)
     if as_json:
@@ -42,39 +52,21 @@ def list_(folder: Folder = Path("runs"), as_json: AsJson = False) -> None:
     if not rows:
         print(f"no runs in {folder}")
         return
-    headings = ["run", "state", "score", "gain", "method", "cost", "date"]
-    width, cells = width_of(sys.stdout), [_cells(row, folder) for row in rows]
-    print("\n".join(align_columns([headings, *cells], width)))
-    if any("*" in row[2] for row in cells):
+    for row in rows:
+        name = sanitize_for_terminal(os.path.relpath(row["run"], folder))
+        row["name"] = " ".join(name.split())
+        if row.get("began"):
+            recent = time.time() - row["began"] < RECENT
+            row["date"] = time.strftime(
+                "%d %b" if recent else "%Y-%m", time.localtime(row["began"])
+            )
+    width = width_of(sys.stdout)
+    print(aligned(tabulate(rows, COLUMNS), width=width))
+    if any(row.get("split") == "valid" and row["before"] is not None for row in rows):
         print(wrapped("* on the validation split, which selected the configuration", width))
     for row in rows:
         if row["state"] == "damaged":
             print(f"damaged: {row['problem']}")
-
-
-def _cells(row: Mapping[str, Any], folder: Path) -> list[str]:
-    """Return the row of a run in the table: scores before and after, and the gain with its interval."""
-    from compound.report.text import gain, money, number
-
-    name = " ".join(sanitize_for_terminal(os.path.relpath(row["run"], folder)).split())
-    if row["state"] == "damaged":
-        return [name, "damaged", *[""] * 5]
-    before, after = row["before"], row["after"]
-    scores = [] if before is None else [number(before)]
-    if after is not None and row["gain"] is not None:
-        scores.append(number(after))
-    star = "*" * (row["split"] == "valid" and bool(scores))
-    began = time.localtime(row["began"] or 0)
-    recent = time.time() - (row["began"] or 0) < RECENT
-    return [
-        name,
-        row["state"],
-        " → ".join(scores) + star,
-        gain(row["gain"]) if row["gain"] else "",
-        row["method"],
-        money(row["cost"], row["unpriced"]).removesuffix(" cost"),
-        time.strftime("%d %b" if recent else "%Y-%m", began) if row["began"] else "",
-    ]
 
 
 @runs.command(epilog=format_examples("runs verify", "runs verify runs/demo"))

@@ -138,6 +138,13 @@ class RunBudget:
         return self.free(search, job) * job.weight / ahead
 
 
+def must_load(executor: Executor, system: System) -> bool:
+    """Return whether a model of a system is loaded before its first call, and is not yet."""
+    with suppress(CompoundError):  # the first call reports it
+        return not all(getattr(executor.engine(lm), "loaded", True) for lm in system.lms)
+    return False
+
+
 def has_compared(search: SearchState) -> bool:
     """Return whether a job has compared candidates yet."""
     return any(record.runs for record in search.history)
@@ -229,17 +236,13 @@ class RunContext:
             unchanged = search and self.problem.system.configuration.to_json() == search.best
             total, test = self.meter.system_runs, test // 2 if unchanged else test
         test *= len(self.samples(0))
-        loads = False
-        with suppress(CompoundError):  # the first call reports it
-            engines = map(self.executor.engine, problem.system.lms)
-            loads = not all(getattr(engine, "loaded", True) for engine in engines)
         self.recorder.tell(
             "phase",
             name=phase,
             best=search and search.incumbent.mean,
             total=None if total is None else total + test,
             rest=None if rest is None else rest + test,
-            loads=loads,
+            loads=must_load(self.executor, problem.system),
         )
 
     def working(self) -> System:
