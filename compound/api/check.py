@@ -1,7 +1,7 @@
 """Check a file's method, data and metric, as far as they are available on this machine.
 
-No model is loaded, and nothing is downloaded: data on the hub is listed as not checked, and so are
-missing local files, unless they were reported when the file was loaded (``reads``).
+No model is loaded, and nothing is downloaded: data on the hub is listed as not checked. Missing local
+data is reported when the file is loaded with ``reads``.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def check_program(program: Program, *, strict: bool = False) -> CheckResult:
     checked.notes.extend(missing_for_run(program.optimize))
     nodes = tuple(system.nodes.values())
     readable = _Readable(program.data, program.metric, system.inputs, system.outputs, nodes)
-    checked.not_checked.extend([*_missing_corpora(program), *_check_data(readable, problems)])
+    checked.not_checked.extend(_check_data(readable, problems))
     checked.warnings.extend(readable.warnings)
     if problems:
         raise _all(
@@ -300,13 +300,6 @@ def _check_takes_images(program: Program, node: str, model: str) -> None:
         raise DeclarationError(
             f"{node!r} has images among its inputs: {problem.message}", hint=problem.hint
         )
-
-
-def _missing_corpora(program: Program) -> Iterator[str]:
-    for name, component in program.system.components.items():
-        corpus = getattr(getattr(component, "index", None), "corpus", None)
-        if corpus is not None and not Path(corpus).is_file():
-            yield f"corpus of {name!r}: file {str(corpus)!r} does not exist"
 
 
 @dataclass(frozen=True)

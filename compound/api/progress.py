@@ -37,10 +37,8 @@ NOTEBOOK_EVENTS = 12  # lines that a notebook shows
 NOTEBOOK_INTERVAL = 0.5  # minimum seconds between redraws for calls
 BAR_WIDTH = 28  # columns
 FREQUENT = ("call", "notice", "progress", "phase")  # events that lines and bars only sum up
-PAUSE, GROWTH = (
-    10.0,
-    0.5,
-)  # seconds between such lines: at least, and as a share of the phase so far
+PAUSE = 10.0  # seconds between such lines, at least
+GROWTH = 0.5  # and as a share of the time since the phase began
 LEAST_SECONDS, LEAST_SHARE = 5.0, 0.05  # of what is left, must be done before it is estimated
 WINDOW = 300  # seconds of which the speed is the mean
 
@@ -52,8 +50,7 @@ def format_event(event: Mapping[str, Any]) -> str:
     'validation score of the start: 0.250 [0.100, 0.400] on 40 examples'
     """
     text = render_text("event.jinja", {"event": event, "ROLLOUTS": ROLLOUTS})
-    prefix = f"{event['method']}: " if event.get("method") else ""
-    return sanitize_for_terminal("\n".join(prefix + line for line in text.split("\n") if line))
+    return sanitize_for_terminal("\n".join(line for line in text.split("\n") if line))
 
 
 class Course:
@@ -109,21 +106,19 @@ class Course:
             self._samples.append((now, self._used()))
         if kind in FREQUENT:
             return []
-        lines = [line for line in format_event(event).split("\n") if line]
-        texts = [line.removeprefix(f"{self._method}: ") for line in lines]
-        new = [
-            line
-            for line, text in zip(lines, texts, strict=True)
-            if not text.startswith("note: ") or text not in self._told
-        ]
-        self._told |= {*texts}
-        return new
+        lines = format_event(event).split("\n")
+        new = [line for line in lines if not (line.startswith("note: ") and line in self._told)]
+        self._told |= {*lines}
+        return [f"{self._prefix}{line}" for line in new if line]
+
+    @property
+    def _prefix(self) -> str:
+        return sanitize_for_terminal(f"{self._method}: ") if self._method else ""
 
     @property
     def phase(self) -> str:
         """What the run does now; the method is named for a baseline."""
-        phase = "loading the model" if self._loads else self._phase
-        return sanitize_for_terminal(f"{self._method}: {phase}" if self._method else phase)
+        return self._prefix + ("loading the model" if self._loads else self._phase)
 
     def _used(self) -> dict[str, float]:
         """Return the amounts used so far, and the steps of the job."""
@@ -327,7 +322,7 @@ class NotebookCell:
             about = notebook.escape(" · ".join(filter(None, texts)))
             parts.append(f"<div>{bar}{about}</div>")
         parts.append(f"<div>{notebook.escape(course.spending)}</div>")
-        return notebook.block("Optimization: ended" if self.done else "Optimization", *parts)
+        return notebook.block("Progress: ended" if self.done else "Progress", *parts)
 
     def __repr__(self) -> str:
         return "\n".join(self._events) or "starting"

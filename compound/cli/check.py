@@ -145,15 +145,8 @@ def _list_extensions(as_json: bool) -> None:
             problem = HIDDEN if plugin.name in built_in[plugin.group] else ""
         except CompoundError as error:
             problem = error.message
-        found.append(
-            {
-                "group": plugin.group,
-                "name": plugin.name,
-                "value": plugin.value,
-                "package": plugin.distribution,
-                "problem": problem,
-            }
-        )
+        about = {"value": plugin.value, "package": plugin.distribution, "problem": problem}
+        found.append({"group": plugin.group, "name": plugin.name, **about})
     if as_json:
         print_json(found)
         return

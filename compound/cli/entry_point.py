@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from typing import NoReturn
 
 from compound.cli.errors import explain, explain_imports, explain_os_error, explain_unforeseen
@@ -34,16 +33,6 @@ from compound.cli import runs  # noqa: F401
 # isort: split
 from compound.cli import check  # noqa: F401
 
-MOVED = {
-    "gateway": "init FILE",
-    "graph": "export FILE --to text, mermaid or svg",
-    "plugins": "check --extensions",
-    "report": "runs report RUN",
-    "schema": "check --schema",
-    "trace": "runs trace RUN",
-    "track": "runs track RUN",
-}  # commands of earlier versions
-
 
 def main() -> NoReturn:
     """Run the command line, turning every expected error into a message and an exit code."""
@@ -56,9 +45,6 @@ def main() -> NoReturn:
 
         print(f"compound {__version__}")
         sys.exit(0)
-    if moved := _moved(arguments):
-        print(f"error: {moved}", file=sys.stderr)
-        sys.exit(2)
     with sanitized_output():
         _run_app(arguments, debug)
 
@@ -91,14 +77,3 @@ def _run_app(arguments: list[str], debug: bool) -> NoReturn:
         explain_unforeseen(error)
         sys.exit(1)
     sys.exit(0)
-
-
-def _moved(arguments: Sequence[str]) -> str:
-    """Return where a command of earlier versions is now, ``""`` for a present one."""
-    name = arguments[0] if arguments else ""
-    if name == "runs" and arguments[1:] and arguments[1].startswith("--"):
-        if "--help" in arguments:
-            return ""
-        now = "runs verify" if "--verify" in arguments else "runs list"
-        return f"this is now `compound {now}`"
-    return f"compound {name} is now `compound {MOVED[name]}`" if name in MOVED else ""

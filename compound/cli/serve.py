@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import Annotated, Optional
 
 import typer
 
@@ -18,9 +18,6 @@ from compound.cli.options import (
     format_examples,
     load_program,
 )
-
-if TYPE_CHECKING:
-    pass
 
 KEY = "COMPOUND_SERVE_KEY"
 

@@ -185,7 +185,7 @@ def test_a_kernel_shows_progress_in_one_place_and_the_result(
     outputs = notebook.cells[0].outputs
     assert [output.output_type for output in outputs] == ["display_data", "execute_result"]
     progress, result = (output.data["text/html"] for output in outputs)
-    assert "Optimization: ended" in progress
+    assert "Progress: ended" in progress
     assert "decision" in progress
     assert "say.phrase" in result
     check(progress)

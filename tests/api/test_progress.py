@@ -39,8 +39,8 @@ JOB = {"event": "job", "optimizer": "joint", "keys": KEYS, "note": "nothing", "v
             "test score of the start: 0.250 [0.100, 0.400] on 40 examples",
         ),
         (
-            {"event": "test_after", **SCORE, "method": "random"},
-            "random: test score of the result: 0.250 [0.100, 0.400] on 40 examples",
+            {"event": "test_after", **SCORE},
+            "test score of the result: 0.250 [0.100, 0.400] on 40 examples",
         ),
         (
             {**DECISION, "p": 0.00071},
@@ -80,9 +80,11 @@ def test_the_time_left_is_told_once_it_is_known() -> None:
     run = Run()
     run.tell(0, "phase", name="searching", total=240, best=0.25, loads=True)
     assert (run.course.phase, run.course.summary) == ("loading the model", "best so far 0.250")
-    run.tell(50, "call", runs=0)  # loading the model says nothing about the speed
+    run.tell(10, "call", runs=0)  # of a retriever
+    assert run.course.phase == "loading the model"
+    run.tell(40, "call", runs=0, spent={"calls": 1})  # loading says nothing about the speed
     assert run.course.phase == "searching"
-    run.tell(4, "call", runs=24)
+    run.tell(4, "call", runs=24, spent={"calls": 2})
     assert run.course.seconds_left is None  # too early
     run.tell(56, "call", runs=40)
     run.tell(50, "call", runs=80)

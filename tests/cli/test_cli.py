@@ -408,25 +408,6 @@ def test_every_command_has_help_with_an_example(name: str, cli: Any) -> None:
     assert f"compound {name}" in ran.out.split("Example")[1]
 
 
-@pytest.mark.parametrize(
-    ("words", "now"),
-    [
-        ("report runs/game", "runs report RUN"),
-        ("trace runs/game --failed", "runs trace RUN"),
-        ("track runs/game --to mlflow", "runs track RUN"),
-        ("graph game.yaml", "export FILE --to text, mermaid or svg"),
-        ("schema", "check --schema"),
-        ("plugins --json", "check --extensions"),
-        ("runs --json", "runs list"),
-        ("runs --verify", "runs verify"),
-    ],
-)
-def test_a_command_of_earlier_versions_says_where_it_is_now(words: str, now: str, cli: Any) -> None:
-    ran = cli(*words.split())
-    assert (ran.code, ran.out) == (2, "")
-    assert f"is now `compound {now}`" in ran.err
-
-
 def test_a_defect_is_told_in_one_line_and_debug_shows_it(
     game: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -558,7 +539,9 @@ def test_a_place_that_cannot_be_used_is_named_with_what_to_do(
 def test_an_unreadable_run_does_not_hide_the_others(game: Path, cli: Any, refusing: Any) -> None:
     for name in ("first", "second"):
         (game / "runs" / name).mkdir(parents=True)
-        (game / "runs" / name / "config.json").write_text('{"system": "game"}')
+        (game / "runs" / name / "config.json").write_text(
+            '{"system": "game", "optimize": {"method": "search", "seed": 0}}'
+        )
     refusing(game / "runs" / "first", errno.EACCES)
     rows = json.loads(cli("runs", "list", "--json").out)
     assert [(row["run"], row["status"]) for row in rows] == [
