@@ -133,9 +133,9 @@ def render_text(template: str, context: Mapping[str, Any]) -> str:
 
 
 def aligned(block: Table, headings: Sequence[str] = (), width: int = NO_LIMIT) -> str:
-    """Return a table as lines for a terminal, with the columns of some headings only."""
+    """Return a table as lines for a terminal, with the columns of some headings, in their order."""
     names = [heading.partition(",")[0] for heading in block.headings]
-    kept = [i for i, name in enumerate(names) if not headings or name in headings]
+    kept = [names.index(name) for name in headings or names if name in names]
     rows = [[row[i] for i in kept] for row in (block.headings, *block.rows)]
     return "\n".join(align_columns(rows, width))
 
@@ -194,6 +194,7 @@ def _environment(*, html: bool) -> Environment:
         "cell": _cell,
         "cut": cut,
         "demo": _demo,
+        "demo_line": _demo_line,
         "fenced": fenced,
         "md": escape,
         "mermaid": as_mermaid,
@@ -277,6 +278,12 @@ def demo_states(before: object, after: object) -> list[tuple[str, Demo]]:
 def _demo(demo: Demo) -> str:
     """Format a demonstration as a prompt shows it."""
     return f"{format_inputs(demo['inputs'])}\n{format_inputs(demo['outputs'])}"
+
+
+def _demo_line(demo: Demo) -> str:
+    """Format a demonstration on one line: the inputs that are texts, if there are any, and the outputs."""
+    texts = {name: value for name, value in demo["inputs"].items() if isinstance(value, str)}
+    return line(_demo({**demo, "inputs": texts or demo["inputs"]}), 999)
 
 
 def passages(value: object) -> list[tuple[str, str]]:
