@@ -8,33 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections.abc import Sequence
-from typing import Annotated, Protocol, cast, get_args
+from typing import Protocol, cast, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeInt
+from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
+from compound.core.engine import Usage
 from compound.core.errors import CompoundError
+from compound.execution.budget import StoredUsage
 
-VERSION = 3
+VERSION = 4
 Document = dict[str, object]
-UsageFields = tuple[int, int, int, float, int]
-
-
-def checked_usage_fields(fields: UsageFields) -> UsageFields:
-    """Return the fields of a usage, which only ever adds to the spending of the driver.
-
-    Raises:
-        ValueError: a number is negative, infinite or NaN.
-    """
-    if not all(0 <= number < math.inf for number in fields):
-        raise ValueError(
-            f"usage must hold finite numbers that are not negative, but is {list(fields)}"
-        )
-    return fields
-
-
-Numbers = Annotated[UsageFields, AfterValidator(checked_usage_fields)]  # the fields of a `Usage`
 
 
 class ProtocolError(CompoundError):
@@ -207,7 +191,7 @@ class Enter(JobQuestion):
     lm: str
     seed: int
     patience: float
-    worst: Numbers
+    worst: StoredUsage
     claim: Claim | None = None
 
 
@@ -216,7 +200,7 @@ class Leave(JobMessage):
 
     turn: int
     answered: bool
-    used: list[Numbers]
+    used: list[StoredUsage]
 
 
 class Rejected(JobQuestion):
@@ -233,7 +217,7 @@ class Withdraw(JobQuestion):
 class Reserve(JobQuestion):
     """Reserve the worst case of a request that is not sent to a server; see `Meter.reserve`."""
 
-    worst: Numbers
+    worst: StoredUsage
 
 
 class Done(JobMessage):
@@ -283,7 +267,11 @@ def encode(messages: Sequence[WorkerMessage]) -> str:
     """Return messages as one text."""
     # the standard library writes NaN and lone surrogates in a form that it reads back
     named = [{"type": name_of(type(message)), **dict(message)} for message in messages]
-    return json.dumps(named, default=dict)
+    return json.dumps(named, default=_plain)
+
+
+def _plain(part: Usage | WorkerMessage) -> object:
+    return part.to_json() if isinstance(part, Usage) else dict(part)
 
 
 def for_worker(text: str) -> list[ToWorker]:

@@ -22,13 +22,13 @@ from typing import Any, Self, cast
 
 from compound.cluster import messages
 from compound.cluster.messages import Document, Outbox
-from compound.cluster.wire import Types, result_from_wire, result_to_wire, usage_to_wire
+from compound.cluster.wire import Types, result_from_wire, result_to_wire
 from compound.components.llm import LLM
 from compound.core.engine import NO_USAGE, Engine, Usage
 from compound.execution.budget import Budget, Meter
 from compound.execution.caller import Caller, PendingCall
-from compound.execution.results import CallResult
 from compound.execution.sender import Engines, Gate, NeverAdmitted, Notify, Refusal, Sender, Turn
+from compound.execution.trace import CallResult
 
 
 class DriverQuestions:
@@ -141,7 +141,7 @@ class RemoteGate:
             "patience": patience,
             "claim": claim,
         }
-        question = messages.Enter(**self.link.next(), **request, worst=usage_to_wire(worst))
+        question = messages.Enter(**self.link.next(), **request, worst=worst)
         value = await self.link.questions.ask(question)
         if "result" in value:
             raise ResultKnown(cast("Document", value["result"]))
@@ -153,9 +153,8 @@ class RemoteGate:
         try:
             yield turn, used
         finally:
-            spent = [usage_to_wire(item) for item in used or [worst]]
-            left = messages.Leave(job=question.job, turn=number, answered=turn.answered, used=spent)
-            self.link.questions.post(left)
+            end: dict[str, Any] = {"answered": turn.answered, "used": used or [worst]}
+            self.link.questions.post(messages.Leave(job=question.job, turn=number, **end))
 
     def speed_up(self, turn: Turn) -> None:
         """Record the answer to the request of a turn."""
@@ -184,15 +183,14 @@ class RemoteMeter(Meter):
     async def reserve(self, worst: Usage) -> AsyncIterator[list[Usage]]:
         """Reserve ``worst`` while a request is in flight; see `Meter.reserve`."""
         # also without a limit: the driver charges what is in flight when the worker is lost
-        question = messages.Reserve(**self._link.next(), worst=usage_to_wire(worst))
+        question = messages.Reserve(**self._link.next(), worst=worst)
         await self._link.questions.ask(question)
         used: list[Usage] = []
         try:
             yield used
         finally:
-            spent = [usage_to_wire(item) for item in used or [worst]]
-            left = messages.Leave(job=question.job, turn=question.id, answered=False, used=spent)
-            self._link.questions.post(left)
+            end: dict[str, Any] = {"answered": False, "used": used or [worst]}
+            self._link.questions.post(messages.Leave(job=question.job, turn=question.id, **end))
 
 
 class WorkerSender(Sender):

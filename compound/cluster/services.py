@@ -16,17 +16,12 @@ from typing import Any
 
 from compound.cluster import messages
 from compound.cluster.messages import Document
-from compound.cluster.wire import (
-    CallCodec,
-    result_from_wire,
-    result_to_wire,
-    usage_from_wire,
-)
+from compound.cluster.wire import CallCodec, result_from_wire, result_to_wire
 from compound.core.engine import NO_USAGE, Usage
 from compound.execution.budget import Meter, clip_usage
 from compound.execution.caller import Caller
-from compound.execution.results import CallResult
 from compound.execution.sender import NeverAdmitted, Throttle, Turn
+from compound.execution.trace import CallResult
 from compound.graph.component import Component
 from compound.graph.system import System
 
@@ -186,15 +181,15 @@ class ExampleServices:
     def _leave(self, message: messages.Leave) -> None:
         """End a request, which is charged at most its reservation, as in one process."""
         opened = self._reserved.get(message.turn)
-        used = list(map(usage_from_wire, message.used))
-        if opened is not None and (wrong := clip_usage(sum(used, NO_USAGE), opened.worst)[1]):
+        spent = sum(message.used, NO_USAGE)
+        if opened is not None and (wrong := clip_usage(spent, opened.worst)[1]):
             raise ValueError(f"a request used more than it reserved ({wrong})")
-        self._end(opened, (message.answered, used))
+        self._end(opened, (message.answered, message.used))
 
     async def _enter(self, message: messages.Enter, opened: _Open) -> None:
         throttle = self.job.caller.throttle(message.lm)
-        opened.worst = usage_from_wire(message.worst)
-        limits = message.seed, message.patience, self.job.meter, opened.worst
+        opened.worst = message.worst
+        limits = message.seed, message.patience, self.job.meter, message.worst
         try:
             async with throttle.admit(*limits) as (turn, used):
                 opened.granted, opened.held = True, (throttle, turn)
@@ -213,8 +208,8 @@ class ExampleServices:
         self._answer(message.id, value)
 
     async def _reserve(self, message: messages.Reserve, opened: _Open) -> None:
-        opened.worst = usage_from_wire(message.worst)
-        async with self.job.meter.reserve(opened.worst) as used:
+        opened.worst = message.worst
+        async with self.job.meter.reserve(message.worst) as used:
             opened.granted = True
             self._answer(message.id, {})
             used.extend((await opened.outcome)[1])

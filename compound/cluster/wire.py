@@ -9,16 +9,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from compound.cluster.messages import Document, Numbers, UsageFields, checked_usage_fields
-from compound.core.engine import TokenRecord, TokenRow, Usage
+from pydantic import TypeAdapter
+
+from compound.cluster.messages import Document
 from compound.core.errors import DeclarationError
-from compound.execution.exchange import Exchange, ExchangeDocument
-from compound.execution.results import CallResult
-from compound.execution.trace import Call, Failure, FailureRow, Trace
+from compound.core.storage.state import validated
+from compound.execution.trace import (
+    Call,
+    CallResult,
+    Failure,
+    FailureRow,
+    Outcome,
+    Trace,
+    outcome_to_json,
+    read_outcome,
+)
 from compound.graph.json_values import dumps, is_json
 from compound.graph.system import System
 from compound.graph.types import convert
@@ -28,15 +36,12 @@ RESULT_FIELDS = dataclasses.fields(CallResult)
 Types = Callable[[str], object]  # the declared type of a value, by name
 
 
-def usage_to_wire(usage: Usage) -> Numbers:
-    """Return the fields of a usage."""
-    # not `astuple`, which copies each field: this is called several times for each request
-    return usage.calls, usage.prompt_tokens, usage.completion_tokens, usage.cost, usage.unpriced
+class _WireResult(Outcome):
+    outputs: dict[str, list[Any]]
+    reused: bool
 
 
-def usage_from_wire(numbers: Numbers) -> Usage:
-    """Parse the output of `usage_to_wire`, which a validated message holds."""
-    return Usage(*numbers)
+_RESULT = TypeAdapter(_WireResult)
 
 
 def values_to_wire(values: Mapping[str, object], types: Types, where: str) -> Document:
@@ -48,10 +53,11 @@ def values_to_wire(values: Mapping[str, object], types: Types, where: str) -> Do
     return {name: _to_wire(value, types, name, where) for name, value in values.items()}
 
 
-def values_from_wire(document: Document, types: Types) -> dict[str, object]:
+def values_from_wire(document: Mapping[str, Any], types: Types) -> dict[str, object]:
     """Parse the output of `values_to_wire`."""
     return {
-        name: _from_wire(cast("list[object]", item), types, name) for name, item in document.items()
+        name: convert(types(name), item[0]) if len(item) > 1 else item[0]
+        for name, item in document.items()
     }
 
 
@@ -77,49 +83,21 @@ def _shown(value: object) -> str:
         return type(value).__name__
 
 
-def _from_wire(item: list[object], types: Types, name: str) -> object:
-    return convert(types(name), item[0]) if len(item) > 1 else item[0]
-
-
 def result_to_wire(result: CallResult | Call, types: Types, where: str) -> Document:
     """Return the result of a call as JSON types."""
-    return {
-        "outputs": values_to_wire(result.outputs, types, where),
-        "failure": _failure_row(result.failure),
-        "usage": usage_to_wire(result.usage),
-        "tokens": [record.row for record in result.tokens],
-        "attempts": result.attempts,
-        "reused": result.reused,
-        "seconds": result.seconds,
-        "exchanges": [exchange.to_json() for exchange in result.exchanges],
-    }
+    outputs = values_to_wire(result.outputs, types, where)
+    return {"outputs": outputs, "reused": result.reused, **outcome_to_json(result)}
 
 
 def result_from_wire(data: Document, types: Types, key: str) -> CallResult:
     """Parse the output of `result_to_wire`.
 
     Raises:
-        ValueError: its usage, seconds or number of attempts is impossible.
+        Damaged: it has another form, or its usage, seconds or number of attempts is impossible.
     """
-    attempts = data["attempts"]
-    if type(attempts) is not int or attempts < 0:
-        raise ValueError(
-            f"attempts of a call must be an integer that is not negative, but is {attempts!r}"
-        )
-    seconds = cast("float", data["seconds"])
-    if not 0 <= seconds < math.inf:
-        raise ValueError(f"seconds of a call must be finite and not negative, but is {seconds!r}")
-    return CallResult(
-        outputs=values_from_wire(cast("Document", data["outputs"]), types),
-        failure=_failure(data["failure"]),
-        usage=usage_from_wire(checked_usage_fields(cast("UsageFields", data["usage"]))),
-        tokens=tuple(map(TokenRecord.from_row, cast("list[TokenRow]", data["tokens"]))),
-        attempts=attempts,
-        reused=bool(data["reused"]),
-        key=key,
-        exchanges=tuple(map(Exchange.from_json, cast("list[ExchangeDocument]", data["exchanges"]))),
-        seconds=seconds,
-    )
+    found = validated(_RESULT, data, "the result of a call")
+    outputs = values_from_wire(found["outputs"], types)
+    return CallResult(outputs, reused=found["reused"], key=key, **read_outcome(found))
 
 
 class CallCodec:
@@ -152,11 +130,7 @@ class CallCodec:
         }
 
     def from_wire(self, data: Document) -> Call:
-        """Parse the output of `to_wire`.
-
-        Raises:
-            ValueError: its usage, seconds or number of attempts is impossible.
-        """
+        """Parse the output of `to_wire`; raises like `result_from_wire`."""
         found = result_from_wire(data, self.outputs_of(str(data["component"])), str(data["key"]))
         shared: dict[str, Any] = {field.name: getattr(found, field.name) for field in RESULT_FIELDS}
         inputs = cast("Document", data["inputs"])

@@ -55,7 +55,7 @@ from compound.execution.observers import (
     TextRelay,
     traced,
 )
-from compound.execution.results import CallResult, SharedResults, read_answer
+from compound.execution.results import SharedResults, read_answer
 from compound.execution.rng import derive_seed
 from compound.execution.sender import (
     FIRST_WAIT,
@@ -67,7 +67,7 @@ from compound.execution.sender import (
     Throttle,
 )
 from compound.execution.tool_text import from_text, to_text
-from compound.execution.trace import Call, Failure
+from compound.execution.trace import Call, CallResult, Failure
 from compound.graph.component import Component, Operation
 from compound.graph.configuration import digest
 from compound.graph.json_values import find_nonfinite

@@ -18,7 +18,6 @@ from compound.core.example import Values
 from compound.execution.budget import Meter
 from compound.execution.caller import Caller, PendingCall
 from compound.execution.observers import CallFacts, RunListener, traced
-from compound.execution.results import CallResult
 from compound.execution.schedule import (
     ABSENT,
     ExecutionPlan,
@@ -32,7 +31,7 @@ from compound.execution.schedule import (
     setting_type_error,
     skipped_output,
 )
-from compound.execution.trace import Call, Failure, Trace
+from compound.execution.trace import Call, CallResult, Failure, Trace
 from compound.graph.component import Component, Operation, Value, merge_addresses
 from compound.graph.composite import Composite
 from compound.graph.system import System

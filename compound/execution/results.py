@@ -7,52 +7,29 @@ import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NotRequired
 
-from pydantic import NonNegativeFloat, NonNegativeInt, TypeAdapter
+from pydantic import TypeAdapter
 from typing_extensions import TypedDict  # pydantic requires it before Python 3.12
 
-from compound.core.engine import NO_USAGE, TokenRecord, Usage
+from compound.core.engine import Usage
 from compound.core.storage.records import Damaged
 from compound.core.storage.state import validated
 from compound.execution.budget import Meter
 from compound.execution.cache import Cache
-from compound.execution.exchange import Exchange, is_stored
+from compound.execution.exchange import is_stored
 from compound.execution.trace import (
     Call,
-    Failure,
-    StoredExchange,
-    StoredFailure,
-    StoredTokens,
+    CallResult,
+    Outcome,
     StoredUsage,
+    outcome_to_json,
+    read_outcome,
 )
 from compound.graph.component import Component
 from compound.graph.json_values import dumps, is_json
 from compound.graph.types import accepts, convert
-
-
-@dataclass(slots=True)
-class CallResult:
-    """Result of one component call: outputs or failure, usage, token records, seconds of its execution.
-
-    Treat it as immutable once it is returned; it is not frozen because it is created in hot code.
-    """
-
-    outputs: Mapping[str, object]
-    failure: Failure | None = None
-    usage: Usage = NO_USAGE
-    tokens: tuple[TokenRecord, ...] = ()
-    attempts: int = 1
-    reused: bool = False
-    key: str = ""
-    exchanges: tuple[Exchange, ...] = ()
-    seconds: float = 0.0
-
-    def as_cached(self) -> CallResult:
-        """Return a copy marked as reused from an equal call."""
-        return replace(self, reused=True)
-
 
 Row = dict[str, Any]
 """A `CallResult` as JSON types; a ``typed`` one has outputs to convert by the types of the ports."""
@@ -60,22 +37,14 @@ Row = dict[str, Any]
 
 def to_row(result: CallResult) -> Row | None:
     """Return the result as JSON types, or ``None`` if its outputs have no JSON form."""
-    usage, failure = result.usage, result.failure
     try:
         outputs = json.loads(dumps(result.outputs, allow_nan=True).encode())
     except (TypeError, ValueError, AttributeError):
         return None
     # an equal value may be of another class
-    return {
-        "outputs": outputs,
-        "typed": not all(map(is_json, result.outputs.values())),
-        "failure": failure.row if failure else None,
-        "usage": usage.to_json(),
-        "tokens": [record.row for record in result.tokens],
-        "attempts": result.attempts,
-        "exchanges": [exchange.to_json() for exchange in result.exchanges if is_stored()],
-        "seconds": round(result.seconds, 6),
-    }
+    typed = not all(map(is_json, result.outputs.values()))
+    row: Row = {"outputs": outputs, "typed": typed, **outcome_to_json(result)}
+    return row if is_stored() else {**row, "exchanges": []}
 
 
 def read_outputs(row: Mapping[str, Any], component: Component) -> Mapping[str, object]:
@@ -98,19 +67,10 @@ def from_row(row: Mapping[str, object], key: str, component: Component) -> CallR
         Damaged: it is no result of the component.
     """
     found = validated(_RESULT, row, RESULT)
-    outputs, failure = read_outputs(found, component), found["failure"]
-    if failure is None:
+    outputs = read_outputs(found, component)
+    if found["failure"] is None:
         _check_outputs(outputs, component)
-    return CallResult(
-        outputs=outputs,
-        failure=Failure(*failure) if failure else None,
-        usage=Usage.from_json(found["usage"]),
-        tokens=tuple(map(TokenRecord.from_row, found["tokens"])),
-        attempts=found["attempts"],
-        key=key,
-        exchanges=tuple(map(Exchange.from_json, found.get("exchanges", ()))),
-        seconds=found.get("seconds", 0.0),
-    )
+    return CallResult(outputs=outputs, key=key, **read_outcome(found))
 
 
 def read_answer(row: Mapping[str, object]) -> tuple[str, Usage]:
@@ -144,15 +104,9 @@ def _check_outputs(outputs: Mapping[str, object], component: Component) -> None:
             raise Damaged(f"its output {name!r} has another type than that of {component.name}")
 
 
-class _ResultRow(TypedDict):
+class _ResultRow(Outcome):
     outputs: dict[str, Any]
     typed: NotRequired[bool]
-    failure: StoredFailure | None
-    usage: StoredUsage
-    tokens: list[StoredTokens]
-    attempts: NonNegativeInt
-    exchanges: NotRequired[list[StoredExchange]]
-    seconds: NotRequired[NonNegativeFloat]
 
 
 class _AnswerRow(TypedDict):

@@ -108,6 +108,28 @@ class Call:
         return format_repr("Call", repr(self.address), **_outcome(self.failure, self.outputs))
 
 
+@dataclass(slots=True)
+class CallResult:
+    """What a call came to: outputs or failure, usage, token records, seconds of its execution.
+
+    Treat it as immutable once it is returned; it is not frozen because it is created in hot code.
+    """
+
+    outputs: Mapping[str, object]
+    failure: Failure | None = None
+    usage: Usage = NO_USAGE
+    tokens: tuple[TokenRecord, ...] = ()
+    attempts: int = 1
+    reused: bool = False
+    key: str = ""
+    exchanges: tuple[Exchange, ...] = ()
+    seconds: float = 0.0
+
+    def as_cached(self) -> CallResult:
+        """Return a copy marked as reused from an equal call."""
+        return replace(self, reused=True)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Trace:
     """Record of one system run; the order of calls does not depend on timing.
@@ -383,7 +405,18 @@ else:
     StoredFailure = tuple[str, str]
 
 
-class CallDocument(TypedDict):
+class Outcome(TypedDict):
+    """Fields that a `Call` and a `CallResult` share, as JSON types, except for their outputs."""
+
+    failure: StoredFailure | None
+    usage: StoredUsage
+    tokens: list[StoredTokens]
+    attempts: NonNegativeInt
+    seconds: NonNegativeFloat
+    exchanges: NotRequired[list[StoredExchange]]
+
+
+class CallDocument(Outcome):
     """A `Call` as JSON types."""
 
     address: str
@@ -393,15 +426,9 @@ class CallDocument(TypedDict):
     parents: list[str]
     inputs: dict[str, Any]
     outputs: dict[str, Any]
-    failure: StoredFailure | None
-    usage: StoredUsage
-    seconds: NonNegativeFloat
     sample: int
     reused: bool
     counted: bool
-    attempts: NonNegativeInt
-    tokens: list[StoredTokens]
-    exchanges: NotRequired[list[StoredExchange]]
 
 
 class TraceDocument(TypedDict):
@@ -447,7 +474,6 @@ def to_json(trace: Trace) -> TraceDocument:
 
 def call_to_json(call: Call) -> CallDocument:
     """Return a call as JSON types."""
-    usage = call.usage
     return {
         "address": call.address,
         "node": call.node,
@@ -456,15 +482,34 @@ def call_to_json(call: Call) -> CallDocument:
         "parents": list(call.parents),
         "inputs": to_readable_values(call.inputs),
         "outputs": to_readable_values(call.outputs),
-        "failure": call.failure.row if call.failure else None,
-        "usage": usage.to_json(),
-        "seconds": round(call.seconds, 6),
         "sample": call.sample,
         "reused": call.reused,
         "counted": call.counted,
-        "attempts": call.attempts,
-        "tokens": [record.row for record in call.tokens],
-        "exchanges": [exchange.to_json() for exchange in call.exchanges],
+        **outcome_to_json(call),
+    }
+
+
+def outcome_to_json(made: Call | CallResult) -> Outcome:
+    """Return what a call came to and used, as JSON types."""
+    return {
+        "failure": made.failure.row if made.failure else None,
+        "usage": made.usage.to_json(),
+        "tokens": [record.row for record in made.tokens],
+        "attempts": made.attempts,
+        "seconds": round(made.seconds, 6),
+        "exchanges": [exchange.to_json() for exchange in made.exchanges],
+    }
+
+
+def read_outcome(data: Outcome) -> dict[str, Any]:
+    """Return the output of `outcome_to_json` as arguments of a call or of its result."""
+    return {
+        "failure": Failure(*data["failure"]) if data["failure"] else None,
+        "usage": Usage.from_json(data["usage"]),
+        "tokens": tuple(map(TokenRecord.from_row, data["tokens"])),
+        "attempts": data["attempts"],
+        "seconds": data["seconds"],
+        "exchanges": tuple(map(Exchange.from_json, data.get("exchanges", ()))),
     }
 
 
@@ -507,13 +552,8 @@ def call_from_json(data: CallDocument) -> Call:
         parents=tuple(data["parents"]),
         inputs=data["inputs"],
         outputs=data["outputs"],
-        failure=Failure(*data["failure"]) if data["failure"] else None,
-        usage=Usage.from_json(data["usage"]),
-        seconds=data["seconds"],
         sample=data["sample"],
         reused=data["reused"],
         counted=data["counted"],
-        attempts=data["attempts"],
-        tokens=tuple(map(TokenRecord.from_row, data["tokens"])),
-        exchanges=tuple(map(Exchange.from_json, data.get("exchanges", ()))),
+        **read_outcome(data),
     )

@@ -54,7 +54,7 @@ def edited(kind: str, change: Callable[[dict[str, Any]], object]) -> LocalTransp
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("protocol", 99, "it has protocol 99, but the driver has 3"),
+        ("protocol", 99, "it has protocol 99, but the driver has 4"),
         ("compound", "0.0.1", "it has compound 0.0.1, but the driver has"),
         ("python", "3.99", "it has Python 3.99, but the driver has"),
         ("source", "0123", "its source of compound .* differs from the driver's"),
@@ -148,18 +148,18 @@ def test_a_result_with_any_content_ends_the_run_and_never_hangs(
 @pytest.mark.parametrize(
     "usage",
     [
-        [1, 5, 5, float("nan"), 0],
-        [1, 5, 5, float("inf"), 0],
-        [1, 5, 5, -0.5, 0],
-        [1, -5, 5, 0.0, 0],
-        [-1, 5, 5, 0.0, 0],
-        [1, 5, 5, 0.0, -1],
+        {"cost": float("nan")},
+        {"cost": float("inf")},
+        {"cost": -0.5},
+        {"prompt_tokens": -5},
+        {"calls": -1},
+        {"unpriced": -1},
     ],
     ids=str,
 )
 @pytest.mark.parametrize("kind", ["enter", "leave", "reserve", "finished", "done"])
 def test_usage_that_would_lower_or_hide_spending_is_refused(
-    tmp_path: Path, kind: str, usage: list[float]
+    tmp_path: Path, kind: str, usage: dict[str, float]
 ) -> None:
     def change(message: dict[str, Any]) -> None:
         if kind in ("enter", "reserve"):
@@ -174,9 +174,7 @@ def test_usage_that_would_lower_or_hide_spending_is_refused(
     source = write_program(tmp_path, local=kind == "reserve")  # a model in the worker's process
     budget = Budget(calls=1000, cost=10.0)
     executor = remote_executor(source, edited(kind, change), 1, budget=budget)
-    with pytest.raises(
-        WorkerMismatch, match="usage must hold finite numbers that are not negative"
-    ):
+    with pytest.raises(WorkerMismatch, match=r"finite number|not negative|or equal to 0"):
         asyncio.run(evaluated(executor, rebuild(source).system))
     used = executor.meter.usage
     assert all(0 <= number < math.inf for number in astuple(used))
@@ -186,7 +184,7 @@ def test_usage_that_would_lower_or_hide_spending_is_refused(
 
 
 def test_a_request_that_used_more_than_it_reserved_is_refused(source: SystemFile) -> None:
-    transport = edited("leave", lambda message: message.update(used=[[1, 10**6, 5, 0.0, 0]]))
+    transport = edited("leave", lambda message: message.update(used=[{"prompt_tokens": 10**6}]))
     executor = remote_executor(source, transport, 1, budget=Budget(tokens=10**5))
     with pytest.raises(
         WorkerMismatch, match=r"used more than it reserved \(prompt_tokens 1000000\)"
@@ -197,7 +195,7 @@ def test_a_request_that_used_more_than_it_reserved_is_refused(source: SystemFile
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("seconds", float("nan")), ("seconds", -1.0), ("attempts", -1), ("attempts", "2")],
+    [("seconds", float("nan")), ("seconds", -1.0), ("attempts", -1)],
 )
 def test_calls_with_impossible_times_or_attempts_are_refused(
     source: SystemFile, field: str, value: object
@@ -205,7 +203,7 @@ def test_calls_with_impossible_times_or_attempts_are_refused(
     def change(message: dict[str, Any]) -> None:
         message["result"]["calls"][0][field] = value
 
-    with pytest.raises(WorkerMismatch, match=f"{field} of a call"):
+    with pytest.raises(WorkerMismatch, match=field):
         run(source, edited("done", change))
 
 

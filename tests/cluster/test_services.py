@@ -24,13 +24,13 @@ from compound.cluster.messages import (
 )
 from compound.cluster.services import ExampleJob, ExampleServices
 from compound.cluster.wire import CallCodec
-from compound.core.engine import NO_USAGE
+from compound.core.engine import NO_USAGE, Usage
 from compound.execution.cache import MemoryCache
 
 RESULT: dict[str, object] = {
     "outputs": {"output": ["text"]},
     "failure": None,
-    "usage": [1, 2, 3, 0.0, 0],
+    "usage": {"calls": 1, "prompt_tokens": 2, "completion_tokens": 3},
     "tokens": [],
     "attempts": 1,
     "seconds": 0.5,
@@ -108,7 +108,7 @@ def enter(number: int, claim: int) -> Enter:
         lm="simulated",
         seed=0,
         patience=1.0,
-        worst=(1, 10, 10, 0.0, 0),
+        worst=Usage(1, 10, 10),
         claim=Claim(job=1, id=claim, key="k", component="writer"),
     )
 
@@ -119,7 +119,7 @@ def test_the_first_request_of_a_call_gets_the_result_of_an_equal_one(tmp_path: P
         services.handle(enter(4, 3))
         await turns()
         assert replies == [Reply(id=2, value={"admitted": True, "round": 0, "waited": 0.0})]
-        services.handle(Leave(job=1, turn=2, answered=True, used=[(1, 2, 3, 0.0, 0)]))
+        services.handle(Leave(job=1, turn=2, answered=True, used=[Usage(1, 2, 3)]))
         services.handle(
             Finished(job=1, id=1, key="k", address="writer", component="writer", result=RESULT)
         )

@@ -32,8 +32,7 @@ from compound.core.errors import CallError
 from compound.core.security.sanitize import sanitize_text
 from compound.execution.exchange import truncate_text
 from compound.execution.observers import Facts, RequestFacts, RunFacts
-from compound.execution.results import CallResult
-from compound.execution.trace import Failure, Trace
+from compound.execution.trace import CallResult, Failure, Trace
 from compound.graph.component import Component
 from compound.graph.configuration import to_readable_values
 
