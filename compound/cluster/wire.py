@@ -22,7 +22,7 @@ from compound.execution.trace import (
     CallResult,
     Failure,
     FailureRow,
-    Outcome,
+    OutcomeDocument,
     Trace,
     outcome_to_json,
     read_outcome,
@@ -36,7 +36,7 @@ RESULT_FIELDS = dataclasses.fields(CallResult)
 Types = Callable[[str], object]  # the declared type of a value, by name
 
 
-class _WireResult(Outcome):
+class _WireResult(OutcomeDocument):
     outputs: dict[str, list[Any]]
     reused: bool
 

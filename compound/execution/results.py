@@ -22,7 +22,7 @@ from compound.execution.exchange import is_stored
 from compound.execution.trace import (
     Call,
     CallResult,
-    Outcome,
+    OutcomeDocument,
     StoredUsage,
     outcome_to_json,
     read_outcome,
@@ -104,7 +104,7 @@ def _check_outputs(outputs: Mapping[str, object], component: Component) -> None:
             raise Damaged(f"its output {name!r} has another type than that of {component.name}")
 
 
-class _ResultRow(Outcome):
+class _ResultRow(OutcomeDocument):
     outputs: dict[str, Any]
     typed: NotRequired[bool]
 

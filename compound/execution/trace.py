@@ -405,7 +405,7 @@ else:
     StoredFailure = tuple[str, str]
 
 
-class Outcome(TypedDict):
+class OutcomeDocument(TypedDict):
     """Fields that a `Call` and a `CallResult` share, as JSON types, except for their outputs."""
 
     failure: StoredFailure | None
@@ -416,7 +416,7 @@ class Outcome(TypedDict):
     exchanges: NotRequired[list[StoredExchange]]
 
 
-class CallDocument(Outcome):
+class CallDocument(OutcomeDocument):
     """A `Call` as JSON types."""
 
     address: str
@@ -489,7 +489,7 @@ def call_to_json(call: Call) -> CallDocument:
     }
 
 
-def outcome_to_json(made: Call | CallResult) -> Outcome:
+def outcome_to_json(made: Call | CallResult) -> OutcomeDocument:
     """Return what a call came to and used, as JSON types."""
     return {
         "failure": made.failure.row if made.failure else None,
@@ -501,7 +501,7 @@ def outcome_to_json(made: Call | CallResult) -> Outcome:
     }
 
 
-def read_outcome(data: Outcome) -> dict[str, Any]:
+def read_outcome(data: OutcomeDocument) -> dict[str, Any]:
     """Return the output of `outcome_to_json` as arguments of a call or of its result."""
     return {
         "failure": Failure(*data["failure"]) if data["failure"] else None,

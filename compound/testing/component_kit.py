@@ -9,7 +9,7 @@ from typing import Any
 from unittest import SkipTest
 
 from compound.core.engine import Engine
-from compound.core.errors import CompoundError, DeclarationError
+from compound.core.errors import DeclarationError
 from compound.core.example import Values
 from compound.core.formatting import short_repr
 from compound.execution.executor import Executor
@@ -18,13 +18,11 @@ from compound.execution.trace import Trace
 from compound.graph.component import NAME, Component, Input, Operation, Output, Outputs
 from compound.graph.composite import Composite
 from compound.graph.configuration import canonical_json, to_readable_json
-from compound.graph.registry.code import place_of
-from compound.graph.space import Choice, Space
+from compound.graph.space import Space
 from compound.graph.system import System
 from compound.graph.types import Port, accepts, format_type
 from compound.testing.checks import json_problem, without_global_generators
 from compound.testing.doubles import ScriptedLM
-from compound.yaml import dump, loads
 
 __all__ = ["ComponentKit"]
 
@@ -37,10 +35,6 @@ class ComponentKit:
     """Checks of a component; subclass it as ``Test…``, and override `make` and `inputs`.
 
     The component runs as the only node of a system that uses the model of `engine`.
-
-    Attributes:
-        dumpable: whether the component can be written to YAML. Set it to False if its settings or
-            port types cannot be written.
 
     Example:
         >>> from compound.ext import Operation
@@ -61,8 +55,6 @@ class ComponentKit:
         >>> run_kit(TestShout)
         {}
     """
-
-    dumpable: bool = True
 
     def make(self, name: str) -> Component:
         """Return a new component with a name. Override this; all returned components must be equivalent."""
@@ -192,29 +184,6 @@ class ComponentKit:
             "generator; draw from call.rng"
         )
 
-    def test_it_can_be_written_and_read(self) -> None:
-        """A system with the component is unchanged after a round trip through YAML."""
-        component = self.make("tested")
-        if not self.dumpable:
-            raise SkipTest("the kit declares that the component cannot be written to YAML")
-        if place_of(type(component)) is None:
-            raise SkipTest(f"{type(component).__name__} cannot be imported by its name")
-        system = self._system(component)
-        try:
-            text = dump(system)
-            read = loads(text, models=_models(system)).system
-        except CompoundError as error:
-            raise AssertionError(
-                f"the system of the component cannot be written to YAML and read back: {error}; store each "
-                "argument of __init__ in an attribute of the same name, or set dumpable = False in the kit"
-            ) from error
-        for what in ("signature", "configuration", "settings"):
-            one, other = getattr(system, what), getattr(read, what)
-            assert one == other, (
-                f"after a round trip through YAML, the system has the {what} {short_repr(other)} instead of "
-                f"{short_repr(one)}; the file is\n{text}"
-            )
-
     def _inputs(self) -> list[Values]:
         """Return the inputs of each call."""
         given = self.inputs()
@@ -292,16 +261,6 @@ def _check_ports(what: str, ports: object) -> None:
             accepts(port.type, None)
         except DeclarationError as error:
             raise AssertionError(f"{name!r} of {what}: {error}") from error
-
-
-def _models(system: System) -> list[str]:
-    """Return the models that a system names."""
-    found = [LM]
-    for component in system.components.values():
-        lm = component.settings.get("lm")
-        found += [str(option) for option in lm.options] if isinstance(lm, Choice) else []
-        found += [lm] if isinstance(lm, str) else []
-    return found
 
 
 def _same(one: object, other: object) -> bool:

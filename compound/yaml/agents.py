@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Required
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from compound.components.agent_prompt import AgentPrompt
-from compound.components.agents.agent import Agent
 from compound.components.external_agent import ExternalAgent
-from compound.components.tools.functions import FunctionSource
-from compound.components.tools.mcp_server import MCPServer, MCPSource
-from compound.components.tools.openapi import OpenAPISource
 from compound.components.tools.openapi_document import open_document
-from compound.components.tools.programs import SandboxSource
 from compound.components.tools.tool import Tool
 from compound.core.errors import DataError, DeclarationError, SpecError
 from compound.core.security.sandbox.limits import SandboxLimits
@@ -26,10 +19,9 @@ from compound.core.security.untrusted import UntrustedFolder
 from compound.graph.registry.code import importable_problem
 from compound.yaml.context import FileContext
 from compound.yaml.document import Address
-from compound.yaml.kind import DumpContext, Given, Made, MakeContext, arguments, class_kind
+from compound.yaml.kind import Given, Made, MakeContext, arguments, class_kind
 from compound.yaml.source import read_value
 from compound.yaml.spaces import TAKES, make_model, settings_model, summary
-from compound.yaml.text import Flow, Tree, spell_code
 from compound.yaml.types import Code, MadeModel, Model, Name, SelectedModel
 
 MAX_PROMPTS_FILE = 2**20  # bytes
@@ -147,74 +139,6 @@ def _is_trusted(
     return file.check_trust(server, key, wrong, named, sends="requests", only_listed=True)
 
 
-def dump_tools(agent: Agent) -> list[Tree]:
-    """Return the entries of an agent's tools; those of one MCP server form one entry.
-
-    Raises:
-        DeclarationError: a tool cannot be named in a file.
-    """
-    entries: list[Tree] = []
-    servers: dict[MCPServer, list[str]] = {}
-    for tool in agent.tools:
-        source = tool.source
-        if isinstance(source, MCPSource):
-            if source.server not in servers:
-                given = changed_fields(source.server)
-                names = servers[source.server] = []
-                entries.append({"mcp": {**given, "only": names}})
-            servers[source.server].append(source.name)
-        else:
-            entries.append(_entry(agent.name, tool))
-    return entries
-
-
-def changed_fields(settings: MCPServer | SandboxLimits) -> Tree:
-    """Return the fields of a dataclass that differ from their defaults; tuples as lists."""
-    found = {
-        field.name: (getattr(settings, field.name), field.default) for field in fields(settings)
-    }
-    changed = {name: value for name, (value, default) in found.items() if value != default}
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in changed.items()}
-
-
-def _entry(owner: str, tool: Tool) -> Tree:
-    source = tool.source
-    if isinstance(source, FunctionSource) and source.place is not None:
-        if source.is_decorated:
-            return {"function": source.place}
-        plain = Tool.from_function(source.function)
-        changed: dict[str, Any] = {
-            name: getattr(tool, name)
-            for name in ("name", "description", "timeout")
-            if getattr(tool, name) != getattr(plain, name)
-        }
-        return {
-            "function": source.place,
-            **changed,
-            **({"reproducible": True} if source.reproducible else {}),
-        }
-    if isinstance(source, SandboxSource):
-        named = {"name": tool.name} if tool.name != "python" else {}
-        return {"python": Flow(changed_fields(source.limits)), **named}
-    if isinstance(source, OpenAPISource) and source.document:
-        return {
-            "openapi": source.document,
-            "operation": source.operation,
-            "base_url": source.base_url,
-            **(
-                {"auth_env": source.auth_env, "auth_header": source.auth_header}
-                if source.auth_env
-                else {}
-            ),
-            "name": tool.name,
-            "timeout": source.timeout,
-        }
-    raise DeclarationError(
-        f"{owner}: the tool {tool.name!r} cannot be named in a file",
-        hint="define its function at the top of a module, or give the OpenAPI document as a file",
-    )
-
-
 # External agents
 
 
@@ -231,7 +155,6 @@ AgentPromptSettings = settings_model(
     "agent_prompt", AgentPrompt, skip=("name",), forms={"match": Match | None}
 )
 _PROMPTS_FILE = _field(str | None, "A YAML file with further prompts, relative to this file.")
-_SKIP = ("name", "output", "folder")
 
 
 def _read_external_agent(settings: Given, context: MakeContext, at: Address) -> Given | None:
@@ -308,37 +231,13 @@ def _bounded_text(path: Path) -> str:
     return content.decode()
 
 
-def _write_external_agent(component: ExternalAgent, context: DumpContext, rest: Tree) -> Tree:
-    program = component.program
-    if program.command:
-        given: Tree = {"command": list(program.command)}
-    else:
-        given = {"call": component.place or spell_code(program.call, component.name)}
-    given["prompts"] = {
-        prompt.name: _dump_prompt(prompt, component, context) for prompt in component.prompts
-    }
-    if program.isolation != "worker":
-        given["isolation"] = program.isolation
-    if component.run_timeout != inspect.signature(ExternalAgent).parameters["timeout"].default:
-        given["timeout"] = component.run_timeout
-    return {**given, **rest}
-
-
-def _dump_prompt(prompt: AgentPrompt, agent: ExternalAgent, context: DumpContext) -> Tree:
-    """Return a prompt with explicit templates: its texts may be bound to others than the agent sends."""
-    skip = ("name", "match", *(["lm"] if prompt.lm == agent.lm else []))
-    match = {role: template.text for role, template in prompt.templates.items()}
-    return {"match": match, **context.arguments(AgentPrompt, prompt, skip=skip)}
-
-
-_SKIP = ("name", "output", "folder")
 EXTERNAL_AGENT_KIND = class_kind(
     "external_agent",
     ExternalAgent,
     settings=settings_model(
         "external_agent",
         ExternalAgent,
-        skip=_SKIP,
+        skip=("name", "output", "folder"),
         forms={
             "takes": TAKES,
             "call": Code | None,
@@ -348,7 +247,4 @@ EXTERNAL_AGENT_KIND = class_kind(
     ),
     out=True,
     read=_read_external_agent,
-    write=_write_external_agent,
-    written=("folder", "call", "command", "prompts", "isolation", "timeout"),
-    parts=lambda agent: (agent, agent.program),
 )

@@ -1,4 +1,4 @@
-"""Component kinds: the entry of each, and how components are made of entries and written as them.
+"""Component kinds: the entry of each, and how components are made of entries.
 
 The settings of an entry are the parameters of the constructor of its component; see `class_kind`.
 """
@@ -6,7 +6,7 @@ The settings of an entry are the parameters of the constructor of its component;
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -22,7 +22,6 @@ from compound.graph.types import Port
 from compound.yaml.context import FileContext
 from compound.yaml.document import Address, format_value
 from compound.yaml.spaces import (
-    SPACES,
     FolderSetting,
     hints_of,
     make_model,
@@ -31,7 +30,6 @@ from compound.yaml.spaces import (
     settings_model,
     summary,
 )
-from compound.yaml.text import Flow, Tree, spell_space, spell_type
 from compound.yaml.types import MadeWiring, Out, Wiring
 
 MakeBody = Callable[[Address, str], System | None]
@@ -51,108 +49,15 @@ class MakeContext:
 
 
 @dataclass(frozen=True)
-class DumpContext:
-    """Inputs for writing a component.
-
-    ``values`` are those that the system is bound to, ``wired`` the connected ports of the
-    component's own node in order; ``dump_body`` returns the graph of a loop's or map's body.
-    """
-
-    name: str
-    values: Mapping[str, object]
-    wired: Collection[str]
-    dump_body: Callable[[], Tree]
-    class_schemas: bool = False
-
-    def types(self, kinds: Mapping[str, object]) -> dict[str, str | Tree]:
-        """Return the YAML form of the types of the component's ports by name."""
-        return {
-            name: spell_type(kind, f"{self.name}.{name}", class_schemas=self.class_schemas)
-            for name, kind in kinds.items()
-        }
-
-    def output_types(self, component: Component) -> dict[str, str | Tree]:
-        """Return the YAML form of the types of a component's outputs."""
-        return self.types({name: port.type for name, port in component.outputs.items()})
-
-    def out(self, component: Component) -> Tree:
-        """Return the key ``out`` of a component, which a single text does not need."""
-        found = self.output_types(component)
-        if found == {"output": "str"}:
-            return {}
-        return {"out": found["output"] if list(found) == ["output"] else Flow(found)}
-
-    def setting(self, name: str, value: object) -> object:
-        """Return the YAML form of a setting; a space starts at the value that the system is bound to.
-
-        Raises:
-            DeclarationError: a plain value would be read as a space.
-        """
-        if isinstance(value, Space):
-            return spell_space(value, self._value_of(name, value))
-        if name == "takes" and isinstance(value, Mapping):
-            return self.types(value)
-        if isinstance(value, Mapping) and any(key in value for key in SPACES):
-            raise DeclarationError(
-                f"{self.name}.{name}: {value!r} would be read as a space to tune"
-            )
-        return value
-
-    def _value_of(self, name: str, space: Space) -> object:
-        return self.values.get(f"{self.name}.{name}", space.value)
-
-    def arguments(
-        self, kind: Callable[..., object], *sources: object, skip: Collection[str] = ("name",)
-    ) -> Tree:
-        """Return the arguments of a constructor that differ from its defaults.
-
-        Each is read from the first source that has an attribute, or a setting, of its name.
-
-        Raises:
-            DeclarationError: no source stores an argument.
-        """
-        found: Tree = {}
-        for parameter in inspect.signature(kind).parameters.values():
-            if parameter.name in skip:
-                continue
-            owner, value = _stored(parameter, sources)
-            bound = replace(self, name=getattr(owner, "name", self.name))
-            is_rebound = (
-                isinstance(value, Space) and bound._value_of(parameter.name, value) != value.value
-            )
-            if is_rebound or not is_same(value, parameter.default):
-                found[parameter.name] = bound.setting(parameter.name, value)
-        return found
-
-
-def _stored(parameter: inspect.Parameter, sources: Collection[object]) -> tuple[object, object]:
-    """Return the value of an argument, after the object that stores it."""
-    name, missing = parameter.name, parameter.empty
-    if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-        for source in sources:
-            value = getattr(source, name, getattr(source, "settings", {}).get(name, missing))
-            if value is not missing:
-                return source, value
-    first = next(iter(sources))
-    raise DeclarationError(
-        f"{getattr(first, 'name', '')}: the argument {name!r} of {type(first).__name__} cannot be read back",
-        hint=f"store it in an attribute named {name!r}",
-    )
-
-
-@dataclass(frozen=True)
 class Kind:
-    """A component kind: its key and entry, and how components are made of entries and written.
+    """A component kind: its key and entry, and how components are made of entries.
 
-    ``components`` are the classes that ``dump`` writes; with ``has_body``, the settings contain a
-    graph under the key ``body``.
+    With ``has_body``, the settings contain a graph under the key ``body``.
     """
 
     name: str
     entry: type[Wiring]
     make: Callable[[Any, MakeContext], Component | None]
-    dump: Callable[[Any, DumpContext], Tree]
-    components: tuple[type[Component], ...] = ()
     has_body: bool = False
 
 
@@ -163,15 +68,12 @@ Given: TypeAlias = dict[str, Any]
 def class_kind(
     name: str,
     component: type[Component],
-    *others: type[Component],
+    *,
     settings: object = None,
     forms: Mapping[str, object] = MappingProxyType({}),
     out: bool = False,
     output: object = Out,
     read: Callable[[Given, MakeContext, Address], Given | None] = lambda given, _, at: given,
-    write: Callable[[Any, DumpContext, Tree], Tree] = lambda found, context, given: given,
-    written: Collection[str] = (),
-    parts: Callable[[Any], Sequence[object]] = lambda found: (found,),
     has_body: bool = False,
     build: Callable[..., Component] | None = None,
 ) -> Kind:
@@ -180,14 +82,11 @@ def class_kind(
     Args:
         name: the key of an entry.
         component: the class.
-        others: subclasses that are written as this kind.
         settings: the model of the settings, if they are not the parameters.
         forms: types of settings whose form in the file differs from the parameter's type.
         out: whether the entry has a key ``out`` beside the kind: the argument ``output``.
         output: the type of this key.
         read: turns settings into arguments; None after reporting why it cannot.
-        write: turns arguments into settings; ``written`` are those that it adds.
-        parts: the objects that store the arguments of a component.
         has_body: whether the settings contain a graph.
         build: makes a component of a user's class, of its name and arguments.
     """
@@ -206,16 +105,12 @@ def class_kind(
         code = "" if build is None else f"{name} at {definition(component)}"
         return context.file.attempt(inside, made, code)
 
-    def dump(found: Component, context: DumpContext) -> Tree:
-        given = context.arguments(component, *parts(found), skip=(*skip, *written))
-        return {name: write(found, context, given), **(context.out(found) if out else {})}
-
     doc = summary(component)
     fields: dict[str, tuple[object, object]] = {name: (model, Field(description=doc))}
     if out:
         fields["out"] = (output, Field("str", validate_default=True, description=OUT))
     entry = make_model(f"{name}_entry", doc, fields, MadeWiring)
-    return Kind(name, entry, make, dump, (component, *others), has_body)
+    return Kind(name, entry, make, has_body)
 
 
 def arguments(
@@ -292,12 +187,3 @@ def report_wrong_settings(
                 document.report((*address, name), f"{problem}, but got {format_value(raw)}")
                 found = True
     return found
-
-
-def is_same(value: object, default: object) -> bool:
-    """Return whether two values are equal and of the same type.
-
-    >>> is_same(1, 1), is_same(1, True), is_same(1, 1.0)
-    (True, False, False)
-    """
-    return type(value) is type(default) and bool(value == default)

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Required, TypeGuard, cast
 from pydantic import ConfigDict, Field
 
 from compound.components.agents.agent import Agent
-from compound.components.agents.tool_texts import setting_name
 from compound.components.code import CodeRunner
-from compound.components.declaration import FunctionComponent, LLMFunction
 from compound.components.flow import Loop, Map
 from compound.components.function import FirstOf, Function
 from compound.components.hyperparameter import Constant, Hyperparameter
@@ -20,19 +18,17 @@ from compound.components.index import BM25, Dense, PassageIndex
 from compound.components.llm import LLM
 from compound.components.retriever import Retriever
 from compound.components.selector import Selector
-from compound.core.errors import DeclarationError
 from compound.core.formatting import short_repr
 from compound.core.security.sandbox.limits import SandboxLimits
 from compound.graph.component import Component, Operation
 from compound.graph.composite import Composite
 from compound.graph.registry.plugins import plugins, visible
 from compound.graph.registry.user_code import UserCodeError, definition
-from compound.graph.space import PerInput, Space, Text
+from compound.graph.space import Space
 from compound.graph.types import format_type
-from compound.yaml.agents import EXTERNAL_AGENT_KIND, TOOLS_OF_AGENTS, dump_tools, make_tools
+from compound.yaml.agents import EXTERNAL_AGENT_KIND, TOOLS_OF_AGENTS, make_tools
 from compound.yaml.document import Address
 from compound.yaml.kind import (
-    DumpContext,
     Given,
     Kind,
     Made,
@@ -51,7 +47,6 @@ from compound.yaml.spaces import (
     settings_model,
     summary,
 )
-from compound.yaml.text import Flow, Tree, spell_code
 from compound.yaml.types import (
     WIRING_KEYS,
     Code,
@@ -66,7 +61,7 @@ from compound.yaml.types import (
     Wiring,
 )
 
-LLM_KIND = class_kind("llm", LLM, LLMFunction, forms=MODEL_FORMS, out=True)
+LLM_KIND = class_kind("llm", LLM, forms=MODEL_FORMS, out=True)
 
 # Agents
 
@@ -76,29 +71,12 @@ def _read_agent(given: Given, context: MakeContext, at: Address) -> Given | None
     return None if tools is None else {**given, "tools": tools}
 
 
-def _write_agent(agent: Agent, context: DumpContext, given: Tree) -> Tree:
-    texts = dict(agent.texts)
-    for tool in agent.tools:  # with the values that the system is bound to
-        declared = agent.tool_texts.get(setting_name(tool))
-        if isinstance(declared, Text):
-            name = f"{agent.model.name}.{setting_name(tool)}"
-            value = str(context.values.get(name, declared.value))
-            if value != declared.value or tool.name in agent.texts:
-                texts[tool.name] = value
-    turns = context.setting("max_turns", agent.max_turns)
-    rest = {"texts": texts} if texts else {}
-    return {"tools": dump_tools(agent), **given, "max_turns": turns, **rest}
-
-
 AGENT_KIND = class_kind(
     "agent",
     Agent,
     forms={**MODEL_FORMS, "tools": TOOLS_OF_AGENTS, "texts": dict[str, str]},
     out=True,
     read=_read_agent,
-    write=_write_agent,
-    written=("tools", "texts", "max_turns"),
-    parts=lambda agent: (agent, agent.model),
 )
 
 # Retrievers
@@ -129,44 +107,19 @@ def _read_retriever(given: Given, context: MakeContext, at: Address) -> Given:
     return {"index": kind(**given), **rest}
 
 
-def _write_retriever(component: Retriever, context: DumpContext, _: Tree) -> Tree:
-    index = component.index
-    label = next((label for label, kind in INDEXES.items() if type(index) is kind), None)
-    if label is None:
-        raise DeclarationError(
-            f"{component.name}: the index {type(index).__name__} cannot be written in YAML"
-        )
-    given = {"index": label, **context.arguments(type(index), index, skip=("within",))}
-    if "corpus" in given:
-        given["corpus"] = str(given["corpus"])
-    return {**given, "k": context.setting("k", component.k)}
-
-
 RETRIEVER_KIND = class_kind(
     "retriever",
     Retriever,
     settings=Annotated[Model, SelectedModel("index", INDEX_SETTINGS, label="index")],
     read=_read_retriever,
-    write=_write_retriever,
-    written=("index", "k"),
 )
 
 # Choices and values
 
 
-def _write_selector(component: Selector, context: DumpContext, _: Tree) -> Tree:
-    value = context.values[f"{component.name}.choice"]
-    rest = {"per_input": True} if isinstance(component.space, PerInput) else {}
-    return Flow(options=component.space.options, value=value, **rest)
-
-
 _OPTIONS = Required[Annotated[list[Scalar], Field(min_length=1, description="The options.")]]
 SELECTOR_KIND = class_kind(
-    "selector",
-    Selector,
-    forms={"options": _OPTIONS, "value": OptionSetting},
-    write=_write_selector,
-    written=("choices", "options", "value", "per_input"),
+    "selector", Selector, forms={"options": _OPTIONS, "value": OptionSetting}
 )
 
 
@@ -181,10 +134,6 @@ def _make_hyperparameter(entry: HyperparameterEntry, context: MakeContext) -> Hy
     given = {"hyperparameter": entry.hyperparameter}
     space = arguments(given, context.file, context.address)["hyperparameter"]
     return Hyperparameter(context.name, cast("Space | Constant", space))
-
-
-def _dump_hyperparameter(component: Hyperparameter, context: DumpContext) -> Tree:
-    return {"hyperparameter": context.setting("value", component.space)}
 
 
 # Python code
@@ -243,28 +192,6 @@ def _make_function(entry: Made, context: MakeContext) -> Function | None:
     return component
 
 
-def _dump_function(component: Function, context: DumpContext) -> Tree:
-    settings = {name: context.setting(name, value) for name, value in component.settings.items()}
-    reserved = [name for name in settings if name in FUNCTION_SETTINGS.model_fields]
-    if reserved:
-        raise DeclarationError(
-            f"{component.name}: a setting named {reserved[0]!r} cannot be written in YAML",
-            hint="rename the function's parameter",
-        )
-    call = spell_code(component.function, component.name)
-    own = context.arguments(Function, component, skip=("name", "function", "outputs", "settings"))
-    outputs = {} if component.single else context.output_types(component)
-    return {
-        "function": {"call": call, **own, **settings},
-        **({"out": Flow(outputs)} if outputs else {}),
-    }
-
-
-FUNCTION_KIND = Kind(
-    "function", FunctionEntry, _make_function, _dump_function, (Function, FunctionComponent)
-)
-
-
 def _read_code(given: Given, context: MakeContext, at: Address) -> Given | None:
     if not context.file.allow_import:  # the programs may come from the file's own data
         what = "runs generated code, and imports are not allowed"
@@ -279,11 +206,6 @@ CODE_KIND = class_kind(
     CodeRunner,
     settings=settings_model("kind_code", SandboxLimits, CodeRunner, skip=("name", "limits")),
     read=_read_code,
-    write=lambda found, context, given: {
-        **context.arguments(SandboxLimits, found.limits),
-        **given,
-    },
-    written=("limits",),
 )
 
 
@@ -317,22 +239,8 @@ def _make_class(entry: ClassEntry, context: MakeContext) -> Component | None:
     )
 
 
-def _dump_class(component: Component, context: DumpContext) -> Tree:
-    settings = context.arguments(type(component), component, skip=_first(type(component)))
-    code = spell_code(type(component), component.name)
-    return {"class": code, **({"settings": settings} if settings else {})}
-
-
-CLASS_KIND = Kind("class", ClassEntry, _make_class, _dump_class)
-
-
 def _is_component(found: object) -> TypeGuard[type[Component]]:
     return isinstance(found, type) and issubclass(found, Operation | Composite)
-
-
-def _first(kind: type[Component]) -> tuple[str, ...]:
-    """Return the name of the first parameter, which is the component's name."""
-    return tuple(inspect.signature(kind).parameters)[:1]
 
 
 # Installed packages
@@ -365,15 +273,6 @@ def _installed_kind(name: str, found: object) -> Kind:
     return class_kind(name, found, build=build)
 
 
-def kind_of(component: Component) -> Kind | None:
-    """Return the installed kind of a component, or None if its class is not an installed one."""
-    place = f"{type(component).__module__}:{type(component).__qualname__}"
-    for name, plugin in plugins("components").items():
-        if plugin.value == place:
-            return _installed_kind(name, type(component))
-    return None
-
-
 # Graphs
 
 
@@ -391,11 +290,6 @@ def _read_first_of(given: Given, context: MakeContext, at: Address) -> Given | N
         context.file.document.report(at, "has no inputs", "connect some under `in`", key=True)
         return None
     return {"kind": given["output"], "ports": tuple(ports)}
-
-
-def _write_first_of(component: FirstOf, context: DumpContext, _: Tree) -> Tree:
-    ports = list(component.inputs)
-    return Flow({} if ports == list(context.wired) else {"ports": ports})
 
 
 class LoopSettings(Model):
@@ -427,12 +321,6 @@ def _read_loop(given: Given, context: MakeContext, at: Address) -> Given | None:
     return None if file.document.has_errors(at) else given
 
 
-def _write_loop(component: Loop, context: DumpContext, given: Tree) -> Tree:
-    turns = context.setting("max_turns", component.max_turns)
-    carry = Flow(component.carry)
-    return {"body": context.dump_body(), "carry": carry, **given, "max_turns": turns}
-
-
 class MapSettings(Model):
     """A body that runs once per item of a list."""
 
@@ -455,46 +343,17 @@ _KINDS = (
     LLM_KIND,
     RETRIEVER_KIND,
     SELECTOR_KIND,
-    Kind(
-        "hyperparameter",
-        HyperparameterEntry,
-        _make_hyperparameter,
-        _dump_hyperparameter,
-        (Hyperparameter,),
-    ),
-    FUNCTION_KIND,
+    Kind("hyperparameter", HyperparameterEntry, _make_hyperparameter),
+    Kind("function", FunctionEntry, _make_function),
     CODE_KIND,
     AGENT_KIND,
-    class_kind(
-        "loop",
-        Loop,
-        settings=LoopSettings,
-        read=_read_loop,
-        write=_write_loop,
-        written=("body", "carry", "max_turns"),
-        has_body=True,
-    ),
-    class_kind(
-        "map",
-        Map,
-        settings=MapSettings,
-        read=_read_map,
-        write=lambda found, context, given: {"body": context.dump_body(), **given},
-        written=("body",),
-        has_body=True,
-    ),
+    class_kind("loop", Loop, settings=LoopSettings, read=_read_loop, has_body=True),
+    class_kind("map", Map, settings=MapSettings, read=_read_map, has_body=True),
     EXTERNAL_AGENT_KIND,
     class_kind(
-        "first_of",
-        FirstOf,
-        settings=FirstOfSettings,
-        out=True,
-        output=Type,
-        read=_read_first_of,
-        write=_write_first_of,
-        written=("kind", "ports"),
+        "first_of", FirstOf, settings=FirstOfSettings, out=True, output=Type, read=_read_first_of
     ),
-    CLASS_KIND,
+    Kind("class", ClassEntry, _make_class),
 )
 BUILT_IN: Mapping[str, Kind] = {kind.name: kind for kind in _KINDS}
 """The built-in component kinds by name."""

@@ -119,7 +119,6 @@ TestAgentPrompt = kit(
         {"request": {"messages": [{"role": "system", "content": "You know Peru."}]}, "route": CHAT},
         {"request": {"instructions": "You know Chile.", "input": "?"}, "route": "responses"},
     ],
-    dumpable=False,  # it is written as a part of its agent
 )
 TestExternalAgent = kit(
     lambda name: ExternalAgent(
@@ -246,12 +245,10 @@ TestAgentTurn = kit(
         {"task": {"question": "Grüße?"}, "history": HISTORY, "last_turn": True},
     ],
     engine=lambda self: ScriptedLM(lambda message: '{"answer": "42"}'),
-    dumpable=False,  # agents are written as a whole
 )
 TestToolRunner = kit(
     lambda name: ToolRunner(name, (calculate,), 100),
     [{"call": {**CALL, "tool": "calculate"}}, {"call": {**CALL, "known": "calculate"}}],
-    dumpable=False,  # agents are written as a whole
 )
 
 

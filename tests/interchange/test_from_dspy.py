@@ -489,8 +489,6 @@ LABELLER = dspy.Predict(Choosy)  # whose constructor draws from the global gener
 
 
 class TestPredictor(ComponentKit):
-    dumpable = False
-
     def make(self, name: str) -> Any:
         system = cp.interchange.from_dspy(LABELLER, lm="lm", name="program")
         found = system.components["predict"]

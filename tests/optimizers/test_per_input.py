@@ -35,7 +35,6 @@ from compound.rewards.features import FeatureMap, NoBackbone, Template
 from compound.rewards.gains import GOLD
 from compound.rewards.heads import Head
 from compound.rewards.model import LocalReward, RewardModel, store_reward
-from compound.yaml import dump, loads
 from optimas_settings import guided_search, local_search, optimas
 
 ROOT = Path(__file__).parents[2]
@@ -225,16 +224,13 @@ class TestSpace:
         assert {space.draw(rng) for _ in range(50)} == {"a", "b"}
 
     def test_yaml_says_it(self, tmp_path: Path) -> None:
-        bound = toolbox("a", "b").bind({"tool.choice": {**self.REFERENCE, "path": "/r/tool"}})
-        for system in (toolbox("a", "b"), bound):
-            again = loads(dump(system)).system
-            assert again.signature == system.signature
-            assert again.configuration["tool.choice"] == system.configuration["tool.choice"]
-        (tmp_path / "s.yaml").write_text(dump(bound).replace("/r/tool", "tool"))
-        assert cp.load_system(tmp_path / "s.yaml").configuration["tool.choice"] == {
-            **self.REFERENCE,
-            "path": str(tmp_path / "tool"),
-        }
+        text = (
+            "system: s\ninputs: {x: str}\noutputs: {done: $tool}\ncomponents:\n"
+            "  tool: {selector: {options: [a, b], per_input: true, value: {path: tool, sha256: ab}}, in: {x: $x}}\n"
+        )
+        (tmp_path / "s.yaml").write_text(text)
+        found = cp.load_system(tmp_path / "s.yaml").configuration["tool.choice"]
+        assert found == {"path": str(tmp_path / "tool"), "sha256": "ab"}
 
 
 class TestChoosing:

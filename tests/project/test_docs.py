@@ -137,6 +137,8 @@ def test_code_runs(page: Path, text: str, folder: Path, monkeypatch: pytest.Monk
     with (folder / "runs" / "hotpotqa" / "memory.jsonl").open("a") as file:
         file.write(json.dumps(step) + "\n")
     (folder / "qa.yaml").write_text(blocks(ROOT / "docs" / "start.md", "yaml")[0])
+    for module, code in beside(page).items():
+        (folder / f"{module}.py").write_text(code)
     found = blocks(page, "python")
     for block in found[: found.index(text) + 1]:  # a block may build upon those before it
         execute(block, names)

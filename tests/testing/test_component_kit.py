@@ -111,24 +111,6 @@ class Deep(Right):
         return 0.0 if self.limit else 1.0
 
 
-class Undumped(Right):
-    def __init__(self, name: str, size: int = 3) -> None:
-        super().__init__(name)
-        self._size = size
-
-
-class Shifted(Right):
-    """Is another one after it was read back from a file."""
-
-    def __init__(self, name: str, sizes: Any = (1, 2)) -> None:
-        super().__init__(name)
-        self.sizes = (*sizes,) if isinstance(sizes, tuple) else (*sizes, 3)
-
-    @property
-    def version(self) -> str:
-        return f"draw:{self.sizes}"
-
-
 class Asks(Right):
     async def run(self, inputs: Any, values: Any, call: CallContext) -> Any:
         await call.generate("lm", ASK)
@@ -143,7 +125,6 @@ TYPES = "test_outputs_have_the_declared_types"
 ALIKE = "test_equal_components_behave_alike"
 CERTAIN = "test_a_deterministic_component_ignores_its_stream"
 GLOBAL = "test_global_generators_are_not_used"
-YAML = "test_it_can_be_written_and_read"
 
 
 def outside() -> Choice:
@@ -185,8 +166,6 @@ class Declared(Choice):
         (Global, GLOBAL, "the global generator of random;"),
         (Copied, ALIKE, "copy.copy has version 'draw:1' instead of 'draw:2'"),
         (Deep, ALIKE, "copy.deepcopy has the outputs"),
-        (Undumped, YAML, "the argument 'size' of Undumped cannot be read back"),
-        (lambda name: Shifted(name, (4, 5)), YAML, "after a round trip through YAML, the system"),
     ],
 )
 def test_a_wrong_component_is_caught(
@@ -202,13 +181,6 @@ def test_an_input_that_the_component_lacks_fails() -> None:
         "must name the same ports in every call"
         in failures(Right, [INPUTS[0], {"words": []}])[TYPES]
     )
-
-
-def test_what_cannot_be_imported_by_its_name_is_not_written_nor_what_is_declared_so() -> None:
-    class Local(Undumped):
-        pass
-
-    assert failures(Local) == failures(Undumped, dumpable=False) == {}
 
 
 def test_a_model_may_answer() -> None:

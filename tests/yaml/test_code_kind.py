@@ -9,7 +9,7 @@ import pytest
 from compound.components.code import CodeRunner
 from compound.core.errors import SpecError
 from compound.core.security.sandbox.limits import SandboxLimits
-from compound.yaml import dump, load
+from compound.yaml import load
 
 FILE = """
 system: programs
@@ -28,23 +28,13 @@ def written(folder: Path, settings: str) -> Path:
     return path
 
 
-def test_limits_are_read_and_written(tmp_path: Path) -> None:
+def test_limits_are_read(tmp_path: Path) -> None:
     program = load(written(tmp_path, "{wall: 5, memory: 256, reproducible: true}"))
     runner = program.system.components["runner"]
     assert isinstance(runner, CodeRunner)
     assert runner.limits == SandboxLimits(wall=5.0, memory=256)
     assert runner.deterministic({})
-    text = dump(program.system)
-    assert "reproducible: true" in text
-    assert "cpu" not in text
-    (tmp_path / "again.yaml").write_text(text, encoding="utf-8")
-    again = load(tmp_path / "again.yaml").system.components["runner"]
-    assert isinstance(again, CodeRunner)
-    assert (again.limits, again.reproducible, again.version) == (
-        runner.limits,
-        True,
-        runner.version,
-    )
+    assert runner.reproducible
 
 
 def test_other_limits_are_another_version() -> None:

@@ -10,7 +10,6 @@ import compound as cp
 from compound.components.external_agent import ExternalAgent
 from compound.core.errors import SpecError
 from compound.yaml import load, loads
-from compound.yaml.dump import dump
 
 HEAD = "system: qa\nlm: smollm2\ninputs: {question: str}\ncomponents:\n  geo:\n"
 TAIL = "\n    in: {question: $question}\noutputs: {answer: $geo}\n"
@@ -43,18 +42,6 @@ def test_a_file_declares_an_agent_and_its_prompts(tmp_path: Path) -> None:
     assert agent.run_timeout == 9
     assert agent.program.env == ("MY_SETTING",)
     assert agent.prompts[0].templates["user"].text == "Write: {{x}}"
-
-
-def test_a_bound_system_keeps_its_templates_when_it_is_written(tmp_path: Path) -> None:
-    system = loads(
-        text_of("{command: [node, a.mjs], prompts: {p: {system: {tune: 'Old {{x}}.'}}}}")
-    ).system
-    bound = system.bind({"p.system": "New {{x}}!"})
-    again = loads(dump(bound)).system
-    (prompt,) = agent_of(again).prompts
-    assert prompt.templates["system"].text == "Old {{x}}."
-    assert again.configuration == bound.configuration
-    assert agent_of(again).program.command == ("node", "a.mjs")
 
 
 @pytest.mark.parametrize(

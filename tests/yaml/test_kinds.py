@@ -17,7 +17,7 @@ from compound.core.errors import SpecError
 from compound.evaluation.metrics.custom import bounds_hint
 from compound.graph.registry import plugins as module
 from compound.graph.registry.plugins import plugins
-from compound.yaml import dump, loads, schema
+from compound.yaml import loads, schema
 
 MISTAKES = yaml.safe_load(
     (Path(__file__).parents[1] / "files/spec/extensions.yaml").read_text("utf-8")
@@ -194,16 +194,6 @@ class TestKinds:
         loads(file("llm: {}"))
         assert "shouting" not in sys.modules
 
-    def test_it_is_written_back_by_its_name(self) -> None:
-        system = loads(file('shout: {mark: {tune: "!"}, times: 2}')).system
-        text = dump(system)
-        assert (
-            'shout: {mark: {tune: "!"}, times: 2}' in text
-            or "shout:\n      mark: {tune: '!'}" in text
-        )
-        again = loads(text).system
-        assert (again.signature, dump(again)) == (system.signature, text)
-
     @pytest.mark.parametrize(("entry", "said"), MISTAKES["installed"])
     def test_mistakes_in_the_file_are_reported_at_their_place(self, entry: str, said: str) -> None:
         assert [p for p in problems(file(entry)) if p.startswith(said)], problems(file(entry))
@@ -220,16 +210,6 @@ class TestKinds:
         assert "5:17: components.loud.held.lock: unknown key; possible: mark" in problems(
             file("held: {lock: 3}")
         )
-
-    def test_a_default_that_is_a_space_keeps_the_value_it_is_bound_to(self, tmp_path: Path) -> None:
-        """Regression test: where the default of a parameter is a space, the bound value was not written."""
-        (tmp_path / "tuned.py").write_text(
-            SOURCE.replace('mark: str | cp.Text = "!"', 'mark: str | cp.Text = cp.Text("!")')
-        )
-        system = loads(file('class: "tuned:Shout"'), path=tmp_path / "system.yaml").system
-        bound = system.bind({**system.configuration, "loud.mark": "?!"})
-        again = loads(dump(bound), path=tmp_path / "system.yaml").system
-        assert again.configuration["loud.mark"] == "?!"
 
 
 class TestMetrics:

@@ -248,7 +248,7 @@ def test_two_folders_may_each_have_a_module_of_the_same_name(tmp_path: Path) -> 
 def test_reading_a_file_loads_no_heavy_library(tmp_path: Path) -> None:
     path = folder_with(tmp_path, EVERYTHING)
     code = (
-        "import sys; from compound.yaml import load, schema, dump; p = load(sys.argv[1]); schema(); dump(p.system); "
+        "import sys; from compound.yaml import load, schema; load(sys.argv[1]); schema(); "
         "print([m for m in ('torch', 'transformers', 'optuna', 'litellm', 'bm25s', 'datasets', 'trl', 'peft') "
         "if m in sys.modules])"
     )

@@ -1,23 +1,25 @@
 """Log an optimized system as an MLflow model, and run it as a Python function.
 
-The folder of the model contains the YAML file of the system, the configuration with its adapters,
-and further files such as Python modules. Nothing is pickled: MLflow loads it through
-`_load_pyfunc`.
+The folder of the model contains the YAML file of the system, or the place of one that a module
+declares, the configuration with its adapters, and further files such as Python modules. Nothing is
+pickled: MLflow loads it through `_load_pyfunc`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compound.core.engine import Engine
 from compound.core.errors import (
     DISTRIBUTION,
     DeclarationError,
@@ -25,17 +27,18 @@ from compound.core.errors import (
     SpecError,
     raise_missing_extra,
 )
+from compound.core.formatting import short_repr
 from compound.core.loops import run_blocking, run_in_background
 from compound.core.security.untrusted import UntrustedFolder
 from compound.execution.executor import Executor
 from compound.execution.trace import Trace
 from compound.graph.configuration import Configuration, load
-from compound.graph.registry.engines import for_system
+from compound.graph.registry.code import find_code
+from compound.graph.registry.engines import for_system, resolve_engines
 from compound.graph.space import Text
 from compound.graph.system import System
 from compound.optimization.runs.directory import CONFIG, read_json
 from compound.yaml import load as load_program
-from compound.yaml.dump import dump
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,7 +46,8 @@ if TYPE_CHECKING:
     from mlflow.models import ModelSignature
     from mlflow.models.model import ModelInfo
 
-SYSTEM, BEST = "system.yaml", "best.json"
+SYSTEM, BEST, PLACE = "system.yaml", "best.json", "system.txt"
+_PLACE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 IN_FLIGHT = 64  # rows in flight
 COLUMNS: Mapping[object, str] = {str: "string", int: "long", float: "double", bool: "boolean"}
 
@@ -52,7 +56,7 @@ def log_model(
     run: str | Path,
     *,
     name: str = "system",
-    system: System | str | Path | None = None,
+    system: str | Path | None = None,
     files: Sequence[str | Path] = (),
     registered_model_name: str | None = None,
     trust: Collection[str] = (),
@@ -66,20 +70,19 @@ def log_model(
     Args:
         run: the run directory.
         name: name of the model.
-        system: the system, or its YAML file; default: the file that the run stored. Classes of a
-            system, such as pydantic models, are stored as JSON schemas, so that the model returns
-            dictionaries.
-        files: files and folders that the system's file names, such as Python modules; they are
-            placed next to it. Without them, a file that the run stored may not name code: the run
-            may be someone else's.
+        system: the system's YAML file, or ``module:name`` of a system declared in Python; default:
+            the file that the run stored.
+        files: files and folders that the system's file names, such as Python modules, and the
+            module that declares a system; they are placed next to it. Without them, a file that the
+            run stored may not name code: the run may be someone else's.
         registered_model_name: registers the model under this name, too.
         trust: servers and keys that the file names and the user trusts, such as
             ``KEY@llm.example.com``.
         pip_requirements: requirements of the model; default: this version of compound.
 
     Raises:
-        DeclarationError: the system cannot be written as a file, or the file that the run stored
-            names code.
+        DeclarationError: the system is a Python object, ``module:name`` is no system, no engine
+            serves one of its models, or the file that the run stored names code.
         MissingExtra: MLflow is not installed.
         RunDirectoryError: the run has no best configuration, or it stored no file and none is
             given.
@@ -92,7 +95,7 @@ def log_model(
         folder = Path(place) / "system"
         folder.mkdir()
         _fill(folder, Path(run), system, files)
-        loaded = _loaded(folder, trust, system, may_import=system is not None or bool(files))
+        loaded = _checked(folder, trust, may_import=system is not None or bool(files))
         requirements = pip_requirements if pip_requirements is not None else _requirements()
         return mlflow.pyfunc.log_model(
             name=name,
@@ -106,26 +109,37 @@ def log_model(
         )
 
 
-def _loaded(
-    folder: Path, trust: Collection[str], given: System | str | Path | None, *, may_import: bool
-) -> System:
+def _checked(folder: Path, trust: Collection[str], *, may_import: bool) -> System:
     try:
-        program = load_program(folder / SYSTEM, trust=trust, allow_import=may_import)
+        system, find_engine = _loaded(folder, trust, Path.cwd(), may_import=may_import)
     except SpecError as error:
-        if isinstance(given, System):
-            problem = error.problems[0].removeprefix(f"{folder / SYSTEM}:")
-            raise DeclarationError(
-                f"system {given.name!r} cannot be logged: line {problem} in the file that stores it",
-                hint="engines that are passed in Python are not stored: set lm to the name of a model, such "
-                "as 'openai/gpt-4o-mini', or pass system=, a file with `engines:`",
-            ) from None
         if may_import:
             raise
         raise DeclarationError(
             f"the system that the run stored cannot be used: {error.problems[0]}",
             hint="if you trust it, pass system=, its file",
         ) from None
-    return program.system.bind(load(folder / BEST))
+    if (folder / PLACE).exists():
+        for lm in system.lms:  # engines that were passed in Python are not stored
+            find_engine(lm)
+    return system
+
+
+def _loaded(
+    folder: Path, trust: Collection[str], modules: Path, *, may_import: bool = True
+) -> tuple[System, Callable[[str], Engine]]:
+    """Return the system in a model's folder, bound to its configuration, and the lookup of its engines.
+
+    ``modules`` is the folder with the module that declares a system.
+    """
+    if (folder / PLACE).exists():
+        place = (folder / PLACE).read_text(encoding="utf-8")
+        system = find_code(place, modules)
+        find_engine = resolve_engines(system, None)
+    else:
+        program = load_program(folder / SYSTEM, trust=trust, allow_import=may_import)
+        system, find_engine = program.system, program.find_engine
+    return system.bind(load(folder / BEST)), find_engine
 
 
 class SystemModel:
@@ -135,9 +149,8 @@ class SystemModel:
     """
 
     def __init__(self, folder: Path, trust: Collection[str] = ()) -> None:
-        program = load_program(folder / SYSTEM, trust=trust)
-        self.system = program.system.bind(load(folder / BEST))
-        self._executor = Executor(for_system(program.find_engine, self.system), folder=folder)
+        self.system, find_engine = _loaded(folder, trust, folder)
+        self._executor = Executor(for_system(find_engine, self.system), folder=folder)
 
     def predict(
         self, model_input: object, params: Mapping[str, object] | None = None
@@ -177,11 +190,12 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Sy
     return SystemModel(Path(path), (model_config or {}).get("trust", ()))
 
 
-def _fill(
-    folder: Path, run: Path, system: System | str | Path | None, files: Sequence[str | Path]
-) -> None:
+def _fill(folder: Path, run: Path, system: str | Path | None, files: Sequence[str | Path]) -> None:
     """Write the files of a model."""
-    (folder / SYSTEM).write_text(_text(run, system), encoding="utf-8")
+    if isinstance(system, str) and _PLACE.fullmatch(system):
+        (folder / PLACE).write_text(system, encoding="utf-8")
+    else:
+        (folder / SYSTEM).write_text(_text(run, system), encoding="utf-8")
     if UntrustedFolder(run).kind(BEST) is None:
         raise RunDirectoryError(
             f"{run} has no {BEST}", hint="it is not a run directory, or the run is not finished"
@@ -196,22 +210,23 @@ def _fill(
             raise DeclarationError(f"files: {file} does not exist")
 
 
-def _text(run: Path, system: System | str | Path | None) -> str:
-    if isinstance(system, System):
-        return dump(system, class_schemas=True)
-    if system is not None:
-        if not Path(system).is_file():
+def _text(run: Path, system: object) -> str:
+    hint = "pass system=, the system's YAML file or its module:name"
+    if system is None:
+        stored = UntrustedFolder(run)
+        if stored.kind(SYSTEM) is None:
             raise RunDirectoryError(
-                f"{system} is missing", hint="pass system=, the system or its file"
+                f"{run / SYSTEM} is missing: the run was started in Python", hint=hint
             )
-        return Path(system).read_text(encoding="utf-8")
-    stored = UntrustedFolder(run)
-    if stored.kind(SYSTEM) is None:
-        raise RunDirectoryError(
-            f"{run / SYSTEM} is missing: the run was started in Python",
-            hint="pass system=, the system or its file",
+        return stored.read(SYSTEM).decode()
+    if not isinstance(system, str | Path):
+        raise DeclarationError(
+            f"a system that is a Python object cannot be logged: {short_repr(system)}",
+            hint=f"{hint}, such as 'pipeline:qa' with files=['pipeline.py']",
         )
-    return stored.read(SYSTEM).decode()
+    if not Path(system).is_file():
+        raise RunDirectoryError(f"{system} is missing", hint=hint)
+    return Path(system).read_text(encoding="utf-8")
 
 
 def _signature(system: System) -> ModelSignature | None:

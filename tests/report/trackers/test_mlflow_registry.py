@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterator
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # mlflow's imports
@@ -37,13 +35,6 @@ ROWS = [{"id": str(i), "question": f"What is {i}?", "answer": str(i)} for i in r
 GOOD = "Answer with {{number}} only."
 
 
-class Person(BaseModel):
-    """An answer with fields."""
-
-    name: str
-    born: date | None = None
-
-
 FILE = """
 system: qa
 lm: some/model
@@ -57,6 +48,14 @@ outputs: {answer: $clean}
 data: {path: rows.jsonl, split_by: {train: 0.4, valid: 0.4, test: 0.2}}
 metric: {exact_match: {output: answer, gold: answer}}
 optimize: {method: random, budget: {system_runs: 60}}
+"""
+PIPELINE = """
+import compound as cp
+
+question = cp.Input("question")
+llm = cp.LLM("answerer", prompt=cp.Text("Say something."), lm="some/model", retries=0)
+qa = cp.System("qa", {"answer": llm(question=question)})
+own = cp.System("qa", {"answer": cp.LLM("answerer", prompt=cp.Text("Say."), lm="mine")(question=question)})
 """
 CODE = "def clean(text: str) -> str:\n    if text == 'broken':\n        raise ValueError(text)\n    return text.strip(' .')\n"
 
@@ -174,9 +173,10 @@ class TestModels:
         with pytest.raises(cp.CompoundError, match="link"):
             log_model(run, files=["cleaning.py"])
 
-    def test_a_system_of_python_is_given_as_an_object(
-        self, store: MlflowClient, tmp_path: Path
+    def test_a_system_of_python_is_given_by_its_place(
+        self, store: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.chdir(tmp_path)
         llm = cp.LLM("answerer", prompt=cp.Text("Say something."), lm="some/model", retries=0)
         system = cp.System("qa", outputs={"answer": llm(question=cp.Input("question"))})
         data = {"train": ROWS[:10], "valid": ROWS[10:20]}
@@ -192,37 +192,15 @@ class TestModels:
         )
         with pytest.raises(RunDirectoryError, match="the run was started in Python"):
             log_model(tmp_path / "python")
-        assert log_model(tmp_path / "python", system=system).model_uri
-        named = cp.LLM("answerer", prompt=cp.Text("Say something."), lm="mine")
-        system = cp.System("qa", outputs={"answer": named(question=cp.Input("question"))})
-        message = "'qa' cannot be logged: line .* no engine for the model 'mine'.*are not stored"
-        with pytest.raises(DeclarationError, match=message):
+        with pytest.raises(DeclarationError, match="a Python object cannot be logged: System"):
             log_model(tmp_path / "python", system=system)
-
-    def test_the_classes_of_a_system_are_stored_as_json_schemas(
-        self, store: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        lm = ScriptedLM(lambda message: '{"name": "Ada", "born": null}')
-        monkeypatch.setattr("compound.graph.registry.engines.open_engine", lambda *_, **__: lm)
-        extract = cp.LLM("extract", prompt=cp.Text("Extract."), output=Person, lm="some/model")
-        system = cp.System("people", {"person": extract(text=cp.Input("text"))})
-        rows = [{"text": f"Ada {i}", "person": {"name": "Ada"}} for i in range(20)]
-        cp.optimize(
-            system,
-            {"train": rows[:10], "valid": rows[10:]},
-            lambda outputs, example: 1.0,
-            method="random",
-            budget=30,
-            run_dir=tmp_path / "people",
-            engines={"some/model": lm},
-            progress=False,
+        (tmp_path / "pipeline.py").write_text(PIPELINE)
+        info = log_model(tmp_path / "python", system="pipeline:qa", files=["pipeline.py"])
+        with pytest.raises(DeclarationError, match="no engine for the model 'mine'"):
+            log_model(tmp_path / "python", system="pipeline:own", files=["pipeline.py"])
+        (tmp_path / "pipeline.py").unlink()
+        monkeypatch.setattr(
+            "compound.graph.registry.engines.open_engine", lambda *_, **__: ScriptedLM(answer)
         )
-        info = log_model(tmp_path / "people", system=system)
-        sent = lm.requests[-1]
-        found = mlflow.pyfunc.load_model(info.model_uri).predict([{"text": "Ada 19"}])
-        assert found["person"].tolist() == [{"name": "Ada", "born": None}]
-        assert (
-            lm.requests[-1].messages[0].text.split("\n\n")[1]
-            == sent.messages[0].text.split("\n\n")[1]
-        )
-        assert lm.requests[-1].format == sent.format
+        found = mlflow.pyfunc.load_model(info.model_uri).predict([{"question": "What is 8?"}])
+        assert found["answer"].tolist() == ["?"]
