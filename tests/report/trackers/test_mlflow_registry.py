@@ -193,7 +193,7 @@ class TestModels:
         with pytest.raises(RunDirectoryError, match="the run was started in Python"):
             log_model(tmp_path / "python")
         with pytest.raises(DeclarationError, match="a Python object cannot be logged: System"):
-            log_model(tmp_path / "python", system=system)
+            log_model(tmp_path / "python", system=system)  # type: ignore[arg-type]
         (tmp_path / "pipeline.py").write_text(PIPELINE)
         info = log_model(tmp_path / "python", system="pipeline:qa", files=["pipeline.py"])
         with pytest.raises(DeclarationError, match="no engine for the model 'mine'"):
