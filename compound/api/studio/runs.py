@@ -216,7 +216,7 @@ def list_runs(folder: Path) -> list[dict[str, Any]]:
         row = Run(str(path), UntrustedFolder(path), Path()).summary()
         result = row.get("problem", "")
         if row.get("after") is not None:
-            result = f"{row['split']} {row['before']:.3f} -> {row['after']:.3f}, {row['verdict']}"
+            result = f"{row['split']} {row['before']:.3f} -> {row['after']:.3f}"
         rows.append({"run": str(path), "status": row["state"], "result": result, **row})
     return sorted(rows, key=lambda row: row.get("began") or 0.0)
 
