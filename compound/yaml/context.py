@@ -109,7 +109,7 @@ class FileContext:
     def resolve_data(self, given: str, address: Address) -> tuple[Path, Path | None]:
         """Resolve a path like `resolve_path`; report a file or folder that must exist and does not."""
         path, within = self.resolve_path(given, address)
-        if self.reads and not self.document.has_errors(address) and not path.exists():
+        if self.reads and not self.document.has_errors(address) and not os.path.lexists(path):
             hint = "create it, or correct the path, which is relative to the folder of this file"
             self.document.report(address, f"no file or folder {given!r}", hint)
         return path, within
