@@ -80,7 +80,7 @@ class Course:
         self.note = ""
         self._spent: Mapping[str, Any] = {}
         self._total: float | None = None  # system runs, with those of the test
-        self._steps: tuple[float, float] | None = None  # those of a job that are done, and all
+        self._steps = 0.0, 0.0  # those of a job that are done, and all
         self._rest: float | None = None  # system runs after the job, if it is the last one
         self._samples: deque[tuple[float, Mapping[str, float]]] = deque(maxlen=WINDOW)
 
@@ -93,7 +93,7 @@ class Course:
         if kind == "phase":
             self._phase, self._total, self._rest = event["name"], event["total"], event.get("rest")
             self._best = event.get("best")
-            self._loads, self.note, self._steps = bool(event.get("loads")), "", None
+            self._loads, self.note, self._steps = bool(event.get("loads")), "", (0.0, 0.0)
             self._calls = self._spent.get("calls", 0)
         elif self._spent.get("calls", 0) > self._calls:
             self._loads = False
@@ -129,22 +129,24 @@ class Course:
             "tokens": spent.get("prompt_tokens", 0) + spent.get("completion_tokens", 0),
             "cost": spent.get("cost", 0.0),
             "minutes": spent.get("seconds", 0.0) / 60,
-            "steps": self._steps[0] if self._steps else 0.0,
+            "steps": self._steps[0],
         }
 
     def _ends(self) -> dict[str, float]:
         """Return the amounts at which the run ends."""
         # a part of the other limits is reserved for the test, which need not use it up
         limits = {} if self._phase == "testing" else self._limits
-        steps = self._steps[1] if self._steps and self._rest is not None else None
-        found = {**limits, "system_runs": self._total, "steps": steps}
+        _, steps = self._steps
+        last = steps if self._rest is not None else None
+        found = {**limits, "system_runs": self._total, "steps": last}
         return {name: limit for name, limit in found.items() if limit}
 
     @property
     def share(self) -> float | None:
         """The share that is done, of the steps of a job or of the whole run; ``None`` if it is unknown."""
-        if self._steps and self._steps[1]:
-            return self._steps[0] / self._steps[1]
+        step, steps = self._steps
+        if steps:
+            return step / steps
         used = self._used()
         shares = [used[name] / limit for name, limit in self._ends().items()]
         return min(1.0, max(shares)) if shares else None
@@ -169,9 +171,10 @@ class Course:
     @property
     def position(self) -> str:
         """How far the run is, in a few words."""
-        if self._steps:
-            return "step {:g} of {:g}".format(*self._steps)
-        return "" if self.share is None else f"{self.share:.0%}"
+        (step, steps), share = self._steps, self.share
+        if steps:
+            return f"step {step:g} of {steps:g}"
+        return "" if share is None else f"{share:.0%}"
 
     @property
     def summary(self) -> str:

@@ -50,10 +50,10 @@ JOB = {"event": "job", "optimizer": "joint", "keys": KEYS, "note": "nothing", "v
             {**DECISION, "p": 1e-9},
             "decision: supported, validation score 0.250 → 0.500, p < 0.0001 at level 0.05",
         ),
-        (JOB, "joint on 4 parameters: no change proposed; nothing"),
+        (JOB, "joint proposes no change of 4 parameters: nothing"),
         (
             {**JOB, "values": {"b.k": 1}, "train_before": 0.1, "train_after": 0.25},
-            "joint on 4 parameters: train score 0.100 → 0.250, proposes b.k",
+            "joint proposes new values of b.k: train score 0.100 → 0.250",
         ),
         ({"event": "done"}, ""),
     ],
