@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import cast
@@ -50,6 +50,7 @@ class RunComparison:
         changed: examples with different scores, those of the second result that lose most first.
         examples: number of common examples.
         inputs: the inputs of the changed examples, as text on one line.
+        metrics: the metrics of the two runs.
     """
 
     split: str
@@ -57,6 +58,7 @@ class RunComparison:
     changed: Sequence[tuple[str, float, float]]
     examples: int
     inputs: Mapping[str, str] = field(default_factory=dict)
+    metrics: Sequence[str] = ()
 
     def __str__(self) -> str:
         return self.text()
@@ -108,7 +110,8 @@ def compare(first: Path, second: Path) -> RunComparison:
                 for record, side in zip(records, found, strict=True)
             ]
             if common := _common(records, split, found, runs):
-                return _compared(found, runs, split, common)
+                metrics = [str(record.config.get("metric", "")) for record in records]
+                return replace(_compared(found, runs, split, common), metrics=metrics)
     raise RunDirectoryError(
         f"{first} and {second} have no scored test or validation examples in common",
         hint="compare runs on the same data",

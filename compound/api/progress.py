@@ -98,7 +98,7 @@ class Course:
         elif self._spent.get("calls", 0) > self._calls:
             self._loads = False
         if kind in ("progress", "notice"):
-            self.note = sanitize_for_terminal(str(event["note"]))
+            self.note = " ".join(sanitize_for_terminal(str(event["note"])).split())
         if kind == "progress" and event.get("of") is not None:
             self._steps = event["step"], event["of"]
         now = self.clock()

@@ -116,3 +116,10 @@ def test_unknown_dollars_are_not_compared(runs: tuple[Path, Path]) -> None:
     traces.write_text(traces.read_text().replace('"unpriced": 0', '"unpriced": 1'))
     change(runs[0], "traces.jsonl", "nothing else", "")  # writes the checksums
     assert "Not known for all examples: dollars." in str(compare(*runs))
+
+
+def test_scores_of_different_metrics_are_told_apart(runs: tuple[Path, Path]) -> None:
+    assert "Warning" not in str(compare(*runs))
+    config = json.loads((runs[1] / "config.json").read_text())
+    change(runs[1], "config.json", config["metric"], "another")
+    assert "different metrics" in str(compare(*runs))
