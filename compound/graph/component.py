@@ -109,7 +109,9 @@ class Output(Placeholder):
         return found
 
     def __getattr__(self, name: str) -> Output:
-        if name.startswith("_") or name not in member_types(self.type):
+        if name.startswith("_") or name in ("node", "field", "path"):  # in a copy in progress
+            raise AttributeError(name)
+        if name not in member_types(self.type):
             raise AttributeError(f"{self.label} has no field or attribute {name!r}")
         return self[name]
 

@@ -21,7 +21,6 @@ from compound.core.narrowing import report_wrong_arguments
 from compound.graph.component import (
     Component,
     CompositeBase,
-    Condition,
     Input,
     Node,
     Output,
@@ -31,7 +30,7 @@ from compound.graph.component import (
 )
 from compound.graph.configuration import Configuration, canonical_json, digest, to_readable_json
 from compound.graph.space import Space
-from compound.graph.types import Port, format_type, identify_type, quote_names
+from compound.graph.types import format_type, identify_type, quote_names
 
 
 @report_wrong_arguments
@@ -248,67 +247,6 @@ class System:
     def __deepcopy__(self, memo: dict[int, object]) -> System:
         """Return the system itself, since it is immutable."""
         return self
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the nodes as a list: pickling the graph recursively could exceed the recursion limit."""
-        nodes = [
-            (
-                node.name,
-                node.component,
-                {port: _reference(source) for port, source in node.wires.items()},
-                (_reference(node.when.source), node.when.value) if node.when else None,
-                dict(node.inputs),
-            )
-            for node in self.nodes.values()
-        ]
-        outputs = {key: _reference(source) for key, source in self.outputs.items()}
-        rest = (self.configuration, self.defaults, self.engines)
-        return _restore, (self.name, self.inputs, nodes, outputs, *rest)
-
-
-_Reference = Input | tuple[str, ...]  # of an output: the node, the field, and the path in its value
-_FlatNode = tuple[
-    str, Component, Mapping[str, _Reference], tuple[_Reference, object] | None, Mapping[str, Port]
-]
-
-
-def _reference(source: Source) -> _Reference:
-    return source if isinstance(source, Input) else (source.node.name, source.field, *source.path)
-
-
-def _restore(
-    name: str,
-    inputs: Mapping[str, object],
-    flat: Sequence[_FlatNode],
-    outputs: Mapping[str, _Reference],
-    configuration: Configuration,
-    defaults: Mapping[str, object],
-    engines: Callable[[str], Engine] | None,
-) -> System:
-    """Rebuild a pickled system; ``flat`` lists the nodes in topological order."""
-    nodes: dict[str, Node] = {}
-
-    def source(reference: _Reference) -> Source:
-        if isinstance(reference, Input):
-            return reference
-        name, field, *path = reference
-        return Output(nodes[name], field, tuple(path))
-
-    for own, component, wires, when, ports in flat:
-        condition = Condition(source(when[0]), when[1]) if when else None
-        read = {port: source(reference) for port, reference in wires.items()}
-        nodes[own] = Node(own, component, read, condition, ports)
-    system = object.__new__(System)
-    system.__dict__.update(
-        name=name,
-        inputs=inputs,
-        outputs={key: source(reference) for key, reference in outputs.items()},
-        nodes=nodes,
-        configuration=configuration,
-        defaults=defaults,
-        engines=engines,
-    )
-    return system
 
 
 def replace_configuration(system: System, configuration: Configuration) -> System:
