@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from recording_server import Received, RecordingServer
 
 Answer = Callable[[str, dict[str, Any]], tuple[int, str, bytes]]
 
 
-@dataclass
-class FakeOpenAI:
-    """The address, and the requests with their authorization."""
+class FakeOpenAI(RecordingServer):
+    """Keeps the requests and their keys; `headers` are those of each answer, beside the usual ones."""
 
-    url: str
-    requests: list[dict[str, Any]] = field(default_factory=list)
-    keys: list[str] = field(default_factory=list)
-    headers: dict[str, str] = field(default_factory=dict)  # of each answer, beside the usual ones
+    def __init__(self, answer: Answer) -> None:
+        super().__init__()
+        self.url += "/v1"
+        self._script = answer
+        self.requests: list[dict[str, Any]] = []
+        self.keys: list[str] = []
+
+    def answer(self, received: Received) -> tuple[int, dict[str, str], bytes]:
+        document = json.loads(received.body)
+        self.requests.append(document)
+        self.keys.append(dict(received.headers).get("authorization", ""))
+        status, kind, body = self._script(received.path, document)
+        return status, {"Content-Type": kind, **self.headers}, body
 
 
 def chat(message: dict[str, Any], finish: str = "stop", **more: Any) -> bytes:
@@ -48,39 +55,8 @@ def events(*chunks: Any) -> bytes:
 @contextmanager
 def fake_openai(answer: Answer) -> Iterator[FakeOpenAI]:
     """Serve answers: ``answer(path, document)`` returns the status, the content type and the body."""
-    fake = FakeOpenAI("")
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            document = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            fake.requests.append(document)
-            fake.keys.append(self.headers.get("Authorization", ""))
-            status, kind, body = answer(self.path, document)
-            self.send_response(status)
-            for name, value in {"Content-Type": kind, **fake.headers}.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    class Many(ThreadingHTTPServer):
-        request_queue_size = 128
-
-    server = Many(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(
-        target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
-    )
-    thread.start()
-    fake.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+    server = FakeOpenAI(answer)
     try:
-        yield fake
+        yield server
     finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(timeout=5)
+        server.close()

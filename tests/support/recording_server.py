@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,15 +30,16 @@ class RecordingServer:
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
             def answer(self) -> None:
                 size = int(self.headers.get("content-length") or 0)
                 sent = [(name.lower(), value) for name, value in self.headers.items()]
-                outer.received.append(
-                    Received(self.command, self.path, sent, self.rfile.read(size))
-                )
-                body = outer.respond()
-                self.send_response(outer.status)
-                for name, value in outer.headers.items():
+                received = Received(self.command, self.path, sent, self.rfile.read(size))
+                outer.received.append(received)
+                status, headers, body = outer.answer(received)
+                self.send_response(status)
+                for name, value in headers.items():
                     self.send_header(name, value)
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()
@@ -49,9 +51,19 @@ class RecordingServer:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self._http.serve_forever, daemon=True).start()
+        class Many(ThreadingHTTPServer):
+            request_queue_size = 128
+            daemon_threads = True
+
+        self._http = Many(("127.0.0.1", 0), Handler)
+        serve = functools.partial(self._http.serve_forever, poll_interval=0.01)
+        threading.Thread(target=serve, daemon=True).start()
         self.url = f"http://127.0.0.1:{self._http.server_port}"
+
+    def answer(self, received: Received) -> tuple[int, dict[str, str], bytes]:
+        """Return the status, the headers and the body of the answer to a request."""
+        body = self.respond()
+        return self.status, self.headers, body
 
     def respond(self) -> bytes:
         """Return the body of the answer to the last request."""
