@@ -131,13 +131,11 @@ class _Workers:
 
     @property
     def pool(self) -> WorkerPool:
-        """The workers, made on first use."""
         if self._pool is None:
             self._pool = self._open_pool()
         return self._pool
 
     def codec(self, system: System) -> CallCodec:
-        """Return the codec of a system; its ports are the same for every configuration."""
         if system.identity not in self._codecs:
             self._codecs[system.identity] = CallCodec(system)
         return self._codecs[system.identity]

@@ -42,13 +42,11 @@ class _RemoteWorker:
         self._notify = notify
 
     def start(self, job: ExampleJob) -> None:
-        """Send a job."""
         number = job.start.job
         self.jobs[number] = ExampleServices(job, self.outbox.post)
         self.outbox.post(job.start.model_copy(update={"done": job.done}) if job.done else job.start)
 
     def cancel(self, number: int) -> None:
-        """Stop a job."""
         services = self.jobs.pop(number, None)
         if services is not None:
             services.close()
@@ -191,7 +189,6 @@ class WorkerPool:
             min(self._workers, key=lambda worker: len(worker.jobs)).start(job)
 
     async def _started(self, number: int) -> _RemoteWorker:
-        """Start a worker and complete the handshake."""
         connection = await self._transport.connect(number)
         worker = _RemoteWorker(number, connection, self._notify)
         try:
@@ -234,7 +231,6 @@ class WorkerPool:
                 raise WorkerMismatch(f"{worker.name} cannot be used: it did not answer", hint=SAME)
 
     def _attach(self, worker: _RemoteWorker) -> None:
-        """Exchange messages with a worker until it is lost."""
         sending = self._guarded(worker.outbox.run, f"sending to {worker.name}")
         receiving = self._guarded(partial(self._receive, worker), f"receiving from {worker.name}")
         worker.tasks = [asyncio.create_task(sending), asyncio.create_task(receiving)]
@@ -262,7 +258,6 @@ class WorkerPool:
             self._lose(worker, str(error))
 
     def _lose(self, worker: _RemoteWorker, reason: str) -> None:
-        """Replace a lost worker, and send its jobs to others."""
         self._workers.remove(worker)
         worker.tasks[0].cancel()
         jobs = worker.release()

@@ -176,7 +176,6 @@ def _end_of_traceback(error: BaseException) -> str:
 async def _resample(
     executor: Executor, system: System, codec: CallCodec, start: messages.Start
 ) -> Call:
-    """Resample the one call of a job."""
     assert start.fork is not None
     calls = tuple(map(codec.from_wire, start.fork.calls))
     trace = Trace(
@@ -195,7 +194,6 @@ async def _resample(
 
 
 def _fork(codec: CallCodec, start: messages.Start) -> Fork | None:
-    """Return the fork of a job."""
     if start.fork is None:
         return None
     kept = {call.address: call for call in map(codec.from_wire, start.fork.calls)}

@@ -219,7 +219,6 @@ def tokens_reported(used: object, worst: Usage, *, answered: bool) -> tuple[int,
 
 
 def _first_field(value: object, *names: str) -> object:
-    """Return the first of several fields that is not null, or None."""
     return next((found for name in names if (found := _field(value, name)) is not None), None)
 
 

@@ -60,7 +60,6 @@ _LOG = logging.getLogger("compound")
 
 
 def _ability(name: str) -> Any:  # noqa: ANN401 - any type
-    """Return a property with the capability of the replicas' engine."""
     return property(lambda fleet: getattr(Capabilities(fleet.replicas[0].engine), name))
 
 
@@ -502,7 +501,6 @@ def _check_combination(given: FleetSettings) -> None:
 
 
 def _different_addresses(urls: Sequence[str]) -> Sequence[str]:
-    """Return different addresses without a slash at the end."""
     addresses = [url.rstrip("/") for url in urls]
     for url in addresses:
         Origin.of(url)

@@ -274,7 +274,6 @@ class LiteLLMEngine:
         await run_in_background(self._connection.aclose())
 
     def _arguments(self, request: Request, seconds: float) -> dict[str, object]:
-        """Return the arguments of the litellm call."""
         arguments: dict[str, object] = {
             "model": self.model,
             **request_to_json(request),
@@ -414,7 +413,6 @@ class LiteLLMEngine:
             )
 
     def _key_names(self) -> str:
-        """Return the names of the environment variables that hold this model's key."""
         if self.settings.api_key_env or self._connection.held_key:
             return self.settings.api_key_env or "api_key"
         provider = self.model.partition("/")[0]

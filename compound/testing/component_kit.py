@@ -17,11 +17,10 @@ from compound.execution.schedule import setting_values
 from compound.execution.trace import Trace
 from compound.graph.component import NAME, Component, Input, Operation, Output, Outputs
 from compound.graph.composite import Composite
-from compound.graph.configuration import canonical_json, to_readable_json
 from compound.graph.space import Space
 from compound.graph.system import System
 from compound.graph.types import Port, accepts, format_type
-from compound.testing.checks import json_problem, without_global_generators
+from compound.testing.checks import json_problem, same_json, without_global_generators
 from compound.testing.doubles import ScriptedLM
 
 __all__ = ["ComponentKit"]
@@ -136,7 +135,7 @@ class ComponentKit:
             self._check_equal(which, "the outputs", *map(self._outputs, (component, other)))
 
     def _check_equal(self, which: str, what: str, one: object, other: object) -> None:
-        assert one == other or _same(one, other), (
+        assert one == other or same_json(one, other), (
             f"{which} has {what} {short_repr(other)} instead of {short_repr(one)}; a component must depend "
             "only on its arguments, and a call only on inputs, values and call.rng, since results are cached"
         )
@@ -168,7 +167,7 @@ class ComponentKit:
             raise SkipTest("the component is not deterministic")
         found = [self._outputs(component, sample) for sample in (0, 1)]
         for number, (one, other) in enumerate(zip(*found, strict=True), 1):
-            assert _same(one, other), (
+            assert same_json(one, other), (
                 f"deterministic(values) is True, but on inputs {number} two random streams give "
                 f"{short_repr(one)} and {short_repr(other)}; let deterministic() return False"
             )
@@ -179,13 +178,12 @@ class ComponentKit:
         for seed in (1, 2):
             with without_global_generators("the component", seed):
                 found.append(self._outputs(self.make("tested")))
-        assert _same(*found), (
+        assert same_json(*found), (
             f"the outputs {short_repr(found[0])} and {short_repr(found[1])} depend on the seed of a global "
             "generator; draw from call.rng"
         )
 
     def _inputs(self) -> list[Values]:
-        """Return the inputs of each call."""
         given = self.inputs()
         found = [given] if isinstance(given, Mapping) else list(given)
         assert found, "inputs() returned no inputs; return those of at least one call, {} for none"
@@ -196,7 +194,6 @@ class ComponentKit:
         return found
 
     def _system(self, component: Component) -> System:
-        """Return the system whose only node is the component."""
         examples = self._inputs()
         ports = component.inputs or {}
 
@@ -221,7 +218,6 @@ class ComponentKit:
         return System("tested_alone", outputs=outputs, lm=LM)
 
     def _trace(self, system: System, inputs: Values, sample: int = 0) -> Trace:
-        """Return the trace of one run, which must not fail."""
         answering = self.engine()
 
         async def run() -> Trace:
@@ -243,7 +239,6 @@ class ComponentKit:
             yield self._trace(system, inputs, sample)
 
     def _outputs(self, component: Component, sample: int = 0) -> list[Values]:
-        """Return the outputs of each call."""
         return [trace.outputs for trace in self._traces(component, sample)]
 
 
@@ -261,8 +256,3 @@ def _check_ports(what: str, ports: object) -> None:
             accepts(port.type, None)
         except DeclarationError as error:
             raise AssertionError(f"{name!r} of {what}: {error}") from error
-
-
-def _same(one: object, other: object) -> bool:
-    """Return whether two values have the same JSON form; NaN equals itself."""
-    return canonical_json(to_readable_json(one)) == canonical_json(to_readable_json(other))

@@ -252,8 +252,6 @@ class EngineKit:
         self._run(check, engine)
 
     def _run(self, work: Callable[[Engine], Awaitable[T]], engine: Engine | None = None) -> T:
-        """Run a check with an engine, and close the engine."""
-
         async def run() -> T:
             tested = engine or self.make()
             try:
@@ -269,7 +267,6 @@ class EngineKit:
         return asyncio.run(run())
 
     def _requests(self) -> Sequence[Request]:
-        """Return greedy requests of different forms."""
         first = self.request()
         (*_, last) = first.messages
         turns = (Message("system", "Be brief."), last, Message("assistant", "Yes?"), last)

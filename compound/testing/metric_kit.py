@@ -157,21 +157,18 @@ class MetricKit:
         return MetricCalls(Executor(self.engines()), example.id)
 
     async def _scored(self, metric: Metric, outputs: Values, example: Example) -> object:
-        """Return what the metric returns, before it is validated."""
         if isinstance(metric, ModelMetric):
             return await metric.score_with(outputs, example, self._calls(example))
         found = metric.score(outputs, example)
         return await found if inspect.isawaitable(found) else found
 
     def _arguments(self) -> Iterator[tuple[int, Values, Example]]:
-        """Yield the number of each case, its outputs, and its example."""
         cases = self.cases()
         assert cases, "cases() returned no case; return at least one (outputs, example)"
         for number, case in enumerate(cases, 1):
             yield number, case[0], case[1]
 
     def _scores(self) -> Iterator[tuple[int, object]]:
-        """Yield the number of each case and the score that the metric returns."""
         for number, outputs, example in self._arguments():
             yield number, asyncio.run(self._scored(self._metric(), outputs, example))
 

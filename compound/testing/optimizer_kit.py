@@ -51,6 +51,7 @@ from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.scheduling import Uniform
 from compound.testing.checks import (
     json_problem,
+    same_json,
     temporary_folder,
     through_json,
     without_global_generators,
@@ -278,7 +279,6 @@ class OptimizerJob:
     async def _record(
         self, optimizer: Optimizer
     ) -> tuple[list[KitCheckpoint], list[Progress | Proposal]]:
-        """Run an optimizer like the loop does, and take a checkpoint at each progress."""
         checkpoints: list[KitCheckpoint] = []
         events: list[Progress | Proposal] = []
         try:
@@ -356,7 +356,6 @@ class _Cache:
 
 
 def _flat(event: Progress | Proposal) -> dict[str, object]:
-    """Return the fields of an event as a dictionary."""
     found = {field.name: getattr(event, field.name) for field in fields(event)}
     return {
         name: dict(value) if isinstance(value, Mapping) else value for name, value in found.items()
@@ -369,18 +368,10 @@ def _check_equal(
     """Raise an `AssertionError` that names the first entry in which two mappings differ."""
     for name in dict.fromkeys((*expected, *found)):
         one, other = found.get(name), expected.get(name)
-        if not _same(one, other):
+        if not same_json(one, other):
             raise AssertionError(
                 f"{where}, {what} has {name} {short_repr(one)} instead of {short_repr(other)}; {KEEP}"
             )
-
-
-def _same(one: object, other: object) -> bool:
-    """Return whether two values have the same JSON form; NaN equals itself."""
-    try:
-        return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
-    except (TypeError, ValueError):
-        return bool(one == other)
 
 
 CUE = "Answer:"  # end of the prompts of the kit's system, which requests for proposals do not have
@@ -526,7 +517,7 @@ class OptimizerKit:
         except CompoundError as error:
             raise AssertionError(f"the system cannot be bound to the proposal: {error}") from error
 
-    def test_equal_seeds_yield_the_same(self) -> None:
+    def test_equal_seeds_yield_thesame_json(self) -> None:
         """Two runs of the same job yield equal events."""
         one, other = (self.job().record(self.make()) for _ in range(2))
         states, again = ([checkpoint.progress for checkpoint in found] for found, _ in (one, other))

@@ -281,7 +281,6 @@ class RecipeJob:
 
 
 def _digit(outputs: Values, example: Example) -> Score:
-    """Score the last agent's digit."""
     return Score(int(str(outputs["y"])) / 10)
 
 
@@ -542,7 +541,6 @@ class RecipeKit:
     def _collected(
         self, job: RecipeJob, recipe: Recipe | None = None, step: int = 0
     ) -> CreditedSamples:
-        """Return a step, and check that it has samples."""
         credited = job.collect(recipe or self.make(), step=step)
         assert credited.samples, (
             "the step has no samples to test; return a recipe from make() that learns from rewards between "
@@ -564,6 +562,5 @@ def _check_numbers(sample: Sample, name: str, count: int) -> None:
 
 
 def _plain(credited: CreditedSamples, what: str) -> object:
-    """Return a part of a step for comparison."""
     value = getattr(credited, what)
     return canonical_json(dict(value)) if what == "facts" else list(value)

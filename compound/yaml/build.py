@@ -368,14 +368,16 @@ class Graph:
 
     # The graph as a whole
 
+    def _edges(self) -> nx.DiGraph:
+        graph = nx.DiGraph()
+        graph.add_nodes_from([*self._uses, *self._inputs])
+        for use in self._uses.values():
+            graph.add_edges_from((source_name(r), use.name) for r in use.references)
+        return graph
+
     def _order(self) -> list[str] | None:
         """Return the nodes in topological order, or None after reporting every cycle."""
-        graph = nx.DiGraph()
-        graph.add_nodes_from(self._uses)
-        for use in self._uses.values():
-            graph.add_edges_from(
-                (source_name(r), use.name) for r in use.references if source_name(r) in self._uses
-            )
+        graph = self._edges().subgraph(self._uses)
         if nx.is_directed_acyclic_graph(graph):
             return list(nx.topological_sort(graph))
         for group in nx.strongly_connected_components(graph):
@@ -392,10 +394,7 @@ class Graph:
         return None
 
     def _note_unused(self) -> None:
-        graph = nx.DiGraph()
-        graph.add_nodes_from([*self._uses, *self._inputs])
-        for use in self._uses.values():
-            graph.add_edges_from((source_name(r), use.name) for r in use.references)
+        graph = self._edges()
         targets = {source_name(reference) for reference in self._outputs.values()}
         needed = targets.union(*(nx.ancestors(graph, target) for target in targets))
         for name, use in self._uses.items():

@@ -108,7 +108,6 @@ def _engine(context: FileContext, entry: Model, address: Address) -> EngineSetti
 def _own_engine(
     context: FileContext, found: ClassEngine, address: Address
 ) -> EngineSettings | None:
-    """Return the place and the settings of an engine of the user's own; None if something is wrong."""
     place, inside = (*address, "class"), (*address, "settings")
     code = context.load_function(found.code, place)
     _check_consent(context, found.code, found.settings, inside)

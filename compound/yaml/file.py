@@ -410,7 +410,6 @@ def _inside(kind: Any, value: object, part: str | int) -> Any:  # noqa: ANN401 -
 
 
 def _models(kind: Any, value: object) -> Iterator[type[BaseModel]]:  # noqa: ANN401
-    """Yield the models of a type that a value may have."""
     if isinstance(kind, SelectedModel):
         yield from filter(None, [kind.model(value)])
     elif isinstance(kind, type) and not typing.get_args(kind):

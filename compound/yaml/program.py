@@ -244,7 +244,6 @@ def _keys(document: Document, section: str) -> list[str]:
 
 
 def _check_models(context: FileContext) -> None:
-    """Report the components without a model, in one message."""
     missing = context.without_model
     if missing and not context.document.has(("lm",)):
         first = next(iter(missing.values()))
@@ -359,7 +358,6 @@ def _metric(context: FileContext) -> Metric | None:
 
 
 def _metric_of(context: FileContext, model: MetricEntry, place: Address) -> Metric | None:
-    """Return the metric of an entry; None if something is wrong."""
     name = next(iter(type(model).model_fields))
     settings, address = getattr(model, name), (*place, name)
     if isinstance(settings, PassAtKMetric):
@@ -384,7 +382,6 @@ def _metric_of(context: FileContext, model: MetricEntry, place: Address) -> Metr
 
 
 def _custom_metric(context: FileContext, settings: CustomMetric, address: Address) -> Metric | None:
-    """Return the metric of a function of the user's own."""
     function = context.load_function(settings.call, (*address, "call"))
     if function is None:
         return None
@@ -402,7 +399,6 @@ def _custom_metric(context: FileContext, settings: CustomMetric, address: Addres
 def _own_metric(
     context: FileContext, function: Callable[..., object], found: CustomMetric, address: Address
 ) -> Metric | None:
-    """Return the metric that a user-defined function creates from its settings."""
     assert found.settings is not None
     for name in ("name", "bounds", "thread"):
         if name in found.model_fields_set:

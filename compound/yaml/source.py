@@ -197,7 +197,6 @@ class _Reading:
         return found
 
     def _skip(self) -> None:
-        """Skip one value."""
         depth = 0
         while True:
             event = self._next()
@@ -240,7 +239,6 @@ class _Reading:
 
 
 def _explained(error: yaml.MarkedYAMLError) -> tuple[str, str]:
-    """Return the message and a hint for an error of PyYAML."""
     problem, context = str(error.problem), error.context or ""
     start = f" from line {error.context_mark.line + 1}" if error.context_mark and context else ""
     hint = ""

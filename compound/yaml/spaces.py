@@ -296,7 +296,6 @@ def _number(part: object) -> object:
 
 
 def _named(part: object, other: str = "") -> str:
-    """Return a type in words."""
     if part in FORMS:
         return FORMS[part][2]
     if typing.get_origin(part) is Annotated:
@@ -463,7 +462,6 @@ def _adapter(annotation: object) -> TypeAdapter[object]:
 
 
 def _in_json(annotation: object) -> bool:
-    """Return whether a file can hold values of a type."""
     try:
         _adapter(annotation).json_schema()
     except PydanticUserError:

@@ -97,8 +97,6 @@ def _mapping_type(value: Mapping[object, object]) -> object:
 
 
 def _plain(accepts: Callable[[Any], bool], what: str, hint: str = "") -> Callable[[object], Any]:
-    """Return a validator of plain values."""
-
     def validate(value: object) -> object:
         if accepts(value):
             return value

@@ -76,7 +76,6 @@ class AdapterCache:
             ) from error
 
     def _find(self, adapter: Adapter) -> dict[str, Addition]:
-        """Return an adapter's additions by layer, from the cache or from its folder."""
         additions = self._cached.get(adapter.sha256) or self._read(adapter)
         self._cached[adapter.sha256] = additions
         self._cached.move_to_end(adapter.sha256)

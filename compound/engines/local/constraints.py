@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from compound.core.engine import AnswerFormat
 from compound.core.errors import CallError, MissingExtra
+from compound.engines.remote import first_line
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -295,8 +296,3 @@ def unpack(bits: Bits, size: int) -> NDArray[np.bool_]:
     [[True, False, True, False]]
     """
     return np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")[:, :size].astype(np.bool_)
-
-
-def first_line(message: str) -> str:
-    """Return the first line of a library's message, truncated."""
-    return (message.strip() or "no message").splitlines()[0][:300]

@@ -46,6 +46,7 @@ from compound.engines.local.devices import (
     naming_settings,
 )
 from compound.engines.options import Count, Plain, Wait, takes_settings
+from compound.engines.remote import HEAD, TURN
 from compound.graph.configuration import digest
 
 if TYPE_CHECKING:
@@ -56,8 +57,6 @@ RESERVED = {  # arguments of `apply_chat_template`
     *("documents", "max_length", "messages", "padding", "return_assistant_tokens_mask"),
     *("return_dict", "return_tensors", "tokenize", "tokenizer_kwargs", "tools", "truncation"),
 }
-# upper bounds of the tokens that chat templates add to a prompt and to each message
-HEAD, TURN = 128, 16
 
 
 @dataclass(slots=True, eq=False)

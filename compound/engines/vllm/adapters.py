@@ -217,11 +217,9 @@ class ServedAdapters:
     async def _ask(
         self, name: str, text: str | Sequence[int]
     ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Request a text's tokens and log-probabilities over a new connection."""
         return await self._api.logprobs(name, text, self._timeout, fresh=True)
 
     async def _evict(self) -> None:
-        """Unload the least recently used versions to make room for one more."""
         idle = [digest for digest in self.served if not self._calls[digest]]
         for digest in idle[: max(0, len(self.served) - self._capacity + 1)]:
             await self._unload(self.served.pop(digest).name)
@@ -250,5 +248,4 @@ class ServedAdapters:
 
 
 def _name(adapter: Adapter) -> str:
-    """Return a version's name on the server."""
     return adapter.sha256[:SHOWN]

@@ -12,6 +12,7 @@ from compound.engines.chat_format import (
     calls_from_json,
     finish_reason,
     messages_to_json,
+    tokens_reported,
     tools_to_json,
 )
 from compound.engines.remote import answer_text
@@ -151,7 +152,6 @@ def is_enforced(request: Request) -> bool:
 
 
 def _constraint(request: Request) -> dict[str, object]:
-    """Return the fields that restrict the answer to its format."""
     if request.format is None or not is_enforced(request):
         return {}
     if request.format.choices:
@@ -192,20 +192,13 @@ def completion(
 
 def _usage(data: Mapping[str, object], worst: Usage) -> tuple[Usage, int]:
     """Return the reported usage without corrections, and the number of prompt tokens from the cache."""
-    used = data.get("usage")
-    if not isinstance(used, Mapping):
-        return worst, 0
-    prompt, completion = used.get("prompt_tokens"), used.get("completion_tokens")
-    usage = Usage(
-        1,
-        worst.prompt_tokens if prompt is None else prompt,
-        worst.completion_tokens if completion is None else completion,
-    )
-    details = used.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, Mapping) else 0
-    if not isinstance(cached, int) or not isinstance(prompt, int):
-        return usage, 0
-    return usage, min(max(cached, 0), max(prompt, 0))
+    used: Any = data.get("usage")
+    prompt, completion = tokens_reported(used, worst, answered=False)
+    try:
+        cached = min(max(int(used["prompt_tokens_details"]["cached_tokens"]), 0), max(prompt, 0))
+    except (KeyError, TypeError, ValueError):
+        cached = 0
+    return Usage(1, prompt, completion), cached
 
 
 def _record(request: Request, answer: Mapping[str, Any], reason: FinishReason) -> TokenRecord:

@@ -449,7 +449,6 @@ class VLLMEngine:
         return self._link
 
     async def _find(self, address: str) -> Link:
-        """Connect to a running server."""
         key, key_name = read_key(self.model, self.api_key_env), self.api_key_env or "api_key_env"
         connections = self.concurrency + FOR_ADAPTERS
         api = VLLMAPI(address, self.model, key=key, key_name=key_name, connections=connections)

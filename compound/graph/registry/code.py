@@ -10,7 +10,7 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -48,14 +48,14 @@ def find_code(spec: str, folder: Path) -> Any:  # noqa: ANN401 - whatever the us
     return found
 
 
-def importable_problem(place: str, folder: Path, search: Sequence[str] | None = None) -> str:
+def importable_problem(place: str, folder: Path) -> str:
     """Return why the module of ``module:name`` cannot be found, or ``""``; nothing is imported.
 
     >>> importable_problem("json:loads", Path()), importable_problem("no_such_module:f", Path())
     ('', "no module 'no_such_module' beside the file or on sys.path")
     """
     top = place.partition(":")[0].partition(".")[0]
-    path = [str(folder), *(sys.path if search is None else search)]
+    path = [str(folder), *sys.path]
     if top in sys.builtin_module_names or PathFinder.find_spec(top, path) is not None:
         return ""
     return f"no module {top!r} beside the file or on sys.path"
