@@ -27,9 +27,10 @@ pytestmark = [  # litellm's own, at its first call
 class Server:
     """An OpenAI-compatible server that returns a fixed answer, and records the requests."""
 
+    fake: FakeOpenAI
+
     def __init__(self) -> None:
         self.status, self.body = 200, b""
-        self.fake = FakeOpenAI("")
 
     @property
     def address(self) -> str:
