@@ -15,10 +15,11 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from compound.core.errors import CompoundError
 from compound.core.security.untrusted import UntrustedFolder
+from compound.core.storage.state import first_problem
 from compound.execution.rng import derive_seed
 from compound.graph.configuration import components_of
 from compound.optimization.runs.directory import (
@@ -231,7 +232,10 @@ def shown_groups(step: Step) -> list[ShownGroup]:
             for name, answers in old.items()
             for a in answers
         ]
-    return [ShownGroup.model_validate(group) for group in found]
+    try:
+        return [ShownGroup.model_validate(group) for group in found]
+    except ValidationError as error:
+        raise ValueError(f"answers of step {step.get('step')}: {first_problem(error)}") from None
 
 
 def shown_steps(record: Record) -> list[tuple[str, int, int, Step]]:

@@ -52,6 +52,7 @@ LOG = logging.getLogger("compound.api.studio")
 HERE = Path(__file__).parent
 ASSETS = {"studio.css": "text/css", "studio.js": "text/javascript"}
 FOLLOWED = ("overview", "candidates", "training")  # views that change during a run
+LONGEST = 200_000  # characters of a text on a page
 POLL = 1.0  # seconds between looks at the files of a run that is followed
 HEADERS = {
     "Content-Security-Policy": (
@@ -123,7 +124,7 @@ def environment() -> Environment:
         "picture": lambda svg: Markup(use_page_colors(svg)),  # nosec B704  # drawn by this package
         "plural": plural,
         "time": lambda at: "–" if at is None else f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M}",
-        "whole": partial(shown, limit=10**9),
+        "whole": partial(shown, limit=LONGEST),
     }
     found.globals |= {
         "demo_states": demo_states,

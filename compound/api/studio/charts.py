@@ -176,16 +176,16 @@ def _shape(number: int, x: float, y: float) -> str:
 
 def _legend(chart: Chart) -> str:
     """Return the names of series with their marks, if there are several."""
-    shapes = [f'style="fill:{{}}" d="{_shape(n, 6, 6)}"' for n in range(len(chart.series))]
-    strokes = ['class="line" style="stroke:{}" d="M0 6H12"'] * len(chart.lines)
-    numbers = [*range(len(chart.series)), *range(len(chart.lines))]
-    marks = [
-        f'<li><svg viewBox="0 0 12 12" aria-hidden="true"><path {look.format(_color(number))}/></svg>'
-        f"{escape(name)}</li>"
-        for number, look, name in zip(
-            numbers, [*shapes, *strokes], [*chart.series, *chart.lines], strict=True
-        )
+    fills = [
+        f'style="fill:{_color(n)}" d="{_shape(n, 6, 6)}"/></svg>{escape(name)}'
+        for n, name in enumerate(chart.series)
     ]
+    strokes = [
+        f'class="line" style="stroke:{_color(n)}" d="M0 6H12"/></svg>{escape(name)}'
+        for n, name in enumerate(chart.lines)
+    ]
+    mark = '<li><svg viewBox="0 0 12 12" aria-hidden="true"><path '
+    marks = [f"{mark}{rest}</li>" for rest in (*fills, *strokes)]
     return f'<ul class="legend">{"".join(marks)}</ul>' if len(marks) > 1 else ""
 
 

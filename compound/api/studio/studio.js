@@ -8,6 +8,8 @@ async function refresh() {
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   const before = document.getElementById("main"), after = page.getElementById("main");
   const focused = document.activeElement && document.activeElement.dataset.post;
+  const open = [...before.querySelectorAll("details")].map((each) => each.open);
+  after.querySelectorAll("details").forEach((each, place) => (each.open = open[place] ?? each.open));
   before.replaceWith(after);
   document.title = page.title;
   if (focused) document.querySelector(`[data-post="${CSS.escape(focused)}"]`)?.focus();
@@ -36,6 +38,9 @@ function follow(address) {
   events.onmessage = async () => {
     if (waiting) return;
     waiting = true;
+    // a choice that is being made would be lost
+    while (document.activeElement.matches("main select, main input"))
+      await new Promise((done) => setTimeout(done, 1000));
     await refresh();
     waiting = false;
   };

@@ -7,6 +7,7 @@ and built anew if the file was truncated, as a resumed run does.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
 import threading
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from compound.core.errors import RunDirectoryError
 from compound.core.security.limits import LINE
@@ -33,14 +34,14 @@ SCHEMA = """
 CREATE TABLE run (
     split TEXT, configuration TEXT, example TEXT, sample INTEGER, position INTEGER, length INTEGER,
     score REAL, failure TEXT, input TEXT, gold TEXT, output TEXT, text TEXT,
-    tokens INTEGER, usd REAL, seconds REAL,
+    tokens INTEGER, usd REAL, seconds REAL, whole TEXT,
     PRIMARY KEY (split, configuration, example, sample)
 ) WITHOUT ROWID;
 """
 SIDE = """
 SELECT example, avg(score) AS score, min(sample) AS sample, max(failure) AS failure,
     min(input) AS input, min(gold) AS gold, min(output) AS output, min(text) AS text,
-    avg(tokens) AS tokens, avg(usd) AS usd, avg(seconds) AS seconds
+    avg(tokens) AS tokens, avg(usd) AS usd, avg(seconds) AS seconds, min(whole) AS whole
 FROM run WHERE split = ? AND configuration = ? GROUP BY example
 """
 BOTH = f"""
@@ -49,7 +50,8 @@ SELECT a.example AS example, a.score AS before, b.score AS after, b.score - a.sc
     a.output AS output_before, b.output AS output_after,
     a.failure AS failure_before, b.failure AS failure_after,
     a.text || ' ' || b.text AS text, a.sample AS sample_before, b.sample AS sample_after,
-    b.tokens AS tokens, b.usd AS usd, b.seconds AS seconds
+    b.tokens AS tokens, b.usd AS usd, b.seconds AS seconds,
+    a.whole AS whole_before, b.whole AS whole_after
 FROM ({SIDE}) a JOIN ({SIDE}) b USING (example)
 """  # nosec B608  # constants
 FILTERS = {
@@ -68,8 +70,6 @@ SORTS = {
     "tokens": ("most tokens", "tokens DESC, example"),
     "seconds": ("slowest", "seconds DESC, example"),
 }
-
-Split = Literal["test", "valid"]
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class TraceIndex:
             except Damaged as error:
                 raise RunDirectoryError(f"{self._folder}/{FILE}: {error}") from None
             finally:
-                marks = ", ".join("?" * 15)
+                marks = ", ".join("?" * 16)
                 with self._connection() as connection:
                     connection.executemany(f"INSERT OR REPLACE INTO run VALUES ({marks})", rows)  # nosec B608  # constants
 
@@ -218,12 +218,21 @@ class TraceIndex:
             total = int(found[0]["n"])
         return Page(rows, total, known)
 
+    def neighbors(self, query: Query, example: str) -> tuple[str, str]:
+        """Return the examples before and after one in the order of a query, ``""`` at its ends."""
+        condition, values = query.sql
+        _, order = SORTS.get(query.sort, SORTS["difference"])
+        statement = f"SELECT example FROM ({BOTH}) WHERE {condition} ORDER BY {order}"  # nosec B608  # constants
+        names = ["", *(row["example"] for row in self._rows(statement, values)), ""]
+        place = names.index(example) if example in names else 0
+        return (names[place - 1], names[place + 1]) if place else ("", "")
+
     def pairs(self, query: Query) -> Iterator[tuple[str, int, int]]:
         """Yield the examples whose outputs differ, with the samples of both sides."""
         condition, values = query.sql
         for row in self._rows(
             f"SELECT example, sample_before, sample_after FROM ({BOTH}) WHERE {condition} "  # nosec B608  # constants
-            "AND output_before != output_after ORDER BY example",
+            "AND whole_before != whole_after ORDER BY example",
             values,
         ):
             yield row["example"], row["sample_before"], row["sample_after"]
@@ -286,6 +295,9 @@ def _row(trace: RecordedTrace, position: int, end: int) -> tuple[object, ...]:
         usage.tokens,
         None if usage.unpriced else usage.cost,
         seconds,
+        hashlib.sha256(
+            parts[2].encode()
+        ).hexdigest(),  # of the outputs, of which `output` is a part
     )
 
 

@@ -35,6 +35,7 @@ from compound.rewards.inspection import Inspection, Judgement
 from compound.rewards.model import NONE as NO_BACKBONE
 
 PAGE = 50  # examples per page
+CALLS = 50  # calls of an example per page, of each side
 MOST = 200  # rows of the comparison of runs
 MOST_GROUPS = 16  # of a step of training, and answers of a group
 LEVELS = 4  # of the colour of a token
@@ -71,14 +72,12 @@ def compare(runs: Runs, names: Sequence[str]) -> View:
     data = {(row.get("split"), row.get("data")) for row in rows}
     same = len(data) == 1 and None not in next(iter(data))
     known = [each for each in results if each is not None]
-    comparable = same and len(known) == len(results)
+    compared = known if same and len(known) == len(results) else []
     return "compare.html", {
         "rows": rows,
         "same": same,
-        "differences": [gain_interval(known[0], other).to_json() for other in known[1:]]
-        if comparable
-        else [],
-        "examples": _scores_by_example(known) if comparable else [],
+        "differences": [gain_interval(compared[0], each).to_json() for each in compared[1:]],
+        "examples": _scores_by_example(compared) if compared else [],
         "changes": [run.facts["changes"] for run in chosen],
         "costs": [_costs(run) for run in chosen],
         "headings": ["example", *(f"#{run.name}" for run in chosen)],
@@ -312,8 +311,7 @@ def examples(run: Run, options: Options) -> View:
     """Return a page of examples, with the outputs and scores of two configurations."""
     read = run.traces.extend()
     query = query_of(run, options)
-    place = options.get("page", "1")
-    number_ = max(1, int(place)) if place.isdecimal() and len(place) < 9 else 1
+    number_ = _number(options, "page") or 1
     page = run.traces.page(query, number_, PAGE)
     names = run.configurations()
     known = run.traces.splits()
@@ -337,18 +335,20 @@ def example(run: Run, options: Options) -> View:
     Raises:
         CompoundError: it was not recorded with either of them.
     """
-    run.traces.extend()
+    read = run.traces.extend(patience=10.0)
     query, name = query_of(run, options), options.get("example", "")
-    sample = options.get("sample", "")
-    wanted = int(sample) if sample.isdecimal() and len(sample) < 9 else None
+    wanted, part = _number(options, "sample"), _number(options, "calls") or 1
     digests = [*dict.fromkeys((query.before, query.after))]  # one if nothing was changed
     traces = [run.traces.trace(query.split, digest, name, wanted) for digest in digests]
     others = traces[::-1] if len(traces) > 1 else [None]
     shown = [trace for trace in traces if trace is not None]
+    if None in traces and read < 1:
+        raise CompoundError(f"{read:.0%} of the traces are read", hint="load the page again")
     if not shown:
         raise CompoundError(f"there is no recorded run of example {name!r} ({query.split})")
     names = run.configurations()
     rewards, why = _call_rewards(run, shown, compute="rewards" in options)
+    before, after = run.traces.neighbors(query, name)
     return "example.html", {
         "query": query,
         "example": name,
@@ -361,19 +361,31 @@ def example(run: Run, options: Options) -> View:
                 "name": names.get(digest, digest[:10]),
                 "trace": trace,
                 "rewards": rewards.get(digest, {}),
-                "calls": _calls(trace, other) if trace else [],
+                "calls": _calls(trace, other, part) if trace else [],
             }
             for digest, trace, other in zip(digests, traces, others, strict=True)
         ],
         "unknown_rewards": why,
+        "previous": before,
+        "next": after,
+        "part": part,
+        "parts": max(
+            -(-(len(t["calls"]) + len(t.get("metric_calls", ()))) // CALLS) for t in shown
+        ),
     }
 
 
-def _calls(trace: RecordedTrace, other: RecordedTrace | None) -> list[dict[str, Any]]:
-    """Return the calls of a trace; those that the other side has as well are folded on the page."""
-    theirs = {call["address"]: call for call in other["calls"]} if other else {}
-    found = []
-    for call in [*trace["calls"], *trace.get("metric_calls", ())]:
+def _number(options: Options, name: str) -> int | None:
+    """Return a whole number among the options, if there is one."""
+    text = options.get(name, "")
+    return int(text) if text.isdecimal() and len(text) < 9 else None
+
+
+def _calls(trace: RecordedTrace, other: RecordedTrace | None, part: int) -> list[dict[str, Any]]:
+    """Return a page of calls; those that the other side has as well are folded on the page."""
+    mine, others = ([*t["calls"], *t.get("metric_calls", ())] if t else [] for t in (trace, other))
+    theirs, found = {call["address"]: call for call in others}, []
+    for call in mine[(part - 1) * CALLS : part * CALLS]:
         twin = theirs.get(call["address"])
         parts = ("inputs", "outputs", "failure", "exchanges")
         equal = twin is not None and all(call.get(part) == twin.get(part) for part in parts)
@@ -431,10 +443,11 @@ def training(run: Run, options: Options) -> View:
     files = ("events.jsonl", MEMORY)
     facts = run.remember("training facts", files, lambda: training_facts(run.folder.path))
     methods = [] if facts is None or "problem" in facts else facts["methods"]
-    steps = {f"{m}/{job}/{n + 1}": step for m, job, n, step in shown_steps(run.record)}
-    names = [*steps]
-    at = options["at"] if options.get("at") in steps else names[-1] if names else ""
-    place = names.index(at) if at else 0
+    recorded = shown_steps(run.record) if methods else []
+    steps = {f"{m}/{job}/{n + 1}": step for m, job, n, step in recorded}
+    names = ["", *steps, ""]
+    place = names.index(options["at"]) if options.get("at") in steps else len(steps)
+    at = names[place]
     return "training.html", {
         "facts": facts,
         "methods": [
@@ -447,13 +460,11 @@ def training(run: Run, options: Options) -> View:
             }
             for place, method in enumerate(methods)
         ],
-        "steps": names,
+        "steps": [*steps],
         "at": at,
-        "before": names[place - 1] if place else "",
-        "after": names[place + 1] if place + 1 < len(names) else "",
-        "groups": [_tokens_of(group) for group in shown_groups(steps[at])[:MOST_GROUPS]]
-        if at
-        else [],
+        "before": names[place - 1],
+        "after": names[place + 1],
+        "groups": [_tokens_of(group) for group in shown_groups(steps.get(at, {}))[:MOST_GROUPS]],
     }
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from starlette.testclient import TestClient
 
 from benchmarks.measure.studio import write_run
 from compound.api.studio.application import application, link, serve
+from compound.api.studio.traces import TraceIndex
 from compound.core.errors import CompoundError
+from compound.core.storage.records import to_line
 from compound.evaluation.feedback import read_feedback
 from compound.optimization.runs.recorder import STOP
+from compound.report import write
 from studio_runs import change, unfinished
 
 VIEWS = ("overview", "candidates", "candidate&number=2", "examples", "rewards", "training", "label")
@@ -378,3 +382,209 @@ def test_a_changed_run_is_announced(folder: Path) -> None:
     (folder / "one" / STOP).touch()
     assert _state_of(run) != before
     runs.close()
+
+
+def rewritten(run: Path, name: str, edit: Any) -> None:
+    """Let a function change the records of a file of a run, as somebody who computes its checksums would."""
+    lines, checksum = [], ""
+    for text in (run / name).read_text().splitlines():
+        record = json.loads(text)
+        record.pop("checksum")
+        line, checksum = to_line(edit(record), checksum)
+        lines.append(line)
+    (run / name).write_bytes(b"".join(lines))
+    stored = json.loads((run / "checkpoint.json").read_text())
+    stored.pop("checksum")
+    stored |= {"lengths": dict.fromkeys(stored["lengths"], 0), "checksums": {}}
+    (run / "checkpoint.json").write_text(json.dumps(stored))
+
+
+class TestLargeExamples:
+    def test_thousands_of_calls_come_in_pages(self, client: TestClient, folder: Path) -> None:
+        """Regression test: the page of an example with 5,000 calls had 27 MB."""
+
+        def edit(trace: dict[str, Any]) -> dict[str, Any]:
+            if trace["example"] == "e7":
+                call = {**trace["calls"][0], "parents": []}
+                trace["calls"] = [{**call, "address": f"tool/{n}"} for n in range(1020)]
+            return trace
+
+        rewritten(folder / "one", "traces.jsonl", edit)
+        page = client.get("/run/one?view=example&example=e7").text
+        assert len(page) < 500_000
+        assert "page 1 of 21" in page
+        assert page.count("<strong>tool/") == 2 * 50
+        last = client.get("/run/one?view=example&example=e7&calls=21").text
+        assert last.count("<strong>tool/") == 2 * 20
+        assert ">later<" not in last
+        for number in ("0", "99", "x", "9" * 5000):
+            assert client.get(f"/run/one?view=example&example=e7&calls={number}").status_code == 200
+
+    def test_texts_of_megabytes_are_cut_and_their_length_is_told(
+        self, client: TestClient, folder: Path
+    ) -> None:
+        def edit(trace: dict[str, Any]) -> dict[str, Any]:
+            if trace["example"] == "e7":
+                trace["calls"][0]["exchanges"][0]["messages"][0]["content"] = "<b>" * 10**6
+                trace["outputs"] = {"answer": trace["configuration"] * 10**5}
+            return trace
+
+        rewritten(folder / "one", "traces.jsonl", edit)
+        for view in ("example&example=e7", "label&split=test", "examples"):
+            assert len(client.get(f"/run/one?view={view}").text) < 5e6
+        assert "(3,000,000 characters)" in client.get("/run/one?view=example&example=e7").text
+
+    def test_the_next_example_is_that_of_the_list(self, client: TestClient) -> None:
+        listed = "/run/one?view=examples&split=test&show=worse&sort=example"
+        names = re.findall(r"example=(e\d+)", client.get(listed).text)
+        page = client.get(
+            listed.replace("view=examples", "view=example") + f"&example={names[1]}"
+        ).text
+        links = dict(re.findall(r'<a rel="(prev|next)" href="[^"]*example=(e\d+)"', page))
+        assert links == {"prev": names[0], "next": names[2]}
+
+
+def test_an_example_is_not_said_to_be_missing_while_traces_are_read(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression test: a page of a large run said that the example was not run with the result."""
+    monkeypatch.setattr(TraceIndex.extend, "__defaults__", (0.0,))
+    page = client.get("/run/one?view=example&example=e59").text
+    assert "not run with this configuration" not in page
+    assert page.count("<section aria-label=") == 2
+
+
+class TestUnchangedResult:
+    """Regression test: every example was shown twice, with the names "initial" and "initial"."""
+
+    def test_examples_are_shown_once(self, client: TestClient, folder: Path) -> None:
+        start = re.search(r"before=(\w{64})", client.get("/run/one?view=examples").text)
+        assert start is not None
+        same = f"before={start[1]}&after={start[1]}&split=test"
+        table = client.get(f"/run/one?view=examples&{same}").text
+        assert "output before" not in table
+        assert "which is also the result" in table
+        page = client.get(f"/run/one?view=example&example=e7&{same}").text
+        assert page.count("<section aria-label=") == 1
+        assert "same on both sides" not in page
+
+
+class TestFronts:
+    def test_the_front_is_that_of_the_chosen_cost(self, client: TestClient, folder: Path) -> None:
+        """Regression test: it was that of tokens, drawn over seconds."""
+        numbers = iter(range(100))
+
+        def edit(row: dict[str, Any]) -> dict[str, Any]:
+            n = next(numbers)  # more tokens and fewer seconds with every gain
+            return {**row, "gain": n / 10, "prompt_tokens": 100.0 + n, "seconds": 9.0 - n}
+
+        rewritten(folder / "one", "candidates.jsonl", edit)
+        told = ", not beaten in gain and cost"
+        assert client.get("/run/one?view=candidates&cost=tokens").text.count(told) == 9
+        assert client.get("/run/one?view=candidates&cost=seconds").text.count(told) == 1
+
+
+ANSWER = {"tokens": [" Par", "is", "<b>"], "reward": 1.0, "length": 3, "advantage": 0.5}
+
+
+class TestTraining:
+    def steps(self, folder: Path, *excerpts: object) -> None:
+        about = {"kind": "training", "seed": 1, "recipe": "PPO", "reward": 0.5, "components": {}}
+        rows = [{**about, "step": n, "excerpts": each} for n, each in enumerate(excerpts)]
+        (folder / "one" / "memory.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+
+    def test_tokens_have_the_sign_and_the_size_of_their_advantage(
+        self, client: TestClient, folder: Path
+    ) -> None:
+        one = {**ANSWER, "advantages": [2.0, 0.0, -0.5], "ratios": [1.3, 1.0, 0.9], "clipped": [0]}
+        other = {**ANSWER, "advantage": -1.0, "reward": 0.0, "left_out": True}
+        groups = [{"component": "x", "example": "e1", "prompt": "P", "answers": [one, other]}]
+        self.steps(folder, [], groups, groups)
+        page = client.get("/run/one?view=training&at=search/1/2").text
+        assert '<span class="up" style="--size:4" title="advantage +2.000, clipped, ratio 1.3"> Par</span>' in page  # fmt: skip
+        assert '<span title="advantage 0.000, ratio 1">is</span>' in page
+        assert '<span class="down" style="--size:1" title="advantage −0.500, ratio 0.9">&lt;b&gt;</span>' in page  # fmt: skip
+        assert page.count('class="down" style="--size:2" title="advantage −1.000"') == 3
+        for text in ("1 clipped", "left out of the loss", "0.90 to 1.30"):
+            assert text in page
+        assert "search, job 1, step 1" not in page  # it has no answers
+        assert 'selected>search, job 1, step 3' in client.get("/run/one?view=training").text  # fmt: skip
+
+    def test_answers_of_earlier_versions_are_shown(self, client: TestClient, folder: Path) -> None:
+        self.steps(folder, [])
+        path = folder / "one" / "memory.jsonl"
+        old = {"x": [{"example": "e1", "reward": 1.0, "text": "an earlier answer"}]}
+        record = json.loads(path.read_text())
+        record.pop("excerpts")
+        path.write_text(json.dumps({**record, "answers": old}) + "\n")
+        assert "an earlier answer" in client.get("/run/one?view=training").text
+
+    @pytest.mark.parametrize(
+        "excerpts",
+        [
+            5,
+            [5],
+            {"a": 1},
+            [{"component": "x"}],
+            [{"component": "x", "example": "e", "answers": []}],
+            [{"component": "x", "example": "e", "answers": [{**ANSWER, "tokens": "text"}]}],
+            [{"component": "x", "example": "e", "answers": [{**ANSWER, "reward": float("nan")}]}],
+            [{"component": "x", "example": "e", "answers": [{**ANSWER, "advantages": [{}]}]}],
+        ],
+    )
+    def test_malformed_answers_are_told_and_the_report_is_still_written(
+        self, client: TestClient, folder: Path, excerpts: object
+    ) -> None:
+        self.steps(folder, excerpts)
+        answer = client.get("/run/one?view=training")
+        assert answer.status_code == 200
+        assert "damaged or inconsistent" in answer.text
+        assert "pydantic" not in answer.text
+        assert client.get("/run/one").status_code == 200
+        write(folder / "one")
+
+    def test_lengths_that_differ_and_enormous_groups_are_shown_in_part(
+        self, client: TestClient, folder: Path
+    ) -> None:
+        short = {**ANSWER, "advantages": [1.0], "ratios": [2.0] * 9, "clipped": [-1, 99]}
+        group = {"component": "\u202ex", "example": "<e>", "answers": [short] * 500}
+        self.steps(folder, [group] * 50)
+        page = client.get("/run/one?view=training").text
+        assert "\u202e" not in page
+        assert len(page) < 10**6
+
+    def test_a_line_that_is_being_written_is_left_out_and_damage_is_told(
+        self, client: TestClient, folder: Path
+    ) -> None:
+        self.steps(folder, [{"component": "x", "example": "e", "answers": [ANSWER]}])
+        path = folder / "one" / "memory.jsonl"
+        path.write_text(path.read_text() + '{"kind": "train')
+        assert "Par" in client.get("/run/one?view=training").text
+        path.write_text(path.read_text() + "ing}\n")
+        assert "memory.jsonl:2" in client.get("/run/one?view=training").text
+        path.unlink()
+        assert client.get("/run/one?view=training").status_code == 200
+
+
+class TestSeveralPeople:
+    def test_labels_at_the_same_time_are_all_stored(self, client: TestClient, folder: Path) -> None:
+        """Regression test: both requests opened the folder, and one was told to use another studio."""
+        body = {**(pair(client) or {}), "choice": "left"}
+        with ThreadPoolExecutor(8) as pool:
+            answers = [pool.submit(client.post, "/label/one", json=body) for _ in range(16)]
+        assert {each.result().status_code for each in answers} == {200}
+        log = read_feedback(folder / "one" / "labels")
+        assert (len(log.runs), len(log.preferences)) == (2, 1)
+        lines = (folder / "one" / "labels" / "feedback.jsonl").read_text().splitlines()
+        assert len(lines) == 16
+
+    def test_outputs_that_differ_at_their_ends_are_offered(
+        self, client: TestClient, folder: Path
+    ) -> None:
+        """Regression test: the first 300 characters of outputs were compared."""
+
+        def edit(trace: dict[str, Any]) -> dict[str, Any]:
+            return {**trace, "outputs": {"answer": "word " * 200 + trace["configuration"]}}
+
+        rewritten(folder / "one", "traces.jsonl", edit)
+        assert "0 of 60 pairs" in client.get("/run/one?view=label&split=test").text
