@@ -6,6 +6,7 @@ it nothing here is collected.
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Iterator
@@ -37,9 +38,27 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with two runs."""
+    """A folder with two runs, of which one trained weights."""
     for name in ("one", "two"):
         write_run(tmp_path / name, examples=60, candidates=8)
+    numbers = {"samples": 8, "tokens": 16, "length": 2.0, "reward": 0.5, "entropy": 1.0}
+    answers = [
+        {
+            "tokens": [" Par", "is", "\u05d0\u05d1", "<b>"] * 30,
+            "reward": reward,
+            "length": 120,
+            "advantage": reward - 0.5,
+            "advantages": [(place % 9 - 4) / 4 for place in range(120)],
+            "ratios": [1.1] * 120,
+            "clipped": [0],
+            "prompt": "Another prompt.",
+        }
+        for reward in (1.0, 0.0)
+    ]
+    group = {"component": "namer", "example": "e1", "prompt": "Name it.", "answers": answers}
+    about = {"kind": "training", "seed": 1, "recipe": "PPO", "reward": 0.5, "excerpts": [group]}
+    rows = [{**about, "step": step, "components": {"namer": numbers}} for step in range(3)]
+    (tmp_path / "one" / "memory.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return tmp_path
 
 

@@ -22,6 +22,7 @@ PAGES = {
     "candidate": "/run/one?view=candidate&number=2",
     "examples": "/run/one?view=examples",
     "example": "/run/one?view=example&example=e7",
+    "training": "/run/one?view=training",
     "label": "/run/one?view=label&split=test",
     "error": "/run/absent",
 }
@@ -91,6 +92,53 @@ def test_every_page_is_reached_by_the_keyboard(page: Any, studio: str) -> None:
         with page.expect_navigation():
             page.keyboard.press("Enter")
     assert "view=example&" in page.url
+
+
+def test_arrows_lead_to_the_next_example_and_training_step(page: Any, studio: str) -> None:
+    page.goto(f"{studio}/run/one?view=example&example=e7&sort=example&split=test")
+    first = page.locator("h1").text_content()
+    with page.expect_navigation():
+        page.keyboard.press("ArrowRight")
+    assert page.locator("h1").text_content() != first
+    with page.expect_navigation():
+        page.keyboard.press("ArrowLeft")
+    assert page.locator("h1").text_content() == first
+    page.goto(studio + PAGES["training"])
+    with page.expect_navigation():
+        page.keyboard.press("ArrowLeft")
+    assert page.locator("option[selected]").text_content() == "search, job 1, step 2"
+
+
+def test_tokens_differ_without_colour(page: Any, studio: str) -> None:
+    page.goto(studio + PAGES["training"])
+    read = """kind => {
+        const style = getComputedStyle(document.querySelector(`td .tokens .${kind}`));
+        return [style.textDecorationLine, style.textDecorationStyle];
+    }"""
+    looks = [page.evaluate(read, kind) for kind in ("up", "down")]
+    assert looks == [["underline", "solid"], ["underline", "dotted"]]
+    thick = """[...document.querySelectorAll('td .tokens .up')].map(
+        each => [each.style.getPropertyValue('--size'), getComputedStyle(each).textDecorationThickness])"""
+    sizes = {size: float(wide.removesuffix("px")) for size, wide in page.evaluate(thick)}
+    assert sizes["4"] > sizes["3"] > sizes["2"] > sizes["1"]
+
+
+def test_a_page_that_loads_itself_again_keeps_open_parts_and_choices(
+    page: Any, studio: str, folder: Path
+) -> None:
+    """Regression test: a prompt that was being read closed at every step."""
+    unfinished(folder / "one", os.getpid())
+    page.goto(studio + PAGES["training"])
+    page.get_by_text("Prompt", exact=True).click()
+    page.locator("select").focus()
+    events = folder / "one" / "events.jsonl"
+    before = page.locator("h1").element_handle()
+    events.write_text(events.read_text())  # as new
+    page.wait_for_timeout(2500)
+    assert before.evaluate("each => each.isConnected")
+    page.locator("select").blur()
+    page.wait_for_function("each => !each.isConnected", arg=before)
+    assert page.locator("details").first.get_attribute("open") is not None
 
 
 def test_runs_are_ticked_and_compared(page: Any, studio: str) -> None:
