@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, cast
 
 from pydantic import (
     AfterValidator,
@@ -450,43 +450,37 @@ class TraceDocument(TypedDict):
     metric_calls: NotRequired[list[CallDocument]]
 
 
+# fields that are stored as they are
+_CALL_FIELDS = ("address", "node", "component", "invocation", "sample", "reused", "counted")
+_TRACE_FIELDS = ("example", "system", "configuration", "seed", "sample", "score", "feedback")
+
+
 def to_json(trace: Trace) -> TraceDocument:
     """Return a trace as JSON types, without registered keys; unsupported objects become text."""
-    document: TraceDocument = {
-        "example": trace.example,
-        "system": trace.system,
-        "configuration": trace.configuration,
-        "seed": trace.seed,
-        "sample": trace.sample,
+    document: Any = {
+        **{name: getattr(trace, name) for name in _TRACE_FIELDS},
         "inputs": to_readable_values(trace.inputs),
         "outputs": to_readable_values(trace.outputs),
         "failure": trace.failure.row if trace.failure else None,
-        "score": trace.score,
-        "feedback": trace.feedback,
         "parts": dict(trace.parts),
         "ends": list(trace.ends) if trace.ends is not None else None,
         "calls": [call_to_json(call) for call in trace.calls],
     }
     if trace.metric_calls:
         document["metric_calls"] = [call_to_json(call) for call in trace.metric_calls]
-    return redact_values(document)
+    return cast("TraceDocument", redact_values(document))
 
 
 def call_to_json(call: Call) -> CallDocument:
     """Return a call as JSON types."""
-    return {
-        "address": call.address,
-        "node": call.node,
-        "component": call.component,
-        "invocation": call.invocation,
+    document: Any = {
+        **{name: getattr(call, name) for name in _CALL_FIELDS},
         "parents": list(call.parents),
         "inputs": to_readable_values(call.inputs),
         "outputs": to_readable_values(call.outputs),
-        "sample": call.sample,
-        "reused": call.reused,
-        "counted": call.counted,
         **outcome_to_json(call),
     }
+    return cast("CallDocument", document)
 
 
 def outcome_to_json(made: Call | CallResult) -> OutcomeDocument:
@@ -522,20 +516,11 @@ def from_json(document: Mapping[str, object]) -> Trace:
     Raises:
         Damaged: it has another form.
     """
-    data = validated(_TRACE, document, "a trace")
+    data: Any = validated(_TRACE, document, "a trace")
     ends = data.get("ends")
     return Trace(
-        example=data["example"],
-        system=data["system"],
-        configuration=data["configuration"],
-        seed=data["seed"],
-        sample=data["sample"],
-        inputs=data["inputs"],
-        outputs=data["outputs"],
+        **{name: data[name] for name in (*_TRACE_FIELDS, "inputs", "outputs", "parts")},
         failure=Failure(*data["failure"]) if data["failure"] else None,
-        score=data["score"],
-        feedback=data["feedback"],
-        parts=data["parts"],
         ends=tuple(ends) if ends is not None else None,
         calls=tuple(call_from_json(call) for call in data["calls"]),
         metric_calls=tuple(call_from_json(call) for call in data.get("metric_calls", ())),
@@ -544,16 +529,6 @@ def from_json(document: Mapping[str, object]) -> Trace:
 
 def call_from_json(data: CallDocument) -> Call:
     """Parse the output of `call_to_json`."""
-    return Call(
-        address=data["address"],
-        node=data["node"],
-        component=data["component"],
-        invocation=data["invocation"],
-        parents=tuple(data["parents"]),
-        inputs=data["inputs"],
-        outputs=data["outputs"],
-        sample=data["sample"],
-        reused=data["reused"],
-        counted=data["counted"],
-        **read_outcome(data),
-    )
+    stored: Any = data
+    plain = {name: stored[name] for name in (*_CALL_FIELDS, "inputs", "outputs")}
+    return Call(parents=tuple(data["parents"]), **plain, **read_outcome(data))
