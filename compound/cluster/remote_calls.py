@@ -223,11 +223,9 @@ class WorkerCaller(Caller):
 
     def for_job(self, link: ExampleLink, meter: Meter) -> Self:
         """Return a caller of a job, which shares engines and connections."""
-        other = self.with_meter(meter)
-        other._link = link
-        other._sender = self._own_sender.for_job(link)
-        other.caches, other.shares = link.start.caches, link.start.shares
-        return other
+        sender, start = self._own_sender.for_job(link), link.start
+        shared = {"caches": start.caches, "shares": start.shares}
+        return self.replace(meter=meter, _link=link, _sender=sender, **shared)
 
     async def _call(self, pending: PendingCall) -> CallResult:
         component, link, key = pending.component, self._link, self.key(pending)
@@ -263,8 +261,7 @@ class WorkerCaller(Caller):
         self, pending: PendingCall, claim: CallClaim, types: Types
     ) -> CallResult | Document:
         """Execute a call and report it, or return the driver's result, unless it was asked before."""
-        caller = copy.copy(self)
-        caller._sender = self._own_sender.for_job(self._link, claim)
+        caller = self.replace(_sender=self._own_sender.for_job(self._link, claim))
         try:
             try:
                 result = await caller.execute(pending, claim.message.key)

@@ -236,16 +236,10 @@ class Caller:
         self._native_tools: dict[str, bool] = {}
         self.sessions = Sessions()
 
-    def with_meter(self, meter: Meter) -> Self:
-        """Return a caller that shares everything except the budget."""
+    def replace(self, **attributes: object) -> Self:
+        """Return a caller that shares everything except some attributes."""
         other = copy.copy(self)
-        other.meter = meter
-        return other
-
-    def with_tokens(self, tokens_of: TokensOf) -> Self:
-        """Return a caller that shares everything, but asks a function for the tokens of answers."""
-        other = copy.copy(self)
-        other.tokens_of = tokens_of
+        other.__dict__.update(attributes)
         return other
 
     def batch(self) -> AbstractContextManager[None]:

@@ -85,7 +85,7 @@ class Executor:
 
     def with_meter(self, meter: Meter) -> Self:
         """Return an executor that shares cache and engines but charges another budget."""
-        return self.with_caller(self._caller.with_meter(meter), meter)
+        return self.with_caller(self._caller.replace(meter=meter), meter)
 
     def with_tokens(self, tokens_of: TokensOf) -> Self:
         """Return an executor that shares everything, but asks a function for the tokens of answers.
@@ -94,7 +94,7 @@ class Executor:
             tokens_of: takes a request that wants tokens and its answer; returns the record of its
                 tokens.
         """
-        return self.with_caller(self._caller.with_tokens(tokens_of), self.meter)
+        return self.with_caller(self._caller.replace(tokens_of=tokens_of), self.meter)
 
     def with_caller(self, caller: Caller, meter: Meter) -> Self:
         """Return an executor that shares everything but makes its calls by another caller and its budget."""
