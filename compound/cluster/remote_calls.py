@@ -166,9 +166,7 @@ class RemoteGate:
         value = await self.link.questions.ask(
             messages.Rejected(**self.link.next(), turn=held, retry_after=retry_after)
         )
-        return Refusal(
-            cast("float", value["ahead"]), bool(value["first"]), cast("int", value["in_flight"])
-        )
+        return Refusal(**cast("Any", value))
 
 
 class RemoteMeter(Meter):

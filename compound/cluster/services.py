@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -203,9 +203,7 @@ class ExampleServices:
             self._answer(message.id, {"admitted": False})
 
     async def _reject(self, message: messages.Rejected, throttle: Throttle, turn: Turn) -> None:
-        found = await throttle.refuse(turn, message.retry_after)
-        value: Document = {"ahead": found.ahead, "first": found.first, "in_flight": found.in_flight}
-        self._answer(message.id, value)
+        self._answer(message.id, asdict(await throttle.refuse(turn, message.retry_after)))
 
     async def _reserve(self, message: messages.Reserve, opened: _Open) -> None:
         opened.worst = message.worst
