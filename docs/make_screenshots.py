@@ -1,8 +1,11 @@
-"""Take pictures of the studio for its page, of the runs in a folder, in light and dark.
+"""Take pictures of the studio and of the report, of the runs in a folder, in light and dark.
 
     python docs/make_screenshots.py runs --run atlas --example name-city-turkey
+    python docs/make_screenshots.py runs --run tickets
 
-Needs the extra ``browser``. The pictures are reduced to few colours, and written to docs/images.
+The first command takes those of the page of the studio, the second one, without an example, those
+of the README: parts of two pages, narrow enough to be read on a phone. Needs the extra ``browser``.
+The pictures are reduced to few colours, and written to docs/images.
 """
 
 from __future__ import annotations
@@ -12,12 +15,16 @@ import io
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 
 IMAGES = Path(__file__).parent / "images"
 SIZE = {"width": 1280, "height": 800}
+NARROW, TALL, SHARP = 560, 372, 2  # pixels of the parts, and device pixels of one of them
 COLORS = 96
+# Scrolls a table to its column of gold answers, beside the outputs.
+FROM_GOLD = "e => { e.parentElement.scrollLeft = e.querySelectorAll('th')[2]?.offsetLeft ?? 0 }"
 
 
 def main() -> None:
@@ -25,7 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--run", required=True, help="name of the run to show")
-    parser.add_argument("--example", required=True, help="id of the example to show")
+    parser.add_argument("--example", help="id of the example to show")
     parser.add_argument("--chromium", default="/usr/bin/chromium")
     options = parser.parse_args()
     command = [sys.executable, "-m", "compound", "ui", str(options.folder), "--port", "0"]
@@ -34,7 +41,14 @@ def main() -> None:
             assert process.stdout is not None
             found = re.search(r"http://\S+", process.stdout.readline())
             assert found is not None
-            take(found[0], options.run, options.example, options.chromium)
+            if options.example:
+                take(found[0], options.run, options.example, options.chromium)
+            else:
+                report = (options.folder / options.run / "report.html").resolve().as_uri()
+                studio = f"{found[0]}/run/{quote(options.run)}?view=examples&sort=gain"
+                take_parts(
+                    {"studio": (studio, "table"), "report": (report, "h1")}, options.chromium
+                )
         finally:
             process.terminate()
 
@@ -61,6 +75,30 @@ def take(address: str, run: str, example: str, chromium: str) -> None:
                 page.goto(address + path)
                 page.wait_for_selector("main:not([data-refresh])")
                 write(IMAGES / f"studio_{name}_{scheme}.png", page.screenshot())
+        browser.close()
+
+
+def take_parts(parts: Mapping[str, tuple[str, str]], chromium: str) -> None:
+    """Write a picture of each page (address, selector) from the first element of a selector on."""
+    from playwright.sync_api import sync_playwright
+
+    size = {"width": NARROW, "height": 3 * TALL}
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for scheme in ("light", "dark"):
+            context = browser.new_context(
+                viewport=size, color_scheme=scheme, device_scale_factor=SHARP
+            )
+            page = context.new_page()
+            for name, (address, selector) in parts.items():
+                page.goto(address)
+                page.wait_for_selector("main:not([data-refresh])")
+                part = page.locator(selector).first
+                part.evaluate(FROM_GOLD)
+                box = part.bounding_box()
+                assert box is not None
+                clip = {"x": 0, "y": box["y"], "width": NARROW, "height": TALL}
+                write(IMAGES / f"readme_{name}_{scheme}.png", page.screenshot(clip=clip))
         browser.close()
 
 

@@ -182,13 +182,14 @@ def _has_public(name: str) -> bool:
 
 
 def _example_page(path: Path) -> str:
-    """Return the page of an example: its docstring as the introduction, then its code."""
+    """Return the page of an example: what it prints, its docstring, then its code."""
     source = path.read_text(encoding="utf-8")
     docstring = ast.get_docstring(ast.parse(source)) or path.stem
     title, _, about = docstring.partition("\n\n")
     about, code = about.partition("\nRun:")[0], source.split('"""\n', 1)[-1].lstrip()
-    command = f"```sh\npython docs/examples/{path.name}\n```"
-    return f'# {title.rstrip(".")}\n\n{about}\n\n{command}\n\n```python title="{path.name}"\n{code}```\n'
+    printed = (path.parent / "expected" / f"{path.stem}.txt").read_text(encoding="utf-8")
+    result = f"```text\n$ python docs/examples/{path.name}\n{printed}```"
+    return f'# {title.rstrip(".")}\n\n{result}\n\n{about}\n\n```python title="{path.name}"\n{code}```\n'
 
 
 if __name__ == "__main__":

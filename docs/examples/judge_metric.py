@@ -22,34 +22,29 @@ from typing import Literal
 import compound as cp
 
 LABELLED = {
-    "Great food and friendly staff.": "positive",
-    "I loved every minute of it.": "positive",
-    "The best coffee in town.": "positive",
-    "A wonderful and cosy place.": "positive",
-    "Perfect service, I will come back.": "positive",
-    "Delicious cakes and a lovely garden.": "positive",
-    "What a charming little cafe.": "positive",
-    "The owner was kind and helpful.": "positive",
-    "The soup was cold and the waiter was rude.": "negative",
-    "I hated the noise.": "negative",
-    "The worst coffee in town.": "negative",
-    "A dirty and sad place.": "negative",
-    "Terrible service, never again.": "negative",
-    "The cake was stale and dry.": "negative",
-    "We waited an hour for nothing.": "negative",
-    "Overpriced and disappointing.": "negative",
+    "Great food and friendly staff.": "happy",
+    "I loved every minute of it.": "happy",
+    "The best coffee in town.": "happy",
+    "A wonderful and cosy place.": "happy",
+    "Perfect service, I will come back.": "happy",
+    "Delicious cakes and a lovely garden.": "happy",
+    "What a charming little cafe.": "happy",
+    "The owner was kind and helpful.": "happy",
+    "The soup was cold and the waiter was rude.": "unhappy",
+    "I hated the noise.": "unhappy",
+    "The worst coffee in town.": "unhappy",
+    "A dirty and sad place.": "unhappy",
+    "Terrible service, never again.": "unhappy",
+    "The cake was stale and dry.": "unhappy",
+    "We waited an hour for nothing.": "unhappy",
+    "Overpriced and disappointing.": "unhappy",
 }
-QUESTIONS = (
-    "Is this review positive or negative?",
-    "Does the guest like the place? Answer yes or no.",
-)
+QUESTIONS = ("How does the guest feel?", "Give the mood of the review.")
 
 
 def make_judge(question: str) -> cp.System:
     """Return a judge: a system of one call."""
-    verdict = cp.LLM(
-        "verdict", prompt=question, output=Literal["positive", "negative"], max_tokens=4
-    )
+    verdict = cp.LLM("verdict", prompt=question, output=Literal["happy", "unhappy"], max_tokens=8)
     return cp.System(
         "judge", outputs={"verdict": verdict(text=cp.Input("text", str))}, lm="smollm2"
     )
@@ -99,7 +94,7 @@ def main(folder: Path) -> cp.Result:
     async def judged(outputs: Mapping[str, object], example: cp.Example) -> cp.Score:
         trace = await executor.run(judge, {"text": outputs["text"]})
         verdict = trace.check().outputs["verdict"]
-        return cp.Score(float(verdict == "positive"), feedback=f"the judge says {verdict}")
+        return cp.Score(float(verdict == "happy"), feedback=f"the judge says {verdict}")
 
     things = "coffee cake garden music soup tea breakfast bread room pie lunch dinner juice salad"
     examples = [{"id": thing, "thing": thing} for thing in things.split()]

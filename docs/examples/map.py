@@ -1,7 +1,7 @@
 """Run a model for each item of a list, and aggregate its answers.
 
 The embedded model labels each review of a cafe in a call of its own. A function then recommends the
-cafe if a large enough share of the labels is positive. The question to the model and the share are
+cafe if a large enough share of the guests is happy. The question to the model and the share are
 tuned together.
 
 Needs ``pip install -e ".[local]"`` and ``compound models get smollm2``.
@@ -46,18 +46,18 @@ NEGATIVE = (
     "The staff ignored us.",
     "Boring, loud and far too expensive.",
 )
-QUESTIONS = ("Is this review positive?", "Does the guest like the place? Answer yes or no.")
+QUESTIONS = ("How does the guest feel?", "Give the mood of the review.")
 
 
 def recommend(labels: list[str], share: float) -> bool:
-    """Return whether at least a share of the labels is positive."""
-    return labels.count("positive") >= share * len(labels)
+    """Return whether at least a share of the guests is happy."""
+    return labels.count("happy") >= share * len(labels)
 
 
 def declare() -> cp.System:
     """Declare the body, the map of the body over the reviews, and the aggregation."""
     question = cp.Selector("question", *QUESTIONS)
-    labeller = cp.LLM("labeller", output=Literal["positive", "negative"], max_tokens=4)
+    labeller = cp.LLM("labeller", output=Literal["happy", "unhappy"], max_tokens=8)
     review = cp.Input("review", str)
     body = cp.System("label", outputs={"label": labeller(review=review, prompt=question())})
     mapped = cp.Map("labels", body, over="review")
@@ -95,7 +95,7 @@ def main(folder: Path) -> cp.Result:
     assert after is not None
     print(f"accuracy on {len(after.rows)} test cafes: {before.mean:.2f} -> {after.mean:.2f}")
     print(f"question: {result.best['question.choice']}")
-    print(f"share of positive reviews: {result.best['recommender.share']}")
+    print(f"share of happy guests: {result.best['recommender.share']}")
     return result
 
 

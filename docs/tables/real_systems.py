@@ -12,7 +12,8 @@ from tables.data import markdown, results, spread
 
 SYSTEMS = ("relay", "atlas", "pubmedqa")
 FEW, MORE = "120", "240"  # system runs
-SEARCH, LOCAL, WARM = "search", "optimas", "optimas, warm"
+SIMULATED = "200"
+RANDOM, SEARCH, LOCAL, WARM = "random", "search", "optimas", "optimas, warm"
 TIE = 1e-9  # differences of test scores that are due to rounding
 
 
@@ -84,27 +85,29 @@ def real_differences() -> str:
 
 
 def measured() -> str:
-    """Test scores of two methods, next to the controls."""
+    """Test scores of methods next to the controls; for simulated systems, shares of the optimum."""
+    methods = (RANDOM, SEARCH, LOCAL)
     rows = []
     for name in SYSTEMS:
         found = results(f"searches/{name}")
-        runs = [_runs(name, method, MORE) for method in (SEARCH, LOCAL)]
-        seeds = sorted(set.intersection(*map(set, runs)))
-        scores = (fmean(each[seed] for seed in seeds) for each in runs)
-        start, controls = fmean(found["start"]), found["controls"].values()
-        rows.append(
-            [name, str(len(seeds)), *(f"{score:.3f}" for score in (start, *scores, *controls))]
-        )
-    headings = [
-        "system",
-        "seeds",
-        "initial",
-        "`search`",
-        "`optimas`",
-        "best constant answer",
-        "direct call",
-    ]
-    return markdown(headings, rows)
+        runs = {method: _runs(name, method, MORE) for method in methods}
+        seeds = sorted(set.intersection(*map(set, filter(None, runs.values()))))
+        scores = (fmean(each[s] for s in seeds) if each else None for each in runs.values())
+        rows.append([name, len(seeds), fmean(found["start"]), *scores, *found["controls"].values()])
+    simulated = results("relay_searches")
+    for name, start in simulated["start"].items():
+        cells = [simulated["methods"][method][name][SIMULATED] for method in methods]
+        means = (cell["mean"] for cell in cells)
+        rows.append([f"simulated: {name}", cells[0]["n"], start, *means, None, None])
+    headings = ["system", "seeds", "initial", *(f"`{method}`" for method in methods)]
+    return markdown(
+        [*headings, "best constant answer", "direct call"],
+        [[name, str(seeds), *map(_score, scores)] for name, seeds, *scores in rows],
+    )
+
+
+def _score(score: float | None) -> str:
+    return "–" if score is None else f"{score:.3f}"
 
 
 TABLES = (measured, real_system, real_differences)

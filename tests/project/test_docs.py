@@ -62,6 +62,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).mkdir()
         for split in ("train", "dev", "test"):
             (tmp_path / name / f"{split}.jsonl").write_text("\n".join(rows))
+    shutil.copy(ROOT / "docs" / "examples" / "shop" / "questions.jsonl", tmp_path)
     (tmp_path / "reviews").mkdir()
     reviews = [
         json.dumps({"text": f"{i} stars", "label": ("negative", "positive")[i > 2]})
@@ -123,7 +124,7 @@ def test_code_runs(page: Path, text: str, folder: Path, monkeypatch: pytest.Monk
         "executor": executor,
         "trace": asyncio.run(executor.run(system, {"question": "Which river is 3?"})),
     }
-    for name, values in [("demo", system.configuration), ("qa", {"searcher.k": 5})]:
+    for name, values in [("demo", system.configuration), ("qa", {"searcher.k": 1})]:
         (folder / "runs" / name).mkdir(parents=True)
         cp.Configuration(values).save(folder / "runs" / name / "best.json")
     shutil.copytree(ROOT / "docs" / "notebooks" / "tiny_run", folder / "runs" / "tiny")
@@ -225,7 +226,7 @@ def test_commands_exist(page: Path, text: str) -> None:
             known = {option for p in command.params for option in p.opts} | {"--help"}
             assert {word for word in words if word.startswith("--")} <= known
         else:
-            assert words[0] in ("pip", "python") or words[:2] == ["ray", "start"]
+            assert words[0] in ("curl", "git", "pip", "python") or words[:2] == ["ray", "start"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
