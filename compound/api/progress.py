@@ -203,27 +203,20 @@ class Course:
 
 @contextmanager
 def progress_display(
-    limits: Mapping[str, Any],
-    baselines: Sequence[str] = (),
-    *,
-    quiet: bool = False,
-    plain: bool | None = None,
+    limits: Mapping[str, Any], baselines: Sequence[str] = (), *, quiet: bool = False
 ) -> Iterator[Listener]:
     """Yield a listener that displays events within the context."""
     course = Course(limits, baselines)
-    if plain is None:
-        plain = not sys.stderr.isatty() or os.environ.get("TERM") in ("dumb", "unknown")
-        if not quiet and notebook.in_notebook():
-            with _in_notebook(course) as listener:
-                yield listener
-            return
     if quiet:
         yield lambda event: None
-    elif plain:
-        yield Lines(course).listen
-    else:
+    elif notebook.in_notebook():
+        with _in_notebook(course) as listener:
+            yield listener
+    elif sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):
         with _live(course) as listener:
             yield listener
+    else:
+        yield Lines(course).listen
 
 
 class Lines:
@@ -245,7 +238,7 @@ class Lines:
         elif event["event"] != "phase" and now >= self._next:
             self._next = now + max(PAUSE, GROWTH * (now - self._began))
             text = " · ".join(filter(None, [course.position, course.summary, course.note]))
-            self._print(f"  {text or course.spending}")
+            self._print(f"  {course.spending if text in ('', '0%') else text}")
 
     def _print(self, *lines: str) -> None:
         for line in lines:

@@ -15,16 +15,6 @@ from compound.core.errors import explain_missing
 from compound.core.formatting import width_of
 from compound.core.security.sanitize import sanitize_for_terminal
 
-COLUMNS = {
-    "run": "name",
-    "state": "state",
-    "score": "([before, after] if gain else [before]) | reject('none') | map('number') | join(' → ') "
-    "~ ('*' if split == 'valid' and before is number else '') if state != 'damaged' else ''",
-    "gain": "gain | gain if gain else ''",
-    "method": "method or ''",
-    "cost": "cost | money(unpriced) | replace(' cost', '') if cost is number else ''",
-    "date": "date or ''",
-}
 RECENT = 3e7  # seconds in which a date needs no year
 
 runs = typer.Typer(
@@ -42,8 +32,7 @@ Run = Annotated[Path, typer.Argument(help="Run directory.", show_default=False)]
 def list_(folder: Folder = Path("runs"), as_json: AsJson = False) -> None:
     """List runs with their results."""
     from compound.api.studio.runs import list_runs
-    from compound.report.rendering import aligned, tabulate
-    from compound.report.text import wrapped
+    from compound.report.rendering import render_text
 
     rows = list_runs(folder)
     if as_json:
@@ -55,18 +44,11 @@ def list_(folder: Folder = Path("runs"), as_json: AsJson = False) -> None:
     for row in rows:
         name = sanitize_for_terminal(os.path.relpath(row["run"], folder))
         row["name"] = " ".join(name.split())
-        if row.get("began"):
-            recent = time.time() - row["began"] < RECENT
-            row["date"] = time.strftime(
-                "%d %b" if recent else "%Y-%m", time.localtime(row["began"])
-            )
-    width = width_of(sys.stdout)
-    print(aligned(tabulate(rows, COLUMNS), width=width))
-    if any(row.get("split") == "valid" and row["before"] is not None for row in rows):
-        print(wrapped("* on the validation split, which selected the configuration", width))
-    for row in rows:
-        if row["state"] == "damaged":
-            print(f"damaged: {row['problem']}")
+        row["mark"] = "*" * (row.get("split") == "valid" and row["before"] is not None)
+        if began := row.get("began"):
+            form = "%d %b" if time.time() - began < RECENT else "%Y-%m"
+            row["date"] = time.strftime(form, time.localtime(began))
+    print(render_text("runs.jinja", {"rows": rows, "width": width_of(sys.stdout)}))
 
 
 @runs.command(epilog=format_examples("runs verify", "runs verify runs/demo"))
