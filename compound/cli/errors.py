@@ -20,7 +20,7 @@ from compound.core.errors import (
     TooManyFailures,
 )
 from compound.core.formatting import cut, width_of
-from compound.core.security.sanitize import sanitize_for_terminal
+from compound.core.security.sanitize import encodable, sanitize_for_terminal
 
 FRESH_OPTION = "pass --new to start a new run, or choose another --run"
 
@@ -70,7 +70,7 @@ def explain_imports() -> Iterator[None]:
         raise
 
 
-def excerpt(problem: PlacedProblem, width: int) -> str:
+def excerpt(problem: PlacedProblem, width: int, encoding: str = "utf-8") -> str:
     """Return the line of a problem, cut to a width, with carets under the place.
 
     >>> problem = PlacedProblem("a.yaml:2:6: seed: must be an integer")
@@ -82,9 +82,9 @@ def excerpt(problem: PlacedProblem, width: int) -> str:
     gutter = len(str(problem.lines[-1][0])) + 2
     room = max(8, width - gutter - 3)
     *above, (number, line) = problem.lines
-    # one sign for each, so that what follows stands in the same column on all terminals
+    # as the stream writes them, so that what follows stands in the same column on all terminals
     before, after = (
-        sanitize_for_terminal(part).replace("\t", "    ")
+        encodable(sanitize_for_terminal(part), encoding).replace("\t", "    ")
         for part in (line[: problem.column], line[problem.column :])
     )
     if cell_len(before) > 2 * room // 3:
@@ -106,7 +106,8 @@ def explain(error: CompoundError) -> int:
         for problem in error.problems:
             print(problem, file=sys.stderr)
             if isinstance(problem, PlacedProblem) and problem.lines:
-                print(excerpt(problem, min(100, width_of(sys.stderr))), file=sys.stderr)
+                width = min(100, width_of(sys.stderr))
+                print(excerpt(problem, width, sys.stderr.encoding), file=sys.stderr)
         return 2
     if isinstance(error, SeveralErrors):
         return max(map(explain, error.errors))

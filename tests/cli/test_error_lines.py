@@ -44,6 +44,11 @@ def test_carets_stand_under_the_place(line: str, column: int, expected: list[str
     assert excerpt(placed(line, column), 80).split("\n") == expected
 
 
+def test_carets_stand_under_the_place_in_an_encoding_without_its_signs() -> None:
+    assert excerpt(placed("名 → x", 4), 80, "ascii").split("\n")[0] == "  7 | \\u540d -> x"
+    assert sign_above_caret(excerpt(placed("名 → x", 4), 80, "ascii")) == "x"
+
+
 @given(
     st.text("ab :{}'名é́\t\x1b\u202e", max_size=300),
     st.text("xyz後", min_size=1, max_size=300),
