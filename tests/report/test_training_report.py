@@ -192,8 +192,9 @@ class TestProposedStep:
         assert "training, job 1: 3 steps; step 2 is the best of 3 evaluated" in terminal_summary(
             path
         )
-        assert "step 2 is the best of 3 evaluated, proposes first.weights" in format_event(
-            self.EVENT
+        assert (
+            "new values of first.weights: 3 steps; step 2 is the best of 3 evaluated"
+            in format_event(self.EVENT)
         )
 
 
