@@ -15,7 +15,6 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 from compound.core.engine import Engine
@@ -37,12 +36,7 @@ from compound.graph.system import System
 from compound.optimization.method import Method, Problem
 from compound.optimization.preflight import open_engines
 from compound.optimizers.optimas.methods import LocalTraining
-from compound.optimizers.weights.bases import (
-    base_model,
-    common_setting,
-    spaces,
-    teacher_model,
-)
+from compound.optimizers.weights.bases import base_model, common_setting, spaces, teacher_model
 from compound.optimizers.weights.learner.adapters import check_same_tokens, partition
 from compound.optimizers.weights.learner.forward import CHUNK
 from compound.optimizers.weights.learner.targets import check_targets, resolve
@@ -65,23 +59,14 @@ LOGIT_COPIES = 3  # logits in float32, their exponentials, and their gradient
 
 @dataclass(frozen=True)
 class Demand:
-    """Memory of one part of a run, in bytes.
-
-    Attributes:
-        what: the part.
-        device: its device.
-        fixed: weights, adapters and optimizer states; for a server, all its memory.
-        working: upper bound of activations, logits and caches.
-        lower: settings that lower the working memory.
-        smaller: settings that lower the fixed memory.
-    """
+    """Memory of one part of a run, in bytes."""
 
     what: str
     device: str
-    fixed: int
-    working: int
-    lower: str
-    smaller: str
+    fixed: int  # weights, adapters and optimizer states; for a server, all its memory
+    working: int  # upper bound of activations, logits and caches
+    lower: str  # settings that lower the working memory
+    smaller: str  # settings that lower the fixed memory
 
     @property
     def most(self) -> int:
@@ -95,18 +80,13 @@ class _Unknown(Exception):
 
 @dataclass
 class MemoryPlan:
-    """Memory that a run needs, and the free memory of its devices.
+    """Memory that a run needs, and the free memory of its devices."""
 
-    Attributes:
-        demands: the parts of the run.
-        free: the free bytes by device, where known.
-        gpu_shares: the share of memory that each vLLM server of the run may use, by GPU.
-        notes: lines about these servers, and about parts whose memory is unknown.
-    """
-
-    demands: list[Demand] = field(default_factory=list)
-    free: Mapping[str, int] = field(default_factory=dict)
+    demands: list[Demand] = field(default_factory=list)  # the parts of the run
+    free: Mapping[str, int] = field(default_factory=dict)  # the free bytes by device, where known
+    # the share of memory that each vLLM server of the run may use, by GPU
     gpu_shares: dict[str, float] = field(default_factory=dict)
+    # lines about these servers, and about parts whose memory is unknown
     notes: list[str] = field(default_factory=list)
 
     def check(self) -> None:
@@ -186,10 +166,6 @@ class PlannedTraining:
 def plan_memory(problem: Problem, baselines: Sequence[Method] = ()) -> MemoryPlan:
     """Return the memory that a run needs in this process and in the vLLM servers that it starts.
 
-    Args:
-        problem: the problem.
-        baselines: methods that run after that of the problem.
-
     Raises:
         DeclarationError: settings of a training or its engines are invalid, such as a server that
             sleeps while samples are drawn during training.
@@ -199,25 +175,21 @@ def plan_memory(problem: Problem, baselines: Sequence[Method] = ()) -> MemoryPla
     engines = list({id(engine): engine for engine in open_engines(problem).values()}.values())
     plan = MemoryPlan()
 
-    def known(parts: Iterable[Callable[[], Iterable[Demand]]]) -> list[Demand]:
+    def known(parts: Iterable[Iterator[Demand]]) -> list[Demand]:
         found: list[Demand] = []
         for part in parts:
             try:
-                found += part()
+                found += part
             except _Unknown as reason:
                 plan.notes.append(f"memory of {reason}")
         return found
 
     system = problem.system
     trained = [each for method in methods for each in trainings(method, system, engine_of)]
-    in_process = known(
-        partial(_engine, engine, system)
-        for engine in engines
-        if isinstance(engine, TransformersEngine)
-    )
+    in_process = known(_engine(e, system) for e in engines if isinstance(e, TransformersEngine))
     # trainings and methods run one after another, so only the largest on each device counts
-    trainers = _largest(known(partial(_trainers, each) for each in trained))
-    backbones = _largest(known(partial(_backbone, method) for method in methods))
+    trainers = _largest(known(map(_trainers, trained)))
+    backbones = _largest(known(map(_backbone, methods)))
     servers = own_servers(engines)
     if plan.notes and servers and trained and not trainers:
         plan.notes.append(
@@ -281,20 +253,15 @@ def share_gpu(
 ) -> Demand:
     """Add servers that start on the GPU of a trainer to a plan, and return the trainer beside them.
 
-    Each server gets its share of the memory. A server that sleeps while the trainer computes shares
-    the memory of activations with it, but not that of weights and optimizer states, which the
-    trainer keeps on the GPU.
-
-    Args:
-        plan: the plan.
-        trainer: the memory of the trainer on one of its devices.
-        servers: the servers of the run.
-        beside: the bytes that other parts of the run need on the device.
+    Each server gets its share of the memory beside the trainer and ``beside`` bytes of other parts.
+    A server that sleeps while the trainer computes shares the memory of activations with it, but not
+    that of weights and optimizer states, which the trainer keeps on the GPU.
 
     Raises:
         CompoundError: the GPU has no memory left for a server; the hint names the settings.
     """
-    gpu = gpu_of(trainer.device)
+    kind, _, index = trainer.device.partition(":")
+    gpu = gpu_name(int(index)) if kind == "cuda" and index else None  # None for other devices
     on_gpu = [server for server in servers if gpu in server.gpus]
     if gpu is None or not on_gpu:
         return trainer
@@ -337,12 +304,6 @@ def share_gpu(
     released = sum(max(0, int(share * total) - ASLEEP) for share in given.values())
     what, working = f"{trainer.what}, beside sleeping servers", trainer.working - released
     return replace(trainer, what=what, working=max(0, working))
-
-
-def gpu_of(device: str) -> str | None:
-    """Return the name of a CUDA device in CUDA_VISIBLE_DEVICES; None for other devices."""
-    kind, _, index = device.partition(":")
-    return gpu_name(int(index)) if kind == "cuda" and index else None
 
 
 def _given_share(server: VLLMEngine) -> float | None:
@@ -524,26 +485,23 @@ def _engine(engine: TransformersEngine, system: System) -> Iterator[Demand]:
 def _backbone(made: Method) -> Iterator[Demand]:
     """Yield the memory of the reward backbone of a method, if texts are embedded."""
     for learning in learnings(made):
-        if learning.backbone.model not in (NONE, SMALL):
-            yield _embedder(learning)
-
-
-def _embedder(learning: RewardLearning) -> Demand:
-    settings, lora = learning.backbone, learning.reward.lora
-    _, sizes = _sizes(settings.model, "the reward backbone", causal=False)
-    dtype = loading.dtype_of(settings.placement)
-    widths = sum(inputs + outputs for _, inputs, outputs in sizes.linear)
-    adapter = lora.rank * widths if lora else 0
-    # inference keeps the states of one layer; training those of all layers for two texts per pair
-    working = BATCH_TOKENS * sizes.activations(dtype) // sizes.layers
-    if lora:
-        stored = sizes.activations(dtype, checkpointing=lora.gradient_checkpointing)
-        working = max(working, 2 * lora.batch * settings.max_length * stored)
-    return Demand(
-        f"reward backbone {settings.model!r} in {dtype}",
-        _device(settings.device),
-        sizes.weights(dtype) + OPTIMIZER_BYTES * adapter,
-        working,
-        "lower backbone.max_length" + (" or reward.lora.batch" if lora else ""),
-        "set backbone.dtype to bfloat16, or use a smaller backbone or another backbone.device",
-    )
+        settings, lora = learning.backbone, learning.reward.lora
+        if settings.model in (NONE, SMALL):
+            continue
+        _, sizes = _sizes(settings.model, "the reward backbone", causal=False)
+        dtype = loading.dtype_of(settings.placement)
+        widths = sum(inputs + outputs for _, inputs, outputs in sizes.linear)
+        adapter = lora.rank * widths if lora else 0
+        # inference keeps the states of one layer; training those of all layers for two texts per pair
+        working = BATCH_TOKENS * sizes.activations(dtype) // sizes.layers
+        if lora:
+            stored = sizes.activations(dtype, checkpointing=lora.gradient_checkpointing)
+            working = max(working, 2 * lora.batch * settings.max_length * stored)
+        yield Demand(
+            f"reward backbone {settings.model!r} in {dtype}",
+            _device(settings.device),
+            sizes.weights(dtype) + OPTIMIZER_BYTES * adapter,
+            working,
+            "lower backbone.max_length" + (" or reward.lora.batch" if lora else ""),
+            "set backbone.dtype to bfloat16, or use a smaller backbone or another backbone.device",
+        )

@@ -39,15 +39,10 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Whether a reward orders outputs better than chance, by inputs.
+    """Whether a reward orders outputs better than chance, by inputs."""
 
-    Attributes:
-        right: the inputs most of whose pairs are ordered correctly.
-        wrong: the inputs most of whose pairs are not.
-    """
-
-    right: int = 0
-    wrong: int = 0
+    right: int = 0  # the inputs most of whose pairs are ordered correctly
+    wrong: int = 0  # the inputs most of whose pairs are not
 
     def lower_limit(self, level: float) -> float:
         """Return the exact lower limit of the probability that an input is ordered right.

@@ -25,40 +25,31 @@ ROUNDING = 1e-9  # relative error within which numbers computed in different way
 
 @dataclass(frozen=True)
 class Sampling:
-    """Number of candidates per call, and the significance required to order them.
-
-    Attributes:
-        rollouts: the minimum number of downstream runs for each candidate.
-        max_rollouts: the number of downstream runs after which two candidates are compared. Fewer
-            run for a candidate whose order no further runs could make significant.
-        level: the significance level: the maximum probability that two candidates with equal
-            expected rewards make a pair; 1 accepts any difference, even of one run each.
-        pairs: the maximum number of pairs per call, those with the largest gaps.
-    """
+    """Number of candidates per call, and the significance required to order them."""
 
     samples: int = 3
-    rollouts: int = 2
+    rollouts: int = 2  # the minimum number of downstream runs for each candidate
+    # the number of downstream runs after which two candidates are compared. Fewer run for a
+    # candidate whose order no further runs could make significant
     max_rollouts: int = 4
+    # the significance level: the maximum probability that two candidates with equal expected
+    # rewards make a pair; 1 accepts any difference, even of one run each
     level: float = 0.1
-    pairs: int = 6
+    pairs: int = 6  # the maximum number of pairs per call, those with the largest gaps
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An output of a call, with the global reward of each downstream sample.
-
-    Attributes:
-        settings: the settings of the draw that differ from those of the component.
-        certain: whether the downstream components were deterministic, so that every run would give
-            the same reward.
-        signals: named features of the outputs that only train examples have; see
-            `compound.rewards.gains`.
-    """
+    """An output of a call, with the global reward of each downstream sample."""
 
     outputs: Mapping[str, object]
     rewards: tuple[float, ...] = ()
+    # the settings of the draw that differ from those of the component
     settings: Mapping[str, object] = field(default_factory=dict)
+    # whether the downstream components were deterministic, so that every run would give the same
+    # reward
     certain: bool = False
+    # named features of the outputs that only train examples have; see `compound.rewards.gains`
     signals: Mapping[str, float] = field(default_factory=dict)
 
     @property

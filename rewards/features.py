@@ -34,19 +34,14 @@ PURPOSE = 160  # characters of the first line of a docstring
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A call (x, y) in the form that a reward model reads.
+    """A call (x, y) in the form that a reward model reads."""
 
-    Attributes:
-        inputs: the inputs as text, short fields first, so that truncation affects the longest one.
-        label: the outputs with label types, as one text; ``""`` if there are none.
-        description: what the component does, in a line.
-    """
-
+    # the inputs as text, short fields first, so that truncation affects the longest one
     inputs: str
     output: str
     numbers: Mapping[str, float]
-    label: str
-    description: str = ""
+    label: str  # the outputs with label types, as one text; `""` if there are none
+    description: str = ""  # what the component does, in a line
 
     @property
     def written(self) -> str:
@@ -66,9 +61,6 @@ class Reading:
 class Template:
     """Template that renders the calls of a component.
 
-    Attributes:
-        labels: the possible values of its outputs with label types, by name.
-
     Example:
         >>> from compound.components.function import Function
         >>> def shorten(text: str) -> str:
@@ -84,6 +76,7 @@ class Template:
 
     component: str
     settings: frozenset[str]
+    # the possible values of its outputs with label types, by name
     labels: Mapping[str, tuple[object, ...]]
     description: str = ""
 
@@ -240,16 +233,12 @@ class NoBackbone(Embedder):
 
 @dataclass(frozen=True)
 class FeatureMap:
-    """Columns of a component's features, determined by the training data.
-
-    Attributes:
-        numbers: the names of the template's numbers in use, in order; a missing number counts as 0.
-        labels: the label texts, in order; each has an indicator column and a block of ``dim``
-            columns.
-    """
+    """Columns of a component's features, determined by the training data."""
 
     template: Template
+    # the names of the template's numbers in use, in order; a missing number counts as 0
     numbers: tuple[str, ...]
+    # the label texts, in order; each has an indicator column and a block of `dim` columns
     labels: tuple[str, ...]
     dim: int
 

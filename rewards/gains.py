@@ -144,18 +144,14 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Critic:
-    """Cross-fitted local reward of one component.
-
-    Attributes:
-        heads: the head of each fold, scaled such that the mean square of the differences of
-            outputs for the same inputs is 1.
-        fold_of: the fold of each example that pairs came from.
-    """
+    """Cross-fitted local reward of one component."""
 
     template: Template
     features: FeatureMap
+    # the head of each fold, scaled such that the mean square of the differences of outputs for the
+    # same inputs is 1
     heads: Sequence[Head]
-    fold_of: Mapping[str, int]
+    fold_of: Mapping[str, int]  # the fold of each example that pairs came from
     backbone: Embedder
     margins: Vector
     inputs: Sequence[str]
@@ -262,10 +258,8 @@ def _pairs(
     found: list[tuple[int, int, str, float, float]] = []
     for entry in entries:
         draw, age = entry.draw, RECENCY ** (latest - entry.iteration)
-        known, first = (
-            [candidate for candidate in draw.candidates if candidate.rewards],
-            len(readings),
-        )
+        known = [candidate for candidate in draw.candidates if candidate.rewards]
+        first = len(readings)
         readings += [read_call(template, draw.inputs, c.outputs, c.signals) for c in known]
         values = [candidate.value for candidate in known]
         every += itertools.combinations(range(first, len(readings)), 2)

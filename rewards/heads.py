@@ -56,22 +56,17 @@ class Head:
 
 @dataclass(frozen=True)
 class Fit:
-    """A head with its held-out results.
-
-    Attributes:
-        margins: the margin ``r(chosen) - r(rejected)`` of each evaluated pair, by a head whose fit
-            and regularization did not depend on its input.
-        slope: calibration; ``σ(slope · margin)`` is the probability that the chosen output is
-            better.
-        forward: the forward margin of each evaluated pair, ``nan`` without one; empty if not
-            requested.
-    """
+    """A head with its held-out results."""
 
     head: Head
+    # the margin `r(chosen) - r(rejected)` of each evaluated pair, by a head whose fit and
+    # regularization did not depend on its input
     margins: Vector
     strength: float
     emphasis: float
+    # calibration; `σ(slope · margin)` is the probability that the chosen output is better
     slope: float
+    # the forward margin of each evaluated pair, `nan` without one; empty if not requested
     forward: Vector
 
 

@@ -91,7 +91,6 @@ class Judgement:
 
     Attributes:
         inputs, chosen, rejected: the texts that the reward model read.
-        margin: ``r(chosen) - r(rejected)`` in log odds; negative if the ranking is wrong.
     """
 
     pair: Pair
@@ -99,7 +98,7 @@ class Judgement:
     inputs: str
     chosen: str
     rejected: str
-    margin: float
+    margin: float  # `r(chosen) - r(rejected)` in log odds; negative if the ranking is wrong
 
     @property
     def probability(self) -> float:
@@ -120,42 +119,31 @@ class HeadView:
     """Recorded facts on a component's reward.
 
     Attributes:
-        component: the name of the component.
-        accuracy: the share of held-out pairs that are ordered correctly.
-        pairs: the number of all pairs.
-        gap: the mean gap between two outputs in the latest draws, if known.
         jobs, steered: the number of the component's jobs that requested rewards, and that used
             them.
-        why: the latest reason for not using the reward.
         bins, error: predicted against observed probabilities, and their mean difference.
-        margins: the held-out margins in log odds.
-        points: the candidates.
-        correlation: Spearman's correlation of local with global rewards within a call; ``None`` if
-            all are equal.
-        measure: the meaning of ``x`` of the points: ``words``, ``value`` or ``label`` (an index
-            into ``labels``).
-        weights: the weights of the named features, largest first.
-        history: the cross-validated accuracy each time the rewards were fitted.
-        local: the use of the reward in the last joint search.
     """
 
-    component: str
-    accuracy: Accuracy
-    pairs: int
-    gap: float | None
+    component: str  # the name of the component
+    accuracy: Accuracy  # the share of held-out pairs that are ordered correctly
+    pairs: int  # the number of all pairs
+    gap: float | None  # the mean gap between two outputs in the latest draws, if known
     jobs: int
     steered: int
-    why: str
+    why: str  # the latest reason for not using the reward
     bins: tuple[Bin, ...]
     error: float | None
-    margins: tuple[float, ...]
-    points: tuple[RewardPoint, ...]
+    margins: tuple[float, ...]  # the held-out margins in log odds
+    points: tuple[RewardPoint, ...]  # the candidates
+    # Spearman's correlation of local with global rewards within a call; `None` if all are equal
     correlation: float | None
+    # the meaning of `x` of the points: `words`, `value` or `label` (an index into
+    # `labels`)
     measure: str
     labels: tuple[str, ...]
-    weights: tuple[Weight, ...]
-    history: tuple[Judged, ...]
-    local: LocalUse | None = None
+    weights: tuple[Weight, ...]  # the weights of the named features, largest first
+    history: tuple[Judged, ...]  # the cross-validated accuracy each time the rewards were fitted
+    local: LocalUse | None = None  # the use of the reward in the last joint search
 
 
 @dataclass(frozen=True)
@@ -186,19 +174,12 @@ UNUSED = "the score does not follow it"
 
 @dataclass(frozen=True)
 class Inspection:
-    """Local rewards of a finished or unfinished run.
+    """Local rewards of a finished or unfinished run."""
 
-    Attributes:
-        path: the run directory.
-        stored: the checkpoint.
-        buffer: the draws that the checkpoint was fitted to.
-        events: the recorded events of the run.
-    """
-
-    path: Path
-    stored: Stored
-    buffer: PairBuffer
-    events: Sequence[Event]
+    path: Path  # the run directory
+    stored: Stored  # the checkpoint
+    buffer: PairBuffer  # the draws that the checkpoint was fitted to
+    events: Sequence[Event]  # the recorded events of the run
 
     @staticmethod
     def open(path: str | Path, system: System | None = None) -> Inspection:
@@ -276,11 +257,8 @@ class Inspection:
 
     def head(self, component: str) -> HeadView:
         """Return the recorded facts on a component's reward."""
-        margins, uses, groups = (
-            self.margins(component),
-            self._uses(component),
-            self._points(component),
-        )
+        margins, uses = self.margins(component), self._uses(component)
+        groups = self._points(component)
         known = margins[~np.isnan(margins)]
         bins = reliability(known, 1.0, BINS)
         correlation = rank_correlation(

@@ -46,44 +46,30 @@ CARD, HEADS = "card.json", "heads.safetensors"
 
 @dataclass(frozen=True)
 class LocalReward:
-    """Reward function ``r_k = h_k ∘ φ`` of a component, with its held-out accuracy.
+    """Reward function ``r_k = h_k ∘ φ`` of a component, with its held-out accuracy."""
 
-    Attributes:
-        features: the component's feature map.
-        head: the linear head on these features.
-        slope: calibration; ``σ(slope · (r(y) - r(y')))`` is the probability that y leads to a
-            higher global reward than y'.
-        accuracy: the ranking accuracy on held-out inputs.
-        margins: the held-out margins behind the accuracy, for figures.
-        inputs: the names of the component's inputs in training.
-        evidence: the inputs ordered right and wrong by rewards that did not depend on them;
-            ``None`` if that was not tested. It is not stored.
-    """
-
-    features: FeatureMap
-    head: Head
+    features: FeatureMap  # the component's feature map
+    head: Head  # the linear head on these features
+    # calibration; `σ(slope · (r(y) - r(y')))` is the probability that y leads to a higher global
+    # reward than y'
     slope: float
-    accuracy: Accuracy
+    accuracy: Accuracy  # the ranking accuracy on held-out inputs
+    # the held-out margins behind the accuracy, for figures
     margins: Vector = field(default_factory=lambda: np.zeros(0))
-    inputs: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()  # the names of the component's inputs in training
+    # the inputs ordered right and wrong by rewards that did not depend on them; `None` if that
+    # was not tested. It is not stored
     evidence: Evidence | None = None
 
 
 @dataclass
 class RewardModel:
-    """Local rewards of the calls (x, y) of a system's components.
+    """Local rewards of the calls (x, y) of a system's components."""
 
-    Attributes:
-        name: the name of the backbone, or ``none``.
-        backbone: embeds texts as vectors.
-        rewards_of: the reward function of each component that has one.
-        data: the digest of the training pairs.
-    """
-
-    name: str
-    backbone: Embedder
-    rewards_of: dict[str, LocalReward]
-    data: str = ""
+    name: str  # the name of the backbone, or `none`
+    backbone: Embedder  # embeds texts as vectors
+    rewards_of: dict[str, LocalReward]  # the reward function of each component that has one
+    data: str = ""  # the digest of the training pairs
 
     def rewards(self, component: str, calls: Sequence[CallValues]) -> Vector:
         """Return the local reward of each (inputs, outputs), in log odds of being better.

@@ -39,18 +39,12 @@ MIN_RUNS = MIN_EXAMPLES * MINIBATCHES  # minimum system runs of a job that compa
 
 @dataclass(frozen=True)
 class BudgetPlan:
-    """Division of a budget, computed once before the first candidate is seen.
+    """Division of a budget, computed once before the first candidate is seen."""
 
-    Attributes:
-        decisions: number of comparisons on the validation split.
-        cost: system runs per decision.
-        level: the significance level of each decision; they sum to ``alpha``.
-    """
-
-    decisions: int
+    decisions: int  # number of comparisons on the validation split
     jobs: int
-    cost: float
-    level: float
+    cost: float  # system runs per decision
+    level: float  # the significance level of each decision; they sum to `alpha`
 
 
 def make_plan(problem: Problem, left: float, jobs: int, prices: Prices) -> BudgetPlan:
@@ -130,10 +124,9 @@ def planning_prices(problem: Problem) -> Prices:
 
 def planned_job_runs(problem: Problem, prices: Prices) -> float:
     """Return the minimum mean system runs of the jobs of a round; cheap candidates need fewer of them."""
-    sizes = [
-        job.least(1, prices.keys(job.keys)) / 2 if job.step is None else 1.0
-        for job in problem.method.jobs
-    ]  # relative to jobs whose candidates take whole runs
+    # relative to jobs whose candidates take whole runs
+    jobs = problem.method.jobs
+    sizes = [job.least(1, prices.keys(job.keys)) / 2 if job.step is None else 1.0 for job in jobs]
     relative = sum(sizes) / len(sizes) if sizes else 1.0
     return problem.method.least * problem.settings.minibatch * relative
 
@@ -268,10 +261,8 @@ def check_budget(problem: Problem) -> None:
     limit, needed = problem.settings.budget.system_runs, runs_needed(problem)
     if limit is None or limit >= needed:
         return
-    baseline, cost = (
-        baseline_runs(problem),
-        make_plan(problem, 0.0, 1, planning_prices(problem)).cost,
-    )
+    baseline = baseline_runs(problem)
+    cost = make_plan(problem, 0.0, 1, planning_prices(problem)).cost
     fits = int((limit - (needed - baseline - cost)) / ((baseline + cost) / len(problem.valid)))
     smaller = (
         f", or lower optimize.valid_size to {fits}"

@@ -152,35 +152,23 @@ class ScoredCandidate:
 
 
 class JobRecord(State):
-    """Record of a finished job, read by schedulers and reports.
+    """Record of a finished job, read by schedulers and reports."""
 
-    Attributes:
-        job: number of the job.
-        optimizer: name of the optimizer.
-        keys: the parameters that it could change.
-        reason: numbers on which the scheduler based its choice.
-        values: the proposed values; empty if nothing better was found.
-        train_before: score of the incumbent on train examples, if the optimizer compared.
-        train_after: score of the proposal.
-        tried: number of candidates considered.
-        runs: system runs spent.
-        note: one-line description for users.
-        facts: numbers from the optimizer.
-        proposals: the job's proposal requests, by model.
-    """
-
-    job: int
-    optimizer: str
-    keys: tuple[str, ...]
+    job: int  # number of the job
+    optimizer: str  # name of the optimizer
+    keys: tuple[str, ...]  # the parameters that it could change
+    # numbers on which the scheduler based its choice
     reason: dict[str, float] = Field(default_factory=dict)
+    # the proposed values; empty if nothing better was found
     values: dict[str, Any] = Field(default_factory=dict)
+    # score of the incumbent on train examples, if the optimizer compared
     train_before: float | None = None
-    train_after: float | None = None
-    tried: int = 0
-    runs: float = 0.0
-    note: str = ""
-    facts: dict[str, Any] = Field(default_factory=dict)
-    proposals: dict[str, Any] = Field(default_factory=dict)
+    train_after: float | None = None  # score of the proposal
+    tried: int = 0  # number of candidates considered
+    runs: float = 0.0  # system runs spent
+    note: str = ""  # one-line description for users
+    facts: dict[str, Any] = Field(default_factory=dict)  # numbers from the optimizer
+    proposals: dict[str, Any] = Field(default_factory=dict)  # the job's proposal requests, by model
 
 
 class Scorer(Protocol):
@@ -356,17 +344,11 @@ class PlannedJob:
 
 @dataclass(frozen=True)
 class RequestCount:
-    """A maximum number of proposal requests.
+    """A maximum number of proposal requests."""
 
-    Attributes:
-        purpose: the purpose of the requests in a word or two, for tables.
-        count: the maximum number of requests of a job.
-        lm: the model; ``None`` for the system's own.
-    """
-
-    purpose: str
-    count: float
-    lm: str | None = None
+    purpose: str  # the purpose of the requests in a word or two, for tables
+    count: float  # the maximum number of requests of a job
+    lm: str | None = None  # the model; `None` for the system's own
 
 
 @dataclass(frozen=True)

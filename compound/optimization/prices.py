@@ -27,25 +27,17 @@ Origin = frozenset[str]  # names of the components that a call depends on, inclu
 
 
 class CallShare(State):
-    """Share of a run's counted calls that one component makes under the same dependencies.
-
-    Attributes:
-        depends: the components whose settings can change them: its own, those upstream, and the
-            loops and maps around it.
-        share: the mean number of these calls divided by the number of counted calls of the run.
-    """
+    """Share of a run's counted calls that one component makes under the same dependencies."""
 
     component: str
+    # the components whose settings can change them: its own, those upstream, and the loops and maps
+    # around it
     depends: list[str]
-    share: float
+    share: float  # the mean number of these calls divided by the number of counted calls of the run
 
 
 class Prices(State):
     """Expected fractions of a system run, by what changes.
-
-    Attributes:
-        calls: the counted calls of a run. Empty if no call is counted, in which case nothing is
-            cached and every price is 1.
 
     >>> prices = Prices(calls=[
     ...     CallShare(component="a", depends=["a"], share=0.25),
@@ -55,6 +47,8 @@ class Prices(State):
     (1.0, 0.75, 0.25, 4.0)
     """
 
+    # the counted calls of a run. Empty if no call is counted, in which case nothing is cached and
+    # every price is 1
     calls: list[CallShare] = Field(default_factory=list)
 
     def change(self, components: Collection[str]) -> float:

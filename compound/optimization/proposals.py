@@ -37,22 +37,16 @@ class NotAsked(CallError):
 
 @dataclass
 class Tally:
-    """Requests to one model by outcome.
-
-    Attributes:
-        counts: number of requests by outcome; a reply that no optimizer judged is not counted.
-        failed_in_a_row: failed calls since the last answer.
-        unusable_in_a_row: unusable replies since the last usable one.
-        stopped: why the model is no longer queried in this job, or ``""``.
-    """
+    """Requests to one model by outcome."""
 
     asked: int = 0
     answered: int = 0
+    # number of requests by outcome; a reply that no optimizer judged is not counted
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
-    failed_in_a_row: int = 0
-    unusable_in_a_row: int = 0
+    failed_in_a_row: int = 0  # failed calls since the last answer
+    unusable_in_a_row: int = 0  # unusable replies since the last usable one
     reasons: dict[str, int] = field(default_factory=dict)
-    stopped: str = ""
+    stopped: str = ""  # why the model is no longer queried in this job, or `""`
 
     def add(self, outcome: ProposalOutcome) -> None:
         """Count an outcome."""
@@ -72,18 +66,13 @@ class Tally:
 
 
 class LedgerState(State):
-    """Proposal requests, as stored in a checkpoint.
-
-    Attributes:
-        left: requests left for the whole run; ``None`` without a limit.
-        news: notes not recorded yet.
-    """
+    """Proposal requests, as stored in a checkpoint."""
 
     models: dict[str, Tally] = Field(default_factory=dict)
     usage: Usage = NO_USAGE
-    left: int | None = None
+    left: int | None = None  # requests left for the whole run; `None` without a limit
     job_left: int | None = None
-    news: list[str] = Field(default_factory=list)
+    news: list[str] = Field(default_factory=list)  # notes not recorded yet
 
 
 class Proposals:

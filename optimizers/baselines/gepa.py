@@ -59,14 +59,11 @@ MAX_TOKENS = 1000  # of a new text
 
 
 class Evolution(State):
-    """Progress of `GEPA`.
-
-    Attributes:
-        answers: the answers to the questions of the search, in order; the first one is the
-            incumbent's scores on the Pareto set.
-    """
+    """Progress of `GEPA`."""
 
     FORMAT = 3
+    # the answers to the questions of the search, in order; the first one is the incumbent's scores
+    # on the Pareto set
     answers: list[Answer]
     best: dict[str, str] = Field(default_factory=dict)
     mean: float

@@ -41,15 +41,11 @@ Allocation = dict[str, object]  # an option for each slot
 
 
 class Selection(State):
-    """Progress of `LLMSelector`.
-
-    Attributes:
-        means: the mean score of each allocation that was run, by its canonical JSON; ``None`` if it
-            failed.
-    """
+    """Progress of `LLMSelector`."""
 
     rows: int
     allocations: list[Allocation]
+    # the mean score of each allocation that was run, by its canonical JSON; `None` if it failed
     means: dict[str, float | None] = Field(default_factory=dict)
 
 
@@ -65,16 +61,12 @@ class LLMSelector:
     """Optimizer that selects an option for each `Choice` parameter.
 
     The score of an option on an example is ``beta * score + alpha * (1 - blame)``.
-
-    Attributes:
-        alpha: the weight of the diagnoser's verdict; with 0, the diagnoser is not used.
-        beta: the weight of the global reward.
-        rounds: the maximum number of rounds over all slots, since votes, unlike means, may cycle.
     """
 
-    alpha: float = 0.0
-    beta: float = 1.0
+    alpha: float = 0.0  # the weight of the diagnoser's verdict; with 0, the diagnoser is not used
+    beta: float = 1.0  # the weight of the global reward
     rows: int = 100
+    # the maximum number of rounds over all slots, since votes, unlike means, may cycle
     rounds: int = 4
     lm: str | None = None
 

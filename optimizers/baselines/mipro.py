@@ -78,17 +78,12 @@ class MIPROSettings(Settings):
 
 
 class MIPROProgress(State):
-    """Progress of `Mipro`.
+    """Progress of `Mipro`."""
 
-    Attributes:
-        sets: the sets of demonstrations of each parameter, without the incumbent's.
-        shown: the demonstrations of each component that requests may show.
-        plan: the sizes of the search; ``None`` if the system runs cover no trial.
-    """
-
+    # the sets of demonstrations of each parameter, without the incumbent's
     sets: dict[str, list[list[Demo]]]
-    shown: dict[str, list[Demo]]
-    plan: TrialPlan | None
+    shown: dict[str, list[Demo]]  # the demonstrations of each component that requests may show
+    plan: TrialPlan | None  # the sizes of the search; `None` if the system runs cover no trial
     summary: str | None = None
     attempts: int = 0
     texts: dict[str, list[str]] = Field(default_factory=dict)
@@ -205,11 +200,8 @@ class Mipro:
         self, task: Task, state: MIPROProgress, rows: Sequence[Example]
     ) -> AsyncIterator[str]:
         """Write the instructions; yield a note after the summary and after each instruction."""
-        turns, keys, proposer = (
-            self._turns(task.system, task.keys),
-            text_keys(task),
-            Proposer(task, self.settings.lm),
-        )
+        turns, keys = self._turns(task.system, task.keys), text_keys(task)
+        proposer = Proposer(task, self.settings.lm)
         if state.summary is None:
             asks = "llm" in turns and keys and task.scorer.may_ask(self.settings.lm)
             state.summary = await proposer.summarize(rows) if asks else ""

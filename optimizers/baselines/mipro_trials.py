@@ -38,14 +38,11 @@ class Trial(State):
 
 
 class TrialPlan(State):
-    """Sizes of a joint search.
-
-    Attributes:
-        full: the number of examples of a full evaluation; if equal to ``batch``, each trial is one.
-    """
+    """Sizes of a joint search."""
 
     trials: int
     batch: int
+    # the number of examples of a full evaluation; if equal to `batch`, each trial is one
     full: int
 
     @property
@@ -60,15 +57,12 @@ class TrialPlan(State):
 
 
 class TrialSearch(State):
-    """Progress of a joint search.
-
-    Attributes:
-        full: the fully evaluated points, in order; the first one is the incumbent.
-    """
+    """Progress of a joint search."""
 
     values: dict[str, list[object]]
     plan: TrialPlan
     trials: list[Trial] = Field(default_factory=list)
+    # the fully evaluated points, in order; the first one is the incumbent
     full: list[Trial] = Field(default_factory=list)
 
     @property

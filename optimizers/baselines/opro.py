@@ -44,9 +44,7 @@ from compound.optimizers.search.sources import split
 
 MOST = 20  # maximum number of generations
 GENERATIONS = 4  # generations that a small share should cover before fewer examples are used
-FEWEST = (
-    2  # prompts per generation that a small share should cover before fewer generations are made
-)
+FEWEST = 2  # prompts per generation that a small share covers before fewer generations are made
 TRIES = 2  # requests per prompt that the runs could score, since duplicates are dropped
 
 
@@ -65,11 +63,7 @@ class ScoredText(State):
 
 
 class Generations(State):
-    """Progress of `OPRO`.
-
-    Attributes:
-        history: the scored prompts of each parameter, in order; the first is the incumbent's.
-    """
+    """Progress of `OPRO`."""
 
     size: int
     each: int
@@ -79,6 +73,7 @@ class Generations(State):
     mean: float
     tried: int = 0
     best: dict[str, str] = Field(default_factory=dict)
+    # the scored prompts of each parameter, in order; the first is the incumbent's
     history: dict[str, list[ScoredText]]
     exemplars: dict[str, list[str]]
 

@@ -32,17 +32,12 @@ EXTENSION = 0.05  # of its examples: smallest extension of the last round
 
 
 class Halving(State):
-    """Progress of `RandomSearch`.
-
-    Attributes:
-        alive: the numbers of the candidates of the next round, best first.
-        price: system runs that a candidate took per example of the last round; at first, the
-            expected ones.
-    """
+    """Progress of `RandomSearch`."""
 
     candidates: list[dict[str, object]]
-    alive: list[int]
+    alive: list[int]  # the numbers of the candidates of the next round, best first
     rounds: int
+    # system runs that a candidate took per example of the last round; at first, the expected ones
     price: float
     seen: int = 0
     mean: float = 0.0

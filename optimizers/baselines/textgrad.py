@@ -48,11 +48,7 @@ from compound.optimizers.search.sources import split
 
 
 class Descent(State):
-    """Progress of `TextGrad`.
-
-    Attributes:
-        written: the latest versions of each prompt by key, including those that were reverted.
-    """
+    """Progress of `TextGrad`."""
 
     step: int = 0
     held: int
@@ -60,6 +56,7 @@ class Descent(State):
     mean: float
     tried: int = 0
     values: dict[str, str] = Field(default_factory=dict)
+    # the latest versions of each prompt by key, including those that were reverted
     written: dict[str, list[str]] = Field(default_factory=dict)
 
 
@@ -146,10 +143,8 @@ class TextGrad:
         except TooManyFailures:
             if not state.values:
                 raise
-            state.values, state.mean = (
-                {},
-                state.before,
-            )  # prompts that passed validation broke these runs
+            # prompts that passed validation broke these runs
+            state.values, state.mean = {}, state.before
             return {}
 
         async def ask(request: Request) -> str | None:
@@ -244,16 +239,13 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Backward:
-    """Backward pass through one run.
-
-    Attributes:
-        seed_of: returns the seed of a request, given its kind and the addresses concerned.
-    """
+    """Backward pass through one run."""
 
     system: System
     prompts: Mapping[str, str]
     keys: Sequence[str]
     ask: Ask
+    # returns the seed of a request, given its kind and the addresses concerned
     seed_of: Callable[..., int]
 
     async def gradients(self, trace: Trace, example: Example) -> list[Gradient]:
@@ -293,10 +285,8 @@ class Backward:
             if not feedback.get(address):
                 continue
             call, text = calls[address], "\n".join(feedback[address])
-            keys, earlier = (
-                self._keys_of(call),
-                [other for other in read[address] if other in needed],
-            )
+            keys = self._keys_of(call)
+            earlier = [other for other in read[address] if other in needed]
             system, prompt, seed_of = self.system, self._prompt_of(call), self.seed_of
             on_prompts = [
                 prompt_request(

@@ -50,16 +50,12 @@ from compound.rewards.settings import RewardLearning
 
 
 class Collecting(State):
-    """Progress of the collection of pairs in a job.
-
-    Attributes:
-        proposals: by component, candidate settings to sample outputs with.
-        inputs: the number of inputs that the job has collected pairs from.
-    """
+    """Progress of the collection of pairs in a job."""
 
     iteration: int
+    # by component, candidate settings to sample outputs with
     proposals: dict[str, list[dict[str, object]]]
-    inputs: int = 0
+    inputs: int = 0  # the number of inputs that the job has collected pairs from
 
 
 @dataclass(frozen=True)
@@ -165,29 +161,21 @@ ADAPTATION = 0.5  # of a job's runs, at most, for fresh pairs
 
 
 class LocalProgress(Collecting):
-    """Progress of `LocalSearch`.
-
-    Attributes:
-        gains: the mean local reward of each candidate minus the incumbent's; ``None`` before the
-            evaluation.
-    """
+    """Progress of `LocalSearch`."""
 
     candidates: list[dict[str, object]] | None = None
+    # the mean local reward of each candidate minus the incumbent's; `None` before the evaluation
     gains: list[float] | None = None
 
 
 @dataclass(frozen=True)
 class LocalSearch:
-    """Optimizer that searches the parameters of one component by its local reward alone.
-
-    Attributes:
-        temperature: of the draw of choices and numbers; 0 selects the best.
-    """
+    """Optimizer that searches the parameters of one component by its local reward alone."""
 
     learning: RewardLearning
     sources: CandidateSources
     scoring: type[RunRewards] = RunRewards
-    temperature: float = 0.0
+    temperature: float = 0.0  # of the draw of choices and numbers; 0 selects the best
 
     def plan(self, job: PlannedJob) -> JobPlan:
         """Return the requests for new prompts."""
@@ -343,28 +331,20 @@ class CloningMemory(MemoryPart):
 
 @dataclass(frozen=True)
 class Target:
-    """The outputs to imitate for one input.
+    """The outputs to imitate for one input."""
 
-    Attributes:
-        preferred: the preferred outputs; several if they are equally good.
-        gap: the largest difference in global reward between a preferred and another output.
-    """
-
+    # the preferred outputs; several if they are equally good
     preferred: tuple[Mapping[str, object], ...]
-    gap: float
+    gap: float  # the largest difference in global reward between a preferred and another output
     example: str
 
 
 @dataclass(frozen=True)
 class Imitation:
-    """Scores outputs of one component by their similarity to the target.
-
-    Attributes:
-        labels: the output fields that are categorical.
-    """
+    """Scores outputs of one component by their similarity to the target."""
 
     targets: Mapping[str, Target]
-    labels: frozenset[str]
+    labels: frozenset[str]  # the output fields that are categorical
     backbone: Embedder
 
     def rewards(self, component: str, calls: Sequence[CallValues]) -> Vector:
@@ -450,10 +430,8 @@ class Cloning(RunRewards):
         """Return scoring by similarity to the targets, if the component has any."""
         targets = targets_of(self.buffer, component)
         labels = frozenset(Template.of(self.task.system.components[component]).labels)
-        missing, examples = (
-            "" if targets else NO_TARGETS,
-            frozenset(t.example for t in targets.values()),
-        )
+        missing = "" if targets else NO_TARGETS
+        examples = frozenset(target.example for target in targets.values())
         scores = Imitation(targets, labels, self.frozen_backbone())
         return Guidance(scores.rewards, self.facts(None), missing, missing, examples)
 

@@ -50,9 +50,6 @@ class LocalTraining:
     """Optimizer that trains the weights of one component by its local reward, if that can be trusted.
 
     Otherwise the component is trained by the global reward.
-
-    Attributes:
-        section: the path of the training settings, for error messages.
     """
 
     requires: ClassVar[tuple[str, ...]] = ("torch", "transformers", "peft")
@@ -60,7 +57,7 @@ class LocalTraining:
     learning: RewardLearning
     training: LocalTrainingChoice
     scoring: type[RunRewards] = RunRewards
-    section: str = SECTION
+    section: str = SECTION  # the path of the training settings, for error messages
 
     def plan(self, job: PlannedJob) -> JobPlan:
         """Return no requests: the job sends none except the calls of the system."""
@@ -86,9 +83,8 @@ class LocalTraining:
 
 
 SCHEDULERS: Mapping[str, Callable[[], Scheduler]] = {"gaps": RewardGapScheduler, "uniform": Uniform}
-MIN_MINIBATCHES = (
-    4.0  # fewer would divide alpha between more decisions (docs/evidence/acceptance.md)
-)
+# fewer would divide alpha between more decisions (docs/evidence/acceptance.md)
+MIN_MINIBATCHES = 4.0
 
 
 class RewardMethodSettings(SearchSettings):

@@ -151,16 +151,12 @@ def values_of(
 
 
 class SearchCandidate(State):
-    """A configuration with its comparison to the incumbent.
-
-    Attributes:
-        differences: its scores minus the incumbent's.
-    """
+    """A configuration with its comparison to the incumbent."""
 
     values: Values
     parent: int | None = None
     rows: list[int] = Field(default_factory=list)
-    differences: list[float] = Field(default_factory=list)
+    differences: list[float] = Field(default_factory=list)  # its scores minus the incumbent's
     failed: list[int] = Field(default_factory=list)
 
 
@@ -175,34 +171,28 @@ class LocalCell(State):
 
 
 class JointProgress(State):
-    """Progress of `compound.optimizers.search.joint.JointSearch`.
-
-    Attributes:
-        levels: values of each parameter to combine, other than the incumbent's.
-        origins: the source that proposed each of them; ``""`` for options and numbers.
-        width: maximum number of candidates of a step.
-        field: the numbers of the candidates to score in the next step, the most important ones
-            first.
-        price: system runs that a candidate took per example; before the first step, the predicted
-            ones.
-        fitted: the examples that choices for each input were fitted to, by their value as JSON; a
-            candidate with such a value is not scored on them.
-    """
+    """Progress of `compound.optimizers.search.joint.JointSearch`."""
 
     FORMAT = 3
+    # values of each parameter to combine, other than the incumbent's
     levels: dict[str, list[object]]
+    # the source that proposed each of them; `""` for options and numbers
     origins: dict[str, list[str]]
     runs: float | None
-    width: int
+    width: int  # maximum number of candidates of a step
     block: int
     candidates: list[SearchCandidate] = Field(default_factory=list)
+    # the numbers of the candidates to score in the next step, the most important ones first
     field: list[int] = Field(default_factory=list)
     steps: int = 0
+    # system runs that a candidate took per example; before the first step, the predicted ones
     price: float = 1.0
     scores: dict[str, float] = Field(default_factory=dict)
     failed: list[int] = Field(default_factory=list)
     variance: float = 0.0
     cells: list[LocalCell] = Field(default_factory=list)
+    # the examples that choices for each input were fitted to, by their value as JSON; a candidate
+    # with such a value is not scored on them
     fitted: dict[str, list[int]] = Field(default_factory=dict)
 
     @property

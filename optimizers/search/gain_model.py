@@ -44,28 +44,22 @@ SINGLE_SHARES = (0.9, 0.5)  # of the prior variance, due to single values
 PRIOR_SAMPLES = 2.0  # weight of the scores' variance in the estimate of the noise
 LOCAL_AMPLITUDE, LOCAL_SD = 0.1, 0.5  # median of that of local rewards, and sd of its logarithm
 JITTER = 1e-9  # relative to the diagonal of a covariance with noise
-DIGITS = (
-    9  # of results: the last bits differ between processors, which would break ties differently
-)
-SINGULAR = (
-    1e-6  # the same for a posterior: configurations that resemble each other have equal gains
-)
+# of results: the last bits differ between processors, which would break ties differently
+DIGITS = 9
+# the same for a posterior: configurations that resemble each other have equal gains
+SINGULAR = 1e-6
 
 
 @dataclass(frozen=True)
 class Observation:
-    """Comparison of a configuration with the incumbent.
-
-    Attributes:
-        squares: the sum of the squared deviations of the differences from their mean.
-        component: the component whose local reward the differences are of, in units of the score;
-            ``""`` for differences of scores.
-    """
+    """Comparison of a configuration with the incumbent."""
 
     values: Values
     gain: float
-    squares: float = 0.0
+    squares: float = 0.0  # the sum of the squared deviations of the differences from their mean
     rows: tuple[int, ...] = (0,)
+    # the component whose local reward the differences are of, in units of the score; `""` for
+    # differences of scores
     component: str = ""
 
     @staticmethod
@@ -97,16 +91,12 @@ class Prior:
 
 @dataclass(frozen=True)
 class GainModel:
-    """Posterior of gains, given some observations.
-
-    Attributes:
-        score_variance: variance of the scores of single runs, a prior estimate of the noise.
-    """
+    """Posterior of gains, given some observations."""
 
     spaces: Mapping[str, Space]
     incumbent: Values
     observations: Sequence[Observation]
-    score_variance: float
+    score_variance: float  # variance of the scores of single runs, a prior estimate of the noise
     slopes: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @cached_property

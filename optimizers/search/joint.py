@@ -60,37 +60,27 @@ from compound.rewards.settings import RewardLearning
 
 MOST_STEPS = 64
 EXPLORATION = 0.85  # of the runs, after which no new candidates are added
-CHANGED, CHANGED_BY_WRITER = (
-    0.5,
-    0.85,
-)  # share of the first candidates with a new text or demonstrations
+# share of the first candidates with a new text or demonstrations
+CHANGED, CHANGED_BY_WRITER = 0.5, 0.85
 NARROWEST = 4  # candidates of a step with a writer: more with more parameters
 FINALISTS = 3  # candidates of a step where local rewards are trusted, without a writer
 LOCAL = 4.0  # runs of local evaluations for each run of a step, where local rewards are certain
 LOCAL_BESIDE_WRITER = 1.0  # the same with a writer, which reads whole runs
 MOST_PASSES = 16  # of local evaluations in a step
 FEWEST = 0.5  # of a minibatch: examples of a step, at least
-EVALUATIONS = (
-    3  # minibatches of evaluations in a step with a writer: few candidates on more examples
-)
-DESCRIPTIONS, REFLECTIONS = (
-    2,
-    2,
-)  # first texts of each kind for each prompt; reflections also in each step
+EVALUATIONS = 3  # minibatches of a step with a writer: few candidates on more examples
+# first texts of each kind for each prompt; reflections also in each step
+DESCRIPTIONS, REFLECTIONS = 2, 2
 ATTEMPTS = 6  # per new text, since duplicates are dropped
 KEPT_GAIN = 0.9  # of the expected gain, which a proposal keeps without its idle edits
 
 
 @dataclass(frozen=True)
 class JointSearch:
-    """Optimizer that searches all parameters except weights jointly.
-
-    Attributes:
-        guide: opens local evaluations; ``None`` without local rewards.
-    """
+    """Optimizer that searches all parameters except weights jointly."""
 
     sources: CandidateSources
-    guide: RewardGuide | None = None
+    guide: RewardGuide | None = None  # opens local evaluations; `None` without local rewards
 
     @property
     def learning(self) -> RewardLearning | None:
@@ -249,10 +239,8 @@ class Search:
         for rows, group in groupby(
             sorted(plan, key=lambda number: (plan[number], number)), plan.__getitem__
         ):
-            field, part = (
-                [state.candidates[number] for number in group],
-                [self.rows.scored[row] for row in rows],
-            )
+            field = [state.candidates[number] for number in group]
+            part = [self.rows.scored[row] for row in rows]
             for candidate in field:
                 task.note_origin(candidate.values, *state.origin_of(candidate))
             free = task.scorer.has_free_repeats or not all(str(row) in state.scores for row in rows)

@@ -54,10 +54,8 @@ from compound.rewards.pairs import Draw, has_certain_downstream
 from compound.rewards.settings import RewardLearning
 
 WORTH = 1.2  # price of a global over a local evaluation below which there is nothing to save
-VALUES, EXAMPLES = (
-    3,
-    2,
-)  # of a component in one pass: its most promising values, on further examples
+# of a component in one pass: its most promising values, on further examples
+VALUES, EXAMPLES = 3, 2
 DIGITS = 12  # of mean scores: equal ones must not differ by rounding errors
 ENOUGH = 8  # examples with several outputs, before rewards are used
 NOTHING_FOLLOWS = "nothing counted follows it"
@@ -68,17 +66,12 @@ Place = tuple[
 
 @dataclass(frozen=True)
 class RewardGuide:
-    """Prepares the local evaluations of a job.
-
-    Attributes:
-        gold: whether the rewards may read the gold answers of train examples.
-        judge: the model that rates outputs by the gold answers; ``None`` for no ratings.
-        fit: fits a reward to draws; `fit_critic`, or a control of an experiment.
-    """
+    """Prepares the local evaluations of a job."""
 
     learning: RewardLearning
-    gold: bool = True
-    judge: str | None = None
+    gold: bool = True  # whether the rewards may read the gold answers of train examples
+    judge: str | None = None  # rates outputs by the gold answers; `None` for no ratings
+    # fits a reward to draws; `fit_critic`, or a control of an experiment
     fit: Callable[..., Critic | None] = fit_critic
 
     def prepare(self, task: Task, examples: Sequence[Example]) -> LocalGains | None:
@@ -102,18 +95,14 @@ def chosen_for_each_input(task: Task) -> list[str]:
 class LocalSavings:
     """What the local reward of a component may save, by the prices of evaluations.
 
-    Attributes:
-        global_price: system runs of a global evaluation of a change on one example.
-        unused_reason: why the component is searched by the global reward; ``""`` if it has a local
-            one.
-
     >>> print(LocalSavings("a", 1.0, 0.25), LocalSavings("d", 0.25, 0.25, "the last one"), sep="; ")
     a 4 times (1 of a run globally, 0.25 locally); d none: the last one
     """
 
     component: str
-    global_price: float
+    global_price: float  # system runs of a global evaluation of a change on one example
     local_price: float
+    # why the component is searched by the global reward; `""` if it has a local one
     unused_reason: str = ""
 
     @property
@@ -166,21 +155,16 @@ def savings_of(system: System, component: str, prices: Prices) -> LocalSavings:
 
 @dataclass
 class LocalGains:
-    """Evaluations of single components in one job, at a lower price than whole runs.
-
-    Attributes:
-        parts: the part of the system that ends with each component.
-        cheap: the components whose local evaluations save something.
-        slopes: for each component with a local reward, the expected gain of the score per unit of
-            it, and the variance of this estimate.
-    """
+    """Evaluations of single components in one job, at a lower price than whole runs."""
 
     guide: RewardGuide
     task: Task
     rewards: RunRewards
-    parts: Mapping[str, Part]
-    cheap: Sequence[str]
+    parts: Mapping[str, Part]  # the part of the system that ends with each component
+    cheap: Sequence[str]  # the components whose local evaluations save something
     examples: Sequence[Example]
+    # for each component with a local reward, the expected gain of the score per unit of it, and the
+    # variance of this estimate
     slopes: Mapping[str, Slope] = field(default_factory=dict)
     _critics: dict[str, Critic] = field(default_factory=dict)
     _known: dict[Place, dict[str, float]] = field(default_factory=dict)  # rewards by inputs

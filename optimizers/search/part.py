@@ -28,19 +28,14 @@ CHEAP = ("function", "retriever")  # kinds that call no model
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a system.
-
-    Attributes:
-        effects: the cheap deterministic descendants, by component.
-        weight: the fraction of a run of the whole system that all counted calls of the part are.
-        price: the fraction that executes again if the settings of the component change.
-    """
+    """A part of a system."""
 
     system: System
     component: str
-    effects: tuple[str, ...]
+    effects: tuple[str, ...]  # the cheap deterministic descendants, by component
+    # the fraction of a run of the whole system that all counted calls of the part are
     weight: float
-    price: float
+    price: float  # the fraction that executes again if the settings of the component change
 
     def bind(self, configuration: Mapping[str, object]) -> System:
         """Return the part bound to the values of a configuration of the whole system."""

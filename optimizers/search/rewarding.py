@@ -53,46 +53,32 @@ def shared_backbone(name: str, max_length: int, placement: Placement | None = No
 
 @dataclass(frozen=True)
 class Guidance:
-    """Scoring of one component's calls in one job.
-
-    Attributes:
-        unusable: why there are no scores; ``""`` if there are.
-        untrusted: why the scores must not replace the global reward in training; ``""`` if they
-            may.
-        examples: the ids of the examples whose calls have scores; ``None`` for all examples.
-    """
+    """Scoring of one component's calls in one job."""
 
     scores: ScoreCalls
     facts: Mapping[str, object] = field(default_factory=dict)
-    unusable: str = ""
+    unusable: str = ""  # why there are no scores; `""` if there are
+    # why the scores must not replace the global reward in training; `""` if they may
     untrusted: str = ""
+    # the ids of the examples whose calls have scores; `None` for all examples
     examples: frozenset[str] | None = None
 
 
 class RewardAdapter(State):
-    """A trained adapter of the backbone.
-
-    Attributes:
-        data: the digest of the pairs that it was trained on.
-    """
+    """A trained adapter of the backbone."""
 
     name: str = Field(pattern="^[0-9a-f]+$")  # part of a folder name, so no path separators
-    data: str
+    data: str  # the digest of the pairs that it was trained on
 
 
 class RewardMemory(MemoryPart):
-    """Memory of local rewards, besides the pairs.
-
-    Attributes:
-        iteration: the last iteration that pairs were collected in; 0 before the first.
-        inputs: the number of inputs that pairs were collected from; the next ones follow in a fixed
-            order.
-        feedback: the number of draws copied from the feedback folder; ``None`` before that.
-    """
+    """Memory of local rewards, besides the pairs."""
 
     NAME = "rewards"
-    iteration: int = 0
+    iteration: int = 0  # the last iteration that pairs were collected in; 0 before the first
+    # the number of inputs that pairs were collected from; the next ones follow in a fixed order
     inputs: int = 0
+    # the number of draws copied from the feedback folder; `None` before that
     feedback: int | None = None
     adapter: RewardAdapter | None = None
     adapters: dict[str, RewardAdapter] = Field(default_factory=dict)
@@ -103,12 +89,9 @@ class RunRewards:
     """Buffer of pairs and reward models of a run, by which components are searched and trained (OPTIMAS).
 
     A subclass may score calls in another way.
-
-    Attributes:
-        learns: whether rewards are fitted to pairs, so that pairs of a changed configuration are
-            collected.
     """
 
+    # whether rewards are fitted to pairs, so that pairs of a changed configuration are collected
     learns: ClassVar[bool] = True
     learning: RewardLearning
     task: Task

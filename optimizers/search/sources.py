@@ -44,15 +44,11 @@ class SearchSettings(Settings):
 
 @dataclass(frozen=True)
 class CandidateSources:
-    """Sources of candidates of a search.
-
-    Attributes:
-        section: the path of the settings, if it is still open whether a model of the system writes
-            prompts.
-    """
+    """Sources of candidates of a search."""
 
     names: Sequence[SourceName] = UNWRITTEN
     lm: str | None = None
+    # the path of the settings, if it is still open whether a model of the system writes prompts
     section: str = field(default="", compare=False)
     unused: str = field(default="", compare=False)
 
@@ -121,18 +117,13 @@ RESERVED = 0.25  # of the train examples, for descriptions, if there are no demo
 
 @dataclass(frozen=True)
 class Rows:
-    """Division of the train examples; the same in all jobs of a run, so that no example changes its part.
+    """Division of the train examples; the same in all jobs of a run, so that no example changes its part."""
 
-    Attributes:
-        pool: examples that the incumbent is run on for demonstrations and the first reflections.
-        read: examples that descriptions and labelled demonstrations are made of, including the
-            pool.
-        scored: examples that candidates are scored on, in random order.
-    """
-
+    # examples that the incumbent is run on for demonstrations and the first reflections
     pool: Sequence[Example]
+    # examples that descriptions and labelled demonstrations are made of, including the pool
     read: Sequence[Example]
-    scored: Sequence[Example]
+    scored: Sequence[Example]  # examples that candidates are scored on, in random order
 
 
 def divide(task: Task, sources: CandidateSources) -> Rows:

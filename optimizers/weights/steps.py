@@ -57,31 +57,20 @@ class Best(State):
 
 
 class TrainingState(State):
-    """Progress of a training job.
+    """Progress of a training job."""
 
-    Attributes:
-        step: the number of completed steps.
-        saved: the checkpoint of the current weights.
-        ahead: the folder of the samples drawn ahead for the next step.
-        kept: the recipe's state between steps, as JSON.
-        curve: the learning curve: one entry per completed step.
-        max_runs: the most system runs of any step, if it had drawn the maximum number of examples.
-        evaluated: each evaluated step with its score.
-        best: the best evaluated step.
-        folders: the folders that this state needs.
-        folders_before: the folders that the previous state needed.
-    """
-
-    step: int = 0
-    saved: Saved | None = None
-    ahead: dict[str, str] | None = None
-    kept: dict[str, object] = Field(default={})
-    curve: list[CurvePoint] = Field(default=[])
+    step: int = 0  # the number of completed steps
+    saved: Saved | None = None  # the checkpoint of the current weights
+    ahead: dict[str, str] | None = None  # the folder of the samples drawn ahead for the next step
+    kept: dict[str, object] = Field(default={})  # the recipe's state between steps, as JSON
+    curve: list[CurvePoint] = Field(default=[])  # the learning curve: one entry per completed step
+    # the most system runs of any step, if it had drawn the maximum number of examples
     max_runs: float = 0.0
+    # each evaluated step with its score
     evaluated: list[tuple[int, float | None]] = Field(default=[])
-    best: Best | None = None
-    folders: list[str] = Field(default=[])
-    folders_before: list[str] = Field(default=[])
+    best: Best | None = None  # the best evaluated step
+    folders: list[str] = Field(default=[])  # the folders that this state needs
+    folders_before: list[str] = Field(default=[])  # the folders that the previous state needed
 
 
 @dataclass(frozen=True)

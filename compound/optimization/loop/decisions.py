@@ -51,23 +51,14 @@ LEAST_GAIN = 1e-9  # mean gain of an example that is not a rounding error
 
 @dataclass(frozen=True)
 class Look:
-    """Evaluations of two configurations on the same validation examples and fresh samples.
+    """Evaluations of two configurations on the same validation examples and fresh samples."""
 
-    Attributes:
-        before: the reference.
-        after: the working configuration.
-        p: one-sided p-value of the gain.
-        test: the test that returned it.
-        level: the level of the test.
-        margin: the loss that is accepted; see `Job.margin`.
-    """
-
-    before: Evaluation
-    after: Evaluation
-    p: float
-    test: TestName
-    level: float
-    margin: float = 0.0
+    before: Evaluation  # the reference
+    after: Evaluation  # the working configuration
+    p: float  # one-sided p-value of the gain
+    test: TestName  # the test that returned it
+    level: float  # the level of the test
+    margin: float = 0.0  # the loss that is accepted; see `Job.margin`
 
     @property
     def gains(self) -> list[float]:
@@ -115,11 +106,8 @@ def probability_of_gain(gains: Sequence[float]) -> float:
     >>> round(probability_of_gain([1, 0, 0, 0, 0, 0, 0, 0, 0, 0]), 2), probability_of_gain([0.0, 0.0])
     (0.83, 0.5)
     """
-    n, mean, sd = (
-        len(gains),
-        float(np.mean(gains)),
-        float(np.std(gains, ddof=1)) if len(gains) > 1 else 0.0,
-    )
+    n, mean = len(gains), float(np.mean(gains))
+    sd = float(np.std(gains, ddof=1)) if n > 1 else 0.0
     most = (n + 1) / (n + 2)
     if not sd:
         return 0.5 if not mean else most if mean > 0 else 1 - most

@@ -63,18 +63,15 @@ class Jobs:
     def _further_jobs(self) -> int:
         """Return the number of further jobs before the last decision, within `iterations` rounds."""
         context, search = self._context, self._context.search
-        plan, settings, method = (
-            context.budget.plan,
-            context.problem.settings,
-            context.problem.method,
-        )
+        plan, problem = context.budget.plan, context.problem
+        settings, method = problem.settings, problem.method
         last = search.history[-len(method.jobs) :]
         useful = any(record.values for record in last) and any(record.runs for record in last)
         finished = len(search.history) >= len(method.jobs) * settings.iterations
         is_last = plan.decisions - search.decisions == 1
         if method.jobs_each is not None or not useful or not is_last or finished:
             return 0
-        least = planned_job_runs(context.problem, context.budget.prices)
+        least = planned_job_runs(problem, context.budget.prices)
         free = context.budget.free(search)
         return plan.jobs if free >= plan.jobs * least else int(free // least)
 
@@ -126,9 +123,8 @@ class Jobs:
         last = (search.decisions + 1, search.jobs_in_round + 1) == (plan.decisions, plan.jobs)
         context.enter("searching", plan.cost if known and last else None)
         proposal: Proposal | None = None
-        proposing = RunningOptimizer(
-            job.optimizer, context.problem.method.optimizers[job.optimizer]
-        )
+        method = context.problem.method
+        proposing = RunningOptimizer(job.optimizer, method.optimizers[job.optimizer])
         try:
             async for event in proposing.events(self._task(job, number, scorer)):
                 if isinstance(event, Progress):
@@ -153,12 +149,8 @@ class Jobs:
     def _task(self, job: JobState, number: int, scorer: JobScorer) -> Task:
         """Create the optimizer's assignment."""
         context, problem = self._context, self._context.problem
-        settings, prices, working = (
-            problem.settings,
-            context.budget.prices,
-            context.working().configuration,
-        )
-        ledger = context.candidates
+        settings, prices = problem.settings, context.budget.prices
+        working, ledger = context.working().configuration, context.candidates
         return Task(
             system=context.working(),
             keys=job.keys,

@@ -30,9 +30,7 @@ __all__ = [
 ]
 
 CHANGED = 1.2  # factor by which tokens or dollars per run must change to be named
-FEWEST = (
-    20  # evaluations of a candidate of the front, besides the initial and the chosen configuration
-)
+FEWEST = 20  # evaluations of a candidate of the front, unless it is the initial or the chosen one
 
 
 @dataclass(frozen=True)
@@ -40,43 +38,37 @@ class CandidateRecord:
     """A configuration that a run evaluated.
 
     Attributes:
-        digest: digest of the configuration.
-        values: the values that differ from the initial configuration.
-        parent: digest of the configuration that it changes; ``""`` if the optimizer does not tell.
-        source: what proposed it: an optimizer, or sources that the optimizer names.
-        job: number of the first job that ran it; ``None`` for the initial configuration, and if
-            only a decision ran it.
-        fate: ``start``, ``not proposed`` (by its job), ``proposed`` (to a decision that was not
-            made, or as a part of its change), the verdict of its decision, or ``over limit``.
-        chosen: whether it is the result of the run.
-        evaluations: number of distinct runs on train and validation examples.
         mean, low, high: mean score of these examples with its 95 % interval.
-        gain: mean gain over the initial configuration on the examples that both were run on.
         prompt_tokens, completion_tokens, usd, seconds: means per run, on validation examples if
             there are runs on them. Calls from the cache count like executed ones; ``usd`` is
             ``None`` if a price is unknown.
-        broken_limits: limits of the objective that these means exceed.
     """
 
     __pydantic_config__ = ConfigDict(strict=True, allow_inf_nan=False)
 
-    digest: str
-    values: Mapping[str, object]
+    digest: str  # digest of the configuration
+    values: Mapping[str, object]  # the values that differ from the initial configuration
+    # digest of the configuration that it changes; `""` if the optimizer does not tell
     parent: str
-    source: str
+    source: str  # what proposed it: an optimizer, or sources that the optimizer names
+    # number of the first job that ran it; `None` for the initial configuration, and if only a
+    # decision ran it
     job: int | None
+    # `start`, `not proposed` (by its job), `proposed` (to a decision that was not made, or as
+    # a part of its change), the verdict of its decision, or `over limit`
     fate: Fate
-    chosen: bool
-    evaluations: int
+    chosen: bool  # whether it is the result of the run
+    evaluations: int  # number of distinct runs on train and validation examples
     mean: float
     low: float | None
     high: float | None
+    # mean gain over the initial configuration on the examples that both were run on
     gain: float | None
     prompt_tokens: float
     completion_tokens: float
     usd: float | None
     seconds: float
-    broken_limits: tuple[str, ...] = ()
+    broken_limits: tuple[str, ...] = ()  # limits of the objective that these means exceed
 
     @property
     def tokens(self) -> float:
@@ -136,10 +128,7 @@ def describe_limits(candidates: Sequence[CandidateRecord]) -> list[str]:
     chosen = next((candidate for candidate in candidates if candidate.chosen), None)
     if chosen is None:
         return []
-    start, within = (
-        candidates[0],
-        [candidate for candidate in candidates if not candidate.broken_limits],
-    )
+    start, within = candidates[0], [each for each in candidates if not each.broken_limits]
     over = sum(bool(candidate.broken_limits) for candidate in candidates[1:])
     broken, found = ", ".join(chosen.broken_limits), list[str]()
     if broken and not within:

@@ -60,12 +60,9 @@ class Costs:
 
 
 class SplitRuns(State):
-    """Distinct runs of a candidate on the examples of one split.
+    """Distinct runs of a candidate on the examples of one split."""
 
-    Attributes:
-        rows: example, sample, score, and whether the run failed.
-    """
-
+    # example, sample, score, and whether the run failed
     rows: list[tuple[str, int, float, bool]] = Field(default_factory=list)
     usage: Usage = NO_USAGE
     seconds: float = 0.0
@@ -81,14 +78,7 @@ class SplitRuns(State):
 
 
 class CandidateState(State):
-    """A candidate.
-
-    Attributes:
-        values: the values that differ from the initial configuration.
-        parent: digest of the configuration that it changes; ``""`` if the optimizer does not tell.
-        source: what proposed it: the optimizer, or a source that the optimizer names.
-        job: number of the first job that ran it; ``None`` if only a decision did.
-    """
+    """A candidate; the fields of its record have the same meaning."""
 
     digest: str
     values: dict[str, object]

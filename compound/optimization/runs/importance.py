@@ -17,20 +17,13 @@ RIDGE = 1.0  # prior weight against an effect, in candidates of average size
 
 @dataclass(frozen=True)
 class Importance:
-    """A parameter.
-
-    Attributes:
-        share: its share of the explained variance of gains.
-        values: number of values that were tried.
-        best: the value with the largest effect; ``None`` if it is the initial one.
-        effect: that effect, over the mean of all values.
-    """
+    """A parameter."""
 
     key: str
-    share: float
-    values: int
-    best: object
-    effect: float
+    share: float  # its share of the explained variance of gains
+    values: int  # number of values that were tried
+    best: object  # the value with the largest effect; `None` if it is the initial one
+    effect: float  # that effect, over the mean of all values
 
 
 def importance(candidates: Sequence[CandidateRecord]) -> list[Importance]:

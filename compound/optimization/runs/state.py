@@ -64,95 +64,73 @@ StoredEvaluation = Annotated[
 
 
 class JobState(State):
-    """The job in progress.
-
-    Attributes:
-        proposal_limits: maximum usage of proposal requests of the whole run by the end of the job.
-        ledger_before: ledger of proposal requests when the job started.
-        progress: the optimizer's own state; ``None`` before its first checkpoint.
-    """
+    """The job in progress."""
 
     optimizer: str
     keys: tuple[str, ...]
     reason: dict[str, float]
     share: float
     spent_before: float
+    # maximum usage of proposal requests of the whole run by the end of the job
     proposal_limits: dict[str, float]
-    ledger_before: LedgerState
+    ledger_before: LedgerState  # ledger of proposal requests when the job started
+    # the optimizer's own state; `None` before its first checkpoint
     progress: dict[str, object] | None = None
     scored: list[ScoredCandidate] = Field(default_factory=list)
 
 
 class SearchState(State):
-    """The search on train and validation examples, after the initial evaluation.
-
-    Attributes:
-        free_runs: system runs left for jobs when the plan was made; ``None`` without a limit.
-        best: values of the best configuration: by default, the one with the highest validation
-            score.
-        supported: values of the last configuration that a test supported, at first the initial
-            ones.
-        promising: values of the configuration with the highest score of those that only scored
-            higher; ``None`` without one, or if a supported one scored higher since.
-        skipped: numbers of the decisions without a test, because nothing was proposed.
-        stopped: why the search ended; ``""`` while it continues.
-        prices: expected fractions of a system run, measured on the traces of the initial
-            evaluation.
-    """
+    """The search on train and validation examples, after the initial evaluation."""
 
     plan: BudgetPlan
+    # system runs left for jobs when the plan was made; `None` without a limit
     free_runs: float | None
+    # values of the best configuration: by default, the one with the highest validation score
     best: dict[str, object]
     incumbent: StoredEvaluation
+    # values of the last configuration that a test supported, at first the initial ones
     supported: dict[str, object] = Field(default_factory=dict)
+    # values of the configuration with the highest score of those that only scored higher; `None`
+    # without one, or if a supported one scored higher since
     promising: dict[str, object] | None = None
     promising_score: float | None = None
     ledger: LedgerState
+    # expected fractions of a system run, measured on the traces of the initial evaluation
     prices: Prices = Field(default_factory=Prices)
     working: dict[str, object] = Field(default_factory=dict)
     jobs_in_round: int = 0
     decisions: int = 0
+    # numbers of the decisions without a test, because nothing was proposed
     skipped: list[int] = Field(default_factory=list)
     idle_rounds: int = 0
     job: JobState | None = None
     history: list[JobRecord] = Field(default_factory=list)
     tried: list[ScoredCandidate] = Field(default_factory=list)
-    stopped: str = ""
+    stopped: str = ""  # why the search ended; `""` while it continues
 
 
 class FinalEvaluation(State):
-    """Evaluation of one configuration on the test split.
+    """Evaluation of one configuration on the test split."""
 
-    Attributes:
-        evaluation: ``None`` if the split was not evaluated.
-        skipped: why the budget did not allow it.
-    """
-
-    evaluation: StoredEvaluation | None = None
-    skipped: str = ""
+    evaluation: StoredEvaluation | None = None  # `None` if the split was not evaluated
+    skipped: str = ""  # why the budget did not allow it
 
 
 class OptimizationState(State):
-    """An optimization run.
+    """An optimization run."""
 
-    Attributes:
-        announced: number of notes recorded before the first system run.
-        bounds_violation: the first score outside the bounds that the metric declares; ``""``
-            without one.
-        candidates: every configuration that was run, the initial one first.
-        done: whether only the report is left.
-    """
-
-    announced: int = 0
+    announced: int = 0  # number of notes recorded before the first system run
     before: StoredEvaluation | None = None
     search: SearchState | None = None
     test_before: FinalEvaluation | None = None
     test_after: FinalEvaluation | None = None
     meters: list[MeterState] = Field(default_factory=list)
+    # the first score outside the bounds that the metric declares; `""` without one
     bounds_violation: str = ""
+    # every configuration that was run, the initial one first
     candidates: list[CandidateState] = Field(default_factory=list)
     memory: dict[str, Any] = Field(default_factory=dict)
-    done: bool = False
+    done: bool = False  # whether only the report is left
     reported: bool = False
 
     @property
@@ -174,15 +152,12 @@ def _state(value: object) -> OptimizationState:
 
 
 class Checkpoint(BaseModel):
-    """The file ``checkpoint.json``.
-
-    Attributes:
-        lengths: lengths of the append-only files, to which they are truncated on resume.
-    """
+    """The file ``checkpoint.json``."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
     step: NonNegativeInt
+    # lengths of the append-only files, to which they are truncated on resume
     lengths: dict[str, NonNegativeInt]
     checksums: dict[str, str] = {}
     cached: NonNegativeInt = 0

@@ -59,11 +59,9 @@ class OneOf(Settings, ABC):
     """A choice between options: at most one field is set, to the settings of that option.
 
     Subclasses declare one field per option, ``None`` by default. The first option is the default.
-
-    Attributes:
-        REMOVED: options of earlier versions, with the option to use instead.
     """
 
+    # options of earlier versions, with the option to use instead
     REMOVED: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="after")
@@ -138,16 +136,11 @@ FeedbackFolder = Annotated[str, NameMark("feedback")]
 
 @dataclass(frozen=True)
 class Reference:
-    """A name found in settings.
-
-    Attributes:
-        path: path of the field, relative to the searched settings.
-        name: the value; ``None`` if the field is not set.
-    """
+    """A name found in settings."""
 
     kind: Kind
-    path: Path
-    name: str | None
+    path: Path  # path of the field, relative to the searched settings
+    name: str | None  # the value; `None` if the field is not set
     key: bool = False
 
 

@@ -79,12 +79,8 @@ GONE: Mapping[str, str] = {
     "better_together.interleave": "list the search of prompts as a stage: stages: [gepa, mmgrpo, gepa]",
     "critic.adapter": "the value head reads the states of the policy, as with null before",
 }
-WITHIN = (
-    "",
-    "prompts.",
-    "training.ppo.",
-    "training.grpo.",
-)  # where a method's section may hold them
+# where a method's section may hold them
+WITHIN = ("", "prompts.", "training.ppo.", "training.grpo.")
 
 UserSections = tuple[
     tuple[str, type[Settings] | None], ...

@@ -46,14 +46,10 @@ class Source(State):
 
 
 class Sources(MemoryPart):
-    """Memory of demonstrations: the runs they were taken from.
-
-    Attributes:
-        sources: the runs by configuration, latest last.
-    """
+    """Memory of demonstrations: the runs they were taken from."""
 
     NAME = "demonstrations"
-    sources: list[Source] = Field(default_factory=list)
+    sources: list[Source] = Field(default_factory=list)  # the runs by configuration, latest last
 
 
 def bootstrap(

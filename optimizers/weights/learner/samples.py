@@ -17,39 +17,25 @@ SECTION = "optimize.<method>"  # stands for the path of the settings in messages
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sampled answer of a trained component.
+    """One sampled answer of a trained component."""
 
-    Attributes:
-        component: the component that was called.
-        example: the name of the example.
-        address: the address of the call in its run.
-        invocation: the number of earlier calls of the component in the run.
-        tokens: prompt and answer tokens as sampled; they are never tokenized again.
-        reward: the reward of the call.
-        group: samples with the same group are compared with each other; `()` belongs to no group.
-        rollout: the index of the run among those of the example.
-        on_policy: whether the answer was sampled with the weights that are trained.
-        advantages: one number per sampled token, once credit is assigned.
-        values: the value head's estimate before each token when credit was assigned (PPO).
-        returns: the targets of the value head.
-        weight: the sample's weight in the loss, relative to a weight of 1.
-        unit: samples with the same unit, such as the turns of a conversation, count as one sample
-            in losses that average over samples; with `()` the sample is a unit by itself.
-    """
-
-    component: str
-    example: str
-    address: str
-    invocation: int
-    tokens: TokenRecord
-    reward: float
+    component: str  # the component that was called
+    example: str  # the name of the example
+    address: str  # the address of the call in its run
+    invocation: int  # the number of earlier calls of the component in the run
+    tokens: TokenRecord  # prompt and answer tokens as sampled; they are never tokenized again
+    reward: float  # the reward of the call
+    # samples with the same group are compared with each other; `()` belongs to no group
     group: Group = ()
-    rollout: int = 0
-    on_policy: bool = True
-    advantages: tuple[float, ...] = ()
+    rollout: int = 0  # the index of the run among those of the example
+    on_policy: bool = True  # whether the answer was sampled with the weights that are trained
+    advantages: tuple[float, ...] = ()  # one number per sampled token, once credit is assigned
+    # the value head's estimate before each token when credit was assigned (PPO)
     values: tuple[float, ...] = ()
-    returns: tuple[float, ...] = ()
-    weight: float = 1.0
+    returns: tuple[float, ...] = ()  # the targets of the value head
+    weight: float = 1.0  # the sample's weight in the loss, relative to a weight of 1
+    # samples with the same unit, such as the turns of a conversation, count as one sample in losses
+    # that average over samples; with `()` the sample is a unit by itself
     unit: Group = ()
 
     def with_advantage(self, advantage: float) -> Sample:

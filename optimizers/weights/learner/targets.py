@@ -18,11 +18,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-EXPERTS = (
-    "num_experts",
-    "num_local_experts",
-    "n_routed_experts",
-)  # configuration keys for the number of experts
+# configuration keys for the number of experts
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:

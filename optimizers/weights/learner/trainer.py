@@ -60,18 +60,13 @@ class StaleSamples(CompoundError):
 
 
 class Saved(State):
-    """References to the folders that `Trainer.save` wrote, relative to the folder of the run's memory.
+    """References to the folders that `Trainer.save` wrote, relative to the folder of the run's memory."""
 
-    Attributes:
-        adapters: the folder of each adapter; ``None`` if it equals the base model.
-        optimizers: the folder of the optimizer states.
-        versions: the digests of the latest versions of each adapter.
-        skipped: the number of consecutive skipped updates of each adapter.
-    """
-
+    # the folder of each adapter; `None` if it equals the base model
     adapters: dict[str, dict[str, str] | None]
-    optimizers: dict[str, str]
-    versions: dict[str, list[str]]
+    optimizers: dict[str, str]  # the folder of the optimizer states
+    versions: dict[str, list[str]]  # the digests of the latest versions of each adapter
+    # the number of consecutive skipped updates of each adapter
     skipped: dict[str, int] = Field(default={})
 
 

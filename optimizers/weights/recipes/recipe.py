@@ -137,27 +137,17 @@ class GroupSettings(PolicySettings):
 
 @dataclass(frozen=True)
 class RecipeContext:
-    """Inputs of a recipe for one step.
+    """Inputs of a recipe for one step."""
 
-    Attributes:
-        sampler: makes rollouts with the current weights.
-        trained: the components whose weights are trained, in the order of the system.
-        seed: the seed of the step's random numbers.
-        trainer: computes values and log-ratios to the base model.
-        task: the job.
-        state: the recipe's state between steps, as JSON; see `recall` and `keep`.
-        folder: the folder that code and files named in the settings are relative to.
-        trainer_turn: opens a block in which the trainer may compute; engines on its GPUs may sleep
-            meanwhile.
-    """
-
-    sampler: Sampler
-    trained: tuple[str, ...]
-    seed: int
-    trainer: Learner
-    task: Task
+    sampler: Sampler  # makes rollouts with the current weights
+    trained: tuple[str, ...]  # the components whose weights are trained, in the order of the system
+    seed: int  # the seed of the step's random numbers
+    trainer: Learner  # computes values and log-ratios to the base model
+    task: Task  # the job
+    # the recipe's state between steps, as JSON; see `recall` and `keep`
     state: dict[str, object] = field(default_factory=dict)
-    folder: Path = Path()
+    folder: Path = Path()  # the folder that code and files named in the settings are relative to
+    # opens a block in which the trainer may compute; engines on its GPUs may sleep meanwhile
     trainer_turn: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
 
     @property
@@ -191,21 +181,14 @@ class RecipeContext:
 
 @dataclass(frozen=True)
 class CreditedSamples:
-    """Samples with advantages, and statistics of their credit assignment.
+    """Samples with advantages, and statistics of their credit assignment."""
 
-    Attributes:
-        samples: the samples to train on.
-        scores: the global rewards of the step's rollouts, or the local rewards of a component's
-            answers.
-        facts: statistics for the record, as JSON.
-        answers: the answers of all rollouts in ``scores``, with their rewards, if ``samples`` are a
-            selection of them. Reward, length and the like of components describe these; by default
-            ``samples``.
-    """
-
-    samples: Sequence[Sample]
+    samples: Sequence[Sample]  # the samples to train on
+    # the global rewards of the step's rollouts, or the local rewards of a component's answers
     scores: Sequence[float]
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)  # statistics for the record, as JSON
+    # the answers of all rollouts in `scores`, with their rewards, if `samples` are a selection
+    # of them. Reward, length and the like of components describe these; by default `samples`
     answers: Sequence[Sample] = ()
 
     @property

@@ -38,20 +38,13 @@ class RolloutSettings(SamplingSettings):
 
 @dataclass(frozen=True)
 class Rollout:
-    """A run or fork for training.
+    """A run or fork for training."""
 
-    Attributes:
-        example: the example that was run.
-        trace: the scored trace.
-        number: the index among the rollouts of the example.
-        fork: the address of the call at which it was forked; ``""`` for a whole run.
-        teacher: the configuration file of the teacher that made it; ``""`` for the trained system.
-    """
-
-    example: Example
-    trace: Trace
-    number: int
-    fork: str = ""
+    example: Example  # the example that was run
+    trace: Trace  # the scored trace
+    number: int  # the index among the rollouts of the example
+    fork: str = ""  # the address of the call at which it was forked; `""` for a whole run
+    # the configuration file of the teacher that made it; `""` for the trained system
     teacher: str = ""
 
     @property
@@ -77,24 +70,16 @@ class RolloutFork:
 
 @dataclass
 class Sampler:
-    """Makes the rollouts of one step.
+    """Makes the rollouts of one step."""
 
-    Attributes:
-        executor: runs them, with its cache and budget.
-        system: the system, bound to the weights that sample.
-        metric: the global reward.
-        rules: concurrency, failure score, and the settings of trained components in rollouts.
-        step: an index of the step, unique in the run, from which sample indices are derived.
-        made: the number of rollouts or answers so far.
-        failures: counts of their failures, by kind and message.
-    """
-
-    executor: Executor
-    system: System
-    metric: Metric
+    executor: Executor  # runs them, with its cache and budget
+    system: System  # the system, bound to the weights that sample
+    metric: Metric  # the global reward
+    # concurrency, failure score, and the settings of trained components in rollouts
     rules: EvaluationRules
-    step: int
-    made: int = 0
+    step: int  # an index of the step, unique in the run, from which sample indices are derived
+    made: int = 0  # the number of rollouts or answers so far
+    # counts of their failures, by kind and message
     failures: Counter[Failure] = field(default_factory=Counter)
 
     @property
