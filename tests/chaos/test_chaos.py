@@ -95,6 +95,12 @@ def test_a_damaged_run_directory_is_named_or_makes_no_difference(
 
 
 @pytest.mark.slow
-def test_a_full_disk_loses_nothing(launcher: Launcher, tmp_path: Path) -> None:
-    for record in full_disks(launcher, WORKLOADS["random"], [1_000, 60_000], tmp_path):
+@pytest.mark.parametrize(
+    ("name", "limits"),
+    [("random", [1_000, 60_000]), ("mmgrpo", [30_000])],  # which optimizer states exceed
+)
+def test_a_full_disk_loses_nothing(
+    name: str, limits: list[int], launcher: Launcher, model: Path, tmp_path: Path
+) -> None:
+    for record in full_disks(launcher, WORKLOADS[name], limits, tmp_path, model):
         assert not record.problems, record

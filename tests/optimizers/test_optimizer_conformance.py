@@ -1,4 +1,4 @@
-"""Every optimizer of this package passes the checks of its role."""
+"""Every optimizer of this package passes the checks of its role, and reads back what its checkpoints hold."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
 
 import compound.optimizers
+from compound.core.storage.state import State, StateError
 from compound.optimization.method import Optimizer
 from compound.optimizers.baselines.evolution import GEPASettings
-from compound.optimizers.baselines.gepa import GEPA
-from compound.optimizers.baselines.llm_selector import LLMSelector
-from compound.optimizers.baselines.mipro import Mipro, MIPROSettings
-from compound.optimizers.baselines.opro import OPRO
-from compound.optimizers.baselines.random import RandomSearch
-from compound.optimizers.baselines.textgrad import TextGrad
-from compound.optimizers.optimas.local import Cloning
+from compound.optimizers.baselines.gepa import GEPA, Evolution
+from compound.optimizers.baselines.llm_selector import LLMSelector, Selection
+from compound.optimizers.baselines.mipro import Mipro, MIPROProgress, MIPROSettings
+from compound.optimizers.baselines.opro import OPRO, Generations
+from compound.optimizers.baselines.random import Halving, RandomSearch
+from compound.optimizers.baselines.textgrad import Descent, TextGrad
+from compound.optimizers.optimas.local import Cloning, Collecting, LocalProgress
+from compound.optimizers.search.candidates import JointProgress
 from compound.optimizers.search.joint import JointSearch
 from compound.optimizers.search.sources import CandidateSources
 from compound.testing import OptimizerKit
@@ -36,12 +41,36 @@ TEXTS = ("first.prompt", "second.prompt")
 SECOND = ("second.prompt", "second.demos")
 
 
-class TestRandomSearch(OptimizerKit):
+class StateKit(OptimizerKit):
+    """Checks of what the checkpoints of an optimizer hold, besides those of its role."""
+
+    state: type[State]
+
+    @pytest.mark.slow
+    def test_every_checkpoint_is_read_as_what_it_was(self) -> None:
+        states, _ = self.job().run(self.make())
+        assert all(self.state.from_json(stored).to_json() == stored for stored in states)
+        for field in self.state.model_fields if states else ():
+            with pytest.raises(StateError, match=rf"cannot be read: {field}[.:]"):
+                self.state.from_json({**states[-1], field: True})
+
+    def test_a_checkpoint_of_another_version_is_refused_before_anything_is_run(self) -> None:
+        job = self.job()
+        job.task = replace(job.task, resume={"candidates": []})
+        with pytest.raises(StateError, match=f"{self.state.__name__} has format None"):
+            job.run(self.make())
+        assert job.spent == 0
+
+
+class TestRandomSearch(StateKit):
+    state = Halving
+
     def make(self) -> Optimizer:
         return RandomSearch()
 
 
-class TestJointSearch(OptimizerKit):
+class TestJointSearch(StateKit):
+    state = JointProgress
     checkpoints = 4
 
     def make(self) -> Optimizer:
@@ -51,7 +80,8 @@ class TestJointSearch(OptimizerKit):
         return (*TEXTS, "second.demos", "second.temperature", "second.max_tokens")
 
 
-class TestMipro(OptimizerKit):
+class TestMipro(StateKit):
+    state = MIPROProgress
     checkpoints = 2
 
     def make(self) -> Optimizer:
@@ -69,7 +99,8 @@ class TestMiproWithoutDemonstrations(TestMipro):
         return TEXTS
 
 
-class TestOPRO(OptimizerKit):
+class TestOPRO(StateKit):
+    state = Generations
     checkpoints = 3
 
     def make(self) -> Optimizer:
@@ -79,7 +110,8 @@ class TestOPRO(OptimizerKit):
         return TEXTS
 
 
-class TestTextGrad(OptimizerKit):
+class TestTextGrad(StateKit):
+    state = Descent
     checkpoints = 5
 
     def make(self) -> Optimizer:
@@ -89,7 +121,8 @@ class TestTextGrad(OptimizerKit):
         return TEXTS
 
 
-class TestGEPA(OptimizerKit):
+class TestGEPA(StateKit):
+    state = Evolution
     checkpoints = 2
 
     def make(self) -> Optimizer:
@@ -99,7 +132,8 @@ class TestGEPA(OptimizerKit):
         return TEXTS
 
 
-class TestLLMSelector(OptimizerKit):
+class TestLLMSelector(StateKit):
+    state = Selection
     checkpoints = 2
 
     def make(self) -> Optimizer:
@@ -114,7 +148,8 @@ class TestLLMSelectorWithADiagnoser(TestLLMSelector):
         return LLMSelector(alpha=1.0)
 
 
-class TestOfflineRewards(OptimizerKit):
+class TestOfflineRewards(StateKit):
+    state = Collecting
     checkpoints = 2
 
     def make(self) -> Optimizer:
@@ -124,9 +159,10 @@ class TestOfflineRewards(OptimizerKit):
         return (*SECOND, "first.prompt")
 
 
-class TestGuidedSearch(OptimizerKit):
+class TestGuidedSearch(StateKit):
     """Local evaluations of the first component save calls; the second one is the last."""
 
+    state = JointProgress
     checkpoints = 4
 
     def make(self) -> Optimizer:
@@ -136,7 +172,8 @@ class TestGuidedSearch(OptimizerKit):
         return (*SECOND, "first.prompt")
 
 
-class TestLocalSearch(OptimizerKit):
+class TestLocalSearch(StateKit):
+    state = LocalProgress
     checkpoints = 1
 
     def make(self) -> Optimizer:
@@ -173,4 +210,4 @@ def test_every_optimizer_has_a_class_here() -> None:
 
 
 def _is_kit(value: object) -> bool:
-    return inspect.isclass(value) and issubclass(value, OptimizerKit) and value is not OptimizerKit
+    return inspect.isclass(value) and issubclass(value, OptimizerKit) and hasattr(value, "state")

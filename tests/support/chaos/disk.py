@@ -28,16 +28,20 @@ class FullDisk:
 
 
 def full_disks(
-    launcher: Launcher, workload: Workload, limits: Sequence[int], folder: Path
+    launcher: Launcher,
+    workload: Workload,
+    limits: Sequence[int],
+    folder: Path,
+    model: Path | None = None,
 ) -> Iterator[FullDisk]:
     with FaultyServer(answer=answer) as server:
-        workload.write(folder / "free", server.url)
+        workload.write(folder / "free", server.url, model)
         free = launcher.run(COMMAND, folder / "free")
         assert free.code == 0, free.err
         expected = ending(folder / "free" / "run")
         for limit in limits:
             place = folder / f"limit-{limit}"
-            workload.write(place, server.url)
+            workload.write(place, server.url, model)
             full = launcher.run(COMMAND, place, file_size=limit)
             freed = launcher.run(COMMAND, place)
             problems = []

@@ -1,4 +1,4 @@
-"""Kill runs at random times by random signals, repeat the command, and compare the results.
+"""Kill runs at random times by random signals, or at given calls, repeat the command, and compare the results.
 
 A killed and resumed run must have the same decisions and the same configuration as an uninterrupted
 one, and must not repeat a request unless it was in flight when the process ended.
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos.launcher import Attempt, Launcher
+from chaos.launcher import Attempt, Death, Launcher
 from chaos.observe import Ending, ending
 from chaos.server import FaultyServer
 from chaos.workloads import IN_FLIGHT, Workload, answer
@@ -30,6 +30,8 @@ SIGNALS = (
 COMMAND = ("optimize", "system.yaml", "--run-dir", "run", "--quiet")
 ENGINES = 3
 MOST_STRIKES = 3
+# a signal with its time as a fraction of an uninterrupted run, or a call
+Strike = tuple[float, signal.Signals] | Death
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,9 @@ class Reference:
     requests: frozenset[str]
 
 
-def reference(launcher: Launcher, workload: Workload, folder: Path, model: Path) -> Reference:
+def reference(
+    launcher: Launcher, workload: Workload, folder: Path, model: Path | None = None
+) -> Reference:
     """Run a workload without interruption.
 
     Raises:
@@ -85,31 +89,37 @@ def killed_runs(
         if workload.name not in references:
             place = folder / f"reference-{workload.name}"
             references[workload.name] = reference(launcher, workload, place, model)
-        strikes = [
+        strikes: list[Strike] = [
             (draws.uniform(0.02, 1.02), draws.choice(SIGNALS))
             for _ in range(draws.randint(1, MOST_STRIKES))
         ]
         place = folder / f"killed-{number}-{workload.name}"
-        yield _killed_run(launcher, workload, references[workload.name], strikes, place, model)
+        yield killed_run(launcher, workload, references[workload.name], strikes, place, model)
 
 
-def _killed_run(
+def killed_run(
     launcher: Launcher,
     workload: Workload,
     expected: Reference,
-    strikes: Sequence[tuple[float, signal.Signals]],
+    strikes: Sequence[Strike],
     folder: Path,
-    model: Path,
+    model: Path | None = None,
 ) -> KilledRun:
+    """Return a run that was killed by each strike in turn and then resumed to its end."""
     problems: list[str] = []
     codes: list[int] = []
     landed = 0
     with FaultyServer(answer=answer) as server:
         workload.write(folder, server.url, model)
-        for fraction, number in strikes:
-            attempt = launcher.run(
-                COMMAND, folder, strike=fraction * expected.seconds, number=number
-            )
+        for strike in strikes:
+            if isinstance(strike, Death):
+                number = signal.SIGKILL
+                attempt = launcher.run(COMMAND, folder, death=strike)
+            else:
+                fraction, number = strike
+                attempt = launcher.run(
+                    COMMAND, folder, strike=fraction * expected.seconds, number=number
+                )
             codes.append(attempt.code)
             if attempt.has_traceback:
                 problems.append(f"traceback: {attempt.err[-500:]}")
@@ -136,7 +146,10 @@ def _killed_run(
         problems.append(f"{repeated} requests were made twice, but at most {bound} were in flight")
     return KilledRun(
         workload=workload.name,
-        strikes=tuple(f"{number.name} at {fraction:.2f}" for fraction, number in strikes),
+        strikes=tuple(
+            str(each) if isinstance(each, Death) else f"{each[1].name} at {each[0]:.2f}"
+            for each in strikes
+        ),
         codes=tuple(codes),
         same_best=found is not None and found.best == expected.ending.best,
         same_events=found is not None and found.events == expected.ending.events,
@@ -158,6 +171,8 @@ def _differences(found: Ending | None, expected: Reference, asked: Counter[str])
         yield "another configuration was found"
     if found is not None and found.events != expected.ending.events:
         yield "other decisions were recorded"
+    if found is not None and found.records != expected.ending.records:
+        yield "other traces, candidates or memories were recorded"
     if extra := set(asked) - expected.requests:
         yield f"{len(extra)} requests that the uninterrupted run does not make"
 

@@ -3,11 +3,13 @@
 One warm process imports everything once and forks a child for each command, so that starting a
 command takes milliseconds instead of seconds. The child runs `compound.cli.main` with the given
 arguments, working directory and limits. It is not patched, except that the waits before retries can
-be shortened.
+be shortened, and that a call can be made the last thing that it does.
 """
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import json
 import os
 import signal
@@ -17,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any, Literal
 
 from compound.execution.sender import FIRST_WAIT
 
@@ -38,6 +41,47 @@ class Attempt:
     def has_traceback(self) -> bool:
         """Whether the user saw a traceback, or a message that reports a bug of the program."""
         return "Traceback (most recent call last)" in self.err or "bug in compound" in self.err
+
+
+Kind = Literal["before", "after", "torn"]
+
+
+@dataclass(frozen=True)
+class Death:
+    """The call of a function at which a process kills itself: the ``nth`` one of ``module:name``.
+
+    ``torn`` is after it, without the last bytes of the file that `RunDirectory.append` wrote.
+    """
+
+    at: str
+    nth: int
+    when: Kind = "after"
+
+    def __str__(self) -> str:
+        return f"{self.when} call {self.nth} of {self.at.rpartition(':')[2]}"
+
+    def arrange(self) -> None:
+        """Replace the function in this process."""
+        module, _, path = self.at.partition(":")
+        *parents, name = path.split(".")
+        owner: Any = importlib.import_module(module)
+        for parent in parents:
+            owner = getattr(owner, parent)
+        original, numbers = getattr(owner, name), itertools.count(1)
+
+        def last(*arguments: Any, **named: Any) -> Any:
+            number = next(numbers)
+            if number == self.nth and self.when == "before":
+                os.kill(os.getpid(), signal.SIGKILL)
+            found = original(*arguments, **named)
+            if number == self.nth and self.when == "torn":
+                path = arguments[0].path / arguments[1]
+                os.truncate(path, path.stat().st_size - 9)
+            if number == self.nth:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return found
+
+        setattr(owner, name, last)
 
 
 class Launcher:
@@ -96,6 +140,7 @@ class Launcher:
         strike: float | None = None,
         number: int = signal.SIGKILL,
         file_size: int | None = None,
+        death: Death | None = None,
     ) -> Attempt:
         """Run one command until it ends or a signal ends it.
 
@@ -105,11 +150,12 @@ class Launcher:
             strike: seconds after which the signal is sent; None for never.
             number: the signal.
             file_size: maximum size of any file in bytes, which simulates a full disk.
+            death: the call at which the process kills itself.
         """
         assert self._process is not None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        order = Order(list(arguments), str(folder), strike, int(number), file_size)
+        order = Order(list(arguments), str(folder), strike, int(number), file_size, death)
         self._process.stdin.write(json.dumps(asdict(order)) + "\n")
         self._process.stdin.flush()
         return Attempt(**json.loads(self._process.stdout.readline()))
@@ -122,6 +168,13 @@ class Order:
     strike: float | None
     number: int
     file_size: int | None
+    death: Death | None
+
+    @classmethod
+    def read(cls, line: str) -> Order:
+        """Return the order that a line of JSON describes."""
+        found = json.loads(line)
+        return cls(**{**found, "death": Death(**found["death"]) if found["death"] else None})
 
 
 def _serve() -> None:
@@ -149,7 +202,7 @@ def _serve() -> None:
     torch.set_num_threads(1)
     gc.freeze()  # a collection in a child does not copy the pages of what is imported
     for line in sys.stdin:
-        print(json.dumps(asdict(_carry_out(Order(**json.loads(line))))), flush=True)
+        print(json.dumps(asdict(_carry_out(Order.read(line)))), flush=True)
 
 
 def _carry_out(order: Order) -> Attempt:
@@ -193,6 +246,8 @@ def _become(order: Order, out: int, err: int) -> None:
         if order.file_size is not None:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (order.file_size, order.file_size))
+        if order.death is not None:
+            order.death.arrange()
         from compound.cli import main
 
         sys.argv = ["compound", *order.arguments]

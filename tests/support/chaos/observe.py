@@ -10,7 +10,8 @@ from typing import Any
 
 from compound.optimization.runs.directory import RunDirectory
 
-TIMES = ("at", "spent", "seconds", "memory", "prompt_tokens", "prompt_tokens_cached")
+TIMES = ("at", "spent", "seconds", "attempts", "memory", "prompt_tokens", "prompt_tokens_cached")
+RECORDS = ("traces.jsonl", "candidates.jsonl", "memory.jsonl")
 
 
 @dataclass(frozen=True)
@@ -20,23 +21,33 @@ class Ending:
     Attributes:
         best: the values of ``best.json``.
         events: every event, without times, memory and token counts of one process.
+        records: the same of traces, candidates and the method's memory.
         spent: the spending in the last event, without seconds.
     """
 
     best: Mapping[str, Any]
     events: tuple[str, ...]
+    records: tuple[str, ...]
     spent: Mapping[str, float]
 
 
 def ending(run: Path) -> Ending:
-    events = list(RunDirectory.read_only(run, "events.jsonl"))
-    spent = {key: value for key, value in events[-1]["spent"].items() if key != "seconds"}
+    """Return the outcome of a run and of its baselines."""
+    runs = [run, *sorted((run / "baselines").glob("*"))]
+    *_, last = RunDirectory.read_only(run, "events.jsonl")
+    spent = {key: value for key, value in last["spent"].items() if key != "seconds"}
     best = json.loads((run / "best.json").read_text("utf-8"))["values"]
     return Ending(
         _without_places(best),
-        tuple(json.dumps(_timeless(e), sort_keys=True) for e in events),
+        tuple(line for each in runs for line in _lines(each, "events.jsonl")),
+        tuple(line for each in runs for name in RECORDS for line in _lines(each, name)),
         spent,
     )
+
+
+def _lines(run: Path, name: str) -> list[str]:
+    found = RunDirectory.read_only(run, name)
+    return [json.dumps(_timeless(record), sort_keys=True) for record in found]
 
 
 def _timeless(value: Any) -> Any:
