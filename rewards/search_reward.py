@@ -39,19 +39,14 @@ class FeatureWeight:
 
 @dataclass(frozen=True)
 class SearchReward:
-    """Reward that a joint search used for a component.
+    """Reward that a joint search used for a component."""
 
-    Attributes:
-        head: facts on it; the reward of an example was not fitted to it.
-        prior: the accuracy of the prior alone, on the same pairs; of no pairs without gold answers.
-        weights: the weights of the features that differ between outputs, largest first.
-        judgements: the pairs of outputs with different scores.
-    """
-
-    head: HeadView
+    head: HeadView  # facts on it; the reward of an example was not fitted to it
+    # the accuracy of the prior alone, on the same pairs; of no pairs without gold answers
     prior: Accuracy
+    # the weights of the features that differ between outputs, largest first
     weights: tuple[FeatureWeight, ...]
-    judgements: tuple[Judgement, ...]
+    judgements: tuple[Judgement, ...]  # the pairs of outputs with different scores
 
 
 def inspect_search_reward(

@@ -243,20 +243,14 @@ class Memory(Protocol):
 
 @dataclass(frozen=True)
 class EarlierRun:
-    """What an optimization takes over from an earlier run.
+    """What an optimization takes over from an earlier run."""
 
-    Attributes:
-        values: configurations, as far as the system may have their values; the best one first.
-        draws: draws of its local rewards on train examples of the new run
-            (`compound.rewards.pairs.Draw`).
-        told: a sentence for the start.
-        digest: the digest of the values and draws; ``""`` without an earlier run.
-    """
-
+    # configurations, as far as the system may have their values; the best one first
     values: Sequence[Mapping[str, object]] = ()
+    # draws of its local rewards on train examples of the new run (`compound.rewards.pairs.Draw`)
     draws: Sequence[Any] = ()
-    told: str = ""
-    digest: str = ""
+    told: str = ""  # a sentence for the start
+    digest: str = ""  # the digest of the values and draws; `""` without an earlier run
 
 
 @dataclass(frozen=True)
