@@ -117,14 +117,7 @@ def fit(
 
 
 def fit_head(chosen: Matrix, rejected: Matrix, weights: Vector, *, soft: Sequence[bool]) -> Head:
-    """Fit a head to pairs with the default regularization, without held-out results.
-
-    Args:
-        chosen: the features of the better outputs, one row per pair.
-        rejected: the features of the worse outputs.
-        weights: the weight of each pair.
-        soft: whether each column comes from the backbone.
-    """
+    """Fit a head to weighted pairs with the default regularization, without held-out results; see `fit`."""
     pairs = _standardized(chosen, rejected, weights, soft)
     with one_matrix_thread():
         fitted = _Folds(pairs, np.zeros(len(weights), int)).weights(DEFAULT, {0})

@@ -342,13 +342,13 @@ def runs_left(meter: Meter, proposals: Proposals) -> float:
     """
     budget, done = meter.budget, meter.system_runs
     lefts = [math.inf if budget.system_runs is None else budget.system_runs - done]
-    asked = sum(tally.asked for tally in proposals.tallies.values())
-    waiting = math.inf if proposals.left is None else proposals.left
+    asked = sum(tally.asked for tally in proposals.state.models.values())
+    waiting = math.inf if proposals.state.left is None else proposals.state.left
     for name in LIMITED:
         limit = getattr(budget, name)
         if limit is None:
             continue
-        used, theirs = getattr(meter.usage, name), getattr(proposals.usage, name)
+        used, theirs = getattr(meter.usage, name), getattr(proposals.state.usage, name)
         if done and used > theirs:
             one_run = (used - theirs) / done
             one = theirs / asked if asked else 1 if name == "calls" else one_run

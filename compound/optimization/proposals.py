@@ -9,7 +9,6 @@ failing.
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -98,19 +97,15 @@ class Proposals:
         self._leaking: set[str] = set()
         self._locks: dict[str, asyncio.Lock] = {}
         self._fits: Callable[[Usage], bool] = lambda usage: True
-        self.tallies: dict[str, Tally] = {}
-        self.usage = NO_USAGE
-        self.left = left
-        self.job_left: int | None = None
-        self.news: list[str] = []
+        self.state = LedgerState(left=left)
 
     def start_job(self, requests: int | None) -> None:
         """Start a job with a maximum number of requests.
 
         A stopped model is queried again, unless it never gave a usable answer.
         """
-        self.job_left = requests
-        for tally in self.tallies.values():
+        self.state.job_left = requests
+        for tally in self.state.models.values():
             if tally.answered > tally.counts["unusable"]:
                 tally.stopped, tally.failed_in_a_row, tally.unusable_in_a_row = "", 0, 0
 
@@ -120,11 +115,11 @@ class Proposals:
 
     def may_ask(self, lm: str) -> bool:
         """Return whether the job may send another request to a model."""
-        tally = self.tallies.get(lm)
+        tally = self.state.models.get(lm)
         return not (tally and tally.stopped) and self._requests_left() > 0
 
     def _requests_left(self) -> float:
-        return min(float("inf") if n is None else n for n in (self.left, self.job_left))
+        return min(float("inf") if n is None else n for n in (self.state.left, self.state.job_left))
 
     @asynccontextmanager
     async def request(self, lm: str, worst: Usage) -> AsyncIterator[None]:
@@ -136,13 +131,14 @@ class Proposals:
         Raises:
             NotAsked: the request must not be sent.
         """
-        tally = self.tallies.setdefault(lm, Tally())
+        tally = self.state.models.setdefault(lm, Tally())
         alone = nullcontext() if tally.answered else self._locks.setdefault(lm, asyncio.Lock())
         async with alone:
             self._check_allowed(tally, lm, worst)
             tally.asked += 1
-            self.left = None if self.left is None else self.left - 1
-            self.job_left = None if self.job_left is None else self.job_left - 1
+            left, job_left = self.state.left, self.state.job_left
+            self.state.left = None if left is None else left - 1
+            self.state.job_left = None if job_left is None else job_left - 1
             if not self._in_flight:
                 self._usage_before = self._meter.usage
             self._in_flight += 1
@@ -159,21 +155,21 @@ class Proposals:
             finally:
                 self._in_flight -= 1
                 if not self._in_flight:  # the system is idle while a job waits for proposals
-                    self.usage += difference(self._meter.usage, self._usage_before)
+                    self.state.usage += difference(self._meter.usage, self._usage_before)
 
     def _check_allowed(self, tally: Tally, lm: str, worst: Usage) -> None:
         if tally.stopped:
             raise NotAsked(f"{lm!r} is not queried again in this job: {tally.stopped}")
         if self._requests_left() < 1:
             raise NotAsked("the job has used all its planned proposal requests")
-        if not self._fits(self.usage + worst):
+        if not self._fits(self.state.usage + worst):
             raise NotAsked(
                 "another proposal request would exceed the share of the budget for proposals"
             )
 
     def record_outcome(self, lm: str, outcome: ProposalOutcome) -> None:
         """Record the usefulness of an answer."""
-        tally = self.tallies.setdefault(lm, Tally())
+        tally = self.state.models.setdefault(lm, Tally())
         tally.add(outcome)
         if tally.unusable_in_a_row >= UNUSABLE_FACTOR * self._give_up:
             self._stop(tally, lm, f"{tally.unusable_in_a_row} consecutive replies were unusable")
@@ -183,29 +179,20 @@ class Proposals:
         if lm not in self._leaking:
             self._leaking.add(lm)
             what = f"it contains {short_repr(answer)}, the expected answer of a held-out example"
-            self.news.append(f"a new prompt by {lm!r} was refused: {what}")
+            self.state.news.append(f"a new prompt by {lm!r} was refused: {what}")
 
     def _stop(self, tally: Tally, lm: str, why: str) -> None:
         if not tally.stopped:
             tally.stopped = why
-            self.news.append(f"stopped proposal requests to {lm!r} in this job: {why}")
+            self.state.news.append(f"stopped proposal requests to {lm!r} in this job: {why}")
 
     def snapshot(self) -> LedgerState:
         """Return the state stored in a checkpoint."""
-        return LedgerState(
-            models=copy.deepcopy(self.tallies),
-            usage=self.usage,
-            left=self.left,
-            job_left=self.job_left,
-            news=list(self.news),
-        )
+        return self.state.model_copy(deep=True)
 
     def restore(self, state: LedgerState) -> None:
         """Continue from a `snapshot`."""
-        self.tallies = copy.deepcopy(state.models)
-        self.usage = state.usage
-        self.left, self.job_left = state.left, state.job_left
-        self.news = list(state.news)
+        self.state = state.model_copy(deep=True)
 
 
 def difference(after: Usage, before: Usage) -> Usage:

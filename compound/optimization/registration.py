@@ -18,15 +18,7 @@ from compound.optimization.settings.optimize import OptimizeSettings
 
 
 class MethodFactory:
-    """Creates a method for a system from the common settings and the method's settings.
-
-    Args:
-        make: function of the system, the common settings, and the settings of the method.
-        settings: model of the method's settings.
-
-    Attributes:
-        settings: model of the section of ``optimize:`` named after the method.
-    """
+    """Creates a method from a system, the common settings, and its own section of ``optimize:``."""
 
     def __init__(
         self, make: Callable[[System, OptimizeSettings, S], Method], settings: type[S]
@@ -46,13 +38,7 @@ class MethodFactory:
         self._made = create
 
     def __call__(self, system: System, optimize: OptimizeSettings, name: str) -> Method:
-        """Create the method for a system.
-
-        Args:
-            system: the system to optimize.
-            optimize: the settings, including the method's section if there is one.
-            name: name of the method.
-        """
+        """Create the method of a name for a system."""
         method, own = self._made(system, optimize, name)
         if isinstance(own, NoSettings):
             return method

@@ -60,7 +60,7 @@ class RunBudget:
             free = max(0.0, left - plan.decisions * plan.cost)
             known = free if math.isfinite(free) else None
             found = cls(problem, meter, proposals, plan, known, prices)
-            proposals.left = total_requests(plan_jobs(problem, free, plan.decisions))
+            proposals.state.left = total_requests(plan_jobs(problem, free, plan.decisions))
             left = found.runs_left()
         return found
 
@@ -305,7 +305,7 @@ class RunContext:
 
     def record_news(self, job: int) -> None:
         """Record each note about proposal requests once."""
-        news = self.proposals.news
+        news = self.proposals.state.news
         while news:
             note = news.pop(0)
             self.search.ledger = self.proposals.snapshot()  # without the note being recorded

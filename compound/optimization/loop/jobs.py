@@ -90,7 +90,7 @@ class Jobs:
                 share=context.budget.runs_of(job, opening, search),
                 spent_before=context.meter.system_runs,
                 proposal_limits=proposal_caps(
-                    context.meter.budget, context.meter.usage, context.proposals.usage
+                    context.meter.budget, context.meter.usage, context.proposals.state.usage
                 ),
                 ledger_before=context.proposals.snapshot(),
             )

@@ -208,7 +208,7 @@ class OptimizationLoop:
             if state.search is None:
                 await self._measure_start()
             search = context.search
-            if context.proposals.news:  # from an interrupted or just finished job
+            if context.proposals.state.news:  # from an interrupted or just finished job
                 under_way = search.job is not None and search.job.progress is not None
                 context.record_news(len(search.history) - (not under_way))
             # a job that changed the working configuration must be followed by a decision

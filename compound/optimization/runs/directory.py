@@ -353,9 +353,7 @@ def _check_length(folder: UntrustedFolder, name: str, size: int) -> None:
 def read_records(place: str | Path | UntrustedFolder, name: str = "") -> Iterator[dict[str, Any]]:
     """Yield the records of a JSON lines file; an incomplete last line is ignored.
 
-    Args:
-        place: the folder, or the file if no name is given.
-        name: name of the file.
+    Without a name, ``place`` is the file.
 
     Raises:
         RunDirectoryError: another line is damaged.

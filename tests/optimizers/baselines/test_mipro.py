@@ -176,7 +176,7 @@ class TestRequests:
             "second.prompt": [],
         }
         assert list(states[-1]["search"]["values"]) == ["second.demos"]
-        assert assignment._proposals.tallies["lm"].counts["unusable"] == 4
+        assert assignment._proposals.state.models["lm"].counts["unusable"] == 4
         assert set(proposal.values) <= {"second.demos"}
 
     def test_edits_are_an_option_that_needs_no_model(self, job: Any) -> None:

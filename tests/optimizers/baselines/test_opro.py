@@ -147,7 +147,7 @@ class TestGenerations:
         assignment = job(one_step(), METRIC, rows(60), lambda: ScriptedLM(mute))
         _, proposal = assignment.run(OPRO(rows=12))
         assert (dict(proposal.values), proposal.tried) == ({}, 0)
-        assert assignment._proposals.tallies["lm"].counts["unusable"] == 20
+        assert assignment._proposals.state.models["lm"].counts["unusable"] == 20
 
     def test_the_method_uses_it_for_each_component_with_texts(self) -> None:
         made = method("opro", one_step(demos=Demos(max=2)), OptimizeSettings(opro={"lm": "big"}))
