@@ -19,7 +19,7 @@ from compound.optimizers.baselines.llm_selector import LLMSelector, Selection
 from compound.optimizers.baselines.mipro import Mipro, MIPROProgress, MIPROSettings
 from compound.optimizers.baselines.opro import OPRO, Generations
 from compound.optimizers.baselines.random import Halving, RandomSearch
-from compound.optimizers.baselines.textgrad import Descent, TextGrad
+from compound.optimizers.baselines.textgrad import Descent, TextGrad, TextGradSettings
 from compound.optimizers.optimas.local import Cloning, Collecting, LocalProgress
 from compound.optimizers.search.candidates import JointProgress
 from compound.optimizers.search.joint import JointSearch
@@ -190,6 +190,22 @@ class TestCloning(TestLocalSearch):
 
     def make(self) -> Optimizer:
         return local_search(REWARDS, SOURCES, scoring=Cloning)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        GEPA(GEPASettings(iterations=3, lm="big")),
+        Mipro(MIPROSettings(trials=1, lm="big")),
+        OPRO("big"),
+        TextGrad(TextGradSettings(steps=2, lm="big")),
+    ],
+    ids=lambda optimizer: type(optimizer).__name__,
+)
+def test_the_model_that_writes_is_the_one_that_was_named(optimizer: Optimizer) -> None:
+    job = TestOPRO().job()
+    job.run(optimizer)
+    assert {lm for lm, _ in job.proposal_requests} == {"big"}
 
 
 def test_every_optimizer_has_a_class_here() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections import Counter
@@ -431,9 +432,10 @@ class TestCheckpoint:
         }
 
     @pytest.mark.parametrize(
-        "kind", ["missing", "no card", "torn card", "torn tensors", "wrong shape", "format"]
+        "kind", ["missing", "no card", "torn card", "pickle", "wrong shape", "format"]
     )
     def test_damage_gets_a_clear_error(self, tmp_path: Path, kind: str) -> None:
+        """Nothing in it is executed."""
         folder = tmp_path / "m"
         if kind != "missing":
             self.model().save(folder)
@@ -442,8 +444,12 @@ class TestCheckpoint:
             card.unlink()
         elif kind == "torn card":
             card.write_text(card.read_text()[:50])
-        elif kind == "torn tensors":
-            (folder / "heads.safetensors").write_bytes(b"abc")
+        elif kind == "pickle":
+            ran = f"cos\nsystem\n(S'touch {tmp_path}/ran'\ntR."
+            (folder / "heads.safetensors").write_bytes(ran.encode())
+            found = {k: v for k, v in json.loads(card.read_text()).items() if k != "checksum"}
+            found["heads"] = hashlib.sha256(ran.encode()).hexdigest()
+            card.write_text(json.dumps(found))
         elif kind == "wrong shape":
             data = json.loads(card.read_text())
             data["components"]["short"]["features"]["numbers"] = []
@@ -452,6 +458,7 @@ class TestCheckpoint:
             card.write_text(json.dumps({**json.loads(card.read_text()), "format": 99}))
         with pytest.raises(ConfigurationError, match=str(folder)):
             load(folder)
+        assert not (tmp_path / "ran").exists()
 
     @pytest.mark.parametrize(
         ("place", "value"),

@@ -200,11 +200,6 @@ class TestReflection:
         assert len(states) == 21
         assert HIDDEN in proposal.values["answerer.prompt"]
 
-    def test_the_model_that_writes_is_the_one_that_was_named(self, job: Any) -> None:
-        assignment = job(system(), METRIC, rows(40), scripted())
-        assignment.run(GEPA(GEPASettings(iterations=3, lm="big")))
-        assert {lm for lm, _ in assignment.proposal_requests} == {"big"}
-
     def test_a_prompt_that_breaks_the_runs_only_loses(self, job: Any) -> None:
         def fragile(message: str, rng: np.random.Generator) -> str:
             if REFLECTING not in message and any(phrase in message for phrase in USELESS):

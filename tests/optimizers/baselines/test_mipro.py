@@ -6,24 +6,20 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from compound.api.optimize import run_optimization
 from compound.components.llm import LLM
 from compound.core.errors import CallError
 from compound.core.example import Example, Score
-from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics.built_in import exact_match
 from compound.evaluation.metrics.custom import custom
 from compound.graph.component import Input
 from compound.graph.space import Choice, Demos, Text
 from compound.graph.system import System
 from compound.optimization.method import ScoredCandidate
-from compound.optimization.settings.base import BudgetSettings
 from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.baselines.mipro import SIZES, Mipro, MIPROSettings
 from compound.optimizers.baselines.mipro_proposer import TIPS
@@ -347,47 +343,10 @@ class TestSizes:
         assert plan_trials(0, 35, 300, least=8, examples=400, runs=math.inf) is None
 
 
-class TestMethod:
-    def test_prompts_and_demonstrations_are_one_job(self) -> None:
-        target = two_steps(demos=Demos(max=2), max_tokens=Choice(8, 16))
-        settings = MIPROSettings(
-            auto="heavy", proposers=("llm", "edits"), lm="big", edits_per_candidate=3, trials=9
-        )
-        made = method("mipro", target, OptimizeSettings(mipro=settings))
-        assert [sorted(job.keys) for job in made.jobs] == [
-            ["first.prompt", "second.demos", "second.prompt"]
-        ]
-        assert dict(made.optimizers) == {
-            "mipro": Mipro(
-                MIPROSettings(
-                    auto="heavy",
-                    proposers=("llm", "edits"),
-                    edits_per_candidate=3,
-                    lm="big",
-                    trials=9,
-                )
-            )
-        }
-
-    @pytest.mark.slow
-    def test_it_improves_a_system(self, tmp_path: Path) -> None:
-        def data(kind: str, n: int) -> list[dict[str, Any]]:
-            return [{"id": f"{kind}{i}", "question": f"what is {kind} {i}"} for i in range(n)]
-
-        target = two_steps().bind({"first.prompt": BEST["first.prompt"]})
-        result = run_optimization(
-            target,
-            Dataset.of(train=data("a", 150), valid=data("b", 40), test=data("c", 60)),
-            METRIC,
-            OptimizeSettings(
-                method="mipro",
-                budget=BudgetSettings(system_runs=1500),
-                mipro=MIPROSettings(auto="medium"),
-            ),
-            run_dir=tmp_path / "run",
-            engines={"lm": ScriptedLM(script)},
-        )
-        assert result.accepted >= 1
-        assert dict(result.best) == BEST
-        assert result.test_after is not None
-        assert result.test_after.mean > 0.7
+def test_prompts_and_demonstrations_are_one_job() -> None:
+    target = two_steps(demos=Demos(max=2), max_tokens=Choice(8, 16))
+    settings = MIPROSettings(auto="heavy", proposers=("llm", "edits"), lm="big", trials=9)
+    made = method("mipro", target, OptimizeSettings(mipro=settings))
+    keys = ["first.prompt", "second.demos", "second.prompt"]
+    assert [sorted(job.keys) for job in made.jobs] == [keys]
+    assert dict(made.optimizers) == {"mipro": Mipro(settings)}

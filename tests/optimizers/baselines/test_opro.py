@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compound import LLM, Demos, Example, Input, OptimizeSettings, System, Text, Trace
+from compound import LLM, Example, Input, System, Text, Trace
 from compound.core.errors import CallError
 from compound.execution.trace import Call
 from compound.ext import Request
@@ -22,7 +22,6 @@ from compound.optimizers.baselines.opro import (
     plan_generations,
     prompt_request,
 )
-from compound.optimizers.methods import method
 from compound.testing import ScriptedLM
 
 START = "Level 0."
@@ -148,11 +147,6 @@ class TestGenerations:
         _, proposal = assignment.run(OPRO(rows=12))
         assert (dict(proposal.values), proposal.tried) == ({}, 0)
         assert assignment._proposals.state.models["lm"].counts["unusable"] == 20
-
-    def test_the_method_uses_it_for_each_component_with_texts(self) -> None:
-        made = method("opro", one_step(demos=Demos(max=2)), OptimizeSettings(opro={"lm": "big"}))
-        assert dict(made.optimizers) == {"opro": OPRO("big")}
-        assert [job.keys for job in made.jobs] == [("answerer.prompt",)]
 
 
 class TestSizes:

@@ -114,15 +114,6 @@ class TestTextGrad:
         assert len(validated) == held_out == 30
         assert not validated & criticised
 
-    def test_each_step_criticises_three_other_runs(self, job: Any) -> None:
-        assignment = job(system(), METRIC, rows(120), scripted())
-        assignment.run(TextGrad())
-        shown = [n for text in asked(assignment.lm, "score was not higher") for n in numbers(text)]
-        batches = [tuple(sorted(shown[i : i + 3])) for i in range(0, len(shown), 3)]
-        assert len(batches) == 12
-        assert all(len(set(batch)) == 3 for batch in batches)
-        assert len(set(batches)) == 12
-
     def test_where_repeats_are_paid_for_so_is_the_incumbent(self, job: Any) -> None:
         """As above, but each validation takes 16: 8 and three times 19 of 83 runs."""
 
@@ -197,13 +188,6 @@ class TestRequests:
             ["10", "11", "12"],
             ["11", "12", "13"],
         ]
-
-    def test_the_model_that_writes_is_the_one_that_was_named(self, job: Any) -> None:
-        assignment = job(system(), METRIC, rows(40), scripted())
-        assignment.run(TextGrad(TextGradSettings(lm="big")))
-        # per step: three runs with one criticism of the output and one of the prompt, and one
-        # rewriting
-        assert [lm for lm, _ in assignment.proposal_requests] == ["big"] * 12 * 7
 
 
 class TestFailures:

@@ -15,6 +15,7 @@ import pytest
 
 from numerics import GRADIENTS, LOGPROBS
 from training_settings import Parts, plain
+from trainings.learners import catch_gradients, drawn, noised, randomize
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -28,7 +29,6 @@ from compound.graph.space import Weights  # noqa: E402
 from compound.optimizers.weights.credit.advantages import advantages  # noqa: E402
 from compound.optimizers.weights.learner import adapters as adapters_module  # noqa: E402
 from compound.optimizers.weights.learner import forward as forward_module  # noqa: E402
-from compound.optimizers.weights.learner import trainer as trainer_module  # noqa: E402
 from compound.optimizers.weights.learner.adapters import Adapters, partition  # noqa: E402
 from compound.optimizers.weights.learner.batching import (  # noqa: E402
     micro_batches,
@@ -44,7 +44,6 @@ from compound.optimizers.weights.learner.forward import (  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 from compound.optimizers.weights.learner.targets import resolve  # noqa: E402
 from compound.optimizers.weights.learner.trainer import StaleSamples  # noqa: E402
-from compound.optimizers.weights.learner.updates import Updater  # noqa: E402
 from compound.optimizers.weights.recipes.mmgrpo import (  # noqa: E402
     MMGRPO,
     MMGRPOSettings,
@@ -56,48 +55,8 @@ from compound.optimizers.weights.training import TrainingSession  # noqa: E402
 PLAIN = plain()
 
 
-def made(toy_model: Path, *names: str, noise: float = 0.2, rank: int = 4) -> Adapters:
-    adapters = Adapters(str(toy_model), {name: LoRA(rank=rank) for name in names}, dtype="float32")
-    noised(adapters, noise)
-    return adapters
-
-
-def noised(adapters: Adapters, noise: float) -> None:
-    with torch.no_grad(), torch.random.fork_rng():
-        torch.manual_seed(1)
-        for name in adapters.spaces:
-            for _, tensor in adapters.parameters(name):
-                tensor.normal_(std=noise)
-
-
-def some(
-    components: Sequence[str] = ("x",),
-    groups: int = 2,
-    each: int = 4,
-    prompt: int = 5,
-    longest: int = 4,
-) -> list[Sample]:
-    rng = random.Random(0)
-    found = []
-    for component in components:
-        for group in range(groups):
-            tokens = tuple(rng.randrange(24) for _ in range(prompt + group))
-            for rollout in range(each):
-                sampled = tuple(rng.randrange(24) for _ in range(1 + rng.randrange(longest)))
-                record = TokenRecord(tokens, sampled, (-1.0,) * len(sampled), "stop")
-                found.append(
-                    Sample(
-                        component,
-                        f"e{group}",
-                        component,
-                        0,
-                        record,
-                        rng.random(),
-                        (component, group),
-                        rollout,
-                    )
-                )
-    return advantages(found, "trl")[0]
+def some(components: Sequence[str] = ("x",), groups: int = 2, **given: int) -> list[Sample]:
+    return drawn(components, **{"groups": groups, "longest": 4, **given}, on_policy=True)
 
 
 def noting(calls: list[str], original: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,21 +75,10 @@ def gradients(
     adapter_of: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the gradients of one update, which is not made."""
-    found: dict[str, Any] = {}
-
-    class Caught(Updater):
-        def update(self, step: int) -> float:
-            self.reduce()
-            for name, tensor in self.parameters:
-                if tensor.grad is not None:
-                    found[f"{self.whose} {name}"] = tensor.grad.clone()
-                tensor.grad = None
-            return 0.0
-
-    monkeypatch.setattr(trainer_module, "Updater", Caught)
-    adapter_of = adapter_of or {name: name for name in adapters.spaces}
-    trainer = settings.trainer(adapters, adapter_of, longest=8)
-    trainer.step(samples, 0)
+    with monkeypatch.context() as patched:
+        found = catch_gradients(patched)
+        adapter_of = adapter_of or {name: name for name in adapters.spaces}
+        settings.trainer(adapters, adapter_of, longest=8).step(samples, 0)
     return found
 
 
@@ -162,7 +110,7 @@ def padded(rows: Sequence[Sequence[int]], *, left: bool) -> tuple[Any, Any]:
 def test_one_component_with_one_call_is_trls_grpo(
     toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str, temperature: float
 ) -> None:
-    adapters, samples = made(toy_model, "x"), some()
+    adapters, samples = noised(toy_model, "x"), some()
     settings = plain(loss=loss, temperature=temperature)
     ours = gradients(monkeypatch, adapters, settings, samples)
     expected = trls_gradients(adapters, tmp_path, samples, loss, temperature=temperature)
@@ -235,7 +183,7 @@ def trls_gradients(
 def test_truncated_answers_are_masked_as_trl_masks_them(
     toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
 ) -> None:
-    adapters = made(toy_model, "x")
+    adapters = noised(toy_model, "x")
     samples = [
         replace(s, tokens=replace(s.tokens, finish_reason="length" if place % 3 == 0 else "stop"))
         for place, s in enumerate(some())
@@ -253,7 +201,7 @@ def test_truncated_answers_are_masked_as_trl_masks_them(
 def test_a_step_of_truncated_answers_alone_changes_nothing_when_they_are_masked(
     toy_model: Path, loss: str
 ) -> None:
-    adapters = made(toy_model, "x")
+    adapters = noised(toy_model, "x")
     beta = {"beta": 0.1} if loss == "grpo" else {}
     settings = plain(loss=loss, mask_truncated=True, epochs=2, **beta)
     trainer = settings.trainer(adapters, {"x": "x"})
@@ -274,7 +222,7 @@ def test_a_conversation_is_trained_as_trl_trains_one_whose_environment_s_turns_a
     toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
 ) -> None:
     """Two turns are two samples here, and one row in TRL; a short conversation weighs as much as a long one."""
-    adapters, rng = made(toy_model, "x"), random.Random(2)
+    adapters, rng = noised(toy_model, "x"), random.Random(2)
     rows: list[
         tuple[list[int], list[int], list[int], float]
     ] = []  # prompt, completion, mask, advantage
@@ -313,7 +261,7 @@ def test_imitation_is_trls_sft_on_the_same_samples(
 ) -> None:
     trl = pytest.importorskip("trl")
     datasets = pytest.importorskip("datasets")
-    adapters, samples = made(toy_model, "x"), some()
+    adapters, samples = noised(toy_model, "x"), some()
     settings = plain(loss="sft", temperature=0.5)  # of attempts, and no part of what is imitated
     ours = gradients(monkeypatch, adapters, settings, samples)
     rows = [
@@ -349,7 +297,7 @@ def test_imitation_is_trls_sft_on_the_same_samples(
 def test_a_prompt_read_once_gives_the_gradients_of_reading_everything(
     toy_model: Path, length: int
 ) -> None:
-    adapters, samples = made(toy_model, "x"), some(prompt=20, longest=length)
+    adapters, samples = noised(toy_model, "x"), some(prompt=20, longest=length)
     found = []
     for shared in (False, True):
         with adapters.using("x") as model:
@@ -369,7 +317,7 @@ def test_adapters_compute_as_a_base_in_half_precision_and_learn_in_float32(
 
     def learned() -> tuple[dict[str, Any], int]:
         adapters = Adapters(str(toy_model), {"x": LoRA(rank=4)}, dtype="bfloat16")
-        noised(adapters, 0.2)
+        randomize(adapters)
         kept: dict[int, int] = {}
 
         def keep(tensor: Any) -> Any:
@@ -392,7 +340,7 @@ def test_adapters_compute_as_a_base_in_half_precision_and_learn_in_float32(
 def test_micro_batches_do_not_change_an_update(
     toy_model: Path, monkeypatch: pytest.MonkeyPatch, loss: str
 ) -> None:
-    adapters, samples = made(toy_model, "x"), some(groups=3)
+    adapters, samples = noised(toy_model, "x"), some(groups=3)
     settings = plain(loss=loss)
     whole, cut = (
         gradients(monkeypatch, adapters, settings.but(micro_tokens=most), samples)
@@ -423,7 +371,7 @@ def test_micro_batches_hold_no_more_than_they_may() -> None:
 
 class TestAdapters:
     def test_training_one_leaves_the_others_as_they_are_to_the_bit(self, toy_model: Path) -> None:
-        adapters = made(toy_model, "a", "b", "c")
+        adapters = noised(toy_model, "a", "b", "c")
         before = {
             n: [t.detach().clone() for _, t in adapters.parameters(n)] for n in adapters.spaces
         }
@@ -441,7 +389,7 @@ class TestAdapters:
         self, toy_model: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         samples = some(components=("x", "y"))
-        adapters = made(toy_model, "both")
+        adapters = noised(toy_model, "both")
         shared = gradients(
             monkeypatch, adapters, PLAIN, samples, adapter_of={"x": "both", "y": "both"}
         )
@@ -456,7 +404,7 @@ class TestAdapters:
     def test_the_probe_tells_a_version_from_the_one_before(
         self, toy_model: Path, tmp_path: Path
     ) -> None:
-        adapters = made(toy_model, "x")
+        adapters = noised(toy_model, "x")
         first = adapters.save("x", tmp_path)
         taught = [replace(s, on_policy=False) for s in some()]
         plain(lr=0.05).trainer(adapters, {"x": "x"}).step(taught, 0)
@@ -470,19 +418,19 @@ class TestAdapters:
         assert len(read[1]["tokens"]) == len(read[1]["logprobs"]) + 1
 
     def test_an_adapter_of_another_shape_is_refused(self, toy_model: Path, tmp_path: Path) -> None:
-        reference = made(toy_model, "x", rank=8).save("x", tmp_path)
+        reference = noised(toy_model, "x", rank=8).save("x", tmp_path)
         with pytest.raises(ConfigurationError, match="another base or another shape"):
-            made(toy_model, "x").start_from("x", reference, tmp_path)
+            noised(toy_model, "x").start_from("x", reference, tmp_path)
 
     def test_a_truncated_adapter_is_refused(self, toy_model: Path, tmp_path: Path) -> None:
-        reference = made(toy_model, "x").save("x", tmp_path)
+        reference = noised(toy_model, "x").save("x", tmp_path)
         assert reference
         path = tmp_path / reference["path"] / "adapter_model.safetensors"
         path.write_bytes(path.read_bytes()[:100])
         with pytest.raises(ConfigurationError, match="contains no readable adapter"):
-            made(toy_model, "x").load("x", path.parent)
+            noised(toy_model, "x").load("x", path.parent)
         with pytest.raises(ConfigurationError, match="was changed"):
-            made(toy_model, "x").start_from("x", reference, tmp_path)
+            noised(toy_model, "x").start_from("x", reference, tmp_path)
 
     @pytest.mark.parametrize(
         ("targets", "expected"),
@@ -505,7 +453,7 @@ class TestAdapters:
         from compound.engines.local.adapters import AdapterCache as Sampling
 
         adapters = Adapters(str(toy_model), {"x": LoRA(rank=4, targets=targets)}, dtype="float32")
-        noised(adapters, 0.2)
+        randomize(adapters)
         adapted = {key.split(".")[-3] for key, _ in adapters.parameters("x")}
         assert sorted(adapted) == expected
         reference = adapters.save("x", tmp_path)
@@ -555,7 +503,7 @@ class TestAdapters:
 
     def test_an_adapter_of_another_alpha_is_refused(self, toy_model: Path, tmp_path: Path) -> None:
         """Its shapes fit, but everything it adds would be scaled by something else than where it samples."""
-        made(toy_model, "x").write("x", tmp_path)
+        noised(toy_model, "x").write("x", tmp_path)
         other = Adapters(str(toy_model), {"x": LoRA(rank=4, alpha=32)}, dtype="float32")
         with pytest.raises(
             ConfigurationError, match="alpha 8 and rank 4, but 'x' declares alpha 32"
@@ -568,7 +516,7 @@ class TestAdapters:
         whole = OutputLayer.of
         monkeypatch.setattr(OutputLayer, "of", lambda model, _: replace(whole(model), scale=30.0))
         with pytest.raises(CompoundError, match="computes logits is not supported"):
-            made(toy_model, "x")
+            noised(toy_model, "x")
 
 
 @pytest.mark.parametrize(
@@ -653,7 +601,7 @@ def test_sets_of_layers_are_found_whatever_a_family_calls_them(
 
 def test_what_a_job_began_with_is_not_deleted(toy_model: Path, tmp_path: Path) -> None:
     """A step without samples stores nothing new, so what is saved then is what others still refer to."""
-    begun = made(toy_model, "x").save("x", tmp_path)
+    begun = noised(toy_model, "x").save("x", tmp_path)
     assert begun
     agent = LLM("x", weights=LoRA(rank=4))(question=Input("question"))
     system = System("one", outputs={"answer": agent}, lm="lm").bind({"x.weights": begun})
@@ -662,7 +610,7 @@ def test_what_a_job_began_with_is_not_deleted(toy_model: Path, tmp_path: Path) -
         system=system, keys=("x.weights",), train=[0], context=context, seed=0
     )
     session = TrainingSession(task, MMGRPO(MMGRPOSettings()))
-    adapters = made(toy_model, "x", noise=0.0)
+    adapters = noised(toy_model, "x", noise=0.0)
     trainer = PLAIN.trainer(adapters, {"x": "x"})
     adapters.start_from("x", begun, tmp_path)
     folders: list[str] = []
@@ -682,7 +630,7 @@ def test_what_a_job_began_with_is_not_deleted(toy_model: Path, tmp_path: Path) -
 
 class TestSteps:
     def test_samples_of_other_weights_are_refused(self, toy_model: Path, tmp_path: Path) -> None:
-        trainer = PLAIN.trainer(made(toy_model, "x"), {"x": "x"})
+        trainer = PLAIN.trainer(noised(toy_model, "x"), {"x": "x"})
         trainer.step(some(), 0)  # sampled by the base, as the trainer began
         trainer.save(tmp_path)
         with pytest.raises(StaleSamples, match=r"version \(base model\)"):
@@ -694,7 +642,7 @@ class TestSteps:
     def test_samples_may_be_as_old_as_they_are_allowed_to_be(
         self, toy_model: Path, tmp_path: Path
     ) -> None:
-        trainer = plain(max_staleness=1, correction=2.0).trainer(made(toy_model, "x"), {"x": "x"})
+        trainer = plain(max_staleness=1, correction=2.0).trainer(noised(toy_model, "x"), {"x": "x"})
         for number in range(2):
             trainer.step(some(), number)
             if number == 0:
@@ -706,7 +654,7 @@ class TestSteps:
     def test_a2_a3_samples_that_are_too_long_are_left_out_and_counted_never_cut(
         self, toy_model: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        adapters = made(toy_model, "x")
+        adapters = noised(toy_model, "x")
         short, long = some(), some(prompt=40)
         settings = plain(max_length=30)
         assert (
@@ -726,7 +674,7 @@ class TestSteps:
         broken = [s.with_advantage(float("inf")) for s in good]
         ends = []
         for batches in ([good, broken, good], [good, good]):
-            trainer = PLAIN.trainer(made(toy_model, "x"), {"x": "x"})
+            trainer = PLAIN.trainer(noised(toy_model, "x"), {"x": "x"})
             facts = [trainer.step(batch, 0) for batch in batches]
             ends.append((trainer.adapters._serialized("x"), trainer._updaters["x"].state()))
             skipped = [f["skipped_updates"] for f in facts]
@@ -743,11 +691,11 @@ class TestSteps:
         settings = plain(max_skipped=3)
         good = [replace(s, on_policy=False) for s in some()]
         broken = [s.with_advantage(float("nan")) for s in good]
-        trainer = settings.trainer(made(toy_model, "x"), {"x": "x"})
+        trainer = settings.trainer(noised(toy_model, "x"), {"x": "x"})
         for batch in (broken, broken, good, broken, broken):  # never three in a row
             trainer.step(batch, 0)
         saved = trainer.save(tmp_path)
-        again = settings.trainer(made(toy_model, "x"), {"x": "x"})
+        again = settings.trainer(noised(toy_model, "x"), {"x": "x"})
         again.restore(saved, tmp_path)
         before = again.adapters._serialized("x")
         with pytest.raises(CompoundError, match="adapter 'x' was not finite in 3 updates in a row"):
@@ -760,7 +708,7 @@ class TestSteps:
         def full(*_: Any, **__: Any) -> Any:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-        trainer = PLAIN.trainer(made(toy_model, "x"), {"x": "x"}, section="optimize.ppo")
+        trainer = PLAIN.trainer(noised(toy_model, "x"), {"x": "x"}, section="optimize.ppo")
         monkeypatch.setattr(forward_module, "forward", full)
         with pytest.raises(CompoundError) as raised:
             trainer.step(some(), 0)
@@ -775,7 +723,7 @@ class TestSteps:
             adapters = Adapters(
                 str(toy_model), spaces, dtype="float32", checkpointing=checkpointing
             )
-            noised(adapters, 0.2)
+            randomize(adapters)
             calls: list[str] = []
             for layer in adapters.base.modules():
                 if original := getattr(layer, "_gradient_checkpointing_func", None):
@@ -794,7 +742,7 @@ class TestSteps:
     def test_a_model_without_checkpointing_is_refused(self, toy_model: Path) -> None:
         from compound.engines.local.loading import checkpoint_layers
 
-        adapters = made(toy_model, "x")
+        adapters = noised(toy_model, "x")
         adapters.base.supports_gradient_checkpointing = False
         with pytest.raises(CompoundError, match="set base.gradient_checkpointing to false"):
             checkpoint_layers(adapters.base, "toy", "base.gradient_checkpointing")
@@ -802,7 +750,7 @@ class TestSteps:
     def test_the_sampler_s_mismatch_weighs_advantages_up_to_the_cap(
         self, toy_model: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        adapters, samples = made(toy_model, "x"), some()
+        adapters, samples = noised(toy_model, "x"), some()
         with adapters.using("x") as model, torch.no_grad():
             ours = forward(model, samples).logps
         told = [
@@ -816,16 +764,16 @@ class TestSteps:
 
     def test_later_updates_of_a_step_have_a_ratio_and_are_clipped(self, toy_model: Path) -> None:
         settings = plain(epochs=6, lr=0.05)
-        facts = settings.trainer(made(toy_model, "x"), {"x": "x"}).step(some(), 0)["components"][
+        facts = settings.trainer(noised(toy_model, "x"), {"x": "x"}).step(some(), 0)["components"][
             "x"
         ]
-        once = PLAIN.trainer(made(toy_model, "x"), {"x": "x"}).step(some(), 0)["components"]["x"]
+        once = PLAIN.trainer(noised(toy_model, "x"), {"x": "x"}).step(some(), 0)["components"]["x"]
         assert facts["low"] + facts["high"] > 0
         assert facts["kl"] > 0
         assert (once["low"], once["high"], once["kl"]) == (0, 0, 0)
 
     def test_weight_decay_shrinks_the_adapters_and_nothing_else(self, toy_model: Path) -> None:
-        adapters = made(toy_model, "x")
+        adapters = noised(toy_model, "x")
         trainer = plain(lr=0.1, weight_decay=0.5).trainer(adapters, {"x": "x"}, critic=True)
         before = {name: tensor.clone() for name, tensor in adapters.parameters("x")}
         flat = [replace(s, values=(0.0,) * s.length, returns=(0.0,) * s.length) for s in some()]
@@ -839,13 +787,13 @@ class TestSteps:
     def test_beta_pulls_towards_the_base(self, toy_model: Path) -> None:
         distances = []
         for beta in (0.0, 5.0):
-            adapters = made(toy_model, "x", noise=0.1)
+            adapters = noised(toy_model, "x", noise=0.1)
             trainer = plain(beta=beta, lr=0.01).trainer(adapters, {"x": "x"})
             flat = [s.with_advantage(0.0) for s in some()]
             for number in range(5):
                 facts = trainer.step(flat, number)
             distances.append(facts["components"]["x"].get("base_kl"))
-            first = plain(beta=5.0).trainer(made(toy_model, "x", noise=0.1), {"x": "x"})
+            first = plain(beta=5.0).trainer(noised(toy_model, "x", noise=0.1), {"x": "x"})
             start = first.step(flat, 0)["components"]["x"]["base_kl"]
         assert distances[0] is None  # nothing is measured that is not used
         assert distances[1] < start
@@ -908,7 +856,7 @@ def test_no_collective_is_given_a_tensor_that_nccl_refuses(
     toy_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = plain(epochs=2, beta=0.05)
-    adapters = made(toy_model, "x")
+    adapters = noised(toy_model, "x")
     trainer = settings.trainer(adapters, {"x": "x"}, critic=True)
     group = NCCL(monkeypatch, adapters)
     samples = trainer.values(some())

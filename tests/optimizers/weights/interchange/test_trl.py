@@ -15,6 +15,7 @@ import pytest
 
 from numerics import GRADIENTS
 from training_settings import plain, trainings
+from trainings.learners import catch_gradients
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
@@ -39,7 +40,6 @@ from compound.optimizers.weights.interchange import (  # noqa: E402
 from compound.optimizers.weights.learner import trainer as trainer_module  # noqa: E402
 from compound.optimizers.weights.learner.adapters import Adapters  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
-from compound.optimizers.weights.learner.updates import Updater  # noqa: E402
 from compound.testing import ScriptedLM  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -154,15 +154,7 @@ def our_step(
     model: str, samples: Sequence[Sample], start: Path, loss: str, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[float, dict[str, Any]]:
     """Return loss and gradients of our trainer on the same samples, from the same adapter."""
-    found: dict[str, Any] = {}
     losses: list[float] = []
-
-    class Caught(Updater):
-        def update(self, step: int) -> float:
-            self.reduce()
-            found.update({name: tensor.grad.clone() for name, tensor in self.parameters})
-            return 0.0
-
     original = trainer_module.Trainer._loss
 
     def noted(*arguments: Any) -> Any:
@@ -171,13 +163,13 @@ def our_step(
         return value, ran
 
     with monkeypatch.context() as patched:
-        patched.setattr(trainer_module, "Updater", Caught)
+        found = catch_gradients(patched)
         patched.setattr(trainer_module.Trainer, "_loss", noted)
         adapters = Adapters(model, {"answerer": SHAPE}, dtype="float32")
         adapters.load("answerer", start)
         settings = plain(loss=loss)
         settings.trainer(adapters, {"answerer": "answerer"}, longest=12).step(samples, 0)
-    return sum(losses), found
+    return sum(losses), {name.partition("' ")[2]: tensor for name, tensor in found.items()}
 
 
 def assert_equal_steps(

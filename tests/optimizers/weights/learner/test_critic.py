@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,47 +11,21 @@ import pytest
 
 from numerics import GRADIENTS, LOGPROBS
 from training_settings import plain
+from trainings.learners import catch_gradients, drawn, noised
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("one_thread")
 pytest.importorskip("peft")
 
-from compound.core.engine import TokenRecord  # noqa: E402
-from compound.graph.space import LoRA  # noqa: E402
 from compound.optimizers.weights.credit.advantages import gae  # noqa: E402
-from compound.optimizers.weights.learner import critic as critic_module  # noqa: E402
-from compound.optimizers.weights.learner import trainer as trainer_module  # noqa: E402
 from compound.optimizers.weights.learner.adapters import Adapters  # noqa: E402
 from compound.optimizers.weights.learner.critic import VALUE  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
-from compound.optimizers.weights.learner.updates import Updater  # noqa: E402
 
 
-def some(
-    components: Sequence[str] = ("x",), groups: int = 2, each: int = 4, prompt: int = 5
-) -> list[Sample]:
-    """Return samples of random tokens, in groups that share a prompt."""
-    rng = random.Random(0)
-    found = []
-    for component in components:
-        for group in range(groups):
-            tokens = tuple(rng.randrange(24) for _ in range(prompt + group % 2))
-            for _ in range(each):
-                sampled = tuple(rng.randrange(24) for _ in range(1 + rng.randrange(4)))
-                record = TokenRecord(tokens, sampled, (-1.0,) * len(sampled), "stop")
-                found.append(Sample(component, f"e{group}", component, 0, record, rng.random()))
-    return found
-
-
-def made(toy_model: Path, *names: str) -> Adapters:
-    adapters = Adapters(str(toy_model), {name: LoRA(rank=4) for name in names}, dtype="float32")
-    with torch.no_grad(), torch.random.fork_rng():
-        torch.manual_seed(1)
-        for name in names:
-            for _, tensor in adapters.parameters(name):
-                tensor.normal_(std=0.2)
-    return adapters
+def some(components: Sequence[str] = ("x",)) -> list[Sample]:
+    return drawn(components, groups=2, longest=4)
 
 
 def trainer_of(adapters: Adapters, *names: str, **given: Any) -> Trainer:
@@ -76,21 +49,7 @@ def valued(trainer: Trainer, samples: Sequence[Sample]) -> list[Sample]:
 
 @pytest.fixture
 def caught(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Return the gradients of the last update by owner and name; updates are not made."""
-    found: dict[str, Any] = {}
-
-    class Caught(Updater):
-        def update(self, step: int) -> float:
-            self.reduce()
-            for name, tensor in self.parameters:
-                assert tensor.grad is not None
-                found[f"{self.whose}: {name}"] = tensor.grad.clone()
-                tensor.grad = None
-            return 0.0
-
-    for module in (trainer_module, critic_module):
-        monkeypatch.setattr(module, "Updater", Caught)
-    return found
+    return catch_gradients(monkeypatch)
 
 
 def reference(adapters: Adapters, trainer: Trainer, sample: Sample) -> Any:
@@ -105,7 +64,7 @@ def reference(adapters: Adapters, trainer: Trainer, sample: Sample) -> Any:
 
 
 def test_values_are_those_of_the_states_of_the_policy(toy_model: Path) -> None:
-    adapters = made(toy_model, "x", "y")
+    adapters = noised(toy_model, "x", "y")
     trainer = trainer_of(adapters, "x", "y")
     for sample in trainer.values(some(components=("x", "y"))):
         with torch.no_grad():
@@ -118,7 +77,7 @@ def test_the_gradient_is_that_of_the_clipped_squared_error(
     toy_model: Path, caught: dict[str, Any], clip: float | None
 ) -> None:
     """The loss is written out here as in TRL's PPO: half the larger of two squared errors, by token."""
-    adapters = made(toy_model, "x")
+    adapters = noised(toy_model, "x")
     trainer = trainer_of(adapters, "x", critic__clip=clip)
     samples = valued(trainer, some())
     # returns far from the values, and values that moved since: some are clipped, and some are not
@@ -137,7 +96,7 @@ def test_the_gradient_is_that_of_the_clipped_squared_error(
             error = torch.maximum(error, (bounded - wanted) ** 2)
         loss = loss + 0.5 * error.mean() / len(samples)
     assert trainer.critic
-    own = [(f"the value head: {name}", t) for name, t in trainer.critic.head.named_parameters()]
+    own = [(f"the value head {name}", t) for name, t in trainer.critic.head.named_parameters()]
     expected = torch.autograd.grad(loss, [tensor for _, tensor in own])
     most = max(float(gradient.abs().max()) for gradient in expected)
     assert most > 0
@@ -152,7 +111,7 @@ def none_or_zero(gradients: dict[str, Any], owner: str) -> bool:
 
 
 def test_values_and_policy_do_not_train_each_other(toy_model: Path, caught: dict[str, Any]) -> None:
-    trainer = trainer_of(made(toy_model, "x", "y"), "x", "y")
+    trainer = trainer_of(noised(toy_model, "x", "y"), "x", "y")
     samples = valued(trainer, some(components=("x", "y")))
     flat = [replace(s, advantages=(0.0,) * s.length) for s in samples]
     trainer.step(flat, 0)  # only values to learn
@@ -171,7 +130,7 @@ def test_values_and_policy_do_not_train_each_other(toy_model: Path, caught: dict
 
 
 def test_a_restored_critic_goes_on_to_the_last_bit(toy_model: Path, tmp_path: Path) -> None:
-    whole = trainer_of(made(toy_model, "x"), "x", epochs=2, minibatches=2)
+    whole = trainer_of(noised(toy_model, "x"), "x", epochs=2, minibatches=2)
     saved = None
     for number in range(4):
         whole.step(valued(whole, some()), number)
@@ -179,7 +138,7 @@ def test_a_restored_critic_goes_on_to_the_last_bit(toy_model: Path, tmp_path: Pa
             saved = whole.save(tmp_path)
     assert saved is not None
     assert list(saved.adapters) == ["x"]
-    other = trainer_of(made(toy_model, "x"), "x", epochs=2, minibatches=2)
+    other = trainer_of(noised(toy_model, "x"), "x", epochs=2, minibatches=2)
     other.restore(saved, tmp_path)
     for number in (2, 3):
         other.step(valued(other, some()), number)
@@ -190,6 +149,6 @@ def test_a_restored_critic_goes_on_to_the_last_bit(toy_model: Path, tmp_path: Pa
     one, two = whole.critic.state(), other.critic.state()
     assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
     assert valued(whole, some()) == valued(other, some())
-    later = trainer_of(made(toy_model, "x"), "x")
+    later = trainer_of(noised(toy_model, "x"), "x")
     later.restore_optimizer(VALUE, saved.optimizers, tmp_path)  # in a later job
     assert later._updaters[VALUE].state()
