@@ -22,6 +22,8 @@ from pathlib import Path
 from compound.components.agent_prompt import AgentPrompt
 from compound.components.external_agent import ExternalAgent
 from compound.components.gateway.templates import PLACEHOLDER, PromptTemplate, fill
+from compound.core.errors import DataError
+from compound.core.security.untrusted import UntrustedFolder
 from compound.graph.system import System
 
 MAX_FILES, MAX_BYTES = 500, 2**20  # files that are read, and bytes of each
@@ -232,14 +234,16 @@ def _merged(parts: Parts) -> list[Part]:
 def _files(folder: Path) -> list[_File]:
     """Read the Python and text files of a folder and of the folders in it, without following links."""
     found: list[_File] = []
+    source = UntrustedFolder(folder, error=DataError)
     for path in itertools.islice(_paths(folder), MAX_FILES):
+        name = path.relative_to(folder).as_posix()
         try:
-            text = path.read_bytes().decode()
+            text = source.read(name).decode()
             read = _python_strings if path.suffix == ".py" else _whole_file
             strings = list(read(text))
-        except (OSError, UnicodeError, SyntaxError, ValueError, RecursionError):
+        except (DataError, UnicodeError, SyntaxError, ValueError, RecursionError):
             continue  # not a file that an agent reads
-        found.append(_File(path.relative_to(folder).as_posix(), text, strings))
+        found.append(_File(name, text, strings))
     return found
 
 
