@@ -260,13 +260,10 @@ def _paths(folder: Path) -> Iterator[Path]:
 def _unified(file: _File) -> str:
     new = file.changed()
     if file.name.endswith(".py"):
-        ast.parse(new)  # what is written must at least be Python
-    lines = difflib.unified_diff(
-        file.text.splitlines(keepends=True),
-        new.splitlines(keepends=True),
-        f"a/{file.name}",
-        f"b/{file.name}",
-    )
+        ast.parse(new.removeprefix("\ufeff"))  # what is written must at least be Python
+    # only "\n" ends a line for `patch`, unlike for `str.splitlines`
+    old_lines, new_lines = (re.findall(r"[^\n]*\n|[^\n]+", text) for text in (file.text, new))
+    lines = difflib.unified_diff(old_lines, new_lines, f"a/{file.name}", f"b/{file.name}")
     end = "\n\\ No newline at end of file\n"
     return "".join(line if line.endswith("\n") else line + end for line in lines)
 
@@ -285,13 +282,14 @@ def _whole_file(text: str) -> Iterator[_String]:
 
 def _python_strings(text: str) -> Iterator[_String]:
     """Yield the strings of a Python file; a constant in each of the forms that it may be used in."""
-    lines = text.splitlines(keepends=True)
-    starts = [0, *itertools.accumulate(map(len, lines))]
+    code = text.removeprefix("\ufeff")
+    lines = re.findall(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+", code)
+    starts = list(itertools.accumulate(map(len, lines), initial=len(text) - len(code)))
 
     def at(line: int, column: int) -> int:
         return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
 
-    for node in _outermost(ast.parse(text)):
+    for node in _outermost(ast.parse(code)):
         start = at(node.lineno, node.col_offset)
         end = at(node.end_lineno or 0, node.end_col_offset or 0)
         line = lines[node.lineno - 1]

@@ -55,7 +55,12 @@ SOURCES = {
         ["place"],
     ),
     "carriage returns": (
-        'PROMPT = "You are a geographer. Be kind."\r\n\r\n\r\ndef text(place, day):\r\n    return PROMPT',
+        '\ufeffPROMPT = "You are a geographer. Be kind."\r\n\r\n\r\ndef text(place, day):\r\n    return PROMPT',
+        [],
+    ),
+    "other ends of lines": (
+        '"""\u2028"""\n\f\nOTHER = "\x1c\u0085"\n\f\nPROMPT = "You are a geographer. Be kind."; x = 1\n\f\n'
+        "def text(place, day):\n    return PROMPT\n",
         [],
     ),
     "wide characters": (
@@ -129,16 +134,16 @@ def test_the_patched_source_makes_the_tuned_text(tmp_path: Path, form: str, new:
     ],
 )
 def test_the_text_may_be_in_a_file_of_its_own(tmp_path: Path, template: str, made: str) -> None:
-    (tmp_path / "p.txt").write_text(template)
+    (tmp_path / "p.txt").write_text(template, newline="")
     source = (
         f"import pathlib\n\nhere = pathlib.Path({str(tmp_path)!r})\n\n\ndef text(place, day):\n"
     )
     (tmp_path / "agent.py").write_text(f"{source}    return {made}.strip()\n")
     sent = text(tmp_path, "{{place}}", "")
-    found = diff_of(tmp_path, sent, "In {{place}} {x}: be brief.\nAlways.")
+    found = diff_of(tmp_path, sent, "In {{place}} {x}: be\u2028--- a/b brief.\nAlways.")
     assert not found.notes
     apply(found)
-    assert text(tmp_path, "Peru", "") == "In Peru {x}: be brief.\nAlways."
+    assert text(tmp_path, "Peru", "") == "In Peru {x}: be\u2028--- a/b brief.\nAlways."
     assert (tmp_path / "p.txt").read_text().endswith("Always.\n")
 
 
