@@ -16,6 +16,7 @@ from typing import Any, Literal
 from rich.cells import cell_len
 
 from compound.core.formatting import NO_LIMIT, cut
+from compound.core.security.sanitize import encodable
 from compound.core.storage.artifacts import is_reference
 
 Piece = tuple[Literal["same", "old", "new"], str]
@@ -259,6 +260,7 @@ def align_columns(rows: Sequence[Sequence[str]], width: int = NO_LIMIT) -> list[
     >>> align_columns([["method", "test"], ["llm_selector", "0.5"]], width=16)
     ['method      test', 'llm_selec…  0.5']
     """
+    rows = [[encodable(cell, sys.stdout.encoding) for cell in row] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     while (over := sum(widths) + 2 * len(widths) - 2 - width) > 0:
         if widths[0] - over >= NARROWEST or len(widths) == 1:

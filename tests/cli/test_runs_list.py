@@ -12,6 +12,7 @@ import pytest
 from rich.cells import cell_len
 
 from benchmarks.measure.studio import write_run
+from processes import python
 from studio_runs import unfinished
 
 NAMES = ("atlas", "a-run-with-a-name-of-many-characters", "名前の長い実行", "odd\n\x1b[31mname")
@@ -49,6 +50,14 @@ def test_the_table_fits_a_terminal(
     assert "finished" in states["atlas"]
     assert " → " in states["atlas"]
     assert lines[len(rows) + 1].startswith("damaged: runs/damaged/checkpoint.json")
+
+
+def test_the_table_is_straight_in_ascii(folder: Path) -> None:
+    ran = python("-m", "compound", "runs", "list", env={"PYTHONIOENCODING": "ascii"})
+    lines = ran.stdout.split("\n")
+    assert ran.stdout.isascii()
+    assert "->" in lines[-3]
+    assert {line.index("+0.") for line in lines if "->" in line} == {lines[0].index("gain")}
 
 
 def test_a_folder_without_runs_says_so(tmp_path: Path, cli: Any) -> None:
