@@ -1,6 +1,6 @@
 """Take pictures of the studio and of the report, of the runs in a folder, in light and dark.
 
-    python docs/make_screenshots.py runs --run atlas --example name-city-turkey
+    python docs/make_screenshots.py runs --run atlas --example name-city-turkey --training adapter/mmgrpo/1/3
     python docs/make_screenshots.py runs --run tickets
 
 The first command takes those of the page of the studio, the second one, without an example, those
@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--run", required=True, help="name of the run to show")
     parser.add_argument("--example", help="id of the example to show")
+    parser.add_argument("--training", default="", help="RUN/METHOD/JOB/STEP of the step to show")
     parser.add_argument("--chromium", default="/usr/bin/chromium")
     options = parser.parse_args()
     command = [sys.executable, "-m", "compound", "ui", str(options.folder), "--port", "0"]
@@ -42,7 +43,7 @@ def main() -> None:
             found = re.search(r"http://\S+", process.stdout.readline())
             assert found is not None
             if options.example:
-                take(found[0], options.run, options.example, options.chromium)
+                take(found[0], options.run, options.example, options.training, options.chromium)
             else:
                 report = (options.folder / options.run / "report.html").resolve().as_uri()
                 studio = f"{found[0]}/run/{quote(options.run)}?view=examples&sort=gain"
@@ -53,19 +54,22 @@ def main() -> None:
             process.terminate()
 
 
-def take(address: str, run: str, example: str, chromium: str) -> None:
+def take(address: str, run: str, example: str, training: str, chromium: str) -> None:
     """Write a picture of each page."""
     from playwright.sync_api import sync_playwright
 
-    base = f"/run/{quote(run)}"
+    base, (trained, _, step) = f"/run/{quote(run)}", training.partition("/")
     pages = {
         "runs": "/",
         "overview": base,
         "candidates": f"{base}?view=candidates",
         "examples": f"{base}?view=examples&sort=gain",
         "example": f"{base}?view=example&example={quote(example)}",
+        "training": f"/run/{quote(trained)}?view=training&at={quote(step)}#answers",
         "label": f"{base}?view=label",
     }
+    if not training:
+        del pages["training"]
     IMAGES.mkdir(exist_ok=True)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])

@@ -207,6 +207,11 @@ class ShownAnswer(BaseModel):
     left_out: bool = False
     prompt: str = ""  # if it differs from that of the group
 
+    @property
+    def by_token(self) -> list[float]:
+        """The advantage of each token; 0 if it is unknown."""
+        return self.advantages or [self.advantage or 0.0] * len(self.tokens)
+
 
 class ShownGroup(BaseModel):
     """Answers that a step compared with each other, the highest reward first."""

@@ -153,12 +153,12 @@ def _points(chart: Chart, across: Scale, up: Scale) -> Iterator[str]:
     for point in chart.points:
         number = series[point.series]
         x, y = across(point.x), up(point.y)
-        color = _color(number)
+        color, shape = _color(number), SHAPES[number % len(SHAPES)]
         drawn = ""
         if point.low is not None and point.high is not None:
             span = f"M{x} {up(point.low)}V{up(point.high)}"
             drawn = f'<path class="interval" style="stroke:{color}" d="{span}"/>'
-        drawn += f'<path style="fill:{color}" d="{_shape(number, x, y)}"/>'
+        drawn += f'<path style="fill:{color}" d="M{x} {y}{shape}"/>'
         if point.marked:
             drawn += f'<circle class="ring" cx="{x}" cy="{y}" r="9"/>'
         title = f"<title>{escape(point.title)}</title>"
@@ -169,15 +169,10 @@ def _points(chart: Chart, across: Scale, up: Scale) -> Iterator[str]:
             yield f"<g>{title}{drawn}</g>"
 
 
-def _shape(number: int, x: float, y: float) -> str:
-    """Return the outline of a point; series differ in shape as well as in colour."""
-    return f"M{x} {y}{SHAPES[number % len(SHAPES)]}"
-
-
 def _legend(chart: Chart) -> str:
     """Return the names of series with their marks, if there are several."""
     fills = [
-        f'style="fill:{_color(n)}" d="{_shape(n, 6, 6)}"/></svg>{escape(name)}'
+        f'style="fill:{_color(n)}" d="M6 6{SHAPES[n % len(SHAPES)]}"/></svg>{escape(name)}'
         for n, name in enumerate(chart.series)
     ]
     strokes = [

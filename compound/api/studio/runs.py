@@ -304,12 +304,10 @@ def spending(run: Run) -> list[dict[str, Any]]:
     }
     rows = []
     for key, (label, amount) in used.items():
-        limit = budget.get(key)
-        limited = isinstance(limit, int | float) and math.isfinite(limit) and limit > 0
-        share = min(1.0, amount / limit) if limited else None
-        rows.append(
-            {"label": label, "amount": amount, "limit": limit if limited else None, "share": share}
-        )
+        found = budget.get(key)
+        limit = found if isinstance(found, int | float) and 0 < found < math.inf else None
+        share = min(1.0, amount / limit) if limit else None
+        rows.append({"label": label, "amount": amount, "limit": limit, "share": share})
     return rows
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -411,9 +412,8 @@ def _call_rewards(
         for trace in traces:
             for call in trace["calls"]:
                 if call["component"] in opened.components and not call["failure"]:
-                    values = opened.model.rewards(
-                        call["component"], [(call["inputs"], call["outputs"])]
-                    )
+                    pairs = [(call["inputs"], call["outputs"])]
+                    values = opened.model.rewards(call["component"], pairs)
                     found.setdefault(trace["configuration"], {})[call["address"]] = float(values[0])
     except CompoundError as error:
         return {}, str(error)
@@ -429,12 +429,11 @@ def rewards(run: Run, options: Options) -> View:
         opened = Inspection.open(run.folder.path)
         return {name: opened.worst(name, WORST) for name in opened.components}
 
+    is_known = facts and "problem" not in facts
     return "rewards.html", {
         "facts": facts,
         "figures": run.remember("reward figures", files, lambda: reward_figures(facts)),
-        "worst": run.remember("worst pairs", files, worst)
-        if facts and "problem" not in facts
-        else {},
+        "worst": run.remember("worst pairs", files, worst) if is_known else {},
     }
 
 
@@ -445,26 +444,26 @@ def training(run: Run, options: Options) -> View:
     methods = [] if facts is None or "problem" in facts else facts["methods"]
     recorded = shown_steps(run.record) if methods else []
     steps = {f"{m}/{job}/{n + 1}": step for m, job, n, step in recorded}
+    curves = [
+        run.remember(f"training {n}", files, partial(_curves, method["jobs"], n))
+        for n, method in enumerate(methods)
+    ]
     names = ["", *steps, ""]
     place = names.index(options["at"]) if options.get("at") in steps else len(steps)
     at = names[place]
+    groups = shown_groups(steps.get(at, {}))[:MOST_GROUPS]
+    sizes = [abs(value) for group in groups for each in group.answers for value in each.by_token]
     return "training.html", {
         "facts": facts,
         "methods": [
-            {
-                **method,
-                "curves": run.remember(
-                    f"training {place}", files, partial(_curves, method["jobs"], place)
-                ),
-                "trained": trained_components(method),
-            }
+            {**method, "curves": curves[place], "trained": trained_components(method)}
             for place, method in enumerate(methods)
         ],
-        "steps": [*steps],
+        "steps": names[1:-1],
         "at": at,
         "before": names[place - 1],
         "after": names[place + 1],
-        "groups": [_tokens_of(group) for group in shown_groups(steps.get(at, {}))[:MOST_GROUPS]],
+        "groups": [_tokens_of(group, max(sizes, default=0.0) or 1.0) for group in groups],
     }
 
 
@@ -474,19 +473,17 @@ def _curves(jobs: Sequence[dict[str, Any]], place: int) -> Figure | None:
     return draw_figure(name, partial(training_svg, jobs, name)) if panels_with_data(jobs) else None
 
 
-def _tokens_of(group: ShownGroup) -> dict[str, Any]:
+def _tokens_of(group: ShownGroup, most: float) -> dict[str, Any]:
     """Return a group of answers with the tokens to colour: text, level from -4 to 4, and description."""
-    answers = group.answers[:MOST_GROUPS]
-    own = [a.advantages or [a.advantage or 0.0] * len(a.tokens) for a in answers]
-    most = max((abs(value) for values in own for value in values), default=0.0) or 1.0
     rows = []
-    for answer, advantages in zip(answers, own, strict=True):
+    for answer in group.answers[:MOST_GROUPS]:
         tokens = []
-        for place, (text, value) in enumerate(zip(answer.tokens, advantages, strict=False)):
+        for place, (text, value) in enumerate(zip(answer.tokens, answer.by_token, strict=False)):
             told = f"advantage {signed(value)}" + ", clipped" * (place in answer.clipped)
             if place < len(answer.ratios):
                 told += f", ratio {answer.ratios[place]:.3g}"
-            tokens.append((text, round(value / most * LEVELS), told))
+            level = math.ceil(abs(value) / most * LEVELS)
+            tokens.append((text, level if value > 0 else -level, told))
         ranked = sorted(zip(answer.advantages, answer.tokens, strict=False))
         rows.append({"answer": answer, "tokens": tokens, "ranked": ranked})
     return {"group": group, "rows": rows}
