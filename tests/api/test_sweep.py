@@ -388,7 +388,7 @@ def test_the_command_shows_progress_and_the_table(game: Path, cli: Any) -> None:
     assert "1 file, 2 methods, 2 seeds: 4 runs, 4 finished." in out
     assert "table: out/sweep.md" in out
     assert "[2 of 4] game, random, seed 0" in err
-    assert "start " in err
+    assert "validation score of the start: " in err
     listed = json.loads(cli("runs", "list", "--dir", "out", "--json").out)
     assert [row["run"] for row in listed] == [  # in the order in which they began
         f"out/game/{method}/{seed}" for seed in (0, 1) for method in ("search", "random")

@@ -278,7 +278,7 @@ def test_optimize_finds_the_number_and_another_process_can_use_it(game: Path, cl
     assert {"system_runs", "calls", "tokens", "seconds", "accepted", "configuration"} <= set(result)
     assert result["accepted"] >= 1
     assert result["test_after"]["low"] > result["test_before"]["mean"]
-    assert "start " in ran.err
+    assert "validation score of the start: " in ran.err
     best = game / "runs" / "game" / "best.json"
     assert dict(load(best)) == result["configuration"]
     used = python("-c", COMMAND, "run", "game.yaml", "x=4", "--config", str(best), cwd=game)
