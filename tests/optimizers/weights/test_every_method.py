@@ -41,6 +41,7 @@ from compound.optimizers.weights.recipes.mygo import MyGO, MyGOSettings  # noqa:
 from compound.optimizers.weights.recipes.ppo import PPO  # noqa: E402
 from compound.optimizers.weights.recipes.recipe import CreditedSamples, Recipe  # noqa: E402
 from compound.optimizers.weights.steps import StepBatch, reason_without_samples  # noqa: E402
+from compound.report.training import shown_groups  # noqa: E402
 from compound.testing import ScriptedLM  # noqa: E402
 from compound.yaml import load  # noqa: E402
 from training_settings import trainings  # noqa: E402
@@ -77,6 +78,9 @@ def test_the_method_alone_is_switched(name: str, model: Path, tmp_path: Path) ->
         for value in weights.values()
     )
     assert_learned(records)
+    shown = [shown_groups(record) for record in records if record["kind"] == "training"]
+    assert {group.component for groups in shown for group in groups} == {"namer", "answerer"}
+    assert all(answer.tokens for groups in shown for group in groups for answer in group.answers)
 
 
 OLD_LOSSES = (("bnpo", "dapo"), ("cispo", "dapo"), ("gspo", "grpo"), ("reinforce", "grpo"))
