@@ -13,17 +13,17 @@ from html import escape
 
 from markupsafe import Markup
 
-WIDTH, HEIGHT = 720, 280
+WIDTH, HEIGHT, TICKS = 720, 280, 5
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 34, 44
 COLORS = ("accent", "other1", "other2", "other3", "good")
-SHAPES = (  # a circle, a square, a diamond, a triangle and a cross, from their middle
+SHAPES = (  # a circle, a square, a diamond, a triangle, a cross and another triangle; not as many as colours
     "m-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0 -9 0",
     "m-4 -4h8v8h-8z",
     "m0 -5.5l5.5 5.5l-5.5 5.5l-5.5 -5.5z",
     "m0 -5.5l5.5 9.5h-11z",
     "m-5 -1.5h3.5v-3.5h3v3.5h3.5v3h-3.5v3.5h-3v-3.5h-3.5z",
+    "m0 5.5l5.5 -9.5h-11z",
 )
-TICKS = 5
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def _axes(chart: Chart, across: Scale, up: Scale) -> Iterator[str]:
         y = up(tick)
         yield f'<path class="grid" d="M{LEFT} {y}H{WIDTH - RIGHT}"/>'
         yield f'<text class="tick" x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{tick:g}</text>'
-    whole = all(point.x.is_integer() for point in chart.points)  # such as numbers of candidates
+    whole = all(float(p.x).is_integer() for p in chart.points)  # such as numbers of candidates
     for tick in across.ticks(1.0 if whole else 0.0):
         x = across(tick)
         place = f'x="{x}" y="{HEIGHT - BOTTOM + 18}"'

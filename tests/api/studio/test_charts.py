@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -40,6 +41,14 @@ def test_a_chart_is_well_formed_and_within_its_frame(
     for element in svg.iter("text"):
         assert 0 <= float(element.get("x", "0")) <= WIDTH
         assert 0 <= float(element.get("y", "0")) <= HEIGHT
+
+
+def test_a_dozen_series_look_different() -> None:
+    """Regression test: the sixth looked like the first."""
+    chart = Chart("c", "x", "y", [Point(n, n, series=f"series {n}") for n in range(12)])
+    legend = str(draw(chart)).partition('<ul class="legend">')[2]
+    looks = re.findall(r'style="fill:[^"]*" d="[^"]*"', legend)
+    assert len(set(looks)) == len(looks) == 12
 
 
 def candidate(gain: float, **values: object) -> CandidateRecord:
