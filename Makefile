@@ -82,7 +82,7 @@ $(VENV)/bin/python:
 
 $(VENV)/demo.stamp: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
 	@echo "setting up (a few minutes the first time) ..."
-	$(PIP) -c $(CONSTRAINTS) -e '.[local,search,retrieval,report]'
+	$(PIP) -c $(CONSTRAINTS) -e '.[local,search,retrieval,report,serve]'
 	$(BIN)/compound models get smollm2
 	@touch $@
 
