@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -97,6 +98,22 @@ def test_labels_may_follow_a_cue_after_a_space(folder: Path) -> None:
         texts = [a.text for a in answers(folder, *(ask(LABELS, s, cue=cue) for s in range(8)))]
         assert {text.removeprefix(" ") for text in texts} <= set(LABELS.choices)
         assert cue or not any(text.startswith(" ") for text in texts)
+
+
+@pytest.mark.parametrize("cue", ["", "Answer:"])
+def test_a_low_limit_does_not_choose_among_labels(folder: Path, cue: str) -> None:
+    """With few tokens left, every answer was once closed to the same label."""
+    labels = AnswerFormat(choices=("no", "maybe so"))
+    (failed,) = run(folder, ask(labels, cue=cue, max_tokens=1))
+    assert isinstance(failed, CallError)
+    assert "max_tokens=1 is too low for the answer 'maybe so'" in failed.message
+    least = int(re.findall(r"\d+", failed.hint)[-1])
+    for limit in range(least, 2 * least + 2):
+        found = answers(
+            folder, *(ask(labels, s, cue=cue, max_tokens=limit, temperature=4.0) for s in range(24))
+        )
+        assert {answer.text.strip() for answer in found} == set(labels.choices)
+        assert all(answer.finish_reason == "stop" for answer in found)
 
 
 @pytest.mark.slow

@@ -5,7 +5,8 @@ not store them: `ConstraintCompiler.replay` computes them again for the trainer.
 
 An answer that is not complete when few tokens are left is closed: from then on each token is the
 one that ends strings, arrays and objects soonest. A format without length limits is therefore still
-respected within ``max_tokens``, if its shortest answers fit.
+respected within ``max_tokens``, if its shortest answers fit. Of some given texts, each must fit, since
+a limit would otherwise choose among them.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ Bits = NDArray[np.int32]
 
 FORMATS = 256  # compiled formats that are kept
 LONGEST_CLOSING = 1024  # tokens after which a closing counts as too long
+CHOICE_SHARE = 2  # times the tokens of the longest text, for texts to choose from
 MARGIN_SHARE = 4  # at most this part of the tokens is kept free besides those of the closing
 # Separators are fixed: with free whitespace a small model may repeat line breaks until the limit.
 JSON_OPTIONS = {
@@ -139,13 +141,28 @@ class ConstraintCompiler:
         self.size, self.ends = size, frozenset(ends)
         self._compiled = functools.lru_cache(maxsize=FORMATS)(self._compile)
 
-    def start(self, constraint: Constraint) -> ConstraintState:
+    def start(self, constraint: Constraint) -> ConstraintState | ChoiceState:
         """Return the state before the first token of an answer.
 
         Raises:
-            CallError: the format cannot be enforced.
+            CallError: the format cannot be enforced, or one of the texts to choose from is longer
+                than an answer may be.
         """
         matcher, shortest = self._compiled(constraint.answer, constraint.lead)
+        if texts := constraint.answer.choices:
+            written = {text: tuple(self._tokens.tokenize_str(text)) for text in texts}
+            longest = max(texts, key=lambda text: len(written[text]))
+            needed = len(written[longest]) + 1  # with the end token
+            if needed > constraint.max_tokens:
+                raise CallError(
+                    f"max_tokens={constraint.max_tokens} is too low for the answer {longest!r:.60}",
+                    hint=f"set max_tokens to {needed} or more",
+                )
+            if constraint.max_tokens < CHOICE_SHARE * needed:
+                spaced = [f" {text}" for text in texts] if constraint.lead else []
+                more = (tuple(self._tokens.tokenize_str(text)) for text in spaced)
+                fitting = {each for each in more if len(each) < constraint.max_tokens}
+                return ChoiceState({*written.values(), *fitting}, self.ends)
         return ConstraintState(self, matcher.deep_copy(), constraint.max_tokens, shortest)
 
     def replay(self, constraint: Constraint, sampled: Sequence[int]) -> Bits:
@@ -189,6 +206,33 @@ class ConstraintCompiler:
                 hint="simplify the output type, or set `enforce: false` on the component",
             )
         return matcher, len(ConstraintState(self, matcher, 0, 0).closing())
+
+
+class ChoiceState:
+    """State of an answer that is one of some texts, each in the tokens that the tokenizer divides it into.
+
+    It is used if the limit of tokens leaves no room for other divisions.
+    """
+
+    def __init__(self, left: set[tuple[int, ...]], ends: Collection[int]) -> None:
+        self._left, self._ends = left, ends
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer may end here."""
+        return () in self._left
+
+    def fill(self, bits: Bits) -> None:
+        """Write the allowed tokens into a row of packed bits."""
+        allowed = np.zeros(32 * len(bits), np.bool_)
+        allowed[[rest[0] for rest in self._left if rest]] = True
+        if self.complete:
+            allowed[list(self._ends)] = True
+        bits[:] = np.packbits(allowed, bitorder="little").view(np.int32)
+
+    def accept(self, token: int) -> None:
+        """Record the next token of the answer."""
+        self._left = {rest[1:] for rest in self._left if rest[:1] == (token,)}
 
 
 class ConstraintState:

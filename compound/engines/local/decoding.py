@@ -25,6 +25,7 @@ from compound.core.errors import CallError
 from compound.engines.chat_format import cut_at_stop
 from compound.engines.local.adapters import AdapterCache
 from compound.engines.local.constraints import (
+    ChoiceState,
     Constraint,
     ConstraintCompiler,
     ConstraintState,
@@ -65,7 +66,7 @@ class Decoder:
         self._prefill = Prefill(model, capacity=max_batch_tokens // 4)
         self._adapters = AdapterCache(model, capacity=max_adapters, on_evict=self._prefill.forget)
 
-    def start(self, constraint: Constraint) -> ConstraintState:
+    def start(self, constraint: Constraint) -> ConstraintState | ChoiceState:
         """Return the state of a constrained answer before its first token.
 
         Raises:
@@ -197,7 +198,7 @@ class SamplingRow:
     finish: FinishReason | None = None
     abandoned: bool = False
     constraint: Constraint | None = None
-    state: ConstraintState | None = None
+    state: ConstraintState | ChoiceState | None = None
     failure: Exception | None = None
     on_token: Callable[[SamplingRow], None] | None = None
     rng: np.random.Generator = field(init=False)
