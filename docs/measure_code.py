@@ -47,11 +47,11 @@ LAYOUT = {
 # Upper limits, lowered with the code. What exceeds one replaces something, or argues for a higher
 # limit here.
 BUDGETS = {
-    "lines": 92_700,
+    "lines": 92_200,
     "modules": 350,
     "layers": 10,
     "public names": 44,
-    "settings": 148,
+    "settings": 141,
     "commands": 12,
     "repeated class names": 0,
     "repeated file names": 0,
