@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,8 +43,7 @@ class RecordingServer:
                     self.send_header(name, value)
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()
-                with contextlib.suppress(ConnectionError):  # the client may stop reading
-                    self.wfile.write(body)
+                self.wfile.write(body)
 
             do_GET = do_POST = answer  # noqa: N815 - names that the library calls
 
@@ -54,6 +53,11 @@ class RecordingServer:
         class Many(ThreadingHTTPServer):
             request_queue_size = 128
             daemon_threads = True
+
+            def handle_error(self, *request: Any) -> None:
+                """Print errors, except for that of a client that has gone."""
+                if not isinstance(sys.exception(), ConnectionError):
+                    super().handle_error(*request)
 
         self._http = Many(("127.0.0.1", 0), Handler)
         serve = functools.partial(self._http.serve_forever, poll_interval=0.01)
