@@ -31,6 +31,7 @@ from compound.engines.local import loading  # noqa: E402
 from compound.engines.local.constraints import (  # noqa: E402
     Constraint,
     ConstraintCompiler,
+    ConstraintState,
     end_tokens,
 )
 from compound.engines.local.engine import TransformersEngine  # noqa: E402
@@ -230,6 +231,7 @@ def test_the_closing_of_an_answer_fits_the_schema(
         "additionalProperties": False,
     }
     state = compiler.start(Constraint(schema(document), False, limit))
+    assert isinstance(state, ConstraintState)
     text = decode(state.closing()[:-1])
     assert Draft202012Validator(document).is_valid(json.loads(text)), text
 
@@ -246,7 +248,9 @@ def test_the_closing_of_a_time_is_a_short_value(compiler: ConstraintCompiler, de
     for name, kind in TIMES.items():
         answer = answer_format({name: Port(kind)}, "text")
         assert answer is not None
-        text = decode(compiler.start(Constraint(answer, False, 60)).closing()[:-1])
+        state = compiler.start(Constraint(answer, False, 60))
+        assert isinstance(state, ConstraintState)
+        text = decode(state.closing()[:-1])
         assert isinstance(parse_value(text, kind), kind), text
 
 
