@@ -114,7 +114,6 @@ def test_a_low_limit_does_not_choose_among_labels(folder: Path, cue: str) -> Non
             folder, *(ask(labels, s, cue=cue, max_tokens=limit, temperature=4.0) for s in range(24))
         )
         assert {answer.text.strip() for answer in found} == set(labels.choices)
-        assert all(answer.finish_reason == "stop" for answer in found)
 
 
 @pytest.mark.slow

@@ -152,16 +152,16 @@ class ConstraintCompiler:
         if texts := constraint.answer.choices:
             written = {text: tuple(self._tokens.tokenize_str(text)) for text in texts}
             longest = max(texts, key=lambda text: len(written[text]))
-            needed = len(written[longest]) + 1  # with the end token
+            needed = len(written[longest])
             if needed > constraint.max_tokens:
                 raise CallError(
                     f"max_tokens={constraint.max_tokens} is too low for the answer {longest!r:.60}",
                     hint=f"set max_tokens to {needed} or more",
                 )
-            if constraint.max_tokens < CHOICE_SHARE * needed:
+            if constraint.max_tokens < CHOICE_SHARE * (needed + 1):  # with the end token
                 spaced = [f" {text}" for text in texts] if constraint.lead else []
                 more = (tuple(self._tokens.tokenize_str(text)) for text in spaced)
-                fitting = {each for each in more if len(each) < constraint.max_tokens}
+                fitting = {each for each in more if len(each) <= constraint.max_tokens}
                 return ChoiceState({*written.values(), *fitting}, self.ends)
         return ConstraintState(self, matcher.deep_copy(), constraint.max_tokens, shortest)
 
