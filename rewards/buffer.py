@@ -72,9 +72,12 @@ class PairBuffer:
 
     @staticmethod
     def read(
-        records: Iterable[Mapping[str, object]], system: System | str, sampling: Sampling
+        records: Iterable[Mapping[str, object]],
+        system: System | str,
+        sampling: Sampling,
+        place: str = "",
     ) -> PairBuffer:
-        """Read a buffer from records.
+        """Read a buffer from records; messages start with ``place``.
 
         Raises:
             DataError: a record is damaged, or belongs to another system.
@@ -88,12 +91,12 @@ class PairBuffer:
                 draw = _draw(entry(record, "draw", dict))  # raises if it is malformed
             except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
                 raise DataError(
-                    f"record {number} of the pair buffer is damaged: {error!r}"
+                    f"{place}record {number} of the pair buffer is damaged: {error!r}"
                 ) from None
             if source != buffer.system:
                 raise DataError(
-                    f"the pair buffer belongs to another system (record {number}: {source[:12]}, expected "
-                    f"{buffer.system[:12]})",
+                    f"{place}the pair buffer belongs to another system (record {number}: "
+                    f"{source[:12]}, expected {buffer.system[:12]})",
                     hint="pairs are valid only for the system that produced them; start a new run",
                 )
             buffer.entries.append(Entry(draw, iteration))
@@ -363,7 +366,7 @@ def _draws(path: Path, system: System, train: Sequence[Example]) -> tuple[list[D
     with inconsistency_errors(folder):
         records = [record for record in read_records(folder, "memory.jsonl") if "draw" in record]
         whose = str(records[0]["system"]) if records else ""
-        entries = PairBuffer.read(records, whose, Sampling()).entries
+        entries = PairBuffer.read(records, whose, Sampling(), f"{path}: ").entries
     found: list[Draw] = []
     for record, draw in zip(records, (each.draw for each in entries), strict=True):
         name = names.get(str(record.get("row")))

@@ -214,7 +214,7 @@ class Inspection:
         memory = read_records(folder, "memory.jsonl")
         records = [record for record in memory if "kind" not in record]
         whose = system or (str(records[0]["system"]) if records and "system" in records[0] else "")
-        whole = PairBuffer.read(records, whose, sampling)
+        whole = PairBuffer.read(records, whose, sampling, f"{folder}/memory.jsonl: ")
         events = read_events(folder)
         found = Inspection(folder, stored, _learned_from(whole, stored, folder), events)
         found._check()

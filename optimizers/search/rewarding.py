@@ -106,7 +106,8 @@ class RunRewards:
             DataError: the buffer is damaged, or belongs to another system.
         """
         memory = task.context.memory
-        buffer = PairBuffer.read(memory.records(), task.system, learning.pairs.sampling)
+        sampling, place = learning.pairs.sampling, f"{memory.folder.parent}: "
+        buffer = PairBuffer.read(memory.records(), task.system, sampling, place)
         rewards = cls(learning, task, memory, buffer)
         rewards.add_feedback()
         return rewards

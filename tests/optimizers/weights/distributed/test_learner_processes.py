@@ -314,4 +314,8 @@ def test_one_setting_starts_the_processes_and_a_killed_one_loses_no_step(
     assert [record["step"] for record in resumed] == [record["step"] for record in whole] == [0, 1]
     assert resumed[0] == first  # not computed again
     assert first["norms"] == pytest.approx(whole[0]["norms"], rel=1e-6)
-    assert first["answers"] == whole[0]["answers"]
+    shown = [
+        [answer["tokens"] for group in record["excerpts"] for answer in group["answers"]]
+        for record in (first, whole[0])
+    ]
+    assert shown[0] == shown[1] != []
