@@ -13,13 +13,16 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[Callable[[int], Processes]]:
-    """Return a group of processes, which several learners use one after the other."""
+    """Return a group of processes, which several learners use one after the other.
+
+    A test may end it, and others follow in any order.
+    """
     from compound.optimizers.weights.distributed.processes import Processes
 
     known: dict[int, Processes] = {}
 
     def found(count: int) -> Processes:
-        if count not in known:
+        if count not in known or known[count]._closed:
             known[count] = Processes(count)
         return known[count]
 
