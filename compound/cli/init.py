@@ -9,14 +9,16 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
 from compound.cli.options import (
+    MetricName,
     NoImport,
+    Rows,
     Sets,
     TrustOption,
     app,
@@ -114,18 +116,21 @@ class Column:
         "init data/ --lm openai/gpt-4o-mini --out qa.yaml",
         "init system.yaml --examples 20 --yes",
         "init system.yaml --temperature --model smollm2 --model openai/gpt-4o-mini",
+        "init script.py --data rows.csv --metric metrics:score",
     )
 )
 def init(
     source: Annotated[
         Path,
         typer.Argument(
-            help="Data file, or folder with train, dev and test files; or the YAML file of a system "
-            "with external agents.",
+            help="Data file, or folder with train, dev and test files; the YAML file of a system "
+            "with external agents; or a Python script that calls OpenAI's API.",
             show_default=False,
         ),
     ],
-    lm: Annotated[str, typer.Option(help="Model of the system.")] = "smollm2",
+    lm: Annotated[
+        str, typer.Option(help="Model of the system. [default: smollm2, or those of a script]")
+    ] = "",
     out: Annotated[
         Optional[Path],  # noqa: UP045 - typer reads this at run time
         typer.Option(help="File to write. [default: system.yaml, or AGENT_prompts.yaml]"),
@@ -147,11 +152,13 @@ def init(
     as_json: Annotated[
         bool, typer.Option("--json", help="Agents: print the found prompts as JSON, write nothing.")
     ] = False,
+    rows: Rows = None,
+    metric_name: MetricName = "",
     sets: Sets = None,
     no_import: NoImport = False,
     trust: TrustOption = None,
 ) -> None:
-    """Write a system of one model call for data, or the prompts of the agents of a system.
+    """Write a system of one model call for data, of a script, or the prompts of the agents of a system.
 
     Of data, the answer is the column with a usual name (answer, label, ...), otherwise the last
     one; a few different values become the labels of the output. All other columns are inputs,
@@ -162,16 +169,29 @@ def init(
     Each template is shown for confirmation, or all are accepted by --yes, which is needed without a
     terminal. The confirmed ones are written to a file that the agent's setting prompts_file names;
     their texts are tuned by compound optimize.
+
+    For a script, see compound optimize, which writes the same file and then optimizes it.
     """
+    from compound.cli.script import ScriptOptions, is_script, write_script_system
+
+    if is_script(source):
+        if no_import:
+            raise SpecError([f"--no-import does not allow to run {source}"])
+        chosen = ScriptOptions(rows, metric_name or None, lm or None, yes)
+        written, _ = write_script_system(source, chosen)
+        print(f"now run: compound optimize {written} --dry-run")
+        return
     if source.suffix in (".yaml", ".yml"):
         program = load_program(source, sets, no_import, trust=trust)
         found = _discover(program, source, examples)
         if as_json:
-            print_json([asdict(replace(each, results=())) for each in found])
+            print_json(
+                [{k: v for k, v in asdict(each).items() if k != "results"} for each in found]
+            )
         else:
             _write_prompts(found, source, out, Choices(yes, force, tuple(model or ()), temperature))
         return
-    _write_system(source, lm, out or Path("system.yaml"), force)
+    _write_system(source, lm or "smollm2", out or Path("system.yaml"), force)
 
 
 def _write_system(data: Path, lm: str, out: Path, force: bool) -> None:

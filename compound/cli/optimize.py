@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -23,12 +23,16 @@ if TYPE_CHECKING:
 from compound.cli.options import (
     AsJson,
     Config,
+    MetricName,
     NoImport,
     Otel,
     Quiet,
+    Rows,
+    ScriptModel,
     Sets,
     Strict,
     TrustOption,
+    Yes,
     app,
     format_examples,
     load_program,
@@ -37,11 +41,7 @@ from compound.cli.options import (
     tracing,
 )
 from compound.cli.script import (
-    MetricName,
-    Rows,
-    ScriptModel,
     ScriptOptions,
-    Yes,
     is_script,
     write_script_system,
     write_source_diff,
@@ -125,7 +125,8 @@ def optimize(
         if no_import:
             raise SpecError([f"--no-import does not allow to run {file}"])
         options = ScriptOptions(rows, metric_name or None, lm or None, yes)
-        file, trusted = write_script_system(file, options)
+        with redirect_stdout(sys.stderr):  # stdout is for the result
+            file, trusted = write_script_system(file, options, runs=not dry_run)
         trust = [*(trust or ()), *trusted]
     elif rows or metric_name or lm or yes:
         raise SpecError([f"--data, --metric, --lm and --yes are for scripts, but {file} is none"])
@@ -148,11 +149,12 @@ def optimize(
         from compound.report import terminal_summary
 
         display.close()
+        lines = write_source_diff(program.system.bind(result.best), path)
         if as_json:
             print_json(result.to_json())
         else:
-            print(terminal_summary(path, width_of(sys.stdout)), flush=True)
-            write_source_diff(program.system.bind(result.best), path)
+            print(terminal_summary(path, width_of(sys.stdout)))
+            print("".join(f"{line}\n" for line in lines), end="", flush=True)
 
     with tracing(otel), ExitStack() as display:
         listener = display.enter_context(

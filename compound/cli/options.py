@@ -73,6 +73,25 @@ Otel = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")]
 
+# of Python scripts
+Rows = Annotated[
+    Optional[Path],  # noqa: UP045 - typer reads this at run time
+    typer.Option("--data", help="Scripts: file with a column for each input and the answer."),
+]
+MetricName = Annotated[
+    str,
+    typer.Option(
+        "--metric",
+        help="Scripts: module:function, or the name of a metric. [default: by the answers]",
+    ),
+]
+ScriptModel = Annotated[
+    str, typer.Option("--lm", help="Scripts: model that answers. [default: those of the script]")
+]
+Yes = Annotated[
+    bool, typer.Option("--yes", "-y", help="Scripts: tune every prompt without a question.")
+]
+
 
 def tracing(otel: bool) -> AbstractContextManager[object]:
     """Return a context manager that exports OpenTelemetry spans of its block, if requested."""

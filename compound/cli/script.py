@@ -5,42 +5,24 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
-
-import typer
+from typing import TYPE_CHECKING
 
 from compound.cli.init import DataTable, confirm_prompt, read_table, show_prompts
 from compound.core.errors import CompoundError, SpecError
+from compound.core.security.sanitize import sanitize_for_terminal
 from compound.core.security.trust import Origin
 
 if TYPE_CHECKING:
     from compound.api.discover import Discovery
     from compound.components.gateway.clustering import FoundPrompt
     from compound.graph.system import System
-
-Rows = Annotated[
-    Optional[Path],  # noqa: UP045 - typer reads this at run time
-    typer.Option("--data", help="Scripts: file with a column for each input and the answer."),
-]
-MetricName = Annotated[
-    str,
-    typer.Option(
-        "--metric",
-        help="Scripts: module:function, or the name of a metric. [default: by the answers]",
-    ),
-]
-ScriptModel = Annotated[
-    str, typer.Option("--lm", help="Scripts: model that answers. [default: those of the script]")
-]
-Yes = Annotated[
-    bool, typer.Option("--yes", "-y", help="Scripts: tune every prompt without a question.")
-]
 
 AGENT = "script"
 KEPT_MODEL = "models_of_the_script"  # engine that keeps the model that a request states
@@ -80,14 +62,17 @@ def is_script(file: Path) -> bool:
     return SCRIPT.fullmatch(str(file)) is not None
 
 
-def write_script_system(given: Path, options: ScriptOptions) -> tuple[Path, list[str]]:
+def write_script_system(
+    given: Path, options: ScriptOptions, *, runs: bool = True
+) -> tuple[Path, list[str]]:
     """Write the file of a script beside it, unless the same options wrote it before.
 
     Returns the file, and the server of the user's environment that it names.
 
     Raises:
         CompoundError: the script cannot be run on the data, it sends no request, no prompt is
-            chosen, or another file is in the way.
+            chosen, or another file is in the way; or there is no file yet, and ``runs`` forbids to
+            run the script.
     """
     from compound.interchange.exports import write
 
@@ -97,7 +82,8 @@ def write_script_system(given: Path, options: ScriptOptions) -> tuple[Path, list
     if options.data is None:
         raise SpecError([f"{path}: a script needs --data, a file with a column for each input"])
     out = path.with_suffix(".yaml")
-    head = f"# written by: compound optimize {given} {_arguments(options)}\n"
+    command = f"{shlex.quote(str(given))} {_arguments(options)}"
+    head = f"# written for: {' '.join(command.split())}\n"
     server, trust = _server()
     if out.exists():
         if not out.read_text(encoding="utf-8", errors="replace").startswith(head):
@@ -109,6 +95,11 @@ def write_script_system(given: Path, options: ScriptOptions) -> tuple[Path, list
         return out, trust
     if not path.is_file():
         raise SpecError([f"{path}: no such file"])
+    if not runs:
+        raise CompoundError(
+            f"the prompts of {path} are not known yet: finding them runs it on {EXAMPLES} rows",
+            hint=f"find them by: compound init {command}",
+        )
     tree = _parse(path)
     folder = Path(os.path.relpath(options.data, out.parent)).as_posix()
     table = read_table(options.data, folder)
@@ -142,23 +133,28 @@ def write_script_system(given: Path, options: ScriptOptions) -> tuple[Path, list
     return out, trust
 
 
-def write_source_diff(system: System, run: Path) -> None:
-    """Write the tuned texts of external agents as a diff of their files into a run directory."""
+def write_source_diff(system: System, run: Path) -> list[str]:
+    """Write the tuned texts of external agents as a diff of their files into a run directory.
+
+    Returns lines that say where it is, and what it does not contain.
+    """
     from compound.interchange.exports import write
     from compound.interchange.source_diff import source_diff
 
+    lines: list[str] = []
     for number, found in enumerate(source_diff(system)):
-        for note in found.notes:
-            print(f"not in the diff: {note}")
+        lines += [f"not in the diff: {note}" for note in found.notes]
         if found.text:
             out = run / (f"prompts_{number + 1}.diff" if number else "prompts.diff")
             write(out, found.text)
-            print(f"prompts as a diff: {out}\n  apply it by: patch -p1 -d {found.folder} < {out}")
+            folder, file = (shlex.quote(str(each)) for each in (found.folder, out))
+            lines += [f"prompts as a diff: {out}", f"  apply it by: patch -p1 -d {folder} < {file}"]
+    return [sanitize_for_terminal(line) for line in lines]
 
 
 def _arguments(options: ScriptOptions) -> str:
     given = {"--data": options.data, "--metric": options.metric, "--lm": options.lm}
-    return " ".join(f"{name} {value}" for name, value in given.items() if value is not None)
+    return " ".join(f"{n} {shlex.quote(str(v))}" for n, v in given.items() if v is not None)
 
 
 def _server() -> tuple[dict[str, object], list[str]]:

@@ -9,6 +9,7 @@ the placeholders in the tuned text. Files are read and parsed, and neither impor
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import itertools
 import os
@@ -26,7 +27,7 @@ from compound.core.errors import DataError
 from compound.core.security.untrusted import UntrustedFolder
 from compound.graph.system import System
 
-MAX_FILES, MAX_BYTES = 500, 2**20  # files that are read, and bytes of each
+MAX_FOLDERS, MAX_FILES, MAX_BYTES = 1000, 500, 2**20  # that are read, and bytes of a file
 TEXT_FILES = (".txt", ".md", ".prompt", ".j2", ".jinja", ".jinja2", ".tmpl", ".tpl")
 SKIPPED = ("node_modules", "site-packages", "__pycache__", "venv", "runs")
 MAX_EXPRESSIONS = 30  # of a string
@@ -108,9 +109,14 @@ def source_diff(system: System) -> list[SourceDiff]:
                 note = _change(files, template, new)
                 notes += [f"{prompt.name}.{setting}: {note}"] if note else []
             notes += _other_settings(prompt, system)
-        text = "".join(map(_unified, files or ()))
-        if text or notes:
-            diffs.append(SourceDiff(text, folder, tuple(notes)))
+        parts: list[str] = []
+        for file in files or ():
+            try:
+                parts.append(_unified(file))
+            except SyntaxError:  # what is written must at least be Python
+                notes.append(f"{file.name} cannot be changed: the result would be no Python")
+        if any(parts) or notes:
+            diffs.append(SourceDiff("".join(parts), folder, tuple(notes)))
     return diffs
 
 
@@ -248,19 +254,20 @@ def _files(folder: Path) -> list[_File]:
 
 
 def _paths(folder: Path) -> Iterator[Path]:
-    for place, folders, names in os.walk(folder):
+    for place, folders, names in itertools.islice(os.walk(folder), MAX_FOLDERS):
         folders[:] = sorted(each for each in folders if each not in SKIPPED and each[0] != ".")
         for path in (Path(place, name) for name in sorted(names)):
-            status = path.lstat()
-            small = stat.S_ISREG(status.st_mode) and status.st_size <= MAX_BYTES
-            if small and path.suffix in (".py", *TEXT_FILES):
-                yield path
+            if path.suffix in (".py", *TEXT_FILES):
+                with contextlib.suppress(OSError):  # it may be deleted meanwhile
+                    status = path.lstat()
+                    if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_BYTES:
+                        yield path
 
 
 def _unified(file: _File) -> str:
     new = file.changed()
     if file.name.endswith(".py"):
-        ast.parse(new.removeprefix("\ufeff"))  # what is written must at least be Python
+        ast.parse(new.removeprefix("\ufeff"))
     # only "\n" ends a line for `patch`, unlike for `str.splitlines`
     old_lines, new_lines = (re.findall(r"[^\n]*\n|[^\n]+", text) for text in (file.text, new))
     lines = difflib.unified_diff(old_lines, new_lines, f"a/{file.name}", f"b/{file.name}")

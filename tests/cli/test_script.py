@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import csv
+import json
 import re
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 
 from compound.cli import app
 from compound.cli.init import read_table
-from compound.cli.script import find_entry
+from compound.cli.script import find_entry, write_source_diff
 from compound.core.errors import CompoundError
 from compound.yaml import load
 from fake_openai import FakeOpenAI, chat, fake_openai
@@ -89,8 +90,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(*arguments: str) -> Any:
-    found = CliRunner().invoke(app, ["optimize", *arguments])
+def run(*arguments: str, command: str = "optimize") -> Any:
+    found = CliRunner().invoke(app, [command, *arguments])
     if found.exception is not None and not isinstance(found.exception, SystemExit):
         raise found.exception
     return found
@@ -103,9 +104,10 @@ def optimize(script: str, *arguments: str) -> Any:
 def test_the_diff_of_a_script_sends_the_prompts_that_were_measured(
     folder: Path, server: FakeOpenAI
 ) -> None:
-    found = optimize("triage.py", "--set", "optimize.budget.system_runs=150", "--quiet")
-    assert "classifier: 8 requests in 8 runs" in found.stdout
-    assert "prompts as a diff: runs/triage/prompts.diff" in found.stdout
+    found = optimize("triage.py", "--set", "optimize.budget.system_runs=150", "--quiet", "--json")
+    assert "classifier: 8 requests in 8 runs" in found.stderr
+    values = json.loads(found.stdout)["configuration"]
+    assert values["editor.system"] == BETTER
     assert (folder / "triage.py").read_text() == TRIAGE
     models = {request["model"] for request in server.requests if "tools" not in request}
     assert models == {"gpt-4o-mini", "gpt-4.1-mini"}
@@ -116,7 +118,13 @@ def test_the_diff_of_a_script_sends_the_prompts_that_were_measured(
         "support_agent.prompt",
         "support_agent.system",
     ]
-    diff = (folder / "runs/triage/prompts.diff").read_text()
+    path = folder / "runs/triage/prompts.diff"
+    diff = path.read_text()
+    assert write_source_diff(program.system.bind(values), path.parent) == [
+        f"prompts as a diff: {path}",
+        f"  apply it by: patch -p1 -d {folder} < {path}",
+    ]
+    assert path.read_text() == diff
     assert f"+    return ask('{BETTER}', draft" in diff
     subprocess.run(["patch", "-p1", "--quiet"], input=diff.encode(), check=True, timeout=60)
     server.requests.clear()
@@ -159,7 +167,9 @@ with urllib.request.urlopen(urllib.request.Request(address, body, key)) as answe
 {last}
 """
     (folder / "script-1.py").write_text(source)
-    found = optimize("script-1.py", "--dry-run")
+    options = ("--data", "rows.csv", "--metric", "metrics:score", "--yes")
+    found = run("script-1.py", *options, command="init")
+    assert "now run: compound optimize script-1.yaml --dry-run" in found.stdout
     assert "support_agent: 8 requests in 8 runs" in found.stdout
     assert "{{text}}. Answer briefly." in (folder / "script-1.yaml").read_text()
     sent = {request["messages"][0]["content"] for request in server.requests}
@@ -258,6 +268,11 @@ FAULTS: Mapping[str, tuple[Callable[[Path], None], list[str], str]] = {
         lambda folder: None,
         ["triage.py", "--data", "rows.csv"],
         "no prompt of triage.py was chosen",
+    ),
+    "dry run": (
+        lambda folder: None,
+        ["triage.py", "--data", "rows.csv", "--dry-run"],
+        "the prompts of triage.py are not known yet",
     ),
     "not allowed": (
         lambda folder: None,

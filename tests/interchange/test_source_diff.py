@@ -171,6 +171,13 @@ def test_what_a_diff_cannot_express_is_named(tmp_path: Path, source: str, note: 
     assert bool(found.text) == (not note or "does not use" in note)
 
 
+def test_a_file_that_would_not_be_python_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text('def f(x):\n    return"You are a geographer of "+x\n')
+    found = diff_of(tmp_path, "You are a geographer of {{x}}", "Geography of {{x}}")
+    assert not found.text
+    assert found.notes == ("agent.py cannot be changed: the result would be no Python",)
+
+
 def test_a_value_that_never_changed_stays_where_the_text_repeats_it(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text("text = f'You are a {role} of {place}. Be kind.'\n")
     found = diff_of(tmp_path, "You are a geographer of {{x}}. Be kind.", "A geographer in {{x}}!")
