@@ -60,28 +60,27 @@ def _runs(name: str, method: str, budget: str) -> Mapping[str, float]:
 
 def real_differences() -> str:
     """Differences in test score, paired by system and seed."""
-    comparisons = (
-        ((LOCAL, FEW), (SEARCH, FEW)),
-        ((LOCAL, MORE), (SEARCH, MORE)),
-        ((WARM, FEW), (LOCAL, FEW)),
-        ((WARM, FEW), (SEARCH, MORE)),
-    )
+    comparisons = [
+        (SYSTEMS, (LOCAL, FEW), (SEARCH, FEW)),
+        (SYSTEMS, (LOCAL, MORE), (SEARCH, MORE)),
+        *(((name,), (LOCAL, MORE), (SEARCH, MORE)) for name in SYSTEMS),
+        (SYSTEMS, (WARM, FEW), (LOCAL, FEW)),
+        (SYSTEMS, (WARM, FEW), (SEARCH, MORE)),
+    ]
     rows = []
-    for ours, other in comparisons:
+    for systems, ours, other in comparisons:
         gains = []
-        for name in SYSTEMS:
+        for name in systems:
             after, before = _runs(name, *ours), _runs(name, *other)
             gains += [after[seed] - before[seed] for seed in after if seed in before]
         difference = interval_of_means(gains, bounds=(-1.0, 1.0)).to_json()
         signs = (sum(gain > TIE for gain in gains), sum(gain < -TIE for gain in gains))
-        counts = (signs[0], len(gains) - sum(signs), signs[1])
+        counts = " / ".join(map(str, (signs[0], len(gains) - sum(signs), signs[1])))
         names = [f"{_label(method)}, {budget} runs" for method, budget in (ours, other)]
-        rows.append(
-            [*names, str(len(gains)), spread(difference, signed=True), " / ".join(map(str, counts))]
-        )
-    return markdown(
-        ["", "compared with", "pairs of runs", "difference", "better / equal / worse"], rows
-    )
+        on = "all" if systems == SYSTEMS else systems[0]
+        rows.append([*names, on, str(len(gains)), spread(difference, signed=True), counts])
+    headings = ["", "compared with", "systems", "pairs of runs", "difference"]
+    return markdown([*headings, "better / equal / worse"], rows)
 
 
 def measured() -> str:
