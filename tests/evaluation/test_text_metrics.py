@@ -9,6 +9,7 @@ import re
 from typing import Any
 
 import pytest
+from hypothesis import example as tried
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -114,6 +115,8 @@ def test_an_invalid_pattern_is_refused_in_settings_and_in_data(pattern: str) -> 
 
 
 @given(JSON)
+@tried("```")
+@tried({"code": "```json\n1\n```"})
 def test_a_document_equals_its_text_in_any_order_of_keys(document: Any) -> None:
     def reverse(value: Any) -> Any:
         if isinstance(value, dict):

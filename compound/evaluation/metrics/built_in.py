@@ -268,7 +268,7 @@ def _items(found: object, key: str | None, where: str) -> list[str]:
     return [_item(item[key] if isinstance(item, Mapping) else item) for item in found]
 
 
-_FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
+_FENCE = re.compile(r"```(?:json\b)?\s*")
 
 
 @dataclass(frozen=True)
@@ -360,14 +360,20 @@ def _parsed(value: object) -> object:
     """Return a value as a document; text is parsed, also from a fenced block."""
     if not isinstance(value, str):
         return value
-    block = _FENCE.search(value)
-    for text in (value, *([block[1]] if block else [])):
+    try:
         try:
-            return json.loads(text)
-        except RecursionError:
-            raise _NotJson("nested too deeply") from None
+            return json.loads(value)
         except ValueError:  # also of numbers with too many digits
-            continue
+            # A string of the document may hold a fence: the block ends after the document.
+            if (fence := _FENCE.search(value)) is None:
+                raise
+            document, end = json.JSONDecoder().raw_decode(value, fence.end())
+            if value[end:].lstrip().startswith("```"):
+                return document
+    except RecursionError:
+        raise _NotJson("nested too deeply") from None
+    except ValueError:
+        pass
     raise _NotJson(format_value(value))
 
 

@@ -105,9 +105,9 @@ def test_tokens_are_the_text_whatever_its_characters(text: str) -> None:
     assert len(found) == len(tokens)
 
 
-def test_invalid_bytes_and_tokens_of_a_real_vocabulary_have_texts() -> None:
+def test_invalid_bytes_and_tokens_of_a_real_vocabulary_have_texts(smollm2: str) -> None:
     assert len(texts().of([0xFF, 0xE2, 0x82, 0xFF, 97])) == 5
-    found = TokenTexts(model_folder.load_tokenizer(models.resolve("smollm2")))
+    found = TokenTexts(model_folder.load_tokenizer(models.resolve(smollm2)))
     tokens = found._tokenizer.encode(" Ünï 日本 😀\n")
     assert "".join(found.of(tokens)) == " Ünï 日本 😀\n"
 
