@@ -76,17 +76,6 @@ def test_the_commands_at_the_head_of_a_benchmark_file_name_its_own_settings(path
         load(path, overrides=[(key, value) for key, value in settings])
 
 
-def test_check_tells_of_every_file_and_fails_if_one_is_wrong(game: Path, cli: Any) -> None:
-    text = (game / "game.yaml").read_text()
-    (game / "bad.yaml").write_text(text.replace("seed: 3", "sed: 3"))
-    (game / "worse.yaml").write_text(text.replace("$x}", "$z}"))
-    ran = cli("check", "bad.yaml", "game.yaml", "worse.yaml")
-    assert ran.code == 2
-    assert "game.yaml: ok" in ran.out
-    assert re.search(r"^bad\.yaml:\d+:\d+: ", ran.err, re.MULTILINE)
-    assert re.search(r"^worse\.yaml:\d+:\d+: ", ran.err, re.MULTILINE)
-
-
 def test_check_names_settings_whose_library_is_not_installed(
     game: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,14 +114,6 @@ def test_check_reports_data_which_is_not_there_at_its_place(game: Path, cli: Any
         cli("check", "game.yaml", "--set", "data.path=gone").err
     )
     assert cli("run", "game.yaml", "x=4").code == 0  # needs no data
-
-
-def test_check_reads_the_data_that_is_there(game: Path, cli: Any) -> None:
-    with (game / "rows.jsonl").open("a") as file:
-        file.write('\n{"id": "odd", "z": 1, "target": 0}')
-    ran = cli("check", "game.yaml")
-    assert ran.code == 2
-    assert "rows.jsonl:121: no column 'x'" in ran.err
 
 
 def test_check_compares_the_metric_with_every_row(game: Path, cli: Any) -> None:

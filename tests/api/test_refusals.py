@@ -392,18 +392,6 @@ class TestCheckAsJson:
             "message": "cannot be read: No such file or directory",
         }
 
-    def test_mistakes_of_the_data_are_told_all_at_once(self, qa: Path, cli: Any) -> None:
-        write_rows(qa, "train", [{"question": "a?"}])
-        (qa / "data" / "test.jsonl").unlink()
-        ran = cli("check", "qa.yaml", "--json")
-        assert ran.code == 2
-        messages = [problem["message"] for problem in json.loads(ran.out)["problems"]]
-        assert len(messages) == 2
-        assert "no gold field 'answer'" in messages[0]
-        assert "no file of split 'test'" in messages[1]
-        ran = cli("check", "qa.yaml")
-        assert len(re.findall("^error: ", ran.err, re.MULTILINE)) == 2
-
 
 class TestChanges:
     @pytest.mark.parametrize(

@@ -164,22 +164,6 @@ outputs: {answer: $agent}
     )
 
 
-def test_methods_that_train_weights_are_refused() -> None:
-    from compound.optimizers import methods
-
-    program = loads("""
-system: trained
-lm: smollm2
-inputs: {question: str}
-components:
-  answerer: {llm: {prompt: {tune: Answer.}, weights: {lora: {rank: 4}}}, in: {question: $question}}
-outputs: {answer: $answerer}
-""")
-    method = methods.method("mmgrpo", program.system, OptimizeSettings(method="mmgrpo"))
-    error = refused(program.system, program.find_engine, methods=[method])
-    assert "trains answerer.weights in this process" in error.message
-
-
 def test_training_on_workers_is_noted_by_check_and_refused_by_a_dry_run(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     from benchmarks.simulated.toy_model import make_toy_model

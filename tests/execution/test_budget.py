@@ -91,32 +91,6 @@ def test_a_worst_case_that_does_not_fit_is_refused_before_the_request(
     assert meter.usage == spent
 
 
-@pytest.mark.parametrize(
-    ("budget", "worst"),
-    [
-        (Budget(calls=1), Usage(1)),
-        (Budget(tokens=9), Usage(1, 4, 5)),
-        (Budget(cost=0.3), Usage(1, cost=0.3)),
-    ],
-)
-def test_a_budget_may_be_used_to_the_last_bit(budget: Budget, worst: Usage) -> None:
-    meter = Meter(budget)
-    settled(spend(meter, worst, worst))
-    assert meter.usage == worst
-
-
-def test_time_is_a_limit_too() -> None:
-    clock = Clock()
-    meter = Meter(Budget(minutes=2), clock=clock)
-    clock.now += 119.0
-    settled(spend(meter, Usage(1), Usage(1)))
-    clock.now += 1.0
-    assert (
-        "2.0 of 2 minutes are used; raise the limit, and run the same command to resume"
-        in refusal(lambda: spend(meter, Usage(1), Usage(1)))
-    )
-
-
 @pytest.mark.parametrize("error", [CallError("refused"), asyncio.CancelledError()])
 async def test_a_request_lost_on_its_way_is_charged_in_full(error: BaseException) -> None:
     meter = Meter(Budget(calls=3, tokens=90))
@@ -307,23 +281,6 @@ def test_a_cap_holds_in_its_block_and_no_longer() -> None:
     meter.charge_runs(1.0)
     with meter.cap_runs(float("inf")), meter.cap_runs(0.0):
         assert "system runs" in refusal(lambda: meter.reserve_run(0.1))
-
-
-async def test_a_run_is_held_until_it_is_charged_and_others_wait_for_its_rest() -> None:
-    meter, order = Meter(Budget(system_runs=1.5)), []
-
-    async def work(name: str, part: float) -> None:
-        await meter.reserve_run()
-        order.append(f"{name} starts")
-        await asyncio.sleep(0)
-        meter.charge_runs(part)
-
-    results = await asyncio.gather(
-        work("a", 0.5), work("b", 0.5), work("c", 1.0), return_exceptions=True
-    )
-    assert [type(result) for result in results] == [type(None), type(None), BudgetExhausted]
-    assert meter.system_runs == 1.0
-    assert order == ["a starts", "b starts"]
 
 
 @given(

@@ -461,12 +461,6 @@ def test_what_is_stored_first_stays(tmp_path: Path) -> None:
     assert cache.get("k") == stored(1)
 
 
-def test_two_caches_on_one_file_see_each_others_entries(tmp_path: Path) -> None:
-    one, two = disk(tmp_path), disk(tmp_path)
-    one.put("k", stored(1))
-    assert two.get("k") == stored(1)
-
-
 def test_threads_may_share_a_cache(tmp_path: Path) -> None:
     cache = disk(tmp_path)
 
@@ -529,14 +523,6 @@ def test_what_was_stored_after_the_checkpoint_is_pending_once(tmp_path: Path) ->
         False,
     ]
     assert not MemoryCache().take_pending("k0")
-
-
-async def test_what_is_asked_beside_the_calls_is_kept_too() -> None:
-    bench = Bench(told_by_seed)
-    request = Request((Message("user", "write a prompt"),), seed=3)
-
-    first, second = [(await bench.executor.request("m", request)).text for _ in range(2)]
-    assert (first, bench.requests) == (second, 1)
 
 
 def test_what_is_asked_beside_the_calls_counts_every_try_again(tmp_path: Path) -> None:

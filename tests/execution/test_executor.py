@@ -106,15 +106,6 @@ def test_a_chain_passes_values_on_and_records_who_read_whom() -> None:
     assert (trace.failure, trace.inputs, trace.example, trace.seed) == (None, {"x": 1}, "", 0)
 
 
-def test_a_diamond_joins_what_ran_side_by_side() -> None:
-    top = f("top", plus)(x=X)
-    bottom = f("bottom", add)(a=f("left", plus)(x=top), b=f("right", times)(x=top))
-    trace = run(System("diamond", outputs={"y": bottom, "top": top}), {"x": 1})
-    assert trace.outputs == {"y": 23, "top": 2}
-    assert addresses(trace) == ["top", "left", "right", "bottom"]
-    assert trace.call("bottom").parents == ("left", "right")
-
-
 def test_a_system_may_hand_an_input_straight_through() -> None:
     trace = run(system_of(y=X), {"x": 1})
     assert (trace.outputs, trace.calls, trace.equivalents) == ({"y": 1}, (), 1.0)
@@ -246,12 +237,6 @@ def test_a_loop_repeats_until_its_condition_and_numbers_its_turns() -> None:
     assert [c.invocation for c in trace.calls_of("halve")] == [0, 1, 2]
     assert [c.outputs["output"] for c in trace.calls_of("halve")] == [10, 5, 2]
     assert set(trace.call("shrink[1]/halve").parents) == {"shrink[0]/halve", "shrink[0]/small"}
-
-
-def test_a_loop_stops_at_its_turn_limit_with_the_last_outputs() -> None:
-    trace = run(shrinking(max_turns=2), {"start": 20})
-    assert trace.outputs == {"y": 6}
-    assert len(trace.calls_of("halve")) == 2
 
 
 def test_the_turn_limit_of_a_loop_can_be_tuned() -> None:
@@ -684,13 +669,6 @@ def test_the_servers_own_wish_is_obeyed_up_to_a_limit() -> None:
     assert retried(list(errors))[1] == [7.0, LONGEST_WAIT]
 
 
-def test_a_transient_error_that_stays_is_a_failed_call() -> None:
-    trace, waits = retried([TransientError(f"busy {i}") for i in range(9)], retries=2)
-    assert trace.failure == Failure("transient", "busy 2")
-    assert (trace.call("work").attempts, len(waits)) == (3, 2)
-    assert retried([TransientError("busy")], retries=0)[1] == []
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -773,16 +751,11 @@ async def _for_ever(x: int) -> int:
 
 def cancellable() -> dict[str, System]:
     top = f("top", plus)(x=X)
-    wait = f("wait", _for_ever)
-    diamond = f("sum", add)(a=wait(x=top), b=f("other", _for_ever)(x=top))
+    diamond = f("sum", add)(a=f("wait", _for_ever)(x=top), b=f("other", _for_ever)(x=top))
     body = System("one", outputs={"y": f("stuck", _for_ever)(x=X)})
     turn = System("turn", outputs={"xs": Map("each", body, over="x")(x=XS)})
     return {
-        "chain": System("chain", outputs={"y": wait(x=top)}),
         "diamond": System("diamond", outputs={"y": diamond}),
-        "map": System(
-            "map", outputs={"ys": Map("each", body, over="x")(x=f("spread", spread)(x=X))}
-        ),
         "loop": System(
             "loop",
             outputs={
@@ -1039,7 +1012,7 @@ def test_a_node_that_would_not_run_anyway_does_not_pass_on_a_failure() -> None:
 
 def test_a_blocking_function_has_a_time_limit_too() -> None:
     def sleepy(x: int) -> int:
-        time.sleep(0.5)
+        time.sleep(0.1)
         return x
 
     trace = run(system_of(y=f("sleepy", sleepy, timeout=0.02)(x=X)), {"x": 1})
@@ -1055,12 +1028,20 @@ def test_a_timeout_of_the_components_own_is_its_error(timeout: float | None) -> 
     assert trace.failure == Failure("transient", "TimeoutError: the database")
 
 
-@pytest.mark.parametrize("error", [ConnectionResetError("gone"), TimeoutError("slow")])
-def test_what_a_component_talks_to_may_come_back(error: Exception) -> None:
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ConnectionResetError("gone"), "ConnectionResetError: gone"),
+        (TimeoutError("slow"), "TimeoutError: slow"),
+        (TransientError("busy"), "busy"),
+    ],
+)
+def test_what_a_component_talks_to_may_come_back(error: Exception, message: str) -> None:
     assert retried([error, error])[0].failure is None
     trace, waits = retried([error] * 9, retries=2)
-    assert trace.failure == Failure("transient", f"{type(error).__name__}: {error}")
-    assert len(waits) == 2
+    assert trace.failure == Failure("transient", message)
+    assert (trace.call("work").attempts, len(waits)) == (3, 2)
+    assert retried([error], retries=0)[1] == []
 
 
 def test_a_component_may_draw_another_sample_than_the_rest() -> None:

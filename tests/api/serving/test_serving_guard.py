@@ -59,26 +59,16 @@ def test_wrong_settings_are_refused(name: str, value: Any) -> None:
         ServerSettings(**{name: value})
 
 
-@pytest.mark.parametrize(
-    ("host", "allowed"),
-    [
-        ("localhost", True),
-        ("127.0.0.1:99", True),
-        ("[::1]:8000", True),
-        ("LOCALHOST:1", True),
-        ("evil.example", False),
-        ("127.0.0.1.evil.example", False),
-        ("localhost.evil.example:8000", False),
-        ("", False),
-        ("inside.example", True),
-    ],
-)
-def test_a_foreign_host_name_is_refused_against_dns_rebinding(host: str, allowed: bool) -> None:
+def test_a_foreign_host_name_is_refused_against_dns_rebinding() -> None:
+    own = ("localhost", "127.0.0.1:99", "[::1]:8000", "LOCALHOST:1", "inside.example")
+    foreign = ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8000", "")
     with serving(allow_hosts=("inside.example",)) as running, running.client() as client:
-        for path in ("/health", "/openapi.json"):
-            assert client.get(path, headers={"Host": host}).status_code == (200 if allowed else 421)
-        answer = client.post("/v1/run", json=BODY, headers={"Host": host})
-        assert answer.status_code == (200 if allowed else 421)
+        for host in (*own, *foreign):
+            expected, headers = 200 if host in own else 421, {"Host": host}
+            for path in ("/health", "/openapi.json"):
+                assert client.get(path, headers=headers).status_code == expected, host
+            answer = client.post("/v1/run", json=BODY, headers=headers)
+            assert answer.status_code == expected, host
 
 
 @pytest.mark.parametrize(
@@ -111,13 +101,12 @@ def test_the_servers_own_origin_may_call() -> None:
         assert client.post("/v1/run", json=BODY, headers={"Origin": running.url}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "content", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""]
-)
-def test_bodies_that_a_form_could_send_are_refused(content: str) -> None:
+def test_bodies_that_a_form_could_send_are_refused() -> None:
+    kinds = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "")
     with serving() as running, running.client() as client:
-        answer = client.post("/v1/run", content=json.dumps(BODY), headers={"Content-Type": content})
-    assert answer.status_code == 415
+        for kind in kinds:
+            sent = {"content": json.dumps(BODY), "headers": {"Content-Type": kind}}
+            assert client.post("/v1/run", **sent).status_code == 415, kind
 
 
 def test_a_key_protects_everything_but_the_probes() -> None:

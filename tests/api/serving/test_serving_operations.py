@@ -282,26 +282,21 @@ def test_runs_that_do_not_finish_in_time_are_answered_as_json(tmp_path: Path) ->
     assert "the run did not finish in time" in answers["/v1/run/stream"].text
 
 
-def test_readiness_ends_before_the_socket_closes(tmp_path: Path) -> None:
-    arguments = ("--drain-delay", "600")
+def test_sighup_reads_the_configuration_and_readiness_ends_before_the_socket_closes(
+    tmp_path: Path,
+) -> None:
+    save(tmp_path / "best.json", "First.")
+    arguments = ("--config", "best.json", "--reload", "0", "--drain-delay", "600")
     with command(tmp_path, *arguments) as (process, client):
+        second = save(tmp_path / "best.json", "Second.")
+        process.send_signal(signal.SIGHUP)
+        until(lambda: client.get("/ready").json()["configuration"] == second.digest)
         assert client.get("/ready").status_code == 200
         process.send_signal(signal.SIGTERM)
         until(lambda: client.get("/ready").status_code == 503)
         assert client.get("/ready").json()["status"] == "draining"
         assert client.post("/v1/run", json=BODY).status_code == 200
         process.send_signal(signal.SIGTERM)  # a second signal ends the delay
-        assert process.wait(120) == 0
-
-
-def test_sighup_reads_the_configuration_again(tmp_path: Path) -> None:
-    save(tmp_path / "best.json", "First.")
-    arguments = ("--config", "best.json", "--reload", "0")
-    with command(tmp_path, *arguments) as (process, client):
-        second = save(tmp_path / "best.json", "Second.")
-        process.send_signal(signal.SIGHUP)
-        until(lambda: client.get("/ready").json()["configuration"] == second.digest)
-        process.send_signal(signal.SIGTERM)
         assert process.wait(120) == 0
 
 

@@ -96,13 +96,6 @@ def test_a_service_name_among_the_resource_attributes_is_kept(
     assert received.service == "answers"
 
 
-def test_variables_alone_do_nothing(received: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", received.url)
-    run()
-    assert active_tracer() is None
-    assert received.requests == []
-
-
 def test_a_collector_that_does_not_answer_ends_no_run(caplog: pytest.LogCaptureFixture) -> None:
     with collector() as gone:
         pass
@@ -117,12 +110,6 @@ def test_the_console_is_an_exporter(
     with cp.trace_with():
         run()
     assert '"name": "invoke_workflow demo"' in capsys.readouterr().err
-
-
-def test_no_exporter_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(EXPORTER, "none")
-    with cp.trace_with():
-        run()
 
 
 @pytest.mark.parametrize(
@@ -190,14 +177,6 @@ class TestCommands:
         monkeypatch.setenv("COMPOUND_OTEL", "1")
         assert json.loads(cli("run", str(file), "text=a", "--json").out)["outputs"] == {"loud": "A"}
         assert received.names == RUN
-
-    def test_a_wrong_exporter_is_an_error_before_anything_runs(
-        self, cli: Any, file: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv(EXPORTER, "zipkin")
-        ran = cli("run", str(file), "text=a", "--otel")
-        assert (ran.code, ran.out) == (2, "")
-        assert ran.err.startswith("error: OTEL_TRACES_EXPORTER=zipkin is not supported")
 
 
 @pytest.mark.parametrize(("answers", "seconds"), [(False, 0.0), (True, setup.CLOSE_SECONDS)])

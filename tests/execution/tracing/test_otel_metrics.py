@@ -119,15 +119,6 @@ def test_no_text_is_part_of_a_metric(metrics: Metrics) -> None:
     assert SECRET not in str(metrics.points())
 
 
-def test_spans_remain_beside_metrics(metrics: Metrics) -> None:
-    exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    with cp.trace_with(provider, metrics=metrics.provider):
-        run(ScriptedLM(["Lima"]))
-    names = [span.name for span in exporter.get_finished_spans()]
-    assert names == ["chat lm", "call answerer", "invoke_workflow qa"]
-
-
 def test_metrics_are_off_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(METRICS, raising=False)
     with cp.trace_with(TracerProvider()) as tracing:
