@@ -155,7 +155,7 @@ def test_the_table_holds_what_the_runs_found(game: Path) -> None:
     assert sweep_summary(facts).count("2 × 19") == 3
 
 
-def test_the_page_shows_the_spread_of_three_seeds_and_names_intervals_from_few_inputs(game: Path) -> None:
+def test_the_page_shows_the_spread_of_three_seeds(game: Path) -> None:
     facts = run("random", (0, 1, 2), sets=[*SETS, ("optimize.test_size", "9")])
     means = [read_result(game / "out/game/random" / str(seed)).test_after for seed in (0, 1, 2)]
     spread = row(facts, "random")["test"]["spread"]
@@ -163,12 +163,14 @@ def test_the_page_shows_the_spread_of_three_seeds_and_names_intervals_from_few_i
     assert spread["high"] == pytest.approx(max(mean.mean for mean in means if mean))
     page = (game / "out" / "sweep.md").read_text()
     assert f"sd {spread['sd']:.3f}, {spread['low']:.3f} to {spread['high']:.3f}" in page
-    few = "Intervals from fewer than 10 inputs: unoptimized, random."
-    assert few in page
-    assert few in sweep_summary(facts)
-    two = sweep_page(run("random", (0, 1), folder="two"))
-    assert "spread over seeds" not in two
-    assert "fewer than 10 inputs:" not in two
+    assert "spread over seeds" not in sweep_page(run("random", (0, 1), folder="two"))
+
+
+def test_the_page_names_intervals_from_few_inputs(game: Path) -> None:
+    facts = run("random", (0,), sets=[*SETS, ("optimize.test_size", "9")])
+    assert "Intervals from fewer than 10 inputs: unoptimized, random." in sweep_summary(facts)
+    assert "Intervals from fewer than 10 inputs: unoptimized, random." in sweep_page(facts)
+    assert "fewer than 10 inputs:" not in sweep_page(run("random", (0,), folder="more"))
 
 
 def test_every_run_has_the_same_budget_and_its_own_seed(game: Path) -> None:

@@ -47,19 +47,6 @@ def run(program: Program, row: dict[str, Any], lm: ScriptedLM) -> cp.Trace:
     return cp.run(program.system, inputs, engines={"smollm2": lm})
 
 
-def test_the_file_tunes_both_models_and_the_decider(program: Program) -> None:
-    assert set(program.system.parameters) == {
-        "viewed.last",
-        "session_analyzer.prompt",
-        "session_analyzer.demos",
-        "profiler.prompt",
-        "profiler.demos",
-        "next_item_decider.title_weight",
-    }
-    assert program.optimize.valid_examples == 40
-    assert program.optimize.test_size == 100
-
-
 def test_both_examples_are_decided_right(program: Program) -> None:
     assert evaluated(program, ROWS, ScriptedLM(replies)).mean == 1.0
 

@@ -48,21 +48,6 @@ def program() -> Program:
     return load(BENCHMARKS / "mbpp.yaml")
 
 
-@pytest.mark.parametrize("name", ["bigcodebench", "mbpp"])
-def test_the_files_hold_the_four_steps_and_tune_three_prompts(name: str) -> None:
-    found = load(BENCHMARKS / f"{name}.yaml").system
-    assert {"code_generator", "unit_test_generator", "executor", "final_code_generator"} <= set(
-        found.components
-    )
-    assert found.components["executor"].kind == "code"
-    assert set(found.parameters) == {
-        "code_generator.prompt",
-        "unit_test_generator.prompt",
-        "final_code_generator.prompt",
-        "final_code.keep",
-    }
-
-
 @pytest.mark.parametrize(("keep", "score"), [("revised", 1.0), ("passing", 1.0), ("initial", 0.0)])
 def test_a_failing_test_leads_to_a_revision(program: Program, keep: Keep, score: float) -> None:
     require_sandbox()

@@ -44,15 +44,6 @@ def run(program: Program, lm: ScriptedLM) -> cp.Trace:
     return cp.run(program.system, inputs, engines={"smollm2": lm}, check=False)
 
 
-def test_three_agents_are_trained(program: Program) -> None:
-    assert set(program.system.parameters) == {
-        "rewriter.weights",
-        "reranker.weights",
-        "answerer.weights",
-    }
-    assert {space.rank for space in program.system.parameters.values()} == {8}  # type: ignore[attr-defined]
-
-
 def test_a_right_run_is_scored_right_and_costs_no_penalty(program: Program) -> None:
     lm = ScriptedLM(replies)
     found = evaluated(program, [ROW], lm)

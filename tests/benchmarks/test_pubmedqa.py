@@ -8,7 +8,7 @@ import pytest
 
 import compound as cp
 from benchmark_systems import BENCHMARKS, evaluated
-from benchmarks.pubmedqa import How, prepare, sentences, verdict
+from benchmarks.pubmedqa import How, prepare, verdict
 from compound.core.example import Example
 from compound.testing import ScriptedLM
 from compound.yaml import load
@@ -54,14 +54,6 @@ def outcome(program: Program, row: dict[str, Any], **values: Any) -> tuple[Any, 
     return trace.outputs["answer"], [request.cued[-1].text.split()[0] for request in lm.requests]
 
 
-def test_the_file_holds_the_four_components_and_what_is_tuned(program: Program) -> None:
-    found = program.system.parameters
-    assert {"context_selector.choice", "analyst.prompt", "analyst.demos"} <= set(found)
-    assert {"solver_selector.choice", "direct.prompt", "reasoned.prompt"} <= set(found)
-    assert program.optimize.valid_examples == 40
-    assert program.optimize.test_size == 100
-
-
 @pytest.mark.parametrize(
     ("solver", "asked"),
     [("direct", ["State", "Answer"]), ("reasoned", ["State", "Think"]), ("rule", ["State"])],
@@ -75,21 +67,6 @@ def test_the_selector_decides_which_solver_runs(
 
 def test_both_examples_are_scored_right(program: Program) -> None:
     assert evaluated(program, ROWS, ScriptedLM(replies)).mean == 1.0
-
-
-@pytest.mark.parametrize(
-    ("how", "left_out"),
-    [("whole", ""), ("ending", "Sleep may matter."), ("matching", "Further work is planned.")],
-)
-def test_the_selector_decides_what_the_analyst_reads(
-    program: Program, how: str, left_out: str
-) -> None:
-    system = program.system.bind({"context_selector.choice": how})
-    lm = ScriptedLM(replies)
-    cp.run(system, {"question": QUESTION, "context": ABSTRACT}, engines={"smollm2": lm})
-    read = lm.requests[0].cued[-1].text
-    missing = [sentence for sentence in sentences(ABSTRACT) if sentence not in read]
-    assert missing == ([left_out] if left_out else [])
 
 
 def test_a_text_without_a_verdict_is_wrong_but_no_failure(program: Program) -> None:

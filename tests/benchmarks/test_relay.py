@@ -10,7 +10,7 @@ import pytest
 import compound as cp
 from benchmark_systems import BENCHMARKS, data_folder, evaluated, needs_data
 from benchmarks.measure.controls.score_settings import combinations
-from benchmarks.relay import Unit, facts, split, write_facts
+from benchmarks.relay import facts, write_facts
 from compound.core.narrowing import entry
 from compound.testing import ScriptedLM
 from compound.yaml import load
@@ -82,25 +82,6 @@ def test_the_head_decides_what_the_model_reads(program: Program) -> None:
         == "Lima: Lima was founded by Francisco Pizarro."
     )
     assert shown().splitlines()[::-1] == shown(presenter__order="best_last").splitlines()
-
-
-@pytest.mark.parametrize(
-    ("unit", "texts"),
-    [
-        ("paragraph", [page["text"] for page in CONTEXT]),
-        (
-            "sentence",
-            [
-                "Peru is a country in South America.",
-                "Its capital is Lima.",
-                "Lima was founded by Francisco Pizarro.",
-                "It lies on the coast.",
-            ],
-        ),
-    ],
-)
-def test_passages_are_paragraphs_or_sentences(unit: Unit, texts: list[str]) -> None:
-    assert [passage["text"] for passage in split(CONTEXT, unit)] == texts
 
 
 def wiki_row(**values: Any) -> dict[str, Any]:

@@ -79,20 +79,6 @@ def ranked(program: Program, lm: ScriptedLM, **values: float) -> list[str]:
     )
 
 
-def test_two_writers_and_four_weights_are_tuned(program: Program) -> None:
-    assert {
-        name for name in program.system.parameters if "prompt" not in name and "demos" not in name
-    } == {
-        "aggregator.question_weight",
-        "aggregator.text_weight",
-        "aggregator.relation_weight",
-        "relation_scorer.own",
-    }
-    assert {"text_writer.prompt", "relation_writer.prompt"} <= set(program.system.parameters)
-    assert program.metric is not None
-    assert program.metric.name == "mrr"
-
-
 def test_each_scorer_alone_has_its_own_ranking(program: Program) -> None:
     def alone(kind: str) -> list[str]:
         weights = {

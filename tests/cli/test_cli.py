@@ -26,7 +26,6 @@ from compound.graph.configuration import Configuration, load
 from processes import python
 
 ROOT = Path(__file__).parents[2]
-GAME = Path(__file__).parents[1] / "files" / "game"
 
 
 COMMAND = "from compound.cli import main; main()"
@@ -313,16 +312,6 @@ def test_a_dry_run_estimates_and_leaves_nothing(game: Path, cli: Any) -> None:
     assert found["system_runs"][0]["total"] >= 400
     assert found["plan"]["decisions"] >= 1
     assert not (game / "runs").exists()
-
-
-def test_a_folder_that_is_no_run_is_refused_and_left_alone(game: Path, cli: Any) -> None:
-    (game / "mine").mkdir()
-    (game / "mine" / "notes.txt").write_text("keep")
-    ran = cli("optimize", "game.yaml", "--run-dir", "mine")
-    assert ran.code == 2
-    assert [p.name for p in (game / "mine").iterdir()] == ["notes.txt"]
-    for name in ("mine", "nowhere"):
-        assert cli("runs", "report", name).code == 2
 
 
 def test_optimize_needs_data_and_a_metric(game: Path, cli: Any) -> None:

@@ -113,11 +113,6 @@ def test_a_cue_is_shown_at_the_end_of_the_last_message(server: Server) -> None:
     assert server.received[0]["messages"] == [{"role": "user", "content": "What?\nanswer:"}]
 
 
-def test_text_behind_a_stop_string_is_cut_even_if_the_provider_sent_it(server: Server) -> None:
-    server.answer("one END two STOP three")
-    assert ask(engine(server), request(stop=("STOP", "END"))).text == "one "
-
-
 @pytest.mark.parametrize("text", ["", None])
 def test_an_answer_cut_before_any_text_is_a_failed_call(server: Server, text: str | None) -> None:
     server.answer(text, finish="length")
@@ -126,11 +121,6 @@ def test_an_answer_cut_before_any_text_is_a_failed_call(server: Server, text: st
     assert caught.value.kind == "empty"
     assert caught.value.charged is not None
     assert caught.value.charged.completion_tokens == 5
-
-
-def test_an_answer_cut_at_the_token_limit_says_so(server: Server) -> None:
-    server.answer("one two", finish="length")
-    assert ask(engine(server)).finish_reason == "length"
 
 
 @pytest.mark.parametrize(
@@ -212,11 +202,6 @@ def test_an_answer_that_is_no_completion_is_a_failed_call(server: Server, body: 
     server.body = body
     with pytest.raises(CallError):
         ask(engine(server))
-
-
-def test_an_engine_works_on_a_second_event_loop(server: Server) -> None:
-    lm = engine(server)
-    assert [ask(lm).text, ask(lm).text] == ["four", "four"]
 
 
 def test_prices_come_from_the_list_and_unknown_ones_count_as_zero() -> None:

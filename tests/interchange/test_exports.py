@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import dspy
-import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -171,20 +170,6 @@ def test_the_prompt_and_the_tools_of_an_agent_are_those_of_its_first_request(dem
     assert (prompt["inputs"], prompt["outputs"]) == ({"question": "str"}, {"output": "int"})
 
 
-class Person(pydantic.BaseModel):
-    name: str
-    age: int
-
-
-def test_request_bodies_hold_the_schema_the_stop_strings_and_the_number_of_tokens() -> None:
-    person = cp.LLM("person", output=Person, stop=("END",), max_tokens=32)(text=cp.Input("text"))
-    body = json.loads(
-        cp.interchange.export(cp.System("s", {"p": person}, lm="openai/gpt-4o-mini"), "openai")
-    )["person"]
-    assert (body["model"], body["stop"], body["max_tokens"]) == ("gpt-4o-mini", ["END"], 32)
-    assert set(body["response_format"]["json_schema"]["schema"]["properties"]) == {"name", "age"}
-
-
 def test_an_imported_program_is_exported_as_its_state_and_as_its_requests(tmp_path: Path) -> None:
     program, lm = dspy.ChainOfThought("question -> output"), "openai/gpt-4o-mini"
     system = cp.interchange.from_dspy(program, lm=lm).bind({"predict.prompt": "Be {brief}."})
@@ -203,19 +188,6 @@ def test_an_imported_program_is_exported_as_its_state_and_as_its_requests(tmp_pa
         {**m, "content": m["content"].format(question="?")} for m in body["messages"]
     ]
     assert body == {key: value for key, value in measured.items() if key != "seed"}
-
-
-def test_only_the_named_file_is_written(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "precious").write_text("keep")
-    (tmp_path / "link.json").symlink_to(tmp_path / "precious")
-    with pytest.raises(ExportError, match=r"link\.json cannot be written"):
-        cp.interchange.export(single(), "messages", tmp_path / "link.json")
-    assert (tmp_path / "precious").read_text() == "keep"
-    cp.interchange.export(single(), "messages", tmp_path / "out" / "m.json")
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["m.json"]
-    with pytest.raises(ExportError, match="a folder that exists"):
-        cp.interchange.export(single(), "messages", tmp_path / "none" / "m.json")
 
 
 def test_a_file_is_replaced_as_a_whole_or_not_at_all(

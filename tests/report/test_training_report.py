@@ -481,11 +481,6 @@ class TestSweep:
         page = sweep_page(facts)
         assert "| optimas | 2 | 1.5 | – | 48 | 6.5 s | 1.5 s | 700 MiB |" in page
 
-    def test_runs_that_trained_nothing_have_no_table(self, tmp_path: Path) -> None:
-        facts = swept(tmp_path, [])
-        assert facts["rows"][1]["training"] is None
-        assert "Training" not in sweep_page(facts)
-
     def test_broken_records_do_not_end_a_sweep(self, tmp_path: Path) -> None:
         whole(tmp_path / "x", [record()])
         facts = swept(tmp_path / "sweep", [record()])

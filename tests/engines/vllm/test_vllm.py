@@ -164,13 +164,6 @@ def test_a_token_record_is_what_the_server_says(server: Any) -> None:
     assert (sent["return_token_ids"], sent["logprobs"], sent["top_logprobs"]) == (True, True, 0)
 
 
-def test_an_answer_cut_at_the_token_limit_says_so(server: Any) -> None:
-    server.change = {".finish_reason": "length"}
-    (completion,) = ask(engine(server), request(want_tokens=True))
-    assert completion.tokens is not None
-    assert completion.finish_reason == completion.tokens.finish_reason == "length"
-
-
 @pytest.mark.parametrize(
     "change",
     [

@@ -192,12 +192,6 @@ class TestFinding:
         assert result.test_after == result.test_before
         assert load(tmp_path / "run" / "best.json") == demo().configuration
 
-    def test_no_search_begins_where_nothing_can_be_tuned(self, tmp_path: Path) -> None:
-        answer = LLM("answerer", prompt="Answer.")(question=Input("question", str))
-        with pytest.raises(CompoundError, match="has no parameter that method 'search' can change"):
-            run(tmp_path / "run", system=System("fixed", outputs={"answer": answer}, lm="lm"))
-        assert not (tmp_path / "run").exists()
-
 
 def problem(system: System | None = None, valid: int = 20, **changes: Any) -> Problem:
     options = SMALL.model_copy(update=changes)
@@ -465,11 +459,6 @@ class TestTestSplit:
         assert {t["split"] for t in traces} == {"valid", "test"}
 
     @pytest.mark.slow
-    def test_no_test_split_means_no_test_result(self, tmp_path: Path) -> None:
-        result = run(tmp_path / "run", splits=data(60, 20, 0))
-        assert (result.test_before, result.test_after) == (None, None)
-
-    @pytest.mark.slow
     def test_a_reserve_that_is_too_small_is_said_and_the_result_kept(self, tmp_path: Path) -> None:
         budget = BudgetSettings(calls=400, test_share=0.02)
         result = run(tmp_path / "run", SMALL.model_copy(update={"budget": budget}))
@@ -674,14 +663,6 @@ def interrupted(folder: Path, after: int) -> None:
 
 
 class TestGoingOn:
-    @pytest.mark.slow
-    def test_a_finished_run_is_refused_and_left_as_it_is(self, tmp_path: Path) -> None:
-        run(tmp_path / "run")
-        before = {p: p.read_bytes() for p in (tmp_path / "run").iterdir() if "sqlite" not in p.name}
-        with pytest.raises(RunDirectoryError, match="holds a finished run"):
-            run(tmp_path / "run")
-        assert {p: p.read_bytes() for p in before} == before
-
     def test_another_configuration_is_refused_and_its_keys_are_named(self, tmp_path: Path) -> None:
         interrupted(tmp_path / "run", 2)
         list_changes = SMALL.model_copy(update={"seed": 5, "alpha": 0.1})

@@ -73,8 +73,11 @@ def column(rows: list[Mapping[str, Any]], name: str) -> list[float]:
     return [row[name] for row in rows if name in row]
 
 
-def test_decisions_and_budgets_of_a_search_are_stored(tmp_path: Path) -> None:
-    result = optimize(tmp_path / "run")
+def test_a_search_and_its_baseline_are_stored_and_nothing_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = optimize(tmp_path / "run", baselines=("random",))
+    assert capsys.readouterr().out == ""
     events = list(read_records(tmp_path / "run", "events.jsonl"))
     runs = [event["spent"]["system_runs"] for event in events]
     decisions = [event for event in events if event["event"] == "decision"]
@@ -88,10 +91,6 @@ def test_decisions_and_budgets_of_a_search_are_stored(tmp_path: Path) -> None:
     assert column(rows, "decision/accepted") == [d["accepted"] for d in decisions]
     assert shown["best/valid"][-1][1] == pytest.approx(result.after.mean)
     assert column(rows, "best/valid")[-1] == result.after.mean
-
-
-def test_parameters_are_shown(tmp_path: Path) -> None:
-    optimize(tmp_path / "run")
     (text,) = board(tmp_path / "run").Tensors("parameters")
     assert b"| optimize.method | random |" in text.tensor_proto.string_val[0]
     identity = read_json(tmp_path / "run", FILE)["trackio"]["id"]
@@ -99,19 +98,15 @@ def test_parameters_are_shown(tmp_path: Path) -> None:
     assert config is not None
     assert config["optimize.method"] == "random"
     assert config["_Group"] == identity
-
-
-def test_baselines_are_runs_of_the_same_group(tmp_path: Path) -> None:
-    result = optimize(tmp_path / "run", baselines=("random",))
     folder = tmp_path / "run" / "baselines" / "random"
     found = result.baselines["random"].test_after
     assert found is not None
     assert scalars(folder)["test_after/mean"][-1][1] == pytest.approx(found.mean)
     assert column(trackio_rows(folder), "test_after/mean") == [found.mean]
-    main, other = (read_json(each, FILE)["trackio"]["id"] for each in (tmp_path / "run", folder))
+    other = read_json(folder, FILE)["trackio"]["id"]
     config = sqlite_storage.SQLiteStorage.get_run_config("qa", run_id=other)
     assert config is not None
-    assert config["_Group"] == main
+    assert config["_Group"] == identity
 
 
 KILLED = """
@@ -232,8 +227,3 @@ def test_event_files_are_not_written_through_a_link(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="symbolic link"):
         Follower("tensorboard", tmp_path / "run").start()
     assert not list((tmp_path / "elsewhere").iterdir())
-
-
-def test_nothing_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    optimize(tmp_path / "run")
-    assert capsys.readouterr().out == ""

@@ -117,7 +117,7 @@ class TestPrompts:
 
 
 class TestModels:
-    def test_a_logged_model_runs_the_best_configuration(
+    def test_a_logged_model_runs_the_best_configuration_and_nothing_in_it_is_pickled(
         self, run: Path, store: MlflowClient
     ) -> None:
         info = log_model(run, files=["cleaning.py"], registered_model_name="qa")
@@ -128,21 +128,13 @@ class TestModels:
         assert model.predict([{"question": "What is 9?"}])["answer"].tolist() == ["9"]
         assert info.signature.inputs.input_names() == ["question"]
         assert info.signature.outputs.input_names() == ["answer"]
-
-    def test_nothing_in_a_model_is_pickled(self, run: Path) -> None:
-        info = log_model(run, files=["cleaning.py"])
         folder = Path(mlflow.artifacts.download_artifacts(info.model_uri))
         files = {path.name for path in folder.rglob("*") if path.is_file()}
         assert {"system.yaml", "best.json", "cleaning.py"} <= files
         assert not [name for name in files if name.endswith((".pkl", ".pickle"))]
         assert "python_function" in (folder / "MLmodel").read_text()
 
-    def test_the_run_of_a_row_that_fails_is_an_error(self, run: Path) -> None:
-        model = mlflow.pyfunc.load_model(log_model(run, files=["cleaning.py"]).model_uri)
-        with pytest.raises(RunFailed, match="'clean'"):
-            model.predict([{"question": "What is 13?"}])
-
-    def test_engines_stay_open_between_predictions(
+    def test_engines_stay_open_between_predictions_and_a_row_that_fails_is_an_error(
         self, run: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         opened: list[str] = []
@@ -156,6 +148,8 @@ class TestModels:
         for _ in range(3):
             model.predict([{"question": "What is 7?"}])
         assert opened == ["engine"]
+        with pytest.raises(RunFailed, match="'clean'"):
+            model.predict([{"question": "What is 13?"}])
 
     @pytest.mark.parametrize("spoil", [lambda run: run, lambda run: (run / "best.json").unlink()])
     def test_what_is_missing_is_an_error(self, run: Path, spoil: Callable[[Path], object]) -> None:

@@ -64,11 +64,11 @@ def artifacts(store: MlflowClient, run: Run) -> set[str]:
     return {item.path for item in store.list_artifacts(run.info.run_id)}
 
 
-def test_a_search_is_tracked_with_parameters_metrics_and_files(
+def test_a_search_and_its_baseline_are_tracked_with_parameters_metrics_and_files(
     store: MlflowClient, tmp_path: Path
 ) -> None:
-    result = optimize(tmp_path / "run")
-    (run,) = runs(store)
+    result = optimize(tmp_path / "run", baselines=("random",))
+    run, baseline = runs(store)
     assert (run.info.status, run.info.run_name) == ("FINISHED", "run")
     assert run.data.params["optimize.method"] == "random"
     assert run.data.params["optimize.budget.system_runs"] == "120.0"
@@ -87,23 +87,13 @@ def test_a_search_is_tracked_with_parameters_metrics_and_files(
     }
     best = store.download_artifacts(run.info.run_id, "best.json", str(tmp_path))
     assert json.loads(Path(best).read_text())["values"] == result.best.to_json()
-
-
-def test_the_axis_is_the_budget(store: MlflowClient, tmp_path: Path) -> None:
-    result = optimize(tmp_path / "run")
-    (run,) = runs(store)
     events = list(read_records(tmp_path / "run", "events.jsonl"))
     assert history(store, run, "budget/system_runs") == spent(events)
     jobs = [e for e in events if e["event"] == "job"]
     assert [value for _, value in history(store, run, "job/job")] == [e["job"] for e in jobs]
     assert spent(events)[-1][1] == result.spent["system_runs"]
-
-
-def test_baselines_are_nested_runs(store: MlflowClient, tmp_path: Path) -> None:
-    result = optimize(tmp_path / "run", baselines=("random",))
-    main, baseline = runs(store)
-    assert baseline.data.tags[PARENT] == main.info.run_id
-    assert PARENT not in main.data.tags
+    assert baseline.data.tags[PARENT] == run.info.run_id
+    assert PARENT not in run.data.tags
     assert baseline.info.run_name == "random (random)"
     assert baseline.data.params["optimize.method"] == "random"
     found = result.baselines["random"].test_after
@@ -169,13 +159,14 @@ def test_what_a_tracker_missed_can_be_sent_later(
     assert "report.md" in artifacts(store, run)
 
 
-def test_a_run_that_was_not_tracked_can_be_sent_once(
-    store: MlflowClient, tmp_path: Path, cli: Any
+def test_a_run_that_was_not_tracked_can_be_sent_once_to_a_named_experiment(
+    store: MlflowClient, tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "prompts")
     optimize(tmp_path / "run", trackers=(), baselines=("random",))
     for _ in range(2):
         assert cli("runs", "track", str(tmp_path / "run"), "--to", "mlflow").code == 0
-    main, baseline = runs(store)
+    main, baseline = runs(store, "prompts")
     assert baseline.data.tags[PARENT] == main.info.run_id
     events = list(read_records(tmp_path / "run", "events.jsonl"))
     assert history(store, main, "budget/calls") == spent(events, "calls")
@@ -226,11 +217,3 @@ def test_a_store_that_cannot_be_opened_is_an_error_before_anything_runs(
         optimize(tmp_path / "run", engine)
     assert engine.requests == []
     assert not (tmp_path / "run").exists()
-
-
-def test_the_experiment_can_be_named(
-    store: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "prompts")
-    optimize(tmp_path / "run")
-    assert len(runs(store, "prompts")) == 1
