@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,7 @@ class Weight:
 
     feature: str
     value: float
+    prior: float = 0.0  # before any pairs were seen
 
 
 @dataclass(frozen=True)
@@ -87,15 +88,11 @@ class LocalUse:
 
 @dataclass(frozen=True)
 class Judgement:
-    """A held-out pair with the reward's margin.
-
-    Attributes:
-        inputs, chosen, rejected: the texts that the reward model read.
-    """
+    """A held-out pair with the reward's margin."""
 
     pair: Pair
     iteration: int
-    inputs: str
+    inputs: str  # this text and the next two are those that the reward model read
     chosen: str
     rejected: str
     margin: float  # `r(chosen) - r(rejected)` in log odds; negative if the ranking is wrong
@@ -116,23 +113,17 @@ class Judged:
 
 @dataclass(frozen=True)
 class HeadView:
-    """Recorded facts on a component's reward.
-
-    Attributes:
-        jobs, steered: the number of the component's jobs that requested rewards, and that used
-            them.
-        bins, error: predicted against observed probabilities, and their mean difference.
-    """
+    """Recorded facts on a component's reward."""
 
     component: str  # the name of the component
     accuracy: Accuracy  # the share of held-out pairs that are ordered correctly
     pairs: int  # the number of all pairs
     gap: float | None  # the mean gap between two outputs in the latest draws, if known
-    jobs: int
-    steered: int
+    jobs: int  # of the component that requested rewards
+    steered: int  # of these jobs, those that used them
     why: str  # the latest reason for not using the reward
-    bins: tuple[Bin, ...]
-    error: float | None
+    bins: tuple[Bin, ...]  # predicted against observed probabilities
+    error: float | None  # their mean difference
     margins: tuple[float, ...]  # the held-out margins in log odds
     points: tuple[RewardPoint, ...]  # the candidates
     # Spearman's correlation of local with global rewards within a call; `None` if all are equal
@@ -144,6 +135,8 @@ class HeadView:
     weights: tuple[Weight, ...]  # the weights of the named features, largest first
     history: tuple[Judged, ...]  # the cross-validated accuracy each time the rewards were fitted
     local: LocalUse | None = None  # the use of the reward in the last joint search
+    # the accuracy of the stored reward, if the others are of the reward that a search used
+    stored: Accuracy | None = None
 
 
 @dataclass(frozen=True)
@@ -349,10 +342,17 @@ class Inspection:
             if e["event"] == "job" and e.get("facts", {}).get("accuracy") is not None
         ]
 
+    def searched(self, component: str) -> tuple[int, object] | None:
+        """Return the iteration of the last joint search, and its record of the component's reward."""
+        found = [facts for facts in self._facts() if component in facts.get("local", {})]
+        record = found[-1]["local"][component].get("record") if found else None
+        return None if record is None else (int(found[-1]["iteration"]), record)
+
     def _use(self, component: str) -> LocalUse | None:
         """Return the use of a component's reward in the last joint search."""
         found = [facts["local"] for facts in self._facts() if component in facts.get("local", {})]
-        return LocalUse(**found[-1][component]) if found else None
+        names = [each.name for each in fields(LocalUse)]
+        return LocalUse(**{name: found[-1][component][name] for name in names}) if found else None
 
     def _uses(self, component: str) -> list[str]:
         """Return, for each job of a component, why its reward was not used; ``""`` if it was."""
@@ -367,7 +367,6 @@ class Inspection:
     def _points(self, component: str) -> list[list[RewardPoint]]:
         """Return the candidates of each call with a known held-out reward."""
         template = self.reward(component).features.template
-        measure, labels = self._measure(component)
         margins = iter(self.margins(component).tolist())
         groups = []
         for entry in self.buffer.of(component):
@@ -381,7 +380,7 @@ class Inspection:
                 chosen = [entry.draw.candidates[i] for i in group]
                 mean = sum(c.value for c in chosen) / len(chosen)
                 read_ = [template.read(entry.draw.inputs, c.outputs) for c in chosen]
-                places = [_x(reading, measure, labels) for reading in read_]
+                places = [self.position(component, reading) for reading in read_]
                 made = zip(group.values(), chosen, places, strict=True)
                 example = entry.draw.example
                 groups.append([RewardPoint(example, r, c.value - mean, x) for r, c, x in made])
@@ -394,6 +393,16 @@ class Inspection:
         if features.labels:
             return "label", features.labels
         return "value", ()
+
+    def position(self, component: str, reading: Reading) -> float:
+        """Return the horizontal position of an output in figures; see `HeadView.measure`."""
+        measure, labels = self._measure(component)
+        if measure == "label":
+            return float(labels.index(reading.label) if reading.label in labels else len(labels))
+        if measure == "words":
+            words = (v for name, v in reading.numbers.items() if name.endswith(".words"))
+            return sum(map(math.expm1, words))
+        return next(iter(reading.numbers.values()), 0.0)
 
     def _check(self) -> None:
         """Check that the checkpoint has a margin for every held-out pair."""
@@ -417,15 +426,6 @@ def _learned_from(buffer: PairBuffer, stored: Stored, folder: Path) -> PairBuffe
         f"{folder}/{FOLDER} was not fitted to the pairs in {folder}/memory.jsonl",
         hint="a file was changed, or the run was killed while fitting rewards; resume the run",
     )
-
-
-def _x(reading: Reading, measure: str, labels: Sequence[str]) -> float:
-    """Return the horizontal position of a candidate in figures."""
-    if measure == "label":
-        return float(labels.index(reading.label)) if reading.label in labels else float(len(labels))
-    if measure == "words":
-        return sum(math.expm1(v) for name, v in reading.numbers.items() if name.endswith(".words"))
-    return next(iter(reading.numbers.values()), 0.0)
 
 
 def rewards_from_margins(margins: Sequence[tuple[int, int, float]]) -> list[dict[int, float]]:

@@ -1,15 +1,18 @@
-"""Inspect the local reward that a joint search used, which also reads relations to gold answers.
+"""The local reward that a joint search used, which also reads relations to gold answers.
 
-The rewards that a run stores read no gold answers, because they may be served. The reward of the
-search is fitted to the same draws, so it is fitted again here.
+The rewards that a run stores read no gold answers, because they may be served. So the search
+records how its own reward judged each output (`record_reward`), and `inspect_search_reward` reads
+this record and the outputs in the run's pair buffer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from compound.core.errors import DataError
 from compound.rewards.alignment import (
@@ -21,20 +24,32 @@ from compound.rewards.alignment import (
     reliability,
 )
 from compound.rewards.buffer import Entry
-from compound.rewards.features import Embedder, NoBackbone, Reading
-from compound.rewards.gains import Critic, fit_critic, read_call
+from compound.rewards.gains import Critic, read_call
 from compound.rewards.heads import slope
-from compound.rewards.inspection import BINS, HeadView, Inspection, Judgement, RewardPoint, Vector
-from compound.rewards.pairs import Pair
+from compound.rewards.inspection import (
+    BINS,
+    HeadView,
+    Inspection,
+    Judgement,
+    RewardPoint,
+    Vector,
+    Weight,
+)
+from compound.rewards.pairs import Draw, Pair
+
+DIGITS = 6  # of recorded rewards and weights
 
 
 @dataclass(frozen=True)
-class FeatureWeight:
-    """Weight of a feature per standard deviation: of the prior alone, and after the pairs of the run."""
+class SearchRecord:
+    """Rewards that a joint search gave to outputs of a component, in the order of its draws.
 
-    feature: str
-    prior: float
-    learned: float
+    Each reward is by the head that was not fitted to the output's example.
+    """
+
+    rewards: tuple[tuple[float, ...], ...]
+    prior: tuple[tuple[float, ...], ...]  # by the prior alone; empty without gold answers
+    weights: tuple[Weight, ...]  # of named features that differ between outputs
 
 
 @dataclass(frozen=True)
@@ -44,127 +59,135 @@ class SearchReward:
     head: HeadView  # facts on it; the reward of an example was not fitted to it
     # the accuracy of the prior alone, on the same pairs; of no pairs without gold answers
     prior: Accuracy
-    # the weights of the features that differ between outputs, largest first
-    weights: tuple[FeatureWeight, ...]
     judgements: tuple[Judgement, ...]  # the pairs of outputs with different scores
 
 
-def inspect_search_reward(
-    inspection: Inspection, component: str, backbone: Embedder | None = None
-) -> SearchReward:
-    """Fit the reward of a joint search again, and return the facts on it.
+def record_reward(critic: Critic, prior: Critic | None, draws: Sequence[Draw]) -> SearchRecord:
+    """Return what `inspect_search_reward` reads: the rewards of the outputs, and what they depend on."""
+    readings = [
+        read_call(critic.template, draw.inputs, made.outputs, made.signals)
+        for draw in draws
+        for made in draw.candidates
+    ]
+    examples = [draw.example for draw in draws for _ in draw.candidates]
+    ends = np.cumsum([len(draw.candidates) for draw in draws])[:-1]
 
-    Args:
-        inspection: the run.
-        component: the name of a component with a reward.
-        backbone: embeds texts; by default, only numbers and labels are read.
+    def by_draw(fitted: Critic) -> tuple[tuple[float, ...], ...]:
+        rewards = fitted.rewards(readings, examples).round(DIGITS)
+        return tuple(tuple(part.tolist()) for part in np.split(rewards, ends))
 
-    Raises:
-        DeclarationError: the component has no reward.
-        DataError: it has too few outputs.
-    """
-    entries = inspection.buffer.of(component)
-    template, reader = inspection.reward(component).features.template, backbone or NoBackbone()
-    certain = all(made.certain for entry in entries for made in entry.draw.candidates)
-    learned = fit_critic(entries, template, reader, certain=certain)
-    prior = fit_critic(
-        [_without_order(entry) for entry in entries], template, reader, certain=certain
-    )
-    if learned is None:
-        raise DataError(
-            f"the draws of {component!r} are too few to fit the reward of the search again"
-        )
-    draws = [(e, _read(learned, e)) for e in entries if len(e.draw.candidates) > 1]
-    judged = [j for entry, readings in draws for j in _judge(learned, entry, readings)]
-    first = (
-        [j for entry, readings in draws for j in _judge(prior, entry, readings)] if prior else []
-    )
-    margins, names = [j.margin for j in judged], [j.pair.example for j in judged]
-    scale = slope(np.array(margins))
-    judged = [replace(j, margin=scale * j.margin) for j in judged]
-    local = [scale * _rewards(learned, entry, readings) for entry, readings in draws]
-    return SearchReward(
-        _view(inspection.head(component), local, [entry for entry, _ in draws], judged),
-        accuracy([j.margin for j in first], names) if first else NO_PAIRS,
-        _weights(prior, learned, [reading for _, readings in draws for reading in readings]),
-        tuple(judged),
-    )
+    rows = critic.features.matrix(readings, critic.backbone).astype(np.float64)
+
+    def mean(fitted: Critic) -> Vector:
+        weights = np.mean([head.weights / head.scale for head in fitted.heads], 0)
+        return np.asarray((weights * rows.std(0)).round(DIGITS))
+
+    before, after = np.zeros(rows.shape[1]) if prior is None else mean(prior), mean(critic)
+    columns = enumerate(zip(critic.features.columns, critic.features.soft, strict=True))
+    weights = [
+        Weight(name, float(after[i]), float(before[i]))
+        for i, (name, is_embedded) in columns
+        if not is_embedded and np.ptp(rows[:, i]) > 0
+    ]
+    return SearchRecord(by_draw(critic), by_draw(prior) if prior else (), tuple(weights))
 
 
-def _without_order(entry: Entry) -> Entry:
-    """Return a draw whose outputs have equal scores."""
+def without_order(entry: Entry) -> Entry:
+    """Return a draw whose outputs have equal scores, to which a critic's prior alone is fitted."""
     equal = tuple(replace(made, rewards=(0.0,)) for made in entry.draw.candidates)
     return replace(entry, draw=replace(entry.draw, candidates=equal))
 
 
-def _read(critic: Critic, entry: Entry) -> list[Reading]:
+def inspect_search_reward(inspection: Inspection, component: str) -> SearchReward:
+    """Return the facts on the reward that the last joint search used for a component.
+
+    Raises:
+        DeclarationError: the component has no stored reward.
+        DataError: no joint search recorded its reward, or the record belongs to other pairs.
+    """
+    found = inspection.searched(component)
+    if found is None:
+        raise DataError(f"no joint search of this run recorded a reward of {component!r}")
+    iteration, given = found
+    entries = [
+        entry
+        for entry in inspection.buffer.of(component)
+        if entry.iteration == iteration and len(entry.draw.candidates) > 1
+    ]
+    try:
+        record = TypeAdapter(SearchRecord).validate_python(given)
+        whole = list(zip(entries, record.rewards, strict=True))
+        points = [
+            point for entry, rewards in whole for point in _points(inspection, entry, rewards)
+        ]
+        first = [
+            rewards[i] - rewards[j]
+            for entry, rewards in zip(entries, record.prior, strict=bool(record.prior))
+            for i, j in _ordered(entry)
+        ]
+    except (ValidationError, ValueError, IndexError):
+        raise DataError(
+            f"the record of the reward of {component!r} does not belong to the pairs of this run"
+        ) from None
+    judged = [j for entry, rewards in whole for j in _judge(inspection, entry, rewards)]
+    names = [j.pair.example for j in judged]
+    held_out = accuracy([j.margin for j in judged], names)
+    scale = slope(np.array([j.margin for j in judged]))
+    judged = [replace(j, margin=scale * j.margin) for j in judged]
+    margins = [j.margin for j in judged]
+    bins = reliability(margins, 1.0, BINS)
+    correlation = rank_correlation(
+        record.rewards, [[made.value for made in entry.draw.candidates] for entry in entries]
+    )
+    weights = sorted(record.weights, key=lambda weight: -abs(weight.value))
+    head = replace(
+        inspection.head(component),
+        accuracy=held_out,
+        pairs=len(margins),
+        bins=tuple(bins),
+        error=calibration_error(bins) if bins else None,
+        margins=tuple(margins),
+        points=tuple(replace(point, local=scale * point.local) for point in points),
+        correlation=None if math.isnan(correlation) else correlation,
+        weights=tuple(Weight(w.feature, scale * w.value, scale * w.prior) for w in weights),
+        history=(),
+        stored=inspection.reward(component).accuracy,
+    )
+    return SearchReward(head, accuracy(first, names) if first else NO_PAIRS, tuple(judged))
+
+
+def _ordered(entry: Entry) -> list[tuple[int, int]]:
+    """Return the places of the better and the worse output of each pair with different scores."""
+    made = entry.draw.candidates
+    places = range(len(made))
+    return [(i, j) for i in places for j in places if made[i].value > made[j].value]
+
+
+def _points(
+    inspection: Inspection, entry: Entry, rewards: Sequence[float]
+) -> Iterator[RewardPoint]:
+    """Yield each output of a draw with its reward and its score, minus their means."""
     draw = entry.draw
-    return [read_call(critic.template, draw.inputs, c.outputs, c.signals) for c in draw.candidates]
+    template = inspection.reward(draw.component).features.template
+    mean, score = np.mean(rewards), np.mean([made.value for made in draw.candidates])
+    for made, reward in zip(draw.candidates, rewards, strict=True):
+        x = inspection.position(draw.component, template.read(draw.inputs, made.outputs))
+        yield RewardPoint(draw.example, float(reward - mean), float(made.value - score), x)
 
 
-def _rewards(critic: Critic, entry: Entry, readings: Sequence[Reading]) -> Vector:
-    return critic.rewards(readings, [entry.draw.example] * len(readings))
-
-
-def _judge(critic: Critic, entry: Entry, readings: Sequence[Reading]) -> list[Judgement]:
-    """Return the pairs of a draw with different scores."""
-    draw, made, rewards = entry.draw, entry.draw.candidates, _rewards(critic, entry, readings)
+def _judge(inspection: Inspection, entry: Entry, rewards: Sequence[float]) -> Iterator[Judgement]:
+    """Yield the pairs of a draw with different scores."""
+    draw, made = entry.draw, entry.draw.candidates
+    template = inspection.reward(draw.component).features.template
+    readings = [read_call(template, draw.inputs, each.outputs, each.signals) for each in made]
     origin = draw.component, draw.example, draw.configuration, draw.inputs
-    return [
-        Judgement(
-            Pair(*origin, made[i].outputs, made[j].outputs, made[i].value - made[j].value),
+    for i, j in _ordered(entry):
+        gap = made[i].value - made[j].value
+        yield Judgement(
+            Pair(*origin, made[i].outputs, made[j].outputs, gap),
             entry.iteration,
             readings[i].inputs,
             readings[i].output,
             readings[j].output,
-            float(rewards[i] - rewards[j]),
+            rewards[i] - rewards[j],
         )
-        for i in range(len(made))
-        for j in range(len(made))
-        if made[i].value > made[j].value
-    ]
-
-
-def _view(
-    view: HeadView, local: Sequence[Vector], entries: Sequence[Entry], judged: Sequence[Judgement]
-) -> HeadView:
-    """Return the facts on the reward of the search in place of those on the stored one."""
-    scores = [np.array([made.value for made in entry.draw.candidates]) for entry in entries]
-    margins, names = [j.margin for j in judged], [j.pair.example for j in judged]
-    bins = reliability(margins, 1.0, BINS)
-    points = [
-        RewardPoint(entry.draw.example, float(r), float(score), 0.0)
-        for entry, own, values in zip(entries, local, scores, strict=True)
-        for r, score in zip(own - own.mean(), values - values.mean(), strict=True)
-    ]
-    return replace(
-        view,
-        accuracy=accuracy(margins, names),
-        pairs=len(margins),
-        bins=tuple(bins),
-        error=calibration_error(bins),
-        margins=tuple(margins),
-        points=tuple(points),
-        correlation=rank_correlation([r.tolist() for r in local], [v.tolist() for v in scores]),
-        weights=(),
-        history=(),
-    )
-
-
-def _weights(
-    prior: Critic | None, learned: Critic, readings: Sequence[Reading]
-) -> tuple[FeatureWeight, ...]:
-    """Return the weights per standard deviation over some readings, the means over the folds."""
-    rows = learned.features.matrix(readings, learned.backbone).astype(np.float64)
-
-    def mean(critic: Critic) -> Vector:
-        weights = np.mean([head.weights / head.scale for head in critic.heads], 0)
-        return np.asarray(weights * rows.std(0))
-
-    before, after = np.zeros(rows.shape[1]) if prior is None else mean(prior), mean(learned)
-    found = [
-        FeatureWeight(name, float(before[i]), float(after[i]))
-        for i, name in enumerate(learned.features.columns)
-        if np.ptp(rows[:, i]) > 0
-    ]
-    return tuple(sorted(found, key=lambda weight: -abs(weight.learned)))

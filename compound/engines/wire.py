@@ -48,31 +48,18 @@ UNLIMITED = httpx.Limits(  # the throttle bounds the calls
 
 @dataclass(slots=True)
 class HTTPExchange:
-    """Record of a request and its answer.
+    """Record of a request and its answer."""
 
-    Attributes:
-        limit: maximum bytes of the answer's body, after decompression.
-        sent: whether the server may have received the request.
-        to: the method and URL of the request.
-        status: the status of the answer; 0 until its headers have arrived.
-        wait: the seconds that the server asks to wait.
-        error: the start of the body of an error response.
-        complete: whether the whole body has arrived.
-        end: the last bytes of the body so far.
-        problem: a description of the transport error.
-        refusal: the text with which the model refuses to answer, in a stream.
-    """
-
-    limit: int = 2**26
-    sent: bool = False
-    to: str = ""
-    status: int = 0
-    wait: float | None = None
-    error: bytes = b""
-    complete: bool = False
-    end: bytes = b""
-    problem: str = ""
-    refusal: str = ""
+    limit: int = 2**26  # maximum bytes of the answer's body, after decompression
+    sent: bool = False  # whether the server may have received the request
+    to: str = ""  # the method and URL of the request
+    status: int = 0  # the status of the answer; 0 until its headers have arrived
+    wait: float | None = None  # the seconds that the server asks to wait
+    error: bytes = b""  # the start of the body of an error response
+    complete: bool = False  # whether the whole body has arrived
+    end: bytes = b""  # the last bytes of the body so far
+    problem: str = ""  # a description of the transport error
+    refusal: str = ""  # the text with which the model refuses to answer, in a stream
 
     def begin(self, to: str) -> None:
         """Record that a request is sent.

@@ -41,17 +41,11 @@ Parts = Sequence[Part]
 
 @dataclass(frozen=True)
 class SourceDiff:
-    """Changes of an agent's files.
+    """Changes of an agent's files."""
 
-    Attributes:
-        text: the unified diff, with paths relative to ``folder``; empty without a change.
-        folder: the folder of the agent.
-        notes: what the diff does not contain, and why.
-    """
-
-    text: str
-    folder: Path
-    notes: Sequence[str] = ()
+    text: str  # the unified diff, with paths relative to `folder`; empty without a change
+    folder: Path  # the folder of the agent
+    notes: Sequence[str] = ()  # what the diff does not contain, and why
 
 
 @dataclass(frozen=True)
@@ -457,17 +451,12 @@ def _escaped(text: str, *, block: bool = False) -> str:
 
 @dataclass(frozen=True)
 class _Form:
-    """A form of templates.
+    """A form of templates."""
 
-    Attributes:
-        code: matches an expression, or a doubled character that stands for one; empty: a plain text.
-        double: characters that are doubled to stand for themselves.
-        unnamed: matches expressions whose order matters.
-    """
-
+    # matches an expression, or a doubled character that stands for one; empty: a plain text
     code: str = ""
-    double: str = ""
-    unnamed: str = r"(?!)"
+    double: str = ""  # characters that are doubled to stand for themselves
+    unnamed: str = r"(?!)"  # matches expressions whose order matters
 
     def read(self, text: str) -> list[Part]:
         """Return the parts of a text, or nothing if it has no expression of this form."""

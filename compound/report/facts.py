@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from compound.report.record import (
 from compound.report.text import equals, interval, number, p_value, signed
 from compound.report.training import training_facts
 from compound.rewards.inspection import FOLDER, Inspection
+from compound.rewards.search_reward import inspect_search_reward
 
 ONE_SIDED = 0.05  # below this p, explain why the two-sided interval can still include zero
 SPLITS = {"test": "test", "valid": "validation"}
@@ -156,7 +157,15 @@ def reward_facts(path: str | Path) -> Facts | None:
         return {"problem": f"{folder}/{FOLDER}/card.json is missing"}
     try:
         with inconsistency_errors(path):
-            return to_strict_json(asdict(Inspection.open(path).overview()))
+            opened = Inspection.open(path)
+            overview = opened.overview()
+            heads = tuple(
+                inspect_search_reward(opened, head.component).head
+                if opened.searched(head.component)
+                else head
+                for head in overview.heads
+            )
+            return to_strict_json(asdict(replace(overview, heads=heads)))
     except CompoundError as error:
         return {"problem": str(error)}
 

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 from compound.report.figures import PALETTE, SMALL, clip_name, figure_to_svg, use_integer_ticks
 from compound.report.rendering import Columns, Figure, Table, draw_figure, tabulate
 from compound.report.text import signed
+from compound.rewards.gains import GOLD
 from compound.rewards.inspection import HeadView, Overview
 
 if TYPE_CHECKING:
@@ -75,7 +76,12 @@ def spoken(feature: str, *, sole: bool = False) -> str:
 
     >>> spoken("output.words"), spoken("output in plan", sole=True), spoken("y*x")
     ('output: number of words', 'words also in plan', 'y*x')
+    >>> spoken("gold:writer.text.answer.covers")
+    'gold answer: covers'
     """
+    if feature.startswith(GOLD):
+        *_, answer, relation = feature.rsplit(".", 2)
+        return f"gold {clip_name(answer, 14)}: {relation}"
     field, inside, other = feature.partition(" in ")
     if inside:
         words = f"words also in {clip_name(other, 18)}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
@@ -51,6 +51,7 @@ from compound.rewards.gains import (
 )
 from compound.rewards.model import store_reward
 from compound.rewards.pairs import Draw, has_certain_downstream
+from compound.rewards.search_reward import record_reward, without_order
 from compound.rewards.settings import RewardLearning
 
 WORTH = 1.2  # price of a global over a local evaluation below which there is nothing to save
@@ -221,8 +222,10 @@ class LocalGains:
             name: slope for name, slope in shrink(slopes, variance).items() if slope[0] > 0
         }
 
-    def _fit(self, component: str, draws: Sequence[Draw]) -> Critic | None:
+    def _fit(self, component: str, draws: Sequence[Draw], *, ordered: bool = True) -> Critic | None:
+        """Fit a reward to draws; without their order, the prior alone."""
         entries = [*self._earlier[component], *(Entry(draw, self._iteration) for draw in draws)]
+        entries = entries if ordered else [without_order(entry) for entry in entries]
         certain = has_certain_downstream(self.task.system, component)
         return self.guide.fit(entries, self._templates[component], self._backbone, certain=certain)
 
@@ -463,11 +466,21 @@ class LocalGains:
                     ),
                     "price": part.price,
                     "global_price": self.task.prices.change([component]),
+                    "record": await compute(self._record, component, draws),
                 }
                 for component, part in self.parts.items()
                 if component in self.cheap
             },
         }
+
+    def _record(self, component: str, draws: Sequence[Draw]) -> Mapping[str, object] | None:
+        """Return how the component's reward judged the outputs; ``None`` if none was fitted."""
+        if (critic := self._critics.get(component)) is None:
+            return None
+        own = [draw for draw in draws if draw.component == component]
+        several = [draw for draw in own if len(draw.candidates) > 1]
+        prior = self._fit(component, own, ordered=False)
+        return asdict(record_reward(critic, prior, several)) if several else None
 
     def _current(self, component: str) -> Values:
         """Return the incumbent's values of a component's parameters."""

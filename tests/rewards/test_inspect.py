@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,13 +27,14 @@ from compound.report import write
 from compound.report.facts import reward_facts
 from compound.report.rewards import reward_svg
 from compound.rewards.alignment import NO_PAIRS
-from compound.rewards.buffer import PairBuffer
+from compound.rewards.buffer import Entry, PairBuffer
 from compound.rewards.candidates import Candidate, Sampling
-from compound.rewards.features import NoBackbone
+from compound.rewards.features import NoBackbone, Template
 from compound.rewards.fit import fit_rewards
+from compound.rewards.gains import fit_critic
 from compound.rewards.inspection import Inspection, Overview
 from compound.rewards.pairs import Draw
-from compound.rewards.search_reward import inspect_search_reward
+from compound.rewards.search_reward import inspect_search_reward, record_reward
 from optimas_settings import optimas
 
 NOTEBOOKS = Path(__file__).parents[2] / "docs" / "notebooks"
@@ -341,8 +342,9 @@ def test_the_reward_of_the_search_reads_gold_answers_and_saved_runs() -> None:
     inspection = Inspection.open(TINY)
     planner, writer = (inspect_search_reward(inspection, name) for name in ("planner", "writer"))
     for found in (planner, writer):
-        assert "gold:" in found.weights[0].feature
-        assert min(found.weights[0].prior, found.weights[0].learned) > 0
+        first = found.head.weights[0]
+        assert "gold:" in first.feature
+        assert min(first.prior, first.value) > 0
         assert found.head.accuracy.mean > 0.6
         assert found.head.accuracy.pairs == len(found.judgements) == len(found.head.margins)
         assert found.head.local is not None
@@ -356,14 +358,60 @@ def test_the_reward_of_the_search_reads_gold_answers_and_saved_runs() -> None:
     assert writer.head.local.global_price == pytest.approx(5 / 6)
 
 
-def test_pairs_teach_the_reward_of_the_search_what_the_prior_does_not_read(run: Path) -> None:
-    """Short outputs are the better ones; without relations to gold answers, the there is no prior."""
+def searched_event(draws: Sequence[tuple[Draw, int]]) -> dict[str, Any]:
+    """The event of a joint search whose rewards were fitted to some draws."""
+    entries = [Entry(one, iteration) for one, iteration in draws]
+    template = Template.of(small().components["short"])
+    critic = fit_critic(entries, template, NoBackbone(), certain=True)
+    assert critic is not None
+    record = asdict(record_reward(critic, None, [one for one, _ in draws]))
+    local = {"trust": 1.0, "slope": 0.1, "evaluations": 9, "price": 0.5, "global_price": 1.0}
+    facts = {"iteration": 1, "accuracy": {}, "local": {"short": {**local, "record": record}}}
+    return {"event": "job", "facts": facts}
+
+
+def test_the_search_records_how_its_reward_judged_outputs(tmp_path: Path) -> None:
+    """Short outputs are the better ones; without relations to gold answers, there is no prior."""
+    run = write_run(tmp_path, shortest(), events=[searched_event(shortest())])
     found = inspect_search_reward(Inspection.open(run), "short")
     assert found.prior == NO_PAIRS
-    assert found.head.accuracy.mean == 1
-    words = next(weight for weight in found.weights if weight.feature == "output.words")
-    assert words.prior == 0 > words.learned
+    assert found.head.accuracy.mean == found.head.correlation == 1
+    words = next(weight for weight in found.head.weights if weight.feature == "output.words")
+    assert words.prior == 0 > words.value
     assert {round(judged.pair.gap, 6) for judged in found.judgements} == {0.1, 0.2}
+    first = found.head.points[:3]
+    assert [point.x for point in first] == pytest.approx([1, 2, 3])
+    assert first[0].local > first[1].local > first[2].local
+    assert [point.global_ for point in first] == pytest.approx([0.1, 0.0, -0.1])
+
+
+def test_the_report_shows_the_reward_of_the_search_beside_the_stored_one(tmp_path: Path) -> None:
+    worse = shortest(sign=-1)  # by the record, the reward preferred the worse outputs
+    run = write_run(tmp_path, shortest(), events=[searched_event(worse)])
+    facts = reward_facts(run)
+    assert facts is not None
+    (head,) = facts["heads"]
+    assert (head["accuracy"]["mean"], head["stored"]["mean"]) == (0.0, 1.0)
+    assert [point["x"] for point in head["points"][:3]] == pytest.approx([1.0, 2.0, 3.0])
+
+
+@pytest.mark.parametrize("damage", ["draws", "outputs", "kind"])
+def test_a_record_of_other_pairs_is_refused(tmp_path: Path, damage: str) -> None:
+    event = searched_event(shortest())
+    record = event["facts"]["local"]["short"]["record"]
+    if damage == "kind":
+        event["facts"]["local"]["short"]["record"] = "none"
+    else:
+        record["rewards"] = [*record["rewards"][:-1], *([(0.0,)] if damage == "outputs" else [])]
+    run = write_run(tmp_path, shortest(), events=[event])
+    with pytest.raises(DataError, match="does not belong to the pairs"):
+        inspect_search_reward(Inspection.open(run), "short")
+    assert "does not belong" in (reward_facts(run) or {})["problem"]
+
+
+def test_a_run_without_a_record_has_only_the_stored_reward(run: Path) -> None:
+    with pytest.raises(DataError, match="no joint search"):
+        inspect_search_reward(Inspection.open(run), "short")
 
 
 @pytest.mark.slow

@@ -34,6 +34,7 @@ from compound.report.training import (
 from compound.rewards.inspection import FOLDER as REWARDS
 from compound.rewards.inspection import Inspection, Judgement
 from compound.rewards.model import NONE as NO_BACKBONE
+from compound.rewards.search_reward import inspect_search_reward
 
 PAGE = 50  # examples per page
 CALLS = 50  # calls of an example per page, of each side
@@ -427,7 +428,7 @@ def rewards(run: Run, options: Options) -> View:
 
     def worst() -> Mapping[str, Sequence[Judgement]]:
         opened = Inspection.open(run.folder.path)
-        return {name: opened.worst(name, WORST) for name in opened.components}
+        return {name: _worst(opened, name) for name in opened.components}
 
     is_known = facts and "problem" not in facts
     return "rewards.html", {
@@ -435,6 +436,14 @@ def rewards(run: Run, options: Options) -> View:
         "figures": run.remember("reward figures", files, lambda: reward_figures(facts)),
         "worst": run.remember("worst pairs", files, worst) if is_known else {},
     }
+
+
+def _worst(opened: Inspection, component: str) -> Sequence[Judgement]:
+    """Return the pairs with the largest errors, by the reward that a search used if there was one."""
+    if not opened.searched(component):
+        return opened.worst(component, WORST)
+    judged = inspect_search_reward(opened, component).judgements
+    return sorted(judged, key=lambda judgement: judgement.margin)[:WORST]
 
 
 def training(run: Run, options: Options) -> View:
