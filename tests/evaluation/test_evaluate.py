@@ -815,17 +815,3 @@ def test_two_evaluations_are_compared_on_the_examples_of_both() -> None:
     other = Evaluation("c", (ScoredRun("x", 0, 1.0),))
     assert first.shared(other) is first
     assert first.shared(first) is first
-
-
-def test_common_examples_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = tuple(ScoredRun(f"e{i}", 0, 0.5) for i in range(40))
-    one, other = Evaluation("a", rows), Evaluation("b", rows[:30])
-    calls, by_example = [], Evaluation.by_example
-
-    def counted(self: Evaluation) -> dict[str, float]:
-        calls.append(self.configuration)
-        return by_example(self)
-
-    monkeypatch.setattr(Evaluation, "by_example", counted)
-    assert [row.example for row in one.shared(other).rows] == [f"e{i}" for i in range(30)]
-    assert sorted(calls) == ["a", "b"]

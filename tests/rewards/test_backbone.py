@@ -287,28 +287,7 @@ class TestTraining:
             )
         assert losses[1] == pytest.approx(losses[0], abs=1e-4)
 
-    def test_a_checkpoint_of_trained_weights_scores_the_same(
-        self, folder: Path, tmp_path: Path
-    ) -> None:
-        model = backbone(folder)
-        train(
-            model,
-            [
-                component_pairs(filled(), Template.of(SYSTEM.components[n]), held_out=True)
-                for n in "ab"
-            ],
-            TRAINING,
-            seed=0,
-        )
-        learned = fit_rewards(filled(), SYSTEM, ["a", "b"], model, str(folder), trained=True).model
-        learned.save(tmp_path / "m")
-        again = load(tmp_path / "m", backbone=lambda name: backbone(Path(name)))
-        calls = [({"text": "number 1"}, {"output": word}) for word in ("good 1", "bad 2")]
-        assert again.rewards("a", calls) == pytest.approx(learned.rewards("a", calls), abs=REWARDS)
-        files = {path.suffix for path in (tmp_path / "m").rglob("*") if path.is_file()}
-        assert files <= {".json", ".safetensors", ".md"}
-
-    def test_a_stored_policy_brings_its_trained_weights(
+    def test_a_checkpoint_and_a_stored_policy_bring_the_trained_weights(
         self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Equal weights are equal files, whatever order peft writes its sets in; two policies do not mix."""
@@ -326,12 +305,17 @@ class TestTraining:
             seed=0,
         )
         learned = fit_rewards(filled(), SYSTEM, ["a", "b"], model, str(folder), trained=True).model
+        calls = [({"text": "number 1"}, {"output": word}) for word in ("good 1", "bad 2")]
+        learned.save(tmp_path / "m")
+        again = load(tmp_path / "m", backbone=lambda name: backbone(Path(name)))
+        assert again.rewards("a", calls) == pytest.approx(learned.rewards("a", calls), abs=REWARDS)
+        files = {path.suffix for path in (tmp_path / "m").rglob("*") if path.is_file()}
+        assert files <= {".json", ".safetensors", ".md"}
         first = store_reward(learned, "a", tmp_path)
         monkeypatch.setattr(reward_model, "_normalize", shuffled_and_tidied)
         assert store_reward(learned, "a", tmp_path) == first
         other = load_policy(tmp_path / store_reward(learned, "b", tmp_path)["path"])
         stored = load_policy(tmp_path / first["path"])
-        calls = [({"text": "number 1"}, {"output": word}) for word in ("good 1", "bad 2")]
         assert other.scores("b", calls) == pytest.approx(learned.rewards("b", calls), abs=REWARDS)
         assert stored.scores("a", calls) == pytest.approx(learned.rewards("a", calls), abs=REWARDS)
 

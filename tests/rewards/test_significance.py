@@ -44,18 +44,6 @@ class TestLevel:
         assume(1e-6 < expected < 0.99)
         assert threshold(differences) == pytest.approx(expected, rel=1e-3)
 
-    @pytest.mark.parametrize(
-        ("differences", "p"),
-        [
-            ([1.0, 1.0], 2 / 16),  # of 16 equally likely differences of two pairs of coins
-            ([2.5, 2.5, 2.5], 2 / 64),
-            ([1.0, 1.0, 1.0, 0.0], (4 * 2 * 2 + 2) / 256),  # that, or all four alike
-            ([-1.0, -1.0, 0.0, -1.0], (4 * 2 * 2 + 2) / 256),
-        ],
-    )
-    def test_two_values_have_the_exact_p_of_coins(self, differences: list[float], p: float) -> None:
-        assert threshold(differences) == pytest.approx(p, rel=1e-6)
-
     def test_the_exact_p_of_coins_is_that_of_all_outcomes(self) -> None:
         """All 4096 outcomes of six pairs of coins: t is at least that of (1, 1, 1, 0, 0, 0) in 11.4 %."""
 

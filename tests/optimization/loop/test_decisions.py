@@ -159,11 +159,6 @@ class TestBounds:
         assert len(kinds(events, "note")) == 1  # once, although every score is outside
         assert {event["test"] for event in kinds(events, "decision")} == {"sign flips and t"}
 
-    def test_without_declared_bounds_nothing_is_violated(self, tmp_path: Path) -> None:
-        events, state = run(labelled(Named("7"), {"iterations": 1}, bounds=None), tmp_path)
-        assert (state.bounds_violation, kinds(events, "note")) == ("", [])
-        assert kinds(events, "decision")[0]["test"] == "sign flips and t"
-
 
 class TestLostRuns:
     """An overloaded server during one of the two evaluations of a decision."""
@@ -299,10 +294,12 @@ class TestHighScores:
             assert note["note"] == f"the search ends: {reason}"
 
     def test_unknown_bounds_end_nothing(self, tmp_path: Path) -> None:
-        events, _ = run(
+        events, state = run(
             labelled(Named("1"), {"iterations": 1}, start="0.99", bounds=None), tmp_path
         )
-        assert kinds(events, "decision")[0]["accepted"]
+        (decision,) = kinds(events, "decision")
+        assert (decision["accepted"], decision["test"]) == (True, "sign flips and t")
+        assert (state.bounds_violation, kinds(events, "note")) == ("", [])
 
 
 def rated(x: int, label: str) -> float:

@@ -296,27 +296,6 @@ class TestCheckpoints:
         assert list(again.read("events.jsonl")) == []
         again.close()
 
-    def test_a_crash_while_a_checkpoint_is_written_goes_back_to_the_one_before(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        run = begun(tmp_path / "run")
-        run.append("events.jsonl", {"i": 0})
-        run.checkpoint(OptimizationState(announced=1))
-        run.append("events.jsonl", {"i": 1})
-
-        def crash(*_: object, **__: object) -> None:
-            raise KeyboardInterrupt
-
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "replace", crash)
-            with pytest.raises(KeyboardInterrupt):
-                run.checkpoint(OptimizationState(announced=2))
-        run.close()
-        again = RunDirectory.open(run.path)
-        assert again.restore() == OptimizationState(announced=1)
-        assert list(again.read("events.jsonl")) == [{"i": 0}]
-        again.close()
-
     @pytest.mark.parametrize(
         "text",
         [

@@ -85,16 +85,6 @@ def test_a_stored_evaluation_is_validated(name: str, value: object, *, ok: bool)
 
 
 class TestEvents:
-    def test_every_event_is_a_checkpoint(self, recorder: Recorder, folder: Path) -> None:
-        recorder.state.announced = 1
-        recorder.event("baseline", mean=0.5)
-        recorder.state.announced = 2
-        recorder.close()
-        again = reopened(folder)
-        assert again.state.announced == 1
-        assert names(folder) == ["baseline"]
-        again.close()
-
     def test_the_listener_hears_what_is_recorded(self, folder: Path) -> None:
         heard: list[Mapping[str, Any]] = []
         recorder = Recorder(RunDirectory.create(folder, "", {}), listener=heard.append)
