@@ -196,6 +196,12 @@ def _own_loggers() -> Iterator[None]:
         logger.setLevel(level)
 
 
+@pytest.fixture
+def without_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let optimizations write no reports, which take longer than small searches; other tests read them."""
+    monkeypatch.setattr("compound.report.write", lambda _: None)
+
+
 @pytest.fixture(scope="session")
 def job() -> type[OptimizerJob]:
     """Jobs of optimizers, run for real."""

@@ -19,6 +19,8 @@ from compound.metrics import accuracy, custom, exact_match, mrr, token_f1
 from compound.testing import ScriptedLM
 from compound.yaml import load
 
+pytestmark = pytest.mark.usefixtures("without_reports")
+
 SYSTEM = """
 system: quiz
 lm: mine

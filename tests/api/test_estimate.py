@@ -38,6 +38,8 @@ from compound.testing import ScriptedLM
 from compound.yaml import Program
 from optimas_settings import proposals
 
+pytestmark = pytest.mark.usefixtures("without_reports")
+
 WEIGHTS = (
     "ppo",
     "mappo",

@@ -14,6 +14,8 @@ from compound.core.security.sanitize import remember_secret
 from compound.execution.exchange import SWITCH
 from compound.testing import ScriptedLM
 
+pytestmark = pytest.mark.usefixtures("without_reports")
+
 ROWS = [{"id": str(i), "question": f"What is {i}?", "answer": str(i)} for i in range(24)]
 SECRET = "sk-a-key-for-the-test-of-inspection"
 

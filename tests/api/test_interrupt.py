@@ -251,6 +251,7 @@ def test_an_interrupted_cell_stops_and_the_same_cell_continues(kernel: Kernel, w
     assert answers == different  # no call was made twice
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_of_a_cell_is_immediate(kernel: Kernel) -> None:
     code = (
         "import time\nimport compound as cp\n"

@@ -21,6 +21,8 @@ import compound as cp
 from compound.core.errors import CompoundError, DeclarationError
 from compound.testing import ScriptedLM
 
+pytestmark = pytest.mark.usefixtures("without_reports")
+
 ROWS = [{"id": str(i), "question": f"What is {i}?", "answer": str(i)} for i in range(24)]
 FILE = """
 system: qa

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,27 +76,20 @@ def test_a_copied_run_is_loaded_from_where_it_is(data: cp.Dataset, tmp_path: Pat
     assert (loaded.best, loaded.after) == (result.best, result.after)
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
+def test_what_is_no_finished_run_is_refused(data: cp.Dataset) -> None:
+    damages: list[tuple[Callable[[Path], object], str]] = [
         (lambda run: (run / "config.json").unlink(), "is not a run directory"),
         (lambda run: (run / "checkpoint.json").unlink(), "checkpoint.json is missing"),
         (lambda run: edit(run, done=False), "is not finished"),
         (lambda run: edit(run, before={"rows": 3}), "OptimizationState cannot be read: before"),
         (lambda run: edit(run, search=[1]), "OptimizationState cannot be read: search"),
-        (
-            lambda run: (run / "events.jsonl").write_text(""),
-            "events.jsonl is shorter than stated in its checkpoint",
-        ),
-    ],
-    ids=["no config", "no checkpoint", "unfinished", "scores", "best", "no events"],
-)
-def test_what_is_no_finished_run_is_refused(data: cp.Dataset, damage: object, message: str) -> None:
+        (lambda run: (run / "events.jsonl").write_text(""), "events.jsonl is shorter than stated"),
+    ]
     finished(data)
-    assert callable(damage)
-    damage(Path("run"))
-    with pytest.raises(RunDirectoryError, match=message):
-        cp.load_result("run")
+    for number, (damage, message) in enumerate(damages):
+        damage(copy := Path(shutil.copytree("run", f"run-{number}")))
+        with pytest.raises(RunDirectoryError, match=message):
+            cp.load_result(copy)
 
 
 def edit(run: Path, **changes: object) -> None:

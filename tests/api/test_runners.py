@@ -22,6 +22,8 @@ from compound.optimization.settings.optimize import OptimizeSettings
 from compound.testing import ScriptedLM
 from compound.yaml.program import load, loads
 
+pytestmark = pytest.mark.usefixtures("without_reports")
+
 TEXT = (
     FILE
     + """
@@ -164,11 +166,9 @@ outputs: {answer: $agent}
     )
 
 
-def test_training_on_workers_is_noted_by_check_and_refused_by_a_dry_run(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    from benchmarks.simulated.toy_model import make_toy_model
-
-    model = make_toy_model(tmp_path / "model")
+def test_training_on_workers_is_noted_by_check_and_refused_by_a_dry_run(
+    toy_model: Path, tmp_path: Path
+) -> None:
     rows = "".join(
         json.dumps({"id": str(i), "question": str(i), "answer": ""}) + "\n" for i in range(30)
     )
@@ -177,7 +177,7 @@ def test_training_on_workers_is_noted_by_check_and_refused_by_a_dry_run(tmp_path
     program = loads(
         f"""
 system: qa
-lm: {model}
+lm: {toy_model}
 inputs: {{question: str}}
 components:
   reader: {{llm: {{prompt: Read., weights: {{lora: {{rank: 4}}}}}}, in: {{question: $question}}}}

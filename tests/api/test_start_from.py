@@ -26,12 +26,9 @@ from compound.rewards.gains import fit_critic
 from optimas_settings import guided_search, learning, optimas
 from run_files import without_checksums
 
+pytestmark = pytest.mark.usefixtures("without_reports")
+
 REWARDS = optimas(model="none")
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compound.report.write", lambda _: None)
 
 
 def rows(world: Relay, n: int, split: str = "") -> list[dict[str, Any]]:

@@ -21,6 +21,8 @@ from compound.optimization.runs.recorder import Interrupted
 from compound.report.sweep import pooled, sweep_page, sweep_summary
 from compound.yaml import load
 
+pytestmark = pytest.mark.usefixtures("without_reports")
+
 GAME = Path(__file__).parents[1] / "files" / "game"
 SETS = [("optimize.budget.system_runs", "120"), ("optimize.optimas.backbone.model", "none")]
 

@@ -13,6 +13,8 @@ from compound.core.narrowing import entry
 from compound.core.storage.artifacts import folder_digest
 from compound.yaml import loads
 
+pytestmark = pytest.mark.usefixtures("without_reports")
+
 
 def plus(x: int, more: int) -> int:
     return x + more

@@ -128,11 +128,6 @@ def test_the_type_of_a_single_output_is_described_in_plain_words(kind: Any, note
     )
 
 
-@pytest.mark.parametrize("kind", [str, Any, str | None])
-def test_a_single_text_has_no_type_note(kind: Any) -> None:
-    assert render("Judge.", [], {"q": "x"}, ports(output=kind), "text") == "Judge.\n\nQ: x"
-
-
 def test_a_demonstration_of_a_yes_or_no_reads_as_the_note_says() -> None:
     demos: list[Demo] = [{"inputs": {"q": "a"}, "outputs": {"output": True}}]
     assert "Q: a\nAnswer: yes\n\nQ: x" in render("", demos, {"q": "x"}, ports(output=bool), "text")
@@ -228,11 +223,6 @@ def test_thoughts_before_a_typed_answer_are_ignored(start: str) -> None:
     assert parse(f"{draft}n: 5\nb: x", ports(n=int, b=str), "fields") == {"n": 5, "b": "x"}
     with pytest.raises(ParseError):  # the draft is not the answer
         parse(draft, ports(n=int), "text")
-
-
-def test_thoughts_are_part_of_an_answer_that_is_a_text() -> None:
-    text = "<think>Lima?</think> Lima"
-    assert parse(text, ports(answer=str), "text") == {"answer": text}
 
 
 def test_what_did_parse_is_kept_when_a_field_did_not() -> None:

@@ -13,6 +13,8 @@ from compound.core.example import Example
 from compound.optimization.scorer import HeldOutAnswers
 from compound.testing import ScriptedLM
 
+pytestmark = pytest.mark.usefixtures("without_reports")
+
 
 def examples(*golds: object) -> list[Example]:
     return [Example(f"e{i}", {"q": str(i)}, {"answer": gold}) for i, gold in enumerate(golds)]

@@ -248,6 +248,7 @@ class TestRuns:
         assert Job("steps", (), step=20.0).least(8, price=0.25) == 20
 
 
+@pytest.mark.usefixtures("without_reports")
 class TestAutomaticSize:
     """``valid_size: auto`` leaves half of a small budget for the search."""
 

@@ -100,6 +100,7 @@ def test_a_model_refusing_every_request_is_asked_five_times(method: str, tmp_pat
     assert "401 wrong key" in result.report
 
 
+@pytest.mark.usefixtures("without_reports")
 def test_failures_between_answers_do_not_end_it(tmp_path: Path) -> None:
     count = iter(range(10_000))
 
@@ -137,6 +138,7 @@ def test_progress_events_and_the_job_say_what_came_of_proposals(tmp_path: Path) 
     assert any(event["event"] == "proposals" for event in events)
 
 
+@pytest.mark.usefixtures("without_reports")
 class TestSharesOfALimit:
     @pytest.mark.parametrize("limit", [{"calls": 260}, {"tokens": 60_000}, {"cost": 60.0}])
     def test_proposals_leave_runs_a_decision_needs(self, limit: Any, tmp_path: Path) -> None:

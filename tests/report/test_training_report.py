@@ -32,7 +32,6 @@ from report_pages import Page
 
 TINY = Path(__file__).parents[2] / "docs" / "notebooks" / "tiny_run"
 SEED = 3
-PAIR = {"node": "writer", "better": {"text": "a"}}  # a record of another kind
 
 
 def component(**facts: Any) -> dict[str, Any]:
@@ -110,10 +109,6 @@ def jobs_of(tmp_path: Path, steps: Sequence[Mapping[str, Any]]) -> Any:
 
 
 class TestRecords:
-    def test_only_those_of_training_are_returned_in_order(self, tmp_path: Path) -> None:
-        path = run(tmp_path / "run", [record(0), PAIR, record(1)])
-        assert [found["step"] for found in records(path)] == [0, 1]
-
     def test_a_line_under_way_is_left_out_and_a_broken_one_refused(self, tmp_path: Path) -> None:
         path = run(tmp_path / "run", [record(0)])
         with (path / "memory.jsonl").open("a") as file:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,20 +79,29 @@ server.run("stdio")
 '''
 
 
-@pytest.fixture(autouse=True)
-def _import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def _import_path() -> Iterator[None]:
     """Let the servers import this package and mcp, wherever they are."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, sys.path)]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, sys.path)]))
+        yield
 
 
 def server(*command: str, **settings: Any) -> MCPServer:
     return MCPServer(command, env=("PYTHONPATH", *settings.pop("env", ())), **settings)
 
 
-@pytest.fixture
-def odd(tmp_path: Path) -> MCPServer:
-    (tmp_path / "odd.py").write_text(PROGRAM)
-    return server(sys.executable, str(tmp_path / "odd.py"), timeout=120.0)
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> MCPServer:
+    program = tmp_path_factory.mktemp("mcp") / "odd.py"
+    program.write_text(PROGRAM)
+    return server(sys.executable, str(program), timeout=120.0)
+
+
+@pytest.fixture(scope="module")
+def tools(odd: MCPServer) -> list[cp.Tool]:
+    """Return the tools of the server, which it is started once to list."""
+    return cp.Tool.from_mcp(odd)
 
 
 def named(tools: list[cp.Tool], name: str) -> cp.Tool:
@@ -203,8 +213,8 @@ class TestServers:
 
 
 class TestSessions:
-    def test_one_process_per_owner_that_ends_with_it(self, odd: MCPServer) -> None:
-        pid = named(cp.Tool.from_mcp(odd), "pid")
+    def test_one_process_per_owner_that_ends_with_it(self, tools: list[cp.Tool]) -> None:
+        pid = named(tools, "pid")
 
         async def ask() -> list[str]:
             sessions = Sessions()
@@ -217,27 +227,24 @@ class TestSessions:
         for process in (one, other):
             assert ends(int(process))
 
-    def test_a_server_that_ends_is_restarted(self, odd: MCPServer) -> None:
-        tools = cp.Tool.from_mcp(odd)
-
-        before, lost, after = answers(*(named(tools, name) for name in ("pid", "end", "pid")))
+    def test_errors_of_tools_are_answered_and_a_server_that_ends_is_restarted(
+        self, tools: list[cp.Tool]
+    ) -> None:
+        asked = (named(tools, name) for name in ("fail", "pid", "end", "pid"))
+        failed, before, lost, after = answers(*asked)
+        assert "not today" in failed
         assert "did not answer 'end'" in lost
         assert lost.endswith("the call may have had an effect, so it was not repeated")
         assert before != after
 
-    def test_a_call_that_may_be_repeated_is_a_transient_failure(self, odd: MCPServer) -> None:
-        tool = named(cp.Tool.from_mcp(odd), "end_of_reading")
-
+    def test_a_call_that_may_be_repeated_is_a_transient_failure(self, tools: list[cp.Tool]) -> None:
         with pytest.raises(TransientError, match="did not answer 'end_of_reading'"):
-            answers(tool)
+            answers(named(tools, "end_of_reading"))
 
     @pytest.mark.slow
     def test_a_server_that_hangs_is_left(
-        self, odd: MCPServer, monkeypatch: pytest.MonkeyPatch
+        self, odd: MCPServer, tools: list[cp.Tool], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from dataclasses import replace
-
-        tools = cp.Tool.from_mcp(odd)
         hang = named(tools, "hang")
         impatient = replace(hang, source=replace(hang.source, server=replace(odd, timeout=0.2)))  # type: ignore[type-var]
         start = MCPSession.start
@@ -250,9 +257,6 @@ class TestSessions:
         monkeypatch.setattr(MCPSession, "start", start_in_time)
 
         assert "did not answer 'hang'" in answers(impatient)[0]
-
-    def test_errors_of_tools_are_answered(self, odd: MCPServer) -> None:
-        assert "not today" in answers(named(cp.Tool.from_mcp(odd), "fail"))[0]
 
     def test_only_named_variables_reach_the_program(
         self, odd: MCPServer, monkeypatch: pytest.MonkeyPatch

@@ -14,6 +14,8 @@ from compound.optimization.runs.recorder import read_events
 from compound.report import terminal_summary
 from compound.testing import ScriptedLM
 
+pytestmark = pytest.mark.usefixtures("without_reports")
+
 PRICE = 0.001  # dollars per word
 SHARES = {"short": 3, "long": 6, "huge": 9}  # of 10 questions that each style answers right
 PADDING = {"short": 0, "long": 20, "huge": 90}  # words

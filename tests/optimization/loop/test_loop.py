@@ -60,14 +60,10 @@ from compound.report import write as write_report
 from compound.testing import ScriptedLM
 from optimas_settings import proposals
 
+pytestmark = pytest.mark.usefixtures("without_reports")
+
 ROOT = Path(__file__).parents[3]
 METRIC = exact_match("answer")
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write no reports: they are tested elsewhere."""
-    monkeypatch.setattr("compound.report.write", lambda _: None)
 
 
 def asked_for(message: str) -> str:

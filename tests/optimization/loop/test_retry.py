@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -65,23 +66,37 @@ def run(path: Path, **changes: Any) -> Result:
     return run_optimization(system, data, custom(near), settings, run_dir=path, **changes)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """Return a finished run without failures."""
+    return run(tmp_path_factory.mktemp("whole") / "run")
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """Return a finished run in which two test rows have no answer, and one has an unreadable one."""
+    DOWN.update({"te1", "te7", "va3"})
+    UNREADABLE.add("te2")
+    return run(tmp_path_factory.mktemp("first") / "run")
+
+
+def copied(run: Result, folder: Path) -> Path:
+    return Path(shutil.copytree(run.path, folder / "run"))
+
+
 def events(path: Path, kind: str) -> list[dict[str, Any]]:
     return [e for e in RunDirectory.read_only(path, "events.jsonl") if e["event"] == kind]
 
 
 class TestRetrying:
-    def test_rows_that_failed_without_an_answer_alone_run_again(self, tmp_path: Path) -> None:
-        whole = run(tmp_path / "whole")
-        DOWN.update({"te1", "te7", "va3"})
-        UNREADABLE.add("te2")
-        first = run(tmp_path / "run")
+    def test_rows_that_failed_without_an_answer_alone_run_again(
+        self, whole: Result, first: Result, tmp_path: Path
+    ) -> None:
         assert first.test_before is not None
         assert first.test_before.failed == 3
-        decisions, valid = events(tmp_path / "run", "decision"), first.after.to_json()
-        DOWN.clear()
-        UNREADABLE.clear()
-        CALLS.clear()
-        again = run(tmp_path / "run", retry_failed=True)
+        path = copied(first, tmp_path)
+        decisions, valid = events(path, "decision"), first.after.to_json()
+        again = run(path, retry_failed=True)
         # Both configurations of the run and that of the baseline, which began with the same one
         assert {*CALLS} == {"te1", "te7"}
         assert again.test_before is not None
@@ -92,7 +107,7 @@ class TestRetrying:
         )  # the answer of another type stays
         expected = {row.example: row.score for row in whole.test_before.rows} | {"te2": 0.0}
         assert {row.example: row.score for row in again.test_before.rows} == expected
-        assert events(tmp_path / "run", "decision") == decisions
+        assert events(path, "decision") == decisions
         assert again.after.to_json() == valid
         assert again.best == first.best
         assert again.before == first.before
@@ -102,31 +117,24 @@ class TestRetrying:
         assert events(tmp_path / "run" / "baselines" / "random", "retry")
         assert verify(tmp_path / "run") == []
 
-    def test_it_is_recorded_counted_and_shown(self, tmp_path: Path) -> None:
-        DOWN.update({"te1", "te7"})
-        first = run(tmp_path / "run")
-        DOWN.clear()
-        again = run(tmp_path / "run", retry_failed=True)
-        retries = events(tmp_path / "run", "retry")
+    def test_it_is_recorded_counted_and_shown(self, first: Result, tmp_path: Path) -> None:
+        path = copied(first, tmp_path)
+        again = run(path, retry_failed=True)
+        retries = events(path, "retry")
         assert [(e["evaluation"], e["failed"], e["retried"], e["recovered"]) for e in retries] == [
             ("test_before", 2, 2, 2),
             ("test_after", 2, 2, 2),
         ]
         assert again.spent["test_runs"] == first.spent["test_runs"] + 4
-        facts = summarize(tmp_path / "run")
-        assert facts["failures"] == []
-        note = "8 test runs failed at first and succeeded when retried."
-        assert note in facts["notes"]
-        assert (
-            "2 of 2 failed test rows of the unoptimized system were retried; 2 succeeded"
-            in again.report
-        )
+        assert "8 test runs failed at first and succeeded when retried." in summarize(path)["notes"]
+        told = "2 of 2 failed test rows of the unoptimized system were retried; 2 succeeded"
+        assert told in again.report
         assert "Acceptance decisions and validation scores did not change" in again.report
 
-    def test_a_kill_loses_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        DOWN.update({"te1", "te7"})
-        run(tmp_path / "run")
-        DOWN.clear()
+    def test_a_kill_loses_nothing(
+        self, first: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        copied(first, tmp_path)
         appended = RunDirectory.append
 
         def killed(self: RunDirectory, name: str, record: Mapping[str, Any]) -> None:
@@ -141,7 +149,7 @@ class TestRetrying:
         again = run(tmp_path / "run", retry_failed=True)
         assert again.test_before is not None
         assert again.test_after is not None
-        assert again.test_before.failed == again.test_after.failed == 0
+        assert again.test_before.failed == again.test_after.failed == 1
         assert [e["evaluation"] for e in events(tmp_path / "run", "retry")] == [
             "test_before",
             "test_after",
@@ -152,9 +160,8 @@ class TestRetrying:
         with pytest.raises(RunDirectoryError, match="is not finished: .* without --retry-failed"):
             run(tmp_path / "run", retry_failed=True)
 
-    def test_a_run_of_other_settings_is_refused(self, tmp_path: Path) -> None:
-        run(tmp_path / "run")
-        config = tmp_path / "run" / "config.json"
+    def test_a_run_of_other_settings_is_refused(self, whole: Result, tmp_path: Path) -> None:
+        config = copied(whole, tmp_path) / "config.json"
         stored = json.loads(config.read_text())
         del stored["checksum"]
         stored["optimize"]["seed"] = 99
@@ -192,9 +199,10 @@ class TestReporting:
         with pytest.raises(RunDirectoryError, match="holds a finished run"):
             run(tmp_path / "run")
 
-    def test_a_run_of_an_earlier_version_is_not_continued(self, tmp_path: Path) -> None:
-        run(tmp_path / "run")
-        path = tmp_path / "run" / "checkpoint.json"
+    def test_a_run_of_an_earlier_version_is_not_continued(
+        self, whole: Result, tmp_path: Path
+    ) -> None:
+        path = copied(whole, tmp_path) / "checkpoint.json"
         stored = json.loads(path.read_text())
         del stored["checksum"]
         path.write_text(json.dumps({**stored, "format": 2, "state": {"done": True}}))

@@ -92,6 +92,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> cp.Result:
     return run(tmp_path_factory.mktemp("found") / "run", "search")
 
 
+@pytest.mark.usefixtures("without_reports")
 @pytest.mark.parametrize("method", ["search", "random", "gepa"])
 def test_every_method_records_each_configuration_once(method: str, tmp_path: Path) -> None:
     result = run(tmp_path / "run", method)
@@ -133,6 +134,7 @@ def test_the_joint_search_names_sources_and_parents(found: cp.Result) -> None:
     assert {candidate.parent for candidate in found.candidates[1:]} <= known
 
 
+@pytest.mark.usefixtures("without_reports")
 def test_a_resumed_run_records_the_same_candidates(found: cp.Result, tmp_path: Path) -> None:
     path = tmp_path / "run"
     for step in range(40):

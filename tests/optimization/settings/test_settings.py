@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -302,11 +300,6 @@ def test_settings_that_may_change_are_ignored_in_any_section(tmp_path: Path) -> 
     assert list_changes(tmp_path, config(micro_tokens=128, max_length=99, lr=0.1), MAY_CHANGE) == []
     told = list_changes(tmp_path, config(micro_tokens=128, lr=0.2), MAY_CHANGE)
     assert told == ["optimize.optimas.training.ppo.optimizer.lr: 0.1 → 0.2"]
-
-
-def test_settings_are_made_without_torch() -> None:
-    code = "import compound as cp, sys; cp.OptimizeSettings(mmgrpo={'steps': 1}); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_sections_stand_beside_the_common_settings() -> None:

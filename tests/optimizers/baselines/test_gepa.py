@@ -30,6 +30,8 @@ from compound.optimizers.baselines.gepa import GEPA, pareto_size
 from compound.optimizers.methods import method
 from compound.testing import ScriptedLM
 
+pytestmark = pytest.mark.usefixtures("without_reports")
+
 HIDDEN = "Answer in metres."
 USELESS = ("Be brief.", "Be polite.")
 REFLECTING = "write a new instruction for the assistant"

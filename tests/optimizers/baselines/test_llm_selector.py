@@ -31,6 +31,8 @@ from compound.optimizers.baselines.llm_selector import (
 )
 from compound.testing import ScriptedLM
 
+pytestmark = pytest.mark.usefixtures("without_reports")
+
 MODELS = ("small", "medium", "large")
 
 

@@ -31,6 +31,8 @@ from compound.optimizers.baselines.textgrad import (
 from compound.optimizers.methods import method
 from compound.testing import ScriptedLM
 
+pytestmark = pytest.mark.usefixtures("without_reports")
+
 RIGHT = {
     0: 1,
     1: 2,

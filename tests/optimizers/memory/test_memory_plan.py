@@ -42,6 +42,8 @@ from compound.optimizers.weights.learner.adapters import (  # noqa: E402
 )
 from compound.optimizers.weights.recipes.recipe import PolicySettings  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("without_reports")
+
 RANK = 4
 
 

@@ -25,6 +25,8 @@ from compound.rewards.pairs import Draw
 from compound.rewards.settings import PairSettings
 from optimas_settings import local_search, offline_rewards, optimas
 
+pytestmark = pytest.mark.usefixtures("without_reports")
+
 WORDS = ("red", "green", "blue", "big", "small")
 
 

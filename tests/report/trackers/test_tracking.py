@@ -166,14 +166,12 @@ def test_interruptions_change_nothing_of_what_is_logged(cuts: list[int]) -> None
         assert len({identity for identity, *_ in Notebook.runs}) == 1
 
 
-def test_the_time_is_that_of_the_record(tmp_path: Path) -> None:
-    logged([SCRIPT], tmp_path / "run")
+def test_each_training_step_is_logged_with_its_event_at_the_time_of_the_record(
+    tmp_path: Path,
+) -> None:
+    found = logged([SCRIPT], tmp_path / "run")
     recorded = [event["at"] for event in RunDirectory.read_only(tmp_path / "run", "events.jsonl")]
     assert list(dict.fromkeys(Notebook.times)) == list(dict.fromkeys(recorded))
-
-
-def test_each_training_step_is_logged_with_its_event(tmp_path: Path) -> None:
-    found = logged([SCRIPT], tmp_path / "run")
     rewards = [metrics["training/reward"] for metrics in found if "training/reward" in metrics]
     assert rewards == [0.0, 0.1, 0.2, 2.0, 2.1]
     assert [m["training/step"] for m in found if "training/step" in m] == [0, 1, 2, 0, 1]
