@@ -20,6 +20,8 @@ from compound.rewards.candidates import Sampling
 from compound.rewards.pairs import collect
 from compound.testing import ScriptedLM
 
+pytestmark = pytest.mark.usefixtures("without_reports")
+
 TOWNS = ("Lima", "Oslo")
 
 

@@ -22,6 +22,8 @@ from compound.optimizers import methods
 from compound.testing import ScriptedLM
 from compound.yaml import loads
 
+pytestmark = pytest.mark.usefixtures("without_reports")
+
 SOURCE = """\
 import compound as cp
 
