@@ -59,16 +59,13 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def result(
-    monkeypatch: pytest.MonkeyPatch,
+    without_reports: None,  # they show the gold answers of test rows
     tmp_path: Path,
     gold_read: list[str],
     features_read: set[str],
     scored: list[str],
 ) -> cp.Result:
     """A run that accepts a change of one component, and evaluates the test split."""
-    monkeypatch.setattr(
-        "compound.report.write", lambda path: None
-    )  # it shows the gold answers of test rows
     world = Relay(4, 1, options=4, skill=(0.05, 0.95))
     rows = {
         split: [{"id": e.id, **e.inputs, **e.gold} for e in world.examples(n, split)]
@@ -88,15 +85,11 @@ def result(
     )
 
 
-def test_columns_of_the_inputs_and_the_identifier_are_no_gold_answers(
-    result: cp.Result, features_read: set[str]
-) -> None:
-    assert features_read == {"answer"}
-
-
 def test_rewards_read_gold_answers_on_train_examples_only(
-    result: cp.Result, gold_read: list[str], scored: list[str]
+    result: cp.Result, gold_read: list[str], features_read: set[str], scored: list[str]
 ) -> None:
+    """Columns of the inputs and the identifier are no gold answers; the result names no feature of them."""
+    assert features_read == {"answer"}
     train = {f"train-{i}" for i in range(SIZES["train"])}
     assert result.accepted == 1
     assert result.test_after is not None
@@ -104,10 +97,6 @@ def test_rewards_read_gold_answers_on_train_examples_only(
     assert scored
     assert set(gold_read) <= train
     assert set(scored) <= train
-
-
-def test_results_hold_settings_and_no_reward(result: cp.Result) -> None:
-    """Only the run's memory and the record of its search name features of gold answers."""
     for key, value in result.best.items():
         assert type(value) in (int, str), key
     files = {

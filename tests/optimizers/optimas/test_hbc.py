@@ -147,9 +147,6 @@ class TestMethod:
         }  # all options are drawn
         assert all(job["facts"]["steered"] for job in history[1:])
         assert all(job["facts"]["accuracy"] == {} for job in history)
-
-    def test_pairs_are_those_of_the_offline_phase(self, tmp_path: Path) -> None:
-        run(tmp_path / "run")
         records = (tmp_path / "run" / "memory.jsonl").read_text().splitlines()
         assert len(records) == 16
         assert all('"iteration": 1' in record or '"iteration":1' in record for record in records)
