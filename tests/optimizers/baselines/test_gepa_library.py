@@ -199,6 +199,7 @@ class TestMerging:
         """The library alone fails: it draws a common ancestor in proportion to the mean scores, here 0."""
         assert int(merged_run(lowest=True).split()[0]) > 3
 
+    @pytest.mark.slow
     def test_merges_do_not_depend_on_the_hash_of_strings(self) -> None:
         """A job resumed in another process replays its answers, so its search must be the same."""
         program = (
