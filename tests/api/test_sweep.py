@@ -175,22 +175,6 @@ def test_the_page_names_intervals_from_few_inputs(game: Path) -> None:
     assert "fewer than 10 inputs:" not in sweep_page(run("random", (0,), folder="more"))
 
 
-def test_every_run_has_the_same_budget_and_its_own_seed(game: Path) -> None:
-    run()
-    for method in ("search", "random"):
-        for seed in (0, 1):
-            config = json.loads(
-                (game / "out/game" / method / str(seed) / "config.json").read_text()
-            )
-            settings = config["optimize"]
-            assert (settings["method"], settings["seed"], settings["baselines"]) == (
-                method,
-                seed,
-                [],
-            )
-            assert settings["budget"]["system_runs"] == 120
-
-
 STEP = "benchmarks.simulated.relays:RelayStep"
 RELAY = f"""
 system: relay
@@ -293,12 +277,24 @@ def test_asked_to_stop_while_a_run_ends_it_begins_no_other(game: Path) -> None:
     assert statuses == ["finished", "unfinished", "unfinished", "unfinished"]
 
 
-def test_more_seeds_and_methods_are_added_to_what_is_there(game: Path) -> None:
+def test_more_seeds_and_methods_are_added_and_every_run_has_the_same_budget(game: Path) -> None:
     run("random", (0,))
     said: list[str] = []
     facts = run("random,search", (0, 1), log=said.append)
     assert row(facts, "random")["seeds"] == [0, 1]
     assert "[1 of 4] game, random, seed 0: finished before" in said
+    for method in ("search", "random"):
+        for seed in (0, 1):
+            config = json.loads(
+                (game / "out/game" / method / str(seed) / "config.json").read_text()
+            )
+            settings = config["optimize"]
+            assert (settings["method"], settings["seed"], settings["baselines"]) == (
+                method,
+                seed,
+                [],
+            )
+            assert settings["budget"]["system_runs"] == 120
 
 
 def test_a_failing_file_is_reported_and_the_others_go_on(broken: Path, game: Path) -> None:
