@@ -436,6 +436,7 @@ def test_check_refuses_what_the_method_of_the_file_cannot_do(game: Path, cli: An
     assert cli("check", "game.yaml", "--set", "optimize.method=random").code == 0
 
 
+@pytest.mark.usefixtures("without_reports")
 def test_an_optimization_starts_from_a_configuration(game: Path, cli: Any) -> None:
     Configuration({"guesser.aim": 1.75, "guesser.mode": "far"}).save(game / "start.json")
     small = (
@@ -571,6 +572,7 @@ def test_a_style_file_in_the_working_directory_does_not_style_figures(game: Path
     assert drawn() == plain
 
 
+@pytest.mark.usefixtures("without_reports")
 def test_runs_are_verified_by_command(game: Path, cli: Any) -> None:
     small = ("--set", "optimize.budget.system_runs=70", "--quiet")
     for name in ("first", "second"):

@@ -226,6 +226,7 @@ def test_an_account_without_credit_ends_the_run_and_says_so(kind: str) -> None:
     assert server.requests == 1
 
 
+@pytest.mark.usefixtures("without_reports")
 def test_a_run_that_ended_without_credit_continues_when_there_is_some(tmp_path: Path) -> None:
     with FaultyServer(first=[None] * 5 + [Fault.QUOTA]) as server:
         with pytest.raises(QuotaExhausted):
