@@ -47,9 +47,9 @@ from compound.rewards.model import NONE
 from compound.rewards.settings import RewardLearning
 
 SMALL = "minilm"  # a backbone of 90 MB, which is not planned
-# Keys and values of prompts that are processed once are repeated for each answer: 8 answers take up
-# to 1.6 times the memory of a batch with the same number of tokens (docs/guides/weights.md).
-REPEATED = 1.6
+# Copies of the keys and values of a token for tokens of several samples: on a CPU, at most 2 on
+# average; elsewhere one for each sample, of which 8 are assumed.
+COPIES, COPIES_ON_GPU = 2, 8
 # Of a GPU, for contexts, fragmentation and other programs; vLLM's default leaves as much.
 HEADROOM = 0.08
 # Of a sleeping server, for context, CUDA graphs and buffers: an estimate, which was not measured.
@@ -439,7 +439,9 @@ def _trainer(training: PlannedTraining) -> Demand:
     # itself.
     longest = settings.rollouts.max_length if isinstance(settings, PolicySettings) else tokens
     longest = min(longest, sizes.context or longest)
-    batch = int(tokens * stored_each * (1 if checkpointing else REPEATED))
+    copies = COPIES if devices.device_type(_device(placement.device)) == "cpu" else COPIES_ON_GPU
+    copied = copies * sizes.cache(dtype) // (sizes.layers if checkpointing else 1)
+    batch = tokens * (stored_each + copied)
     stored = max(batch, longest * stored_each, max(tokens, longest) * scored)
     logits = LOGIT_COPIES * 4 * min(CHUNK, max(tokens, longest) * sizes.vocabulary)
     return Demand(

@@ -152,9 +152,9 @@ def sample(record: TokenRecord) -> Sample:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("packed", [True, False])
 def test_the_trainer_computes_the_samplers_log_probabilities(
-    temperature: float, shared: bool, folder: Path
+    temperature: float, packed: bool, folder: Path
 ) -> None:
     requests = [
         ask((schema(PERSON), LABELS, None)[i % 3], i, temperature=temperature) for i in range(6)
@@ -164,12 +164,12 @@ def test_the_trainer_computes_the_samplers_log_probabilities(
     ends = end_tokens(model, tokenizer)
     compiler = ConstraintCompiler(tokenizer, model.config.vocab_size, ends)
     samples = [sample(record) for record in records]
-    ran = forward(model, samples, shared=shared, temperature=temperature, constraints=compiler)
+    ran = forward(model, samples, packed=packed, temperature=temperature, constraints=compiler)
     for row, record in zip(ran.logps, records, strict=True):
         assert row[: len(record.sampled)].tolist() == pytest.approx(record.logprobs, abs=LOGPROBS)
     assert torch.isfinite(ran.entropies).all()
     assert (ran.entropies >= -1e-4).all()
-    free = forward(model, samples, shared=shared, temperature=temperature)
+    free = forward(model, samples, packed=packed, temperature=temperature)
     assert not torch.allclose(free.logps, ran.logps, atol=0.1)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.measure.gpu import models
 from compound.core.engine import TokenRecord
 from compound.core.errors import CompoundError
+from compound.engines.local.loading import unshareable_kinds
 from compound.execution.rng import fork_torch_rng
 from compound.optimizers.weights.learner.forward import forward
 from compound.optimizers.weights.learner.samples import Sample
@@ -71,19 +72,20 @@ def _agreement(prefix: str, given: Mapping[str, object]) -> dict[str, object]:
     with fork_torch_rng(0, "tiny model"):
         model = family(config).eval().double()
     model.config._experts_implementation = "eager"  # grouped products do not support float64
-    exact = _gradients(model, shared=False)
+    exact = _gradients(model, packed=False)
     found: dict[str, object] = {}
     for dtype in (torch.float32, torch.bfloat16):
         for device in ("cpu", models.GPU):
             moved = copy.deepcopy(model).to(device=device, dtype=dtype)
-            for shared in (False, None):  # None: if the layers allow it
+            for way in ("unshared", "default"):
+                packed = way == "default" and not unshareable_kinds(moved.config)
                 try:
-                    logps, gradients = _gradients(moved, shared=shared)
+                    logps, gradients = _gradients(moved, packed=packed)
                 except (RuntimeError, NotImplementedError, CompoundError) as error:
-                    found[_key(dtype, device, shared)] = f"{type(error).__name__}: {error}"[:300]
+                    found[_key(dtype, device, way)] = f"{type(error).__name__}: {error}"[:300]
                     continue
                 largest = max(float(g.abs().max()) for g in exact[1].values())
-                found[_key(dtype, device, shared)] = {
+                found[_key(dtype, device, way)] = {
                     "logps": float((logps - exact[0]).abs().max()),
                     "gradients": max(
                         float((gradients[name] - g).abs().max()) / largest
@@ -93,17 +95,17 @@ def _agreement(prefix: str, given: Mapping[str, object]) -> dict[str, object]:
     return found
 
 
-def _key(dtype: object, device: str, shared: bool | None) -> str:
+def _key(dtype: object, device: str, way: str) -> str:
     return " ".join(
         (
             str(dtype).removeprefix("torch."),
             device.partition(":")[0],
-            "unshared" if shared is False else "default",
+            way,
         )
     )
 
 
-def _gradients(model: PreTrainedModel, *, shared: bool | None) -> tuple[Any, dict[str, Any]]:
+def _gradients(model: PreTrainedModel, *, packed: bool) -> tuple[Any, dict[str, Any]]:
     import torch
 
     rng, rows = random.Random(0), []
@@ -113,7 +115,7 @@ def _gradients(model: PreTrainedModel, *, shared: bool | None) -> tuple[Any, dic
             sampled = tuple(rng.randrange(5, 90) for _ in range(2 + number))
             rows.append(Sample("x", "e", "x", 0, TokenRecord(prompt, sampled, (), "stop"), 0.0))
     model.zero_grad()
-    ran = forward(model, rows, shared=shared)
+    ran = forward(model, rows, packed=packed)
     weights = torch.arange(1, len(rows) + 1, device=ran.logps.device)[:, None]
     (ran.logps * ran.mask * weights).sum().backward()
     found = {

@@ -9,7 +9,8 @@ Parts:
   memory and with the peak operations of the GPU.
 - ``quantized``: the same in 8 and 4 bits, which needs bitsandbytes.
 - ``step``, ``shared``, ``long``: TRL's training step and ours, alternating, in the cases of `weights_speed`
-  in ``measure/training``; ours processes equal prompts never once, always once, and where it pays.
+  in ``measure/training``; ours processes every prompt, and equal prompts once, in packed rows.
+- ``larger``: the case ``long`` with bases of 1.7B and 8B.
 - ``sampling``: 64 requests by the engine and by ``generate`` of transformers, alternating.
 - ``mismatch``: log-probabilities of the sampler and of the trainer for the same tokens.
 - ``toys``: every training method on its toy task, with seed 0.
@@ -31,7 +32,7 @@ from pathlib import Path
 
 from benchmarks.measure.gpu.agreement import agreement
 from benchmarks.measure.gpu.sampling import mismatch, sampling
-from benchmarks.measure.gpu.steps import long, memory, quantized, shared, step
+from benchmarks.measure.gpu.steps import larger, long, memory, quantized, shared, step
 from benchmarks.measure.learning_curves import METHODS, Case, train
 from compound.engines.models import resolve
 
@@ -57,6 +58,7 @@ PARTS: Mapping[str, Part] = {
     "step": step,
     "shared": shared,
     "long": long,
+    "larger": larger,
     "sampling": sampling,
     "mismatch": mismatch,
     "toys": toys,

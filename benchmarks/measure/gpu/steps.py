@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
@@ -16,7 +14,6 @@ from compound.core.errors import CompoundError
 from compound.engines.local.devices import Placement
 from compound.engines.local.footprint import OPTIMIZER_BYTES, SUM_BYTES
 from compound.graph.space import LoRA
-from compound.optimizers.weights.learner import forward as forward_module
 from compound.optimizers.weights.learner.adapters import Adapters
 from compound.optimizers.weights.learner.updates import OptimizerSettings
 
@@ -64,9 +61,9 @@ def step_memory(
         settings = OptimizerSettings(micro_tokens=TOKENS)
         trainer = trainer_of(adapters, settings)
         rows = samples(LENGTH // 2, LENGTH // 2, TOKENS // LENGTH // GROUP, GROUP)
-        with _every_prompt():
-            trainer.step(list(rows), 0)
-            seconds = [timed(lambda: trainer.step(list(rows), 0)) for _ in range(REPEATS)]
+        adapters.unshared = "every prompt is processed"
+        trainer.step(list(rows), 0)
+        seconds = [timed(lambda: trainer.step(list(rows), 0)) for _ in range(REPEATS)]
         peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     except (CompoundError, RuntimeError) as error:
         return {"error": str(error)[:600]}
@@ -94,57 +91,39 @@ def step_memory(
     }
 
 
-@contextmanager
-def _every_prompt() -> Iterator[None]:
-    """Process the prompt of every sample."""
-    before = forward_module.MAX_SHARED_FRACTION
-    forward_module.MAX_SHARED_FRACTION = -1.0
-    try:
-        yield
-    finally:
-        forward_module.MAX_SHARED_FRACTION = before
-
-
 def compared(
-    tokenizer: Path, prompt: int, answer: int, groups: int, each: int
+    tokenizer: Path, prompt: int, answer: int, groups: int, each: int, *, name: str = "0.6B"
 ) -> dict[str, object]:
-    """Alternate TRL's training step with ours: with every prompt, equal prompts once, and the default."""
-    with random_model("0.6B", tokenizer) as folder:
+    """Alternate TRL's training step with ours: with every prompt, and with equal prompts once."""
+    import torch
+
+    with random_model(name, tokenizer) as folder:
         adapters = Adapters(folder, {"x": LoRA(rank=RANK)}, placement=Placement(GPU, "bfloat16"))
         settings = OptimizerSettings(micro_tokens=groups * each * (prompt + answer))
         trainer = trainer_of(adapters, settings)
         rows = samples(prompt, answer, groups, each)
-        times: dict[str, list[float]] = {"trl": [], "every": [], "once": [], "default": []}
+        reason = adapters.unshared
+        times: dict[str, list[float]] = {"trl": [], "every": [], "once": []}
+        peaks: dict[str, int] = {}
 
-        def every() -> None:
-            with _every_prompt():
-                trainer.step(list(rows), 0)
-
-        def once() -> None:
-            adapters.shares = True
-            default()
-            adapters.shares = False
-
-        def default() -> None:
-            trainer.step(list(rows), 0)
+        def ours(way: str) -> None:
+            adapters.unshared = "for comparison" if way == "every" else reason
+            torch.cuda.reset_peak_memory_stats()
+            times[way].append(timed(lambda: trainer.step(list(rows), 0)))
+            peaks[way] = torch.cuda.max_memory_allocated()
 
         def alternate(seconds: float) -> None:
             times["trl"].append(seconds)
-            steps = [("every", every), ("once", once), ("default", default)]
-            for name, step in steps if len(times["trl"]) % 2 else steps[::-1]:
-                times[name].append(timed(step))
+            for way in ("every", "once")[:: 1 if len(times["trl"]) % 2 else -1]:
+                ours(way)
 
         with tempfile.TemporaryDirectory() as out:
             trl_trainer(folder, rows, 1, REPEATS + 2, out, alternate, device=GPU).train()
     emptied()
-    kept = {name: values[2:] for name, values in times.items()}
-    found: dict[str, object] = {name: spread(values) for name, values in kept.items()}
-    for one, other in (
-        ("every", "trl"),
-        ("once", "trl"),
-        ("default", "trl"),
-        ("once", "every"),
-    ):
+    kept = {way: values[2:] for way, values in times.items()}
+    found: dict[str, object] = {way: spread(values) for way, values in kept.items()}
+    found |= {"peaks": peaks, "unpacked": reason}
+    for one, other in (("every", "trl"), ("once", "trl"), ("once", "every")):
         found[f"{one}/{other}"] = spread(
             [a / b for a, b in zip(kept[one], kept[other], strict=True)]
         )
@@ -164,3 +143,8 @@ def shared(tokenizer: Path) -> dict[str, object]:
 def long(tokenizer: Path) -> dict[str, object]:
     """Compare a group of 8 with a prompt of 1,500 tokens."""
     return compared(tokenizer, 1500, 32, 1, 8)
+
+
+def larger(tokenizer: Path) -> dict[str, object]:
+    """Compare a group of 8 with a prompt of 1,500 tokens, with larger bases."""
+    return {name: compared(tokenizer, 1500, 32, 1, 8, name=name) for name in ("1.7B", "8B")}

@@ -3,9 +3,8 @@
     python -m benchmarks.measure.training.weights_speed [PART ...]
 
 Parts: ``step`` (TRL's GRPOTrainer and ours on the same 32 sequences of 192 + 32 tokens), ``shared``
-    (prompts
-ten times as long as the answer, computed once per group or once per sample), ``long`` (the same for
-a group of 8 with a prompt of 1,500 tokens), ``adapters`` (memory of 1, 2, 4 and 8 adapters),
+(prompts ten times as long as the answer, packed, or computed once per sample), ``long`` (the same
+for a group of 8 with a prompt of 1,500 tokens), ``adapters`` (memory of 1, 2, 4 and 8 adapters),
 ``batches`` (time and memory by ``micro_tokens``), ``sampling`` (64 examples through a graph,
 compared with the engine alone), ``prefill`` (prompt tokens of a step's rollouts, and how many of
 them were reused). Each measurement runs in a separate process. Steps that are compared alternate
@@ -117,19 +116,16 @@ def trainer_of(adapters: Adapters, optimizer: OptimizerSettings) -> Trainer:
 def ours(
     prompt: int,
     answer: int,
-    shared: bool | None,
+    packed: bool,
     most: int = OPTIMIZER.micro_tokens,
     repeats: int = REPEATS,
     groups: int = 8,
     each: int = 4,
 ) -> dict[str, object]:
     """Measure our training step on groups of sequences, with at most ``most`` tokens per micro-batch."""
-    from compound.optimizers.weights.learner import forward
-
-    if shared is not None:
-        forward.MAX_SHARED_FRACTION = 1.0 if shared else -1.0
     adapters = Adapters("smollm2", {"x": LoRA(rank=16, targets=ATTENTION)})
-    adapters.shares |= bool(shared)  # also on a GPU
+    if not packed:
+        adapters.unshared = "for comparison"
     trainer = trainer_of(adapters, OptimizerSettings(micro_tokens=most))
     before, rows = peak(), samples(prompt, answer, groups, each)
     seconds = timed(lambda: trainer.step(list(rows), 0), repeats)
@@ -441,7 +437,7 @@ def step() -> dict[str, object]:
         {
             "trl": ("trls", 192, 32, 1, 1),
             "ours": ("ours", 192, 32, False, most, 1),
-            "ours with shared prompts": ("ours", 192, 32, None, most, 1),
+            "ours with shared prompts": ("ours", 192, 32, True, most, 1),
         }
     )
 

@@ -11,6 +11,7 @@ A sliding window also counts padding, so models with one get no padding between 
 
 from __future__ import annotations
 
+import bisect
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -40,8 +41,10 @@ ALONE = 128
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the length of the common prefix of two prompts."""
-    pairs = enumerate(zip(a, b, strict=False))
-    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
+    length = min(len(a), len(b))
+    if a[:length] == b[:length]:
+        return length
+    return bisect.bisect_left(range(length), True, key=lambda i: a[: i + 1] != b[: i + 1])
 
 
 def group_by_prefix(

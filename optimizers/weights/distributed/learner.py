@@ -42,7 +42,7 @@ class BaseModelSettings(Settings):
     is transformers' choice, or a faster one for bfloat16 on a CPU."""
     gradient_checkpointing: bool = False
     """Recompute the activations of each layer in the backward pass, instead of storing them: less memory,
-    about a third more computation, and equal prompts are not processed once."""
+    about a third more computation."""
     quantization: Quantization | Literal["auto"] = "auto"
     """Quantization of the linear layers by bitsandbytes: `8bit`, `4bit` (NF4), or `none`; needs CUDA and
     the extra `quantized`. `auto` uses that of the engine that samples."""

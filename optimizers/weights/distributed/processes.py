@@ -294,7 +294,7 @@ class ShardedLearner:
         unshared = processes.call_all("open", spec=spec.model_dump(mode="json"), sharding=sharding)
         if len(set(map(bool, unshared))) > 1:  # they would divide samples differently
             raise CompoundError(
-                f"the learner processes differ: only some can read equal prompts once ({unshared})",
+                f"the learner processes differ: only some can pack samples ({unshared})",
                 hint=f"set {spec.section}.learner.processes to 1, or use equal devices",
             )
         self._versions: dict[str, list[str]] | None = None

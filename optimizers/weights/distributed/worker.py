@@ -213,7 +213,7 @@ class LearnerWorker:
         torch.distributed.init_process_group(backend, timeout=PATIENCE)
 
     def open(self, spec: Mapping[str, Any], sharding: str) -> str:
-        """Load the base model, instead of an earlier one; return why it cannot share prompts."""
+        """Load the base model, instead of an earlier one; return why samples are not packed."""
         if self.trainer is not None:
             self.trainer.close()
         given = LearnerSpec.model_validate(spec)

@@ -60,11 +60,8 @@ class FrozenModel:
     def __init__(self, model: str, placement: Placement, load: Load = loading.load_base) -> None:
         self.base, self.tokenizer = _load(model, placement, load)
         _check_logits(model, self.base, self.tokenizer)
-        on_cpu = self.base.device.type == "cpu"
-        # why equal prompts cannot be processed once on a CPU
-        self.unshared = reason_unshared(self.base, self.tokenizer) if on_cpu else ""
-        # it takes a second pass through the layers, which costs more than it saves on a GPU
-        self.shares = on_cpu and not self.unshared
+        # why tokens that several samples begin with are processed for each
+        self.unshared = reason_unshared(self.base, self.tokenizer)
 
     @cached_property
     def constraints(self) -> ConstraintCompiler:
@@ -111,8 +108,6 @@ class Adapters(FrozenModel):
         self.checkpointing = checkpointing
         if checkpointing:
             checkpoint_layers(self.base, model, "base.gradient_checkpointing")
-            why = "gradient checkpointing is incompatible with cached prompts"
-            self.unshared, self.shares = self.unshared or why, False
         self._before: dict[Name, list[float]] = {}
         self._stored: dict[Name, tuple[str, dict[str, str] | None]] = {}
         for name in self.spaces:
@@ -244,7 +239,7 @@ class Adapters(FrozenModel):
 
         def logprobs(adapter: Name | None) -> list[float]:
             with torch.no_grad(), self.using(adapter) as model:
-                ran = forward(model, [probe_sample(tokens)], shared=False, entropy=False)
+                ran = forward(model, [probe_sample(tokens)], entropy=False)
                 found: list[float] = ran.logps[0].tolist()
                 return found
 
@@ -277,7 +272,7 @@ def _check_logits(name: str, base: PreTrainedModel, tokenizer: PreTrainedTokeniz
 
     tokens = tokenizer(PROBE_TEXT, add_special_tokens=False).input_ids
     with torch.no_grad():
-        ours = forward(base, [probe_sample(tokens)], shared=False, entropy=False).logps[0]
+        ours = forward(base, [probe_sample(tokens)], entropy=False).logps[0]
         logits = base(input_ids=torch.tensor([tokens], device=base.device)).logits[0, :-1].float()
         targets = torch.tensor(tokens[1:], device=base.device)
         theirs = logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
@@ -289,42 +284,38 @@ def _check_logits(name: str, base: PreTrainedModel, tokenizer: PreTrainedTokeniz
 
 
 def reason_unshared(base: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return why equal prompts cannot be processed once on a model; ``""`` if they can.
+    """Return why samples cannot be packed for a model; ``""`` if they can.
 
-    Checks the kinds of layers, then compares both ways of processing prompts on sample texts.
+    Checks the layers and their attention, then compares packed and separate samples of a text.
     """
     import torch
 
+    from compound.engines.local.kernels import NAME
     from compound.engines.local.loading import unshareable_kinds
     from compound.optimizers.weights.learner.forward import forward
+    from compound.optimizers.weights.learner.packing import MIN_SHARED, SUFFIX
     from compound.optimizers.weights.learner.samples import probe_sample
 
     if kinds := unshareable_kinds(base.config):
         return f"the model has layers of {', '.join(kinds)}"
-    tokens = tuple(tokenizer(PROBE_TEXT, add_special_tokens=False).input_ids)
-    # prompts and answers of different lengths, so that both kinds of padding are tested
+    if (name := base.config._attn_implementation.removesuffix(SUFFIX)) not in ("sdpa", NAME):
+        return f"the attention of the model is {name!r}"
+    tokens = MIN_SHARED * tuple(tokenizer(PROBE_TEXT, add_special_tokens=False).input_ids)
     samples = [
-        probe_sample(tokens, prompt=length, answer=answer)
-        for length in (4, 7)
+        probe_sample((*tokens[:MIN_SHARED], *tokens[other:]), prompt=length, answer=answer)
+        for other, length in ((0, MIN_SHARED), (1, MIN_SHARED + 3))
         for answer in (1, 2, 4)
     ]
     with torch.no_grad():
-        plain = forward(base, samples, shared=False, entropy=False)
+        plain = forward(base, samples, entropy=False)
         try:
-            shared = forward(base, samples, shared=True, entropy=False)
-        except (
-            ValueError,
-            TypeError,
-            AttributeError,
-            IndexError,
-            NotImplementedError,
-            RuntimeError,
-        ) as error:
-            return f"the model does not support a cache of full attention ({type(error).__name__})"
-    difference = float(((plain.logps - shared.logps) * plain.mask).abs().max())
+            packed = forward(base, samples, packed=True, entropy=False)
+        except (ImportError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+            return f"the model does not support packed samples ({type(error).__name__}: {error})"
+    difference = float(((plain.logps - packed.logps) * plain.mask).abs().max())
     # `not <=` also catches NaN
     if not difference <= (HALF_TOLERANCE if base.dtype != torch.float32 else FLOAT32_TOLERANCE):
-        return f"log-probabilities after a cached prompt differ by {difference:.2g} nats"
+        return f"log-probabilities of packed samples differ by {difference:.2g} nats"
     return ""
 
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
+import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from compound.execution.rng import generator
 from compound.optimizers.weights.learner import forward
 from compound.optimizers.weights.learner.adapters import FrozenModel
-from compound.optimizers.weights.learner.forward import (
-    conversations,
-    saves_enough,
-    shared_fraction,
-    whole,
-)
+from compound.optimizers.weights.learner.forward import sequences
+from compound.optimizers.weights.learner.packing import Forest
 from compound.optimizers.weights.learner.samples import Group, Sample
 from compound.optimizers.weights.learner.updates import all_reduce, rank_and_world_size
 
@@ -31,73 +28,28 @@ TOLERANCE = 1.1
 
 
 def micro_batches(samples: Sequence[Sample], max_tokens: int, *, share: bool = True) -> list[Batch]:
-    """Divide samples into micro-batches of at most ``max_tokens`` tokens, padding included.
+    """Divide samples into micro-batches in which the model processes at most ``max_tokens`` tokens.
 
-    A longer sample gets a micro-batch of its own. The turns of a conversation stay together, and
-    their tokens count once. Other samples with the same prompt stay together as far as they fit; if
-    `forward` processes their prompt once, its tokens count once.
+    A longer sample gets a micro-batch of its own. Turns of a conversation stay together. If equal
+    beginnings are processed once, samples are divided where they have least in common; otherwise
+    those of similar length get together.
     """
-    chains = conversations(samples)
-    long = sorted((chain for chain in chains if len(chain) > 1), key=lambda chain: chain[-1].size)
-    single = [chain[0] for chain in chains if len(chain) == 1]
-    return [*_merged(long, max_tokens), *_single(single, max_tokens, share)]
+    found = sequences(samples)
+    rows = list(found) if share else sorted(found, key=len)
+    forest = Forest(rows)
 
+    def size(first: int, end: int) -> int:
+        return forest.size(first, end) if share else (end - first) * len(rows[end - 1])
 
-def _merged(chains: Sequence[list[Sample]], max_tokens: int) -> list[Batch]:
-    """Fill batches with conversations, the shortest first."""
-    batches: list[Batch] = []
-    rows = 0
-    for chain in chains:
-        if batches and (rows + 1) * chain[-1].size <= max_tokens:
-            batches[-1] += chain
-            rows += 1
-        else:
-            batches.append(list(chain))
-            rows = 1
-    return batches
-
-
-def _single(samples: Sequence[Sample], max_tokens: int, share: bool) -> list[Batch]:
-    """Divide samples that belong to no longer conversation."""
-    order = sorted(samples, key=lambda s: (len(s.tokens.prompt), s.tokens.prompt, s.length))
-    if not share:
-        return _cut([[sample] for sample in order], max_tokens, padded_size)
-    batches: list[Batch] = []
-    rest: list[Sample] = []
-    groups = [list(own) for _, own in itertools.groupby(order, key=lambda s: s.tokens.prompt)]
-    for batch in _cut(groups, max_tokens, shared_size):
-        if shared_fraction(batch) <= forward.MAX_SHARED_FRACTION:
-            batches.append(batch)
-        else:  # `forward` will process every prompt, so prompts count once per sample
-            rest += batch
-    return batches + _cut([[sample] for sample in rest], max_tokens, padded_size)
-
-
-def padded_size(batch: Sequence[Sample]) -> int:
-    """Return the tokens of a forward pass that processes every prompt, padding included."""
-    return len(batch) * max(sample.size for sample in batch)
-
-
-def shared_size(batch: Sequence[Sample]) -> int:
-    """Return the tokens of a forward pass that processes each distinct prompt once, with padding."""
-    prompts = {sample.tokens.prompt for sample in batch}
-    longest = max(sample.length for sample in batch)
-    return len(prompts) * max(map(len, prompts)) + len(batch) * longest
-
-
-def _cut(
-    groups: Sequence[Batch], max_tokens: int, tokens: Callable[[Sequence[Sample]], int]
-) -> list[Batch]:
-    """Fill batches with whole groups; divide groups that exceed a batch."""
-    batches: list[Batch] = []
-    for group in groups:
-        units = [group] if tokens(group) <= max_tokens else [[sample] for sample in group]
-        for number, unit in enumerate(units):
-            starts = number == 0 and len(units) > 1  # a divided group starts with a new batch
-            if batches and not starts and tokens([*batches[-1], *unit]) <= max_tokens:
-                batches[-1] += unit
-            else:
-                batches.append(list(unit))
+    batches, first = [], 0
+    while first < len(rows):
+        ends = range(first + 1, len(rows) + 1)
+        fitting = bisect.bisect_right(ends, max_tokens, key=partial(size, first))
+        end = ends[max(0, fitting - 1)]
+        if share and end < len(rows):
+            end = min(range(end, (first + end) // 2, -1), key=forest.common.__getitem__)
+        batches.append([sample for row in rows[first:end] for sample in found[row]])
+        first = end
     return batches
 
 
@@ -138,28 +90,25 @@ def divide(
     total = sum(cost(batch, share) for batch in whole_batches)
     finer = [-(-total // (number * processes)) for number in FINER]
     limits = [max_tokens, *(limit for limit in finer if limit < max_tokens)]
-    dealt = [
-        _deal(micro_batches(samples, limit, share=share), processes, share) for limit in limits
-    ]
-    loads = [[sum(cost(batch, share) for batch in own) for own in shares] for shares in dealt]
-    balanced = (
-        shares
-        for shares, tokens in zip(dealt, loads, strict=True)
-        if max(tokens) * processes <= TOLERANCE * sum(tokens)
-    )
-    return next(balanced, dealt[min(range(len(dealt)), key=lambda n: max(loads[n]))])
+    dealt = [_deal(micro_batches(samples, n, share=share), processes, share) for n in limits]
+
+    def excess(dealing: tuple[list[list[Batch]], list[int]]) -> int:
+        most, tokens = max(dealing[1]), sum(dealing[1])
+        return most if most * processes > TOLERANCE * tokens else 0
+
+    return min(dealt, key=excess)[0]
 
 
 def cost(batch: Sequence[Sample], share: bool = True) -> int:
     """Return the tokens that a forward pass over a micro-batch processes, padding included."""
-    if share and saves_enough(batch):
-        return shared_size(batch)
-    rows = [len(whole(chain)) for chain in conversations(batch)]
-    return min(padded_size(batch), len(rows) * max(rows))
+    rows = list(sequences(batch))
+    return Forest(rows).size(0, len(rows)) if share else len(rows) * max(map(len, rows))
 
 
-def _deal(batches: Sequence[Batch], processes: int, share: bool) -> list[list[Batch]]:
-    """Give each micro-batch, the largest first, to the process with the fewest tokens."""
+def _deal(
+    batches: Sequence[Batch], processes: int, share: bool
+) -> tuple[list[list[Batch]], list[int]]:
+    """Give each micro-batch, the largest first, to the process with the fewest tokens; also return these."""
     costs = [cost(batch, share) for batch in batches]
     loads = [0] * processes
     taken: list[list[int]] = [[] for _ in range(processes)]
@@ -167,7 +116,7 @@ def _deal(batches: Sequence[Batch], processes: int, share: bool) -> list[list[Ba
         least = loads.index(min(loads))
         loads[least] += costs[number]
         taken[least].append(number)
-    return [[batches[number] for number in sorted(own)] for own in taken]
+    return [[batches[number] for number in sorted(own)] for own in taken], loads
 
 
 def in_step(shares: Sequence[Sequence[Batch]], rank: int) -> Iterator[tuple[Batch, bool]]:
@@ -195,15 +144,11 @@ class Passes:
     constrained: bool  # distributions of constrained answers are those of their sampler
     in_step: bool  # all processes run equally many passes, since they share the base model
 
-    @property
-    def _reads_once(self) -> bool:
-        """Whether equal prompts are processed once, which processes in step would do in unequal passes."""
-        return self.adapters.shares and not self.in_step
-
     def share(self, samples: Sequence[Sample]) -> Iterator[tuple[Batch, bool]]:
         """Yield this process's micro-batches of the samples of one adapter, and whether each counts."""
         rank, processes = rank_and_world_size()
-        shares = divide(samples, self.micro_tokens, processes, share=self._reads_once)
+        packed = not self.adapters.unshared
+        shares = divide(samples, self.micro_tokens, processes, share=packed)
         if self.in_step:
             yield from in_step(shares, rank)
         else:
@@ -212,12 +157,12 @@ class Passes:
     def run(
         self, model: PreTrainedModel, batch: Batch, *, temperature: float, **how: bool
     ) -> forward.ForwardPass:
-        """Run a model over a micro-batch; equal prompts are processed once if that saves enough."""
+        """Run a model over a micro-batch, packed if the model allows it."""
         constrained = self.constrained and any(sample.tokens.constraint for sample in batch)
         return forward.forward(
             model,
             batch,
-            shared=self._reads_once and saves_enough(batch),
+            packed=not self.adapters.unshared,
             temperature=temperature,
             constraints=self.adapters.constraints if constrained else None,
             **how,

@@ -1,14 +1,8 @@
 """Forward pass over samples: log-probabilities, entropies and hidden states of every sampled token.
 
-Samples of a group often have the same prompt. If that saves enough, each distinct prompt is
-processed once and its keys and values are repeated for the answers, with gradients; the gradients
-are the same (tested). This requires layers whose cache holds keys and values of every token: full
-and sliding-window attention. Models with other layers process every prompt.
-
-Otherwise the turns of a conversation are processed as one sequence. The prompt of a later turn
-usually begins with all tokens of the turn before it, and attention is causal, so the states are
-those of separate passes. If a chat template changes earlier turns, or the written text has other
-tokens than the sampled one, turns are processed separately.
+Tokens that several samples begin with, such as equal prompts and the turns of a conversation, are
+processed once if the model's attention can be computed for packed rows. Otherwise the samples are
+rows of equal length, and only turns whose tokens continue each other are processed together.
 
 The logits of a token are as long as the vocabulary. Chunks of tokens therefore pass through the
 output layer one after the other, and again in the backward pass, so memory holds the logits of one
@@ -17,72 +11,42 @@ chunk.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from compound.engines.local.constraints import Constraint
-from compound.engines.local.loading import unshareable_kinds
+from compound.optimizers.weights.learner.packing import Pack, Tokens, use_packed_attention
 from compound.optimizers.weights.learner.samples import Sample
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-    from transformers import DynamicCache, PreTrainedModel
+    from transformers import PreTrainedModel
 
     from compound.engines.local.constraints import ConstraintCompiler
 
-Tokens = tuple[int, ...]
 CHUNK = 32_000_000  # maximum number of logits in a chunk
-# prompts are shared if at most this fraction of the tokens remains to be processed
-MAX_SHARED_FRACTION = 0.5
 
 
-def conversations(samples: Sequence[Sample]) -> list[list[Sample]]:
-    """Divide samples into conversations, each in the order of its turns.
+def sequences(samples: Sequence[Sample]) -> dict[Tokens, list[Sample]]:
+    """Return the sequences that the model processes for some samples, sorted, with the samples of each.
 
-    Every sample after the first of a conversation has a prompt that begins with the prompt and the
-    answer of the one before it.
+    They are prompts with answers, without the last token. A sequence that another one begins with,
+    such as an earlier turn of its conversation, is processed with it.
     """
-    chains: list[list[Sample]] = []
-    ends: defaultdict[Tokens, list[list[Sample]]] = defaultdict(list)
-    lengths: set[int] = set()  # of the ends
-    for sample in sorted(samples, key=lambda sample: len(sample.tokens.prompt)):
-        prompt = sample.tokens.prompt
-        candidates = sorted((length for length in lengths if length <= len(prompt)), reverse=True)
-        chain = next((ends[prompt[:n]].pop(0) for n in candidates if ends.get(prompt[:n])), None)
-        if chain is None:
-            chain = []
-            chains.append(chain)
-        chain.append(sample)
-        end = prompt + sample.tokens.sampled
-        ends[end].append(chain)
-        lengths.add(len(end))
-    return chains
+    found: dict[Tokens, list[Sample]] = {}
+    longer: Tokens = ()
+    for sample in sorted(samples, key=_read, reverse=True):
+        tokens = _read(sample)
+        if longer[: len(tokens)] != tokens:
+            longer = tokens
+        found.setdefault(longer, []).append(sample)
+    return dict(reversed(found.items()))
 
 
-def whole(chain: Sequence[Sample]) -> Tokens:
-    """Return the tokens that the model reads for all turns of a conversation."""
-    last = chain[-1].tokens
-    return (*last.prompt, *last.sampled[:-1])
-
-
-def saves_enough(samples: Sequence[Sample]) -> bool:
-    """Return whether processing equal prompts once saves enough, and more than merging conversations."""
-    if shared_fraction(samples) > MAX_SHARED_FRACTION:
-        return False
-    total = sum(sample.size for sample in samples)
-    merged = sum(len(whole(chain)) + 1 for chain in conversations(samples))
-    return shared_fraction(samples) * total <= merged
-
-
-def shared_fraction(samples: Sequence[Sample]) -> float:
-    """Return the fraction of tokens to process if each distinct prompt is processed once."""
-    answers = sum(sample.length for sample in samples)
-    prompts = sum(len(sample.tokens.prompt) for sample in samples)
-    distinct = sum(map(len, {sample.tokens.prompt for sample in samples}))
-    return (distinct + answers) / (prompts + answers)
+def _read(sample: Sample) -> Tokens:
+    return (*sample.tokens.prompt, *sample.tokens.sampled[:-1])
 
 
 @dataclass(frozen=True)
@@ -99,7 +63,7 @@ def forward(
     model: PreTrainedModel,
     samples: Sequence[Sample],
     *,
-    shared: bool | None = None,
+    packed: bool = False,
     entropy_grad: bool = False,
     temperature: float = 1.0,
     constraints: ConstraintCompiler | None = None,
@@ -108,17 +72,14 @@ def forward(
 ) -> ForwardPass:
     """Run a causal language model over samples.
 
-    Equal prompts are processed once if ``shared``; by default, if the layers allow it and it saves
-    enough. Log-probabilities are those of the distribution at ``temperature``; with
+    Tokens that samples begin with are processed once if ``packed``, which few models do not
+    support. Log-probabilities are those of the distribution at ``temperature``; with
     ``constraints``, of the tokens that were allowed to the sampler. Without ``logps``, only the
     states are computed.
     """
     import torch
 
-    prompts = list(dict.fromkeys(sample.tokens.prompt for sample in samples))
-    if shared is None:
-        shared = not unshareable_kinds(model.config) and saves_enough(samples)
-    states = _shared_states(model, samples, prompts) if shared else _plain_states(model, samples)
+    states = _states(model, samples, packed=packed)
     lengths = torch.tensor([s.length for s in samples], device=states.device)
     mask = (torch.arange(int(lengths.max()), device=states.device) < lengths[:, None]).float()
     empty = torch.zeros(mask.shape, dtype=torch.float32, device=states.device)
@@ -128,15 +89,9 @@ def forward(
     sampled = mask.bool()
     layer = OutputLayer.of(model, temperature)
     allowed = _allowed(samples, constraints, states.device) if constraints is not None else None
-    token_values = token_logps(
-        states[sampled], layer, targets[sampled], entropy_grad, allowed, entropy
-    )
-    return ForwardPass(
-        empty.masked_scatter(sampled, token_values[0]),
-        empty.masked_scatter(sampled, token_values[1]),
-        states,
-        mask,
-    )
+    values = token_logps(states[sampled], layer, targets[sampled], entropy_grad, allowed, entropy)
+    found = [empty.masked_scatter(sampled, each) for each in values]
+    return ForwardPass(found[0], found[1], states, mask)
 
 
 def _allowed(
@@ -157,76 +112,33 @@ def _allowed(
     return torch.from_numpy(np.concatenate(rows).view(np.uint8)).to(device)
 
 
-def _plain_states(model: PreTrainedModel, samples: Sequence[Sample]) -> Tensor:
-    """Process prompts with answers, padded on the right; return the states before each sampled token.
+def _states(model: PreTrainedModel, samples: Sequence[Sample], *, packed: bool) -> Tensor:
+    """Return the states before each sampled token, (samples, longest answer, width).
 
-    The turns of a conversation are processed as one row. Causal attention ignores the padding on
-    the right, so no mask is passed: attention is faster without one.
+    The sequences are packed into one row, or padded on the right to rows of equal length. Causal
+    attention ignores the padding, so no mask is passed: attention is faster without one.
     """
     import torch
 
-    chains = conversations(samples)
-    row_of = {id(sample): row for row, chain in enumerate(chains) for sample in chain}
-    ids = _padded([whole(chain) for chain in chains], model.device)
-    states = _decoder(model)(input_ids=ids, use_cache=False).last_hidden_state
-    longest = max(s.length for s in samples)
-    first = torch.tensor([len(s.tokens.prompt) - 1 for s in samples], device=model.device)
-    places = (first[:, None] + torch.arange(longest, device=model.device)).clamp(
-        max=ids.shape[1] - 1
-    )
-    rows = torch.tensor([row_of[id(s)] for s in samples], device=model.device)
-    found: Tensor = states[rows[:, None], places]
+    rows = sequences(samples)
+    how: dict[str, object]
+    if packed:
+        pack = Pack(list(rows), model.device)
+        use_packed_attention(model)
+        ids, indices = pack.ids[None], pack.indices
+        # transformers passes a mask of four dimensions to the attention, which ignores it
+        unused = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=model.device)
+        how = {"attention_mask": unused, "position_ids": pack.places[None], "pack": pack}
+    else:
+        ids, how = _padded(list(rows), model.device), {}
+        indices = list(torch.arange(ids.numel()).view(ids.shape))
+    states = _decoder(model)(input_ids=ids, use_cache=False, **how).last_hidden_state
+    index_of = {
+        id(s): index for index, own in zip(indices, rows.values(), strict=True) for s in own
+    }
+    wanted = [index_of[id(s)][(n := len(s.tokens.prompt) - 1) : n + s.length] for s in samples]
+    found: Tensor = states.flatten(0, 1)[_padded(wanted, model.device)]
     return found
-
-
-def _shared_states(
-    model: PreTrainedModel, samples: Sequence[Sample], prompts: Sequence[tuple[int, ...]]
-) -> Tensor:
-    """Process each distinct prompt once, padded on the left, then the answers with the prompts' cache.
-
-    A full `DynamicCache` replaces the model's own cache, which drops tokens outside a sliding
-    window; the attention mask hides these tokens instead.
-    """
-    import torch
-    from transformers import DynamicCache
-
-    width = max(map(len, prompts))
-    ids = torch.zeros(
-        (len(prompts), width), dtype=torch.long
-    )  # filled on the host, and copied once
-    real = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, width - len(prompt) :] = torch.tensor(prompt)
-        real[row, width - len(prompt) :] = 1
-    ids, real = ids.to(model.device), real.to(model.device)
-    places = (real.cumsum(-1) - 1).clamp(min=0)
-    read = _decoder(model)(
-        input_ids=ids,
-        attention_mask=real,
-        position_ids=places,
-        past_key_values=DynamicCache(),
-        use_cache=True,
-    )
-    number = {prompt: row for row, prompt in enumerate(prompts)}
-    owner = torch.tensor([number[s.tokens.prompt] for s in samples], device=model.device)
-    last = read.last_hidden_state[owner, -1:]
-    longest = max(s.length for s in samples)
-    if longest == 1:
-        return last
-    answers = [s.tokens.sampled[:-1] for s in samples]
-    tokens = _padded(answers, model.device, width=longest - 1)
-    steps = torch.arange(longest - 1, device=model.device)
-    answered = (
-        steps < torch.tensor([len(a) for a in answers], device=model.device)[:, None]
-    ).long()
-    after = _decoder(model)(
-        input_ids=tokens,
-        attention_mask=torch.cat([real[owner], answered], 1),
-        position_ids=real[owner].sum(1, keepdim=True) + steps,
-        past_key_values=_repeated(read.past_key_values, owner),
-        use_cache=True,
-    )
-    return torch.cat([last, after.last_hidden_state], 1)
 
 
 def _decoder(model: PreTrainedModel) -> torch.nn.Module:
@@ -234,24 +146,12 @@ def _decoder(model: PreTrainedModel) -> torch.nn.Module:
     return model.base_model if model.base_model is not model else model.model
 
 
-def _repeated(cache: DynamicCache, owner: Tensor) -> DynamicCache:
-    """Return the prompts' keys and values, repeated: one row per sample."""
-    from transformers import DynamicCache
-
-    repeated = DynamicCache()
-    for i, layer in enumerate(cache.layers):
-        repeated.update(layer.keys[owner], layer.values[owner], i)
-    return repeated
-
-
-def _padded(
-    rows: Sequence[Sequence[int]], device: torch.device, width: int | None = None
-) -> Tensor:
+def _padded(rows: Sequence[Sequence[int] | Tensor], device: torch.device) -> Tensor:
     import torch
 
-    padded = torch.zeros((len(rows), width or max(map(len, rows))), dtype=torch.long)
+    padded = torch.zeros((len(rows), max(map(len, rows))), dtype=torch.long)
     for i, row in enumerate(rows):
-        padded[i, : len(row)] = torch.tensor(row, dtype=torch.long)
+        padded[i, : len(row)] = torch.as_tensor(row)
     return padded.to(device)
 
 

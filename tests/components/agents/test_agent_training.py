@@ -136,7 +136,7 @@ class TestWeights:
     """Training of a tiny random model, whose actions are valid because they are enforced."""
 
     def test_turns_are_sampled_with_tokens_that_continue(self, model: Path) -> None:
-        from compound.optimizers.weights.learner.forward import conversations
+        from compound.optimizers.weights.learner.forward import sequences
         from compound.optimizers.weights.learner.samples import Sample
 
         system = agent_system(
@@ -176,7 +176,7 @@ class TestWeights:
                     *first.prompt,
                     *first.sampled,
                 ):
-                    assert len(conversations(samples)) < len(samples)
+                    assert len(sequences(samples)) < len(samples)
         assert several
 
     @pytest.mark.slow

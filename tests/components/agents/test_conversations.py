@@ -17,14 +17,9 @@ pytest.importorskip("peft")
 
 from compound.core.engine import TokenRecord  # noqa: E402
 from compound.graph.space import LoRA  # noqa: E402
-from compound.optimizers.weights.learner import forward as forward_module  # noqa: E402
 from compound.optimizers.weights.learner.adapters import Adapters  # noqa: E402
-from compound.optimizers.weights.learner.batching import micro_batches  # noqa: E402
-from compound.optimizers.weights.learner.forward import (  # noqa: E402  # noqa: E402
-    conversations,
-    forward,
-    whole,
-)
+from compound.optimizers.weights.learner.batching import cost, micro_batches  # noqa: E402
+from compound.optimizers.weights.learner.forward import forward, sequences  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 
 CLOSE = 1e-4  # of gradients in float32, relative to the largest
@@ -58,27 +53,34 @@ def adapters(toy_model: Path) -> Adapters:
     return found
 
 
-def gradients(adapters: Adapters, samples: Sequence[Sample]) -> tuple[Any, dict[str, Any]]:
+def gradients(
+    adapters: Adapters, samples: Sequence[Sample], packed: bool, together: bool
+) -> tuple[Any, dict[str, Any]]:
+    found = []
     with adapters.using("x") as model:
-        ran = forward(model, samples, shared=False)
-        weights = torch.arange(1, len(samples) + 1)[:, None] / len(samples)
-        (ran.logps * weights).sum().backward()
-    found = {name: tensor.grad.clone() for name, tensor in adapters.parameters("x")}
+        for number, batch in enumerate([samples] if together else [[each] for each in samples]):
+            ran = forward(model, batch, packed=packed)
+            weights = torch.arange(number + 1, number + len(batch) + 1)[:, None] / len(samples)
+            (ran.logps * weights).sum().backward()
+            found += [
+                torch.stack([logps[: s.length], entropies[: s.length]])
+                for s, logps, entropies in zip(batch, ran.logps, ran.entropies, strict=True)
+            ]
+    named = {name: tensor.grad.clone() for name, tensor in adapters.parameters("x")}
     for _, tensor in adapters.parameters("x"):
         tensor.grad = None
-    return ran, found
+    return torch.cat(found, 1), named
 
 
+@pytest.mark.parametrize("packed", [True, False])
 def test_merged_turns_have_the_log_probabilities_and_gradients_of_separate_ones(
-    adapters: Adapters, monkeypatch: pytest.MonkeyPatch
+    adapters: Adapters, packed: bool
 ) -> None:
     samples = talks(4, 3, random.Random(0))
-    assert len(conversations(samples)) == 4 < len(samples)
-    merged, ours = gradients(adapters, samples)
-    monkeypatch.setattr(forward_module, "conversations", lambda given: [[each] for each in given])
-    separate, theirs = gradients(adapters, samples)
-    torch.testing.assert_close(merged.logps, separate.logps, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(merged.entropies, separate.entropies, rtol=1e-4, atol=1e-5)
+    assert len(sequences(samples)) < len(samples)
+    merged, ours = gradients(adapters, samples, packed, True)
+    separate, theirs = gradients(adapters, samples, False, False)
+    torch.testing.assert_close(merged, separate, rtol=1e-4, atol=1e-5)
     largest = max(float(tensor.abs().max()) for tensor in theirs.values())
     for name, tensor in theirs.items():
         assert float((ours[name] - tensor).abs().max()) <= CLOSE * largest
@@ -88,47 +90,47 @@ def test_only_sampled_tokens_are_targets(adapters: Adapters) -> None:
     """The environment's tokens between two turns contribute nothing: there is a row for each answer only."""
     first, second = sample([1, 2], [3]), sample([1, 2, 3, 9, 9, 9], [4, 5])
     with adapters.using("x") as model:
-        ran = forward(model, [first, second], shared=False)
+        ran = forward(model, [first, second])
     assert ran.mask.tolist() == [[1.0, 0.0], [1.0, 1.0]]
 
 
 @given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 5))
 @settings(deadline=None, max_examples=50)
-def test_conversations_divide_the_samples_into_chains_of_prefixes(
+def test_a_sequence_contains_the_samples_that_it_begins_with(
     seed: int, count: int, turns: int
 ) -> None:
     samples = talks(count, turns, random.Random(seed))
-    chains = conversations(samples)
-    assert sorted(id(s) for chain in chains for s in chain) == sorted(map(id, samples))
-    for chain in chains:
-        for one, other in itertools.pairwise(chain):
-            end = (*one.tokens.prompt, *one.tokens.sampled)
-            assert other.tokens.prompt[: len(end)] == end
-        assert len(whole(chain)) == max(sample.size for sample in chain) - 1
+    found = sequences(samples)
+    assert sorted(id(s) for own in found.values() for s in own) == sorted(map(id, samples))
+    assert list(found) == sorted(found)
+    for sequence, own in found.items():
+        assert len(sequence) == max(sample.size for sample in own) - 1
+        for each in own:
+            read = (*each.tokens.prompt, *each.tokens.sampled[:-1])
+            assert sequence[: len(read)] == read
+    for one, other in itertools.pairwise(found):
+        assert other[: len(one)] != one
 
 
-def test_equal_turns_of_several_rollouts_each_continue_once() -> None:
+def test_equal_turns_of_several_rollouts_are_processed_once() -> None:
     twice = [sample([1], [2], rollout=r) for r in range(2)] + [
-        sample([1, 2, 7], [r], rollout=r) for r in range(2)
+        sample([1, 2, 7], [r, 8], rollout=r) for r in range(2)
     ]
-    assert sorted(len(chain) for chain in conversations(twice)) == [2, 2]
+    assert sorted(map(len, sequences(twice).values())) == [1, 3]
 
 
 def test_a_turn_whose_tokens_do_not_continue_is_separate() -> None:
     retokenized = [sample([1, 2], [3, 4]), sample([1, 2, 5, 9], [6])]
-    assert len(conversations(retokenized)) == 2
+    assert len(sequences(retokenized)) == 2
 
 
 @given(st.integers(0, 10_000), st.sampled_from([16, 40, 200]), st.booleans())
 @settings(deadline=None, max_examples=50)
-def test_micro_batches_keep_conversations_together(seed: int, most: int, shared: bool) -> None:
+def test_micro_batches_keep_conversations_together(seed: int, most: int, packed: bool) -> None:
     samples = talks(5, 3, random.Random(seed))
-    batches = micro_batches(samples, most, share=shared)
+    batches = micro_batches(samples, most, share=packed)
     assert sorted(id(s) for batch in batches for s in batch) == sorted(map(id, samples))
-    for chain in conversations(samples):
-        if len(chain) > 1:
-            assert sum(any(each is s for s in batch for each in chain) for batch in batches) == 1
+    for own in sequences(samples).values():
+        assert sum(any(each is s for s in batch for each in own) for batch in batches) == 1
     for batch in batches:
-        chains = conversations(batch)
-        if any(len(chain) > 1 for chain in chains):
-            assert len(chains) == 1 or len(chains) * max(sample.size for sample in batch) <= most
+        assert len(sequences(batch)) == 1 or cost(batch, packed) <= most

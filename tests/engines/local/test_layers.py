@@ -1,10 +1,11 @@
-"""Models with layers other than full attention: prompts are shared only if that changes no gradient.
+"""Models of several families: samples are packed only if that changes no gradient.
 
 Tiny models with random weights, of each family that keeps something else of what it has read.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 import warnings
 from collections.abc import Callable, Sequence
@@ -27,10 +28,10 @@ from compound.engines.local import loading, prefill  # noqa: E402
 from compound.engines.local.loading import layer_kinds, unshareable_kinds  # noqa: E402
 from compound.engines.local.prefill import Prefill  # noqa: E402
 from compound.graph.space import LoRA  # noqa: E402
-from compound.optimizers.weights.learner import adapters as adapters_module  # noqa: E402
 from compound.optimizers.weights.learner import forward as forward_module  # noqa: E402
+from compound.optimizers.weights.learner import packing  # noqa: E402
 from compound.optimizers.weights.learner.adapters import Adapters, reason_unshared  # noqa: E402
-from compound.optimizers.weights.learner.forward import forward, shared_fraction  # noqa: E402
+from compound.optimizers.weights.learner.forward import forward  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 from training_settings import plain  # noqa: E402
 
@@ -54,6 +55,10 @@ BOTH = {"layer_types": ["sliding_attention", "full_attention"]}
 LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
 MIXTURE = {"num_experts_per_tok": 1, "moe_intermediate_size": 16}
 
+FULL: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("Llama", "LlamaConfig", {"num_attention_heads": 4}),
+    "qwen3": ("Qwen3", "Qwen3Config", {"head_dim": 16}),
+}
 WINDOWED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mistral": ("Mistral", "MistralConfig", {"sliding_window": WINDOW}),
     "qwen2": (
@@ -121,14 +126,59 @@ def samples(prompts: Sequence[int], each: int = 4) -> list[Sample]:
     return found
 
 
-def gradients(
-    model: Any, some: Sequence[Sample], shared: bool | None
-) -> tuple[Any, dict[str, Any]]:
+def branching(rng: random.Random) -> list[Sample]:
+    """Return samples in groups with a common instruction, conversations, equal and single samples."""
+
+    def drawn(length: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(5, 90) for _ in range(length))
+
+    def sample(prompt: tuple[int, ...], length: int) -> Sample:
+        return Sample("x", "e", "x", 0, TokenRecord(prompt, drawn(length), (), "stop"), 0.0)
+
+    instruction, found = drawn(25), []
+    for _ in range(3):
+        prompt = instruction + drawn(rng.randrange(1, 40))
+        found += [sample(prompt, rng.randrange(1, 30)) for _ in range(4)]
+    for _ in range(3):
+        said = instruction
+        for _ in range(3):
+            found.append(sample(said, rng.randrange(1, 20)))
+            said += found[-1].tokens.sampled + drawn(5)
+    found += [sample(drawn(3), 1), sample(drawn(50), 2), found[0]]
+    rng.shuffle(found)
+    return found
+
+
+def gradients(model: Any, some: Sequence[Sample], packed: bool) -> tuple[Any, dict[str, Any]]:
     model.zero_grad()
-    ran = forward(model, some, shared=shared)
+    ran = forward(model, some, packed=packed)
     (ran.logps * ran.mask * torch.arange(1, len(some) + 1)[:, None]).sum().backward()
     named = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     return (ran.logps * ran.mask).detach(), named
+
+
+def lengths_one_by_one(
+    query: Any, key: Any, value: Any, ends: Any, key_ends: Any, longest: int, longest_key: int,
+    *, scale: float, window_size: tuple[int, int], enable_gqa: bool,
+) -> Any:  # fmt: skip
+    """Compute `torch.nn.attention.varlen.varlen_attn`, which needs a GPU, for one sequence at a time."""
+    results = []
+    left, right = window_size
+    assert (enable_gqa, right) == (True, 0)
+    for (start, end), (key_start, key_end) in zip(
+        itertools.pairwise(ends.tolist()), itertools.pairwise(key_ends.tolist()), strict=True
+    ):
+        length, keys = end - start, key_end - key_start
+        assert length <= longest
+        assert keys <= longest_key
+        before = torch.arange(keys - length, keys)[:, None] - torch.arange(keys)
+        mask = (before >= 0) & ((before <= left) if left >= 0 else True)
+        rows = (query[start:end], key[key_start:key_end], value[key_start:key_end])
+        found = torch.nn.functional.scaled_dot_product_attention(
+            *(row.transpose(0, 1)[None] for row in rows), mask, scale=scale, enable_gqa=True
+        )
+        results.append(found[0].transpose(0, 1))
+    return torch.cat(results)
 
 
 def one_by_one(model: Any, some: Sequence[Sample]) -> Any:
@@ -144,22 +194,29 @@ def one_by_one(model: Any, some: Sequence[Sample]) -> Any:
     return rows
 
 
-@pytest.mark.parametrize(
-    "prompts", [(5, 9), (40, 23), (11, 70)], ids=["within", "beyond", "either"]
-)
-@pytest.mark.parametrize("family", WINDOWED)
-def test_prompts_longer_than_a_sliding_window_are_read_once_with_the_same_gradients(
-    family: str, prompts: Sequence[int]
+@pytest.mark.parametrize("how", ["by_blocks", "by_length"])
+@pytest.mark.parametrize("family", [*FULL, *WINDOWED])
+def test_packed_samples_have_the_log_probabilities_and_gradients_of_separate_ones(
+    family: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, some = make(*WINDOWED[family]), samples(prompts)
-    assert layer_kinds(model.config) >= {"sliding_attention"}
-    assert shared_fraction(some) <= 0.5
-    plain, expected = gradients(model, some, False)
-    logps, found = gradients(model, some, None)  # as the trainer asks
-    forced = gradients(model, some, True)[0]
-    assert torch.equal(logps, forced), "the prompts were read once"
-    assert float((logps - plain).abs().max()) <= LOGPROBS
-    assert float((plain - one_by_one(model, some)).abs().max()) <= LOGPROBS
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    monkeypatch.setattr(varlen, "varlen_attn", lengths_one_by_one)
+    called: list[int] = []
+    attention = getattr(packing, how)
+
+    def noted(*given: Any) -> Any:
+        called.append(1)
+        return attention(*given)
+
+    monkeypatch.setattr(packing, "by_blocks", noted)  # on a CPU
+    model, some = make(*{**FULL, **WINDOWED}[family]), branching(random.Random(0))
+    assert ("sliding_attention" in layer_kinds(model.config)) == (family in WINDOWED)
+    separate, expected = gradients(model, some, False)
+    assert not called
+    logps, found = gradients(model, some, True)
+    assert len(called) == model.config.num_hidden_layers
+    assert float((logps - separate).abs().max()) <= LOGPROBS
+    assert float((separate - one_by_one(model, some)).abs().max()) <= LOGPROBS
     most = max(float(gradient.abs().max()) for gradient in expected.values())
     assert found.keys() == expected.keys()
     for name, gradient in found.items():
@@ -167,39 +224,49 @@ def test_prompts_longer_than_a_sliding_window_are_read_once_with_the_same_gradie
 
 
 @pytest.mark.parametrize("family", OTHER)
-def test_models_with_other_layers_read_every_prompt(family: str) -> None:
+def test_models_with_other_layers_are_not_packed(family: str) -> None:
     model, some = make(*OTHER[family]), samples((40, 23))
     kinds = unshareable_kinds(model.config)
     assert kinds
-    found, _ = gradients(model, some, None)
-    assert torch.equal(found, gradients(model, some, False)[0])
+    found, _ = gradients(model, some, False)
     assert float((found - one_by_one(model, some)).abs().max()) <= LOGPROBS
     tokenizer: Any = None  # kinds decide before any text is read
     assert reason_unshared(model, tokenizer) == f"the model has layers of {', '.join(kinds)}"
 
 
-def test_a_model_with_other_results_from_a_cache_reads_every_prompt(
+def test_another_attention_is_not_packed() -> None:
+    model, tokenizer = make(*FULL["llama"]), None
+    model.set_attn_implementation("eager")
+    assert reason_unshared(model, tokenizer) == "the attention of the model is 'eager'"
+
+
+def test_a_packed_attention_with_other_terms_is_refused() -> None:
+    model = make(*FULL["llama"])
+    packing.use_packed_attention(model)
+    states = torch.zeros(1, 2, 3, 8)
+    attend = transformers.AttentionInterface()[model.config._attn_implementation]
+    pack = packing.Pack([(1, 2, 3)], model.device)
+    for term in ({"softcap": 30.0}, {"s_aux": torch.zeros(2)}, {"dropout": 0.1}):
+        with pytest.raises(NotImplementedError):
+            attend(model, states, states, states, None, pack=pack, **term)
+
+
+def test_a_model_with_other_results_for_packed_samples_processes_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sharing is tried once before training, regardless of the model's configuration."""
+    """Packing is tried once before training, regardless of the model's configuration."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         folder = make_toy_model(tmp_path)
     assert Adapters(str(folder), {"x": LoRA(rank=2)}, dtype="float32").unshared == ""
-    real = transformers.DynamicCache
-
-    class Forgetful(real):  # type: ignore[misc, valid-type]
-        def update(self, keys: Any, values: Any, *rest: Any, **how: Any) -> Any:
-            found = super().update(keys, values, *rest, **how)
-            return found[0], found[1] * 0.5
-
-    monkeypatch.setattr(transformers, "DynamicCache", Forgetful)
+    attention = packing.by_blocks
+    monkeypatch.setattr(packing, "by_blocks", lambda *given: 0.5 * attention(*given))
     adapters = Adapters(str(folder), {"x": LoRA(rank=2)}, dtype="float32")
-    assert "log-probabilities after a cached prompt differ" in adapters.unshared
+    assert "log-probabilities of packed samples differ" in adapters.unshared
     asked = []
 
     def noted(model: Any, batch: Any, **how: Any) -> Any:
-        asked.append(how["shared"])
+        asked.append(how["packed"])
         return forward(model, batch, **how)
 
     monkeypatch.setattr(forward_module, "forward", noted)
@@ -216,19 +283,18 @@ def test_a_model_with_other_results_from_a_cache_reads_every_prompt(
     assert asked == [False]
 
 
-def test_a_model_that_refuses_a_cache_reads_every_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(*_: Any, shared: bool, **__: Any) -> Any:
-        if shared:
-            raise ValueError("uses a cache of its own")
-        return SimpleNamespace(logps=torch.zeros(6, 4), mask=torch.ones(6, 4))
+def test_a_model_that_refuses_packed_samples_processes_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuses(*_: Any) -> Any:
+        raise NotImplementedError("another attention")
 
-    from compound.optimizers.weights.learner import forward as forward_module
-
-    monkeypatch.setattr(forward_module, "forward", refuses)
+    monkeypatch.setattr(packing, "by_blocks", refuses)
     model = make(*WINDOWED["mistral"])
     tokenizer: Any = lambda *_, **__: SimpleNamespace(input_ids=list(range(20)))  # noqa: E731
-    assert reason_unshared(model, tokenizer).startswith("the model does not support a cache")
-    assert adapters_module.PROBE_TEXT
+    assert reason_unshared(model, tokenizer) == (
+        "the model does not support packed samples (NotImplementedError: another attention)"
+    )
 
 
 def decoded(model: Any, reader: Prefill, prompts: Sequence[tuple[int, ...]]) -> list[Any]:

@@ -194,7 +194,8 @@ def test_trainer_and_engine_are_planned_together(folder: Path) -> None:
     adapter = sum(RANK * (inputs + outputs) for _, inputs, outputs in sizes.linear)
     assert engine.fixed == sizes.weights("float32")
     assert trainer.fixed == sizes.weights("float32") + 24 * adapter
-    stored = int(1.6 * 128 * sizes.activations("float32"))  # prompts of up to 8 answers are shared
+    # with two copies of keys and values
+    stored = 128 * (sizes.activations("float32") + 2 * sizes.cache("float32"))
     assert trainer.working == stored + 128 * 3 * 4 * sizes.vocabulary
     assert engine.working == (
         500 * sizes.cache("float32") + 2 * sizes.vocabulary * 12 + engine_adapters(adapter)
@@ -463,7 +464,8 @@ def test_a_vllm_server_beside_the_trainer_is_planned_with_it(folder: Path) -> No
     sizes = footprint.footprint(folder)
     adapter = sum(RANK * (inputs + outputs) for _, inputs, outputs in sizes.linear)
     fixed = sizes.weights("float32") + 24 * adapter
-    working = int(1.6 * 128 * sizes.activations("float32")) + 128 * 3 * 4 * sizes.vocabulary
+    stored = sizes.activations("float32") + 8 * sizes.cache("float32")
+    working = 128 * (stored + 3 * 4 * sizes.vocabulary)
     share = int(100 * (1 - 0.08 - (fixed + working) / 2**30)) / 100
     assert plan.gpu_shares == {"0": share}
     server, trainer = plan.demands

@@ -31,16 +31,11 @@ from compound.optimizers.weights.learner import adapters as adapters_module  # n
 from compound.optimizers.weights.learner import forward as forward_module  # noqa: E402
 from compound.optimizers.weights.learner.adapters import Adapters, partition  # noqa: E402
 from compound.optimizers.weights.learner.batching import (  # noqa: E402
+    cost,
     micro_batches,
     minibatches,
-    padded_size,
-    shared_size,
 )
-from compound.optimizers.weights.learner.forward import (  # noqa: E402
-    OutputLayer,
-    forward,
-    shared_fraction,
-)
+from compound.optimizers.weights.learner.forward import OutputLayer, forward  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 from compound.optimizers.weights.learner.targets import resolve  # noqa: E402
 from compound.optimizers.weights.learner.trainer import StaleSamples  # noqa: E402
@@ -299,15 +294,15 @@ def test_a_prompt_read_once_gives_the_gradients_of_reading_everything(
 ) -> None:
     adapters, samples = noised(toy_model, "x"), some(prompt=20, longest=length)
     found = []
-    for shared in (False, True):
+    for packed in (False, True):
         with adapters.using("x") as model:
-            ran = forward(model, samples, shared=shared)
+            ran = forward(model, samples, packed=packed)
             (ran.logps * torch.arange(len(samples))[:, None]).sum().backward()
         found.append({name: tensor.grad.clone() for name, tensor in adapters.parameters("x")})
         for _, tensor in adapters.parameters("x"):
             tensor.grad = None
     assert apart(*found) < GRADIENTS
-    assert shared_fraction(samples) < 0.5
+    assert cost(samples) < cost(samples, share=False)
 
 
 def test_adapters_compute_as_a_base_in_half_precision_and_learn_in_float32(
@@ -363,10 +358,7 @@ def test_micro_batches_hold_no_more_than_they_may() -> None:
     samples = some(groups=5, each=6, longest=9)
     for once in (True, False):
         for batch in micro_batches(samples, 64, share=once):
-            tokens = (
-                shared_size(batch) if once and shared_fraction(batch) <= 0.5 else padded_size(batch)
-            )
-            assert len(batch) == 1 or tokens <= 64
+            assert len(batch) == 1 or cost(batch, once) <= 64
 
 
 class TestAdapters:
@@ -730,7 +722,7 @@ class TestSteps:
                     layer._gradient_checkpointing_func = noting(calls, original)
             found.append(gradients(monkeypatch, adapters, PLAIN, some()))
             assert bool(calls) == checkpointing
-            assert bool(adapters.unshared) == checkpointing
+            assert not adapters.unshared
             assert not any(
                 m.training for m in adapters.base.modules() if isinstance(m, torch.nn.Dropout)
             )

@@ -1,7 +1,8 @@
-"""Micro-batches: equal prompts are processed once if that saves half of the tokens, and processes share samples."""
+"""Micro-batches: tokens that samples begin with are processed once, and processes share samples."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from compound.optimizers.weights.learner.batching import (  # noqa: E402
     in_step,
     micro_batches,
 )
-from compound.optimizers.weights.learner.forward import saves_enough  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample, probe_sample  # noqa: E402
 from trainings.learners import drawn  # noqa: E402
 
@@ -37,17 +37,24 @@ def group(size: int) -> list[Sample]:
     ]
 
 
-def test_sharing_must_save_half_of_the_tokens() -> None:
-    assert saves_enough(group(4))  # 4 · 25 = 100 tokens, or 20 + 4 · 5 = 40
-    assert not saves_enough(group(2))  # 50 tokens, or 30
-    assert cost(group(4)) == 20 + 4 * 5
-    assert cost(group(4), share=False) == 4 * 24  # the last token is not read
+def test_the_last_token_is_not_processed_and_a_packed_prompt_once() -> None:
+    assert cost(group(4)) == 20 + 4 * 4
+    assert cost(group(4), share=False) == 4 * 24
 
 
 def test_micro_batches_count_every_prompt_where_prompts_are_not_shared() -> None:
-    some = group(8)  # 200 tokens, or 60
+    some = group(8)  # 192 tokens, or 52
     assert len(micro_batches(some, 100)) == 1
-    assert len(micro_batches(some, 100, share=False)) == 2  # four samples of 25 tokens each
+    assert len(micro_batches(some, 100, share=False)) == 2  # four samples of 24 tokens each
+
+
+def test_packed_micro_batches_end_where_samples_have_least_in_common() -> None:
+    """Two groups of four fit into 82 tokens but for one sample, which would read its prompt again."""
+    other = [replace(s, tokens=replace(s.tokens, prompt=PROMPT[::-1])) for s in group(4)]
+    some = [*group(4), *other]
+    assert cost(some) == 2 * 36
+    assert sorted(map(len, micro_batches(some, 71))) == [4, 4]
+    assert sorted(map(len, micro_batches(group(8), 40))) == [3, 5]
 
 
 def counted_passes(adapters: Adapters, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -66,20 +73,15 @@ def counted_passes(adapters: Adapters, monkeypatch: pytest.MonkeyPatch) -> int:
     return len(runs)
 
 
-@pytest.mark.parametrize(("shares", "passes"), [(True, 2), (False, 1)])
-def test_the_trainer_runs_the_layers_twice_on_a_cpu(
-    toy_model: Path, monkeypatch: pytest.MonkeyPatch, shares: bool, passes: int
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("unshared", ["", "other layers"])
+def test_the_trainer_runs_the_layers_once(
+    toy_model: Path, monkeypatch: pytest.MonkeyPatch, unshared: str, checkpointing: bool
 ) -> None:
-    adapters = Adapters(str(toy_model), {"x": LoRA(rank=2)}, dtype="float32")
-    assert adapters.shares
-    adapters.shares = shares
-    assert counted_passes(adapters, monkeypatch) == passes
-
-
-def test_checkpointing_processes_every_prompt(
-    toy_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    adapters = Adapters(str(toy_model), {"x": LoRA(rank=2)}, dtype="float32", checkpointing=True)
+    spaces = {"x": LoRA(rank=2)}
+    adapters = Adapters(str(toy_model), spaces, dtype="float32", checkpointing=checkpointing)
+    assert not adapters.unshared
+    adapters.unshared = unshared
     assert counted_passes(adapters, monkeypatch) == 1
 
 
