@@ -31,7 +31,7 @@ from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 from compound.optimizers.weights.learner.trainer import LearnerSpec, Saved, StaleSamples  # noqa: E402
 
 EQUAL = 1e-6  # relative to the largest number of a tensor, in float32
-MANY: dict[str, Any] = {"groups": 12, "prompt": 20}  # a micro-batch of 64 tokens for each group
+MANY: dict[str, Any] = {"groups": 12, "prompt": 40}  # a micro-batch of 64 tokens for each group
 Group = Callable[[int], Processes]
 
 
