@@ -149,9 +149,9 @@ def by_blocks(states: States, pack: Pack, window: int | None, scaling: float | N
     results = []
     for own, (before, mask) in enumerate(zip(pack.before, pack.masks(window), strict=True)):
         read = [*before, own]
-        k_v = (torch.cat([x[n] for n in read], 2) if before else x[own] for x in others)
+        k, v = (torch.cat([x[n] for n in read], 2) if before else x[own] for x in others)
         how: Any = {"attn_mask": mask, "is_causal": mask is None, "scale": scaling}
-        results.append(scaled_dot_product_attention(queries[own], *k_v, enable_gqa=True, **how))
+        results.append(scaled_dot_product_attention(queries[own], k, v, enable_gqa=True, **how))
     return torch.cat(results, 2).transpose(1, 2)
 
 
