@@ -33,8 +33,8 @@ test-all: ## Set up and run all tests
 test-vllm: $(VENV)/dev.stamp $(VLLM)/vllm.stamp ## Set up a real vLLM on the CPU (3.5 GB) and run the tests with it
 	HF_HUB_OFFLINE=1 REAL_VLLM=$(abspath $(VLLM))/bin/vllm $(BIN)/python -m pytest tests/real_vllm
 
-test-ray: $(VENV)/dev.stamp $(RAY)/ray.stamp ## Set up Ray and run the tests with a real cluster on this machine
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 REAL_RAY=1 $(RAY)/bin/python -m pytest tests/real_ray
+test-ray: $(VENV)/dev.stamp $(RAY)/ray.stamp ## Set up Ray and a store, and run the tests with both on this machine
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 REAL_RAY=1 $(RAY)/bin/python -m pytest tests/real_ray tests/real_stores
 
 test-browser: $(VENV)/dev.stamp ## Run the tests of the studio in a Chromium (CHROMIUM names its program)
 	$(PIP) -c $(CONSTRAINTS) -e '.[browser]'

@@ -15,10 +15,11 @@ from typing import Protocol, cast
 
 from compound.core.errors import DeclarationError
 from compound.core.example import Example, Metric
+from compound.core.security.trust import is_store
 from compound.evaluation.dataset import ROLES, Dataset, Split
 from compound.evaluation.metrics.custom import Scoring, as_metric
 from compound.evaluation.metrics.named import METRICS, metric_factory
-from compound.evaluation.rows import as_row, class_reader, plain_cell, table_classes
+from compound.evaluation.rows import EXTENSIONS, as_row, class_reader, plain_cell, table_classes
 from compound.execution.budget import Budget
 from compound.graph.system import System
 from compound.optimization.settings.base import BudgetSettings
@@ -67,7 +68,8 @@ def to_dataset(data: GivenData, *, splits: bool, role: Split = "valid") -> Datas
     if isinstance(data, Dataset):
         return data
     if isinstance(data, str | Path):
-        is_single = not splits and Path(data).is_file()
+        is_file = str(data).endswith(EXTENSIONS) if is_store(data) else Path(data).is_file()
+        is_single = not splits and is_file
         return Dataset(data, split_by={role: 1.0}) if is_single else Dataset(data)
     if isinstance(data, Mapping):  # a DatasetDict of Hugging Face is one, too
         data = _named_splits(data)

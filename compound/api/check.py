@@ -32,6 +32,7 @@ from compound.core.errors import (
 )
 from compound.core.example import Example, Metric
 from compound.core.formatting import plural
+from compound.core.security.trust import is_store
 from compound.evaluation.dataset import ROLES, Dataset
 from compound.evaluation.evaluate import ONE_LANGUAGE
 from compound.evaluation.examples import check_no_overlaps, find_in_data, read_examples
@@ -192,7 +193,7 @@ def _collecting_errors(problems: list[CompoundError]) -> Iterator[None]:
 def is_local(data: Dataset) -> bool:
     """Return whether a data set can be read without a network."""
     return data.rows is not None or (
-        not str(data.path).startswith(HUB) and Path(data.path).exists()
+        not str(data.path).startswith(HUB) and Path(data.path).exists()  # not in a store either
     )
 
 
@@ -345,7 +346,8 @@ def _check_data(readable: _Readable, problems: list[CompoundError]) -> Iterator[
     if not is_local(data):
         path = str(data.path)
         hub = "; `check` does not load data sets from the hub" if path.startswith(HUB) else ""
-        yield f"data: file or folder {path.removeprefix(HUB)!r} does not exist{hub}"
+        missing = f"file or folder {path.removeprefix(HUB)!r} does not exist{hub}"
+        yield f"data: {'`check` reads no store' if is_store(path) else missing}"
         return
     for role in ROLES:
         if data.has(role):

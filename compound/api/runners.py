@@ -8,7 +8,7 @@ from typing import Any
 
 from compound.cluster.executor import RemoteExecutor
 from compound.cluster.handshake import facts_of
-from compound.cluster.messages import Hello, SystemFile
+from compound.cluster.messages import Hello
 from compound.cluster.pool import WorkerPool
 from compound.cluster.ray_cluster import RayTransport
 from compound.components.external_agent import ExternalAgent
@@ -22,7 +22,7 @@ from compound.graph.system import System
 from compound.optimization.method import Method, OpenExecutor
 from compound.optimization.settings.base import RaySettings
 from compound.optimization.settings.optimize import OptimizeSettings
-from compound.yaml.program import FileEngines, Program
+from compound.yaml.program import FileEngines, Program, SystemFile
 
 __all__ = ["check_runner", "executor_opener", "source_of"]
 
@@ -49,15 +49,35 @@ def executor_opener(
 
 
 def check_runner(settings: OptimizeSettings, system: System, methods: Iterable[Method]) -> None:
-    """Reject a system or methods that cannot run on workers, if the settings have a ``runner``.
+    """Reject what cannot run on workers, if the settings have a ``runner``.
 
     Raises:
-        DeclarationError: workers cannot run a component, or what a method does.
+        DeclarationError: a component or a stored folder is bound to this machine, or a method trains
+            weights, whose trainer and sampler share this process.
     """
-    if settings.runner is not None:
-        check_components(system)
-        for method in methods:
-            check_method(method, system)
+    if settings.runner is None:
+        return
+    for name, component in system.components.items():
+        if isinstance(component, ExternalAgent):
+            raise DeclarationError(
+                f"optimize.runner: component {name!r} is an external agent, which runs beside a gateway in "
+                "this process",
+                hint=HERE,
+            )
+    for key, value in system.configuration.items():
+        if is_reference(value):
+            raise DeclarationError(
+                f"optimize.runner: {key} is a folder of this machine, which workers do not have",
+                hint=HERE,
+            )
+    for method in methods:
+        for job in (*method.jobs, *([method.opening] if method.opening is not None else [])):
+            trained = [key for key in job.keys if isinstance(system.parameters[key], Weights)]
+            if trained:
+                raise DeclarationError(
+                    f"optimize.runner: optimizer {job.optimizer!r} trains {trained[0]} in this process",
+                    hint=f"choose a method that trains no weights; or {HERE}",
+                )
 
 
 def _ray_opener(settings: RaySettings, system: System, source: SystemFile) -> OpenExecutor:
@@ -104,39 +124,4 @@ def source_of(engines: Engines | Callable[[str], Engine] | None) -> SystemFile:
             "or its engines were given as Python objects",
             hint=f"declare them in a file and load it with cp.load_system, without engines=…; or {HERE}",
         )
-    found = owner.source
-    return SystemFile(
-        text=found.text,
-        path=str(owner.path.absolute()),
-        overrides=found.overrides,
-        allow_import=found.allow_import,
-        trust=found.trust,
-    )
-
-
-def check_components(system: System) -> None:
-    """Reject a system with components that workers cannot run."""
-    for name, component in system.components.items():
-        if isinstance(component, ExternalAgent):
-            raise DeclarationError(
-                f"optimize.runner: component {name!r} is an external agent, which runs beside a gateway in "
-                "this process",
-                hint=HERE,
-            )
-    for key, value in system.configuration.items():
-        if is_reference(value):
-            raise DeclarationError(
-                f"optimize.runner: {key} is a folder of this machine, which workers do not have",
-                hint=HERE,
-            )
-
-
-def check_method(method: Method, system: System) -> None:
-    """Reject a method that trains weights, whose trainer and sampler share this process."""
-    for job in (*method.jobs, *([method.opening] if method.opening is not None else [])):
-        trained = [key for key in job.keys if isinstance(system.parameters[key], Weights)]
-        if trained:
-            raise DeclarationError(
-                f"optimize.runner: optimizer {job.optimizer!r} trains {trained[0]} in this process",
-                hint=f"choose a method that trains no weights; or {HERE}",
-            )
+    return owner.source

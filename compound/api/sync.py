@@ -27,7 +27,7 @@ from compound.core.storage.paths import cache_folder, run_folder, unused_path
 from compound.evaluation.dataset import Split
 from compound.evaluation.evaluate import Evaluation, EvaluationRules, OnTrace
 from compound.evaluation.evaluate import evaluate as evaluate_async
-from compound.evaluation.examples import from_text, read_examples
+from compound.evaluation.examples import from_text, read_examples, read_or_stream
 from compound.evaluation.metrics.scoring import check_repeats, check_rows
 from compound.execution.cache import DiskCache
 from compound.execution.executor import Executor
@@ -150,7 +150,11 @@ def evaluate(
     resolved = make_settings({**given_settings(settings), **changes})
     find, scoring = resolve_engines(system, engines), resolve_metric(metric, system)
     data = to_dataset(data, splits=False, role=split)
-    examples = read_examples(data, split, system.inputs, limit=limit, seed=resolved.seed)
+    examples = (
+        read_or_stream(data, split, system.inputs)
+        if limit is None
+        else read_examples(data, split, system.inputs, limit=limit, seed=resolved.seed)
+    )
     if not examples:
         raise DataError(f"the {split} split is empty")
     check_rows(scoring, system.outputs, examples)

@@ -14,9 +14,9 @@ from compound.cluster.wire import CallCodec, values_to_wire
 from compound.core.errors import CompoundError
 from compound.core.storage.artifacts import is_reference
 from compound.execution.executor import Executor
-from compound.execution.graph_run import Fork, RunState, make_fork
+from compound.execution.graph_run import Fork, RunState
 from compound.execution.sender import Engines
-from compound.execution.trace import Call, Trace
+from compound.execution.trace import Trace
 from compound.graph.system import System
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ class RemoteExecutor(Executor):
 
     Cache, budget, admission to servers, metrics and proposal requests are those of this process. A
     run that workers cannot rebuild is made in this process, too: one of a part of the system, or of
-    a configuration that refers to stored folders.
+    a configuration that refers to stored folders. So is a resampled call, which only training needs.
     """
 
     def __init__(
@@ -38,24 +38,40 @@ class RemoteExecutor(Executor):
         **options: Any,  # noqa: ANN401 - arguments of `Executor`
     ) -> None:
         super().__init__(engines, **options)
-        self._base = base.identity
-        self._workers = _Workers(open_pool)
+        self._base, self._open_pool = base.identity, open_pool
+        self._pools: list[WorkerPool] = []  # shared by copies with other budgets; at most one
+
+    @property
+    def pool(self) -> WorkerPool:
+        """The workers, which start with the first run."""
+        if not self._pools:
+            self._pools.append(self._open_pool())
+        return self._pools[0]
 
     async def execute(self, run: RunState, inputs: Mapping[str, object]) -> Trace:
         """Execute a validated run on a worker."""
         if run.listener is not None or not self._can_send(run.system):
             return await super().execute(run, inputs)
-        codec = self._workers.codec(run.system)
-        start = self._start(
-            run.system,
-            run,
+        codec = CallCodec(run.system)
+        start = Start(
+            job=self.pool.next_job(),
+            configuration=run.system.configuration.to_json(),
+            example=run.example,
+            sample=run.sample,
+            seed=run.seed,
+            caches=self._caller.caches,
+            shares=self._caller.shares,
+            priced=self.meter.budget.cost is not None,
             bypass=run.bypass,
             inputs=values_to_wire(inputs, codec.inputs(), "inputs"),
             settings={name: _plain(values, name) for name, values in run.settings.items()},
             samples=dict(run.samples),
             fork=None if run.fork is None else _fork(codec, run.fork),
         )
-        found = await self._run(run.system, codec, start)
+        future: asyncio.Future[Document] = asyncio.get_running_loop().create_future()
+        job = ExampleJob(start, run.system, codec, self._caller, self.meter, future)
+        async with self.meter.deadline():
+            found = await self.pool.run(job)
         known = Trace(run.example, "", run.seed, run.sample, dict(inputs), ())
         trace = _read(lambda: codec.trace_from_wire(found, known))
         _check(trace, run.system)
@@ -64,35 +80,10 @@ class RemoteExecutor(Executor):
                 self._on_call(call)
         return trace
 
-    async def resample_call(
-        self,
-        system: System,
-        trace: Trace,
-        address: str,
-        *,
-        settings: Mapping[str, object] | None = None,
-        sample: int = 0,
-    ) -> Call:
-        """Resample one call of a trace on a worker; see `Executor.resample_call`."""
-        if not self._can_send(system):
-            return await super().resample_call(
-                system, trace, address, settings=settings, sample=sample
-            )
-        make_fork(system, trace, address, None, sample, settings)
-        codec = self._workers.codec(system)
-        changed = ForkRequest(
-            calls=[codec.to_wire(trace.call(address))],
-            address=address,
-            resample=sample,
-            settings=_plain(settings or {}, address),
-        )
-        start = self._start(system, trace, fork=changed, alone=True)
-        found = await self._run(system, codec, start)
-        return _read(lambda: codec.from_wire(found))
-
     async def aclose(self) -> None:
         """End the workers, and close the engines of this process."""
-        await self._workers.aclose()
+        while self._pools:
+            await self._pools.pop().aclose()
         await super().aclose()
 
     def _can_send(self, system: System) -> bool:
@@ -100,50 +91,6 @@ class RemoteExecutor(Executor):
         return system.identity == self._base and not any(
             map(is_reference, system.configuration.values())
         )
-
-    def _start(self, system: System, of: RunState | Trace, **changes: Any) -> Start:  # noqa: ANN401
-        return Start(
-            job=self._workers.pool.next_job(),
-            configuration=system.configuration.to_json(),
-            example=of.example,
-            sample=of.sample,
-            seed=of.seed,
-            caches=self._caller.caches,
-            shares=self._caller.shares,
-            priced=self.meter.budget.cost is not None,
-            **changes,
-        )
-
-    async def _run(self, system: System, codec: CallCodec, start: Start) -> Document:
-        future: asyncio.Future[Document] = asyncio.get_running_loop().create_future()
-        job = ExampleJob(start, system, codec, self._caller, self.meter, future)
-        async with self.meter.deadline():
-            return await self._workers.pool.run(job)
-
-
-class _Workers:
-    """The workers of an executor, shared by its copies with other budgets."""
-
-    def __init__(self, open_pool: Callable[[], WorkerPool]) -> None:
-        self._open_pool = open_pool
-        self._pool: WorkerPool | None = None
-        self._codecs: dict[str, CallCodec] = {}
-
-    @property
-    def pool(self) -> WorkerPool:
-        if self._pool is None:
-            self._pool = self._open_pool()
-        return self._pool
-
-    def codec(self, system: System) -> CallCodec:
-        if system.identity not in self._codecs:
-            self._codecs[system.identity] = CallCodec(system)
-        return self._codecs[system.identity]
-
-    async def aclose(self) -> None:
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            await pool.aclose()
 
 
 def _fork(codec: CallCodec, fork: Fork) -> ForkRequest:

@@ -14,11 +14,11 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
-from compound.cluster.messages import VERSION, Facts, SystemFile
+from compound.cluster.messages import VERSION, Facts
 from compound.core.errors import DISTRIBUTION, CompoundError
 from compound.graph.registry.code import sources_beside
 from compound.graph.system import System
-from compound.yaml.program import Program, loads
+from compound.yaml.program import Program, SystemFile, loads
 
 SAME = "install the same versions on every machine, and share or copy the folder of the file to each of them"
 

@@ -16,8 +16,9 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt
 from compound.core.engine import Usage
 from compound.core.errors import CompoundError
 from compound.execution.budget import StoredUsage
+from compound.yaml.program import SystemFile
 
-VERSION = 4
+VERSION = 5
 Document = dict[str, object]
 
 
@@ -41,24 +42,6 @@ class JobQuestion(JobMessage):
     """Message of a worker about a job, mostly with a `Reply`, which repeats the id."""
 
     id: int
-
-
-class SystemFile(WorkerMessage):
-    """The file of a system, from which a worker rebuilds it.
-
-    Attributes:
-        text: content of the file.
-        path: its absolute path; code and data that it names are searched beside it.
-        overrides: entries of the file that are replaced.
-        allow_import: whether the file may name code.
-        trust: servers and keys that the file may use.
-    """
-
-    text: str
-    path: str
-    overrides: tuple[tuple[str, str], ...] = ()
-    allow_import: bool = True
-    trust: tuple[str, ...] = ()
 
 
 class Facts(WorkerMessage):
@@ -118,7 +101,6 @@ class Start(WorkerMessage):
         settings: by component, settings that override its own.
         samples: by component, sample indices that override ``sample``.
         fork: what to change in a recorded trace; None for a new run.
-        alone: whether to run only the changed call of the fork.
         done: results of calls that a lost worker finished, by address.
     """
 
@@ -135,7 +117,6 @@ class Start(WorkerMessage):
     settings: dict[str, Document] = {}
     samples: dict[str, int] = {}
     fork: ForkRequest | None = None
-    alone: bool = False
     done: dict[str, Document] = {}
 
 
@@ -185,14 +166,13 @@ class Finished(JobQuestion):
 class Enter(JobQuestion):
     """Ask for a turn and a reservation to send a request to a model's server; see `Throttle.admit`.
 
-    With the claim of a call, whose first request it is, the reply may be the result of the call.
+    Without a model, it reserves the worst case of a request that is not sent to a server.
     """
 
-    lm: str
-    seed: int
-    patience: float
     worst: StoredUsage
-    claim: Claim | None = None
+    lm: str = ""
+    seed: int = 0
+    patience: float = 0.0
 
 
 class Leave(JobMessage):
@@ -214,14 +194,8 @@ class Withdraw(JobQuestion):
     """Take back a question, or the right to execute a call, because its asker was cancelled."""
 
 
-class Reserve(JobQuestion):
-    """Reserve the worst case of a request that is not sent to a server; see `Meter.reserve`."""
-
-    worst: StoredUsage
-
-
 class Done(JobMessage):
-    """A job is finished: the trace of a run, or the one call of a job that resamples a call."""
+    """A job is finished: the trace of its run."""
 
     result: Document
     incidents: dict[str, NonNegativeInt]
@@ -251,7 +225,6 @@ ToDriver = (
     | Leave
     | Rejected
     | Withdraw
-    | Reserve
     | Done
     | JobFailed
     | Notice
@@ -366,19 +339,3 @@ class Outbox:
             batch, self._waiting = self._waiting, []
             self._some.clear()
             await self._connection.send(encode(batch))
-
-
-class Tasks(Protocol):
-    """Runs tasks: a task receives a text and returns one."""
-
-    async def check(self, text: str) -> dict[str, str]:
-        """Run the check on every machine; return the answers by name, or raise `CompoundError`."""
-        ...
-
-    async def run(self, text: str) -> str:
-        """Run a task on a machine with a free place, or raise `WorkerLost` if it is gone."""
-        ...
-
-    async def aclose(self) -> None:
-        """End the tasks that are running, and release what was opened."""
-        ...

@@ -266,7 +266,9 @@ class WorkerPool:
         )
         if self._restarts_left == 0:
             self._break(
-                WorkersLost(f"{worker.name} was lost, and max_restarts is used up", hint=RESUME)
+                WorkersLost(
+                    f"{worker.name} was lost ({reason}), and max_restarts is used up", hint=RESUME
+                )
             )
         else:
             self._restarts_left -= 1
@@ -286,11 +288,16 @@ class WorkerPool:
             else:
                 self._assign(job)
 
-    async def _replace(self, lost: _RemoteWorker) -> None:
+    async def _replace(self, lost: _RemoteWorker, attempts_left: int = START_ATTEMPTS - 1) -> None:
         await asyncio.gather(lost.connection.aclose(), return_exceptions=True)
         try:
-            worker = await self._restarted(int(lost.name.removeprefix("worker ")))
+            worker = await self._started(int(lost.name.removeprefix("worker ")))
         except Exception as found:  # noqa: BLE001 - jobs would wait for ever
+            if isinstance(found, _LostInStart) and attempts_left and self._restarts_left:
+                self._restarts_left -= 1
+                self._notify(f"{found.message}; it will be started again")
+                await self._replace(lost, attempts_left - 1)
+                return
             replacing = f"replacing {lost.name}"
             error = found if isinstance(found, CompoundError) else _unexpected(replacing, found)
             if (task := asyncio.current_task()) is not None:
@@ -307,18 +314,6 @@ class WorkerPool:
         waiting, self._waiting = self._waiting, []
         for job in waiting:
             self._assign(job)
-
-    async def _restarted(self, number: int) -> _RemoteWorker:
-        """Start a replacement, again if it is lost while it starts."""
-        for attempts_left in reversed(range(START_ATTEMPTS)):
-            try:
-                return await self._started(number)
-            except _LostInStart as error:
-                if not attempts_left or not self._restarts_left:
-                    raise
-                self._restarts_left -= 1
-                self._notify(f"{error.message}; it will be started again")
-        raise AssertionError("the last attempt returns or raises")
 
     def _break(self, error: CompoundError) -> None:
         """End all jobs, now and later, with an error."""

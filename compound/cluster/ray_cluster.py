@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import stat
 import tempfile
@@ -141,10 +140,12 @@ class RayCluster:
 @contextmanager
 def losses() -> Iterator[None]:
     """Raise `WorkerLost` for errors of Ray."""
-    from ray.exceptions import RayError
+    from ray.exceptions import OutOfMemoryError, RayError
 
     try:
         yield
+    except OutOfMemoryError as error:  # its text is a page of advice for Ray's own settings
+        raise WorkerLost("its machine ran out of memory") from error
     except RayError as error:
         raise WorkerLost(_line(error, -1)) from error
 
@@ -159,7 +160,12 @@ Function = Callable[[str], str]
 
 
 class RayTasks:
-    """Runs tasks on a Ray cluster; see `compound.cluster.messages.Tasks`.
+    """Runs tasks on a Ray cluster: functions that receive a text and return one.
+
+    Args:
+        address, cpus, start_seconds: as in the settings.
+        check: runs on every machine.
+        run: runs on a machine with a free place.
 
     Raises:
         MissingExtra: Ray is not installed.
@@ -174,7 +180,7 @@ class RayTasks:
         self._running: set[object] = set()
 
     async def check(self, text: str) -> dict[str, str]:
-        """Check every machine that can run tasks."""
+        """Run the check on every machine; return the answers by name, or raise `CompoundError`."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         machines = await self._cluster.machines(self._cpus)
@@ -198,7 +204,7 @@ class RayTasks:
         return answers
 
     async def run(self, text: str) -> str:
-        """Run a task; see `Tasks.run`."""
+        """Run a task, or raise `WorkerLost` if its machine is gone."""
         await self._cluster.connect()
         task = self._cluster.ray.remote(self._run)
         call = task.options(
@@ -221,50 +227,17 @@ class RayTasks:
         return answer
 
 
-# seconds that a reply of the driver may take before the worker is asked for more texts
-GRACE = 0.001
-
-
-class _Reordered:
-    """Restores the order of texts; Ray does not guarantee that of calls to an asynchronous actor."""
-
-    def __init__(self) -> None:
-        self._next = 0
-        self._early: dict[int, str] = {}
-
-    def add(self, number: int, text: str) -> list[str]:
-        """Add the text with a number, from 0; return the texts that are next."""
-        self._early[number] = text
-        found = []
-        while self._next in self._early:
-            found.append(self._early.pop(self._next))
-            self._next += 1
-        return found
-
-
 class _Inbox:
-    """The worker's end of its connection: texts that the actor's method puts in and takes out."""
+    """The worker's end of its connection: texts that the actor's methods put in and take out."""
 
     def __init__(self) -> None:
         self.arriving: asyncio.Queue[str] = asyncio.Queue()
-        self.leaving: list[tuple[int, str]] = []
-        self._numbers = itertools.count()
-        self._waiting: asyncio.Future[None] | None = None
+        self.leaving: list[str] = []
+        self.changed = asyncio.Event()
 
     async def send(self, text: str) -> None:
-        self.leaving.append((next(self._numbers), text))
-        self.wake()
-
-    async def some(self) -> None:
-        """Return when there are texts that leave, or when `wake` is called."""
-        if not self.leaving:
-            self._waiting = asyncio.get_running_loop().create_future()
-            await self._waiting
-
-    def wake(self) -> None:
-        """Let the call that waits for texts return."""
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
+        self.leaving.append(text)
+        self.changed.set()
 
     async def receive(self) -> str:
         return await self.arriving.get()
@@ -277,25 +250,22 @@ class WorkerActor:
     """A worker in a Ray actor. Its methods run in one event loop with the examples."""
 
     def __init__(self) -> None:
-        self._inbox, self._in_order = _Inbox(), _Reordered()
+        self._inbox = _Inbox()
         self._serving: asyncio.Task[None] | None = None
 
-    async def exchange(self, number: int, text: str) -> list[tuple[int, str]]:
-        """Deliver a text of the driver, unless it is empty, and wait for texts to the driver.
-
-        The call returns them with their numbers as soon as there are any, or when the next call
-        arrives.
-        """
+    async def put(self, text: str) -> None:
+        """Deliver a text of the driver."""
         if self._serving is None:
             self._serving = asyncio.create_task(serve(self._inbox))
-            self._serving.add_done_callback(lambda _: self._inbox.wake())
-        self._inbox.wake()
-        for each in self._in_order.add(number, text) if text else ():
-            self._inbox.arriving.put_nowait(each)
-        if not self._serving.done():
-            await self._inbox.some()
-        if self._serving.done():
-            self._serving.result()  # raises what ended the worker
+            self._serving.add_done_callback(lambda _: self._inbox.changed.set())
+        self._inbox.arriving.put_nowait(text)
+
+    async def take(self) -> list[str]:
+        """Return texts to the driver as soon as there are any, or raise what ended the worker."""
+        await self._inbox.changed.wait()
+        self._inbox.changed.clear()
+        if self._serving is not None and self._serving.done():
+            self._serving.result()
         texts, self._inbox.leaving = self._inbox.leaving, []
         return texts
 
@@ -303,36 +273,22 @@ class WorkerActor:
 class _RayConnection:
     """The driver's end of the connection to an actor.
 
-    A call delivers a text and returns what the worker sends next, so that an exchange is one call
-    instead of two. If there is nothing to deliver for `GRACE` seconds and no call is open, an empty
-    text is sent. At most two calls are open: the second makes the first one return.
+    At most one call in each direction is open: Ray does not guarantee the order of calls to an
+    asynchronous actor. Texts that wait for it are sent together.
     """
 
     def __init__(self, actor: Any) -> None:  # noqa: ANN401 - an actor, for which Ray has no types
         self._actor = actor
-        self._exchange = actor.exchange
         self._texts: deque[str] = deque()
-        self._calls: deque[Awaitable[list[tuple[int, str]]]] = deque()
-        self._in_order, self._numbers = _Reordered(), itertools.count()
-        self._changed = asyncio.Event()
 
     async def send(self, text: str) -> None:
-        while len(self._calls) > 1:
-            await self._wait()
-        self._call(next(self._numbers), text)
+        with losses():
+            await self._actor.put.remote(text)
 
     async def receive(self) -> str:
         while not self._texts:
-            if not self._calls:
-                await self._wait(GRACE)
-            if not self._calls:
-                self._call(-1, "")
             with losses():
-                found = await self._calls[0]
-            self._calls.popleft()
-            for number, text in found:
-                self._texts.extend(self._in_order.add(number, text))
-            self._changed.set()
+                self._texts.extend(await self._actor.take.remote())
         return self._texts.popleft()
 
     async def aclose(self) -> None:
@@ -340,23 +296,6 @@ class _RayConnection:
 
         with suppress(Exception):  # the cluster may be gone
             await asyncio.to_thread(ray.kill, self._actor)
-
-    async def _wait(self, seconds: float | None = None) -> None:
-        """Wait until a call is opened or has returned, at most for a time."""
-        self._changed.clear()
-        if seconds is None:
-            await self._changed.wait()
-            return
-        timer = asyncio.get_running_loop().call_later(seconds, self._changed.set)
-        try:
-            await self._changed.wait()
-        finally:
-            timer.cancel()
-
-    def _call(self, number: int, text: str) -> None:
-        with losses():
-            self._calls.append(self._exchange.remote(number, text))
-        self._changed.set()
 
 
 class RayTransport:

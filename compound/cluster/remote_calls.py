@@ -6,8 +6,7 @@ and reports each executed call at once. A call that is finished is therefore not
 worker dies.
 
 Each question costs the latency of a message and its reply. A request to a server is therefore one
-question for admission and budget, and the first request of an LLM component, which does nothing
-else that has an effect, also asks for the cached result of the call.
+question for admission and budget.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from typing import Any, Self, cast
 from compound.cluster import messages
 from compound.cluster.messages import Document, Outbox
 from compound.cluster.wire import Types, result_from_wire, result_to_wire
-from compound.components.llm import LLM
 from compound.core.engine import NO_USAGE, Engine, Usage
 from compound.execution.budget import Budget, Meter
 from compound.execution.caller import Caller, PendingCall
@@ -77,38 +75,6 @@ class ExampleLink:
         self.questions.post(messages.Finished(job=self.start.job, **call, result=result))
 
 
-@dataclass(eq=False)
-class CallClaim:
-    """The claim of a cached call: the driver returns its result, or lets this worker execute it."""
-
-    questions: DriverQuestions
-    message: messages.Claim
-    asked: bool = False
-
-    def once(self) -> messages.Claim | None:
-        """Return the question; None if it was asked."""
-        asked, self.asked = self.asked, True
-        return None if asked else self.message
-
-    async def ask(self) -> Document | None:
-        """Return the result of the call; None if it is to be executed here, or was already claimed."""
-        if (question := self.once()) is None:
-            return None
-        return cast("Document | None", (await self.questions.ask(question))["result"])
-
-
-class ResultKnown(BaseException):
-    """The driver has the result of the call that asks for admission of its first request.
-
-    Derives from BaseException so that ``except Exception`` on its way does not make it a failed
-    call.
-    """
-
-    def __init__(self, result: Document) -> None:
-        super().__init__()
-        self.result = result
-
-
 @dataclass(slots=True)
 class RemoteTurn(Turn):
     """A turn that the driver has granted."""
@@ -123,28 +89,16 @@ class RemoteGate:
 
     lm: str
     link: ExampleLink
-    claim: CallClaim | None = None
 
     @asynccontextmanager
     async def admit(
         self, seed: int, patience: float, meter: Meter, worst: Usage
     ) -> AsyncIterator[tuple[Turn, list[Usage]]]:
-        """Wait for a turn and a reservation of the driver's budget, and hold both.
-
-        Raises:
-            ResultKnown: the request is the first of a call whose result the driver has.
-        """
-        claim = None if self.claim is None else self.claim.once()
-        request: dict[str, Any] = {
-            "lm": self.lm,
-            "seed": seed,
-            "patience": patience,
-            "claim": claim,
-        }
-        question = messages.Enter(**self.link.next(), **request, worst=worst)
+        """Wait for a turn and a reservation of the driver's budget, and hold both."""
+        question = messages.Enter(
+            **self.link.next(), lm=self.lm, seed=seed, patience=patience, worst=worst
+        )
         value = await self.link.questions.ask(question)
-        if "result" in value:
-            raise ResultKnown(cast("Document", value["result"]))
         if not value["admitted"]:
             raise NeverAdmitted
         number, round_ = question.id, cast("int", value["round"])
@@ -181,7 +135,7 @@ class RemoteMeter(Meter):
     async def reserve(self, worst: Usage) -> AsyncIterator[list[Usage]]:
         """Reserve ``worst`` while a request is in flight; see `Meter.reserve`."""
         # also without a limit: the driver charges what is in flight when the worker is lost
-        question = messages.Reserve(**self._link.next(), worst=worst)
+        question = messages.Enter(**self._link.next(), worst=worst)
         await self._link.questions.ask(question)
         used: list[Usage] = []
         try:
@@ -195,18 +149,17 @@ class WorkerSender(Sender):
     """Sends the requests of a job; those to servers when the driver admits them."""
 
     link: ExampleLink | None = None
-    claim: CallClaim | None = None
 
-    def for_job(self, link: ExampleLink, claim: CallClaim | None = None) -> Self:
-        """Return a sender of a job, or of one call of it, which shares the engines."""
+    def for_job(self, link: ExampleLink) -> Self:
+        """Return a sender of a job, which shares the engines."""
         other = copy.copy(self)
-        other.link, other.claim = link, claim
+        other.link = link
         return other
 
     def _gate(self, lm: str, engine: Engine) -> Gate:
         assert self.link is not None
         # a model in this process has a queue of its own; a server is shared with all workers
-        return RemoteGate(lm, self.link, self.claim) if engine.remote else self.throttle(engine)
+        return RemoteGate(lm, self.link) if engine.remote else self.throttle(engine)
 
 
 class WorkerCaller(Caller):
@@ -236,47 +189,16 @@ class WorkerCaller(Caller):
                 link.finish(0, "", pending, result_to_wire(result, types, pending.address))
             return result
         question = messages.Claim(**link.next(), key=key, component=component.name)
-        claim = CallClaim(link.questions, question)
-        found = None if self._only_sends(pending) else await claim.ask()
-        if found is None:
-            made = await self._claimed(pending, claim, types)
-            if isinstance(made, CallResult):
-                return made
-            found = made
-        return result_from_wire(found, types, key)
-
-    def _only_sends(self, pending: PendingCall) -> bool:
-        """Return whether a call has no effect before its first request, which is to a server."""
-        lm = pending.values.get("lm")
-        return (
-            type(pending.component) is LLM
-            and isinstance(lm, str)
-            and bool(lm)
-            and self.engine(lm).remote
-        )
-
-    async def _claimed(
-        self, pending: PendingCall, claim: CallClaim, types: Types
-    ) -> CallResult | Document:
-        """Execute a call and report it, or return the driver's result, unless it was asked before."""
-        caller = self.replace(_sender=self._own_sender.for_job(self._link, claim))
+        found = (await link.questions.ask(question))["result"]
+        if found is not None:
+            return result_from_wire(cast("Document", found), types, key)
         try:
-            try:
-                result = await caller.execute(pending, claim.message.key)
-            except Exception:
-                if (found := await claim.ask()) is None:
-                    raise
-                return found
-            if (found := await claim.ask()) is not None:  # it has failed without a request
-                return found
+            result = await self.execute(pending, key)
             made = result_to_wire(result, types, pending.address)
-        except ResultKnown as known:
-            return known.result
         except BaseException:
-            question = claim.message
-            self._link.questions.post(messages.Withdraw(job=question.job, id=question.id))
+            link.questions.post(messages.Withdraw(job=question.job, id=question.id))
             raise
-        self._link.finish(claim.message.id, claim.message.key, pending, made)
+        link.finish(question.id, key, pending, made)
         return result
 
 

@@ -32,7 +32,6 @@ Question = (
     | messages.Leave
     | messages.Rejected
     | messages.Withdraw
-    | messages.Reserve
 )
 
 
@@ -64,7 +63,6 @@ class _Open:
     granted: bool = False
     worst: Usage = NO_USAGE  # what it reserves
     held: tuple[Throttle, Turn] | None = None
-    follows: int = 0  # id of the question that was asked together with this one
 
     def close(self) -> bool:
         """Cancel the task unless its outcome has arrived; return whether a granted one was cancelled."""
@@ -95,15 +93,12 @@ class ExampleServices:
         """
         match message:
             case messages.Claim():
-                self._begin_claim(message, None)
+                component = self.job.system.components[message.component]
+                self._begin(self._claims, message.id, partial(self._claim, message, component))
             case messages.Finished():
                 self._finish(message)
-            case messages.Enter(claim=None):
+            case messages.Enter():
                 self._begin(self._reserved, message.id, partial(self._enter, message))
-            case messages.Enter(claim=messages.Claim() as claim):
-                self._begin_claim(claim, message)
-            case messages.Reserve():
-                self._begin(self._reserved, message.id, partial(self._reserve, message))
             case messages.Leave():
                 self._leave(message)
             case messages.Rejected():
@@ -119,10 +114,6 @@ class ExampleServices:
             claim.close()
         lost = sum(request.close() for request in self._reserved.values())
         self.job.meter.incidents["lost"] += lost
-
-    def _begin_claim(self, message: messages.Claim, request: messages.Enter | None) -> None:
-        component = self.job.system.components[message.component]
-        self._begin(self._claims, message.id, partial(self._claim, message, component, request))
 
     def _begin(self, kind: dict[int, _Open], number: int, work: Work) -> None:
         opened = kind[number] = _Open(asyncio.get_running_loop().create_future())
@@ -146,30 +137,20 @@ class ExampleServices:
     def _answer(self, number: int, value: Document) -> None:
         self._reply(messages.Reply(id=number, value=value))
 
-    async def _claim(
-        self,
-        message: messages.Claim,
-        component: Component,
-        request: messages.Enter | None,
-        opened: _Open,
-    ) -> None:
-        """Answer with the result of the call, or let the worker execute it, with its first request."""
+    async def _claim(self, message: messages.Claim, component: Component, opened: _Open) -> None:
+        """Answer with the result of the call, or let the worker execute it."""
 
         async def execute() -> CallResult:
             opened.granted = True
-            if request is None:
-                self._answer(message.id, {"result": None})
-            else:
-                opened.follows = request.id
-                self._begin(self._reserved, request.id, partial(self._enter, request))
+            self._answer(message.id, {"result": None})
             found: CallResult = await opened.outcome
             return found
 
         result = await self.job.caller.share(message.key, component, execute)
         if not opened.granted:
-            asked = message.id if request is None else request.id
             types = self.job.codec.outputs_of(message.component)
-            self._answer(asked, {"result": result_to_wire(result, types, message.component)})
+            found = result_to_wire(result, types, message.component)
+            self._answer(message.id, {"result": found})
 
     def _finish(self, message: messages.Finished) -> None:
         """Keep the result of a paid call, and pass it to those who wait for an equal one."""
@@ -187,8 +168,14 @@ class ExampleServices:
         self._end(opened, (message.answered, message.used))
 
     async def _enter(self, message: messages.Enter, opened: _Open) -> None:
-        throttle = self.job.caller.throttle(message.lm)
         opened.worst = message.worst
+        if not message.lm:
+            async with self.job.meter.reserve(message.worst) as used:
+                opened.granted = True
+                self._answer(message.id, {})
+                used.extend((await opened.outcome)[1])
+            return
+        throttle = self.job.caller.throttle(message.lm)
         limits = message.seed, message.patience, self.job.meter, message.worst
         try:
             async with throttle.admit(*limits) as (turn, used):
@@ -205,18 +192,10 @@ class ExampleServices:
     async def _reject(self, message: messages.Rejected, throttle: Throttle, turn: Turn) -> None:
         self._answer(message.id, asdict(await throttle.refuse(turn, message.retry_after)))
 
-    async def _reserve(self, message: messages.Reserve, opened: _Open) -> None:
-        opened.worst = message.worst
-        async with self.job.meter.reserve(message.worst) as used:
-            opened.granted = True
-            self._answer(message.id, {})
-            used.extend((await opened.outcome)[1])
-
     def _withdraw(self, number: int) -> None:
         """Give up a claim, or give back what was reserved for a request that was not sent."""
         if (claim := self._claims.get(number)) is not None:
             claim.close()
-            self._withdraw(claim.follows)
         request = self._reserved.get(number)
         if request is not None and not request.outcome.done():
             request.outcome.set_result((False, [NO_USAGE]))

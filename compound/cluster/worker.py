@@ -15,7 +15,6 @@ from compound.core.errors import CompoundError
 from compound.execution.budget import Meter
 from compound.execution.executor import Executor
 from compound.execution.graph_run import Fork, RunState
-from compound.execution.trace import Call, Trace
 from compound.graph.configuration import canonical_json
 from compound.graph.registry.engines import for_system
 from compound.graph.system import System
@@ -135,11 +134,9 @@ class Rebuilt:
         self._bound: dict[str, tuple[System, CallCodec]] = {}
 
     async def run(self, start: messages.Start, link: ExampleLink, meter: RemoteMeter) -> Document:
-        """Run a job and return its trace, or the one call that it resamples."""
+        """Run a job and return its trace."""
         system, codec = self._bind(start.configuration)
         executor = self._executor.with_caller(self._caller.for_job(link, meter), meter)
-        if start.alone:
-            return codec.to_wire(await _resample(executor, system, codec, start))
         run = RunState(
             system,
             start.example,
@@ -171,26 +168,6 @@ class Rebuilt:
 
 def _end_of_traceback(error: BaseException) -> str:
     return "\n".join("".join(traceback.format_exception(error)).splitlines()[-SHOWN:])
-
-
-async def _resample(
-    executor: Executor, system: System, codec: CallCodec, start: messages.Start
-) -> Call:
-    assert start.fork is not None
-    calls = tuple(map(codec.from_wire, start.fork.calls))
-    trace = Trace(
-        start.example,
-        system.configuration.digest,
-        start.seed,
-        start.sample,
-        {},
-        calls,
-        system=system.identity,
-    )
-    changed = start.fork
-    return await executor.resample_call(
-        system, trace, changed.address, settings=changed.settings, sample=changed.resample
-    )
 
 
 def _fork(codec: CallCodec, start: messages.Start) -> Fork | None:

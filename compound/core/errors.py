@@ -319,6 +319,7 @@ LIBRARIES: Mapping[str, tuple[str, str]] = {
     "rouge_score": ("rouge-score", "rouge"),
     "matplotlib": ("matplotlib", "report"),
     "pyarrow": ("pyarrow", "hub"),
+    "s3fs": ("s3fs", "stores"),
     "sklearn": ("scikit-learn", "rewards"),
     "peft": ("peft", "train"),
     "opentelemetry": ("opentelemetry-sdk", "otel"),

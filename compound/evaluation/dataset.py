@@ -20,7 +20,9 @@ import numpy as np
 from compound.core.errors import DataError, DeclarationError, InvalidRow, suggest_name
 from compound.core.example import Example
 from compound.core.narrowing import report_wrong_arguments
+from compound.core.security.trust import is_store
 from compound.core.security.untrusted import UntrustedFolder, os_errors_as
+from compound.core.storage.stores import StoreFolder
 from compound.evaluation.feedback import IDENTITY, is_feedback_folder, read_feedback
 from compound.evaluation.hub import HUB, hub_rows, missing_path_error
 from compound.evaluation.rows import (
@@ -41,6 +43,7 @@ Split = Literal["train", "valid", "test"]
 ROLES: tuple[Split, ...] = ("train", "valid", "test")
 VALID_NAMES = ("dev", "valid", "validation", "val")
 """Usual names of the validation split; the others substitute for the first, the default."""
+MERGED = 50_000  # ids that are kept in a dictionary
 
 
 @report_wrong_arguments
@@ -52,7 +55,8 @@ class Dataset:
         path: A folder of ``<split>.jsonl``, ``.json`` or ``.csv`` files (also ``.gz``) or
             ``.parquet`` files, one such file with ``split_by``, a folder of feedback with shares in
             ``split_by``, or, if the path does not exist, the id of a data set on the Hugging Face
-            hub, ``owner/name``; ``hf://datasets/owner/name`` always refers to the hub.
+            hub, ``owner/name``; ``hf://datasets/owner/name`` always refers to the hub. The folder
+            or file may be in a store: ``s3://bucket/folder``.
         train, valid, test: The split of each role: a file's stem, a value of the ``split_by``
             column, or a hub split. ``test=None`` means no test split. If there is no
             file or hub split ``dev``, ``valid``, ``validation`` or ``val`` is read instead.
@@ -145,17 +149,16 @@ class Dataset:
         Raises:
             DataError: Data is missing or a row is invalid; the message names file and line.
         """
-        if role not in ROLES:
-            raise DeclarationError(f"unknown role {role!r}", hint=f"roles: {', '.join(ROLES)}")
         if limit is not None and limit < 1:
             raise DeclarationError(f"limit >= 1 must hold, got {limit}")
-        if not self.has(role):
-            raise DataError(
-                f"{self.path} has no {role} split",
-                hint=f"set {role}= to its name, or pass its rows",
-            )
-        found = list(self.stream(role, inputs))
-        return [found[i] for i in _sample(len(found), limit, seed, role)]
+        located = self._locate(role)
+        if limit is None:
+            return list(self._read(role, located, inputs))
+        # read twice, so that only the sample is in memory
+        count = sum(1 for _ in self._read(role, located, inputs))
+        chosen = {*_sample(count, limit, seed, role)}
+        rows = enumerate(self._read(role, located, inputs))
+        return [example for number, example in rows if number in chosen]
 
     def stream(
         self, role: Split, inputs: Sequence[str], report: Report | None = None
@@ -165,7 +168,16 @@ class Dataset:
         With ``report``, it is called with the errors of rows: those without an id or a split are
         skipped, and examples may lack inputs.
         """
-        split, location = self._locate(role)
+        return self._read(role, self._locate(role), inputs, report)
+
+    def _read(
+        self,
+        role: Split,
+        located: tuple[str, DataFile | Sequence[DataRow]],
+        inputs: Sequence[str],
+        report: Report | None = None,
+    ) -> Iterator[Example]:
+        split, location = located
         source = str(location.path) if isinstance(location, DataFile) else f"{self.path} {split}"
         rows: Iterable[tuple[int, DataRow]] = (
             iterate_rows(location, report)
@@ -173,15 +185,14 @@ class Dataset:
             else enumerate(location, 1)
         )
         wanted = role if isinstance(self.split_by, Mapping) else split
-        lines: dict[str, int] = {}
+        lines = _Lines()
         splits: set[str] = set()
         found = False
         for line, row in rows:
             place = f"{source}:{line}"
             try:
                 identity = self._identity(row, wanted, place, line)
-                self._check_new(identity, lines, place)
-                lines[identity] = line
+                self._check_new(identity, line, lines, place)
                 splits.add(split := self._split(row, identity, wanted, place))
             except InvalidRow as error:
                 if report is None:
@@ -216,6 +227,13 @@ class Dataset:
 
     def _locate(self, role: Split) -> tuple[str, DataFile | Sequence[DataRow]]:
         """Return the split of a role, and its file, or its rows if it has no file."""
+        if role not in ROLES:
+            raise DeclarationError(f"unknown role {role!r}", hint=f"roles: {', '.join(ROLES)}")
+        if not self.has(role):
+            raise DataError(
+                f"{self.path} has no {role} split",
+                hint=f"set {role}= to its name, or pass its rows",
+            )
         if self.rows is not None:
             return getattr(self, role), self.rows.get(role, ())
         if (folder := self._feedback()) is not None:
@@ -235,21 +253,30 @@ class Dataset:
             return None
         path = Path(self.path)
         folder, kind = self._folder()
+        store = folder if isinstance(folder, StoreFolder) else None
         if kind == "folder":
             return find_split_file(folder, self._names(role))
+        if kind is None and store is not None:
+            raise DataError(f"no file or folder {store}")
         if kind is None and self.within is not None:
             raise missing_path_error(str(path), path.relative_to(self.within).as_posix())
         if kind is None:
             return None
         if self.split_by is None:
             raise DataError(
-                f"{path} is a single file without split_by, so its rows for {role} are unknown",
+                f"{store or path} is a single file without split_by, so its rows for {role} are unknown",
                 hint="set split_by to a column, or shares such as {train: 0.6, valid: 0.2, test: 0.2}",
             )
+        if store is not None:
+            above, _, name = str(store).rpartition("/")
+            return getattr(self, role), DataFile(StoreFolder(above), name, str(store))
         return getattr(self, role), data_file(path, self.within)
 
-    def _folder(self) -> tuple[UntrustedFolder, str | None]:
+    def _folder(self) -> tuple[UntrustedFolder | StoreFolder, str | None]:
         """Return the path as a folder, and its kind."""
+        if is_store(self.path):
+            store = StoreFolder(self.path)
+            return store, store.kind()
         path = Path(self.path)
         if self.within is None:
             with os_errors_as(path, DataError):
@@ -257,15 +284,18 @@ class Dataset:
             return UntrustedFolder(path, error=DataError), kind
         if path == self.within:
             return UntrustedFolder(path, error=DataError), "folder"
-        file = data_file(path, self.within)
-        return file.folder.below(file.name), file.folder.kind(file.name)
+        above = UntrustedFolder(self.within, error=DataError)
+        name = path.relative_to(self.within).as_posix()
+        return above.below(name), above.kind(name)
 
     def _feedback(self) -> UntrustedFolder | None:
         """Return the folder if it holds feedback."""
-        if self.rows is not None or str(self.path).startswith(HUB):
-            return None
+        if self.rows is not None or str(self.path).startswith(HUB) or is_store(self.path):
+            return None  # asks no server
         folder, kind = self._folder()
-        return folder if kind == "folder" and is_feedback_folder(folder) else None
+        if kind != "folder" or isinstance(folder, StoreFolder):
+            return None
+        return folder if is_feedback_folder(folder) else None
 
     def _feedback_rows(self, folder: UntrustedFolder) -> Sequence[DataRow]:
         """Return the examples in a feedback folder, of all splits."""
@@ -297,11 +327,11 @@ class Dataset:
             )
         return str(identity)
 
-    def _check_new(self, identity: str, lines: Mapping[str, int], place: str) -> None:
-        if identity in lines:
+    def _check_new(self, identity: str, line: int, lines: _Lines, place: str) -> None:
+        if (known := lines.add(identity, line)) is not None:
             raise InvalidRow(
                 place,
-                f"id {identity!r} is already used on line {lines[identity]}",
+                f"id {identity!r} is already used on line {known}",
                 hint=f"ids must be unique; they are read from column {self.id!r}",
                 key="id",
             )
@@ -331,6 +361,27 @@ class Dataset:
                 report(error)
         given = MappingProxyType({name: values[name] for name in inputs if name in values})
         return Example(identity, given, MappingProxyType({**row, **values}), place=place)
+
+
+class _Lines:
+    """Lines of ids, in 16 bytes each."""
+
+    def __init__(self) -> None:
+        self._recent: dict[int, int] = {}
+        self._sorted = np.empty(0, [("id", "i8"), ("line", "i8")])
+
+    def add(self, identity: str, line: int) -> int | None:
+        """Add an id, or return the line on which it was added before."""
+        key = hash(identity)  # of a million ids, two share a hash with probability 3e-8
+        at = int(np.searchsorted(self._sorted["id"], key))
+        if at < len(self._sorted) and self._sorted["id"][at] == key:
+            return int(self._sorted["line"][at])
+        known = self._recent.setdefault(key, line)
+        if len(self._recent) == MERGED:
+            recent = np.array([*self._recent.items()], self._sorted.dtype)
+            self._sorted = np.sort(np.concatenate([self._sorted, recent]), order="id")
+            self._recent.clear()
+        return None if known == line else known
 
 
 def _rows(rows: Iterable[object], role: str) -> tuple[DataRow, ...]:

@@ -12,7 +12,7 @@ import functools
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NoReturn, NotRequired, TypedDict, cast
 from weakref import WeakKeyDictionary
@@ -318,7 +318,7 @@ OnTrace = Callable[[Example, Trace], None]
 async def evaluate(
     executor: Executor,
     system: System,
-    examples: Sequence[Example],
+    examples: Collection[Example],
     metric: Metric,
     *,
     samples: Sequence[int] = (0,),
@@ -360,7 +360,7 @@ async def evaluate(
 async def evaluate_all(
     executor: Executor,
     systems: Sequence[System],
-    examples: Sequence[Example],
+    examples: Collection[Example],
     metric: Metric,
     *,
     samples: Sequence[int] = (0,),
@@ -373,12 +373,12 @@ async def evaluate_all(
         raise DeclarationError("an evaluation needs at least one example and one sample index")
     rules = rules or EvaluationRules()
     bounds = score_bounds(metric, rules)  # rejects invalid bounds before any run
-    jobs = [
+    jobs = (  # one at a time: the examples may be read from a file
         (system, example, sample)
         for system in systems
         for example in examples
         for sample in samples
-    ]
+    )
     total = len(examples) * len(samples)
     collectors = [
         _Collector(executor, rules, total, len(samples), on_trace, _retrievers(system))
@@ -428,7 +428,7 @@ async def evaluate_all(
     try:
         with executor.sharing_failures():
             async with asyncio.TaskGroup() as group:
-                for _ in range(min(rules.concurrency, len(jobs))):
+                for _ in range(min(rules.concurrency, total * len(systems))):
                     group.create_task(worker())
     except BaseExceptionGroup as errors:
         executor.meter.release_runs()

@@ -9,9 +9,10 @@ are stored, so that files larger than memory can be compared.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import PurePosixPath
@@ -20,6 +21,7 @@ from types import MappingProxyType
 from compound.core.errors import DataError, InvalidRow, raise_all
 from compound.core.example import Example
 from compound.core.image import MAX_BYTES, Image
+from compound.core.security.trust import is_store
 from compound.core.security.untrusted import UntrustedFolder
 from compound.evaluation.dataset import ROLES, Dataset, Split
 from compound.evaluation.metrics.text import fold
@@ -28,6 +30,7 @@ from compound.graph.configuration import canonical_json, to_readable_json
 from compound.graph.types import accepts, as_declared, convert, format_type, holds_images
 
 CSV = (".csv", ".csv.gz")
+CHECKED = 10_000  # examples whose errors are reported together; more are not kept in memory
 
 
 def read_examples(
@@ -43,19 +46,64 @@ def read_examples(
 
     ``report`` is called with the errors of rows, as in `Dataset.stream`, without ``limit`` only.
     """
-    names = list(inputs)
     if report is None:
-        found = data.examples(role, names, limit=limit, seed=seed)
+        given = data.examples(role, [*inputs], limit=limit, seed=seed)
     else:
-        found = list(data.stream(role, names, report))
+        given = list(data.stream(role, [*inputs], report))
+    return list(_checked(data, role, inputs, given, report))
+
+
+class LargeData(Collection[Example]):
+    """The examples of a role, which are read again for each iteration; few of them are in memory."""
+
+    def __init__(
+        self, data: Dataset, role: Split, inputs: Mapping[str, object], count: int
+    ) -> None:
+        self._source, self._count = (data, role, inputs), count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, example: object) -> bool:
+        return any(example == other for other in self)
+
+    def __iter__(self) -> Iterator[Example]:
+        left = self._count
+        for example in _checked(*self._source):
+            left -= 1
+            yield example
+        if left:
+            data, role, _ = self._source
+            raise DataError(f"{data.path}, {role} split: it was changed while it was read")
+
+
+def read_or_stream(data: Dataset, role: Split, inputs: Mapping[str, object]) -> Collection[Example]:
+    """Return the checked examples of a role, which remain in their file if they are many."""
+    examples = _checked(data, role, inputs)
+    found = list(itertools.islice(examples, CHECKED))
+    more = sum(1 for _ in examples)
+    return LargeData(data, role, inputs, len(found) + more) if more else found
+
+
+def _checked(
+    data: Dataset,
+    role: Split,
+    inputs: Mapping[str, object],
+    given: Sequence[Example] | None = None,
+    report: Report | None = None,
+) -> Iterator[Example]:
+    """Yield examples with images and checked values; those of the file are read and checked in parts."""
     file = data.file(role)
-    if file is not None and any(map(holds_images, inputs.values())):
-        folder = UntrustedFolder(file.parent, error=DataError)
-        found = [
-            _with_images(example, inputs, folder, f"{data.path}, {role} split") for example in found
-        ]
+    where = f"{data.path}, {role} split"
     is_csv = file is not None and file.name.endswith(CSV)  # its cells are all strings
-    return check_types(found, inputs, f"{data.path}, {role} split", text=is_csv, report=report)
+    rows = iter(data.stream(role, [*inputs]) if given is None else given)
+    while found := list(itertools.islice(rows, CHECKED if given is None else None)):
+        if file is not None and any(map(holds_images, inputs.values())):
+            if is_store(data.path):
+                raise DataError(f"{where}: images beside data in a store are not read")
+            folder = UntrustedFolder(file.parent, error=DataError)
+            found = [_with_images(example, inputs, folder, where) for example in found]
+        yield from check_types(found, inputs, where, text=is_csv, report=report)
 
 
 def check_types(

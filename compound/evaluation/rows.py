@@ -14,13 +14,14 @@ import hashlib
 import json
 import math
 import numbers
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from compound.core.security.limits import DATA, LINE
 from compound.core.security.sanitize import replace_surrogates
 from compound.core.security.untrusted import CHUNK, UntrustedFolder, os_errors_as
 from compound.core.storage.records import Damaged, parse
+from compound.core.storage.stores import StoreFolder
 
 DataRow = Mapping[str, object]
 Reader = Callable[[object], object]
@@ -38,6 +40,8 @@ CSV_HINTS = {  # by a part of the message of Python's reader
     "new-line character": "save the file with the line ends of Unix or Windows",
 }
 BATCH = 1_000  # rows of a Parquet file that are decoded at once
+BUFFER = 2**22  # bytes of a column that are read at once
+DECODED = 2**28  # bytes that a batch may have
 EXTENSIONS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".json", ".json.gz", ".parquet")
 
 
@@ -181,7 +185,7 @@ class DataFile:
     suffix.
     """
 
-    folder: UntrustedFolder
+    folder: UntrustedFolder | StoreFolder
     name: str
     path: Path | str
 
@@ -195,7 +199,7 @@ class DataFile:
 
 
 def data_file(path: Path, within: Path | None) -> DataFile:
-    """Return a data file; without ``within``, the path to its folder may contain links."""
+    """Return a local data file; without ``within``, the path to its folder may contain links."""
     root = path.parent if within is None else within
     return DataFile(UntrustedFolder(root, error=DataError), path.relative_to(root).as_posix(), path)
 
@@ -356,13 +360,14 @@ def parquet_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
     path, total, number = file.path, 0, 0
     with os_errors_as(path, DataError), file.opened() as opened:
         try:
-            table = parquet.ParquetFile(opened)
+            raw = getattr(opened, "raw", opened)  # what pyarrow reads is not what comes next
+            table = parquet.ParquetFile(raw, buffer_size=BUFFER)
             names = table.schema_arrow.names
             if len(set(names)) < len(names):
                 raise DataError(f"{path}: two columns have the same name: {', '.join(names)}")
             reader = table_classes(table.schema_arrow)
-            for batch in table.iter_batches(batch_size=BATCH):
-                total += batch.nbytes
+            for batch in _batches(table, cast("BinaryIO", raw), path):
+                total += sum(map(_decoded_bytes, batch.columns))
                 if total > DATA.bytes:
                     raise DataError(f"{path}: holds more than {DATA}", hint=DATA.hint)
                 for row in batch.to_pylist():
@@ -377,6 +382,68 @@ def parquet_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
             raise DataError(
                 f"{path}:{number + 1}: not a readable Parquet file ({error})"
             ) from error
+
+
+def _batches(table: Any, file: BinaryIO, path: Path | str) -> Iterator[Any]:  # noqa: ANN401 - of pyarrow
+    """Yield batches of rows of bounded memory, although a text that is stored once may be in every row.
+
+    A text is at most as long as its column's dictionary, so that the number of rows is limited. Lists
+    may repeat it within a row: where this could be too much, texts remain encoded.
+    """
+    from pyarrow import parquet
+
+    for group in range(table.num_row_groups):
+        facts, texts, size, longest, lists = table.metadata.row_group(group), list[str](), 0, 1, 0
+        for index, column in enumerate(map(facts.column, range(facts.num_columns))):
+            declared = table.schema.column(index)
+            if column.physical_type != "BYTE_ARRAY":
+                size += column.num_values * (declared.length or 8)
+                continue
+            texts.append(declared.path)
+            most = _dictionary_bytes(file, column)
+            if declared.max_repetition_level:
+                lists += most * column.num_values
+            else:
+                longest += most
+        if size > DATA.bytes:
+            raise DataError(f"{path}: holds more than {DATA}", hint=DATA.hint)
+        rows, reader = max(1, min(BATCH, DECODED // longest)), table
+        if lists > DECODED:  # fewer batches, since each holds the dictionary of all earlier ones
+            rows = max(BATCH, facts.num_rows // 16)
+            reader = parquet.ParquetFile(file, read_dictionary=texts, buffer_size=BUFFER)
+        yield from reader.iter_batches(batch_size=rows, row_groups=[group])
+
+
+def _dictionary_bytes(file: BinaryIO, column: Any) -> int:  # noqa: ANN401 - of pyarrow
+    """Return the decoded size of the dictionary of a column, which the header of its page states."""
+    start = column.data_page_offset
+    if column.has_dictionary_page and 0 < column.dictionary_page_offset < start:
+        start = column.dictionary_page_offset
+    file.seek(start)
+    # in Thrift's compact form: the type of the page, 2 for a dictionary, and its decoded size; each
+    # is a mark and twice the number, with seven bits in a byte
+    found = re.match(rb"\x15(.)\x15([\x80-\xff]*[\0-\x7f])", file.read(16), re.DOTALL)
+    if found is None:
+        raise OSError("a page without a size")
+    size = sum((byte & 127) << 7 * place for place, byte in enumerate(found[2])) >> 1
+    return size if found[1] == b"\x04" else 0
+
+
+def _decoded_bytes(array: Any) -> int:  # noqa: ANN401 - an array of pyarrow, which has no types
+    """Return the bytes of the values of an array, in which equal texts may be stored once."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    if pa.types.is_dictionary(array.type):
+        lengths = compute.binary_length(array.dictionary).take(array.indices)
+        return int(compute.sum(lengths.cast("int64")).as_py() or 0)
+    if pa.types.is_struct(array.type):
+        return sum(map(_decoded_bytes, array.flatten()))
+    if pa.types.is_map(array.type):
+        return _decoded_bytes(array.keys) + _decoded_bytes(array.items)
+    if pa.types.is_nested(array.type):
+        return _decoded_bytes(array.flatten())
+    return int(array.nbytes)
 
 
 def table_classes(schema: object) -> Reader | None:
@@ -417,7 +484,9 @@ def _csv_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object] | Invalid
             yield number, dict(zip(header, cells, strict=True))
 
 
-def find_split_file(folder: UntrustedFolder, names: Sequence[str]) -> tuple[str, DataFile]:
+def find_split_file(
+    folder: UntrustedFolder | StoreFolder, names: Sequence[str]
+) -> tuple[str, DataFile]:
     """Return the first name that has a file, or the only other one that has, and its file."""
     with os_errors_as(folder, DataError):
         present = [name for name in folder.names() if name.endswith(EXTENSIONS)]
@@ -429,7 +498,7 @@ def find_split_file(folder: UntrustedFolder, names: Sequence[str]) -> tuple[str,
     )
     fitting = [name for name in files[split] if folder.kind(name) == "file"]
     if len(fitting) == 1:
-        return split, DataFile(folder, fitting[0], folder.path / fitting[0])
+        return split, DataFile(folder, fitting[0], f"{folder}/{fitting[0]}")
     count = "several files" if fitting else "no file"
     hint = f"files: {', '.join(present) or 'none'}"
     if split in present:

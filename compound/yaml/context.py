@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from compound.core.errors import CompoundError, DeclarationError, suggest_name
-from compound.core.security.trust import Trust, refusal
+from compound.core.security.trust import Trust, refusal, store_refusal
 from compound.core.security.untrusted import UntrustedFolder
 from compound.core.storage.artifacts import Reference, with_absolute_path
 from compound.engines.credentials import is_model_name
@@ -89,6 +89,17 @@ class FileContext:
         if refused is not None:
             self.document.report(place, *refused)
         return refused is None
+
+    def check_store(self, path: str, address: Address) -> None:
+        """Report data in a store that the user has not trusted, unless the command line names it."""
+        try:
+            trust = Trust.of_user(self.trusted, strict=not self.allow_import)
+            refused = store_refusal(trust, path)
+        except DeclarationError as error:
+            self.document.report_error(address, error)
+            return
+        if refused is not None and self.sends and not self.document.is_override(address):
+            self.document.report(address, *refused)
 
     def attempt(self, address: Address, make: Callable[[], T], code: str = "") -> T | None:
         """Return ``make()``, or None after reporting why it failed.

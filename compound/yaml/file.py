@@ -62,8 +62,8 @@ class DataSettings(Model):
     """Location of the examples."""
 
     path: str = Field(min_length=1)
-    """A folder or file relative to this file, a folder of feedback from `compound serve`, or a data set's id
-    on the Hugging Face hub, `owner/name`."""
+    """A folder or file relative to this file, or in a store (`s3://bucket/folder`), a folder of feedback from
+    `compound serve`, or a data set's id on the Hugging Face hub, `owner/name`."""
     train: str = "train"
     """The split to learn from."""
     valid: str = "dev"

@@ -14,6 +14,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pydantic import BaseModel, ConfigDict
+
 from compound.core.engine import Engine
 from compound.core.errors import DeclarationError, SpecError, suggest_name
 from compound.core.example import Metric
@@ -48,14 +50,19 @@ from compound.yaml.source import MAX_BYTES, apply, read
 from compound.yaml.types import parse_at
 
 
-@dataclass(frozen=True)
-class FileSource:
-    """What a file was loaded from, so that another process can load it in the same way; see `load`."""
+class SystemFile(BaseModel):
+    """What a file was loaded from, so that another process can load it in the same way; see `load`.
+
+    ``path`` is absolute; code and data that the file names are searched beside it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     text: str
-    overrides: tuple[tuple[str, str], ...]
-    allow_import: bool
-    trust: tuple[str, ...]
+    path: str
+    overrides: tuple[tuple[str, str], ...] = ()
+    allow_import: bool = True
+    trust: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,7 @@ class FileEngines:
     path: Path
     engines: Mapping[str, EngineSettings]
     outside: Collection[str] | None = None
-    source: FileSource | None = None
+    source: SystemFile | None = None
 
     def __call__(self, lm: str) -> Engine:
         """Return the engine of a model.
@@ -110,7 +117,7 @@ class Program:
     optimize: OptimizeSettings
     engines: Mapping[str, EngineSettings]
     outside: Collection[str] | None = None
-    source: FileSource | None = None
+    source: SystemFile | None = None
 
     @property
     def folder(self) -> Path:
@@ -233,7 +240,13 @@ def loads(
     assert system is not None
     outside = None if allow_import else frozenset(context.outside)
     replaced = tuple((key, value) for key, value in overrides)
-    source = FileSource(document.text, replaced, allow_import, tuple(trust))
+    source = SystemFile(
+        text=document.text,
+        path=os.path.abspath(path),
+        overrides=replaced,
+        allow_import=allow_import,
+        trust=tuple(trust),
+    )
     system = system.with_engines(FileEngines(path, engines, outside, source))
     return Program(path, document.text, system, data, metric, optimize, engines, outside, source)
 
@@ -348,6 +361,9 @@ def _data(context: FileContext) -> Dataset | None:
                 f"write {HUB}OWNER/NAME",
             )
         return Dataset(f"{HUB}{path.removeprefix(HUB)}", **rest)
+    if "://" in path:
+        context.check_store(path, address)
+        return Dataset(path, **rest)
     place, within = context.resolve_data(path, address)
     return Dataset(place, **rest, within=within)
 

@@ -41,12 +41,17 @@ def ray_scaling() -> str:
     return markdown(["workers", "examples per second", "bound", "relative (range)"], rows)
 
 
-def ray_memory() -> str:
-    """Tabulate the driver's resident memory during a long evaluation."""
-    found = results("ray_overhead")["memory"]
-    fifth = found["examples"] // 5
-    rows = [[f"{fifth * (i + 1):,}", f"{mb:.1f} MB"] for i, mb in enumerate(found["driver_mb"])]
-    return markdown(["examples", "resident memory of the driver"], rows)
+def large_job() -> str:
+    """Tabulate the driver's resident memory and the time of an evaluation of a million examples."""
+    found = results("large_job")
+    runs = [found["ray"], found["here"]]
+    last = len(runs[0]["examples"]) - 1
+    rows = []
+    for place in (0, *range(last // 5, last, last // 5), last):
+        label = f"{runs[0]['examples'][place]:,}" if place < last else "end"
+        cells = [f"{run['mb'][place]:.0f} MB, {run['seconds'][place]:.0f} s" for run in runs]
+        rows.append([label, *cells])
+    return markdown(["examples", "three workers", "this process"], rows)
 
 
 def worker_memory() -> str:
@@ -61,4 +66,4 @@ def worker_memory() -> str:
     )
 
 
-TABLES = (ray_overhead, ray_scaling, ray_memory, worker_memory)
+TABLES = (ray_overhead, ray_scaling, worker_memory, large_job)

@@ -16,12 +16,13 @@ import pytest
 from clusters.program import evaluated, examples, remote_executor, requests, write_program
 from clusters.transports import LocalTransport
 from compound.cluster.handshake import WorkerMismatch, rebuild
-from compound.cluster.messages import ProtocolError, SystemFile, WorkerConnection, for_driver
+from compound.cluster.messages import ProtocolError, WorkerConnection, for_driver
 from compound.cluster.pool import WorkersLost
 from compound.cluster.wire import values_from_wire, values_to_wire
 from compound.core.errors import CompoundError, DeclarationError
 from compound.execution.budget import Budget
 from compound.execution.cache import MemoryCache
+from compound.yaml.program import SystemFile
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def edited(kind: str, change: Callable[[dict[str, Any]], object]) -> LocalTransp
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("protocol", 99, "it has protocol 99, but the driver has 4"),
+        ("protocol", 99, "it has protocol 99, but the driver has 5"),
         ("compound", "0.0.1", "it has compound 0.0.1, but the driver has"),
         ("python", "3.99", "it has Python 3.99, but the driver has"),
         ("source", "0123", "its source of compound .* differs from the driver's"),
@@ -77,9 +78,7 @@ def test_a_worker_without_the_code_is_refused(source: SystemFile) -> None:
         update={"path": source.path.replace("system.yaml", "elsewhere/system.yaml")}
     )
     executor = remote_executor(source, LocalTransport(), 2)
-    executor._workers.pool._hello = executor._workers.pool._hello.model_copy(
-        update={"program": other}
-    )
+    executor.pool._hello = executor.pool._hello.model_copy(update={"program": other})
     with pytest.raises(WorkerMismatch, match="cannot load the system: .*no module 'parts'"):
         asyncio.run(evaluated(executor, rebuild(source).system))
     assert nothing_spent(source)
@@ -173,7 +172,9 @@ def test_usage_that_would_lower_or_hide_spending_is_refused(
 
     source = write_program(tmp_path, local=kind == "reserve")  # a model in the worker's process
     budget = Budget(calls=1000, cost=10.0)
-    executor = remote_executor(source, edited(kind, change), 1, budget=budget)
+    executor = remote_executor(
+        source, edited("enter" if kind == "reserve" else kind, change), 1, budget=budget
+    )
     with pytest.raises(WorkerMismatch, match=r"finite number|not negative|or equal to 0"):
         asyncio.run(evaluated(executor, rebuild(source).system))
     used = executor.meter.usage
@@ -260,7 +261,7 @@ def test_a_worker_that_cannot_be_replaced_for_any_reason_ends_the_run(source: Sy
 def test_lost_workers_are_replaced_up_to_a_number(source: SystemFile, restarts: int) -> None:
     deaths = [(2, False)] * 3
     transport = LocalTransport(deaths)
-    with pytest.raises(WorkersLost, match="was lost, and max_restarts is used up"):
+    with pytest.raises(WorkersLost, match=r"was lost \(killed\), and max_restarts is used up"):
         run(source, transport, 1, max_restarts=restarts)
     assert transport.started == 1 + restarts
     assert run(source, LocalTransport(deaths), 1, max_restarts=3) == run(
@@ -321,7 +322,7 @@ def test_a_replacement_that_is_lost_while_it_starts_is_started_again(
     source: SystemFile, deaths: int, replaced: bool
 ) -> None:
     expected, notices = run(source, LocalTransport()), list[str]()
-    transport = LocalTransport([(2, False), (100, False), *[DIES_IN_START] * deaths])
+    transport = LocalTransport([(2, False), (1000, False), *[DIES_IN_START] * deaths])
     assert run(source, transport, notify=notices.append) == expected
     assert notices[1:] == [
         *["worker 1 ended while it started: killed; it will be started again"] * min(deaths, 2),

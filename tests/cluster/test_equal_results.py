@@ -24,10 +24,10 @@ from clusters.program import (
 from clusters.transports import LocalTransport, PipeTransport
 from compound import Budget, Executor, System, Trace
 from compound.cluster.handshake import rebuild
-from compound.cluster.messages import SystemFile
 from compound.core.errors import BudgetExhausted
 from compound.execution.cache import MemoryCache
 from compound.graph.component import Output
+from compound.yaml.program import SystemFile
 
 
 @pytest.fixture(scope="module")

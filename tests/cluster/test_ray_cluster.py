@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import random
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -27,10 +29,15 @@ class RayError(Exception):
     pass
 
 
+class OutOfMemoryError(RayError):
+    pass
+
+
 @pytest.fixture(autouse=True)
 def ray(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     found, exceptions = ModuleType("ray"), ModuleType("ray.exceptions")
     exceptions.RayError = RayError  # type: ignore[attr-defined]
+    exceptions.OutOfMemoryError = OutOfMemoryError  # type: ignore[attr-defined]
     found.is_initialized = lambda: False  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ray", found)
     monkeypatch.setitem(sys.modules, "ray.exceptions", exceptions)
@@ -41,17 +48,15 @@ class Actor:
     """An actor whose calls are delayed by random numbers of turns of the event loop, in both directions."""
 
     def __init__(self, seed: int) -> None:
-        self._worker, self._random = WorkerActor(), random.Random(seed)
-        self.exchange = self
-        self.calls = 0
+        worker, self._random = WorkerActor(), random.Random(seed)
+        self.put, self.take = (
+            SimpleNamespace(remote=functools.partial(self._run, method))
+            for method in (worker.put, worker.take)
+        )
 
-    def remote(self, number: int, text: str) -> asyncio.Task[list[tuple[int, str]]]:
-        self.calls += 1
-        return asyncio.create_task(self._run(number, text))
-
-    async def _run(self, number: int, text: str) -> list[tuple[int, str]]:
+    async def _run(self, method: Any, *args: str) -> object:
         await self._wait()
-        found = await self._worker.exchange(number, text)
+        found = await method(*args)
         await self._wait()
         return found
 
@@ -96,23 +101,6 @@ def test_texts_arrive_once_and_in_order_in_both_directions(
     assert received == expected
 
 
-def test_a_question_and_its_reply_take_one_call_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def serve(connection: WorkerConnection) -> None:
-        while True:
-            await connection.send(await connection.receive())
-
-    async def work() -> int:
-        actor = Actor(0)
-        connection = _RayConnection(actor)
-        for number in range(10):
-            await connection.send(str(number))
-            assert await connection.receive() == str(number)
-        return actor.calls
-
-    monkeypatch.setattr(ray_cluster, "serve", serve)
-    assert asyncio.run(work()) == 10
-
-
 def test_an_error_of_the_worker_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     async def serve(connection: WorkerConnection) -> None:
         await connection.receive()
@@ -148,13 +136,22 @@ def test_a_dead_address_is_reported(ray: ModuleType, text: str, first: str, last
     )
 
 
+def test_a_worker_that_ran_out_of_memory_is_reported_in_a_few_words() -> None:
+    class Method:
+        async def remote(self, *_: object) -> None:
+            raise OutOfMemoryError("a page of advice")
+
+    with pytest.raises(WorkerLost, match="^its machine ran out of memory$"):
+        asyncio.run(_RayConnection(SimpleNamespace(take=Method())).receive())
+
+
 @TEXTS
 def test_a_lost_actor_is_reported(ray: ModuleType, text: str, first: str, last: str) -> None:
     class Method:
         async def remote(self, *_: object) -> None:
             raise RayError(text)
 
-    actor = SimpleNamespace(exchange=Method())
+    actor = SimpleNamespace(take=Method())
     with pytest.raises(WorkerLost) as caught:
         asyncio.run(_RayConnection(actor).receive())
     assert str(caught.value) == last.format("RayError")

@@ -40,14 +40,15 @@ RESULT: dict[str, object] = {
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_a_call_waits_for_at_most_one_question(tmp_path: Path, cached: bool) -> None:
+def test_a_call_asks_for_its_result_and_its_request(tmp_path: Path, cached: bool) -> None:
     source, transport = write_program(tmp_path), LocalTransport()
     executor = remote_executor(source, transport, 2, cache=MemoryCache() if cached else None)
     _, traces = asyncio.run(evaluated(executor, rebuild(source).system))
     messages = [each for worker in transport.sent for text in worker for each in json.loads(text)]
     asked = sum(each["type"] == "reply" for each in messages)
     models = ("sorter", "writer", "closer")  # functions ask nothing
-    assert asked == sum(call.component in models for trace in traces for call in trace.calls)
+    calls = [call for trace in traces for call in trace.calls if call.component in models]
+    assert asked == len(calls) + (sum(not call.reused for call in calls) if cached else 0)
 
 
 def test_calls_that_the_driver_has_are_not_made_again(tmp_path: Path) -> None:
@@ -101,41 +102,41 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def enter(number: int, claim: int) -> Enter:
-    return Enter(
-        job=1,
-        id=number,
-        lm="simulated",
-        seed=0,
-        patience=1.0,
-        worst=Usage(1, 10, 10),
-        claim=Claim(job=1, id=claim, key="k", component="writer"),
-    )
+def claim(number: int) -> Claim:
+    return Claim(job=1, id=number, key="k", component="writer")
 
 
-def test_the_first_request_of_a_call_gets_the_result_of_an_equal_one(tmp_path: Path) -> None:
+def enter(number: int) -> Enter:
+    return Enter(job=1, id=number, lm="simulated", seed=0, patience=1.0, worst=Usage(1, 10, 10))
+
+
+def test_equal_calls_get_the_result_of_the_first(tmp_path: Path) -> None:
     async def scenario(services: ExampleServices, replies: list[WorkerMessage]) -> None:
-        services.handle(enter(2, 1))
-        services.handle(enter(4, 3))
+        services.handle(claim(1))
+        services.handle(claim(3))
         await turns()
-        assert replies == [Reply(id=2, value={"admitted": True, "round": 0, "waited": 0.0})]
+        assert replies == [Reply(id=1, value={"result": None})]
+        services.handle(enter(2))
+        await turns()
+        assert replies[1:] == [Reply(id=2, value={"admitted": True, "round": 0, "waited": 0.0})]
         services.handle(Leave(job=1, turn=2, answered=True, used=[Usage(1, 2, 3)]))
         services.handle(
             Finished(job=1, id=1, key="k", address="writer", component="writer", result=RESULT)
         )
         await turns()
-        assert [reply.id for reply in replies[1:] if isinstance(reply, Reply)] == [4]
+        assert [reply.id for reply in replies[2:] if isinstance(reply, Reply)] == [3]
         assert services.job.meter.usage.calls == 1
 
     served(tmp_path, scenario)
 
 
 @pytest.mark.parametrize("arrived", [False, True], ids=["before the grant", "after the grant"])
-def test_a_withdrawn_call_gives_back_what_its_first_request_was_granted(
+def test_a_withdrawn_call_gives_back_what_its_request_was_granted(
     tmp_path: Path, arrived: bool
 ) -> None:
     async def scenario(services: ExampleServices, _: list[WorkerMessage]) -> None:
-        services.handle(enter(2, 1))
+        services.handle(claim(1))
+        services.handle(enter(2))
         if arrived:
             await turns()
         services.handle(Withdraw(job=1, id=2))
@@ -146,19 +147,9 @@ def test_a_withdrawn_call_gives_back_what_its_first_request_was_granted(
     served(tmp_path, scenario)
 
 
-def test_a_claim_that_is_granted_between_the_two_withdrawals_holds_nothing(tmp_path: Path) -> None:
-    async def scenario(services: ExampleServices, _: list[WorkerMessage]) -> None:
-        services.handle(enter(2, 1))
-        services.handle(Withdraw(job=1, id=2))  # the claim is not granted yet
-        await turns()
-        services.handle(Withdraw(job=1, id=1))
-
-    served(tmp_path, scenario)
-
-
 def test_the_request_of_a_lost_worker_is_charged_its_worst_case(tmp_path: Path) -> None:
     async def scenario(services: ExampleServices, _: list[WorkerMessage]) -> None:
-        services.handle(enter(2, 1))
+        services.handle(enter(2))
         await turns()
         services.close()
         await turns()

@@ -418,3 +418,60 @@ def test_unknown_classes_are_data_errors_and_damaged_metadata_is_ignored(tmp_pat
             )[0].gold["y"]
             == -1
         )
+
+
+def _repeated(count: int, size: int) -> Any:
+    """Return an array of equal texts, which a file holds once."""
+    pa = pytest.importorskip("pyarrow")
+    return pa.DictionaryArray.from_arrays(pa.array([0] * count, "int32"), pa.array(["x" * size]))
+
+
+@pytest.mark.parametrize("kind", ["texts", "lists", "numbers", "members"])
+def test_a_parquet_file_is_decoded_up_to_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    texts, offsets = _repeated(1000, 2**20), pa.array([0, 500, 1000], "int32")
+    column = {
+        "texts": lambda: texts,
+        "lists": lambda: pa.ListArray.from_arrays(offsets, texts),
+        "numbers": lambda: pa.array([[0] * 10_000_000]),
+        "members": lambda: pa.ListArray.from_arrays(
+            offsets, pa.StructArray.from_arrays([texts], ["a"])
+        ),
+    }[kind]()
+    parquet.write_table(pa.table({"q": column}), tmp_path / "rows.parquet")
+    assert (tmp_path / "rows.parquet").stat().st_size < 2**17
+    monkeypatch.setenv("COMPOUND_MAX_DATA_MB", "64")
+    monkeypatch.setattr("compound.evaluation.rows.DECODED", 2**24)
+    pa.default_memory_pool().release_unused()
+    before = pa.default_memory_pool().max_memory()
+    with pytest.raises(DataError, match="holds more than 64 MiB"):
+        list(read_rows(tmp_path / "rows.parquet"))
+    assert pa.default_memory_pool().max_memory() - before < 2**27
+
+
+@pytest.mark.parametrize("group", [3, 1000])
+def test_repeated_texts_in_lists_are_read_like_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: int
+) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = [
+        {
+            "turns": [{"role": "user", "text": f"text {i % 3}"}] * (i % 4),
+            "tags": None if i % 5 else ["a", None],
+            "name": f"n{i % 2}",
+            "scores": {"a": 1.5, "b": i},
+            "raw": b"x" * i,
+        }
+        for i in range(40)
+    ]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet", row_group_size=group)
+    plain = [row for _, row in read_rows(tmp_path / "rows.parquet")]
+    assert plain == rows
+    monkeypatch.setattr("compound.evaluation.rows.DECODED", 20)
+    assert [row for _, row in read_rows(tmp_path / "rows.parquet")] == rows

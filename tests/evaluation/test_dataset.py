@@ -178,6 +178,43 @@ def test_a_compressed_file_is_read_up_to_a_limit(
     assert len(ids(Dataset(tmp_path))) == 3000
 
 
+def test_repeated_ids_are_found_however_many_rows_are_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("compound.evaluation.dataset.MERGED", 7)
+    rows = [{"id": f"q{i}", "question": ""} for i in range(60)]
+    write(tmp_path / "train.jsonl", rows)
+    assert ids(Dataset(tmp_path)) == [row["id"] for row in rows]
+    for first, second in ((0, 59), (6, 7), (13, 55), (50, 59), (58, 59)):
+        changed = [*rows]
+        changed[second] = rows[first]
+        write(tmp_path / "train.jsonl", changed)
+        with pytest.raises(
+            DataError,
+            match=rf"train.jsonl:{second + 1}: id 'q{first}' is already used on line {first + 1}$|;",
+        ):
+            ids(Dataset(tmp_path))
+
+
+def test_a_sample_of_a_file_is_that_of_its_rows(tmp_path: Path) -> None:
+    rows = questions(40)
+    write(tmp_path / "train.jsonl", rows)
+    in_memory = Dataset.of(train=rows)
+    for limit, seed in ((3, None), (7, 0), (7, 1), (39, 2), (40, 3), (99, 4)):
+        found = Dataset(tmp_path).examples("train", ["question"], limit, seed)
+        assert found == in_memory.examples("train", ["question"], limit, seed)
+        assert len(found) == min(limit, 40)
+    (tmp_path / "train.jsonl").write_text((tmp_path / "train.jsonl").read_text() + "[]\n")
+    with pytest.raises(DataError, match="train.jsonl:41"):  # also behind the sample
+        Dataset(tmp_path).examples("train", ["question"], 3)
+
+
+def test_a_store_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(MissingExtra, match=r"s3://bucket/qa: S3 needs s3fs.*pip install.*stores"):
+        Dataset("s3://bucket/qa").examples("train", ["question"])
+
+
 def test_a_damaged_gzip_file_is_an_error_not_a_short_data_set(tmp_path: Path) -> None:
     whole = write(
         tmp_path / "train.jsonl.gz",

@@ -815,3 +815,53 @@ def test_two_evaluations_are_compared_on_the_examples_of_both() -> None:
     other = Evaluation("c", (ScoredRun("x", 0, 1.0),))
     assert first.shared(other) is first
     assert first.shared(first) is first
+
+
+def test_rows_of_a_large_file_are_evaluated_without_keeping_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("compound.evaluation.examples.CHECKED", 10)
+    path = tmp_path / "rows.jsonl"
+    rows = [{"text": f"text {i}" + " more" * (i % 3), "answer": str(2 + i % 3)} for i in range(95)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def count(text: str) -> str:
+        return str(len(text.split()))
+
+    system = System("count", {"answer": Function("count", count)(text=Input("text"))})
+    found = cp.evaluate(system, path, "exact_match", repeats=2, concurrency=8, cache=False)
+    kept = cp.evaluate(system, rows, "exact_match", repeats=2, concurrency=8, cache=False)
+    assert [row.score for row in found.rows] == [row.score for row in kept.rows] == [1.0] * 190
+    assert found.rows[-1].example == "rows.jsonl-95"
+    most, alive = 0, 0
+
+    def seen(example: Example, _: Trace) -> None:
+        nonlocal most, alive
+        if int(example.id.partition("-")[2]) % 19 == 0:
+            alive = sum(isinstance(each, Example) for each in gc.get_objects())
+            most = max(most, alive)
+
+    gc.collect()
+    before = sum(isinstance(each, Example) for each in gc.get_objects())
+    cp.evaluate(system, path, "exact_match", concurrency=1, cache=False, on_trace=seen)
+    assert most - before < 40  # two parts of ten, and a window of four
+
+
+def test_a_large_file_that_changes_during_an_evaluation_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("compound.evaluation.examples.CHECKED", 10)
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"x": i, "answer": "1"}) + "\n" for i in range(300)))
+
+    def one(x: int) -> str:
+        if x == 5:
+            with path.open("r+") as file:
+                file.truncate(path.read_text().index('{"x": 200'))
+        return "1"
+
+    system = System("one", {"answer": Function("one", one)(x=Input("x", int))})
+    with pytest.raises(
+        DataError, match="rows.jsonl, valid split: it was changed while it was read"
+    ):
+        cp.evaluate(system, path, "exact_match", concurrency=2, cache=False)

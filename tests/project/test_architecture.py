@@ -80,6 +80,7 @@ def test_tests_mirror_the_packages(graphs: ModuleType) -> None:
         "project",
         "real_browser",
         "real_ray",
+        "real_stores",
         "real_vllm",
         "reference",
         "support",

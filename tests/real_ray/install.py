@@ -1,8 +1,8 @@
-"""Put Ray into a virtual environment that also has the packages of this one: ``python install.py FOLDER``.
+"""Put Ray and a store into a virtual environment that also has the packages of this one.
 
-Ray needs nothing that the development environment lacks, so it is installed alone, and the
-environment of the tests refers to the packages of the development environment. Standard library
-only.
+Run ``python install.py FOLDER``. The environment of the tests refers to the packages of the
+development environment, and has only those that it lacks: Ray, s3fs, and moto, a server of S3's API.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sysconfig
 import venv
 from pathlib import Path
 
+PACKAGES = ("ray", "s3fs", "moto[server]")
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 
 
@@ -27,7 +28,7 @@ def main(folder: Path) -> None:
     here = sysconfig.get_path("purelib")
     (packages / "development.pth").write_text(f"import site; site.addsitedir({here!r})\n", "utf-8")
     command = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-    subprocess.run([*command, "--constraint", str(CONSTRAINTS), "ray"], check=True)
+    subprocess.run([*command, "--constraint", str(CONSTRAINTS), *PACKAGES], check=True)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,12 @@ from clusters.program import FILE, evaluated, local_result, remote_executor, req
 from compound.api.sweeps.runs import ClusterRuns, MachineCheck, SweepFile
 from compound.api.sweeps.sweep import plan, sweep
 from compound.cluster.handshake import WorkerMismatch, rebuild
-from compound.cluster.messages import SystemFile, WorkerConnection
+from compound.cluster.messages import WorkerConnection
 from compound.cluster.pool import WorkersLost
 from compound.cluster.ray_cluster import ClusterUnavailable, RayTransport
 from compound.execution.cache import MemoryCache
 from compound.optimization.settings.base import RaySettings, RunnerSettings
-from compound.yaml.program import load
+from compound.yaml.program import SystemFile, load
 
 SWEEP = (
     FILE
@@ -79,7 +79,7 @@ def test_by_default_each_node_has_a_worker(source: SystemFile) -> None:
     nodes = set[str]()
 
     async def work() -> object:
-        await executor._workers.pool.open()
+        await executor.pool.open()
         for connection in transport.connections:
             actor = connection._actor._actor_id.hex()  # type: ignore[attr-defined]
             nodes.add(ray._private.state.actors(actor)["Address"]["NodeID"])
@@ -144,9 +144,7 @@ def test_a_worker_without_the_code_is_refused_before_anything_is_spent(
 ) -> None:
     other = source.model_copy(update={"path": str(tmp_path / "elsewhere" / "system.yaml")})
     executor = remote_executor(source, RayTransport(), 2)
-    executor._workers.pool._hello = executor._workers.pool._hello.model_copy(
-        update={"program": other}
-    )
+    executor.pool._hello = executor.pool._hello.model_copy(update={"program": other})
     with pytest.raises(WorkerMismatch, match="cannot load the system"):
         asyncio.run(evaluated(executor, rebuild(source).system))
     assert requests(tmp_path) == 0

@@ -40,6 +40,7 @@ from compound.api.studio.views import VIEWS, View, compare, list_runs, query_of,
 from compound.core.errors import CompoundError, RunDirectoryError
 from compound.core.formatting import plural
 from compound.core.security.sanitize import redact_secrets, sanitize_text
+from compound.core.security.untrusted import UntrustedFolder
 from compound.core.web.addresses import is_loopback
 from compound.core.web.guard import Guard
 from compound.core.web.problems import HTTPProblem, json_response
@@ -156,9 +157,9 @@ def application(folder: Path, settings: ServerSettings | None = None) -> Starlet
     Raises:
         RunDirectoryError: the folder cannot be read.
     """
+    UntrustedFolder(folder).names()  # raises before anything is created
     scratch = tempfile.TemporaryDirectory(prefix="compound-ui-")
     runs = Runs(folder, Path(scratch.name))
-    runs.names()
     studio = Studio(runs, Labels())
 
     @contextlib.asynccontextmanager

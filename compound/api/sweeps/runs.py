@@ -11,11 +11,11 @@ import asyncio
 import json
 import platform
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -23,7 +23,7 @@ from compound.api.description import describe
 from compound.api.optimize import make_problem, run_optimization
 from compound.api.runners import source_of
 from compound.cluster.handshake import SAME, WorkerMismatch, facts_of, first_difference, rebuild
-from compound.cluster.messages import Document, Facts, SystemFile, Tasks, WorkerLost, WorkerMessage
+from compound.cluster.messages import Document, Facts, WorkerLost, WorkerMessage
 from compound.cluster.ray_cluster import RayTasks
 from compound.core.errors import CompoundError, DeclarationError, RunDirectoryError, first_leaf
 from compound.core.security.untrusted import UntrustedFolder
@@ -32,10 +32,7 @@ from compound.optimization.runs.directory import load_checkpoint
 from compound.optimization.runs.recorder import STOP, Interrupted, Listener, Recorder
 from compound.optimization.settings.base import RaySettings
 from compound.optimization.settings.optimize import OptimizeSettings
-from compound.yaml.program import Program
-
-if TYPE_CHECKING:
-    from compound.yaml import Program
+from compound.yaml.program import Program, SystemFile
 
 Watch = Callable[[Mapping[str, Any]], AbstractContextManager[Listener]]
 
@@ -201,13 +198,15 @@ def execute_run(text: str) -> str:
     """Execute or resume the run of a `RunTask`."""
     try:
         task = RunTask.model_validate_json(text)
-        with _naming_machine():
+        try:
             (program,) = _rebuild(task.check)
-            path = Path(task.path)
-            run = PlannedRun(
-                program.path.stem, task.method, task.seed, path, program
-            ).without_runner()
+            place = program.path.stem, task.method, task.seed, Path(task.path)
+            run = PlannedRun(*place, program).without_runner()
             _check_description(run, task.description)
+        except CompoundError as error:  # the driver does not know where a task runs
+            name = f"machine {platform.node()}"
+            problem = f"{name} cannot be used: {error.message}"
+            raise WorkerMismatch(problem, hint=error.hint) from error
         run.execute(Path(task.check.folder), lambda _: nullcontext(lambda event: None), Stopper())
     except Interrupted as error:
         return _result("interrupted", error)
@@ -224,16 +223,6 @@ def described(run: PlannedRun) -> Document | None:
     found: Document = json.loads(json.dumps(describe(problem)))
     del found["versions"]  # of libraries; those that matter are compared by `first_difference`
     return found
-
-
-@contextmanager
-def _naming_machine() -> Iterator[None]:
-    """Name this machine in errors about it: the driver does not know where a task runs."""
-    try:
-        yield
-    except CompoundError as error:
-        name = f"machine {platform.node()}"
-        raise WorkerMismatch(f"{name} cannot be used: {error.message}", hint=error.hint) from error
 
 
 def _rebuild(check: MachineCheck) -> list[Program]:
@@ -293,7 +282,7 @@ def cluster_settings(runs: Sequence[PlannedRun]) -> RaySettings:
     return found.ray
 
 
-def open_tasks(settings: RaySettings) -> Tasks:
+def open_tasks(settings: RaySettings) -> RayTasks:
     """Return the tasks of a Ray cluster."""
     return RayTasks(
         settings.address, settings.cpus, settings.start_seconds, check_machine, execute_run
@@ -308,7 +297,7 @@ class ClusterRuns:
         runs: Sequence[PlannedRun],
         folder: Path,
         settings: RaySettings,
-        tasks: Tasks,
+        tasks: RayTasks,
         report: Report,
         log: Callable[[str], None],
         stopper: Stopper,

@@ -28,8 +28,11 @@ _ADDRESS = re.compile(
     re.IGNORECASE
     | re.ASCII,  # without ASCII, [a-z] matches four other letters, such as the Kelvin sign
 )
+_STORE = re.compile(
+    r"s3://(?P<host>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?P<path>(?:/[^/?*\[\]\\\0-\x1f]+)*)/?"
+)
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_PORTS = {"https": 443, "http": 80}
+_PORTS = {"https": 443, "http": 80, "s3": 0}
 
 
 @dataclass(frozen=True, order=True)
@@ -63,6 +66,21 @@ class Origin:
         scheme = found["scheme"].lower()
         return cls(scheme, found["host"].lower(), port or _PORTS[scheme])
 
+    @classmethod
+    def of_store(cls, address: str) -> Origin:
+        """Return the bucket of an address such as ``s3://bucket/folder/rows.parquet``.
+
+        Raises:
+            DeclarationError: it is another address, or a part of it has another meaning to clients.
+        """
+        found = _STORE.fullmatch(address)
+        if found is None or {".", ".."} & {*found["path"].split("/")} or "::" in address:
+            raise DeclarationError(
+                f"{address!r} is not an address in a store",
+                hint="write s3://BUCKET/PATH, without keys; copy files from elsewhere, and name the copy",
+            )
+        return cls("s3", found["host"], 0)
+
     @property
     def is_loopback(self) -> bool:
         """Whether the server runs on this machine."""
@@ -75,7 +93,7 @@ class Origin:
 
     def __str__(self) -> str:
         port = "" if self.port == _PORTS[self.scheme] else f":{self.port}"
-        return f"{'http://' if self.scheme == 'http' else ''}{self.host}{port}"
+        return f"{'' if self.scheme == 'https' else f'{self.scheme}://'}{self.host}{port}"
 
 
 @dataclass(frozen=True)
@@ -112,7 +130,7 @@ class Trust:
     """Servers that a user trusts, and the keys that may be sent to each.
 
     Attributes:
-        hosts: servers that may receive prompts.
+        hosts: servers that may receive prompts, and buckets that may be read.
         keys: (environment variable, server) pairs.
         strict: whether only these entries count, excluding the providers' own addresses and this
             machine.
@@ -145,6 +163,9 @@ class Trust:
                     f"{entry!r} is not valid: {name!r} is not the name of an environment variable",
                     hint="write HOST, HOST:PORT, or http://HOST:PORT, optionally after NAME@",
                 )
+            if is_store(entry):
+                hosts.add(Origin.of_store(entry))
+                continue
             origin = Origin.of(address if "://" in address else f"https://{address}")
             hosts.add(origin)
             if separator:
@@ -174,6 +195,15 @@ class Trust:
             provider.origin == origin and name in provider.keys for provider in PROVIDERS.values()
         )
         return not self.strict and own
+
+
+def is_store(path: object) -> bool:
+    """Return whether a path is the address of a store, also if `Path` has removed a slash.
+
+    >>> is_store("s3://bucket/rows.jsonl"), is_store("rows.jsonl")
+    (True, False)
+    """
+    return str(path).startswith("s3:/")
 
 
 def config_file() -> Path:
@@ -230,13 +260,31 @@ def refusal(
         entry, what = str(origin), f"{sends} to {origin}"
     else:
         return None
+    return _missing(trust, f"sends {what}", entry)
+
+
+def store_refusal(trust: Trust, address: str) -> tuple[str, str] | None:
+    """Return why a file may not name data in a store, and how to allow it; None if it may.
+
+    They are read with the user's own keys, and become parts of prompts.
+
+    Raises:
+        DeclarationError: it is not an address in a store.
+    """
+    bucket = Origin.of_store(address)
+    if bucket in trust.hosts:
+        return None
+    return _missing(trust, f"reads {bucket} with your keys", str(bucket))
+
+
+def _missing(trust: Trust, what: str, entry: str) -> tuple[str, str]:
     if trust.strict:
         return (
-            f"the file sends {what}, which --no-import does not allow",
+            f"the file {what}, which --no-import does not allow",
             f"if you trust it, add --trust {entry}",
         )
     return (
-        f"the file sends {what}, which you have not trusted",
+        f"the file {what}, which you have not trusted",
         f"to allow it once, add --trust {entry}; in Python, pass trust=[{entry!r}]; "
         f"to allow it always, add trust = [{entry!r}] in {config_file()}",
     )

@@ -22,6 +22,7 @@ from typing import IO, BinaryIO, Literal, Self
 
 from compound.core.errors import CompoundError, RunDirectoryError
 from compound.core.security.limits import ARTIFACT, FILE, Limit
+from compound.core.security.trust import is_store
 
 Kind = Literal["file", "folder"]
 FolderStatus = tuple[tuple[str, int, int, int, int, int], ...]
@@ -157,6 +158,11 @@ class UntrustedFolder:
     ) -> None:
         if not _is_path(root):
             raise error(f"{str(root)!r} is not a path")
+        if is_store(root):  # of data sets, which are not opened here
+            raise error(
+                f"{root} is in a store, which has no locks, so that no run is written or opened there",
+                hint="name a local folder; a finished run can be copied with the tools of the store",
+            )
         self._root = Path(root)
         self._inside = inside
         self._error = error

@@ -562,6 +562,67 @@ def test_a_dotenv_file_in_the_working_directory_changes_nothing(
     assert python("-c", code, cwd=tmp_path).stdout.strip() == "None None"
 
 
+STORED = """
+system: demo
+lm: smollm2
+inputs: {question: str}
+components: {answerer: {llm: {prompt: Answer.}, in: {question: $question}}}
+outputs: {answer: $answerer}
+data: {path: "PATH"}
+"""
+
+
+def stored(path: str, **options: Any) -> cp.Dataset | None:
+    return loads(STORED.replace("PATH", path), **options).data
+
+
+@pytest.mark.parametrize("path", ["s3://bucket", "s3://bucket/qa/rows.parquet", "s3://localhost/x"])
+def test_a_file_reads_no_bucket_with_the_users_keys_without_consent(path: str) -> None:
+    bucket = "/".join(path.split("/")[:3])
+    with pytest.raises(
+        SpecError, match=rf"data.path: the file reads {bucket} with your keys"
+    ) as caught:
+        stored(path)
+    assert f"--trust {bucket}; in Python" in str(caught.value)
+    assert str(getattr(stored(path, trust=[bucket]), "path", "")) == path
+    for other in ("s3://bucket-2", "bucket", "https://bucket", "s3://buck"):
+        with pytest.raises(SpecError, match="which you have not trusted"):
+            stored(path, trust=[other])
+    # named on the command line
+    assert stored("data", overrides=[("data.path", path)]) is not None
+
+
+def test_without_imports_a_bucket_needs_consent_on_the_command_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COMPOUND_TRUST", "s3://bucket")
+    assert stored("s3://bucket/qa") is not None
+    with pytest.raises(SpecError, match="which --no-import does not allow"):
+        stored("s3://bucket/qa", allow_import=False)
+    assert stored("s3://bucket/qa", allow_import=False, trust=["s3://bucket"]) is not None
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("https://example.com/rows.jsonl", "gs://bucket/x", "az://bucket/x", "file:///etc/passwd"),
+        *("s3://key:secret@bucket/x", "s3://bucket/../other", "s3://bucket/x?versionId=1", "s3://"),
+        *("s3://bucket/*.jsonl", "zip://x::s3://bucket/a", "s3://bucket/a::b", "S3://bucket/x"),
+        *("s3://bucket:99/x", "memory://x", "s3://bucket//x", "s3://Bucket.example/x"),
+    ],
+)
+def test_no_other_address_is_a_data_set(path: str) -> None:
+    with pytest.raises(SpecError, match=r"data.path: .* is not an address in a store"):
+        stored(path, trust=["s3://bucket"])
+
+
+def test_an_engine_has_no_address_in_a_store() -> None:
+    with pytest.raises(SpecError, match="is not the address of a server"):
+        loads(text(api_base="s3://bucket"), trust=["s3://bucket"])
+    with pytest.raises(DeclarationError, match="is not the address of a server"):
+        Trust.of(["KEY@s3://bucket"])
+
+
 def test_strict_trust_has_no_exceptions() -> None:
     trust = Trust.of([], strict=True)
     assert not trust.allows_host(Origin.of("http://127.0.0.1:8000"))

@@ -550,6 +550,7 @@ HARMLESS = {
 # Everything else that opens, creates or looks for files, and why it may. Nobody may open files of
 # run directories, adapters, caches or reports in another way than by UntrustedFolder.
 ALLOWED = {
+    "compound/core/storage/stores.py": "files of a store, which is no folder",
     "compound/core/security/untrusted.py": "the one way",
     "compound/execution/cache.py": "SQLite, after UntrustedFolder.place",
     "compound/api/studio/application.py": "a temporary folder of its own",
@@ -639,6 +640,26 @@ def calls_by_source() -> dict[str, list[tuple[str, int]]]:
                 calls = file_calls(ast.parse(path.read_text(encoding="utf-8")))
                 found[path.relative_to(ROOT).as_posix()] = calls
     return found
+
+
+def test_no_run_is_written_or_opened_in_a_store(place: Path, cli: Any) -> None:
+    for command in (
+        ("optimize", "game.yaml", "--run-dir", "s3://bucket/runs/game", "--quiet"),
+        ("optimize", "game.yaml", "--run", "new", "--from", "s3://bucket/runs/game", "--quiet"),
+        ("sweep", "game.yaml", "--methods", "random", "--run", "s3://bucket/sweep"),
+        ("runs", "report", "s3://bucket/runs/game"),
+        ("runs", "list", "--dir", "s3://bucket/runs"),
+        ("runs", "verify", "s3://bucket/runs/game"),
+        ("runs", "compare", "runs/game", "s3://bucket/runs/game"),
+        ("run", "game.yaml", "--config", "s3://bucket/runs/game/best.json", "number=1"),
+        ("ui", "s3://bucket/runs", "--no-browser"),
+    ):
+        found = cli(*command)
+        assert found.code == 2, command
+        said = " ".join(found.err.split())
+        assert "is in a store, which has no locks" in said, (command, said)
+        assert "name a local folder" in said
+    assert not list(place.glob("s3*"))
 
 
 def test_a_run_is_not_written_through_a_link_in_the_working_directory(

@@ -9,13 +9,14 @@ from pathlib import Path
 from compound import Example, Executor, System, Trace
 from compound.cluster.executor import RemoteExecutor
 from compound.cluster.handshake import facts_of, rebuild
-from compound.cluster.messages import Hello, SystemFile, Transport
+from compound.cluster.messages import Hello, Transport
 from compound.cluster.pool import WorkerPool
 from compound.evaluation.evaluate import Evaluation, EvaluationRules, evaluate_all
 from compound.execution.budget import Budget, Meter
 from compound.execution.cache import Cache, MemoryCache
 from compound.graph.registry.engines import for_system
 from compound.metrics import custom
+from compound.yaml.program import SystemFile
 
 CODE = '''
 import os

@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping
 
 from compound.api.sweeps.runs import check_machine, execute_run
 from compound.cluster.messages import WorkerLost
+from compound.cluster.ray_cluster import RayTasks
 
 Edit = Callable[[str], str]
 
 
-class ThreadTasks:
+class ThreadTasks(RayTasks):
     """Tasks in threads.
 
     Args:
@@ -25,7 +26,7 @@ class ThreadTasks:
     def __init__(
         self, edit: Edit = lambda text: text, answer: Edit = lambda text: text, losses: int = 0
     ) -> None:
-        self._edit, self._answer, self._losses = edit, answer, losses
+        self._edit, self._edited, self._losses = edit, answer, losses
         self.started = self.running = self.most = 0
         self.closed = False
 
@@ -39,7 +40,7 @@ class ThreadTasks:
         self.running += 1
         self.most = max(self.most, self.running)
         try:
-            return self._answer(await self._execute(self._edit(text)))
+            return self._edited(await self._execute(self._edit(text)))
         finally:
             self.running -= 1
 
