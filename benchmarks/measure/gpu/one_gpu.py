@@ -10,7 +10,7 @@ Parts:
 - ``quantized``: the same in 8 and 4 bits, which needs bitsandbytes.
 - ``step``, ``shared``, ``long``: TRL's training step and ours, alternating, in the cases of `weights_speed`
   in ``measure/training``; ours processes every prompt, and equal prompts once, in packed rows.
-- ``larger``: the case ``long`` with bases of 1.7B and 8B.
+- ``larger``: the case ``long`` with a base of 8B.
 - ``sampling``: 64 requests by the engine and by ``generate`` of transformers, alternating.
 - ``mismatch``: log-probabilities of the sampler and of the trainer for the same tokens.
 - ``toys``: every training method on its toy task, with seed 0.
