@@ -47,7 +47,7 @@ LAYOUT = {
 # Upper limits, lowered with the code. What exceeds one replaces something, or argues for a higher
 # limit here.
 BUDGETS = {
-    "lines": 92_350,
+    "lines": 92_700,
     "modules": 350,
     "layers": 10,
     "public names": 44,

@@ -112,6 +112,8 @@ class Progress:
         facts: JSON recorded in the event.
         step: number of completed steps, if the job consists of steps.
         of: total number of steps; ``None`` if unknown in advance.
+        written: waits until the files that the state refers to are on the disk. The checkpoint is
+            stored then, while the job continues.
     """
 
     state: Mapping[str, Any]
@@ -119,6 +121,7 @@ class Progress:
     facts: Mapping[str, Any] = field(default_factory=dict)
     step: int | None = None
     of: int | None = None
+    written: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -234,6 +237,10 @@ class Memory(Protocol):
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Append a JSON record."""
+        ...
+
+    def flush(self) -> None:
+        """Wait until the last checkpoint is stored, before files that earlier ones need are deleted."""
         ...
 
     def records(self) -> Iterable[dict[str, Any]]:

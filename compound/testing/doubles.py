@@ -208,6 +208,9 @@ class PlainMemory:
         """Add a record."""
         self._records.append(json.dumps(record))
 
+    def flush(self) -> None:
+        """Do nothing: there are no checkpoints."""
+
     def records(self) -> list[dict[str, object]]:
         """Return the records, parsed from JSON."""
         return [json.loads(record) for record in self._records]

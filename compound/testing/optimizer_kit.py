@@ -295,11 +295,13 @@ class OptimizerJob:
         for what, value in (("state", event.state), ("facts", event.facts)):
             problem = json_problem(value)
             assert not problem, f"the {what} of Progress must be JSON, but {problem}; {STORE}"
+        if event.written is not None:
+            event.written()
         state, facts = (through_json(dict(value)) for value in (event.state, event.facts))
         assert isinstance(state, dict)
         assert isinstance(facts, dict)
         return KitCheckpoint(
-            replace(event, state=state, facts=facts),
+            replace(event, state=state, facts=facts, written=None),
             self.memory.snapshot(self._files / f"checkpoint-{next(self._numbers)}"),
             frozenset(self._cache.rows),
             self.executor.meter.snapshot(),

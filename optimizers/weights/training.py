@@ -37,6 +37,7 @@ from compound.core.storage.artifacts import (
     folder_digest,
     is_reference,
     store_folder,
+    sync,
     verify_reference,
 )
 from compound.core.threads import compute
@@ -113,7 +114,12 @@ class WeightTraining:
                 facts = {"evaluation": outcome.evaluation()} if evaluates else {}
                 note = outcome.format_evaluation() if evaluates else format_step(state.curve[-1])
                 yield Progress(
-                    state.to_json(), note, facts, step=state.step, of=self.recipe.settings.steps
+                    state.to_json(),
+                    note,
+                    facts,
+                    step=state.step,
+                    of=self.recipe.settings.steps,
+                    written=partial(sync, *session.folders(state)),
                 )
             yield session.proposal(state)
         except asyncio.CancelledError:
@@ -189,7 +195,7 @@ class TrainingSession:
             placement=placement,
             checkpointing=settings.base.gradient_checkpointing,
         )
-        self.trainer = open_learner(spec, settings.learner)
+        self.trainer = open_learner(spec, settings.learner, self.folder)
         self._texts = TokenTexts(self.trainer.tokenizer)
         values = system.configuration.values()
         drop_moments(self._memory, {v["sha256"] for v in values if is_reference(v)})
@@ -431,6 +437,13 @@ class TrainingSession:
             "memory": peak_memory(),
         }
 
+    def folders(self, state: TrainingState) -> list[Path]:
+        """Return the folders of the checkpoints that a state needs."""
+        found = [state.ahead]
+        for saved in (state.saved, state.best.saved if state.best else None):
+            found += [saved.optimizers, *saved.adapters.values()] if saved else []
+        return [self.folder / reference["path"] for reference in found if reference]
+
     def delete_unused(self, state: TrainingState) -> None:
         """Delete the optimizer states and adapters that neither this state nor the previous one needs.
 
@@ -438,15 +451,13 @@ class TrainingSession:
         this one is written. Of finished jobs, only the optimizer states whose adapters are no
         longer in the configuration are deleted.
         """
-        needed = [state.ahead]
-        for saved in (state.saved, state.best.saved if state.best else None):
-            needed += [saved.optimizers, *saved.adapters.values()] if saved else []
-        present = {reference["path"] for reference in needed if reference}
+        present = {folder.name for folder in self.folders(state)}
         present |= {stored.reference["path"] for stored in stored_moments(self._memory)}
         # the job's starting configuration and the recipe's state
         held = [self.task.system.configuration, *state.kept.values()]
         values = [value for some in held if isinstance(some, Mapping) for value in some.values()]
         present |= {Path(value["path"]).name for value in values if is_reference(value)}
+        self.task.context.memory.flush()  # the previous state is the checkpoint from here on
         over = [path.name for path in self.folder.glob(f"{OPTIMIZERS}-*")]
         for name in {*state.folders_before, *over}.difference(present, state.folders):
             discard(name, self.folder)

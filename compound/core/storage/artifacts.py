@@ -131,7 +131,8 @@ def store_folder(
 
     ``known`` holds the SHA-256 of written files by name, where the caller knows them.
 
-    Equal content is stored once. A crash leaves either all of it or nothing.
+    Equal content is stored once. A crash leaves either all of it or nothing; `sync` ensures
+    that it outlasts a loss of power.
     """
     with (
         os_errors_as(folder),
@@ -146,11 +147,27 @@ def store_folder(
             set_back(path)
         written = UntrustedFolder(made, error=ConfigurationError)
         status, digest = written.status(), written.digest(known)
-        target = folder / f"{name}-{digest[:SHOWN]}"
-        if UntrustedFolder(folder, error=ConfigurationError).kind(target.name) is None:
+        reference = {"path": f"{name}-{digest[:SHOWN]}", "sha256": digest}
+        target = folder / reference["path"]
+        try:
+            verify_reference(reference, folder)
+        except ConfigurationError:  # it is new, or was lost in part with the power
+            discard(target.name, folder)
             os.replace(made, target)
             WRITTEN.add(UntrustedFolder(target), digest, status)
-    return {"path": target.name, "sha256": digest}
+    return reference
+
+
+def sync(*folders: Path) -> None:
+    """Write the files of stored folders, and their names, from the memory of the system to the disk."""
+    for folder in folders:
+        for path in (*folder.iterdir(), folder, folder.parent):
+            with os_errors_as(path):
+                descriptor = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
 
 
 UMASK = os.umask(0o077)  # the process's umask can only be read by setting it

@@ -184,6 +184,7 @@ class Jobs:
         job.scored = scorer.snapshot()
         context.search.ledger = context.proposals.snapshot()
         steps = {} if event.step is None else {"step": event.step, "of": event.of}
+        context.recorder.written = event.written
         context.recorder.event("progress", job=number, note=event.note, **steps, **event.facts)
         context.record_violation(scorer.violation)
         context.record_news(number)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,8 +27,10 @@ from compound.optimization.runs.state import FORMAT, Checkpoint, OptimizationSta
 FULL_MESSAGES = ("No space left", "disk is full")  # messages of safetensors and SQLite
 APPENDED = ("events.jsonl", "traces.jsonl", "memory.jsonl")
 CONFIG, CHECKPOINT = "config.json", "checkpoint.json"
+BASELINES = "baselines"  # folder with the runs of baselines
 PILOT = "pilot"  # folder with the calls of a dry run, which a run uses
 _BEFORE_CONFIG = re.compile(r"lock|pilot|system\.yaml|\.(system\.yaml|config\.json)(\..+)?\.tmp")
+_WRITER = ThreadPoolExecutor(thread_name_prefix="checkpoint")
 UNREADABLE = (
     KeyError,
     TypeError,
@@ -74,6 +77,7 @@ class RunDirectory:
         self.folder = self._lock.folder
         self.step = 0
         self.cached = 0
+        self._storing: Future[None] | None = None
         try:
             self.folder.check()
             self.folder.remove_temporaries()
@@ -159,12 +163,18 @@ class RunDirectory:
         """Yield the records of a run that another process may be writing."""
         return read_records(path, name)
 
-    def checkpoint(self, state: OptimizationState, cached: int = 0) -> None:
-        """Store the state and the lengths of the append-only files, durably and atomically."""
-        # sync first: the checkpoint must not cover records that are not on the disk
-        for name, file in self._files.items():
-            with os_errors_as(self.path / name):
-                os.fsync(file.fileno())
+    def checkpoint(
+        self,
+        state: OptimizationState,
+        cached: int = 0,
+        written: Callable[[], None] | None = None,
+    ) -> None:
+        """Store the state and the lengths of the append-only files, durably and atomically.
+
+        With ``written``, a thread stores them when it returns; until then, the run resumes from
+        the previous checkpoint. The next checkpoint, or `flush`, waits for it and raises its error.
+        """
+        self.flush()
         self.step += 1
         self.cached = cached
         lengths = {name: self.folder.size(name) for name in APPENDED}
@@ -172,11 +182,28 @@ class RunDirectory:
             "format": FORMAT,
             "step": self.step,
             "lengths": lengths,
-            "checksums": self._checksums,
+            "checksums": dict(self._checksums),
             "cached": cached,
             "state": state.to_json(),
         }
+        if written is None:
+            self._store(stored)
+        else:
+            self._storing = _WRITER.submit(self._store, stored, written)
+
+    def _store(self, stored: Mapping[str, Any], written: Callable[[], None] = lambda: None) -> None:
+        written()
+        # sync first: the checkpoint must not cover records that are not on the disk
+        for name, file in [*self._files.items()]:
+            with os_errors_as(self.path / name):
+                os.fsync(file.fileno())
         self.write_json(CHECKPOINT, stored)
+
+    def flush(self) -> None:
+        """Wait until the last checkpoint is stored."""
+        storing, self._storing = self._storing, None
+        if storing is not None:
+            storing.result()
 
     def restore(self) -> OptimizationState | None:
         """Return to the last checkpoint and return its state, or ``None`` if there is none.
@@ -216,6 +243,8 @@ class RunDirectory:
 
     def close(self) -> None:
         """Close the files and release the lock."""
+        with suppress(Exception):  # the previous checkpoint remains
+            self.flush()
         for file in self._files.values():
             with suppress(OSError):  # `append` flushes each line, and has raised the error
                 file.close()
@@ -380,7 +409,7 @@ def baselines(folder: UntrustedFolder) -> list[UntrustedFolder]:
     Raises:
         RunDirectoryError: the configuration of one of them is missing.
     """
-    inside = folder.below("baselines")
+    inside = folder.below(BASELINES)
     places = [inside.below(name) for name in inside.names() if inside.kind(name) == "folder"]
     for place in places:
         if place.kind(CONFIG) is None and not all(map(_BEFORE_CONFIG.fullmatch, place.names())):

@@ -65,6 +65,7 @@ class Recorder:
     Attributes:
         resumed: whether the state was restored from a checkpoint.
         on_record: called with each further record of the method's memory.
+        written: what the next checkpoint waits for; see `compound.optimization.method.Progress`.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Recorder:
         self._disk = own
         self._listeners = [listener] if listener is not None else []
         self.on_record: list[Listener] = []
+        self.written: Callable[[], None] | None = None
         self._stop = False
         self._reported_problems = 0
         self.resumed = stored is not None
@@ -130,12 +132,14 @@ class Recorder:
     def save(self) -> None:
         """Checkpoint the current state."""
         self.state.meters = [meter.snapshot() for meter in self._meters]
-        self.run.checkpoint(self.state, self._disk.count)
+        written, self.written = self.written, None
+        self.run.checkpoint(self.state, self._disk.count, written)
         self._disk.step = self.run.step
 
     def _stop_if_requested(self) -> None:
         """Stop if requested, unless the run is already done."""
         if self._is_stop_requested() and not self.state.done:
+            self.run.flush()
             self._remove_stop_files()
             raise Interrupted(
                 f"stopped; progress is saved in {self.run.path}",
@@ -255,6 +259,10 @@ class RunMemory:
         self._recorder.run.append(MEMORY, record)
         for listener in self._recorder.on_record:
             listener(record)
+
+    def flush(self) -> None:
+        """Wait until the last checkpoint is stored."""
+        self._recorder.run.flush()
 
     def records(self) -> Iterator[dict[str, Any]]:
         """Yield the records so far."""

@@ -71,6 +71,7 @@ class BaseModelSettings(Settings):
 
 
 KEY = "COMPOUND_LEARNER_KEY"  # environment variable with the key of signatures of messages
+SAME_KEY = "set it to the same random text on all machines; messages are signed with it"
 LOWER = "set {section}.base.dtype to bfloat16, {section}.base.quantization to 4bit, or use a smaller model"
 
 
@@ -82,7 +83,8 @@ class LearnerSettings(Settings):
     divided. With 1, and one machine, this process computes the steps itself. Results are equal up to
     rounding for any number."""
     machines: int = Field(default=1, ge=1)
-    """Number of machines. On each machine but this one, `torchrun` starts the processes."""
+    """Number of machines. On each machine but this one, start `compound.optimizers.weights.distributed.node`
+    once; it serves all jobs of the run."""
     address: str | None = Field(default=None, pattern=r"^.+:[0-9]+$")
     """Host and port of this machine that the other machines connect to."""
     sharding: Literal["data", "fsdp"] = "data"
@@ -151,7 +153,7 @@ class LearnerSettings(Settings):
         if self.machines > 1 and not os.environ.get(KEY):
             raise DeclarationError(
                 f"{where}.machines is {self.machines}, but the environment variable {KEY} is not set",
-                hint=f"set {KEY} to the same random text on all machines; messages are signed with it",
+                hint=SAME_KEY,
             )
 
     def gpus(self, placement: Placement) -> list[str]:
@@ -160,8 +162,8 @@ class LearnerSettings(Settings):
         if devices.device_type(device) != "cuda":
             return []
         ranks = range(self.processes) if self.world > 1 else ()
-        placed = [place(Placement(device), rank).device for rank in ranks]
-        indices = (each.partition(":")[2] for each in placed or [devices.indexed_device(device)])
+        found = [placed(Placement(device), rank).device for rank in ranks]
+        indices = (each.partition(":")[2] for each in found or [devices.indexed_device(device)])
         return [name for index in indices if (name := gpu_name(int(index))) is not None]
 
     @staticmethod
@@ -170,7 +172,7 @@ class LearnerSettings(Settings):
         return "nccl" if kind == "cuda" else "gloo"
 
 
-def place(placement: Placement, rank: int) -> Placement:
+def placed(placement: Placement, rank: int) -> Placement:
     """Return where one process loads the base model."""
     if placement.device == "cuda":
         return replace(placement, device=f"cuda:{rank}")

@@ -1,7 +1,7 @@
 """Process of a learner: carries out the requests of a run, together with the others of its group.
 
-Requests and results are entries of the store of the group, which the run serves. They are JSON,
-never pickles, and signed with a key that the run passes on in the environment.
+Requests and results are entries of a store that the run serves. They are JSON, never pickles, and
+signed with a key that the launcher passes on in the environment.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compound.core.errors import DISTRIBUTION, CompoundError
+from compound.core.security.sanitize import sanitize_text
 from compound.engines import model_folder
 from compound.engines.local import loading
 from compound.engines.local.devices import Placement
-from compound.optimizers.weights.distributed.learner import KEY, open_trainer, place
+from compound.optimization.runs.directory import report_full_disk
+from compound.optimizers.weights.distributed.learner import KEY, open_trainer, placed
 from compound.optimizers.weights.learner.samples import samples_from_json
 from compound.optimizers.weights.learner.trainer import LearnerSpec, Saved, Trainer
 
@@ -41,11 +43,15 @@ if TYPE_CHECKING:
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 # For the slowest process of a collective; the end of a process is noticed at once.
-PATIENCE = timedelta(hours=2)
+PATIENCE = timedelta(minutes=30)
 FOREVER = timedelta(days=365)
-SETTLE = 3.0  # seconds in which the failure that caused a lost connection is noticed
+BEAT = 0.5  # seconds between the signs of life of a machine, and looks at the launcher
+SETTLE = 3.0  # seconds in which the failure that caused a lost connection is reported
+NETWORK = "check the network; GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names the one to use"
+SHOWN = 20  # lines of a log in a report
 PART = 4 * 2**20  # bytes of an entry; the store takes at most 8 MiB
-FAILURE, END = "failure", "end"  # entries
+JOBS = "jobs"  # entry of a run: the number of its jobs so far
+JOB, MACHINES, FAILURE, END = "job", "machines", "failure", "end"  # entries of a job
 READ: Mapping[str, Callable[[Any], Any]] = {
     "samples": samples_from_json,
     "taught": lambda rows: rows and samples_from_json(rows),
@@ -55,32 +61,38 @@ READ: Mapping[str, Callable[[Any], Any]] = {
 
 
 class Channel:
-    """Signed JSON messages, as entries of a store."""
+    """Signed JSON messages of one job, as entries of the store of a run."""
 
-    def __init__(self, store: Store, key: str) -> None:
-        self._store, self._key = store, key.encode()
+    def __init__(self, store: Store, key: str, job: int = 0) -> None:
+        from torch.distributed import PrefixStore
+
+        self.store, self._key = PrefixStore(f"{JOB} {job}", store), key.encode()
 
     def has(self, name: str) -> bool:
         """Return whether an entry exists, without waiting for it."""
-        return bool(self._store.check([name]))
+        return bool(self.store.check([name]))
 
     def mark(self, name: str) -> None:
         """Add an entry without a message."""
-        self._store.set(name, "")
+        self.store.set(name, "")
+
+    def count(self, name: str, more: int = 0) -> int:
+        """Add to a number, and return it."""
+        return int(self.store.add(name, more))
 
     def send(self, name: str, message: object) -> None:
         """Add a message, in which every number is exact."""
         content = json.dumps(message, separators=(",", ":")).encode()
         parts = range(0, len(content), PART)
         for number, start in enumerate(parts):
-            self._store.set(f"{name}|{number}", content[start : start + PART].decode())
-        self._store.set(name, f"{len(parts)} {self._sign(name, content)}")
+            self.store.set(f"{name}|{number}", content[start : start + PART].decode())
+        self.store.set(name, f"{len(parts)} {self._sign(name, content)}")
 
     def receive(self, name: str) -> Any:  # noqa: ANN401 - JSON
         """Wait for a message, and return it."""
-        self._store.wait([name], FOREVER)
-        count, signature = self._store.get(name).decode().split()
-        parts = [self._store.get(f"{name}|{number}") for number in range(int(count))]
+        self.store.wait([name], FOREVER)
+        count, signature = self.store.get(name).decode().split()
+        parts = [self.store.get(f"{name}|{number}") for number in range(int(count))]
         content = b"".join(parts)
         if not hmac.compare_digest(signature, self._sign(name, content)):
             raise PermissionError(f"the signature of the message {name!r} is wrong")
@@ -88,16 +100,14 @@ class Channel:
 
     def delete(self, name: str) -> None:
         """Delete a message that all readers have received."""
-        count = int(self._store.get(name).decode().split()[0])
+        count = int(self.store.get(name).decode().split()[0])
         for key in (name, *(f"{name}|{number}" for number in range(count))):
-            self._store.delete_key(key)
+            self.store.delete_key(key)
 
-    def send_first(self, name: str, message: object) -> bool:
-        """Add a message unless another process adds one of this name; return whether it was added."""
-        first = bool(self._store.add(f"{name}|count", 1) == 1)
-        if first:
-            self.send(name, message)
-        return first
+    def fail(self, failure: Mapping[str, Any]) -> None:
+        """Report the failure that ends the job, unless another one was reported first."""
+        if self.count(f"{FAILURE}|count", 1) == 1:
+            self.send(FAILURE, failure)
 
     def _sign(self, name: str, content: bytes) -> str:
         return hmac.new(self._key, name.encode() + b"\n" + content, hashlib.sha256).hexdigest()
@@ -109,89 +119,111 @@ def find_versions() -> dict[str, str]:
     return {"Python": platform.python_version(), **found}
 
 
-def main() -> None:
-    """Serve the run until it ends; ``torchrun`` and the run set the environment."""
-    rank, number = int(os.environ["RANK"]), 0
-    scratch = Path(tempfile.mkdtemp(prefix="compound-learner-"))
-    threading.Thread(target=_watch, args=(scratch,), daemon=True).start()
-    channel = Channel(_connect(), os.environ[KEY])
-    worker = LearnerWorker(rank, scratch)
+def connect(host: str, port: int, timeout: timedelta = PATIENCE) -> Store:
+    """Return a connection to the store of a run."""
+    from torch.distributed import TCPStore
+
+    return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+
+
+def tail(log: Path) -> str:
+    """Return the last lines of a log, indented."""
+    lines = log.read_text("utf-8", "replace").splitlines()[-SHOWN:]
+    return "\n".join(f"    {sanitize_text(line)[:300]}" for line in lines) or "    (no output)"
+
+
+def main(place: Mapping[str, Any]) -> None:
+    """Serve the run until it ends, in a place that the launcher assigns."""
+    worker, number = LearnerWorker(place), 0
+    for watch in (worker.follow_launcher, worker.await_end):
+        threading.Thread(target=watch, daemon=True).start()
+    channel = worker.connect()
     try:
         while True:
             request = channel.receive(f"request/{number}")
             result = worker.carry_out(request["action"], request["arguments"])
-            channel.send(f"result/{number}/{rank}", result)
+            channel.send(f"result/{number}/{worker.rank}", result)
             number += 1
-    except BaseException as error:  # noqa: BLE001 - reported to the run, which ends this process
+    except BaseException as error:  # noqa: BLE001 - reported to the run, which ends all processes
         traceback.print_exc()
         sys.stderr.flush()
         with suppress(Exception):  # the run has ended
-            _report(error, channel, rank)
-    shutil.rmtree(scratch, ignore_errors=True)
-    os._exit(1)  # a group whose other processes wait for this one cannot be left in order
-
-
-def _connect() -> Store:
-    """Return the store of the group."""
-    from torch.distributed import TCPStore
-
-    return TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        is_master=False,
-        wait_for_workers=False,
-        timeout=PATIENCE,
-    )
-
-
-def _watch(scratch: Path) -> None:
-    """Exit when the run asks for it, or has ended: its store ends with it, even by ``kill -9``."""
-    status = 1
-    with suppress(Exception):
-        _connect().wait([END], FOREVER)
-        status = 0
-    shutil.rmtree(scratch, ignore_errors=True)
-    os._exit(status)
-
-
-def _report(error: BaseException, channel: Channel, rank: int) -> None:
-    """Report an error to the run; if another process failed first, wait until that is reported."""
-    from torch import distributed
-
-    if isinstance(error, CompoundError):
-        found = {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
-    elif isinstance(error, distributed.DistError) or "gloo" in str(error):
-        found = {}
-    else:
-        found = {"error": f"{type(error).__name__}: {error}"}
-    if not found or not channel.send_first(FAILURE, {**found, "rank": rank}):
-        time.sleep(SETTLE)  # the agent ends all others at the first exit
+            worker.report(error, channel)
+            time.sleep(FOREVER.total_seconds())
+    worker.exit(1)
 
 
 class LearnerWorker:
-    """Carries out requests on the trainer of one process."""
+    """Carries out requests on the trainer of one process, whose place in the group is given."""
 
     trainer: Trainer | None = None
 
-    def __init__(self, rank: int, scratch: Path) -> None:
-        self.rank, self._scratch = rank, scratch
+    def __init__(self, place: Mapping[str, Any]) -> None:
+        self.rank: int = place["rank"]
+        self._place, self._world = place, place["processes"] * place["machines"]
+        self._scratch = Path(tempfile.mkdtemp(prefix="compound-learner-"))
+
+    def connect(self) -> Channel:
+        """Return a connection of its own: one that waits takes no other requests."""
+        return Channel(connect(*self._place["address"]), os.environ[KEY], self._place["job"])
+
+    def exit(self, status: int) -> None:
+        """Exit at once: a group whose other processes wait for this one cannot be left in order."""
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        os._exit(status)
+
+    def await_end(self) -> None:
+        """Exit when the run asks for it, or has ended: its store ends with it, even by ``kill -9``."""
+        with suppress(Exception):
+            self.connect().store.wait([END], FOREVER)
+        self.exit(0)
+
+    def follow_launcher(self) -> None:
+        """Exit, and say why, when the launcher has ended, even by ``kill -9``."""
+        while os.getppid() == self._place["launcher"]:
+            time.sleep(BEAT)
+        with suppress(Exception):  # the run has ended
+            self.connect().fail({"rank": self.rank, "message": "ended, as its launcher did"})
+        self.exit(1)
+
+    def report(self, error: BaseException, channel: Channel) -> None:
+        """Report an error to the run; if another process caused it, wait until that is reported."""
+        from torch import distributed
+
+        found: dict[str, Any] = {"rank": self.rank}
+        if isinstance(error, CompoundError):
+            found |= {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
+        elif isinstance(error, distributed.DistError) or "gloo" in str(error):
+            channel.mark(f"lost/{self.rank}")
+            time.sleep(SETTLE)
+            silent = [rank for rank in range(self._world) if not channel.has(f"lost/{rank}")]
+            what = f"did not take part in a collective operation (limit {PATIENCE}): {error}"
+            found = {"rank": (silent or [self.rank])[0], "message": what, "hint": NETWORK}
+        else:
+            log = Path(self._place["log"])
+            found |= {"message": f"failed: {type(error).__name__}: {error}"}
+            found |= {"log": tail(log), "logs": str(log.parent)}
+        channel.fail(found)
 
     def carry_out(self, action: str, arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
         """Carry out an action, and return its result as JSON."""
-        if action == "find_versions":  # which must be equal in all processes
-            return find_versions()
         if action in ("join", "open"):
             return getattr(self, action)(**arguments)
         given = {name: READ.get(name, lambda value: value)(v) for name, v in arguments.items()}
         assert self.trainer is not None  # the run opens it first
         if versions := given.pop("versions", None):
             self.trainer.versions = versions
+        folder = given.get("folder", self._scratch)
         if action in ("save", "write_adapter") and self.rank:
-            # forward passes of a probe need all processes
-            with tempfile.TemporaryDirectory(dir=self._scratch) as own:
-                getattr(self.trainer, action)(**{**given, "folder": Path(own)})
+            if not self.trainer.passes.in_step:  # else forward passes of a probe need all processes
+                return None
+            folder = given["folder"] = Path(tempfile.mkdtemp(dir=self._scratch))
+            action = action.replace("save", "save_adapters")
+        with report_full_disk(folder):
+            result = getattr(self.trainer, action)(**given)
+        if folder.parent == self._scratch:
+            shutil.rmtree(folder)
             return None
-        result = getattr(self.trainer, action)(**given)
         if action in ("values", "divergences"):  # every process has the rows of all samples
             rows = [sample.values for sample in result] if action == "values" else result
             return rows if self.rank == 0 else []
@@ -205,19 +237,26 @@ class LearnerWorker:
 
         if local:
             os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
-        processes = int(os.environ["LOCAL_WORLD_SIZE"])
+        each = self._place["processes"]
         if "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(max(1, torch.get_num_threads() // processes))
-        if torch.cuda.device_count() > (device := int(os.environ["LOCAL_RANK"])):
-            torch.cuda.set_device(device)
-        torch.distributed.init_process_group(backend, timeout=PATIENCE)
+            torch.set_num_threads(max(1, torch.get_num_threads() // each))
+        if backend == "nccl":
+            if (count := torch.cuda.device_count()) < each:
+                raise CompoundError(
+                    f"this machine has {count} CUDA devices, and learner.processes is {each}",
+                    hint="lower it, or set CUDA_VISIBLE_DEVICES of the machine",
+                )
+            torch.cuda.set_device(self._place["local"])
+        store = self.connect().store
+        group = {"store": store, "rank": self.rank, "world_size": self._world}
+        torch.distributed.init_process_group(backend, timeout=PATIENCE, **group)
 
     def open(self, spec: Mapping[str, Any], sharding: str) -> str:
         """Load the base model, instead of an earlier one; return why samples are not packed."""
         if self.trainer is not None:
             self.trainer.close()
         given = LearnerSpec.model_validate(spec)
-        placement = place(given.placement, int(os.environ["LOCAL_RANK"]))
+        placement = placed(given.placement, self._place["local"])
         load = load_divided if sharding == "fsdp" else None
         self.trainer = open_trainer(given.model_copy(update={"placement": placement}), load=load)
         return self.trainer.adapters.unshared
@@ -325,7 +364,3 @@ def _receive(modules: Iterable[torch.nn.Module], device: str) -> None:
                 known[tensor] = torch.nn.Parameter(own, requires_grad=False) if is_weight else own
             if not first:
                 setattr(module, name, known[tensor])
-
-
-if __name__ == "__main__":
-    main()

@@ -381,7 +381,7 @@ class Trainer:
 
     def save(self, folder: Path) -> Saved:
         """Store adapters and optimizer states, and return their references, relative to ``folder``."""
-        adapters = {name: self.adapters.save(name, folder) for name in self.adapters.spaces}
+        adapters = self.save_adapters(folder)
         for name in adapters:
             if self.versions[name][-1] != (now := self.adapters.version(name)):
                 known = [*self.versions[name], now]
@@ -392,6 +392,10 @@ class Trainer:
             versions={name: list(some) for name, some in self.versions.items()},
             skipped={name: updater.skipped for name, updater in self._updaters.items()},
         )
+
+    def save_adapters(self, folder: Path) -> dict[str, dict[str, str] | None]:
+        """Store adapters; all processes that share a base model must call it together."""
+        return {name: self.adapters.save(name, folder) for name in self.adapters.spaces}
 
     def restore(self, saved: Saved, folder: Path) -> None:
         """Restore adapters and optimizer states that `save` stored."""

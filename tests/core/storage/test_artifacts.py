@@ -19,6 +19,7 @@ from compound.core.storage.artifacts import (
     discard,
     folder_digest,
     store_folder,
+    sync,
     verify_reference,
 )
 
@@ -135,13 +136,14 @@ def test_a_link_in_a_written_folder_is_refused(
         verify_reference(reference, path.parent)
 
 
-def test_a_folder_that_was_there_before_is_read(
+def test_a_folder_that_was_there_before_is_read_and_replaced_if_damaged(
     written: tuple[Reference, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Equal content is stored once, but the folder of that name may have been changed by someone else."""
+    """Equal content is stored once, but a loss of power may have left the name with a part of it."""
     reference, path = written
     monkeypatch.setattr(artifacts, "WRITTEN", WrittenFolders())  # as in another process
     in_place(path)
-    assert store_folder(write, path.parent, "adapter") == reference
     with pytest.raises(ConfigurationError, match="was changed"):
         verify_reference(reference, path.parent)
+    assert store_folder(write, path.parent, "adapter") == reference
+    sync(verify_reference(reference, path.parent))

@@ -8,6 +8,7 @@ import os
 import resource
 import shutil
 import sqlite3
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from compound.core.errors import RunDirectoryError
 from compound.optimization.runs.changes import FORMAT
 from compound.optimization.runs.directory import (
     RunDirectory,
+    load_checkpoint,
     read_json,
     read_records,
     report_full_disk,
@@ -294,6 +296,37 @@ class TestCheckpoints:
         again = RunDirectory.open(run.path)
         assert again.restore() is None
         assert list(again.read("events.jsonl")) == []
+        again.close()
+
+    def test_a_checkpoint_waits_for_files_in_a_thread_while_the_run_continues(
+        self, tmp_path: Path
+    ) -> None:
+        """Until they are written, and if they cannot be, a crash goes back to the one before."""
+        run, written = begun(tmp_path / "run"), threading.Event()
+        run.append("events.jsonl", {"i": 0})
+        run.checkpoint(OptimizationState(announced=1))
+        run.append("events.jsonl", {"i": 1})
+        run.checkpoint(OptimizationState(announced=2), written=written.wait)  # type: ignore[arg-type]
+        run.append("events.jsonl", {"i": 2})  # meanwhile, and not a part of it
+        before = load_checkpoint(run.path)
+        assert before is not None
+        assert before.state.announced == 1
+        written.set()
+        run.flush()
+        after = load_checkpoint(run.path)
+        assert after is not None
+        assert (after.state.announced, after.step) == (2, 2)
+
+        def fail() -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        run.checkpoint(OptimizationState(announced=3), written=fail)
+        with pytest.raises(OSError, match="No space left"):
+            run.checkpoint(OptimizationState(announced=4))
+        run.close()
+        again = RunDirectory.open(run.path)
+        assert again.restore() == OptimizationState(announced=2)
+        assert list(again.read("events.jsonl")) == [{"i": 0}, {"i": 1}]
         again.close()
 
     @pytest.mark.parametrize(

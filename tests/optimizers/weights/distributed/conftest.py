@@ -36,11 +36,11 @@ def group() -> Iterator[Callable[[int], Processes]]:
 @pytest.fixture
 def booting(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Let processes run some code before they serve; `rank` is their rank."""
-    from compound.optimizers.weights.distributed import processes
+    from compound.optimizers.weights.distributed import node
 
     def boot(code: str) -> None:
-        lines = processes.BOOT.splitlines()
-        code = f"rank = int(os.environ['RANK'])\n{code}"
-        monkeypatch.setattr(processes, "BOOT", "\n".join([*lines[:5], code, *lines[5:]]))
+        lines = node.BOOT.splitlines()
+        code = f"import os; rank = int(place['rank'])\n{code}"
+        monkeypatch.setattr(node, "BOOT", "\n".join([*lines[:2], code, *lines[2:]]))
 
     return boot

@@ -15,7 +15,7 @@ from compound.api.estimate import estimate
 from compound.core.errors import CompoundError, DeclarationError, SpecError
 from compound.engines.local import devices
 from compound.engines.local.devices import Placement
-from compound.optimizers.weights.distributed.learner import LearnerSettings, place
+from compound.optimizers.weights.distributed.learner import LearnerSettings, placed
 from compound.optimizers.weights.methods import POLICY_METHODS
 from compound.yaml import load
 
@@ -67,7 +67,7 @@ def test_devices_that_do_not_suffice_are_refused(
 def test_one_device_for_each_process_suffices() -> None:
     LearnerSettings(processes=4).check(Placement("cpu"), "optimize.ppo")
     LearnerSettings().check(Placement("xpu"), "optimize.ppo")
-    assert [place(Placement("cuda"), rank).device for rank in range(2)] == ["cuda:0", "cuda:1"]
+    assert [placed(Placement("cuda"), rank).device for rank in range(2)] == ["cuda:0", "cuda:1"]
     chosen = [LearnerSettings.backend_on(kind) for kind in ("cuda", "cpu")]
     assert chosen == ["nccl", "gloo"]
 

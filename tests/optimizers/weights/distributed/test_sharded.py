@@ -278,4 +278,3 @@ def test_errors_of_a_process_are_those_of_the_trainer(toy_model: Path, tmp_path:
         ConfigurationError, match=r"learner process \d of 2.*declares alpha 8 and rank 8"
     ):
         learner.restore(saved, tmp_path)
-    assert processes.ended

@@ -1,0 +1,239 @@
+"""Learner processes of one machine, and the command that provides them on a machine without a run.
+
+    COMPOUND_LEARNER_KEY=… python -m compound.optimizers.weights.distributed.node HOST:PORT
+
+The command waits for a run at its address, starts processes for each of its training jobs, and
+waits again when the run is interrupted. It ends when the run has finished.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compound.core.errors import CompoundError
+from compound.engines import models
+from compound.optimization.runs.directory import BASELINES, load_checkpoint
+from compound.optimizers.weights.distributed import worker
+from compound.optimizers.weights.distributed.learner import KEY, SAME_KEY
+from compound.optimizers.weights.distributed.worker import END, JOB, MACHINES, Channel
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+COMMAND = "python -m compound.optimizers.weights.distributed.node"
+TOKEN = ".learner"  # file in the run directory, by which a machine proves that it shares it
+SAMPLE = 2**20  # bytes
+STOP = 10.0  # seconds between the request to end and SIGKILL
+PAUSE = 0.5  # seconds between the looks of a waiting machine
+CONNECT = timedelta(seconds=30)
+# With the import path of this process; `-P` keeps the working directory out of it.
+BOOT = """import json, sys
+sys.path[:], place = map(json.loads, sys.argv[1:])
+from compound.optimizers.weights.distributed.worker import main
+main(place)"""
+
+
+class LocalProcesses:
+    """Learner processes of one machine for one job, started by the constructor."""
+
+    def __init__(
+        self, address: tuple[str, int], job: int, key: str, asked: Mapping[str, Any], machine: int
+    ) -> None:
+        self.logs = Path(tempfile.mkdtemp(prefix="compound-learner-"))
+        self._first, self._processes = machine * asked["processes"], []
+        given = {**asked, "address": address, "job": job, "launcher": os.getpid()}
+        for local in range(asked["processes"]):
+            log = self.logs / f"{local}.log"
+            place = {**given, "rank": self._first + local, "local": local, "log": str(log)}
+            command = [sys.executable, "-P", "-c", BOOT, json.dumps(sys.path), json.dumps(place)]
+            with log.open("ab") as out:
+                process = subprocess.Popen(
+                    command,
+                    env={**os.environ, KEY: key},
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    start_new_session=True,  # Ctrl-C in a terminal ends the run first
+                )
+            self._processes.append(process)
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes, by rank."""
+        return [process.pid for process in self._processes]
+
+    def report(self, channel: Channel, ending: str = "") -> None:
+        """Report the first process that ended by itself, or why all are ended."""
+        codes = [(process.poll(), local) for local, process in enumerate(self._processes)]
+        code, local = next((each for each in codes if each[0] is not None), (None, 0))
+        if channel.has(END) or (code is None and not ending):
+            return
+        if code is not None:
+            names = {-each.value: each.name for each in signal.Signals}
+            ending = f"exited with status {code}"
+            ending = f"was killed by {names[code]}" if code in names else ending
+        log = self.logs / f"{local}.log"
+        found = {"rank": self._first + local, "message": ending, "log": worker.tail(log)}
+        channel.fail({**found, "logs": str(self.logs), "killed": code == -signal.SIGKILL})
+
+    def close(self, *, keep_logs: bool = False) -> None:
+        """Wait for the end of all processes, which was requested, and kill those that still run."""
+        deadline = time.monotonic() + STOP
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+            if process.poll() is None:
+                with contextlib.suppress(OSError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait(STOP)
+        if not keep_logs:
+            shutil.rmtree(self.logs, ignore_errors=True)
+
+
+def facts(job: Mapping[str, Any]) -> dict[str, str]:
+    """Return what must be equal on all machines of a job, by name."""
+    found = worker.find_versions()
+    try:
+        found["base weights"] = base_digest(models.resolve(job["model"]))
+        found["run directory"] = Path(job["folder"], TOKEN).read_text(encoding="utf-8")
+    except (CompoundError, OSError) as error:
+        found[f"{'run directory' if 'base weights' in found else 'base weights'}"] = (
+            f"none: {error}"
+        )
+    return found
+
+
+def base_digest(folder: Path) -> str:
+    """Return a digest of the files of a base model: of large ones, the size and 64 samples of 1 MiB."""
+    found = hashlib.sha256()
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        size = path.stat().st_size
+        found.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            for place in range(0, size, max(SAMPLE, size // 64)):
+                file.seek(place)
+                found.update(file.read(SAMPLE))
+    return found.hexdigest()[:16]
+
+
+class LearnerMachine:
+    """A machine that provides processes for the jobs of a run."""
+
+    def __init__(self, address: str, key: str, stop: Path | None = None) -> None:
+        host, _, port = address.rpartition(":")
+        self.address, self._key, self._stop = (host, int(port)), key, stop
+        self._folder: Path | None = None  # the run's, once a job has named it
+
+    def serve(self) -> None:
+        """Take part in all jobs of a run, until it has finished."""
+        tell(f"waiting for a run at {self.address[0]}:{self.address[1]}")
+        while not self._stopped():
+            try:
+                socket.create_connection(self.address, 5).close()
+                store = worker.connect(*self.address, CONNECT)
+            except (OSError, RuntimeError):  # no run, or another program
+                if self._folder and is_finished(self._folder):
+                    tell(f"the run in {self._folder.parent} has finished")
+                    return
+                time.sleep(PAUSE)
+                continue
+            try:
+                self._follow(store)
+            except RuntimeError as error:  # of a connection
+                tell(f"the run has ended or cannot be reached ({error}); waiting for it")
+        tell("stopped")
+
+    def _stopped(self) -> bool:
+        return self._stop is not None and self._stop.exists()
+
+    def _follow(self, store: Store) -> None:
+        """Take part in the jobs of a process that runs the system."""
+        done = 0
+        while not self._stopped():
+            if (job := int(store.add(worker.JOBS, 0))) > done:
+                self._take_part(Channel(store, self._key, job), job)
+                done = job
+            time.sleep(PAUSE)
+
+    def _take_part(self, channel: Channel, job: int) -> None:
+        """Provide the processes of one job, until it ends."""
+        if channel.has(END):
+            return
+        try:
+            asked = channel.receive(JOB)
+        except PermissionError:
+            channel.send(f"{MACHINES}/{channel.count(MACHINES, 1)}", {})
+            raise CompoundError(f"{KEY} is not that of the run", hint=SAME_KEY) from None
+        machine = channel.count(MACHINES, 1)
+        if machine >= asked["machines"]:
+            tell(f"job {job} has all its machines already; waiting for the next one")
+            return
+        self._folder, name = Path(asked["folder"]), f"{MACHINES}/{machine}"
+        channel.send(name, {"host": socket.gethostname(), "facts": facts(asked)})
+        tell(f"job {job}: machine {machine} of {asked['machines']}, {asked['processes']} processes")
+        launcher = LocalProcesses(self.address, job, self._key, asked, machine)
+        try:
+            while not (channel.has(END) or self._stopped()):
+                channel.count(f"{name}/beat", 1)
+                launcher.report(channel)
+                time.sleep(worker.BEAT)
+        finally:
+            failed = False
+            with contextlib.suppress(RuntimeError):  # the run has ended
+                launcher.report(channel, "was ended by its launcher")
+                failed = channel.has(worker.FAILURE)
+            launcher.close(keep_logs=failed)
+        tell(f"job {job} has ended")
+
+
+def is_finished(folder: Path) -> bool:
+    """Return whether the run with a memory folder has finished; of a baseline, the main run."""
+    run = folder.parent
+    if run.parent.name == BASELINES:
+        run = run.parents[1]
+    try:
+        found = load_checkpoint(run)
+    except CompoundError:  # damaged
+        return False
+    return found is not None and found.state.done
+
+
+def tell(text: str) -> None:
+    """Print a line with the time and the name of this machine."""
+    print(time.strftime("%H:%M:%S"), f"{socket.gethostname()}:", text, flush=True)
+
+
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(prog=COMMAND, description="Train for a run on other machines.")
+    parser.add_argument("address", help="HOST:PORT of the run, as in learner.address")
+    parser.add_argument("--stop", type=Path, help="end when this file exists")
+    given = parser.parse_args()
+    if not os.environ.get(KEY):
+        parser.error(f"set the environment variable {KEY}; {SAME_KEY}")
+    try:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else each lost connection is traced
+        LearnerMachine(given.address, os.environ[KEY], given.stop).serve()
+    except CompoundError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
