@@ -98,6 +98,7 @@ ACTIONS = [
     ),
     ("matplotlib", "from compound.report.rewards import reward_svg; reward_svg('drift', [])"),
     ("pyarrow", "cp.evaluate(llm(), cp.Dataset('someone/numbers'), 'exact_match', engines=lm)"),
+    ("s3fs", "cp.evaluate(llm(), 's3://bucket/rows.jsonl', 'exact_match', engines=lm)"),
     (
         "sklearn",
         "import numpy as np; from compound.rewards.heads import logistic; "
