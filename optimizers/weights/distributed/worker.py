@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import shutil
+import socket
 import sys
 import tempfile
 import threading
@@ -183,6 +184,9 @@ class LearnerWorker:
         while os.getppid() == self._place["launcher"]:
             time.sleep(BEAT)
         with suppress(Exception):  # the run has ended
+            socket.create_connection(
+                tuple(self._place["address"]), 5
+            ).close()  # a store is tried for long
             self.connect().fail({"rank": self.rank, "message": "ended, as its launcher did"})
         self.exit(1)
 

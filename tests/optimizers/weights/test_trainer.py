@@ -46,6 +46,7 @@ from compound.optimizers.weights.recipes.mmgrpo import (  # noqa: E402
 )
 from compound.optimizers.weights.steps import TrainingState  # noqa: E402
 from compound.optimizers.weights.training import TrainingSession  # noqa: E402
+from compound.testing import PlainMemory  # noqa: E402
 
 PLAIN = plain()
 
@@ -597,7 +598,7 @@ def test_what_a_job_began_with_is_not_deleted(toy_model: Path, tmp_path: Path) -
     assert begun
     agent = LLM("x", weights=LoRA(rank=4))(question=Input("question"))
     system = System("one", outputs={"answer": agent}, lm="lm").bind({"x.weights": begun})
-    context = SimpleNamespace(memory=SimpleNamespace(folder=tmp_path, state={}))
+    context = SimpleNamespace(memory=PlainMemory(tmp_path))
     task: Any = SimpleNamespace(
         system=system, keys=("x.weights",), train=[0], context=context, seed=0
     )

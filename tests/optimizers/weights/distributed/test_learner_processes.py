@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -28,7 +29,8 @@ from compound.api.optimize import run_optimization  # noqa: E402
 from compound.engines.local.engine import TransformersEngine  # noqa: E402
 from compound.optimization.runs.directory import read_records  # noqa: E402
 from compound.optimization.settings.optimize import make_settings  # noqa: E402
-from compound.optimizers.weights.distributed import worker  # noqa: E402
+from compound.optimizers.weights.distributed import node, worker  # noqa: E402
+from compound.optimizers.weights.distributed.learner import KEY  # noqa: E402
 from compound.optimizers.weights.distributed.processes import (  # noqa: E402
     Processes,
     ShardedLearner,
@@ -180,6 +182,20 @@ def test_no_process_outlives_the_run(
         os.killpg(driver.pid, number)  # as a terminal does with Ctrl-C
         driver.wait(GUARD)
     assert_end(pids)
+
+
+def test_a_process_that_starts_after_the_run_was_killed_ends(tmp_path: Path) -> None:
+    """Neither its launcher nor the store of the run exists any more."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = closed.getsockname()
+    place = {"processes": 1, "machines": 1, "rank": 0, "local": 0, "job": 1, "launcher": -1}
+    given = json.dumps({**place, "address": address, "log": str(tmp_path / "0.log")})
+    command = [sys.executable, "-P", "-c", node.BOOT, json.dumps(sys.path), given]
+    with subprocess.Popen(command, env={**os.environ, KEY: "key"}) as process:
+        try:
+            assert process.wait(GUARD) == 1
+        finally:
+            process.kill()
 
 
 @pytest.mark.slow
