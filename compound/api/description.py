@@ -35,7 +35,10 @@ PLACES = (
     *(f"optimize.*.learner.{how}" for how in ("processes", "machines", "address", "sharding")),
 )  # settings that change results only by rounding
 MAY_CHANGE = (
-    *(f"optimize.{name}" for name in ("budget.", "concurrency", "baselines", "trackers", "runner")),
+    *(
+        f"optimize.{name}"
+        for name in ("budget.", "concurrency", "max_failed", "baselines", "trackers", "runner")
+    ),
     "versions.",
     *FOR_MEMORY,
     *PLACES,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from statistics import linear_regression
 
 from tables.data import markdown, results
 from tables.training_speed import in_range
@@ -13,11 +12,6 @@ CASES = {
     "shared": "32 × (320 + 32) tokens",
     "long": "8 × (1,500 + 32) tokens, one prompt",
 }
-SIZES = (  # of the cases: tokens of the distinct prompts, samples of each, tokens of all answers
-    (8 * 192, 4, 32 * 32),
-    (8 * 320, 4, 32 * 32),
-    (1500, 8, 8 * 32),
-)
 FORMATS = ("float32 cpu", "float32 cuda", "bfloat16 cpu", "bfloat16 cuda")
 
 
@@ -85,31 +79,4 @@ def _largest(found: Mapping[str, Mapping[str, float]], form: str) -> list[str]:
     return [f"{max(each[key] for each in both):.0e}" for key in ("logps", "gradients")]
 
 
-def gpu_second_pass() -> str:
-    """Fit the time of a step to its tokens, and tabulate what the second pass costs beyond its tokens."""
-    rows = []
-    for name, key in (("medians", "median"), ("minima", "min")):
-        every, once = (
-            [results("one_gpu")[part][way][key] for part in CASES] for way in ("every", "once")
-        )
-        token, start = linear_regression(
-            [prompt * each + answers for prompt, each, answers in SIZES], every
-        )
-        sizes = (prompt + answers for prompt, _, answers in SIZES)
-        passes = [seconds - start - token * size for seconds, size in zip(once, sizes, strict=True)]
-        low, high = min(passes), max(passes)
-        rows.append(
-            [
-                name,
-                f"{1e6 * token:.0f} µs",
-                f"{start:.2f} s",
-                f"{low:.2f} to {high:.2f} s",
-                f"{round(low / token, -3):,.0f} to {round(high / token, -3):,.0f}",
-            ]
-        )
-    return markdown(
-        ["of the times", "a token", "a step without tokens", "second pass", "in tokens"], rows
-    )
-
-
-TABLES = (gpu_agreement, gpu_memory, gpu_second_pass, gpu_speed)
+TABLES = (gpu_agreement, gpu_memory, gpu_speed)

@@ -131,7 +131,7 @@ def use_packed_attention(model: PreTrainedModel) -> None:
         if pack is None:
             return unpacked(module, *states, **options)
         if options.get("dropout") or any(options.get(term) is not None for term in OTHER_TERMS):
-            raise NotImplementedError("attention with dropout or other terms")
+            raise ValueError("attention with dropout or other terms")
         how = by_blocks if states[0].device.type == "cpu" else by_length
         return how(states[:3], pack, options.get("sliding_window"), options.get("scaling")), None
 
