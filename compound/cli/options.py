@@ -1,9 +1,10 @@
-"""Application object, and options shared by several commands."""
+"""Application object, and options and output shared by several commands."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
@@ -11,8 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from compound.core.errors import SpecError
+from compound.core.formatting import plural
 
 if TYPE_CHECKING:
+    from compound.api.discover import Discovery
+    from compound.components.gateway.clustering import FoundPrompt
     from compound.core.example import Metric
     from compound.evaluation.dataset import Dataset
     from compound.yaml import Program
@@ -153,3 +157,31 @@ def require_data(program: Program, what: str) -> tuple[Dataset, Metric]:
             [f"{program.path}:1:1: {what} needs `{key}:` in the file" for key in missing]
         )
     return data, metric
+
+
+def show_prompts(found: Discovery) -> None:
+    """Print the counts of an agent's requests."""
+    print(
+        f"{found.agent}: {found.runs} runs, {found.usage.calls} requests, {found.usage.tokens} tokens"
+    )
+    for message, count in Counter(found.failed).most_common():
+        print(f"  {plural(count, 'run')} failed: {message}")
+    for name, count in found.recognized.items():
+        print(f"  {count} requests have the declared prompt {name}")
+    if found.other:
+        print(
+            f"  {found.other} requests have no prompt that several runs share; they are sent unchanged"
+        )
+    if not found.prompts:
+        print("  no further prompt was found")
+
+
+def confirm_prompt(prompt: FoundPrompt, yes: bool) -> bool:
+    """Show a prompt, and ask whether to tune it."""
+    print(f"\n{prompt.name}: {prompt.requests} requests in {prompt.runs} runs")
+    for role, text in prompt.match.items():
+        print(f"  [{role}]")
+        print("\n".join(f"    {line}" for line in text.splitlines()))
+    if yes or not sys.stdin.isatty():
+        return yes
+    return typer.confirm(f"Tune {prompt.name}?", default=True, err=True)

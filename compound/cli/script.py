@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compound.cli.init import DataTable, confirm_prompt, read_table, show_prompts
+from compound.cli.options import confirm_prompt, show_prompts
+from compound.cli.tables import DataTable, read_table
 from compound.core.errors import CompoundError, SpecError
 from compound.core.security.sanitize import sanitize_for_terminal
 from compound.core.security.trust import Origin

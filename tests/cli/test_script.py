@@ -16,8 +16,8 @@ import pytest
 from typer.testing import CliRunner
 
 from compound.cli import app
-from compound.cli.init import read_table
 from compound.cli.script import find_entry, write_source_diff
+from compound.cli.tables import read_table
 from compound.core.errors import CompoundError
 from compound.yaml import load
 from fake_openai import FakeOpenAI, chat, fake_openai

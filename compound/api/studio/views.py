@@ -14,8 +14,13 @@ from compound.api.studio.runs import Run, Runs, compared_sides, seconds_left, sp
 from compound.api.studio.traces import FILTERS, SORTS, Query
 from compound.core.errors import CompoundError
 from compound.evaluation.evaluate import Evaluation, gain_interval
-from compound.optimization.runs.candidate_record import FEWEST, CandidateRecord, cost_name, front
-from compound.optimization.runs.importance import importance
+from compound.optimization.runs.candidate_record import (
+    FEWEST,
+    CandidateRecord,
+    cost_name,
+    front,
+    importance,
+)
 from compound.optimization.runs.recorder import MEMORY
 from compound.report.facts import reward_facts
 from compound.report.record import RecordedTrace, own_gold

@@ -11,8 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from compound.api.studio.charts import HEIGHT, WIDTH, Chart, Point, Scale, draw
-from compound.optimization.runs.candidate_record import CandidateRecord
-from compound.optimization.runs.importance import importance
+from compound.optimization.runs.candidate_record import CandidateRecord, importance
 
 NUMBERS = st.floats(-1e6, 1e6, allow_subnormal=False)
 

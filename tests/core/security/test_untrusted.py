@@ -570,6 +570,7 @@ ALLOWED = {
     "compound/evaluation/metrics/custom.py": "walks through a syntax tree",
     "compound/core/errors.py": "asks whether this package lies in a clone",
     "compound/cli/init.py": "asks whether the user's own data are there",
+    "compound/cli/tables.py": "asks whether the user's own data are a folder",
     "compound/api/arguments.py": "asks whether the user's own path is a file",
     "compound/cli/export.py": "asks whether the user's own path is a folder",
     "compound/api/description.py": "asks whether a teacher, which the user's own file names, is there",
@@ -607,6 +608,7 @@ ALLOWED = {
     "optimizers/weights/interchange.py": "files and folders that the user's own code names; files in the new folder that `store_folder` fills",
     "optimizers/weights/steps.py": "files in the new folder that `store_folder` fills, or that `verify_reference` has read",
     "optimizers/weights/distributed/worker.py": "its own temporary folder",
+    "optimizers/weights/distributed/node.py": "its own temporary folder; files of the base model and of the run, which a signed job names; the user's stop file",
     "optimizers/weights/training.py": "lists names of folders to delete, which `discard` checks",
 }
 

@@ -122,7 +122,7 @@ def test_every_method_trains_to_the_weights_of_one_process(
     own.mkdir()
     folder.mkdir()
 
-    def opened(spec: LearnerSpec, settings: LearnerSettings) -> Both:
+    def opened(spec: LearnerSpec, settings: LearnerSettings, folder: Path) -> Both:
         learners.append(Both(spec, group(count), own))
         return learners[-1]
 
