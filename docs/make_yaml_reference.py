@@ -35,7 +35,6 @@ MODELS: Mapping[str, type[BaseModel]] = {
     },
     **kinds.INDEX_SETTINGS,
     "tool function": agents.TOOLS["function"],
-    "tool openapi": agents.TOOLS["openapi"],
     "tool mcp": agents.MCPSettings,
     "external_agent prompts": agents.AgentPromptSettings,
     "external_agent match": agents.Match,

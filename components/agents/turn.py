@@ -17,7 +17,6 @@ from compound.components.answers.asking import ask, noting_truncation
 from compound.components.answers.type_notes import answer_note
 from compound.components.fields import describe_images, format_inputs, parse, take_images
 from compound.components.llm import LLM
-from compound.components.tools.source import PassingError
 from compound.components.tools.tool import Tool
 from compound.core.engine import Completion, Message, Request, ToolCall, ToolSpec
 from compound.core.errors import DeclarationError, ParseError
@@ -315,12 +314,6 @@ class ToolRunner(Operation):
                 "result": f"error: there is no tool {record.get('name')!r}; tools: {record.get('known')}"
             }
         # servers may echo keys, and the text is recorded and sent to a model
-        try:
-            answer = await tool.answer(str(record.get("arguments", "")), call.sessions)
-        except PassingError as error:
-            if not call.last_attempt:
-                raise
-            answer = f"error: {error.message}"
-        text = sanitize_text(answer)
+        text = sanitize_text(await tool.answer(str(record.get("arguments", "")), call.sessions))
         cut = len(text) > self.max_characters
         return {"result": text[: self.max_characters] + CUT if cut else text}

@@ -1,1 +1,1 @@
-"""Tools that agents call: Python functions, operations of HTTP interfaces, and tools of MCP servers."""
+"""Tools that agents call: Python functions, tools of MCP servers, and programs in the sandbox."""

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from compound.core.errors import TransientError
 from compound.core.loops import Sessions
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
@@ -22,13 +21,6 @@ def usable_name(name: str) -> str:
     ('files_read', 'post_pet')
     """
     return re.sub(r"[^A-Za-z0-9_-]", "_", name).strip("_")[:64] if not NAME.match(name) else name
-
-
-class PassingError(TransientError):
-    """An error that a server answered and that may pass, such as an overload; the call may be repeated.
-
-    After the last attempt, it is reported to the model as the result of the call.
-    """
 
 
 def unanswered(message: str) -> str:

@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from pydantic import PositiveFloat
@@ -32,8 +31,7 @@ MAX_ARGUMENTS = 100_000  # characters of a call's arguments
 class Tool:
     """A tool for `Agent`.
 
-    Create one with `from_function` or the decorator `tool`, `from_openapi` or `python`, and several
-    with `all_from_openapi` or `from_mcp`.
+    Create one with `from_function`, the decorator `tool` or `python`, and several with `from_mcp`.
 
     Attributes:
         name: name by which models call it: at most 64 letters, digits, underscores and hyphens.
@@ -220,76 +218,6 @@ class Tool:
         from compound.components.tools.programs import python_tool
 
         return Tool(**vars(python_tool(limits or SandboxLimits(), name)))
-
-    @staticmethod
-    def from_openapi(
-        document: str | Path | Mapping[str, Any],
-        operation: str,
-        *,
-        base_url: str | None = None,
-        hosts: Sequence[str] = (),
-        auth_env: str | None = None,
-        auth_header: str = "Authorization",
-        name: str | None = None,
-        timeout: PositiveFloat = TIMEOUT,
-    ) -> Tool:
-        """Return a tool that calls an operation of an HTTP interface.
-
-        Args:
-            document: an OpenAPI 3 document, its file (JSON or YAML), or its address.
-            operation: an ``operationId``, or method and path such as ``GET /items/{id}``.
-            base_url: address of the server; default: the first of the document.
-            hosts: servers that may be called, and that the document may be read from, besides this
-                machine: ``["api.example.com"]`` by HTTPS, ``["http://shop:8080"]`` without
-                encryption.
-            auth_env: environment variable with the key. It is sent in ``auth_header``, as ``Bearer
-                KEY`` if that is ``Authorization``, and removed from records.
-            auth_header: header of the key.
-            name: the tool's name; default: the ``operationId``.
-            timeout: time limit of one call in seconds.
-
-        Raises:
-            DeclarationError: the operation does not exist, or its server is not among ``hosts``.
-        """
-        from compound.components.tools.openapi import Access, operation_tool
-        from compound.components.tools.openapi_document import open_document
-
-        access = Access(base_url, hosts, auth_env, auth_header, timeout)
-        return Tool(**vars(operation_tool(open_document(document, hosts), operation, access, name)))
-
-    @staticmethod
-    def all_from_openapi(
-        document: str | Path | Mapping[str, Any],
-        *,
-        only: Sequence[str] = (),
-        base_url: str | None = None,
-        hosts: Sequence[str] = (),
-        auth_env: str | None = None,
-        auth_header: str = "Authorization",
-        timeout: PositiveFloat = TIMEOUT,
-    ) -> list[Tool]:
-        """Return tools that call the operations of an HTTP interface.
-
-        Args:
-            document: an OpenAPI 3 document, its file (JSON or YAML), or its address.
-            only: the operations to return, each an ``operationId``, or method and path such as
-                ``GET /items/{id}``; default: all.
-            base_url: address of the server; default: the first of the document.
-            hosts: as in `from_openapi`.
-            auth_env: environment variable with the key, as in `from_openapi`.
-            auth_header: header of the key.
-            timeout: time limit of one call in seconds.
-
-        Raises:
-            DeclarationError: an operation does not exist or cannot be called, two would have the
-                same name, or the server is not among ``hosts``.
-        """
-        from compound.components.tools.openapi import Access, operation_tools
-        from compound.components.tools.openapi_document import open_document
-
-        access = Access(base_url, hosts, auth_env, auth_header, timeout)
-        found = operation_tools(open_document(document, hosts), only, access)
-        return [Tool(**vars(parts)) for parts in found]
 
     @staticmethod
     def from_mcp(

@@ -129,11 +129,6 @@ class Context(Attempt):
         return self._pending.seed
 
     @property
-    def last_attempt(self) -> bool:
-        """Whether the call has no retries left after this attempt."""
-        return self._number > self._pending.component.retries
-
-    @property
     def rng(self) -> np.random.Generator:
         """Random generator of the call."""
         if self._rng is None:

@@ -206,11 +206,6 @@ class CallContext(Protocol):
         ...
 
     @property
-    def last_attempt(self) -> bool:
-        """Whether the call has no retries left after this attempt."""
-        ...
-
-    @property
     def rng(self) -> np.random.Generator:
         """Random generator of the call."""
         ...

@@ -10,11 +10,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from compound.components.agent_prompt import AgentPrompt
 from compound.components.external_agent import ExternalAgent
-from compound.components.tools.openapi_document import open_document
 from compound.components.tools.tool import Tool
 from compound.core.errors import DataError, DeclarationError, SpecError
 from compound.core.security.sandbox.limits import SandboxLimits
-from compound.core.security.trust import Origin
 from compound.core.security.untrusted import UntrustedFolder
 from compound.graph.registry.code import importable_problem
 from compound.yaml.context import FileContext
@@ -34,7 +32,6 @@ def _field(kind: object, description: str) -> object:
 SandboxSettings = settings_model("sandbox", SandboxLimits)
 MCPSettings = settings_model("tool_mcp", Tool.from_mcp, skip=("server",))
 _CODE = _field(Code, "The function, as module:name; modules are also found in this file's folder.")
-_DOCUMENT = _field(str, "The OpenAPI document, a .json or .yaml file relative to this file.")
 _LIMITS = _field(SandboxSettings, "The limits of each program; `{}` for the defaults.")
 TOOLS: Mapping[str, type[Model]] = {
     "function": settings_model(
@@ -43,24 +40,19 @@ TOOLS: Mapping[str, type[Model]] = {
         skip=("executes_code",),
         forms={"function": Required[_CODE]},
     ),
-    "openapi": settings_model(
-        "tool_openapi",
-        Tool.from_openapi,
-        skip=("document", "hosts"),
-        forms={"openapi": Required[_DOCUMENT]},
-    ),
     "mcp": make_model("tool_mcp", summary(Tool.from_mcp), {"mcp": (MCPSettings, ...)}, MadeModel),
     "python": settings_model(
         "tool_python", Tool.python, skip=("limits",), forms={"python": Required[_LIMITS]}
     ),
 }
 """The models of tools by the key that selects one."""
-TOOLS_OF_AGENTS = list[Annotated[Model, SelectedModel("tool", TOOLS)]]
+_FORMER = {"openapi": "make it an MCP server with FastMCP.from_openapi, and name this in `mcp`"}
+TOOLS_OF_AGENTS = list[Annotated[Model, SelectedModel("tool", TOOLS, former=_FORMER)]]
 
 
 def make_tools(entries: Sequence[Made], file: FileContext, address: Address) -> list[Tool] | None:
     """Return the tools of a file, or None after reporting why one cannot be made."""
-    makers = {"function": _function, "openapi": _openapi, "mcp": _mcp, "python": _python}
+    makers = {"function": _function, "mcp": _mcp, "python": _python}
     found: list[Tool] = []
     complete = True
     for number, entry in enumerate(entries):
@@ -89,24 +81,6 @@ def _function(entry: Made, file: FileContext, address: Address) -> list[Tool] | 
     return None if made is None else [made]
 
 
-def _openapi(entry: Made, file: FileContext, address: Address) -> list[Tool] | None:
-    path, _ = file.resolve_path(entry.openapi, (*address, "openapi"))
-    if file.document.has_errors(address):
-        return None
-
-    def made() -> Tool | None:
-        server = open_document(path).server(entry.base_url)
-        if not _is_trusted(server, entry.auth_env, file, address, "base_url"):
-            return None
-        given = {
-            key: value for key, value in entry.given.items() if key not in ("openapi", "operation")
-        }
-        return Tool.from_openapi(path, entry.operation, hosts=[str(Origin.of(server))], **given)
-
-    tool = file.attempt(address, made)
-    return None if tool is None else [tool]
-
-
 def _python(entry: Made, file: FileContext, address: Address) -> list[Tool] | None:
     if not file.allow_import:  # the programs may come from the file's own data
         file.document.report(address, "runs generated code, and imports are not allowed")
@@ -124,19 +98,12 @@ def _mcp(entry: Made, file: FileContext, address: Address) -> list[Tool] | None:
             (*inside, "command"), f"starts a program ({program}), and imports are not allowed"
         )
         return None
-    if given.url is not None and not _is_trusted(given.url, given.auth_env, file, inside, "url"):
-        return None
+    if given.url is not None:
+        key, wrong = given.auth_env, (*inside, "url")
+        named = wrong if key is None else (*inside, "auth_env")
+        if not file.check_trust(given.url, key, wrong, named, sends="requests", only_listed=True):
+            return None
     return file.attempt(inside, lambda: Tool.from_mcp(**given.given))
-
-
-def _is_trusted(
-    server: str, key: str | None, file: FileContext, address: Address, setting: str
-) -> bool:
-    """Return whether the user trusts a server, or report how to give consent."""
-    place = (*address, "auth_env" if key is not None else setting)
-    named = place if file.document.has(place) else address
-    wrong = (*address, setting)
-    return file.check_trust(server, key, wrong, named, sends="requests", only_listed=True)
 
 
 # External agents

@@ -350,9 +350,8 @@ def _one_key(document: Document, detail: ErrorDetails, address: Address) -> None
             (*address, found[1]), f"names several: {kinds}", f"keep one {noun}", key=True
         )
     elif others:
-        document.report(
-            (*address, others[0]), f"unknown {noun}", suggest_name(others[0], possible), key=True
-        )
+        hint = ONE_OF[noun].former.get(others[0]) or suggest_name(others[0], possible)
+        document.report((*address, others[0]), f"unknown {noun}", hint, key=True)
     else:
         document.report(address, f"names no {noun}", _all(possible), key=True)
 

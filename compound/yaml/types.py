@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import (
@@ -237,6 +237,7 @@ class SelectedModel:
         installed: returns the keys that installed packages add.
         load: returns the model of such a key, or raises `CompoundError`.
         label: a key whose value selects the model, instead of a key for each.
+        former: what to do instead of keys of earlier versions.
     """
 
     noun: str
@@ -244,6 +245,7 @@ class SelectedModel:
     installed: Callable[[], Collection[str]] = tuple
     load: Callable[[str], type[Model]] | None = None
     label: str = ""
+    former: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         ONE_OF[self.noun] = self

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple, Self
@@ -87,3 +88,32 @@ class RecordingServer:
             yield server
         finally:
             server.close()
+
+
+class ListingServer(RecordingServer):
+    """An MCP server with one tool, ``go``, whose answers are invalid."""
+
+    tool: Mapping[str, Any] = {}
+
+    def respond(self) -> bytes:
+        """Answer the last request."""
+        asked = json.loads(self.received[-1].body or "{}")
+        self.status = 200 if "id" in asked else 202
+        self.headers = {"content-type": "application/json"}
+        version = asked.get("params", {}).get("protocolVersion")
+        info = {"name": "x", "version": "1"}
+        results = {
+            "initialize": {
+                "protocolVersion": version,
+                "capabilities": {"tools": {}},
+                "serverInfo": info,
+            },
+            "tools/list": {"tools": [{"name": "go", **self.tool}]},
+            "tools/call": {"content": [{"type": "unknown"}]},
+        }
+        found = {
+            "jsonrpc": "2.0",
+            "id": asked.get("id"),
+            "result": results.get(asked.get("method"), {}),
+        }
+        return json.dumps(found).encode()

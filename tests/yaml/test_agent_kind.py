@@ -25,15 +25,6 @@ TAIL = """
     in: {question: $question}
 outputs: {answer: $clerk}
 """
-API = {
-    "openapi": "3.0.3",
-    "servers": [{"url": "http://127.0.0.1:9/v1"}],
-    "paths": {
-        "/items/{id}": {
-            "get": {"operationId": "getItem", "parameters": [{"name": "id", "in": "path"}]}
-        }
-    },
-}
 FUNCTIONS = '''
 import compound as cp
 
@@ -52,7 +43,6 @@ value = 3
 
 def written(folder: Path, *lines: str) -> Path:
     (folder / "shop_parts.py").write_text(FUNCTIONS)
-    (folder / "api.json").write_text(json.dumps(API))
     path = folder / "shop.yaml"
     path.write_text(HEAD + "".join(f"      {line}\n" for line in lines) + TAIL)
     return path
@@ -72,16 +62,15 @@ class TestTools:
             "tools:",
             '  - {function: "shop_parts:plain", name: identity}',
             '  - {function: "shop_parts:decorated"}',
-            "  - {openapi: api.json, operation: getItem}",
             "  - {python: {wall: 5}}",
             "max_turns: {int: [2, 6], value: 3}",
             "tune_tools: true",
         )
-        system = cp.load_system(path, trust=["http://127.0.0.1:9"])
+        system = cp.load_system(path)
         agent = agent_of(system)
-        assert [tool.name for tool in agent.tools] == ["identity", "made", "getItem", "python"]
+        assert [tool.name for tool in agent.tools] == ["identity", "made", "python"]
         assert [key for key in system.parameters if "tool_" in key] == [
-            f"clerk_turn.tool_{name}" for name in ("identity", "made", "getItem", "python")
+            f"clerk_turn.tool_{name}" for name in ("identity", "made", "python")
         ]
         lm = ScriptedLM(['{"tool": "made", "arguments": {"y": "b"}}', '{"answer": "b"}'])
         assert cp.run(system, {"question": "?"}, engines={"smollm2": lm}).outputs == {"answer": "b"}
@@ -108,22 +97,14 @@ class TestTools:
             ("{function: 'shop_parts:none'}", "shop_parts has no 'none'"),
             ("{function: 'shop_parts:value'}", "is not a function"),
             ("{function: 'shop_parts:decorated', name: x}", "is a tool, which has its own name"),
-            ("{openapi: none.json, operation: getItem}", "is not an OpenAPI document"),
-            (
-                "{openapi: api.json, operation: getItem}",
-                "sends requests to http://127.0.0.1:9, .* not trusted",
-            ),
-            (
-                "{openapi: api.json, operation: getItem, base_url: 'https://shop.example'}",
-                "not trusted",
-            ),
-            (
-                "{openapi: api.json, operation: getItem, auth_env: HOME}",
-                "the environment variable 'HOME'",
-            ),
+            ("{mcp: {url: 'https://shop.example', auth_env: HOME}}", "variable 'HOME'"),
             ("{mcp: {url: 'http://tools.example/mcp'}}", "not trusted"),
             ("{mcp: {}}", "exactly one of command and url"),
-            ("{shell: {}}", "unknown tool; possible: function, mcp, openapi, python"),
+            ("{shell: {}}", "unknown tool; possible: function, mcp, python"),
+            (
+                "{openapi: api.json, operation: getItem}",
+                "unknown tool; make it an MCP server with FastMCP.from_openapi",
+            ),
             ("{function: 'shop_parts:plain', timeout: 0}", "greater than 0|above 0|> 0"),
         ],
     )
@@ -136,17 +117,6 @@ class TestTools:
     def test_code_needs_imports(self, tmp_path: Path, tool: str) -> None:
         with pytest.raises(SpecError, match="imports are not allowed"):
             cp.load_system(written(tmp_path, "tools:", f"  - {tool}"), allow_import=False)
-
-    def test_a_document_may_not_leave_the_folder_without_imports(self, tmp_path: Path) -> None:
-        (tmp_path / "inner").mkdir()
-        path = written(tmp_path / "inner", "tools: [{openapi: ../api.json, operation: getItem}]")
-        with pytest.raises(SpecError, match="outside the file's folder"):
-            cp.load_system(path, allow_import=False)
-
-    def test_an_unknown_operation_is_reported(self, tmp_path: Path) -> None:
-        path = written(tmp_path, "tools: [{openapi: api.json, operation: getItems}]")
-        with pytest.raises(SpecError, match="did you mean 'getItem'"):
-            cp.load_system(path, trust=["http://127.0.0.1:9"])
 
     def test_two_tools_with_one_name(self, tmp_path: Path) -> None:
         lines = ["tools:", *["  - {function: 'shop_parts:plain'}"] * 2]

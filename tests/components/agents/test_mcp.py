@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import compound as cp
 from compound.components.tools.mcp_server import MCPServer, MCPSession
 from compound.core.errors import CompoundError, DeclarationError, TransientError
 from compound.core.loops import Sessions
-from recording_server import RecordingServer
+from recording_server import ListingServer, RecordingServer
 
 pytest.importorskip("mcp")
 ROOT = Path(__file__).parents[3]
@@ -121,32 +122,6 @@ def answers(*tools: cp.Tool, arguments: str = "{}") -> list[str]:
     return asyncio.run(ask())
 
 
-class Listing(RecordingServer):
-    tool: Mapping[str, Any] = {}
-
-    def respond(self) -> bytes:
-        asked = json.loads(self.received[-1].body or "{}")
-        self.status = 200 if "id" in asked else 202
-        self.headers = {"content-type": "application/json"}
-        version = asked.get("params", {}).get("protocolVersion")
-        info = {"name": "x", "version": "1"}
-        results = {
-            "initialize": {
-                "protocolVersion": version,
-                "capabilities": {"tools": {}},
-                "serverInfo": info,
-            },
-            "tools/list": {"tools": [{"name": "go", **self.tool}]},
-            "tools/call": {"content": [{"type": "unknown"}]},
-        }
-        found = {
-            "jsonrpc": "2.0",
-            "id": asked.get("id"),
-            "result": results.get(asked.get("method"), {}),
-        }
-        return json.dumps(found).encode()
-
-
 class TestServers:
     @pytest.mark.slow
     @pytest.mark.parametrize(
@@ -166,7 +141,7 @@ class TestServers:
         ],
     )
     def test_a_tool_with_an_invalid_schema_is_refused(self, schema: Any) -> None:
-        with Listing.running() as listing:
+        with ListingServer.running() as listing:
             listing.tool = {"inputSchema": schema}
             with pytest.raises(CompoundError, match=r"tools/list.*inputSchema|'go'.*schema"):
                 cp.Tool.from_mcp(MCPServer(url=f"{listing.url}/mcp"))
@@ -178,13 +153,13 @@ class TestServers:
             "properties": {"a": {"$ref": "#/$defs/a~1b%20c"}},
             "$defs": names,
         }
-        with Listing.running() as listing:
+        with ListingServer.running() as listing:
             listing.tool = {"inputSchema": schema}
             (tool,) = cp.Tool.from_mcp(MCPServer(url=f"{listing.url}/mcp"))
         assert "is not of type 'integer'" in answers(tool, arguments='{"a": "x"}')[0]
 
     def test_an_invalid_answer_of_a_tool_is_reported(self) -> None:
-        with Listing.running() as listing:
+        with ListingServer.running() as listing:
             listing.tool = {"inputSchema": {"type": "object"}}
             (tool,) = cp.Tool.from_mcp(MCPServer(url=f"{listing.url}/mcp"))
             assert "returned an invalid answer to 'go'" in answers(tool)[0]
@@ -315,3 +290,43 @@ def test_an_address_without_a_server() -> None:
         port = free.getsockname()[1]
     with pytest.raises(CompoundError, match="cannot be used"):
         cp.Tool.from_mcp(url=f"http://127.0.0.1:{port}/mcp", timeout=10.0)
+
+
+def test_a_service_with_an_openapi_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server of the guide; FastMCP is no dependency."""
+    pytest.importorskip("fastmcp")
+    guide = (ROOT / "docs" / "guides" / "agents.md").read_text("utf-8")
+    (program,) = re.findall(
+        r"`shop_server\.py`:\n\n```py\n(.*?)^```", guide, re.DOTALL | re.MULTILINE
+    )
+    place = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+    entry = {
+        "operationId": "getItem",
+        "parameters": [place],
+        "responses": {"200": {"description": ""}},
+    }
+    document: dict[str, Any] = {"openapi": "3.0.3", "info": {"title": "s", "version": "1"}}
+    document["paths"] = {"/items/{id}": {"get": entry, "delete": {**entry, "operationId": "drop"}}}
+    (tmp_path / "api.json").write_text(json.dumps(document))
+    monkeypatch.setenv("SHOP_KEY", "shop-key-of-this-test")
+    with RecordingServer.running() as service:
+        (tmp_path / "shop_server.py").write_text(
+            program.replace("https://api.example.com/v1", service.url)
+        )
+        command = (sys.executable, str(tmp_path / "shop_server.py"))
+        given = server(*command, env=("SHOP_KEY",), timeout=120.0)
+        (tool,) = cp.Tool.from_mcp(given, only=["getItem"])
+        agent = cp.Agent("agent", [tool], max_turns=2)
+        system = cp.System("s", {"answer": agent(question=cp.Input("question"))}, lm="m")
+        lm = cp.testing.ScriptedLM(
+            ['{"tool": "getItem", "arguments": {"id": "a b"}}', '{"answer": "done"}']
+        )
+        service.body = b'{"denied": "shop-key-of-this-test"}'
+        trace = cp.run(system, {"question": "?"}, engines={"m": lm})
+    assert service.received[0].path == "/items/a%20b"
+    assert dict(service.received[0].headers)["authorization"] == "Bearer shop-key-of-this-test"
+    (result,) = [call.outputs["result"] for call in trace.calls if call.component == "agent_call"]
+    assert "denied" in str(result)
+    assert "shop-key" not in str(result)

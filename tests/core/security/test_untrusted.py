@@ -596,7 +596,6 @@ ALLOWED = {
     "compound/core/image.py": "an image that the user's own code names; paths in data files are read by `read_examples`",
     "components/gateway/worker.py": "its own standard streams and the null device",
     "compound/core/lazy.py": "reads the stubs of the package",
-    "components/tools/openapi_document.py": "a document that the user names; one of a file was checked by `FileContext.resolve_path`",
     "compound/graph/registry/code.py": "looks for Python files beside the user's own file",
     "components/index.py": "fills a new folder; reads a corpus that the user's own file names",
     "compound/engines/models.py": "the user's own model cache, and packages that pip has just downloaded",

@@ -247,7 +247,7 @@ def test_a_packed_attention_with_other_terms_is_refused() -> None:
     attend = transformers.AttentionInterface()[model.config._attn_implementation]
     pack = packing.Pack([(1, 2, 3)], model.device)
     for term in ({"softcap": 30.0}, {"s_aux": torch.zeros(2)}, {"dropout": 0.1}):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="attention with dropout"):
             attend(model, states, states, states, None, pack=pack, **term)
 
 
