@@ -9,8 +9,9 @@ greedy completions (`benchmarks.measure.searches.completions`). The file is rewr
 run, and runs that it holds are not made again, so that a measurement can be interrupted and
 extended by methods, budgets and seeds.
 
-With `--from FOLDER/optimas-240-{seed}`, runs start from a run with another seed: with its
-configurations and rewards. Their rows are named `optimas, warm`.
+With `--from FOLDER/optimas-240-{seed}`, runs start from the finished run with the next higher seed,
+the last one from the lowest: with its configurations and rewards. Their rows are named `optimas,
+warm`.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from compound.yaml import Program, load
 METHODS = ("random", "search", "mipro", "optimas")
 BUDGETS = (100, 200, 400)
 SEEDS, EXAMPLES = 5, 100
+MAX_SEEDS = 100
 
 
 @dataclass
@@ -84,6 +86,7 @@ class Measurement:
             document = {
                 "scores": self.score(result.best),
                 "accepted": result.accepted,
+                **({"earlier": self.earlier(seed).name} if self.earlier else {}),
                 **{name: result.spent[name] for name in ("system_runs", "calls", "seconds")},
             }
             stored.write_text(json.dumps(document) + "\n", encoding="utf-8")
@@ -189,6 +192,19 @@ def read_document(path: Path, measured: Measurement) -> dict[str, Any]:
     }
 
 
+def earlier_run(pattern: str, seed: int) -> Path:
+    """Return the run with another seed to start from: the next higher one, otherwise the lowest.
+
+    Raises:
+        SystemExit: no run with another seed is finished.
+    """
+    runs = {n: Path(pattern.format(seed=n)) for n in range(MAX_SEEDS) if n != seed}
+    finished = [n for n, folder in runs.items() if (folder / "best.json").exists()]
+    if not finished:
+        raise SystemExit(f"no run {pattern} with a seed other than {seed} is finished")
+    return runs[min((n for n in finished if n > seed), default=finished[0])]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make all runs that the file lacks, and write it after each."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -206,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--examples", type=int, default=EXAMPLES, help="number of test examples")
     parser.add_argument(
-        "--from", dest="earlier", help="run to start from, with {seed} for the next seed"
+        "--from", dest="earlier", help="runs to start from, with {seed} for the seed"
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override an entry"
@@ -217,9 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     seeds = range(int(first), int(last or first) + 1)
     measured = Measurement(load(args.system, overrides=overrides), args.runs, args.examples)
     if args.earlier:
-        measured.earlier = lambda seed: Path(
-            args.earlier.format(seed=seed + 1 if seed + 1 in seeds else seeds[0])
-        )
+        measured.earlier = functools.partial(earlier_run, args.earlier)
     document = read_document(args.output, measured)
     for seed in seeds:
         for budget in args.budgets.split(","):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.measure.searches.compare import main, summarize
+from benchmarks.measure.searches.compare import earlier_run, main, summarize
 from benchmarks.measure.searches.completions import StoredCompletions
 from compound.core.engine import Message, Request
 from compound.core.errors import DataError
@@ -55,6 +55,18 @@ def system(tmp_path: Path) -> Path:
 
 def ask(text: str, **how: Any) -> Request:
     return Request((Message("user", text),), **how)
+
+
+def test_a_run_starts_from_one_with_another_seed(tmp_path: Path) -> None:
+    pattern = f"{tmp_path}/optimas-240-{{seed}}"
+    with pytest.raises(SystemExit, match="a seed other than 3"):
+        earlier_run(pattern, 3)
+    for seed in (3, 4, 8):
+        (tmp_path / f"optimas-240-{seed}").mkdir()
+        (tmp_path / f"optimas-240-{seed}" / "best.json").touch()
+    (tmp_path / "optimas-240-9").mkdir()  # not finished
+    found = [earlier_run(pattern, seed).name for seed in (3, 4, 8)]
+    assert found == ["optimas-240-4", "optimas-240-8", "optimas-240-3"]
 
 
 def test_greedy_completions_are_shared_whatever_the_seed(tmp_path: Path) -> None:
