@@ -36,7 +36,6 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["WANDB_ERROR_REPORTING"] = "false"
-os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
 
 # Hypothesis' own clocks are off: a busy machine fails no test.
 settings.register_profile(

@@ -335,8 +335,6 @@ LIBRARIES: Mapping[str, tuple[str, str]] = {
     "mcp": ("mcp", "mcp"),
     "pyseccomp": ("pyseccomp", "sandbox"),
     "dspy": ("dspy", "dspy"),
-    "langchain_core": ("langchain-core", "langchain"),
-    "haystack": ("haystack-ai", "haystack"),
 }
 """Maps a module to the library's name on PyPI and the extra that installs it."""
 

@@ -190,8 +190,7 @@ class Context(Attempt):
             if meter.budget.cost is not None and any(item.unpriced for item in charged):
                 raise DeclarationError(
                     "budget.cost is set, but the price of the component's own requests is unknown",
-                    hint="give the component price=(…, …), in dollars per million prompt and completion "
-                    "tokens",
+                    hint="report usage with its cost, and without unpriced calls",
                 )
         finally:
             for item in used or [worst]:

@@ -2,11 +2,8 @@
 
 from compound.interchange.dspy_import import from_dspy as from_dspy
 from compound.interchange.dspy_import import from_dspy_metric as from_dspy_metric
-from compound.interchange.dspy_import import from_dspy_module as from_dspy_module
 from compound.interchange.dspy_import import to_dspy as to_dspy
 from compound.interchange.exports import export as export
 from compound.interchange.exports import to_optuna as to_optuna
-from compound.interchange.haystack import from_haystack as from_haystack
-from compound.interchange.langchain import from_langchain as from_langchain
 
 __all__: list[str]

@@ -1,4 +1,4 @@
-"""Import DSPy programs, modules and metrics, and write optimized values back into programs."""
+"""Import DSPy programs and metrics, and write optimized values back into programs."""
 
 from __future__ import annotations
 
@@ -12,34 +12,31 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compound.core.engine import Usage
-from compound.core.errors import CallError, DeclarationError, explain_missing, suggest_name
+from compound.core.errors import DeclarationError, explain_missing, suggest_name
 from compound.core.example import Example, Score
 from compound.core.formatting import format_names
 from compound.core.narrowing import entry, report_wrong_arguments
-from compound.core.threads import run_in_own_thread
 from compound.engines.credentials import is_model_name
 from compound.evaluation.metrics.custom import Custom, checked_bounds
 from compound.evaluation.statistics import Bounds
 from compound.graph.component import Input, Outputs
-from compound.graph.configuration import Configuration, canonical_json, load, to_readable_json
+from compound.graph.configuration import Configuration, load
 from compound.graph.space import Choice, Demo, Demos, Float, Text, Weights, as_demos
 from compound.graph.system import System
-from compound.graph.types import Port, format_type
-from compound.interchange.black_box import BlackBox, Price, Report, counted
+from compound.graph.types import format_type
 from compound.interchange.dspy_models import (
+    REMEDY,
     TEMPERATURE,
     DSPyModels,
     DSPyPredictor,
     bind_attempts,
     check_modules,
-    describe_model,
     flat,
     options,
     own_adapter,
     sampled_predictors,
 )
-from compound.interchange.dspy_program import DSPyProgram, bind_predictors, field_of
+from compound.interchange.dspy_program import DSPyProgram, bind_predictors
 
 if TYPE_CHECKING:
     import dspy
@@ -206,7 +203,7 @@ def _predictor(
     if several > 1:
         raise DeclarationError(
             f"the predictor {name!r} asks for n={several} completions, but a component returns one",
-            hint="remove n, or import the module with cp.interchange.from_dspy_module",
+            hint=f"remove n; or {REMEDY}",
         )
     stop, limit = config.get("stop") or (), config.get("timeout", DSPyPredictor.timeout)
     if not isinstance(limit, int | float):
@@ -420,101 +417,6 @@ def _write(predictor: Any, key: str, setting: str, value: object, lms: Mapping[s
             f"{key} cannot be written into a DSPy program",
             hint="serve the adapter, for example with vLLM, and set that model with dspy.configure(lm=…)",
         )
-
-
-class DSPyModule(BlackBox):
-    """A DSPy module as a component. Made by `compound.interchange.from_dspy_module`."""
-
-    kind = "dspy_module"
-
-    def __init__(self, name: str, module: Any, lm: Any, **options: Any) -> None:  # noqa: ANN401
-        super().__init__(name, **options)
-        self.module, self.lm = module, lm
-
-    async def invoke(  # noqa: D102
-        self, arguments: Mapping[str, object], reports: list[Report]
-    ) -> Mapping[str, object]:
-        returned = await run_in_own_thread(
-            lambda: self._call(arguments, reports), f"dspy {self.name}"
-        )
-        try:
-            return {name: field_of(returned, name) for name in self.outputs}
-        except (AttributeError, KeyError):
-            given = ", ".join(map(str, getattr(returned, "keys", tuple)()))
-            wanted = ", ".join(self.outputs)
-            raise CallError(
-                f"the module returned no {wanted}, but {given or type(returned).__name__}"
-            ) from None
-
-    def _call(self, arguments: Mapping[str, object], reports: list[Report]) -> object:
-        import dspy
-
-        chosen = {"lm": self.lm} if self.lm is not None else {}
-        with dspy.context(track_usage=True, **chosen), dspy.track_usage() as tracker:
-            try:
-                return self.module(**arguments)
-            finally:
-                for model, entries in tracker.usage_data.items():
-                    asked = sum(counted(entry.get("prompt_tokens")) for entry in entries)
-                    answered = sum(counted(entry.get("completion_tokens")) for entry in entries)
-                    reports.append(Report(model, len(entries), asked, answered))
-
-
-@report_wrong_arguments
-@explain_missing("cp.interchange.from_dspy_module")
-def from_dspy_module(
-    module: dspy.Module,
-    name: str = "",
-    *,
-    lm: dspy.LM | None = None,
-    inputs: Mapping[str, object] | None = None,
-    outputs: GivenOutputs | None = None,
-    version: str = "",
-    price: Price | None = None,
-    worst: Usage | None = None,
-    cache: bool = True,
-    timeout: float | None = None,
-) -> DSPyModule:
-    """Make one component of a DSPy module, which calls its models through DSPy.
-
-    Use `from_dspy` instead to tune its predictors. Usage is charged to the budget as DSPy reports
-    it, after each run; answers from DSPy's cache cost nothing.
-
-    Args:
-        module: the module.
-        name: the component's name; default: ``module``.
-        lm: the model of DSPy; default: that of the module or of ``dspy.configure``.
-        inputs: types of the arguments; default: as in `from_dspy`.
-        outputs: types of the fields of its prediction; default: as in `from_dspy`.
-        version, price, worst, cache, timeout: as for `from_langchain`.
-
-    Raises:
-        DeclarationError: it is no module, or its inputs or outputs are not known.
-    """
-    import dspy
-
-    if not isinstance(module, dspy.Module):
-        raise DeclarationError(
-            f"from_dspy_module needs a dspy.Module, but got {type(module).__name__}"
-        )
-    takes, returns = module_ports(module, inputs, outputs)
-    used = lm or dspy.settings.lm
-    described = canonical_json(
-        to_readable_json([version, module.dump_state(), describe_model(used)])
-    )
-    return DSPyModule(
-        name or "module",
-        module,
-        lm,
-        inputs={field: Port(kind) for field, kind in takes.items()},
-        outputs=returns,
-        version=described,
-        settings={},
-        price=price,
-        worst=worst,
-        cache=cache,
-        timeout=timeout,
-    )
 
 
 @report_wrong_arguments

@@ -42,11 +42,7 @@ UNUSED = (
     "num_retries",
 )  # checked elsewhere, or DSPy's cache
 SERVER = ("api_base", "api_key")
-SECRETS = ("key", "token", "headers", "secret", "password", "credentials")
-REMEDY = (
-    "import the module as one component with cp.interchange.from_dspy_module, "
-    "which calls its model through DSPy"
-)
+REMEDY = "run the program unchanged as an external agent, cp.components.ExternalAgent"
 HINTS = {
     "seed": "remove it: each request has a seed of its own, derived from the seed of the run",
     "api_version": "remove it, and export AZURE_API_VERSION=…",
@@ -132,14 +128,6 @@ def options(lm: Any, config: Mapping[str, object]) -> dict[str, Any]:  # noqa: A
             merged.pop("api_key", None)  # it was given for another server
         merged |= own
     return {key: value for key, value in merged.items() if value is not None}
-
-
-def describe_model(lm: Any) -> list[object]:  # noqa: ANN401
-    """Return a model's name and options without its keys, as JSON types."""
-    public = {
-        k: str(v) for k, v in options(lm, {}).items() if not any(word in k for word in SECRETS)
-    }
-    return [str(getattr(lm, "model", "")), str(getattr(lm, "model_type", "")), public]
 
 
 def _check_kind(place: str, lm: Any) -> None:  # noqa: ANN401
@@ -251,8 +239,7 @@ class DSPyPredictor(LLM):
             raise DeclarationError(
                 f"predictor {self.name!r}: DSPy's {type(self.adapter).__name__} writes a message with role "
                 f"{role!r} and {type(content).__name__} content",
-                hint="images, audio and native tool calls of DSPy cannot be imported; import the module as "
-                "one component with cp.interchange.from_dspy_module",
+                hint="images, audio and native tool calls of DSPy cannot be imported; " + REMEDY,
             )
         return Message(role, content)
 
@@ -345,10 +332,10 @@ def check_modules(program: dspy.Module) -> None:
     for name, why in OWN_MODEL.items():
         kind = getattr(dspy, name, None)
         if kind is not None and any(program.named_sub_modules(type_=kind)):
-            more = ", or use dspy.BestOfN" if name == "Refine" else ""
+            more = "use dspy.BestOfN, or " if name == "Refine" else ""
             raise DeclarationError(
                 f"dspy.{name} cannot be imported: it {why}, so that not all of its prompts can be tuned",
-                hint=f"import it as one component with cp.interchange.from_dspy_module{more}",
+                hint=more + REMEDY,
             )
 
 
@@ -370,8 +357,7 @@ def own_adapter() -> dspy.Adapter:
         return adapter
     raise DeclarationError(
         f"programs cannot be imported with the adapter {kind.__name__}: it {why}",
-        hint="import the module as one component with cp.interchange.from_dspy_module, "
-        "or set another adapter",
+        hint=f"set another adapter; or {REMEDY}",
     )
 
 

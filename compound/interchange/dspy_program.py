@@ -25,7 +25,7 @@ from compound.graph.fingerprint import code_digest
 from compound.graph.registry.user_code import located
 from compound.graph.system import System
 from compound.graph.types import Port, as_declared
-from compound.interchange.dspy_models import DSPyPredictor, describe_attempts
+from compound.interchange.dspy_models import REMEDY, DSPyPredictor, describe_attempts
 
 RUN = "compound_run"  # setting of DSPy that holds the run which its predictors belong to
 CHOSEN = "predictor"
@@ -326,8 +326,7 @@ def _fields(
         raise CallError(
             f"forward calls the predictor {name!r} with its own {', '.join(changed)}, which would replace "
             "the tuned values",
-            hint="set it in the predictor's constructor, or import the module with "
-            "cp.interchange.from_dspy_module",
+            hint=f"set it in the predictor's constructor; or {REMEDY}",
         )
     fields = predictor.signature.input_fields
     defaults = {
@@ -390,5 +389,5 @@ def _hint(error: Exception) -> str:
     if "No LM is loaded" in str(error):
         return "only predictors that are attributes of the program become components: create them in __init__"
     if isinstance(error, AttributeError) and "'NoneType' object" in str(error):
-        return "if the program uses dspy.settings.lm itself, import it with cp.interchange.from_dspy_module"
+        return f"if the program uses dspy.settings.lm itself, {REMEDY}"
     return ""

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 from hypothesis import given
@@ -16,6 +16,8 @@ from compound import LLM, Executor, Function, Input, Map, System, Trace
 from compound.core.engine import NO_USAGE, Usage
 from compound.core.errors import BudgetExhausted, CallError, DeclarationError
 from compound.execution.budget import Budget, Meter, MeterState
+from compound.graph.component import Operation
+from compound.graph.types import Port
 from compound.testing import ScriptedLM
 
 T = TypeVar("T")
@@ -436,3 +438,49 @@ def test_time_ends_runs_that_call_no_model() -> None:
     settled(meter.reserve_run())
     clock.now += 60
     assert "1.0 of 1 minutes are used" in refusal(lambda: meter.reserve_run())
+
+
+class Sending(Operation):
+    """A component whose library sends the requests."""
+
+    kind, version, name = "sending", "1", "sending"
+    inputs: ClassVar[Any] = {}
+    outputs: ClassVar[Any] = {"y": Port(str)}
+    settings: ClassVar[Any] = {}
+
+    def __init__(self, used: Usage) -> None:
+        self.used = used
+        self.sent = 0
+
+    async def run(self, inputs: Any, values: Any, call: Any) -> dict[str, str]:
+        async with call.reserve(Usage(1, 20, 10, cost=0.1)) as used:
+            self.sent += 1
+            used.append(self.used)
+        return {"y": "a"}
+
+
+@pytest.mark.parametrize(
+    ("budget", "used", "error", "sent"),
+    [
+        (Budget(tokens=29), Usage(1, 9, 9), (BudgetExhausted, "above the limit of 29"), 0),
+        (Budget(tokens=60), Usage(1, 9, 9), None, 1),
+        (
+            Budget(cost=1.0),
+            Usage(1, 9, 9, unpriced=1),
+            (DeclarationError, "price of the component's own requests is unknown"),
+            1,
+        ),
+    ],
+)
+def test_requests_that_a_component_sends_itself_are_charged(
+    budget: Budget, used: Usage, error: tuple[type[Exception], str] | None, sent: int
+) -> None:
+    component, meter = Sending(used), Meter(budget)
+    run = Executor(meter=meter).run(System("s", {"y": component()}), {})
+    if error is None:
+        assert settled(run).usage == used
+    else:
+        with pytest.raises(error[0], match=error[1]):
+            settled(run)
+    assert meter.usage == (used if sent else NO_USAGE)
+    assert component.sent == sent

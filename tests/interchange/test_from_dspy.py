@@ -666,18 +666,14 @@ def test_an_adapter_that_calls_models_is_refused(kind: Any) -> None:
         cp.interchange.from_dspy(dspy.Predict(ONE), lm="lm")
 
 
-@pytest.mark.parametrize("make", [cp.interchange.from_dspy, cp.interchange.from_dspy_module])
-def test_fields_may_have_the_names_of_methods_of_a_prediction(make: Any) -> None:
+def test_fields_may_have_the_names_of_methods_of_a_prediction() -> None:
     program = dspy.Predict("question -> items: list[str], keys: str")
     with (
         ChatServer(lambda _: fields(items='["a"]', keys="k")) as running,
         dspy.context(lm=dspy.LM("openai/m", api_base=running.url, api_key="k", cache=False)),
     ):
-        made = make(program)
-        if not isinstance(made, cp.System):
-            node = made(question=cp.Input("question"))
-            made = cp.System("s", {"items": node["items"], "keys": node["keys"]})
-        assert cp.run(made, {"question": "?"}).outputs == {"items": ["a"], "keys": "k"}
+        system = cp.interchange.from_dspy(program)
+        assert cp.run(system, {"question": "?"}).outputs == {"items": ["a"], "keys": "k"}
 
 
 class Changing(dspy.Module):  # type: ignore[misc]

@@ -122,8 +122,6 @@ ACTIONS = [
     ("prometheus_client", "from compound.api.serving import app"),
     ("uvicorn", "from compound.api.serving import serve"),
     ("dspy", "cp.interchange.from_dspy(None)"),
-    ("langchain_core", "cp.interchange.from_langchain(None)"),
-    ("haystack", "cp.interchange.from_haystack(None)"),
     (
         "inspect_ai",
         "from compound.report.inspect_log import write_inspect; "

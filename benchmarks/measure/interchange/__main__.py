@@ -15,12 +15,9 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
-
-os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"  # read when it is imported
 
 import compound as cp
 from benchmarks.measure.interchange.agents import AGENTS, measure_agent
