@@ -1,17 +1,22 @@
-"""Verify the integrity of a run directory: every file, and their consistency."""
+"""Verify the integrity of a run directory: its files and their consistency; copy it to a store."""
 
 from __future__ import annotations
 
+import secrets
+import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 
-from compound.core.errors import CompoundError
-from compound.core.security.limits import LINE
-from compound.core.security.untrusted import UntrustedFolder
+from compound.core.errors import CompoundError, RunDirectoryError
+from compound.core.security.limits import ARTIFACT, LINE
+from compound.core.security.trust import is_store
+from compound.core.security.untrusted import CHUNK, TEMPORARY, UntrustedFolder, os_errors_as
 from compound.core.storage.artifacts import is_reference, verify_reference
+from compound.core.storage.locking import FILE as LOCK
 from compound.core.storage.records import Damaged, parse
+from compound.core.storage.stores import StoreFolder
 from compound.execution.cache import (
     WAIT,
     check_files,
@@ -64,6 +69,77 @@ def verify(path: str | Path) -> list[str]:
     except CompoundError:
         others = []  # reported by the check of the folder itself
     return [problem for one in (folder, *others) for problem in _run_problems(one)]
+
+
+def copy_run(source: str | Path, target: str | Path) -> int:
+    """Copy a finished run to a store, or from there to this machine; return the number of files.
+
+    The run is verified on this machine. Its configuration, which makes it a run, is written last.
+
+    Raises:
+        RunDirectoryError: the run is unfinished or damaged, or the target is in use.
+        DeclarationError: neither is an address in a store.
+    """
+    if is_store(target):
+        return _upload(UntrustedFolder(source), StoreFolder(target, RunDirectoryError))
+    return _download(StoreFolder(source, RunDirectoryError), UntrustedFolder(target))
+
+
+def _upload(run: UntrustedFolder, store: StoreFolder) -> int:
+    read_json(run, CONFIG)
+    for folder in (run, *baselines(run)):
+        stored = load_checkpoint(folder)
+        if stored is None or not stored.state.done:
+            raise RunDirectoryError(
+                f"{folder} is not finished, and a store has no locks for a run in progress",
+                hint="run the command that started it again, which finishes it, and copy it then",
+            )
+    _check_undamaged(run, run)
+    names = {"/".join(parts) for parts in run.files() if parts != (LOCK,)}
+    present = set(store.files())  # without a configuration, those of an interrupted copy
+    if CONFIG in present or present - names:
+        raise RunDirectoryError(f"{store} holds other files", hint="name an address without files")
+    return _copy_files(run, store, names)
+
+
+def _download(store: StoreFolder, target: UntrustedFolder) -> int:
+    sizes = store.files()
+    if CONFIG not in sizes:
+        raise RunDirectoryError(f"{store} is not a run directory: it has no {CONFIG}")
+    if sum(sizes.values()) > ARTIFACT.bytes:
+        raise RunDirectoryError(f"{store} holds more than {ARTIFACT}", hint=ARTIFACT.hint)
+    if target.names():
+        raise RunDirectoryError(f"{target} is not empty", hint="name a new folder")
+    part = target.path.with_name(f".{target.path.name}.{secrets.token_hex(4)}{TEMPORARY}")
+    try:
+        copied = _copy_files(store, UntrustedFolder(part).make(), sizes)
+        _check_undamaged(UntrustedFolder(part), store)
+        with os_errors_as(target):
+            part.rename(target.path)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    return copied
+
+
+def _copy_files(
+    source: UntrustedFolder | StoreFolder,
+    target: UntrustedFolder | StoreFolder,
+    names: Iterable[str],
+) -> int:
+    ordered = sorted(names, key=CONFIG.__eq__)
+    for name in ordered:
+        if isinstance(target, UntrustedFolder) and "/" in name:
+            target.below(name.rpartition("/")[0]).make()
+        with source.reader(name) as read, target.writer(name) as written:
+            shutil.copyfileobj(read, written, CHUNK)
+    return len(ordered)
+
+
+def _check_undamaged(folder: UntrustedFolder, shown: object) -> None:
+    if problems := verify(folder.path):
+        problem = problems[0].replace(str(folder), str(shown))
+        raise RunDirectoryError(f"the run is damaged, and is not copied: {problem}")
 
 
 def _run_problems(folder: UntrustedFolder) -> list[str]:

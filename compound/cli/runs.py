@@ -18,7 +18,7 @@ from compound.core.security.sanitize import sanitize_for_terminal
 RECENT = 3e7  # seconds in which a date needs no year
 
 runs = typer.Typer(
-    help="List, report, compare, trace, track or verify runs.",
+    help="List, report, compare, trace, track, verify or copy runs.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -183,6 +183,25 @@ def track(
 
     sent = send(tracker_name(to), run)
     print(f"{plural(sent, 'event')} sent to {to}" if sent else f"{to} has all events already")
+
+
+@runs.command(
+    epilog=format_examples(
+        "runs copy runs/demo s3://bucket/runs/demo", "runs copy s3://bucket/runs/demo runs/copy"
+    )
+)
+def copy(
+    source: Annotated[str, typer.Argument(help="Run directory, or its address.")],
+    target: Annotated[str, typer.Argument(help="Address in a store, or a new folder.")],
+) -> None:
+    """Copy a finished run to a store (S3), or back to a folder, where commands can open it.
+
+    Checksums are verified. Keys are those of the environment and of AWS configuration files.
+    """
+    from compound.api.verify import copy_run
+    from compound.core.formatting import plural
+
+    print(f"{plural(copy_run(source, target), 'file')} copied to {target}")
 
 
 @app.command(epilog=format_examples("ui", "ui runs/demo --no-browser", "ui results --port 8300"))

@@ -1,4 +1,4 @@
-"""Run directories without checksums, which tests can edit, and file systems that cannot lock folders."""
+"""Finished runs, run directories without checksums, and file systems that cannot lock folders."""
 
 from __future__ import annotations
 
@@ -7,10 +7,27 @@ import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import compound as cp
 from compound.optimization.runs.directory import APPENDED, read_json, read_records
+
+
+def finished_run(path: Path, **settings: Any) -> Path:
+    """Write a finished run of a system that calls no model."""
+
+    def line(number: int, slope: int, start: int) -> str:
+        return str(number * slope + start)
+
+    node = cp.Function("line", line, slope=cp.Int(0, 4), start=cp.Int(0, 4))
+    system = cp.System("line", {"answer": node(number=cp.Input("number", int))})
+    rows = [{"id": str(i), "number": i, "answer": str(i * 3 + 2)} for i in range(60)]
+    data = {"train": rows[:20], "valid": rows[20:40], "test": rows[40:]}
+    chosen = {"budget": 400, "method": "random", "progress": False, **settings}
+    cp.optimize(system, data, "exact_match", run_dir=path, **chosen)
+    return path
 
 
 def without_checksums(path: Path) -> Path:

@@ -161,7 +161,7 @@ class UntrustedFolder:
         if is_store(root):  # of data sets, which are not opened here
             raise error(
                 f"{root} is in a store, which has no locks, so that no run is written or opened there",
-                hint="name a local folder; a finished run can be copied with the tools of the store",
+                hint="name a local folder; `compound runs copy` copies finished runs to stores, and back",
             )
         self._root = Path(root)
         self._inside = inside

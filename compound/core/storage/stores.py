@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, cast
 from compound.core.errors import CompoundError, DataError, check_installed
 from compound.core.security.trust import Origin
 
-BLOCK = 2**23  # bytes of a request
+BLOCK = 2**23  # bytes of a request; at most 10,000 make one file
 HINT = "check the address, the keys (AWS_PROFILE, AWS_ACCESS_KEY_ID …) and AWS_ENDPOINT_URL"
 
 
@@ -59,6 +59,13 @@ class StoreFolder:
             found = self._system.ls(self._path(), detail=False)
         return sorted({str(path).rstrip("/").rpartition("/")[2] for path in found})
 
+    def files(self) -> dict[str, int]:
+        """Return the size of each file in the folder and below by its name."""
+        with self._errors():
+            found = self._system.find(self._path(), detail=True).items()
+        start = len(self._path()) + 1  # a name that ends with a slash is a folder of a console
+        return {path[start:]: facts["size"] for path, facts in found if path[-1] != "/"}
+
     @contextmanager
     def reader(self, name: str) -> Iterator[BinaryIO]:
         """Open a file for reading for the duration of the block."""
@@ -66,6 +73,13 @@ class StoreFolder:
             file = self._system.open(self._path(name), "rb", block_size=BLOCK, cache_type="none")
         with file:
             yield cast("BinaryIO", io.BufferedReader(_Reader(self, name, file), BLOCK))
+
+    @contextmanager
+    def writer(self, name: str) -> Iterator[BinaryIO]:
+        """Open a file for writing, which replaces that of the name."""
+        path = self._path(name)
+        with self._errors(name), self._system.open(path, "wb", block_size=BLOCK) as file:
+            yield file
 
     def _path(self, name: str = "") -> str:
         return self._address.removeprefix("s3://") + (f"/{name}" if name else "")

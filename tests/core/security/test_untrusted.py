@@ -659,7 +659,7 @@ def test_no_run_is_written_or_opened_in_a_store(place: Path, cli: Any) -> None:
         assert found.code == 2, command
         said = " ".join(found.err.split())
         assert "is in a store, which has no locks" in said, (command, said)
-        assert "name a local folder" in said
+        assert "name a local folder; `compound runs copy` copies finished runs" in said
     assert not list(place.glob("s3*"))
 
 
