@@ -78,10 +78,10 @@ def export(
     """
     from typing import cast
 
-    from compound.interchange.exports import REMOVED, TARGETS, Target, write
+    from compound.interchange.exports import TARGETS, Target, write
     from compound.interchange.exports import export as export_prompts
 
-    if to not in (*FORMATS, *REMOVED, *TARGETS):
+    if to not in (*FORMATS, *TARGETS):
         raise ExportError(f"cannot export to {to!r}", hint=suggest_name(to, (*FORMATS, *TARGETS)))
     if to in ("optuna", "inspect"):
         if output is None:

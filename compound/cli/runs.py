@@ -179,9 +179,9 @@ def track(
     tracks runs live.
     """
     from compound.core.formatting import plural
-    from compound.report.trackers.tracking import send, tracker_name
+    from compound.report.trackers.tracking import send
 
-    sent = send(tracker_name(to), run)
+    sent = send(to, run)
     print(f"{plural(sent, 'event')} sent to {to}" if sent else f"{to} has all events already")
 
 

@@ -7,7 +7,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -34,7 +34,7 @@ from compound.graph.system import System
 from compound.graph.types import format_type
 from compound.interchange.dspy_import import to_dspy
 from compound.interchange.dspy_program import DSPyProgram
-from compound.optimization.runs.candidate_record import CandidateRecord, read_candidates
+from compound.optimization.runs.candidate_record import read_candidates
 from compound.optimization.runs.directory import inconsistency_errors, read_json
 
 if TYPE_CHECKING:
@@ -80,7 +80,10 @@ def to_optuna(run: str | Path, storage: str | BaseStorage | None = None) -> Stud
             value=candidate.mean,
             params={key: own[number] for key, (_, own) in columns.items()},
             distributions={key: distribution for key, (distribution, _) in columns.items()},
-            user_attrs=_attributes(candidate),
+            user_attrs={
+                name: list(value) if isinstance(value, tuple) else value
+                for name, value in asdict(candidate).items()
+            },
         )
         for number, candidate in enumerate(candidates)
     ]
@@ -116,10 +119,6 @@ def write_study(run: Path, path: Path) -> str:
     return f"study {study.study_name!r} with {len(study.trials)} trials: {storage}"
 
 
-def _attributes(candidate: CandidateRecord) -> dict[str, Any]:
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(candidate).items()}
-
-
 def _column(
     space: Mapping[str, Any], values: Sequence[object], start: object
 ) -> tuple[BaseDistribution, list[Any]]:
@@ -134,13 +133,9 @@ def _column(
         case {"kind": "int" | "float" as kind, "low": low, "high": high, "log": log}:
             make = IntDistribution if kind == "int" else FloatDistribution
             return make(low, high, log=log), [*values]
-    labels = [_label(value, start) for value in values]
+    digests = [digest(without_path(value)) for value in (start, *values)]
+    labels = [UNCHANGED if own == digests[0] else own[:12] for own in digests[1:]]
     return CategoricalDistribution([*dict.fromkeys(labels)]), labels
-
-
-def _label(value: object, start: object) -> str:
-    own = digest(without_path(value))
-    return UNCHANGED if own == digest(without_path(start)) else own[:12]
 
 
 FindEngine = Callable[[str], Engine]
@@ -156,28 +151,24 @@ class Prompt:
 
     Attributes:
         node: the name of the node.
-        messages: the messages as JSON, with role and content; contents are format strings of
-            Python, in which ``{question}`` is an input, and ``{{`` and ``}}`` are braces.
-            Demonstrations of an agent have ``tool_calls`` and their results, too.
         inputs: types of the inputs by name.
         outputs: types of the output fields by name.
         lm: the model as ``provider/name``, or its name in the system; empty if another component
             chooses it.
-        options: temperature, maximum number of tokens, stop strings, and options of the engine.
-        tools: the declarations of an agent's tools as JSON; empty if the messages describe them.
-        tool_names: the names under which the tools were declared, by their tuned names.
         format: the format of answers, if the engine receives it.
+        body: the messages as JSON, and temperature, maximum number of tokens, stop strings, tools,
+            and options of the engine. Contents are format strings of Python, in which
+            ``{question}`` is an input, and ``{{`` and ``}}`` are braces.
+        tool_names: the names under which the tools of ``body`` were declared, by their tuned names.
     """
 
     node: str
-    messages: list[dict[str, Any]]
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
     lm: object
-    options: Mapping[str, object]
-    tools: list[dict[str, Any]] = field(default_factory=list)
-    tool_names: Mapping[str, str] = field(default_factory=dict)
-    format: AnswerFormat | None = None
+    format: AnswerFormat | None
+    body: Mapping[str, Any]
+    tool_names: Mapping[str, str]
 
 
 def prompts_of(system: System, find: FindEngine) -> list[Prompt]:
@@ -218,18 +209,12 @@ def _prompt(node: Node, system: System, find: FindEngine) -> Prompt:
         )
     if not values["lm"] and "lm" not in node.wires:
         raise ExportError(f"{component.name!r} has no model", hint="set lm on the system")
-    lm, asked, document = _sent(request, values["lm"], marks, find)
-    tools = document.pop("tools", [])
     return Prompt(
         node.name,
-        document.pop("messages"),
         {name: format_type(node.inputs[name].type) for name in marks},
         {name: format_type(port.type) for name, port in outputs.items()},
-        lm,
-        options=document,
-        tools=tools,
-        tool_names=names if tools else {},
-        format=asked,
+        *_sent(request, values["lm"], marks, find),
+        tool_names=names,
     )
 
 
@@ -285,20 +270,14 @@ def _sent(
 
 def _template(text: str, marks: Mapping[str, str]) -> str:
     """Escape braces, and replace marks by placeholders."""
-    escaped = text.replace("{", "{{").replace("}", "}}")
-    names = {mark: name for name, mark in marks.items()}
-    pattern = "|".join(map(re.escape, names))
-    return (
-        re.sub(pattern, lambda found: f"{{{names[found.group()]}}}", escaped) if names else escaped
-    )
+    text = text.replace("{", "{{").replace("}", "}}")
+    for name, mark in marks.items():
+        text = text.replace(mark, f"{{{name}}}")
+    return text
 
 
 Target = Literal["messages", "openai", "dspy"]
 TARGETS: tuple[str, ...] = get_args(Target)
-REMOVED = {
-    "python": "serve the system with compound serve, or load its configuration with cp.load",
-    "langchain": "use messages, which ChatPromptTemplate.from_messages takes",
-}
 
 
 @report_wrong_arguments
@@ -342,9 +321,7 @@ def export(
         Answer:
     """
     if to not in TARGETS:
-        raise ExportError(
-            f"cannot export to {to!r}", hint=REMOVED.get(str(to)) or suggest_name(str(to), TARGETS)
-        )
+        raise ExportError(f"cannot export to {to!r}", hint=suggest_name(str(to), TARGETS))
     if configuration is not None:
         values = load(configuration) if isinstance(configuration, str | Path) else configuration
         system = system.bind(values)
@@ -390,11 +367,8 @@ def _messages(system: System, find: FindEngine) -> dict[str, Any]:
             {
                 "name": prompt.node,
                 "lm": prompt.lm,
-                **prompt.options,
-                "messages": prompt.messages,
-                **(
-                    {"tools": prompt.tools, "tool_names": prompt.tool_names} if prompt.tools else {}
-                ),
+                **prompt.body,
+                **({"tool_names": prompt.tool_names} if "tools" in prompt.body else {}),
                 "inputs": prompt.inputs,
                 "outputs": prompt.outputs,
             }
@@ -405,24 +379,17 @@ def _messages(system: System, find: FindEngine) -> dict[str, Any]:
 
 def _openai(system: System, find: FindEngine) -> dict[str, Any]:
     """Return the bodies of OpenAI's chat completions by node, with placeholders in the contents."""
-    return {prompt.node: _body(prompt) for prompt in prompts_of(system, find)}
-
-
-def _body(prompt: Prompt) -> dict[str, Any]:
-    if not prompt.lm:
-        raise ExportError(
-            f"the model of {prompt.node!r} comes from another component",
-            hint="export with --to messages",
-        )
-    body: dict[str, Any] = {
-        "model": str(prompt.lm).removeprefix("openai/"),
-        "messages": prompt.messages,
-    }
-    if prompt.tools:
-        body["tools"] = prompt.tools
-    if prompt.format is not None:
-        body["response_format"] = response_format(prompt.format)
-    return body | dict(prompt.options)
+    bodies = {}
+    for prompt in prompts_of(system, find):
+        if not prompt.lm:
+            raise ExportError(
+                f"the model of {prompt.node!r} comes from another component",
+                hint="export with --to messages",
+            )
+        asked = {"response_format": response_format(prompt.format)} if prompt.format else {}
+        model = str(prompt.lm).removeprefix("openai/")
+        bodies[prompt.node] = {"model": model, **asked, **prompt.body}
+    return bodies
 
 
 @explain_missing("the export to DSPy")

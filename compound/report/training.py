@@ -69,7 +69,12 @@ def records(run: str | Path | UntrustedFolder) -> list[Step]:
 
 def step_metrics(record: Mapping[str, object]) -> dict[str, float]:
     """Return the finite numbers of a training step's record by path, such as ``components/NAME/entropy``."""
-    return dict(_flat({name: value for name, value in record.items() if name not in ABOUT}))
+    return numbers_by_path({name: value for name, value in record.items() if name not in ABOUT})
+
+
+def numbers_by_path(values: Mapping[str, object]) -> dict[str, float]:
+    """Return the finite numbers of nested mappings by their path, such as ``budget/calls``."""
+    return dict(_flat(values))
 
 
 def _flat(value: object, name: str = "") -> Iterator[tuple[str, float]]:

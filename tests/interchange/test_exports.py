@@ -284,16 +284,6 @@ def test_keys_of_the_environment_are_removed(target: Any, monkeypatch: pytest.Mo
             "nothing",
             "cannot export to 'nothing'; possible: dspy, messages",
         ),
-        (
-            lambda q: cp.LLM("a", prompt="x")(q=q),
-            "python",
-            "cannot export to 'python'; serve the system with",
-        ),
-        (
-            lambda q: cp.LLM("a", prompt="x")(q=q),
-            "langchain",
-            "cannot export to 'langchain'; use messages",
-        ),
     ],
 )
 def test_what_cannot_be_exported_is_named(build: Any, target: Any, message: str) -> None:
@@ -316,8 +306,6 @@ def test_the_command_exports_a_run(cli: Any, tmp_path: Path) -> None:
     )
     assert (ran.code, ran.out) == (0, "")
     assert "First." in (tmp_path / "m.json").read_text()
-    ran = cli("export", str(tmp_path / "best.json"), "--to", "python")
-    assert (ran.code, "serve the system with compound serve" in ran.err) == (2, True)
     ran = cli("export", str(tmp_path / "best.json"), "--to", "tensorflow")
     assert ran.code == 2
     assert "possible: dspy, inspect, mermaid, messages, openai, optuna, svg, text" in ran.err

@@ -12,17 +12,54 @@ import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from compound.core.security.sanitize import sanitize_text
 from compound.core.security.untrusted import UntrustedFolder
-from compound.report.trackers.tracking import Status, TrackedRun
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
-    from tensorboard.compat.proto.event_pb2 import Event
+
+Status = Literal["finished", "interrupted", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedRun:
+    """A run as its tracker shows it; ``parent`` is the id of the main run of a baseline."""
+
+    name: str
+    system: str
+    folder: Path
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    parent: str = ""
+
+
+class Tracker(Protocol):
+    """Connection to one run of an experiment tracker. All methods are called in one thread.
+
+    An optional attribute ``server`` is the address of the server that receives the run. A
+    connection to it is tried before the run starts and before it ends.
+    """
+
+    def start(self, run: TrackedRun, previous: str) -> str:
+        """Start a run, or continue the run with the id ``previous`` if it exists, and return the id.
+
+        Raises:
+            DeclarationError: the tracker cannot be reached or is not configured.
+        """
+        ...
+
+    def log(self, metrics: Mapping[str, float], system_runs: float, at: float) -> None:
+        """Log metrics by name, at a number of system runs and a time in seconds since the epoch."""
+        ...
+
+    def finish(self, status: Status, files: Sequence[Path]) -> None:
+        """Upload files, and end this part of the run."""
+        ...
+
 
 PARENT = "mlflow.parentRunId"  # shows the run below its parent
 MLFLOW_TAG = "compound.run"  # tag of all runs that were started here
@@ -124,47 +161,35 @@ class TensorboardTracker:
 
     def start(self, run: TrackedRun, previous: str) -> str:
         """Create an event file; the id of a run is the name of its folder."""
-        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.plugins.text.summary_v2 import text_pb
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         folder = UntrustedFolder(run.folder).below(FOLDER).make()
         name = f"events.out.tfevents.{time.time_ns():020d}.{secrets.token_hex(4)}"
         self._writer = RecordWriter(folder.appender(name))
-        self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        self._write(time.time(), file_version="brain.Event:2")
         if not previous:
-            self._write(_parameters(run.parameters))
+            rows = [f"| {name} | {_cell(value)} |" for name, value in run.parameters.items()]
+            table = "\n".join(["| parameter | value |", "| --- | --- |", *rows])
+            self._write(time.time(), summary=text_pb(PARAMETERS, table))
         return FOLDER
 
     def log(self, metrics: Mapping[str, float], system_runs: float, at: float) -> None:
         """Write scalars at a step, the rounded number of system runs."""
-        from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        self._write(Event(wall_time=at, step=round(system_runs), summary=Summary(value=values)))
+        self._write(at, step=round(system_runs), summary=Summary(value=values))
 
     def finish(self, status: Status, files: Sequence[Path]) -> None:
         """Close the event file; the other files stay where they are, in the run directory."""
         self._writer.close()
 
-    def _write(self, event: Event) -> None:
-        self._writer.write(event.SerializeToString())
+    def _write(self, at: float, **content: Any) -> None:  # noqa: ANN401
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._writer.write(Event(wall_time=at, **content).SerializeToString())
         self._writer.flush()
-
-
-def _parameters(parameters: Mapping[str, str]) -> Event:
-    """Return a Markdown table of the parameters, which the Text tab shows."""
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
-    from tensorboard.compat.proto.tensor_pb2 import TensorProto
-    from tensorboard.compat.proto.types_pb2 import DT_STRING
-
-    rows = [f"| {name} | {_cell(value)} |" for name, value in parameters.items()]
-    text = "\n".join(["| parameter | value |", "| --- | --- |", *rows])
-    tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()])
-    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-    value = Summary.Value(tag=PARAMETERS, metadata=metadata, tensor=tensor)
-    return Event(wall_time=time.time(), summary=Summary(value=[value]))
 
 
 def _cell(value: str) -> str:

@@ -13,11 +13,12 @@ import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from compound.core.engine import Engine
 from compound.core.errors import (
@@ -25,7 +26,7 @@ from compound.core.errors import (
     DeclarationError,
     RunDirectoryError,
     SpecError,
-    raise_missing_extra,
+    explain_missing,
 )
 from compound.core.formatting import short_repr
 from compound.core.loops import run_blocking, run_in_background
@@ -87,7 +88,7 @@ def log_model(
         RunDirectoryError: the run has no best configuration, or it stored no file and none is
             given.
     """
-    with _explained_import("a model of MLflow"):
+    with explain_missing("a model of MLflow"):
         import mlflow.pyfunc
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
         # an example would be run; the signature is known from the ports
@@ -111,7 +112,7 @@ def log_model(
 
 def _checked(folder: Path, trust: Collection[str], *, may_import: bool) -> System:
     try:
-        system, find_engine = _loaded(folder, trust, Path.cwd(), may_import=may_import)
+        system, find_engine = _loaded(folder, trust, may_import=may_import)
     except SpecError as error:
         if may_import:
             raise
@@ -126,15 +127,11 @@ def _checked(folder: Path, trust: Collection[str], *, may_import: bool) -> Syste
 
 
 def _loaded(
-    folder: Path, trust: Collection[str], modules: Path, *, may_import: bool = True
+    folder: Path, trust: Collection[str], *, may_import: bool = True
 ) -> tuple[System, Callable[[str], Engine]]:
-    """Return the system in a model's folder, bound to its configuration, and the lookup of its engines.
-
-    ``modules`` is the folder with the module that declares a system.
-    """
+    """Return the system in a model's folder, bound to its configuration, and the lookup of its engines."""
     if (folder / PLACE).exists():
-        place = (folder / PLACE).read_text(encoding="utf-8")
-        system = find_code(place, modules)
+        system = find_code((folder / PLACE).read_text(encoding="utf-8"), folder)
         find_engine = resolve_engines(system, None)
     else:
         program = load_program(folder / SYSTEM, trust=trust, allow_import=may_import)
@@ -149,7 +146,7 @@ class SystemModel:
     """
 
     def __init__(self, folder: Path, trust: Collection[str] = ()) -> None:
-        self.system, find_engine = _loaded(folder, trust, folder)
+        self.system, find_engine = _loaded(folder, trust)
         self._executor = Executor(for_system(find_engine, self.system), folder=folder)
 
     def predict(
@@ -165,24 +162,21 @@ class SystemModel:
 
         given = model_input if isinstance(model_input, list | pd.DataFrame) else [model_input]
         frame = pd.DataFrame(given)
-        rows = [self._inputs(row) for row in frame.to_dict(orient="records")]
+        rows = frame.to_dict(orient="records")
         traces = run_blocking(run_in_background(self._run(rows)))
         outputs = [dict(trace.check().outputs) for trace in traces]
         return pd.DataFrame(outputs, index=frame.index, columns=list(self.system.outputs))
 
-    async def _run(self, rows: Sequence[Mapping[str, object]]) -> list[Trace]:
+    async def _run(self, rows: Sequence[Mapping[Any, Any]]) -> list[Trace]:
         slots = asyncio.Semaphore(IN_FLIGHT)
 
-        async def one(number: int, row: Mapping[str, object]) -> Trace:
+        async def one(number: int, row: Mapping[Any, Any]) -> Trace:
+            found = {name: row[name] for name in self.system.inputs if name in row}
+            inputs = {k: v.item() if isinstance(v, np.generic) else v for k, v in found.items()}
             async with slots:
-                return await self._executor.run(self.system, row, example=str(number))
+                return await self._executor.run(self.system, inputs, example=str(number))
 
         return list(await asyncio.gather(*(one(number, row) for number, row in enumerate(rows))))
-
-    def _inputs(self, row: Mapping[Any, Any]) -> dict[str, object]:
-        """Return the inputs of a row as Python values; other columns are ignored."""
-        found = {name: row[name] for name in self.system.inputs if name in row}
-        return {name: getattr(value, "item", lambda v=value: v)() for name, value in found.items()}
 
 
 def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> SystemModel:
@@ -239,8 +233,10 @@ def _signature(system: System) -> ModelSignature | None:
     if not all(isinstance(kind, type) and kind in COLUMNS for kind in kinds):
         return None
     return ModelSignature(
-        Schema([ColSpec(COLUMNS[kind], name) for name, kind in system.inputs.items()]),
-        Schema([ColSpec(COLUMNS[kind], name) for name, kind in outputs.items()]),
+        *(
+            Schema([ColSpec(COLUMNS[kind], name) for name, kind in ports.items()])
+            for ports in (system.inputs, outputs)
+        )
     )
 
 
@@ -318,33 +314,21 @@ def load_prompts(system: System, *, prefix: str = "", version: str | int = ALIAS
         DeclarationError: a prompt is not registered.
         MissingExtra: MLflow is not installed.
     """
-    client = _client()
-    keys = [key for key, space in system.parameters.items() if isinstance(space, Text)]
-    texts = {key: _load(client, f"{prefix or system.name}.{key}", str(version)) for key in keys}
+    client, texts = _client(), {}
+    at = f"/{version}" if str(version).isdecimal() else f"@{version}"
+    for key in (key for key, space in system.parameters.items() if isinstance(space, Text)):
+        name = f"{prefix or system.name}.{key}"
+        found = client.load_prompt(f"prompts:/{name}{at}", allow_missing=True, cache_ttl_seconds=0)
+        if found is None:
+            raise DeclarationError(
+                f"MLflow has no prompt {name!r} with the version {str(version)!r}",
+                hint="register it with register_prompts, or check MLFLOW_TRACKING_URI",
+            )
+        texts[key] = str(found.template)
     return system.bind(texts).configuration
 
 
 def _client() -> MlflowClient:
-    with _explained_import("the prompt registry"):
+    with explain_missing("the prompt registry"):
         from mlflow import MlflowClient
     return MlflowClient()
-
-
-@contextmanager
-def _explained_import(purpose: str) -> Iterator[None]:
-    try:
-        yield
-    except ImportError as error:
-        raise_missing_extra(error, purpose)
-        raise
-
-
-def _load(client: MlflowClient, name: str, version: str) -> str:
-    at = f"/{version}" if version.isdecimal() else f"@{version}"
-    found = client.load_prompt(f"prompts:/{name}{at}", allow_missing=True, cache_ttl_seconds=0)
-    if found is None:
-        raise DeclarationError(
-            f"MLflow has no prompt {name!r} with the version {version!r}",
-            hint="register it with register_prompts, or check MLFLOW_TRACKING_URI",
-        )
-    return str(found.template)

@@ -8,19 +8,17 @@ sent at the end or by a later call. A tracker that fails never ends a run.
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
-import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Literal, Protocol, cast
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -40,45 +38,16 @@ from compound.optimization.runs.directory import (
 )
 from compound.optimization.runs.recorder import MEMORY, Interrupted, Recorder
 from compound.optimization.settings.base import TrackerName
-from compound.report.training import KIND, step_metrics
-
-Status = Literal["finished", "interrupted", "failed"]
-
-
-@dataclass(frozen=True, slots=True)
-class TrackedRun:
-    """A run as its tracker shows it."""
-
-    name: str
-    system: str
-    folder: Path
-    parameters: Mapping[str, str] = field(default_factory=dict)
-    parent: str = ""
-
-
-class Tracker(Protocol):
-    """Connection to one run of an experiment tracker. All methods are called in one thread.
-
-    An optional attribute ``server`` is the address of the server that receives the run. A
-    connection to it is tried before the run starts and before it ends.
-    """
-
-    def start(self, run: TrackedRun, previous: str) -> str:
-        """Start a run, or continue the run with the id ``previous`` if it exists, and return the id.
-
-        Raises:
-            DeclarationError: the tracker cannot be reached or is not configured.
-        """
-        ...
-
-    def log(self, metrics: Mapping[str, float], system_runs: float, at: float) -> None:
-        """Log metrics by name, at a number of system runs and a time in seconds since the epoch."""
-        ...
-
-    def finish(self, status: Status, files: Sequence[Path]) -> None:
-        """Upload files, and end this part of the run."""
-        ...
-
+from compound.report.trackers.backends import (
+    MLflowTracker,
+    Status,
+    TensorboardTracker,
+    TrackedRun,
+    Tracker,
+    TrackioTracker,
+    WandbTracker,
+)
+from compound.report.training import KIND, numbers_by_path, step_metrics
 
 SECTIONS = ("system", "optimize", "engines", "data", "metric", "versions", "start")
 MAX_CHARACTERS = 500  # of a value; MLflow accepts 6,000, its table shows far fewer
@@ -105,8 +74,14 @@ def _flat(value: object, name: str) -> Iterator[tuple[str, str]]:
 
 
 SCORES = ("mean", "low", "high", "failed", "n")
-JOB = ("job", "tried", "runs", "train_before", "train_after")
-DECISION = ("decision", "p", "level", "accepted")
+METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "start": ("valid", SCORES),
+    "job": ("job", ("job", "tried", "runs", "train_before", "train_after")),
+    "decision": ("decision", ("decision", "p", "level", "accepted", "before", "after", "gain")),
+    "test_before": ("test_before", SCORES),
+    "test_after": ("test_after", SCORES),
+}
+"""The start of the names of metrics by the kind of event, and the entries with their numbers."""
 
 
 def event_metrics(event: Mapping[str, Any]) -> dict[str, float]:
@@ -118,71 +93,37 @@ def event_metrics(event: Mapping[str, Any]) -> dict[str, float]:
     >>> event_metrics({"event": "start", "mean": 0.25, "low": None, "high": None, "n": 40, "failed": 0})
     {'valid/mean': 0.25, 'valid/failed': 0, 'valid/n': 40, 'best/valid': 0.25}
     """
-    match event["event"]:
-        case "start":
-            found = {**_named("valid", event, SCORES), "best/valid": event.get("mean")}
-        case "job":
-            found = {**_named("job", event, JOB), **dict(_accuracies(event))}
-        case "decision":
-            found = _decision(event)
-        case "test_before" | "test_after":
-            found = _named(str(event["event"]), event, SCORES)
-        case "retry":
-            found = _named(str(event["evaluation"]), event["after"], SCORES)
-        case _:
-            found = {}
-    return _finite(found)
+    kind = str(event["event"])
+    if kind == "retry":
+        kind, event = str(event["evaluation"]), event["after"]
+    start, names = METRICS.get(kind, ("", ()))
+    found: dict[str, object] = {name: event[name] for name in names if name in event}
+    if kind == "job":
+        found["accuracy"] = (event.get("facts") or {}).get("accuracy")
+    best = event.get("mean") if kind == "start" else None
+    if kind == "decision" and "before" in event:
+        best = event["after" if event["accepted"] else "before"]["mean"]
+    return numbers_by_path({start: found, "best": {"valid": best}})
 
 
 def budget_metrics(event: Mapping[str, Any]) -> dict[str, float]:
     """Return the amounts spent so far, as ``budget/system_runs`` and so on."""
-    return _finite({f"budget/{name}": value for name, value in (event.get("spent") or {}).items()})
+    return numbers_by_path({"budget": event.get("spent")})
 
 
 def training_metrics(record: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics of a training step, as ``training/reward`` and so on."""
-    step = record.get("step")
-    found = {f"training/{name}": value for name, value in step_metrics(record).items()}
-    return _finite({**found, "training/step": step})
-
-
-def _decision(event: Mapping[str, Any]) -> dict[str, object]:
-    found: dict[str, object] = _named("decision", event, DECISION)
-    if "before" in event:
-        before, after = event["before"]["mean"], event["after"]["mean"]
-        found |= {"decision/before": before, "decision/after": after}
-        found["best/valid"] = after if event["accepted"] else before
-        found |= _named("decision/gain", event.get("gain") or {}, ("mean", "low", "high"))
-    return found
-
-
-def _accuracies(event: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    accuracies = (event.get("facts") or {}).get("accuracy") or {}
-    for component, accuracy in accuracies.items():
-        yield f"reward/accuracy/{component}", accuracy.get("mean")
-
-
-def _named(prefix: str, values: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, object]:
-    return {f"{prefix}/{name}": values[name] for name in names if name in values}
-
-
-def _finite(values: Mapping[str, object]) -> dict[str, float]:
-    numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
-    return {
-        name: int(v) if isinstance(v, bool) else v
-        for name, v in numbers.items()
-        if math.isfinite(v)
-    }
+    return numbers_by_path({"training": {**step_metrics(record), "step": record.get("step")}})
 
 
 FILE = "trackers.json"
 ARTIFACTS = ("report.md", "report.html", "best.json", "system.yaml", CONFIG, "events.jsonl")
 UNRECORDED = ("call", "notice", "phase")  # events that are not part of the record
-TRACKERS: Mapping[TrackerName, str] = {
-    "mlflow": "compound.report.trackers.backends:MLflowTracker",
-    "tensorboard": "compound.report.trackers.backends:TensorboardTracker",
-    "trackio": "compound.report.trackers.backends:TrackioTracker",
-    "wandb": "compound.report.trackers.backends:WandbTracker",
+TRACKERS: Mapping[TrackerName, Callable[[], Tracker]] = {
+    "mlflow": MLflowTracker,
+    "tensorboard": TensorboardTracker,
+    "trackio": TrackioTracker,
+    "wandb": WandbTracker,
 }
 NOTICE_SECONDS = 2.0  # of waiting until it is told
 START_SECONDS = 60.0  # of waiting for the start
@@ -203,16 +144,15 @@ class Follower:
     def __init__(self, name: TrackerName, folder: Path, parent: Follower | None = None) -> None:
         self.name, self.folder = name, UntrustedFolder(folder)
         self._parent = parent
-        self._open = tracker_class(name)
         self.position = Position()
         self.sent = self._seen = 0
         self._steps: list[Mapping[str, Any]] = []  # training steps that no event has covered yet
-        self._problem = ""
+        self.problem = ""
         self._started = False
 
     def start(self) -> None:
         """Start or continue the tracker's run, and log what the record has so far."""
-        self._tracker = self._open()
+        self._tracker = TRACKERS[self.name]()
         self._require_server()
         config = read_json(self.folder, CONFIG)
         self._seed = int(config["optimize"]["seed"])
@@ -250,16 +190,16 @@ class Follower:
 
     def follow(self, event: Mapping[str, Any]) -> None:
         """Log an event; after a failure, wait for the end of the run."""
-        if not self._problem:
+        if not self.problem:
             self._attempt(lambda: self._follow(event))
 
     def _attempt(self, work: Callable[[], object]) -> None:
         try:
             work()
         except Exception as error:  # noqa: BLE001 - a tracker must not end a run
-            self._problem = _describe(error)
+            self.problem = _describe(error)
             again = "not reachable, trying again at the end of the run"
-            _log.warning("%s: %s: %s", self.name, again, self._problem)
+            _log.warning("%s: %s: %s", self.name, again, self.problem)
 
     def finish(self, status: Status) -> None:
         """Log what is missing, upload the files, and end the tracker's run."""
@@ -350,7 +290,7 @@ class Tracking:
     worker: TrackerThread
 
     def start(self, *, required: bool) -> None:
-        """Start the runs of all trackers.
+        """Start the runs of all trackers; those that are not required may start at the end.
 
         Raises:
             DeclarationError: a required tracker cannot be started.
@@ -362,13 +302,15 @@ class Tracking:
             raise
         except Exception as error:
             raise_missing_extra(error, "optimize.trackers")
-            if not required:
-                _log.warning("%s", _describe(error))
-                return
-            raise DeclarationError(
-                f"optimize.trackers: the run cannot be tracked: {_describe(error)}",
-                hint="check the tracker's environment variables, or remove it from optimize.trackers",
-            ) from error
+            problem = _describe(error)
+            if required:
+                raise DeclarationError(
+                    f"optimize.trackers: the run cannot be tracked: {problem}",
+                    hint="check the tracker's environment variables, or remove it from optimize.trackers",
+                ) from error
+            _log.warning("%s", problem)
+            for follower in self.followers:  # a start that still succeeds reads later events itself
+                follower.problem = problem
 
     def _start_in_time(self, required: bool) -> None:
         starting = self.worker.submit(_start, self.followers, required)
@@ -428,8 +370,7 @@ def tracked(
     tracking = Tracking(followers, parent.worker if parent is not None else TrackerThread())
     try:
         tracking.start(required=parent is None)
-        if tracking.followers:
-            recorder.subscribe(tracking.listen, on_record=tracking.record)
+        recorder.subscribe(tracking.listen, on_record=tracking.record)
         status: Status = "failed"
         try:
             yield tracking
@@ -444,7 +385,7 @@ def tracked(
             tracking.worker.shutdown()
 
 
-def send(name: TrackerName, folder: Path) -> int:
+def send(tracker: str, folder: Path) -> int:
     """Send the record of a run directory and of its baselines to a tracker, as far as it lacks them.
 
     Returns:
@@ -452,9 +393,13 @@ def send(name: TrackerName, folder: Path) -> int:
 
     Raises:
         CompoundError: the tracker cannot be reached, or not until the end.
+        DeclarationError: it is unknown.
         MissingExtra: the library of the tracker is not installed.
         RunDirectoryError: the folder is not a run directory.
     """
+    name = next((known for known in TRACKERS if known == tracker), None)
+    if name is None:
+        raise DeclarationError(f"unknown tracker {tracker!r}", hint=suggest_name(tracker, TRACKERS))
     run = RunDirectory.open(folder)  # rejects a run that is being written
     try:
         main = Follower(name, folder)
@@ -475,24 +420,6 @@ def send(name: TrackerName, folder: Path) -> int:
         ) from error
     finally:
         run.close()
-
-
-def tracker_name(name: str) -> TrackerName:
-    """Return the name of a tracker.
-
-    Raises:
-        DeclarationError: it is unknown.
-    """
-    for known in TRACKERS:
-        if name == known:
-            return known
-    raise DeclarationError(f"unknown tracker {name!r}", hint=suggest_name(name, TRACKERS))
-
-
-def tracker_class(name: TrackerName) -> Callable[[], Tracker]:
-    """Return the class of a tracker; its library is imported when it is opened."""
-    module, _, made = TRACKERS[name].partition(":")
-    return cast("Callable[[], Tracker]", getattr(importlib.import_module(module), made))
 
 
 def _start(followers: Sequence[Follower], required: bool = True) -> None:

@@ -22,8 +22,8 @@ with warnings.catch_warnings():
 import compound as cp
 from compound.core.errors import RunDirectoryError
 from compound.optimization.runs.directory import read_json, read_records
-from compound.report.trackers.backends import TRACKIO_PARAMETER, TrackioTracker
-from compound.report.trackers.tracking import FILE, Follower, TrackedRun
+from compound.report.trackers.backends import TRACKIO_PARAMETER, TrackedRun, TrackioTracker
+from compound.report.trackers.tracking import FILE, Follower
 from compound.report.training import records
 from tracked_runs import DATA
 from tracked_runs import optimize as optimize_small

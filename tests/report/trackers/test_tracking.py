@@ -20,14 +20,13 @@ from compound.execution.rng import derive_seed
 from compound.optimization.runs.directory import RunDirectory
 from compound.optimization.runs.recorder import Recorder
 from compound.optimization.settings.base import TrackerName
+from compound.report.trackers.backends import Status, TrackedRun
 from compound.report.trackers.tracking import (
     FILE,
     FINAL_SECONDS,
     NOTICE_SECONDS,
     START_SECONDS,
     TRACKERS,
-    Status,
-    TrackedRun,
     budget_metrics,
     event_metrics,
     send,
@@ -72,9 +71,8 @@ class Notebook:
 def _notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "compound.report.trackers.tracking.TRACKERS",
-        {"mlflow": f"{__name__}:Notebook", "wandb": f"{__name__}:Notebook"},
+        {"mlflow": Notebook, "wandb": Notebook},
     )
-    monkeypatch.setattr("compound.report.trackers.tracking.tracker_class", lambda _: Notebook)
     clear()
 
 
@@ -317,11 +315,11 @@ def test_a_decision_has_the_scores_that_it_compared() -> None:
         "decision/p": 0.01,
         "decision/level": 0.05,
         "decision/accepted": 1,
-        "decision/before": 0.4,
-        "decision/after": 0.6,
-        "best/valid": 0.6,
+        "decision/before/mean": 0.4,
+        "decision/after/mean": 0.6,
         "decision/gain/mean": 0.2,
         "decision/gain/low": 0.1,
+        "best/valid": 0.6,
     }
     assert event_metrics({**event, "accepted": False})["best/valid"] == 0.4
 
