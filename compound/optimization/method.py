@@ -213,8 +213,10 @@ class Scorer(Protocol):
         """
         ...
 
-    def record_outcome(self, outcome: ProposalOutcome, lm: str | None = None) -> None:
-        """Record the usefulness of the last answer of `generate`."""
+    def record_outcome(
+        self, outcome: ProposalOutcome, lm: str | None = None, reason: str = ""
+    ) -> None:
+        """Record the usefulness of the last answer of `generate`, and why it is unusable."""
         ...
 
     def leaks(self, text: str, request: Request, lm: str | None = None) -> bool:

@@ -25,7 +25,7 @@ from compound.execution.budget import Meter
 ProposalOutcome = Literal["proposed", "unusable", "duplicate", "failed"]
 OUTCOMES: Sequence[ProposalOutcome] = ("proposed", "unusable", "duplicate", "failed")
 UNUSABLE_FACTOR = 4  # consecutive unusable replies that weigh as much as one failed call
-REASONS = 3  # maximum number of distinct failure messages per model
+REASONS = 3  # maximum number of distinct reasons per model
 
 
 class NotAsked(CallError):
@@ -47,9 +47,11 @@ class Tally:
     reasons: dict[str, int] = field(default_factory=dict)
     stopped: str = ""  # why the model is no longer queried in this job, or `""`
 
-    def add(self, outcome: ProposalOutcome) -> None:
-        """Count an outcome."""
+    def add(self, outcome: ProposalOutcome, reason: str = "") -> None:
+        """Count an outcome, and why there is no proposal."""
         self.counts[outcome] += 1
+        if reason and (reason in self.reasons or len(self.reasons) < REASONS):
+            self.reasons[reason] = self.reasons.get(reason, 0) + 1
         if outcome == "unusable":
             self.unusable_in_a_row += 1
         elif outcome != "failed":
@@ -57,11 +59,8 @@ class Tally:
 
     def fail(self, error: CallError) -> None:
         """Count a failed call with its reason."""
-        self.add("failed")
+        self.add("failed", f"{error.message}; {error.hint}" if error.hint else error.message)
         self.failed_in_a_row += 1
-        reason = f"{error.message}; {error.hint}" if error.hint else error.message
-        if reason in self.reasons or len(self.reasons) < REASONS:
-            self.reasons[reason] = self.reasons.get(reason, 0) + 1
 
 
 class LedgerState(State):
@@ -167,10 +166,10 @@ class Proposals:
                 "another proposal request would exceed the share of the budget for proposals"
             )
 
-    def record_outcome(self, lm: str, outcome: ProposalOutcome) -> None:
-        """Record the usefulness of an answer."""
+    def record_outcome(self, lm: str, outcome: ProposalOutcome, reason: str = "") -> None:
+        """Record the usefulness of an answer, and why it is unusable."""
         tally = self.state.models.setdefault(lm, Tally())
-        tally.add(outcome)
+        tally.add(outcome, reason)
         if tally.unusable_in_a_row >= UNUSABLE_FACTOR * self._give_up:
             self._stop(tally, lm, f"{tally.unusable_in_a_row} consecutive replies were unusable")
 
@@ -230,7 +229,7 @@ def requests_since(
 
 
 def describe_requests(models: Mapping[str, Mapping[str, Any]]) -> str:
-    """Format requests as text: all outcomes of each model, and the reasons of failed calls.
+    """Format requests as text: all outcomes of each model, and a reason of those without a proposal.
 
     >>> describe_requests({"lm": {"asked": 5, "failed": 5, "proposed": 0, "reasons": {"401 wrong key": 5}}})
     "5 of 5 calls to 'lm' failed (401 wrong key)"

@@ -164,9 +164,11 @@ class JobScorer:
         """Return whether `generate` would send another request to a model."""
         return self._proposals.may_ask(self._writer(lm))
 
-    def record_outcome(self, outcome: ProposalOutcome, lm: str | None = None) -> None:
-        """Record the usefulness of a model's last answer."""
-        self._proposals.record_outcome(self._writer(lm), outcome)
+    def record_outcome(
+        self, outcome: ProposalOutcome, lm: str | None = None, reason: str = ""
+    ) -> None:
+        """Record the usefulness of a model's last answer, and why it is unusable."""
+        self._proposals.record_outcome(self._writer(lm), outcome, reason)
 
     def leaks(self, text: str, request: Request, lm: str | None = None) -> bool:
         """Return whether a new prompt contains the answer of a held-out example, and record that it does."""

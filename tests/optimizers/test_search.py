@@ -114,7 +114,7 @@ class Simulated:
     def may_ask(self, lm: str | None = None) -> bool:
         return True
 
-    def record_outcome(self, outcome: str, lm: str | None = None) -> None:
+    def record_outcome(self, outcome: str, lm: str | None = None, reason: str = "") -> None:
         self.outcomes.append(outcome)
 
     def leaks(self, text: str, request: Any, lm: str | None = None) -> bool:

@@ -9,6 +9,7 @@ from typing import TypeVar
 from compound.core.engine import Message, Request
 from compound.core.errors import CallError
 from compound.core.narrowing import entry
+from compound.execution.answer_text import after_thoughts
 from compound.execution.trace import Call, Trace
 from compound.graph.component import Component
 from compound.graph.configuration import canonical_json, to_readable_json
@@ -17,6 +18,7 @@ from compound.optimization.method import Task
 
 MAX_TOKENS = 400  # of a new prompt
 NO_REQUESTS = "no further requests to the model: too many failed, or the planned number is used"
+FENCE = re.compile(r"```\w*\n(.+?)\n\s*```", re.DOTALL)
 MARK = re.compile(r"<prompt>(.*?)(?:</prompt>|\Z)", re.DOTALL | re.IGNORECASE)
 Attempt = tuple[str, float | None]  # an earlier prompt with its score, if it has one
 
@@ -59,11 +61,25 @@ async def ask_for_text(
     """Ask a model for a text of a parameter; return it if it is valid, even if it is known."""
     space = task.system.parameters[key]
 
-    def read(reply: str) -> str | None:
-        text = parse(reply)
-        return None if not text or space.problem(text) else text
+    def read(reply: str) -> str:
+        fenced = FENCE.findall(reply)
+        text = unwrap(parse(reply) or (fenced[0] if len(fenced) == 1 else ""))
+        if problem := space.problem(text) if text else f"no <prompt>…</prompt> in {reply!r:.100}":
+            raise ValueError(problem)
+        return text
 
     return await ask_for_proposal(task, request, lm, read, lambda text: text in known)
+
+
+def unwrap(text: str) -> str:
+    """Return a prompt without thoughts before it, and without a fence or quotation marks around it.
+
+    >>> unwrap('"Answer."'), unwrap('Answer "yes" or "no".')
+    ('Answer.', 'Answer "yes" or "no".')
+    """
+    text = after_thoughts(text).strip()
+    found = FENCE.fullmatch(text) or re.fullmatch(r'"([^"]+)"', text)
+    return found[1].strip() if found else text
 
 
 async def ask_for_proposal(
@@ -79,7 +95,8 @@ async def ask_for_proposal(
         task: the job.
         request: the request.
         lm: the model; ``None`` for the system's own.
-        read: parses the proposal from a reply; returns ``None`` if the reply is unusable.
+        read: parses the proposal from a reply, without its thoughts; raises `ValueError` or returns
+            ``None`` if the reply is unusable.
         is_known: returns whether the job had a proposal before.
 
     Returns:
@@ -90,11 +107,14 @@ async def ask_for_proposal(
         reply = await task.scorer.generate(request, lm)
     except CallError:  # the scorer counts failed requests; the job continues without this proposal
         return None
-    proposal = read(reply.text)
+    try:
+        proposal, reason = read(after_thoughts(reply.text)), ""
+    except ValueError as error:
+        proposal, reason = None, str(error)
     if isinstance(proposal, str) and task.scorer.leaks(proposal, request, lm):
-        proposal = None
+        proposal, reason = None, "it contains the expected answer of a held-out example"
     if proposal is None:
-        task.scorer.record_outcome("unusable", lm)
+        task.scorer.record_outcome("unusable", lm, reason)
     else:
         task.scorer.record_outcome("duplicate" if is_known(proposal) else "proposed", lm)
     return proposal

@@ -42,7 +42,7 @@ SHOWN = 6  # runs that a reflection reads
 BATCH = 8  # rows of the data that a description reads in each request
 CHAIN = 5  # requests of a description, each of which reads further rows
 
-MARKED = re.compile(r"<prompt>(.*?)</prompt>", re.DOTALL | re.IGNORECASE)
+MARKED = re.compile(r"<prompt>((?:(?!<prompt>).)*?)</prompt>", re.DOTALL | re.IGNORECASE)
 AIM = (
     "Write an improved instruction for this step. Keep what works. State every rule, format, label and fact "
     "that the expected results show and the instruction does not say, in general terms: it will be used with "
