@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -29,7 +29,12 @@ from compound.evaluation.acceptance import (
     decision_level,
     paired_test,
 )
-from compound.evaluation.evaluate import Evaluation, gain_interval, joint_bounds
+from compound.evaluation.evaluate import (
+    Evaluation,
+    gain_interval,
+    joint_bounds,
+    raise_too_many_failures,
+)
 from compound.evaluation.statistics import Bounds
 from compound.execution.rng import generator
 from compound.graph.configuration import Configuration
@@ -287,7 +292,10 @@ async def _looks(
 
     async def look(examples: Sequence[Example], level: float, known: Look | None = None) -> Look:
         before = await _reference(context, reference, samples, examples)
-        after = await context.validate(working, samples, examples=examples, partial=known is None)
+        after = await context.validate(
+            working, samples, examples=examples, partial=known is None, max_failed=1.0
+        )
+        _check_lost(context, after)
         if after.cut:
             if len(after.scores) < LEAST_COVERED * len(examples):
                 raise BudgetExhausted(after.cut)
@@ -357,6 +365,18 @@ def _further_examples(context: RunContext, reference: System, working: System) -
     count = len(problem.further) if math.isinf(left) else int((left + 1e-9) / cost)
     count = min(count, len(problem.further), len(problem.valid))
     return problem.further[:count] if count >= LEAST_FURTHER * len(problem.valid) else ()
+
+
+def _check_lost(context: RunContext, after: Evaluation) -> None:
+    """Stop if a change lost too many runs; runs that failed otherwise are a result of the change.
+
+    Raises:
+        TooManyFailures: more runs than ``max_failed`` allows failed for a transient reason.
+    """
+    rows = tuple(row for row in after.rows if row.failure and row.failure.is_transient)
+    if len(rows) > context.problem.rules.max_failed * len(after.rows):
+        lost = replace(after, rows=rows).failures()
+        raise_too_many_failures(lost, len(after.rows), context.problem.rules)
 
 
 def _lost_examples(evaluation: Evaluation) -> list[str]:

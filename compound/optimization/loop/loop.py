@@ -165,7 +165,10 @@ async def evaluate_test_split(context: RunContext) -> None:
 
 
 async def _evaluate(context: RunContext, executor: Executor, system: System) -> FinalEvaluation:
-    """Evaluate a configuration on the test split, if the budget allows."""
+    """Evaluate a configuration on the test split, if the budget allows.
+
+    The search is over, so failed runs do not stop it: they are counted, and can be run again.
+    """
     problem = context.problem
     if not problem.test:
         return FinalEvaluation()
@@ -179,7 +182,7 @@ async def _evaluate(context: RunContext, executor: Executor, system: System) -> 
             problem.test,
             problem.metric,
             samples=samples,
-            rules=problem.rules,
+            rules=replace(problem.rules, max_failed=1.0),
             on_trace=context.recorder.trace("test"),
         )
     except BudgetExhausted as error:

@@ -357,7 +357,8 @@ class CommonSettings(Settings):
     failure_score: float = 0.0
     """Score of a failed run; failures are also counted and reported."""
     max_failed: float = Field(default=0.5, gt=0, le=1)
-    """Maximum share of failed runs in an evaluation; above it, the run stops. A higher one resumes it."""
+    """Maximum share of failed runs in an evaluation; above it, the run stops. A higher one resumes it.
+    Failures on the test split are only reported."""
 
     @property
     def valid_examples(self) -> int | None:
