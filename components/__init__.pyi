@@ -7,6 +7,5 @@ from compound.components.hyperparameter import Hyperparameter as Hyperparameter
 from compound.components.index import BM25 as BM25
 from compound.components.index import Dense as Dense
 from compound.components.index import PassageIndex as PassageIndex
-from compound.components.tools.mcp_server import MCPServer as MCPServer
 
 __all__: list[str]

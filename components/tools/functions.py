@@ -15,7 +15,6 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import ArgsKwargs
 
 from compound.components.function import parameter_types
-from compound.components.tools.source import ToolParts
 from compound.core.errors import DeclarationError
 from compound.core.image import replace_images
 from compound.core.loops import Sessions
@@ -118,15 +117,10 @@ def to_text(value: object) -> str:
     return shown if isinstance(shown, str) else canonical_json(to_readable_json(shown))
 
 
-def function_tool(
-    function: Callable[..., object],
-    name: str | None,
-    description: str | None,
-    *,
-    reproducible: bool,
-    **settings: Any,  # noqa: ANN401
-) -> ToolParts:
-    """Return the parts of the tool of a function; see `Tool.from_function`."""
+def declare(
+    function: Callable[..., object], name: str | None
+) -> tuple[str, str, Mapping[str, Any]]:
+    """Return the name, the description and the parameters of the tool of a function."""
     shown = name or str(getattr(function, "__name__", ""))
     parameter_types(f"tool {shown!r}", function)
     try:
@@ -140,25 +134,15 @@ def function_tool(
     properties = {
         argument: {
             **({"description": arguments[argument]} if arguments.get(argument) else {}),
-            **part,
+            **{key: value for key, value in part.items() if key != "title"},
         }
         for argument, part in schema.get("properties", {}).items()
     }
-    parameters = {
-        "type": "object",
-        **schema,
-        "properties": {n: _untitled(p) for n, p in properties.items()},
-    }
-    source = FunctionSource(function, reproducible)
-    return ToolParts(shown, description or summary, parameters, source, **settings)
+    return shown, summary, {"type": "object", **schema, "properties": properties}
 
 
 def _adapter(function: Callable[..., object]) -> TypeAdapter[object]:
     return TypeAdapter(cast("Any", function))
-
-
-def _untitled(part: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in part.items() if key != "title"}
 
 
 def read_docstring(function: Callable[..., object]) -> tuple[str, dict[str, str]]:

@@ -10,14 +10,13 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any
 
-from compound.components.tools.source import TIMEOUT, ToolParts, unanswered, usable_name
 from compound.core.errors import (
     CallError,
     CompoundError,
@@ -27,7 +26,6 @@ from compound.core.errors import (
     suggest_name,
 )
 from compound.core.loops import Sessions, run_blocking, run_in_background
-from compound.core.narrowing import report_wrong_arguments
 from compound.core.security.sanitize import remember_environment, sanitize_text
 from compound.core.security.trust import Origin
 from compound.engines.credentials import read_key
@@ -36,35 +34,28 @@ from compound.graph.configuration import digest
 if TYPE_CHECKING:
     from mcp import ClientSession
 
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+"""Names of tools that all providers accept."""
+TIMEOUT = 60.0  # seconds of a call, unless the tool says otherwise
+Schema = dict[str, Any]
 MAX_TOOLS = 256  # of a server
 MAX_LOG = 2_000  # characters of a program's last messages that an error shows
 CLOSE_SECONDS = 10.0
 
 
-@report_wrong_arguments
 @dataclass(frozen=True)
 class MCPServer:
-    """An MCP server: a program to start, or an address.
-
-    Attributes:
-        command: program and arguments of a server on stdin and stdout; ``python`` stands for the
-            interpreter of this process.
-        url: address of a server with streamable HTTP.
-        auth_env: environment variable with the key of the server at ``url``, sent as a bearer
-            token.
-        env: names of environment variables that the program receives, besides ``PATH`` and
-            ``HOME``.
-        timeout: time limit of the start and of each call in seconds.
+    """An MCP server: a program to start, or an address; see `Tool.from_mcp`.
 
     Raises:
         DeclarationError: not exactly one of command and url is given, or the address is invalid.
     """
 
-    command: tuple[str, ...] = ()
-    url: str | None = None
-    auth_env: str | None = None
-    env: tuple[str, ...] = ()
-    timeout: float = TIMEOUT
+    command: tuple[str, ...]
+    url: str | None
+    auth_env: str | None
+    env: tuple[str, ...]
+    timeout: float
 
     def __post_init__(self) -> None:
         if bool(self.command) == bool(self.url):
@@ -113,15 +104,17 @@ class MCPSource:
             await sessions.discard(self.server, session)
             if self.repeatable or isinstance(error, _Unsent):
                 raise
-            raise CallError(unanswered(error.message)) from error
+            raise CallError(
+                f"{error.message}; the call may have had an effect, so it was not repeated"
+            ) from error
 
 
 class _Unsent(TransientError):
     """The session was closed before the call was sent."""
 
 
-def server_tools(server: MCPServer, only: Sequence[str] = ()) -> list[ToolParts]:
-    """Return the parts of the tools of a server; see `Tool.from_mcp`."""
+def list_tools(server: MCPServer, only: Sequence[str]) -> list[tuple[str, str, Schema, MCPSource]]:
+    """Return the names, descriptions, parameters and sources of a server's tools."""
 
     async def listed() -> list[Any]:
         session = await _open(server)
@@ -130,7 +123,7 @@ def server_tools(server: MCPServer, only: Sequence[str] = ()) -> list[ToolParts]
         finally:
             await session.aclose()
 
-    _mcp()
+    _check_library()
     try:
         found = run_blocking(run_in_background(listed()))
     except TransientError as error:
@@ -142,27 +135,32 @@ def server_tools(server: MCPServer, only: Sequence[str] = ()) -> list[ToolParts]
                 f"the MCP server {server.label!r} has no tool {name!r}",
                 hint=suggest_name(name, names),
             )
-    return [_tool(server, entry) for entry in found if not only or entry.name in only]
+    return [_declared(server, entry) for entry in found if not only or entry.name in only]
 
 
-def _tool(server: MCPServer, entry: Any) -> ToolParts:  # noqa: ANN401 - an object of the optional library
+def _declared(server: MCPServer, entry: Any) -> tuple[str, str, Schema, MCPSource]:  # noqa: ANN401
     schema = {"type": "object", "properties": {}, **(entry.input_schema or {})}
     schema.pop("$schema", None)
-    description = sanitize_text(entry.description or "")
-    # the call has the session's time limit, and its first attempt may also have to start the server
     hints = entry.annotations
     repeatable = bool(hints is not None and (hints.read_only_hint or hints.idempotent_hint))
     source = MCPSource(server, entry.name, repeatable)
-    return ToolParts(usable_name(entry.name), description, schema, source, 2 * server.timeout + 5)
+    return usable_name(entry.name), sanitize_text(entry.description or ""), schema, source
 
 
-def _mcp() -> ModuleType:
+def usable_name(name: str) -> str:
+    """Return a name that all providers accept, made of another one.
+
+    >>> usable_name("files.read"), usable_name("post pet!")
+    ('files_read', 'post_pet')
+    """
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name).strip("_")[:64] if not NAME.match(name) else name
+
+
+def _check_library() -> None:
     try:
-        import mcp
+        import mcp  # noqa: F401 - to report here that it is missing
     except ImportError:
         raise MissingExtra("a tool of an MCP server", "mcp", "mcp") from None
-    module: ModuleType = mcp
-    return module
 
 
 class MCPSession:
@@ -348,7 +346,7 @@ async def _http_streams(server: MCPServer) -> AsyncIterator[tuple[Any, Any]]:
 
 async def _open(server: MCPServer) -> MCPSession:
     """Open a session; called on the background loop."""
-    _mcp()
+    _check_library()
     session = MCPSession(server)
     await session.start()
     return session

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from dataclasses import astuple, dataclass
+from typing import Any, Protocol, overload
 
 from pydantic import PositiveFloat
 
-from compound.components.tools.source import NAME, TIMEOUT, ToolSource
+from compound.components.code import shared_sandbox
+from compound.components.tools.functions import FunctionSource, declare
+from compound.components.tools.mcp_server import NAME, TIMEOUT, MCPServer, list_tools
 from compound.core.engine import ToolSpec
 from compound.core.errors import CallError, CompoundError, DeclarationError, TransientError
 from compound.core.formatting import format_repr
@@ -20,10 +23,72 @@ from compound.core.security.sandbox.limits import SandboxLimits
 from compound.graph.configuration import digest
 from compound.graph.json_types import JSONSchema, json_type
 
-if TYPE_CHECKING:
-    from compound.components.tools.mcp_server import MCPServer
-
 MAX_ARGUMENTS = 100_000  # characters of a call's arguments
+MAX_ERROR = 2_000  # characters of an error's end that are shown
+PYTHON = "Run a Python program in a sandbox without network access, and return what it prints."
+PROGRAM: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {
+        "code": {"type": "string", "description": "the program, which prints its result"}
+    },
+    "required": ["code"],
+    "additionalProperties": False,
+}
+
+
+class ToolSource(Protocol):
+    """Where a tool is implemented."""
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether equal arguments give equal results."""
+        ...
+
+    @property
+    def sandboxed(self) -> bool:
+        """Whether it isolates the code that it executes."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """Everything that changes the results of calls; part of cache keys."""
+        ...
+
+    async def call(self, arguments: Mapping[str, Any], sessions: Sessions) -> str:
+        """Return the result as text.
+
+        Raises:
+            TransientError: a server did not answer, and the call can be repeated without a second
+                effect: it was not sent, or is idempotent. It is retried.
+            Exception: any other error is shown to the model.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class SandboxSource:
+    """Programs in a sandbox."""
+
+    limits: SandboxLimits
+    reproducible = False
+    sandboxed = True
+
+    @property
+    def version(self) -> str:
+        """The version of Python, and the limits."""
+        return f"python:{platform.python_version()}:{astuple(self.limits)}"
+
+    async def call(self, arguments: Mapping[str, Any], sessions: Sessions) -> str:
+        """Run the program; one that fails is a result with its error."""
+        result = await shared_sandbox(self.limits).run(str(arguments["code"]))
+        if result.ok:
+            return result.stdout
+        why = (
+            f"the program reached the limit {result.limit!r}"
+            if result.limit
+            else "the program failed"
+        )
+        return "\n".join(filter(None, [result.stdout, f"error: {why}", result.stderr[-MAX_ERROR:]]))
 
 
 @report_wrong_arguments
@@ -144,8 +209,6 @@ class Tool:
         Raises:
             DeclarationError: it was made of something else, which only an agent can call.
         """
-        from compound.components.tools.functions import FunctionSource
-
         if not isinstance(self.source, FunctionSource):
             raise DeclarationError(
                 f"tool {self.name!r} is no Python function, and cannot be called directly",
@@ -192,17 +255,10 @@ class Tool:
             timeout: time limit of one call in seconds.
             executes_code: whether it executes code given by the model, which is refused.
         """
-        from compound.components.tools.functions import function_tool
-
-        parts = function_tool(
-            function,
-            name,
-            description,
-            reproducible=reproducible,
-            timeout=timeout,
-            executes_code=executes_code,
-        )
-        return Tool(**vars(parts))
+        shown, described, parameters = declare(function, name)
+        source = FunctionSource(function, reproducible)
+        text = description or described
+        return Tool(shown, text, parameters, source, timeout, executes_code)
 
     @staticmethod
     def python(limits: SandboxLimits | None = None, *, name: str = "python") -> Tool:
@@ -215,13 +271,12 @@ class Tool:
         Raises:
             SandboxUnavailable: at the first call, on a machine without a sandbox.
         """
-        from compound.components.tools.programs import python_tool
-
-        return Tool(**vars(python_tool(limits or SandboxLimits(), name)))
+        # the sandbox has its own time limit, and programs may wait for their turn
+        source = SandboxSource(limits or SandboxLimits())
+        return Tool(name, PYTHON, PROGRAM, source, timeout=None, executes_code=True)
 
     @staticmethod
     def from_mcp(
-        server: MCPServer | None = None,
         *,
         command: Sequence[str] = (),
         url: str | None = None,
@@ -236,11 +291,13 @@ class Tool:
         the end.
 
         Args:
-            server: the server, instead of the following settings of one.
-            command: program and arguments of a server on stdin and stdout.
+            command: program and arguments of a server on stdin and stdout; ``python`` stands for
+                the interpreter of this process.
             url: address of a server with streamable HTTP.
-            auth_env: environment variable with the key of the server at ``url``.
-            env: names of environment variables that the started program receives.
+            auth_env: environment variable with the key of the server at ``url``, sent as a bearer
+                token.
+            env: names of environment variables that the started program receives, besides ``PATH``
+                and ``HOME``.
             only: names of the tools to return; default: all.
             timeout: time limit of the start and of each call in seconds.
 
@@ -250,10 +307,10 @@ class Tool:
             CompoundError: the server cannot be started or reached.
             MissingExtra: mcp is not installed.
         """
-        from compound.components.tools.mcp_server import MCPServer, server_tools
-
-        found = server or MCPServer(tuple(command), url, auth_env, tuple(env), timeout)
-        return [Tool(**vars(parts)) for parts in server_tools(found, only)]
+        server = MCPServer(tuple(command), url, auth_env, tuple(env), timeout)
+        # the call has the session's limit, and its first attempt may also have to start the server
+        limit = 2 * timeout + 5
+        return [Tool(*declared, limit) for declared in list_tools(server, only)]
 
     def __repr__(self) -> str:
         arguments = ", ".join(self.parameters.get("properties", {}))

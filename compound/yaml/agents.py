@@ -30,7 +30,7 @@ def _field(kind: object, description: str) -> object:
 
 
 SandboxSettings = settings_model("sandbox", SandboxLimits)
-MCPSettings = settings_model("tool_mcp", Tool.from_mcp, skip=("server",))
+MCPSettings = settings_model("tool_mcp", Tool.from_mcp)
 _CODE = _field(Code, "The function, as module:name; modules are also found in this file's folder.")
 _LIMITS = _field(SandboxSettings, "The limits of each program; `{}` for the defaults.")
 TOOLS: Mapping[str, type[Model]] = {

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import compound as cp
-from compound.components.tools.mcp_server import MCPServer, MCPSession
+from compound.components.tools.mcp_server import MCPSession
 from compound.core.errors import CompoundError, DeclarationError, TransientError
 from compound.core.loops import Sessions
 from recording_server import ListingServer, RecordingServer
@@ -88,21 +88,22 @@ def _import_path() -> Iterator[None]:
         yield
 
 
-def server(*command: str, **settings: Any) -> MCPServer:
-    return MCPServer(command, env=("PYTHONPATH", *settings.pop("env", ())), **settings)
+def served(*command: str, env: tuple[str, ...] = (), **settings: Any) -> list[cp.Tool]:
+    return cp.Tool.from_mcp(command=command, env=("PYTHONPATH", *env), **settings)
 
 
 @pytest.fixture(scope="module")
-def odd(tmp_path_factory: pytest.TempPathFactory) -> MCPServer:
+def odd(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Return the command of a server."""
     program = tmp_path_factory.mktemp("mcp") / "odd.py"
     program.write_text(PROGRAM)
-    return server(sys.executable, str(program), timeout=120.0)
+    return sys.executable, str(program)
 
 
 @pytest.fixture(scope="module")
-def tools(odd: MCPServer) -> list[cp.Tool]:
+def tools(odd: tuple[str, str]) -> list[cp.Tool]:
     """Return the tools of the server, which it is started once to list."""
-    return cp.Tool.from_mcp(odd)
+    return served(*odd, timeout=120.0)
 
 
 def named(tools: list[cp.Tool], name: str) -> cp.Tool:
@@ -144,7 +145,7 @@ class TestServers:
         with ListingServer.running() as listing:
             listing.tool = {"inputSchema": schema}
             with pytest.raises(CompoundError, match=r"tools/list.*inputSchema|'go'.*schema"):
-                cp.Tool.from_mcp(MCPServer(url=f"{listing.url}/mcp"))
+                cp.Tool.from_mcp(url=f"{listing.url}/mcp")
 
     def test_references_of_schemas_may_be_escaped(self) -> None:
         names = {"a/b c": {"type": "integer"}}
@@ -155,26 +156,26 @@ class TestServers:
         }
         with ListingServer.running() as listing:
             listing.tool = {"inputSchema": schema}
-            (tool,) = cp.Tool.from_mcp(MCPServer(url=f"{listing.url}/mcp"))
+            (tool,) = cp.Tool.from_mcp(url=f"{listing.url}/mcp")
         assert "is not of type 'integer'" in answers(tool, arguments='{"a": "x"}')[0]
 
     def test_an_invalid_answer_of_a_tool_is_reported(self) -> None:
         with ListingServer.running() as listing:
             listing.tool = {"inputSchema": {"type": "object"}}
-            (tool,) = cp.Tool.from_mcp(MCPServer(url=f"{listing.url}/mcp"))
+            (tool,) = cp.Tool.from_mcp(url=f"{listing.url}/mcp")
             assert "returned an invalid answer to 'go'" in answers(tool)[0]
 
-    def test_a_name_is_made_usable_and_structured_content_is_shown(self, odd: MCPServer) -> None:
-        tools = cp.Tool.from_mcp(odd, only=["files.read", "only_structure"])
-        assert [tool.name for tool in tools] == ["files_read", "only_structure"]
-
-        assert answers(*tools) == ["a file", '{"n": 1}']
+    def test_a_name_is_made_usable_and_structured_content_is_shown(
+        self, tools: list[cp.Tool]
+    ) -> None:
+        chosen = [named(tools, name) for name in ("files_read", "only_structure")]
+        assert answers(*chosen) == ["a file", '{"n": 1}']
 
     def test_unknown_tools_and_settings(self) -> None:
         with pytest.raises(
             DeclarationError, match="has no tool 'calculat'.*did you mean 'calculate'"
         ):
-            cp.Tool.from_mcp(server(*CALCULATOR), only=["calculat"])
+            served(*CALCULATOR, only=["calculat"])
         with pytest.raises(DeclarationError, match="exactly one of command and url"):
             cp.Tool.from_mcp(command=["a"], url="http://127.0.0.1:1/mcp")
 
@@ -184,7 +185,7 @@ class TestServers:
         broken = tmp_path / "broken.py"
         broken.write_text("raise SystemExit('no licence')")
         with pytest.raises(CompoundError, match="no licence"):
-            cp.Tool.from_mcp(server(sys.executable, str(broken)))
+            served(sys.executable, str(broken))
 
 
 class TestSessions:
@@ -218,14 +219,16 @@ class TestSessions:
 
     @pytest.mark.slow
     def test_a_server_that_hangs_is_left(
-        self, odd: MCPServer, tools: list[cp.Tool], monkeypatch: pytest.MonkeyPatch
+        self, tools: list[cp.Tool], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        hang = named(tools, "hang")
-        impatient = replace(hang, source=replace(hang.source, server=replace(odd, timeout=0.2)))  # type: ignore[type-var]
+        hang: Any = named(tools, "hang")
+        patient = hang.source.server
+        source = replace(hang.source, server=replace(patient, timeout=0.2))
+        impatient = replace(hang, source=source)
         start = MCPSession.start
 
         async def start_in_time(session: MCPSession) -> None:
-            limited, session._server = session._server, odd
+            limited, session._server = session._server, patient
             await start(session)
             session._server = limited
 
@@ -234,13 +237,12 @@ class TestSessions:
         assert "did not answer 'hang'" in answers(impatient)[0]
 
     def test_only_named_variables_reach_the_program(
-        self, odd: MCPServer, monkeypatch: pytest.MonkeyPatch
+        self, odd: tuple[str, str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("MCP_TEST_ONE", "one")
         monkeypatch.setenv("MCP_TEST_TWO", "two")
-        given = server(*odd.command, env=("MCP_TEST_ONE",))
-
-        assert answers(named(cp.Tool.from_mcp(given), "secret")) == ["one None"]
+        (tool,) = served(*odd, env=("MCP_TEST_ONE",), only=["secret"])
+        assert answers(tool) == ["one None"]
 
 
 def ends(pid: int) -> bool:
@@ -316,8 +318,7 @@ def test_a_service_with_an_openapi_document(
             program.replace("https://api.example.com/v1", service.url)
         )
         command = (sys.executable, str(tmp_path / "shop_server.py"))
-        given = server(*command, env=("SHOP_KEY",), timeout=120.0)
-        (tool,) = cp.Tool.from_mcp(given, only=["getItem"])
+        (tool,) = served(*command, env=("SHOP_KEY",), timeout=120.0, only=["getItem"])
         agent = cp.Agent("agent", [tool], max_turns=2)
         system = cp.System("s", {"answer": agent(question=cp.Input("question"))}, lm="m")
         lm = cp.testing.ScriptedLM(
