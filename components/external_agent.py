@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import json
 import logging
 import re
@@ -220,11 +221,11 @@ class ExternalAgent(Composite):
         names = (self.lm,) if isinstance(self.lm, str) else ("default",)
         async with gateway() as server, self._turn(server):
             session = AgentSession(recorder.dispatch, names, self.max_requests)
-            server.sessions.open(session)
+            server.sessions[session.key] = session
             try:
                 result = await self._limited(session, self._run(server, session, inputs))
             finally:
-                server.sessions.remove(session.key)
+                del server.sessions[session.key]
                 await session.close()
         return {name: Value(data, recorder.sources) for name, data in self._outputs(result).items()}
 
@@ -239,33 +240,33 @@ class ExternalAgent(Composite):
     ) -> object:
         """Run the agent and return what it returned."""
         from compound.components.gateway.processes import (
-            Endpoint,
+            AgentWorkers,
             call_in_thread,
             environment,
             run_program,
         )
-        from compound.components.gateway.workers import AgentWorkers, WorkerCommand
 
         given = {name: value.data for name, value in inputs.items()}
-        program, endpoint = self.program, Endpoint(server.base_url, session.key)
+        program = self.program
         if program.command:
-            env = environment(program.env, endpoint)
+            env = environment(program.env, server.base_url, session.key)
             command = [_argument(part, given) for part in program.command]
             output = await run_program(command, dumps(given).encode(), env, program.folder)
             single = self.outputs["output"].type if list(self.outputs) == ["output"] else None
             return _parsed(output, single)
         if program.isolation == "thread":
             assert callable(program.call)
+            address = {"base_url": server.base_url, "api_key": session.key}
             try:
-                return await call_in_thread(program.call, given, endpoint)
+                return await call_in_thread(program.call, given, address)
             except CompoundError:
                 raise
             except Exception as error:
                 raise CallError(
                     located(error, program.call).replace(session.key, "[key removed]")
                 ) from error
-        pool = AgentWorkers.of(server, WorkerCommand(self.place or "", program.folder, program.env))
-        return await pool.call(session, given, fresh=program.isolation == "run")
+        workers = AgentWorkers.of(server, self.place or "", program.folder, program.env)
+        return await workers.call(session, given, fresh=program.isolation == "run")
 
     async def _limited(self, session: AgentSession, work: object) -> object:
         """Await the agent; end it at its time limit, or at an error that ends the run.
@@ -408,9 +409,11 @@ def _body(name: str, prompts: Sequence[AgentPrompt]) -> System:
 
 
 def _usual_isolation(call: object) -> Isolation:
-    from compound.components.gateway.processes import takes_address
-
-    return "thread" if callable(call) and takes_address(call) else "worker"
+    """Return ``thread`` for a function that takes the address of its model."""
+    with contextlib.suppress(TypeError, ValueError):
+        if callable(call) and "base_url" in inspect.signature(call).parameters:
+            return "thread"
+    return "worker"
 
 
 def _argument(part: str, inputs: Mapping[str, object]) -> str:

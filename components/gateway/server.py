@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import socket
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -15,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from compound.components.gateway.bodies import read_document
 from compound.components.gateway.documents import Document, Route
-from compound.components.gateway.sessions import NO_RETRY, AgentSessions
+from compound.components.gateway.sessions import NO_RETRY, AgentSession
 from compound.core.errors import CompoundError
 from compound.core.web.addresses import LOCAL_NAMES
 from compound.core.web.guard import BoundedProtocol, Guard
@@ -68,13 +69,13 @@ class Gateway:
     """A running gateway; use `gateway` to get that of the running event loop.
 
     Attributes:
-        sessions: the open runs.
+        sessions: the open runs by key; ``None`` for a key that lasts, between two runs.
         base_url: the address for clients of OpenAI's API.
         closing: functions that are called when the gateway ends.
     """
 
     def __init__(self, settings: GatewaySettings) -> None:
-        self.sessions = AgentSessions()
+        self.sessions: dict[str, AgentSession | None] = {}
         self.base_url = ""
         self.closing: list[Callable[[], Awaitable[None]]] = []
         self.resources: dict[object, object] = {}
@@ -103,7 +104,7 @@ class Gateway:
             raise CompoundError(f"the gateway cannot listen on loopback: {error}") from None
         self.base_url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
         application = Guard(
-            self._application, self._settings, lambda scope, status: None, admit=self.sessions.find
+            self._application, self._settings, lambda scope, status: None, admit=self._session_of
         )
         config = uvicorn.Config(
             application,
@@ -142,6 +143,31 @@ class Gateway:
             self._server.should_exit = True
             await asyncio.wait([self._task])
 
+    def _session_of(self, authorization: bytes) -> AgentSession:
+        """Return the session of a request.
+
+        Raises:
+            Problem: the key is missing, or it belongs to no open run.
+        """
+        scheme, _, given = authorization.partition(b" ")
+        known = [key for key in self.sessions if hmac.compare_digest(given.strip(), key.encode())]
+        if scheme.lower() != b"bearer" or not known:
+            raise HTTPProblem(
+                401,
+                "invalid_key",
+                "the key belongs to no open run; an agent uses the OPENAI_API_KEY or api_key of its run",
+                headers={"WWW-Authenticate": "Bearer", **NO_RETRY},
+            )
+        found = self.sessions[known[0]]
+        if found is None:
+            raise HTTPProblem(
+                409,
+                "no_open_run",
+                "no run of the agent is open; requests are accepted during a run only",
+                headers=NO_RETRY,
+            )
+        return found
+
     async def _application(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request that the guard has admitted."""
         try:
@@ -159,7 +185,7 @@ class Gateway:
 
     async def _answer(self, scope: Scope, receive: Receive) -> Document | AsyncIterator[str]:
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        session = self.sessions.find(headers.get(b"authorization", b""))
+        session = self._session_of(headers.get(b"authorization", b""))
         method, path = scope["method"], scope["path"]
         if (method, path) == ("GET", MODELS):
             data = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import hmac
 import json
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -345,49 +344,3 @@ def _ended(error: CompoundError) -> HTTPProblem:
     if isinstance(error, BudgetExhausted):
         return HTTPProblem(429, "budget_exhausted", f"{error}. The run ends.", headers=NO_RETRY)
     return HTTPProblem(500, "run_failed", str(error), headers=NO_RETRY)
-
-
-class AgentSessions:
-    """The open sessions by key."""
-
-    def __init__(self) -> None:
-        self._open: dict[str, AgentSession | None] = {}
-
-    def open(self, session: AgentSession) -> None:
-        """Accept the requests of a session."""
-        self._open[session.key] = session
-
-    def assign(self, key: str, session: AgentSession | None) -> None:
-        """Give the requests with a lasting key to a session; ``None`` refuses them until the next one."""
-        self._open[key] = session
-
-    def remove(self, key: str) -> None:
-        """Refuse requests with a key."""
-        self._open.pop(key, None)
-
-    def find(self, authorization: bytes) -> AgentSession:
-        """Return the session of a request.
-
-        Raises:
-            Problem: the key is missing, or it belongs to no open run.
-        """
-        scheme, _, given = authorization.partition(b" ")
-        found, known = None, False
-        for key, session in self._open.items():
-            if hmac.compare_digest(given.strip(), key.encode()):
-                found, known = session, True
-        if scheme.lower() != b"bearer" or not known:
-            raise HTTPProblem(
-                401,
-                "invalid_key",
-                "the key belongs to no open run; an agent uses the OPENAI_API_KEY or api_key of its run",
-                headers={"WWW-Authenticate": "Bearer", **NO_RETRY},
-            )
-        if found is None:
-            raise HTTPProblem(
-                409,
-                "no_open_run",
-                "no run of the agent is open; requests are accepted during a run only",
-                headers=NO_RETRY,
-            )
-        return found

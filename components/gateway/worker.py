@@ -1,7 +1,7 @@
 """Program that imports an agent's function once, and calls it for one run after the other.
 
-Started by `compound.components.gateway.workers` as a script, with nothing but the standard library,
-and pydantic where an annotation names a class. It reads one JSON object with the inputs per line of
+Started by `compound.components.gateway.processes` as a script, with nothing but the standard library,
+and pydantic where an annotation or a result has a class. It reads one JSON object with the inputs per line of
 stdin, and writes one with the result per line to its original stdout; what the agent prints goes to
 stderr.
 """
@@ -10,10 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
-import datetime
-import decimal
-import enum
 import importlib
 import inspect
 import json
@@ -21,7 +17,6 @@ import os
 import sys
 import traceback
 import typing
-import uuid
 from collections.abc import Callable
 
 PLAIN = (str, int, float, bool, list, dict, object, type(None))
@@ -103,21 +98,9 @@ def _names_class(hint: object) -> bool:
 
 def _plain(value: object) -> object:
     """Return the JSON form of a result of another class, as pydantic reads it."""
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    if isinstance(value, enum.Enum):
-        return value.value
-    if isinstance(value, set | frozenset):
-        return list(value)
-    if isinstance(value, datetime.date | datetime.time):
-        return value.isoformat()
-    if isinstance(value, datetime.timedelta):
-        return value.total_seconds()
-    if isinstance(value, decimal.Decimal | uuid.UUID):
-        return str(value)
-    raise TypeError(f"{type(value).__name__} {value!r} cannot be written as JSON")
+    from pydantic_core import to_jsonable_python
+
+    return to_jsonable_python(value, timedelta_mode="float")
 
 
 def _place(error: BaseException) -> str:

@@ -220,7 +220,7 @@ def test_a_process_that_ends_is_replaced_for_the_next_run() -> None:
     found = system(external_agents.ending, prompts=[])
     for _ in range(2):
         with pytest.raises(
-            RunFailed, match="the agent's process exited with status 3: the last words"
+            RunFailed, match="the agent's program exited with status 3: the last words"
         ):
             run(found)
 

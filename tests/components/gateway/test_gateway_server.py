@@ -43,7 +43,7 @@ def during_run(
     async def run() -> None:
         async with gateway(limits) as server:
             session = AgentSession(dispatch, **settings)
-            server.sessions.open(session)
+            server.sessions[session.key] = session
             headers = {"Authorization": f"Bearer {session.key}"}
             try:
                 async with httpx.AsyncClient(
@@ -51,7 +51,7 @@ def during_run(
                 ) as client:
                     await test(client, session, server)
             finally:
-                server.sessions.remove(session.key)
+                server.sessions.pop(session.key, None)
                 await session.close()
 
     asyncio.run(run())
@@ -67,7 +67,7 @@ def test_a_request_is_answered_during_its_run_and_refused_after_it() -> None:
         await session.close()
         answer = await client.post("/chat/completions", json=BODY)
         assert (answer.status_code, error_of(answer)) == (401, "run_ended")
-        server.sessions.remove(session.key)
+        server.sessions.pop(session.key, None)
         answer = await client.post("/chat/completions", json=BODY)
         assert (answer.status_code, error_of(answer)) == (401, "invalid_key")
 
@@ -100,7 +100,7 @@ def test_runs_are_kept_apart_by_their_keys() -> None:
         async with gateway() as server:
             sessions = {name: AgentSession(dispatch(name)) for name in seen}
             for session in sessions.values():
-                server.sessions.open(session)
+                server.sessions[session.key] = session
             async with httpx.AsyncClient(base_url=server.base_url, trust_env=False) as client:
                 for name, session in sessions.items():
                     headers = {"Authorization": f"Bearer {session.key}"}
@@ -237,7 +237,7 @@ def test_pieces_arrive_before_the_answer_is_complete() -> None:
 
         async with gateway() as server:
             session = AgentSession(dispatch)
-            server.sessions.open(session)
+            server.sessions[session.key] = session
             headers = {"Authorization": f"Bearer {session.key}"}
             async with httpx.AsyncClient(
                 base_url=server.base_url, headers=headers, trust_env=False
