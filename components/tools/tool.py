@@ -276,6 +276,7 @@ class Tool:
         return Tool(name, PYTHON, PROGRAM, source, timeout=None, executes_code=True)
 
     @staticmethod
+    @report_wrong_arguments
     def from_mcp(
         *,
         command: Sequence[str] = (),

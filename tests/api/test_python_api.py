@@ -418,7 +418,6 @@ GIVEN: dict[str, dict[str, Any]] = {
     "Retriever": {"name": "r", "index": cp.components.PassageIndex(), "k": 2},
     "Hyperparameter": {"name": "k", "space": cp.Int(1, 3)},
     "ExternalAgent": {"name": "a", "command": ["x"], "prompts": (), "env": ()},
-    "MCPServer": {"command": ("x",), "env": ()},
     "System": {"name": "s", "outputs": {"y": cp.LLM("a")(x=cp.Input("x"))}, "lm": "lm"},
     "Demos": {"value": (), "max": 2},
     "Text": {"value": "x", "max_length": 9},
