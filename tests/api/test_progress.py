@@ -50,6 +50,17 @@ JOB = {"event": "job", "optimizer": "joint", "keys": KEYS, "note": "nothing", "v
             {**DECISION, "p": 1e-9},
             "decision: supported, validation score 0.250 → 0.500, p < 0.0001 at level 0.05",
         ),
+        (
+            {
+                **DECISION,
+                "p": 0.2,
+                "verdict": "rejected",
+                "looks": 2,
+                "after": {"mean": 0.5, "n": 58},
+            },
+            "decision: rejected, validation score 0.250 → 0.500 on 58 examples, with those of a "
+            "second look, p = 0.2 at level 0.05",
+        ),
         (JOB, "joint proposes no change of 4 parameters: nothing"),
         (
             {**JOB, "values": {"b.k": 1}, "train_before": 0.1, "train_after": 0.25},
