@@ -19,7 +19,7 @@ from compound.core.narrowing import entry, report_wrong_arguments
 from compound.engines.credentials import is_model_name
 from compound.evaluation.metrics.custom import Custom, checked_bounds
 from compound.evaluation.statistics import Bounds
-from compound.graph.component import Input, Outputs
+from compound.graph.component import Input
 from compound.graph.configuration import Configuration, load
 from compound.graph.space import Choice, Demo, Demos, Float, Text, Weights, as_demos
 from compound.graph.system import System
@@ -140,16 +140,10 @@ def from_dspy(
         outputs=returned,
         max_calls=max_calls,
     )
-    wires: dict[str, Any] = {field: Input(field, kind) for field, kind in ports.items()}
-    node = composite(**wires)
-    found = (
-        dict(zip(returned, node, strict=True))
-        if isinstance(node, Outputs)
-        else {next(iter(returned)): node}
-    )
-    return System(own, found, lm=default if isinstance(default, str) else None).with_engines(
-        models.find
-    )
+    node: Any = composite(**{field: Input(field, kind) for field, kind in ports.items()})
+    found = {field: node if len(returned) == 1 else node[field] for field in returned}
+    model = default if isinstance(default, str) else None
+    return System(own, found, lm=model).with_engines(models.find)
 
 
 def predictor_names(program: dspy.Module) -> dict[str, tuple[str, dspy.Predict, bool]]:
@@ -205,11 +199,7 @@ def _predictor(
             f"the predictor {name!r} asks for n={several} completions, but a component returns one",
             hint=f"remove n; or {REMEDY}",
         )
-    stop, limit = config.get("stop") or (), config.get("timeout", DSPyPredictor.timeout)
-    if not isinstance(limit, int | float):
-        raise DeclarationError(
-            f"the predictor {name!r}: timeout must be seconds, but is {limit!r:.60}"
-        )
+    stop = config.get("stop") or ()
     demos = tuple(_as_demo(demo, predictor.signature) for demo in predictor.demos)
     most = max(given["max_demos"], len(demos))
     temperature, longest = given["temperature"], given["max_tokens"]
@@ -229,7 +219,7 @@ def _predictor(
         if longest is not None
         else int(config.get("max_tokens") or config.get("max_completion_tokens") or 1000),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        timeout=limit,
+        timeout=config.get("timeout", DSPyPredictor.timeout),
         retries=getattr(own, "num_retries", DSPyPredictor.retries),
         weights=given["weights"] if tuned else None,
         enforce=False,
@@ -264,7 +254,7 @@ def module_ports(
         predictor.signature for _, predictor in module.named_sub_modules(type_=dspy.Predict)
     ]
     own = getattr(module, "signature", None)
-    if own is None or not hasattr(own, "input_fields"):
+    if not hasattr(own, "input_fields"):
         own = signatures[0] if len(signatures) == 1 else None
     takes = inputs or _arguments(module, own, signatures)
     if isinstance(outputs, Mapping) and outputs:
@@ -298,22 +288,23 @@ def _returned(module: dspy.Module) -> dspy.Module | None:
     stores = Counter(
         n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
     )
-    assigned: dict[str, list[ast.expr | None]] = {}
+    assigned: dict[str, list[ast.expr]] = {}
     for node in nodes:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             assigned.setdefault(node.targets[0].id, []).append(node.value)
-    ends: list[ast.expr | None] = []
-    for value in (node.value for node in nodes if isinstance(node, ast.Return)):
-        known = isinstance(value, ast.Name) and len(assigned.get(value.id, ())) == stores[value.id]
-        ends += assigned.get(value.id, []) if known and isinstance(value, ast.Name) else [value]
-    calls = {
-        ast.unparse(call.func).removesuffix(".acall") if isinstance(call, ast.Call) else ""
-        for call in (end.value if isinstance(end, ast.Await) else end for end in ends)
-    }
-    place = calls.pop() if len(calls) == 1 else ""
-    found = (
-        getattr(module, place.removeprefix("self."), None) if place.startswith("self.") else None
-    )
+    places = set()
+    for node in nodes:
+        if not isinstance(node, ast.Return):
+            continue
+        ends = [node.value]
+        if isinstance(node.value, ast.Name) and stores[node.value.id]:
+            values = assigned.get(node.value.id, [])
+            ends = [*values] if len(values) == stores[node.value.id] else [None]
+        for end in ends:
+            call = end.value if isinstance(end, ast.Await) else end
+            places.add(ast.unparse(call.func) if isinstance(call, ast.Call) else "")
+    own, _, place = (places.pop() if len(places) == 1 else "").partition(".")
+    found = getattr(module, place.removesuffix(".acall"), None) if own == "self" else None
     return found if isinstance(found, dspy.Module) else None
 
 

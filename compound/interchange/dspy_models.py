@@ -27,20 +27,15 @@ from compound.graph.types import Port, format_type
 if TYPE_CHECKING:
     import dspy
 
-SETTINGS = (
-    "temperature",
-    "max_tokens",
-    "max_completion_tokens",
-    "stop",
-    "timeout",
-)  # of components
+# of components
+SETTINGS = ("temperature", "max_tokens", "max_completion_tokens", "stop", "timeout")
 UNUSED = (
     "n",
     "num_generations",
     "rollout_id",
     "cache",
     "num_retries",
-)  # checked elsewhere, or DSPy's cache
+)  # checked elsewhere, or unused
 SERVER = ("api_base", "api_key")
 REMEDY = "run the program unchanged as an external agent, cp.components.ExternalAgent"
 HINTS = {

@@ -136,8 +136,10 @@ class DSPyProgram(Composite):
         if run.fatal is not None:
             raise run.fatal
         return {
-            name: Value(self._read(returned, name), merge_addresses(run.sources))
-            for name in self._outputs
+            name: Value(
+                as_declared(port.type, _field(returned, name)), merge_addresses(run.sources)
+            )
+            for name, port in self._outputs.items()
         }
 
     def _forward(self, run: ProgramRun, given: Mapping[str, object]) -> object:
@@ -152,17 +154,6 @@ class DSPyProgram(Composite):
                 return asyncio.run(self.program.acall(**given))
             except _Stopped:
                 return None
-
-    def _read(self, returned: object, name: str) -> object:
-        try:
-            value = field_of(returned, name)
-        except (AttributeError, KeyError):
-            keys = getattr(returned, "keys", None)
-            found = ", ".join(map(str, keys())) if callable(keys) else type(returned).__name__
-            raise CallError(
-                f"forward returned no {name!r}, but {found}", hint="correct outputs= of from_dspy"
-            ) from None
-        return as_declared(self._outputs[name].type, value)
 
 
 class ProgramRun:
@@ -203,7 +194,7 @@ class ProgramRun:
         future.add_done_callback(self._pending.discard)
         return future
 
-    def result(self, predictor: str, future: Future[dict[str, object]]) -> dict[str, object]:
+    def result(self, future: Future[dict[str, object]]) -> dict[str, object]:
         """Return the fields of a finished call, or raise in the program's thread."""
         try:
             return future.result()
@@ -241,13 +232,20 @@ class ProgramRun:
         return fields
 
 
-def field_of(returned: object, name: str) -> object:
-    """Return a field of what a module returned; `dspy.Prediction` has methods named ``items`` or ``get``."""
+def _field(returned: object, name: str) -> object:
+    """Return a field of what ``forward`` returned; a prediction has methods named ``items`` or ``get``."""
     import dspy
 
-    return (
-        returned[name] if isinstance(returned, Mapping | dspy.Example) else getattr(returned, name)
-    )
+    try:
+        if isinstance(returned, Mapping | dspy.Example):
+            return returned[name]
+        return getattr(returned, name)
+    except (AttributeError, KeyError):
+        keys = getattr(returned, "keys", None)
+        found = ", ".join(map(str, keys())) if callable(keys) else type(returned).__name__
+        raise CallError(
+            f"forward returned no {name!r}, but {found}", hint="correct outputs= of from_dspy"
+        ) from None
 
 
 def bind_predictors(program: Any, names: Mapping[int, str]) -> None:  # noqa: ANN401
@@ -255,87 +253,78 @@ def bind_predictors(program: Any, names: Mapping[int, str]) -> None:  # noqa: AN
     import dspy
 
     for _, predictor in program.named_sub_modules(type_=dspy.Predict):
-        name = names[id(predictor)]
-        initial = _state(predictor)
-        predictor.forward = functools.partial(_forward, predictor, name, initial)
-        predictor.aforward = functools.partial(_aforward, predictor, name, initial)
+        bound = BoundPredictor(predictor, names[id(predictor)])
+        predictor.forward, predictor.aforward = bound.forward, bound.aforward
 
 
-def _state(predictor: Any) -> dict[str, object]:  # noqa: ANN401
-    """Return what DSPy reads from a predictor at each call."""
-    own = {"signature": predictor.signature, "demos": list(predictor.demos), "lm": predictor.lm}
-    return {**own, "config": dict(predictor.config)}
+class BoundPredictor:
+    """Answers the calls of a predictor by those of the current run."""
 
+    def __init__(self, predictor: Any, name: str) -> None:  # noqa: ANN401
+        self.predictor, self.name = predictor, name
+        self._initial = self._state()
 
-def _forward(predictor: Any, name: str, initial: Mapping[str, object], **given: object) -> object:  # noqa: ANN401
-    run = _current_run(name)
-    future = run.ask(name, _fields(predictor, name, initial, given, run.adapter))
-    return _prediction(predictor, run.result(name, future))
+    def _state(self) -> dict[str, object]:
+        """Return what DSPy reads from a predictor at each call."""
+        own = self.predictor
+        state = {"signature": own.signature, "demos": list(own.demos), "lm": own.lm}
+        return {**state, "config": dict(own.config)}
 
+    def forward(self, **given: object) -> object:
+        """Return a prediction; the thread of the program waits for it."""
+        run = self._run()
+        return self._prediction(run.result(run.ask(self.name, self._fields(given, run.adapter))))
 
-async def _aforward(
-    predictor: Any,  # noqa: ANN401
-    name: str,
-    initial: Mapping[str, object],
-    **given: object,  # noqa: RUF100, ANN401
-) -> object:
-    run = _current_run(name)
-    future = run.ask(name, _fields(predictor, name, initial, given, run.adapter))
-    await asyncio.wait([asyncio.wrap_future(future)])
-    return _prediction(predictor, run.result(name, future))
+    async def aforward(self, **given: object) -> object:
+        """Return a prediction; the event loop of the program continues meanwhile."""
+        run = self._run()
+        future = run.ask(self.name, self._fields(given, run.adapter))
+        await asyncio.wait([asyncio.wrap_future(future)])
+        return self._prediction(run.result(future))
 
+    def _run(self) -> ProgramRun:
+        import dspy
 
-def _current_run(name: str) -> ProgramRun:
-    import dspy
+        run = dspy.settings.get(RUN)
+        if not isinstance(run, ProgramRun):
+            raise CallError(
+                f"the predictor {self.name!r} was called outside of a run of its system",
+                hint="use dspy.Parallel in place of threads of forward; elsewhere, call the original "
+                "program",
+            )
+        return run
 
-    run = dspy.settings.get(RUN)
-    if not isinstance(run, ProgramRun):
-        raise CallError(
-            f"the predictor {name!r} was called outside of a run of its system",
-            hint="use dspy.Parallel in place of threads of forward; elsewhere, call the original program",
+    def _fields(self, given: Mapping[str, Any], adapter: object) -> dict[str, object]:
+        """Return the input fields of a call, with their defaults; reject what cannot be tuned then."""
+        import dspy
+        from pydantic_core import PydanticUndefined
+
+        now, config = self._state(), given.get("config") or {}
+        current = {"lm": None, "adapter": adapter}
+        changed = [
+            *(key for key in ("signature", "demos", "lm") if given.get(key) is not None),
+            *(key for key in now if now[key] != self._initial[key]),  # assigned in forward
+            *(f"{k} of dspy.context" for k, v in current.items() if dspy.settings.get(k) is not v),
+            *(f"config[{key!r}]" for key in dict(config) if key != "rollout_id"),
+        ]
+        if changed:
+            raise CallError(
+                f"forward calls the predictor {self.name!r} with its own {', '.join(changed)}, which "
+                "would replace the tuned values",
+                hint=f"set it in the predictor's constructor; or {REMEDY}",
+            )
+        fields = self.predictor.signature.input_fields
+        found = {k: f.default for k, f in fields.items() if f.default is not PydanticUndefined}
+        # the program may change its lists later, but the trace keeps what the predictor received
+        return found | {k: _snapshot(value) for k, value in given.items() if k in fields}
+
+    def _prediction(self, fields: Mapping[str, object]) -> object:
+        import dspy
+
+        made: object = dspy.Prediction.from_completions(
+            [dict(fields)], signature=self.predictor.signature
         )
-    return run
-
-
-def _fields(
-    predictor: Any,  # noqa: ANN401
-    name: str,
-    initial: Mapping[str, object],
-    given: Mapping[str, object],
-    adapter: object,
-) -> dict[str, object]:
-    """Return the input fields of a call, with their defaults; reject what cannot be tuned then."""
-    import dspy
-    from pydantic_core import PydanticUndefined
-
-    config = given.get("config") or {}
-    now = _state(predictor)
-    changed = [key for key in ("signature", "demos", "lm") if given.get(key) is not None]
-    changed += [key for key in initial if now[key] != initial[key]]  # assigned in forward
-    changed += [
-        f"{key} of dspy.context"
-        for key, usual in (("lm", None), ("adapter", adapter))
-        if dspy.settings.get(key) is not usual
-    ]
-    changed += (
-        [f"config[{key!r}]" for key in config if key != "rollout_id"]
-        if isinstance(config, dict)
-        else []
-    )
-    if changed:
-        raise CallError(
-            f"forward calls the predictor {name!r} with its own {', '.join(changed)}, which would replace "
-            "the tuned values",
-            hint=f"set it in the predictor's constructor; or {REMEDY}",
-        )
-    fields = predictor.signature.input_fields
-    defaults = {
-        key: field.default
-        for key, field in fields.items()
-        if field.default is not PydanticUndefined
-    }
-    # the program may change its lists later, but the trace keeps what the predictor received
-    return {**defaults, **{key: _snapshot(value) for key, value in given.items() if key in fields}}
+        return made
 
 
 def _snapshot(value: object) -> object:
@@ -343,15 +332,6 @@ def _snapshot(value: object) -> object:
     if type(value) is dict:
         return {key: _snapshot(item) for key, item in value.items()}
     return [_snapshot(item) for item in value] if type(value) is list else value
-
-
-def _prediction(predictor: Any, fields: Mapping[str, object]) -> object:  # noqa: ANN401
-    import dspy
-
-    prediction: object = dspy.Prediction.from_completions(
-        [dict(fields)], signature=predictor.signature
-    )
-    return prediction
 
 
 def _body(name: str, predictors: Mapping[str, DSPyPredictor]) -> System:
@@ -365,12 +345,8 @@ def _body(name: str, predictors: Mapping[str, DSPyPredictor]) -> System:
         }
         node = predictor(name=own, when=chosen.equals(own), **wires)
         fields = predictor.outputs
-        found = (
-            {next(iter(fields)): node}
-            if len(fields) == 1
-            else {field: node[field] for field in fields}
-        )
-        outputs |= {f"{own}{SEPARATOR}{field}": output for field, output in found.items()}
+        for field in fields:
+            outputs[f"{own}{SEPARATOR}{field}"] = node if len(fields) == 1 else node[field]
     return System(name, outputs)
 
 

@@ -186,35 +186,17 @@ def _match(parts: Parts, template: PromptTemplate) -> tuple[int, dict[str, Parts
             values[names[0]] = (("code", code),)
         elif names:  # an expression stands for more than one placeholder
             return 0, {}
-        elif text:  # its value was the same in all runs
-            values[f"={text}"] = (("code", code),)
     return (own, values) if set(template.names) <= set(values) else (0, {})
 
 
 def _filled(text: str, values: Mapping[str, Parts]) -> list[Part]:
-    """Return the parts of a tuned text: the source's expressions in place of the placeholders.
-
-    An expression whose value was the same in all runs stays where the text repeats this value.
-    """
+    """Return the parts of a tuned text: the source's expressions in place of the placeholders."""
     parts: list[Part] = []
-    pieces = PLACEHOLDER.split(text)
-    for number, piece in enumerate(pieces):
-        if number % 2:
-            parts += values.get(piece, [("text", f"{{{{{piece}}}}}")])
-        elif piece:
-            parts.append(("text", piece))
-    for name, value in values.items():
-        if name.startswith("="):
-            parts = _with_expression(parts, name[1:], value)
+    for number, piece in enumerate(PLACEHOLDER.split(text)):
+        parts += (
+            values.get(piece, [("text", f"{{{{{piece}}}}}")]) if number % 2 else [("text", piece)]
+        )
     return _merged(parts)
-
-
-def _with_expression(parts: Parts, constant: str, value: Parts) -> list[Part]:
-    found: list[Part] = []
-    for kind, piece in parts:
-        before, separator, after = piece.partition(constant) if kind == "text" else (piece, "", "")
-        found += [(kind, before), *value, (kind, after)] if separator else [(kind, piece)]
-    return found
 
 
 def _merged(parts: Parts) -> list[Part]:
@@ -273,9 +255,8 @@ def _whole_file(text: str) -> Iterator[_String]:
     """Yield a text file as one string, in each of the forms of templates."""
     body = text.strip()
     start = text.find(body)
-    for form in FORMS:
-        if parts := form.read(body):
-            yield _String(start, start + len(body), parts, form.writer(parts))
+    for parts, write in _forms(body):
+        yield _String(start, start + len(body), parts, write)
 
 
 # --- strings in Python -----------------------------------------------------------------------------
@@ -298,24 +279,18 @@ def _python_strings(text: str) -> Iterator[_String]:
         is_block = text[start:end].lstrip("rRuUbBfF").startswith(BLOCKS)
         style = _Style(is_block, indent, "\r\n" if "\r\n" in text else "\n")
         for parts, indented in _indentations(_parts(node)):
-            if isinstance(node, ast.Constant):
-                whole = "".join(piece for _, piece in parts)
-                for form in FORMS:
-                    if read := form.read(whole):
-                        write = form.writer(read)
-                        yield _String(start, end, read, _writer(style, indented, write))
-            else:
-                yield _String(start, end, parts, _writer(style, indented))
+            if not isinstance(node, ast.Constant):
+                yield _String(start, end, parts, _writer(style, indented, lambda parts: parts))
+                continue
+            for read, write in _forms("".join(piece for _, piece in parts)):
+                as_parts = _writer(style, indented, lambda parts, w=write: [("text", w(parts))])
+                yield _String(start, end, read, as_parts)
 
 
 def _writer(
-    style: _Style,
-    indented: Callable[[Parts], Parts],
-    write: Callable[[Parts], str] | None = None,
+    style: _Style, indented: Callable[[Parts], Parts], form: Callable[[Parts], Parts]
 ) -> Callable[[Parts], str]:
-    if write is None:
-        return lambda parts: style.write(indented(parts))
-    return lambda parts: style.write(indented([("text", write(parts))]))
+    return lambda parts: style.write(indented(form(parts)))
 
 
 def _outermost(tree: ast.AST) -> Iterator[ast.expr]:
@@ -448,52 +423,44 @@ def _escaped(text: str, *, block: bool = False) -> str:
 
 # --- forms of templates ------------------------------------------------------------------------------
 
+FORMS = (
+    (r"\{\{|\}\}|\{[^{}]*\}", "{}", r"\{[!:].*|\{\}"),  # str.format
+    (r"%(?:\(\w+\))?[-#0 +]*\d*(?:\.\d+)?[a-zA-Z]|%%", "%", r"%[^(].*"),  # the operator %
+    (r"\$\$|\$\{\w+\}|\$[A-Za-z_]\w*", "$", r"(?!)"),  # string.Template
+    (r"(?s:\{\{.*?\}\}|\{%.*?%\})", "", r"(?!)"),  # Jinja
+)
+"""The forms of templates that programs use.
 
-@dataclass(frozen=True)
-class _Form:
-    """A form of templates."""
+Each has a pattern of its expressions, the characters that are doubled to stand for themselves, and a
+pattern of the expressions whose order matters.
+"""
 
-    # matches an expression, or a doubled character that stands for one; empty: a plain text
-    code: str = ""
-    double: str = ""  # characters that are doubled to stand for themselves
-    unnamed: str = r"(?!)"  # matches expressions whose order matters
 
-    def read(self, text: str) -> list[Part]:
-        """Return the parts of a text, or nothing if it has no expression of this form."""
-        if not self.code:
-            return [("text", text)]
-        doubled = [2 * each for each in self.double]
-        pieces = re.split(f"({self.code})", text)
+def _forms(text: str) -> Iterator[tuple[Parts, Callable[[Parts], str]]]:
+    """Yield the parts of a text as it is, and in each form of which it has an expression.
+
+    With each, a function that writes other parts in this form. It raises `ValueError` if expressions
+    without names are not used exactly as before.
+    """
+    yield [("text", text)], lambda parts: "".join(piece for _, piece in parts)
+    for code, doubled, unnamed in FORMS:
+        pairs = [2 * each for each in doubled]
         parts = [
-            ("text", piece[0] if number % 2 and piece in doubled else piece)
-            if number % 2 == 0 or piece in doubled
-            else ("code", piece)
-            for number, piece in enumerate(pieces)
+            ("code", piece) if number % 2 and piece not in pairs else ("text", piece)
+            for number, piece in enumerate(re.split(f"({code})", text))
         ]
-        return _merged(parts) if any(kind == "code" for kind, _ in parts) else []
+        before = [piece for kind, piece in parts if kind == "code"]
+        if not before:
+            continue
+        read = [(kind, piece[0] if piece in pairs else piece) for kind, piece in parts]
 
-    def writer(self, read: Parts) -> Callable[[Parts], str]:
-        """Return a function that writes other parts in this form.
-
-        It raises `ValueError` if expressions without names are not used exactly as before.
-        """
-        before = [code for kind, code in read if kind == "code"]
-        double = str.maketrans({each: 2 * each for each in self.double})
-
-        def write(parts: Parts) -> str:
+        def write(
+            parts: Parts, before: list[str] = before, unnamed: str = unnamed, doubled: str = doubled
+        ) -> str:
             codes = [code for kind, code in parts if kind == "code"]
-            if codes != before and any(re.fullmatch(self.unnamed, code) for code in before):
+            if codes != before and any(re.fullmatch(unnamed, code) for code in before):
                 raise ValueError("its placeholders have no names, and are used in another way")
+            double = str.maketrans({each: 2 * each for each in doubled})
             return "".join(t if kind == "code" else t.translate(double) for kind, t in parts)
 
-        return write
-
-
-FORMS = (
-    _Form(),
-    _Form(r"\{\{|\}\}|\{[^{}]*\}", "{}", r"\{[!:].*|\{\}"),  # str.format
-    _Form(r"%(?:\(\w+\))?[-#0 +]*\d*(?:\.\d+)?[a-zA-Z]|%%", "%", r"%[^(].*"),  # the operator %
-    _Form(r"\$\$|\$\{\w+\}|\$[A-Za-z_]\w*", "$"),  # string.Template
-    _Form(r"(?s:\{\{.*?\}\}|\{%.*?%\})"),  # Jinja
-)
-"""The forms of templates that programs use."""
+        yield _merged(read), write

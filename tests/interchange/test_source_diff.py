@@ -160,8 +160,7 @@ def test_the_text_may_be_in_a_file_of_its_own(tmp_path: Path, template: str, mad
             "several strings could be its origin",
         ),
         ("text = 'You are a {}. Be {}.'.format(role, how)", "placeholders have no names"),
-        ("text = f'You are a {role}. Be {how}.'", "does not use {role}, the same"),
-        ("text = f'''You are a geographer. Be {d[\"it's\"]}.'''", "an f-string cannot contain"),
+        ("text = f'You are a {role}. Be {how}.'", "does not use {role}, {how}, the same"),
     ],
 )
 def test_what_a_diff_cannot_express_is_named(tmp_path: Path, source: str, note: str) -> None:
@@ -171,18 +170,21 @@ def test_what_a_diff_cannot_express_is_named(tmp_path: Path, source: str, note: 
     assert bool(found.text) == (not note or "does not use" in note)
 
 
-def test_a_file_that_would_not_be_python_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / "agent.py").write_text('def f(x):\n    return"You are a geographer of "+x\n')
+@pytest.mark.parametrize(
+    ("source", "note"),
+    [
+        (
+            'return"You are a geographer of "+x',
+            "agent.py cannot be changed: the result would be no",
+        ),
+        ("return f'''You are a geographer of {d[\"it's\"]}'''", "an f-string cannot contain"),
+    ],
+)
+def test_what_would_not_be_python_is_left_out(tmp_path: Path, source: str, note: str) -> None:
+    (tmp_path / "agent.py").write_text(f"def f(x, d):\n    {source}\n")
     found = diff_of(tmp_path, "You are a geographer of {{x}}", "Geography of {{x}}")
     assert not found.text
-    assert found.notes == ("agent.py cannot be changed: the result would be no Python",)
-
-
-def test_a_value_that_never_changed_stays_where_the_text_repeats_it(tmp_path: Path) -> None:
-    (tmp_path / "agent.py").write_text("text = f'You are a {role} of {place}. Be kind.'\n")
-    found = diff_of(tmp_path, "You are a geographer of {{x}}. Be kind.", "A geographer in {{x}}!")
-    assert '+text = f"A {role} in {place}!"' in found.text
-    assert not found.notes
+    assert note in "".join(found.notes)
 
 
 def test_links_hidden_folders_and_docstrings_are_no_source(tmp_path: Path) -> None:

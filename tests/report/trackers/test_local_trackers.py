@@ -69,6 +69,13 @@ def trackio_rows(folder: Path, project: str = "qa") -> list[Mapping[str, Any]]:
     return list(sqlite_storage.SQLiteStorage.get_logs(project, run_id=identity))
 
 
+def trackio_config(folder: Path) -> Mapping[str, Any]:
+    identity = read_json(folder, FILE)["trackio"]["id"]
+    found = sqlite_storage.SQLiteStorage.get_run_config("qa", run_id=identity)
+    assert found is not None
+    return found
+
+
 def column(rows: list[Mapping[str, Any]], name: str) -> list[float]:
     return [row[name] for row in rows if name in row]
 
@@ -94,8 +101,7 @@ def test_a_search_and_its_baseline_are_stored_and_nothing_is_printed(
     (text,) = board(tmp_path / "run").Tensors("parameters")
     assert b"| optimize.method | random |" in text.tensor_proto.string_val[0]
     identity = read_json(tmp_path / "run", FILE)["trackio"]["id"]
-    config = sqlite_storage.SQLiteStorage.get_run_config("qa", run_id=identity)
-    assert config is not None
+    config = trackio_config(tmp_path / "run")
     assert config["optimize.method"] == "random"
     assert config["_Group"] == identity
     folder = tmp_path / "run" / "baselines" / "random"
@@ -103,10 +109,7 @@ def test_a_search_and_its_baseline_are_stored_and_nothing_is_printed(
     assert found is not None
     assert scalars(folder)["test_after/mean"][-1][1] == pytest.approx(found.mean)
     assert column(trackio_rows(folder), "test_after/mean") == [found.mean]
-    other = read_json(folder, FILE)["trackio"]["id"]
-    config = sqlite_storage.SQLiteStorage.get_run_config("qa", run_id=other)
-    assert config is not None
-    assert config["_Group"] == identity
+    assert trackio_config(folder)["_Group"] == identity
 
 
 KILLED = """
@@ -161,17 +164,6 @@ def test_a_killed_run_is_continued(tmp_path: Path) -> None:
         {name: column(trackio_rows(folder), name) for name in names} for folder in (found, expected)
     )
     assert distinct(stored) == distinct(whole)
-
-
-def test_a_run_that_was_not_tracked_can_be_sent(tmp_path: Path, cli: Any) -> None:
-    optimize(tmp_path / "run", trackers=())
-    count = len(list(read_records(tmp_path / "run", "events.jsonl")))
-    for output in ("{} events sent to {}\n", "{1} has all events already\n"):
-        for name in LOCAL:
-            result = cli("runs", "track", str(tmp_path / "run"), "--to", name)
-            assert (result.code, result.out) == (0, output.format(count, name))
-    assert len(scalars(tmp_path / "run")["budget/system_runs"]) == count
-    assert len(trackio_rows(tmp_path / "run")) == count
 
 
 def test_steps_of_a_training_are_stored(make_model: Callable[..., Path], tmp_path: Path) -> None:

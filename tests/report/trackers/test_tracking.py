@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -19,14 +19,12 @@ from compound.core.errors import CompoundError, DeclarationError, RunDirectoryEr
 from compound.execution.rng import derive_seed
 from compound.optimization.runs.directory import RunDirectory
 from compound.optimization.runs.recorder import Recorder
-from compound.optimization.settings.base import TrackerName
 from compound.report.trackers.backends import Status, TrackedRun
 from compound.report.trackers.tracking import (
     FILE,
     FINAL_SECONDS,
     NOTICE_SECONDS,
     START_SECONDS,
-    TRACKERS,
     budget_metrics,
     event_metrics,
     send,
@@ -77,14 +75,7 @@ def _notebook(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def clear() -> None:
-    lists = (
-        Notebook.logs,
-        Notebook.runs,
-        Notebook.ended,
-        Notebook.failing,
-        Notebook.times,
-    )
-    for kept in lists:
+    for kept in (Notebook.logs, Notebook.runs, Notebook.ended, Notebook.failing, Notebook.times):
         kept.clear()
 
 
@@ -191,18 +182,6 @@ def test_a_run_that_was_not_tracked_is_sent_as_it_would_have_been_logged(tmp_pat
     assert len(Notebook.logs) == len(whole)
 
 
-def test_trackers_have_positions_of_their_own(tmp_path: Path) -> None:
-    logged([SCRIPT[:5]], tmp_path / "run")
-    clear()
-    recorder = open_run(tmp_path / "run")
-    with tracked(("mlflow", "wandb"), recorder):
-        recorder.event("done")
-    recorder.close()
-    assert [identity for identity, *_ in Notebook.runs] == ["run-0", "run-1"]
-    starts = [metrics for metrics, _ in Notebook.logs if "valid/mean" in metrics]
-    assert len(starts) == 1  # only the second tracker lacked it
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("x")])
 def test_the_status_says_how_a_run_ended(tmp_path: Path, error: BaseException) -> None:
     recorder = open_run(tmp_path / "run")
@@ -276,10 +255,6 @@ def test_a_file_from_someone_else_names_no_tracker() -> None:
     assert "optimize.trackers: the file sends the record of the run to a tracker" in problem
 
 
-def test_the_setting_names_the_trackers_that_exist() -> None:
-    assert set(TRACKERS) == set(get_args(TrackerName))
-
-
 @given(
     st.dictionaries(
         st.sampled_from(["mean", "low", "high", "n", "failed"]),
@@ -325,26 +300,16 @@ def test_a_decision_has_the_scores_that_it_compared() -> None:
 
 
 def test_a_server_that_does_not_answer_is_named_before_the_run_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(Notebook, "server", "http://127.0.0.1:9", raising=False)
     recorder = open_run(tmp_path / "run")
-    with (
-        pytest.raises(
-            DeclarationError, match=r"cannot be tracked: .* no server answers at http://127.0.0.1:9"
-        ),
-        tracked(("mlflow",), recorder),
-    ):
+    message = r"cannot be tracked: .* no server answers at http://127.0.0.1:9"
+    with pytest.raises(DeclarationError, match=message), tracked(("mlflow",), recorder):
         raise AssertionError("the run must not start")
-    recorder.close()
     assert not Notebook.runs
-
-
-def test_a_server_that_dies_is_not_asked_again_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    recorder = open_run(tmp_path / "run")
-    with tracked(("mlflow",), recorder):
+    monkeypatch.delattr(Notebook, "server")
+    with tracked(("mlflow",), recorder):  # one that dies is not asked again at the end
         monkeypatch.setattr(Notebook, "server", "http://127.0.0.1:9", raising=False)
         write(recorder, *SCRIPT[0])
     recorder.close()
