@@ -60,13 +60,7 @@ class Weighted:
         return 0.5 * plain(example, pred)
 
 
-SAME: dict[str, Any] = {
-    "plain": plain,
-    "subscripts": subscripts,
-    "gepa": gepa,
-    "document": document,
-    "later": later,
-}
+SAME: dict[str, Any] = {f.__name__: f for f in (plain, subscripts, gepa, document, later)}
 
 
 @pytest.mark.parametrize("name", SAME)
@@ -92,10 +86,7 @@ def compared(prediction: Any, reference: Any) -> Any:
     return float(reference == prediction)
 
 
-@pytest.mark.parametrize(
-    "metric",
-    [plain, subscripts, gepa, document, later, Weighted(), unusual, unusual_items, compared],
-)
+@pytest.mark.parametrize("metric", [*SAME.values(), Weighted(), unusual, unusual_items, compared])
 def test_the_order_of_dspy_is_recognized_before_any_call(metric: Any) -> None:
     for make in (lambda: cp.metrics.custom(metric), lambda: scored(metric)):
         with pytest.raises(UserCodeError, match=ORDER):

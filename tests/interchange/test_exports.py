@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import compound as cp
 from benchmarks.measure.interchange.chat_server import ChatServer
 from compound.core.errors import ExportError
+from compound.interchange import export
 from compound.interchange.exports import TARGETS
 from compound.testing import ScriptedLM
 
@@ -26,19 +27,7 @@ DEMO = {"inputs": {"question": "1+1"}, "outputs": {"output": "2"}}
 SHOWN = {"inputs": {"x": "1+1 {is} 2?"}, "outputs": {"output": "yes"}}
 
 
-HOSTILE = [
-    "'''",
-    '"""',
-    "\\",
-    "{}",
-    "{question}",
-    "\n",
-    "\r\n",
-    "\x00",
-    "é🙂\u2028",
-    "# ",
-    "'+__import__('os')+'",
-]
+HOSTILE = ["'''", '"""', "\\", "{}", "{question}", "\n", "\r\n", "\x00", "é🙂\u2028", "# "]
 
 
 @given(
@@ -53,9 +42,9 @@ def test_any_prompt_survives_every_export(text: str) -> None:
     system = cp.System("s", {"answer": node}, lm="m")
     shown = cp.run(system, {"question": "Q"}, engines={"m": ScriptedLM(lambda _: "x")}, check=False)
     messages = [message.content for message in shown.calls[0].exchanges[0].messages]
-    document = json.loads(cp.interchange.export(system, "messages"))["prompts"][0]["messages"]
+    document = json.loads(export(system, "messages"))["prompts"][0]["messages"]
     assert [m["content"].format(question="Q") for m in document] == messages
-    bodies = json.loads(cp.interchange.export(system, "openai"))["a"]["messages"]
+    bodies = json.loads(export(system, "openai"))["a"]["messages"]
     assert [m["content"].format(question="Q") for m in bodies] == messages
     in_langchain = ChatPromptTemplate.from_messages(document).format_messages(question="Q")
     assert [message.content for message in in_langchain] == messages
@@ -105,9 +94,7 @@ def test_requests_are_those_that_the_engine_sent(kind: str) -> None:
             cp.run(system, {"x": "Rome?"}, engines=engines, check=False)
             measured = {key: value for key, value in server.requests[0].items() if key != "seed"}
             server.requests.clear()
-            document = json.loads(cp.interchange.export(system, "openai", engines=engines))[
-                component.name
-            ]
+            document = json.loads(export(system, "openai", engines=engines))[component.name]
             document["messages"] = [
                 {**m, "content": m["content"].format(x="Rome?")} for m in document["messages"]
             ]
@@ -158,12 +145,12 @@ def test_the_prompt_and_the_tools_of_an_agent_are_those_of_its_first_request(dem
         assert lm.native_tools
         cp.run(agent(demos=demos), {"question": "Rome?"}, engines={"openai/gpt-4o-mini": lm})
         (request,) = server.requests
-    body = json.loads(cp.interchange.export(agent(demos=demos), "openai"))["agent"]
+    body = json.loads(export(agent(demos=demos), "openai"))["agent"]
     filled = [{**m, "content": m["content"].format(question="Rome?")} for m in body["messages"]]
     assert filled == request["messages"]
     for name in ("model", "tools", "response_format", "temperature", "max_tokens"):
         assert body.get(name) == request.get(name)
-    (prompt,) = json.loads(cp.interchange.export(agent(demos=demos), "messages"))["prompts"]
+    (prompt,) = json.loads(export(agent(demos=demos), "messages"))["prompts"]
     assert prompt["messages"] == body["messages"]
     assert prompt["tools"] == body["tools"]
     assert prompt["tool_names"] == {"people": "population"}
@@ -176,14 +163,14 @@ def test_an_imported_program_is_exported_as_its_state_and_as_its_requests(tmp_pa
     answer = "[[ ## reasoning ## ]]\nr\n\n[[ ## output ## ]]\nLima\n\n[[ ## completed ## ]]"
     with ChatServer(lambda _: answer) as server:
         cp.run(system, {"question": "?"}, engines={lm: cp.engines.LiteLLM(lm, api_base=server.url)})
-        cp.interchange.export(system, "dspy", tmp_path / "state.json")
+        export(system, "dspy", tmp_path / "state.json")
         loaded_program = dspy.ChainOfThought("question -> output")
         loaded_program.load(tmp_path / "state.json")
         with dspy.context(lm=dspy.LM(lm, api_base=server.url, api_key="none", cache=False)):
             assert loaded_program(question="?").output == "Lima"
         measured, in_dspy = server.requests
     assert measured["messages"] == in_dspy["messages"]
-    (body,) = json.loads(cp.interchange.export(system, "openai")).values()
+    (body,) = json.loads(export(system, "openai")).values()
     body["messages"] = [
         {**m, "content": m["content"].format(question="?")} for m in body["messages"]
     ]
@@ -194,22 +181,22 @@ def test_a_file_is_replaced_as_a_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Any
 ) -> None:
     file = tmp_path / "m.json"
-    cp.interchange.export(single(), "messages", file)
+    export(single(), "messages", file)
     file.chmod(0o600)
     before = file.read_text()
     wrong = cp.System("s", {"y": cp.LLM("a", prompt="lone \ud83d", lm="m")(x=cp.Input("x"))})
     for target in ("messages", "openai"):
         with pytest.raises(ExportError, match=r"ud83d'.* after '.*lone '; correct this text"):
-            cp.interchange.export(wrong, target, file)
+            export(wrong, target, file)
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", _full_disk)
         with pytest.raises(ExportError, match="No space left on device"):
-            cp.interchange.export(single(), "openai", file)
+            export(single(), "openai", file)
     with pytest.raises(ExportError, match="cannot be written"):
-        cp.interchange.export(single(), "openai", tmp_path)
+        export(single(), "openai", tmp_path)
     assert file.read_text() == before
     assert [path.name for path in tmp_path.iterdir()] == ["m.json"]
-    cp.interchange.export(single(), "openai", file)
+    export(single(), "openai", file)
     assert (file.read_text() != before, file.stat().st_mode & 0o777) == (True, 0o600)
 
 
@@ -217,34 +204,65 @@ def _full_disk(_: int) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_run_with_a_server_of_this_machine_is_exported(cli: Any, tmp_path: Path) -> None:
-    (tmp_path / "system.yaml").write_text(
-        "system: qa\nlm: small\ninputs: {question: str}\nengines:\n"
-        "  small: {openai: {model: small-1, api_base: 'http://127.0.0.1:1/v1'}}\ncomponents:\n"
-        "  a: {llm: {prompt: {tune: First.}}, out: 'one of bug, other', in: {question: $question}}\n"
-        "outputs: {answer: $a}\n"
-    )
-    cp.load_system(tmp_path / "system.yaml").bind({"a.prompt": "Best."}).configuration.save(
-        tmp_path / "best.json"
-    )
-    ran = cli("export", str(tmp_path / "best.json"), "--to", "openai")
-    body = json.loads(ran.out)["a"]
+SYSTEM = """
+system: qa
+lm: small
+inputs: {question: str}
+engines: {small: {openai: {model: small-1, api_base: 'http://127.0.0.1:1/v1'}}}
+components:
+  a: {llm: {prompt: {tune: First.}}, out: 'one of bug, other', in: {question: $question}}
+outputs: {answer: $a}
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run directory with a system whose engine is a server of this machine."""
+    (tmp_path / "system.yaml").write_text(SYSTEM)
+    best = cp.load_system(tmp_path / "system.yaml").bind({"a.prompt": "Best."})
+    best.configuration.save(tmp_path / "best.json")
+    return tmp_path
+
+
+def test_the_command_exports_a_run(cli: Any, run: Path) -> None:
+    def command(*arguments: str, file: Path = run / "best.json", to: str = "openai") -> Any:
+        return cli("export", str(file), "--to", to, *arguments)
+
+    ran = command(to="messages")
+    assert "Best." in json.loads(ran.out)["prompts"][0]["messages"][0]["content"]
+    body = json.loads(command().out)["a"]
     assert (body["model"], "response_format" in body, "Best." in str(body)) == (
         "small-1",
         False,
         True,
     )
-    text = (
-        (tmp_path / "system.yaml")
-        .read_text()
-        .replace("openai: {model", "litellm: {api_key_env: X_KEY, model")
-    )
-    (tmp_path / "system.yaml").write_text(text.replace("small-1", "openai/small-1"))
-    assert json.loads(cli("export", str(tmp_path / "best.json"), "--to", "openai").out)["a"] == body
-    (tmp_path / "system.yaml").write_text(
-        text.replace("outputs:", "  f: {function: {call: 'mine:f'}, in: {x: $a}}\noutputs:")
-    )
-    refused = cli("export", str(tmp_path / "best.json"), "--to", "openai")
+    ran = command("-o", str(run / "m.json"), file=run / "system.yaml", to="messages")
+    assert (ran.code, ran.out) == (0, "")
+    assert "First." in (run / "m.json").read_text()
+    ran = command(to="tensorflow")
+    assert ran.code == 2
+    assert "possible: dspy, inspect, mermaid, messages, openai, optuna, svg, text" in ran.err
+    ran = command(file=run, to="messages")
+    expected = f"the configuration of a run directory is {run / 'best.json'}"
+    assert (ran.code, expected in ran.err) == (2, True)
+    (run / "alone").mkdir()
+    (run / "best.json").rename(run / "alone" / "best.json")
+    ran = command(file=run / "alone" / "best.json")
+    assert (ran.code, "give --system system.yaml" in ran.err) == (2, True)
+    ran = command("--system", str(run / "system.yaml"), file=run / "alone" / "best.json")
+    assert "Best." in ran.out
+
+
+def test_a_key_is_not_needed_and_code_beside_a_configuration_is_refused(
+    cli: Any, run: Path
+) -> None:
+    body = json.loads(cli("export", str(run / "best.json"), "--to", "openai").out)["a"]
+    text = SYSTEM.replace("openai: {model", "litellm: {api_key_env: X_KEY, model")
+    (run / "system.yaml").write_text(text.replace("small-1", "openai/small-1"))
+    assert json.loads(cli("export", str(run / "best.json"), "--to", "openai").out)["a"] == body
+    code = "  f: {function: {call: 'mine:f'}, in: {x: $a}}\noutputs:"
+    (run / "system.yaml").write_text(SYSTEM.replace("outputs:", code))
+    refused = cli("export", str(run / "best.json"), "--to", "openai")
     assert ("--no-import" in refused.err, "add --system" in refused.err) == (False, True)
 
 
@@ -255,81 +273,28 @@ def test_keys_of_the_environment_are_removed(target: Any, monkeypatch: pytest.Mo
     system = cp.interchange.from_dspy(dspy.Predict("question -> answer"), lm="m").bind(
         {"predict.prompt": f"Use {key}."}
     )
-    text = cp.interchange.export(system, target)
+    text = export(system, target)
     assert key not in text
     assert "[key removed]" in text
+
+
+def plain(q: Any) -> Any:
+    return cp.LLM("a", prompt="x")(q=q)
 
 
 @pytest.mark.parametrize(
     ("build", "target", "message"),
     [
-        (
-            lambda q: cp.LLM("a")(q=q, prompt=cp.LLM("w")(q=q)),
-            "messages",
-            "its prompt comes from another component",
-        ),
+        (lambda q: cp.LLM("a")(q=q, prompt=cp.LLM("w")(q=q)), "messages", "its prompt comes from"),
         (lambda q: cp.FirstOf("f", str)(a=q), "messages", "it has no LLM components"),
-        (
-            lambda q: cp.LLM("a", prompt="x")(q=cp.Input("photo", cp.Image)),
-            "messages",
-            "its input 'q' is an image",
-        ),
-        (
-            lambda q: cp.LLM("a", prompt="x")(q=q),
-            "dspy",
-            "was not imported from DSPy.*; export with --to messages",
-        ),
-        (
-            lambda q: cp.LLM("a", prompt="x")(q=q),
-            "nothing",
-            "cannot export to 'nothing'; possible: dspy, messages",
-        ),
+        (lambda _: plain(cp.Input("photo", cp.Image)), "messages", "its input 'q' is an image"),
+        (plain, "dspy", "was not imported from DSPy.*; export with --to messages"),
+        (plain, "nothing", "cannot export to 'nothing'; possible: dspy, messages"),
     ],
 )
 def test_what_cannot_be_exported_is_named(build: Any, target: Any, message: str) -> None:
     with pytest.raises(ExportError, match=message):
-        cp.interchange.export(cp.System("s", {"y": build(cp.Input("q"))}, lm="m"), target)
-
-
-def test_the_command_exports_a_run(cli: Any, tmp_path: Path) -> None:
-    (tmp_path / "system.yaml").write_text(
-        "system: qa\nlm: openai/gpt-4o-mini\ninputs: {question: str}\ncomponents:\n"
-        "  a: {llm: {prompt: {tune: First.}}, in: {question: $question}}\noutputs: {answer: $a}\n"
-    )
-    cp.load_system(tmp_path / "system.yaml").bind({"a.prompt": "Best."}).configuration.save(
-        tmp_path / "best.json"
-    )
-    ran = cli("export", str(tmp_path / "best.json"), "--to", "messages")
-    assert "Best." in json.loads(ran.out)["prompts"][0]["messages"][0]["content"]
-    ran = cli(
-        "export", str(tmp_path / "system.yaml"), "--to", "messages", "-o", str(tmp_path / "m.json")
-    )
-    assert (ran.code, ran.out) == (0, "")
-    assert "First." in (tmp_path / "m.json").read_text()
-    ran = cli("export", str(tmp_path / "best.json"), "--to", "tensorflow")
-    assert ran.code == 2
-    assert "possible: dspy, inspect, mermaid, messages, openai, optuna, svg, text" in ran.err
-    ran = cli("export", str(tmp_path), "--to", "messages")
-    assert (
-        ran.code,
-        f"the configuration of a run directory is {tmp_path / 'best.json'}" in ran.err,
-    ) == (
-        2,
-        True,
-    )
-    (tmp_path / "alone").mkdir()
-    (tmp_path / "best.json").rename(tmp_path / "alone" / "best.json")
-    ran = cli("export", str(tmp_path / "alone" / "best.json"), "--to", "openai")
-    assert (ran.code, "give --system system.yaml" in ran.err) == (2, True)
-    ran = cli(
-        "export",
-        str(tmp_path / "alone" / "best.json"),
-        "--system",
-        str(tmp_path / "system.yaml"),
-        "--to",
-        "openai",
-    )
-    assert "Best." in ran.out
+        export(cp.System("s", {"y": build(cp.Input("q"))}, lm="m"), target)
 
 
 def test_an_agent_inside_a_loop_is_exported() -> None:
@@ -337,4 +302,4 @@ def test_an_agent_inside_a_loop_is_exported() -> None:
         "body", {"n": cp.Agent("inner", [population], output=int, lm="m")(q=cp.Input("q"))}
     )
     system = cp.System("s", {"all": cp.Map("each", body, over="q")(q=cp.Input("q", list[str]))})
-    assert list(json.loads(cp.interchange.export(system, "openai"))) == ["inner"]
+    assert list(json.loads(export(system, "openai"))) == ["inner"]

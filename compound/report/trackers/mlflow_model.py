@@ -277,8 +277,7 @@ def register_prompts(run: str | Path, *, prefix: str = "", alias: str = ALIAS) -
     config = read_json(folder, CONFIG)
     if folder.kind(BEST) is None:
         raise RunDirectoryError(
-            f"{folder} has no {BEST} yet",
-            hint="resume the run with the command that started it",
+            f"{folder} has no {BEST} yet", hint="resume the run with the command that started it"
         )
     best = load(folder.path / BEST)
     spaces: Mapping[str, Mapping[str, Any]] = config["structure"]["parameters"]

@@ -68,8 +68,7 @@ class Notebook:
 @pytest.fixture(autouse=True)
 def _notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "compound.report.trackers.tracking.TRACKERS",
-        {"mlflow": Notebook, "wandb": Notebook},
+        "compound.report.trackers.tracking.TRACKERS", {"mlflow": Notebook, "wandb": Notebook}
     )
     clear()
 
