@@ -140,7 +140,8 @@ def from_dspy(
         outputs=returned,
         max_calls=max_calls,
     )
-    node: Any = composite(**{field: Input(field, kind) for field, kind in ports.items()})
+    wires: dict[str, Any] = {field: Input(field, kind) for field, kind in ports.items()}
+    node = composite(**wires)
     found = {field: node if len(returned) == 1 else node[field] for field in returned}
     model = default if isinstance(default, str) else None
     return System(own, found, lm=model).with_engines(models.find)

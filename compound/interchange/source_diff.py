@@ -280,17 +280,18 @@ def _python_strings(text: str) -> Iterator[_String]:
         style = _Style(is_block, indent, "\r\n" if "\r\n" in text else "\n")
         for parts, indented in _indentations(_parts(node)):
             if not isinstance(node, ast.Constant):
-                yield _String(start, end, parts, _writer(style, indented, lambda parts: parts))
+                yield _String(start, end, parts, _writer(style, indented))
                 continue
-            for read, write in _forms("".join(piece for _, piece in parts)):
-                as_parts = _writer(style, indented, lambda parts, w=write: [("text", w(parts))])
-                yield _String(start, end, read, as_parts)
+            for read, form in _forms("".join(piece for _, piece in parts)):
+                yield _String(start, end, read, _writer(style, indented, form))
 
 
 def _writer(
-    style: _Style, indented: Callable[[Parts], Parts], form: Callable[[Parts], Parts]
+    style: _Style,
+    indented: Callable[[Parts], Parts],
+    form: Callable[[Parts], str] | None = None,
 ) -> Callable[[Parts], str]:
-    return lambda parts: style.write(indented(form(parts)))
+    return lambda parts: style.write(indented([("text", form(parts))] if form else parts))
 
 
 def _outermost(tree: ast.AST) -> Iterator[ast.expr]:

@@ -71,9 +71,7 @@ def trackio_rows(folder: Path, project: str = "qa") -> list[Mapping[str, Any]]:
 
 def trackio_config(folder: Path) -> Mapping[str, Any]:
     identity = read_json(folder, FILE)["trackio"]["id"]
-    found = sqlite_storage.SQLiteStorage.get_run_config("qa", run_id=identity)
-    assert found is not None
-    return found
+    return dict(sqlite_storage.SQLiteStorage.get_run_config("qa", run_id=identity) or {})
 
 
 def column(rows: list[Mapping[str, Any]], name: str) -> list[float]:
