@@ -109,10 +109,10 @@ def optimize(
     """Optimize a system, or resume an interrupted run.
 
     A Python script that calls OpenAI's API is run unchanged: a function whose parameters are columns
-    of --data, or the whole script with columns as arguments. Its prompts are found in the requests
-    of some runs, shown for confirmation, and written to a YAML file beside the script, which is then
-    optimized like any other. The better prompts are written as a diff of the script, prompts.diff
-    in the run directory; the script itself is not changed.
+    of --data, or the whole script with columns as arguments, as answers to input() or on stdin. Its
+    prompts are found in the requests of some runs, shown for confirmation, and written to a YAML
+    file beside the script, which is then optimized like any other. The better prompts are written as
+    a diff of the script, prompts.diff in the run directory; the script itself is not changed.
 
     With --retry-failed, the test rows of a finished run that failed because no answer was received
     are rerun with the same examples and random streams, within the test split's share of the

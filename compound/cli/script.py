@@ -30,6 +30,27 @@ KEPT_MODEL = "models_of_the_script"  # engine that keeps the model that a reques
 EXAMPLES = 8  # runs in which the prompts are found
 BUDGET = 300  # system runs
 LEAST_REQUESTS = 10  # limit of the requests of a run, at least
+# runs a script that reads its inputs by input(), or as plain text; it ends where a chat would wait
+READ_INPUTS = """\
+import builtins, io, json, runpy, sys
+
+given = json.load(sys.stdin)
+given = [v if isinstance(v, str) else json.dumps(v) for v in map(given.get, sys.argv[2:])]
+lines = iter(given)
+
+
+def read(*prompt):
+    for line in lines:
+        return " ".join(line.splitlines())
+    sys.exit()
+
+
+builtins.input = read
+sys.stdin = io.TextIOWrapper(io.BytesIO("\\n".join([*given, ""]).encode()), "utf-8")
+sys.argv = [sys.argv[1]]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+ARGUMENTS = (".add_argument", "click.argument", "click.option")
 SCRIPT = re.compile(r"(?P<file>.+\.py)(?::(?P<function>[^:]+))?")
 
 
@@ -109,6 +130,8 @@ def write_script_system(
     found = _find_prompts(system, out, trust)
     show_prompts(found)
     _require_requests(found, path, tree)
+    gold = next(iter(table.gold.texts), "")
+    print(f"it returned {_short(found)}; the column {table.gold.name} has {gold!r:.100}")
     kind = _type_of([result[output] for result in found.results for output in result])
     if kind == "Any" and not options.metric:
         raise CompoundError(
@@ -198,7 +221,8 @@ def find_entry(path: Path, tree: ast.Module, function: str | None, table: DataTa
     fitting = {
         name: found
         for name, node in functions.items()
-        if (function is None and _returns(node) and name[0] != "_") or name == function
+        if (function is None and _returns(node) and name[0] != "_" and not _is_command(node))
+        or name == function
         if (found := _columns_of(node, table)) is not None
     }
     if function is not None and not fitting:
@@ -219,16 +243,25 @@ def find_entry(path: Path, tree: ast.Module, function: str | None, table: DataTa
         )
     if roots:
         return ScriptEntry({"call": f"{path.stem}:{roots[0]}"}, fitting[roots[0]])
-    arguments = _command_line(tree, table)
-    if arguments is None:
-        names = [column.name for column in table.columns if column is not table.gold]
-        raise CompoundError(
-            f"{path}: no function of the script has columns of the data ({columns}) as parameters",
-            hint=f"put its steps into a function that returns the answer: def answer({', '.join(names)})",
-        )
     same = shutil.which("python") == sys.executable
-    command = ["python" if same else sys.executable, path.name, *arguments[0]]
-    return ScriptEntry({"command": command}, arguments[1])
+    command = ["python" if same else sys.executable]
+    arguments = _command_line(tree, table)
+    if arguments is not None:
+        return ScriptEntry({"command": [*command, path.name, *arguments[0]]}, arguments[1])
+    read = _inputs_read(tree, table)
+    if read is not None:
+        return ScriptEntry({"command": [*command, "-c", READ_INPUTS, path.name, *read]}, read)
+    names = [column.name for column in table.columns if column is not table.gold]
+    raise CompoundError(
+        f"{path}: no function, argument or input() of the script has the names of columns of the "
+        f"data ({columns})",
+        hint=f"put its steps into a function that returns the answer: def answer({', '.join(names)})",
+    )
+
+
+def _is_command(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Return whether a function reads its parameters from the command line, as those of click do."""
+    return any("command" in ast.unparse(decorator) for decorator in node.decorator_list)
 
 
 def _returns(node: ast.AST) -> bool:
@@ -285,39 +318,71 @@ def _command_line(tree: ast.Module, table: DataTable) -> tuple[list[str], dict[s
             for part in ([flag] if flag[0] == "-" else []) + [f"{{{_parameter(flag)}}}"]
         ]
         positional = [flag for flag in flags if flag[0] != "-"]
-        return (arguments, found) if found and set(positional) <= set(used) else None
+        if found or positional:
+            return (arguments, found) if found and set(positional) <= set(used) else None
     places = {
-        node.slice.value
+        getattr(node.slice.lower if isinstance(node.slice, ast.Slice) else node.slice, "value", 0)
         for node in ast.walk(tree)
-        if isinstance(node, ast.Subscript)
-        and ast.unparse(node.value) in ("sys.argv", "argv")
-        and isinstance(node.slice, ast.Constant)
-        and isinstance(node.slice.value, int)
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value) in ("sys.argv", "argv")
     } - {0}
     ports = {re.sub(r"\W+", "_", name.strip()): name for name in names}
     if places == set(range(1, len(names) + 1)):
         return [f"{{{port}}}" for port in ports], ports
-    reads = any(
-        ast.unparse(n) == "sys.stdin" for n in ast.walk(tree) if isinstance(n, ast.Attribute)
+    return ([], ports) if not places and _reads_json(tree) else None
+
+
+def _names_read(tree: ast.Module, what: str) -> list[str]:
+    """Return the variables that take the results of a call, or what is read from a file; "" for none."""
+    names: dict[int, str] = {}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.NamedExpr | ast.For):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            read = node.iter if isinstance(node, ast.For) else node.value
+            names |= dict.fromkeys(map(id, ast.walk(read)), ast.unparse(target))
+        if isinstance(node, ast.Call | ast.Attribute):
+            read = node.func if isinstance(node, ast.Call) else node
+            if ast.unparse(read) == what:
+                found.append(node)
+    found.sort(key=lambda node: (node.lineno, node.col_offset))
+    return [names.get(id(node), "") for node in found]
+
+
+def _reads_json(tree: ast.Module) -> bool:
+    """Return whether a script parses what it reads from stdin as JSON."""
+    names = {"sys.stdin", *_names_read(tree, "sys.stdin")}
+    return any(
+        isinstance(node, ast.Call)
+        and ast.unparse(node.func).rpartition(".")[2] in ("load", "loads")
+        and any(ast.unparse(inner) in names for each in node.args for inner in ast.walk(each))
+        for node in ast.walk(tree)
     )
-    return ([], ports) if reads else None
+
+
+def _inputs_read(tree: ast.Module, table: DataTable) -> dict[str, str] | None:
+    """Return the column of each text that a script reads by input(), or of the one on stdin."""
+    names = list(dict.fromkeys(_names_read(tree, "input") or _names_read(tree, "sys.stdin")[:1]))
+    found = _match_columns(names, table)
+    if names and len(found) == len(names):
+        return found
+    columns = [column.name for column in table.columns if column is not table.gold]
+    return (
+        {re.sub(r"\W+", "_", columns[0]): columns[0]} if len(names) == len(columns) == 1 else None
+    )
 
 
 def _declared_arguments(tree: ast.Module) -> Iterator[str]:
-    """Yield the arguments that a script declares to argparse; of an option its longest name."""
+    """Yield the arguments that a script declares to argparse or click; of an option its longest name."""
     for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr == "add_argument"
-        ):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(ARGUMENTS):
             names = [
                 n.value
                 for n in node.args
                 if isinstance(n, ast.Constant) and isinstance(n.value, str)
             ]
+            options = [name for name in names if name[:1] == "-"]
             if names:
-                yield max(names, key=len)
+                yield max(options or names, key=len)
 
 
 def _parameter(flag: str) -> str:

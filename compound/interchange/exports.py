@@ -351,7 +351,8 @@ def write(path: Path, text: str) -> None:
         with folder.writer(path.name) as file:
             if mode is not None:
                 os.fchmod(file.fileno(), stat.S_IMODE(mode))
-            file.write((text if text.endswith("\n") else f"{text}\n").encode())
+            whole = text if text.endswith("\n") else f"{text}\n"
+            file.write(whole.encode(errors="surrogateescape"))  # a diff may quote another encoding
     except ExportError as error:
         hint = "name a file in a folder that exists, no link"
         raise ExportError(f"{path} cannot be written: {error.message}", hint=hint) from None

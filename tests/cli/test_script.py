@@ -143,9 +143,23 @@ PROGRAMS = {
         "given = parser.parse_args()\nquestion, product = given.question, given.product",
         "print(text)",
     ),
+    "click": (
+        "import click\n@click.command()\n@click.argument('question')\n"
+        "@click.option('--product', '-p', 'other', prompt=True)\n"
+        "def main(question, other):\n    return question, other\n"
+        "question, product = main(standalone_mode=False)",
+        "click.echo(text)",
+    ),
     "stdin": (
-        "given = json.load(sys.stdin)\nquestion, product = given['question'], given['product']",
+        "read = sys.stdin.read()\ngiven = json.loads(read)\n"
+        "question, product = given['question'], given['product']",
         "print(json.dumps({'output': text}))",
+    ),
+    "input": (
+        "parser = argparse.ArgumentParser()\nparser.add_argument('--verbose')\nparser.parse_args()\n"
+        "product: str\nproduct = input('Product? ')\n"
+        "while question := input('Question? ').strip():",
+        "print(text)",
     ),
 }
 
@@ -166,14 +180,34 @@ with urllib.request.urlopen(urllib.request.Request(address, body, key)) as answe
     text = json.load(answer)["choices"][0]["message"]["content"]
 {last}
 """
+    if form == "input":  # a chat
+        head, last_line, rest = source.partition(":\nsystem = ")
+        source = head + last_line.replace("\n", "\n    ") + rest.replace("\n", "\n    ")
     (folder / "script-1.py").write_text(source)
     options = ("--data", "rows.csv", "--metric", "metrics:score", "--yes")
     found = run("script-1.py", *options, command="init")
     assert "now run: compound optimize script-1.yaml --dry-run" in found.stdout
     assert "support_agent: 8 requests in 8 runs" in found.stdout
     assert "{{text}}. Answer briefly." in (folder / "script-1.yaml").read_text()
+    assert "'; the column answer has 'billing'" in found.stdout
     sent = {request["messages"][0]["content"] for request in server.requests}
     assert sent == {f"You are a support agent of {x}. Answer briefly." for x in ("Alpha", "Beta")}
+
+
+def test_a_text_on_stdin_is_no_json_if_the_script_reads_none(folder: Path) -> None:
+    (folder / "two.csv").write_text("Ticket text,label\n" + "".join(f"t{i},a\n" for i in range(20)))
+    table = read_table(folder / "two.csv", "two.csv")
+    source = "import sys\nfor line in sys.stdin:\n    print(line.strip(), input())\n"
+    entry = find_entry(Path("m.py"), ast.parse(source), None, table)
+    (folder / "m.py").write_text(source)
+    command = entry.agent["command"]
+    assert isinstance(command, list)
+    given = json.dumps({"Ticket_text": "a\n日本"})
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=True)
+    assert (done.stdout, entry.columns) == ("a a 日本\n", {"Ticket_text": "Ticket text"})
+    json_source = "import json, sys\nfor line in sys.stdin:\n    row = json.loads(line)\n"
+    entry = find_entry(Path("m.py"), ast.parse(json_source), None, table)
+    assert entry.agent["command"] == [command[0], "m.py"]
 
 
 ONE = {"question": "question", "product": "product"}
@@ -197,7 +231,7 @@ ENTRIES: Mapping[str, tuple[str, str | None, object]] = {
     "nothing returned": (
         "def f(question): print(question)",
         None,
-        "no function of the script has columns",
+        "no function, argument or input\\(\\) of the script",
     ),
     "two that fit": (
         "def f(question): return 1\ndef g(product): return 2",

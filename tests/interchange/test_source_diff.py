@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
 import subprocess
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 import compound as cp
 from compound.components.gateway.templates import fill
@@ -53,6 +55,35 @@ SOURCES = {
         "import textwrap\n\n\ndef text(place, day):\n    found = f'''\n        You are a geographer of\n"
         "        {place}.\n\n        Be kind.\n    '''\n    return textwrap.dedent(found).strip()\n",
         ["place"],
+    ),
+    "indented, with its ends": (
+        'from textwrap import dedent\n\n\ndef text(place, day):\n    return dedent("""\n'
+        '        You are a geographer.\n          - Be kind.\n    """)\n',
+        [],
+    ),
+    "indented after a backslash": (
+        'import textwrap\n\nTEXT = textwrap.dedent("""\\\n    You are a geographer.\n    Be kind.\n""")\n'
+        "\n\ndef text(place, day):\n    return TEXT\n",
+        [],
+    ),
+    "named constants": (
+        "ROLE = 'You are a geographer.'\nRULES = ' Be kind.' ' Be short.'\nBOTH = ROLE + RULES\n\n\n"
+        "def text(place, day):\n    return BOTH + f'\\n{ROLE}\\n' + 'Place: ' + place\n",
+        ["place"],
+    ),
+    "a joined list": (
+        "ROLE = 'You are a geographer.'\n\n\ndef text(place, day):\n"
+        "    return '\\n\\n'.join([ROLE, f'Place: {place}', 'Day: ' + day])\n",
+        ["place", "day"],
+    ),
+    "a named constant alone": (
+        "ROLE = 'You are a geographer.'\n\n\ndef text(place, day):\n    return ROLE + place\n",
+        ["place"],
+    ),
+    "brackets": (
+        "PROMPT = (\n    'You are a geographer. '\n    'Be kind. '\n)\n\n\n"
+        "def text(place, day):\n    return str('Hello! ' + PROMPT)\n",
+        [],
     ),
     "carriage returns": (
         '\ufeffPROMPT = "You are a geographer. Be kind."\r\n\r\n\r\ndef text(place, day):\r\n    return PROMPT',
@@ -100,7 +131,8 @@ def diff_of(folder: Path, sent: str, new: str) -> SourceDiff:
 
 def apply(found: SourceDiff) -> None:
     command = ["patch", "-p1", "--binary", "--quiet", "-d", str(found.folder)]
-    subprocess.run(command, input=found.text.encode(), check=True, timeout=60)
+    change = found.text.encode(errors="surrogateescape")
+    subprocess.run(command, input=change, check=True, timeout=60)
 
 
 @pytest.mark.skipif(shutil.which("patch") is None, reason="patch is not installed")
@@ -151,7 +183,7 @@ def test_the_text_may_be_in_a_file_of_its_own(tmp_path: Path, template: str, mad
     ("source", "note"),
     [
         (
-            "text = ' '.join(['You are a geographer.', 'Be kind.'])",
+            "text = ' '.join(found := ['You are a geographer.', 'Be kind.'])",
             "no string in the agent's files",
         ),
         ("a = 'You are a geographer. Be kind.'\nb = f'{a} Be kind.'", ""),
@@ -199,3 +231,79 @@ def test_links_hidden_folders_and_docstrings_are_no_source(tmp_path: Path) -> No
     assert [line for line in found.text.splitlines() if line[:1] == "+"][1:] == [
         '+    return "Be brief."'
     ]
+
+
+FILES = {
+    "with its end": ("p.txt", "You are\r\na geographer.\r\n", ""),
+    "without its end": ("p.md", "\n You are a geographer.\n", ".strip()"),
+    "a block": (
+        "p.yaml",
+        "# c\na:\n  - b: |\n      You are\n\n      Peru.\n\n  - 1\n",
+        "['a'][0]['b']",
+    ),
+    "a folded block": ("p.yml", "a: [1, {b: 2}]\nb: >-\n  You are\n  a geographer.\n", "['b']"),
+    "a block with CRLF": ("p.yaml", "a:\r\n  b: |+\r\n    You are kind.\r\nc: x\r\n", "['a']['b']"),
+    "a quoted text": ("p.yaml", "a: {b: 'You are a ''geographer''.', c: d} # e\n", "['a']['b']"),
+    "a plain text": ("p.yaml", "\ufeffa: You are a geographer.\nb: &x c\n", "['a']"),
+    "JSON": ("p.json", '{\n\t"a": ["You are\\na \\u00e9", {"b": null}]\n}', "['a'][0]"),
+}
+
+
+@pytest.mark.skipif(shutil.which("patch") is None, reason="patch is not installed")
+@pytest.mark.parametrize("new", ["Be brief.", 'In {x}:\n - "a"\n\n   b: é\n', " x\n\u2028\t'\n\n"])
+@pytest.mark.parametrize("form", FILES)
+def test_a_file_beside_the_agent_makes_the_tuned_text(tmp_path: Path, form: str, new: str) -> None:
+    name, content, place = FILES[form]
+    path = tmp_path / name
+    path.write_bytes(content.encode())
+    new = new.strip() if place == ".strip()" else new
+
+    def sent() -> object:
+        read = path.read_text(encoding="utf-8-sig")
+        if path.suffix in (".txt", ".md"):
+            return eval(f"read{place}", {"read": read})
+        load = json.loads if path.suffix == ".json" else yaml.safe_load
+        return eval(f"tree{place}", {"tree": load(read)})
+
+    # files that are no prompts, and one of this package
+    (tmp_path / "agent.yaml").write_text(
+        f"system: s\ncomponents:\n  a: {{external_agent: {{prompts: {{p: {{system: {{tune: {json.dumps(sent())}}}}}}}}}}}\n"
+    )
+    (tmp_path / "broken.yaml").write_text("a: [")
+    (tmp_path / "rows.json").write_text("[]")
+    found = diff_of(tmp_path, str(sent()), new)
+    assert not found.notes
+    apply(found)
+    assert sent() == new
+    assert found.text.count("+++ ") == 1
+
+
+@pytest.mark.skipif(shutil.which("patch") is None, reason="patch is not installed")
+def test_a_source_may_have_another_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "agent.py"
+    source = "# -*- coding: latin-1 -*-\ndef text(place, day):\n    return 'Sei präzise.'\n"
+    path.write_bytes(source.encode("latin-1"))
+    apply(diff_of(tmp_path, text(tmp_path, "", ""), "Sei höflich."))
+    assert text(tmp_path, "", "") == "Sei höflich."
+    found = diff_of(tmp_path, "Sei höflich.", "日本")
+    assert found.notes == ("agent.py cannot be changed: its encoding iso-8859-1 has no '日'",)
+    (tmp_path / "p.txt").write_bytes("Sei “präzise”.".encode("cp1252"))
+    apply(diff_of(tmp_path, "Sei “präzise”.", "Sei „klar“."))
+    assert (tmp_path / "p.txt").read_text("cp1252") == "Sei „klar“."
+
+
+def test_a_prompt_that_keeps_its_text_but_shares_a_string_is_named(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("SYSTEM = 'You are kind.'\n")
+    kept = cp.components.AgentPrompt(
+        "a", match={"system": "You are kind.", "user": "Draft: {{x}}"}, system="You are kind."
+    )
+    new = cp.components.AgentPrompt(
+        "b", match={"system": "You are kind."}, system=cp.Text("Be brief.")
+    )
+    agent = cp.components.ExternalAgent("e", call="agent:f", prompts=[kept, new], folder=tmp_path)
+    system = cp.System("qa", {"answer": agent(question=cp.Input("question"))}, lm="lm")
+    (found,) = source_diff(system)
+    assert '+SYSTEM = "Be brief."' in found.text
+    assert found.notes == (
+        "a.system: it keeps its text, but the diff changes the string in agent.py, its origin",
+    )
