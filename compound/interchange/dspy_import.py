@@ -102,34 +102,21 @@ def from_dspy(
     own = name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(program).__name__).lower()
     copied = program.deepcopy()
     named = predictor_names(copied)
-    given = {
-        "temperature": temperature,
-        "max_tokens": max_tokens,
-        "max_demos": max_demos,
-        "weights": weights,
-    }
     sampled, models = sampled_predictors(copied), DSPyModels(lm)
     common = lm is not None or any(predictor.lm is None for _, predictor, _ in named.values())
     default = models.use("dspy.settings", dspy.settings.lm, {}) if common else None
-    predictors = {
-        component: _predictor(
-            component,
-            predictor,
-            tuned,
-            given,
-            models,
-            usual={"temperature": TEMPERATURE} if id(predictor) in sampled else {},
-        )
-        for component, (_, predictor, tuned) in named.items()
-    }
+    given = {"temperature": temperature, "max_tokens": max_tokens, "weights": weights}
+    given["max_demos"] = max_demos
+    predictors = {}
+    for component, (_, predictor, tuned) in named.items():
+        usual = {"temperature": TEMPERATURE} if id(predictor) in sampled else {}
+        predictors[component] = _predictor(component, predictor, tuned, given, models, usual)
     if not predictors:
         raise DeclarationError(
             f"the DSPy program {own!r} has no predictors",
             hint="assign them to attributes in __init__",
         )
-    bind_predictors(
-        copied, {id(predictor): component for component, (_, predictor, _) in named.items()}
-    )
+    bind_predictors({component: predictor for component, (_, predictor, _) in named.items()})
     bind_attempts(copied)
     ports, returned = module_ports(program, inputs, outputs)
     composite = DSPyProgram(
@@ -201,31 +188,29 @@ def _predictor(
             hint=f"remove n; or {REMEDY}",
         )
     stop = config.get("stop") or ()
-    demos = tuple(_as_demo(demo, predictor.signature) for demo in predictor.demos)
-    most = max(given["max_demos"], len(demos))
+    signature = predictor.signature
+    demos = tuple(_as_demo(demo, signature) for demo in predictor.demos)
+    most, prompt = max(given["max_demos"], len(demos)), signature.instructions
     temperature, longest = given["temperature"], given["max_tokens"]
-    prompt = predictor.signature.instructions
+    if temperature is None:
+        temperature = float(config.get("temperature") or 0.0)
+    if longest is None:
+        longest = int(config.get("max_tokens") or config.get("max_completion_tokens") or 1000)
     return DSPyPredictor(
         name,
         prompt=Text(prompt, max_length=max(Text.max_length, len(prompt))) if tuned else prompt,
-        output={
-            field: info.annotation for field, info in predictor.signature.output_fields.items()
-        },
+        output={field: info.annotation for field, info in signature.output_fields.items()},
         demos=Demos(demos, max=most) if tuned and most else demos,
         lm=model,
-        temperature=temperature
-        if temperature is not None
-        else float(config.get("temperature") or 0.0),
-        max_tokens=longest
-        if longest is not None
-        else int(config.get("max_tokens") or config.get("max_completion_tokens") or 1000),
+        temperature=temperature,
+        max_tokens=longest,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         timeout=config.get("timeout", DSPyPredictor.timeout),
         retries=getattr(own, "num_retries", DSPyPredictor.retries),
         weights=given["weights"] if tuned else None,
         enforce=False,
-        format="fields" if len(predictor.signature.output_fields) > 1 else "auto",
-        signature=predictor.signature,
+        format="fields" if len(signature.output_fields) > 1 else "auto",
+        signature=signature,
         adapter=own_adapter(),
     )
 
@@ -251,9 +236,7 @@ def module_ports(
 
     while isinstance(module, dspy.BestOfN):  # it passes its arguments to its module
         module = module.module
-    signatures = [
-        predictor.signature for _, predictor in module.named_sub_modules(type_=dspy.Predict)
-    ]
+    signatures = [p.signature for _, p in module.named_sub_modules(type_=dspy.Predict)]
     own = getattr(module, "signature", None)
     if not hasattr(own, "input_fields"):
         own = signatures[0] if len(signatures) == 1 else None

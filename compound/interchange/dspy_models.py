@@ -105,12 +105,10 @@ class DSPyModels:
         remember_secret(key)
         engine = {"model": lm.model, "api_base": address, "extra": extra}
         LiteLLMEngine(**engine)  # checks them
-        number, own = 1, str(lm.model)
-        while self._known.setdefault(own, {**engine, "api_key": key}) != {**engine, "api_key": key}:
-            number, own = (
-                number + 1,
-                f"{lm.model}#{number + 1}",
-            )  # the same model with other options
+        settings, own, number = {**engine, "api_key": key}, str(lm.model), 1
+        while self._known.setdefault(own, settings) != settings:  # the same model, other options
+            number += 1
+            own = f"{lm.model}#{number}"
         return own
 
 

@@ -13,6 +13,7 @@ import functools
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from types import MappingProxyType
 from typing import Any
 
 from compound.core.errors import CallError, CompoundError, ParseError, RateLimited, TransientError
@@ -66,6 +67,8 @@ class DSPyProgram(Composite):
 
     kind = "dspy_program"
     keeps_partial_outputs = True
+    inputs: Mapping[str, Port] = MappingProxyType({})  # of each program its own
+    outputs: Mapping[str, Port] = inputs
 
     def __init__(
         self,
@@ -82,28 +85,14 @@ class DSPyProgram(Composite):
         self.predictors = predictors
         self.max_calls = max_calls
         self.body = _body(name, predictors)
-        self._inputs = {field: Port(kind) for field, kind in inputs.items()}
-        self._outputs = {field: Port(kind) for field, kind in outputs.items()}
-
-    @property
-    def inputs(self) -> Mapping[str, Port]:  # noqa: D102
-        return self._inputs
-
-    @property
-    def outputs(self) -> Mapping[str, Port]:  # noqa: D102
-        return self._outputs
+        self.inputs = {field: Port(kind) for field, kind in inputs.items()}
+        self.outputs = {field: Port(kind) for field, kind in outputs.items()}
 
     @functools.cached_property
     def version(self) -> str:
         """Digest of the predictors, of the code of every module's ``forward``, and of rewards of attempts."""
-        modules = [module for _, module in self.program.named_sub_modules()]
-        codes = [
-            [
-                type(module).__qualname__,
-                *(code_digest(method) for method in _own_methods(type(module))),
-            ]
-            for module in modules
-        ]
+        kinds = [type(module) for _, module in self.program.named_sub_modules()]
+        codes = [[kind.__qualname__, *map(code_digest, _own_methods(kind))] for kind in kinds]
         attempts = describe_attempts(self.program)
         return "dspy_program:" + digest(
             [self.body.signature, self.max_calls, sorted(map(str, codes)), *attempts]
@@ -139,7 +128,7 @@ class DSPyProgram(Composite):
             name: Value(
                 as_declared(port.type, _field(returned, name)), merge_addresses(run.sources)
             )
-            for name, port in self._outputs.items()
+            for name, port in self.outputs.items()
         }
 
     def _forward(self, run: ProgramRun, given: Mapping[str, object]) -> object:
@@ -248,12 +237,10 @@ def _field(returned: object, name: str) -> object:
         ) from None
 
 
-def bind_predictors(program: Any, names: Mapping[int, str]) -> None:  # noqa: ANN401
-    """Make the predictors of a program call the current run instead of a model."""
-    import dspy
-
-    for _, predictor in program.named_sub_modules(type_=dspy.Predict):
-        bound = BoundPredictor(predictor, names[id(predictor)])
+def bind_predictors(predictors: Mapping[str, Any]) -> None:
+    """Make the predictors of a program, by name, call the current run instead of a model."""
+    for name, predictor in predictors.items():
+        bound = BoundPredictor(predictor, name)
         predictor.forward, predictor.aforward = bound.forward, bound.aforward
 
 
