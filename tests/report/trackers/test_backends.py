@@ -142,18 +142,21 @@ class InWandb(Shown):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.history: list[Mapping[str, str]] = []
-        self.files, self.exits, deadline = set(), [], time.monotonic() + 120
+        self.exits: list[int] = []
+        files: set[str] = set()
+        deadline = time.monotonic() + 120
         paths = Path(os.environ["WANDB_DIR"]).glob(f"wandb/offline-run-*{self.id}/*.wandb")
         for path in sorted(paths):
-            found = defaultdict(list)
+            found: defaultdict[str, list[Any]] = defaultdict(list)
             while not found["exit"] and time.monotonic() < deadline:
                 time.sleep(0.1)
                 found = defaultdict(list)
                 for record in log_records(path.read_bytes()):
                     found[record.WhichOneof("record_type")].append(record)
-            self._read(found)
+            files |= self._read(found)
+        self.files = files
 
-    def _read(self, found: Mapping[str, list[Any]]) -> None:
+    def _read(self, found: Mapping[str, list[Any]]) -> set[str]:
         (self.run,) = (record.run for record in found["run"][:1])
         self.exits += [record.exit.exit_code for record in found["exit"]]
         for record in found["history"]:
@@ -161,8 +164,8 @@ class InWandb(Shown):
             self.history.append({i.key or "/".join(i.nested_key): i.value_json for i in items})
         logged = [r.request.log_artifact.artifact for r in found["request"]]
         logged += [record.artifact for record in found["artifact"]]
-        self.files |= {entry.path for made in logged for entry in made.manifest.contents}
         self.parent = self.run.run_group if self.run.run_group != self.id else None
+        return {entry.path for made in logged for entry in made.manifest.contents}
 
     def points(self, metric: str) -> Points:
         rows = [row for row in self.history if metric in row]
