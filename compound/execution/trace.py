@@ -167,6 +167,14 @@ class Trace:
         return sum((call.usage for call in self.calls), NO_USAGE)
 
     @property
+    def has_lost_requests(self) -> bool:
+        """Whether a request may have had no answer: charged at its maximum, it tells no usual cost."""
+        return any(
+            call.attempts > 1 or (call.failure is not None and call.failure.is_transient)
+            for call in self.calls
+        )
+
+    @property
     def seconds(self) -> float:
         """Seconds of a run whose calls are all executed: those of the longest chain of dependent calls."""
         return longest_chain((call.address, call.parents, call.seconds) for call in self.calls)

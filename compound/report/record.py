@@ -338,11 +338,12 @@ def _request(
     ]
     if not found:
         return None
+    usual = [run for run in found if not run["lost"]] or found
     return {
         "runs": len(found),
         "failed": sum(run["failure"] is not None for run in found),
-        **{name: fmean(run[name] for run in found) for name in (*COUNTS[1:], "seconds")},
-        "median_seconds": median(run["seconds"] for run in found),
+        **{name: fmean(run[name] for run in usual) for name in (*COUNTS[1:], "seconds")},
+        "median_seconds": median(run["seconds"] for run in usual),
     }
 
 
@@ -359,6 +360,7 @@ def _run(document: RecordedTrace, changed: Collection[str], *, calls: bool) -> F
         "failure": _failure(document["failure"]),
         "feedback": "" if document["failure"] else document["feedback"],
         "seconds": trace.seconds,
+        "lost": trace.has_lost_requests,
         **trace.whole_usage.to_json(),
         "calls": [_call(*pair, changed) for pair in pairs],
     }

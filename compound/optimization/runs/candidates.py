@@ -64,13 +64,15 @@ class SplitRuns(State):
 
     # example, sample, score, and whether the run failed
     rows: list[tuple[str, int, float, bool]] = Field(default_factory=list)
+    # number of runs without lost requests; usage and seconds are theirs, or of all if there are none
+    answered: int = 0
     usage: Usage = NO_USAGE
     seconds: float = 0.0
 
     @property
     def costs(self) -> Costs | None:
         """Means per run; ``None`` without runs."""
-        n, usage = len(self.rows), self.usage
+        n, usage = self.answered or len(self.rows), self.usage
         if not n:
             return None
         usd = None if usage.unpriced else usage.cost / n
@@ -156,8 +158,13 @@ class Candidates:
         assert trace.score is not None  # traces of evaluations are scored
         runs = self._known[trace.configuration].split(split)
         runs.rows.append((example.id, trace.sample, trace.score, trace.failure is not None))
-        runs.usage += trace.whole_usage
-        runs.seconds += trace.seconds
+        is_answered = not trace.has_lost_requests
+        if is_answered and not runs.answered:
+            runs.usage, runs.seconds = NO_USAGE, 0.0
+        if is_answered or not runs.answered:
+            runs.usage += trace.whole_usage
+            runs.seconds += trace.seconds
+        runs.answered += is_answered
 
     def note_origin(self, configuration: Configuration, parent: Configuration, source: str) -> None:
         """Record what an optimizer knows about a candidate, at its first mention."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import compound as cp
 from compound.api.verify import verify
-from compound.core.errors import ExportError, RunDirectoryError
+from compound.core.errors import ExportError, RunDirectoryError, TransientError
 from compound.core.storage.records import read_lines, to_line
 from compound.optimization.runs.candidate_record import (
     CandidateRecord,
@@ -62,7 +62,17 @@ def data() -> dict[str, list[dict[str, str]]]:
     }
 
 
-def run(folder: Path, method: str, **more: Any) -> cp.Result:
+class Overloaded(ScriptedLM):
+    """A server that answers two of three requests."""
+
+    async def generate(self, request: Any) -> Any:
+        self.sent = getattr(self, "sent", 0) + 1
+        if self.sent % 3 == 0:
+            raise TransientError("overloaded", retry_after=0.0)
+        return await super().generate(request)
+
+
+def run(folder: Path, method: str, kind: type[ScriptedLM] = ScriptedLM, **more: Any) -> cp.Result:
     padded = cp.Function("pad", pad, style=cp.Choice("short", "long"))(
         question=cp.Input("question")
     )
@@ -75,7 +85,7 @@ def run(folder: Path, method: str, **more: Any) -> cp.Result:
         "budget": {"system_runs": 150},
         **more,
     }
-    lm = ScriptedLM(script, price=PRICE, writes_prompts=True)
+    lm = kind(script, price=PRICE, writes_prompts=True)
     return cp.optimize(
         system,
         data(),
@@ -125,6 +135,18 @@ def test_costs_are_those_of_runs_without_a_cache(found: cp.Result) -> None:
     assert 4 <= start.prompt_tokens <= 8  # Answer. Question: number 1 Answer:
     longer = next(c for c in found.candidates if c.values == {"pad.style": "long"})
     assert longer.prompt_tokens == pytest.approx(start.prompt_tokens + 30)
+
+
+@pytest.mark.usefixtures("without_reports")
+def test_costs_are_those_of_runs_without_lost_requests(found: cp.Result, tmp_path: Path) -> None:
+    """A lost request is charged at its maximum, which says nothing on the cost of a configuration."""
+    result = run(tmp_path / "run", "search", Overloaded)
+    assert summarize(tmp_path / "run")["spent"]["incidents"]["lost"] > 20
+    for candidate in result.candidates:
+        assert candidate.completion_tokens == 1
+        assert candidate.prompt_tokens < 100
+    request = summarize(tmp_path / "run")["requests"]["before"]
+    assert request["completion_tokens"] == 1
 
 
 def test_the_joint_search_names_sources_and_parents(found: cp.Result) -> None:
