@@ -11,7 +11,8 @@ difference, and the runs are left out.
 An optimization takes over configurations and draws of an earlier run. Nothing is trusted because it
 is from an earlier run: the configurations are candidates like others, and a local reward is used as
 far as the first whole runs of the new search confirm it. Draws of rows that are not train examples
-of the new run are left out, so that no reward knows a validation or test row.
+of the new run are left out, and so are prompts and demonstrations that contain a text of a
+validation or test row, since the earlier run may have divided the rows in another way.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from compound.optimization.runs.directory import (
     read_json,
     read_records,
 )
+from compound.optimization.scorer import HeldOutAnswers
 from compound.rewards.candidates import Candidate, Sampling, is_comparable
 from compound.rewards.pairs import Draw, Pair, candidate_of, ordered_pairs
 
@@ -308,13 +310,16 @@ def _key(values: object) -> str:
     return canonical_json(to_readable_json(values))
 
 
-def read_earlier(path: Path, system: System, train: Sequence[Example]) -> EarlierRun:
+def read_earlier(
+    path: Path, system: System, train: Sequence[Example], held_out: Sequence[Example] = ()
+) -> EarlierRun:
     """Read an earlier run of the same system, or of one that shares components with it.
 
     Args:
         path: its run directory.
         system: the system to optimize.
         train: the train examples of the new run.
+        held_out: its validation and test examples.
 
     Raises:
         RunDirectoryError: it is not a run directory, or has no result yet, or one of its files is
@@ -328,14 +333,19 @@ def read_earlier(path: Path, system: System, train: Sequence[Example]) -> Earlie
             f"{path} has nothing to start from yet", hint="name a run with a decision"
         )
     search = stored.state.search
+    answers = HeldOutAnswers(held_out, train)
     values = [
-        _usable(found, system) for found in (search.best, search.supported, search.promising or {})
+        _usable(each, system) for each in (search.best, search.supported, search.promising or {})
     ]
+    leaking = {k for each in values for k, value in each.items() if answers.found_in(value)}
+    values = [{k: value for k, value in each.items() if k not in leaking} for each in values]
     draws, unusable = _draws(path, system, train)
     told = f"starts from {path}: {plural(len(draws), 'draw')} of its local rewards"
     if unusable:
         why = "their rows are no train examples of this run, or their component differs"
         told += f"; {unusable} are left out, since {why}"
+    if leaking:
+        told += f"; without {', '.join(sorted(leaking))}, with texts of validation or test rows"
     if not any(values) and not draws:
         raise RunDirectoryError(
             f"{path} has nothing that this run could start from: no parameter and no component in common",

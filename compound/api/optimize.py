@@ -91,7 +91,8 @@ def run_optimization(
     memory.check()
     used = (problem.method, *problem.baselines.values())
     if start_from is not None:
-        problem = replace(problem, earlier=read_earlier(Path(start_from), system, problem.train))
+        earlier = read_earlier(Path(start_from), system, problem.train, [*valid, *problem.test])
+        problem = replace(problem, earlier=earlier)
     problem = replace(
         problem,
         engines=with_gpu_shares(problem.engines, memory.gpu_shares),

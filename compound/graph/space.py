@@ -82,7 +82,7 @@ class Text(Space):
         if len(value) > self.max_length:
             return f"must have at most {self.max_length} characters, but has {len(value)}"
         missing = next((passage for passage in self.keep if passage not in value), None)
-        return "" if missing is None else f"must contain {missing!r}"
+        return "" if missing is None else f"must contain {missing!r:.200}"
 
     @property
     def type(self) -> object:  # noqa: D102

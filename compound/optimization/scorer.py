@@ -229,8 +229,9 @@ class HeldOutAnswers:
             answer for answer, n in counts.items() if n <= SHARED and answer not in known
         )
 
-    def found_in(self, text: str, shown: str = "") -> str:
-        """Return an answer that a text contains and the request for it did not show; ``""`` without one."""
+    def found_in(self, value: object, shown: str = "") -> str:
+        """Return an answer that a value contains and the request for it did not show; ``""`` without one."""
+        text = "\n".join(_texts(value))
         words, seen = f" {normalize(text)} ", f" {normalize(shown)} "
         return next((a for a in self._answers if f" {a} " in words and f" {a} " not in seen), "")
 

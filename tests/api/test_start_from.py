@@ -168,3 +168,37 @@ def test_damaged_draws_are_named(damage: Any, first: cp.Result, tmp_path: Path) 
     (copy / "memory.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     with pytest.raises((RunDirectoryError, DataError)):
         run(tmp_path / "run", start_from=copy)
+
+
+def test_values_that_contain_held_out_rows_are_left_out(tmp_path: Path) -> None:
+    """The second run divides the rows in another way: its validation rows were train rows."""
+    answer = cp.LLM("answer", prompt=cp.Text("Answer."), demos=cp.Demos(max=3))
+    system = cp.System("qa", {"answer": answer(question=cp.Input("question"))}, lm="m")
+    rows = [{"question": f"Which city is {i}?", "answer": "Banjul"} for i in range(60)]
+
+    def optimize(name: str, train: int, valid: int, **more: Any) -> cp.Result:
+        return cp.optimize(
+            system,
+            {"train": rows[train : train + 20], "valid": rows[valid : valid + 20]},
+            "exact_match",
+            budget=100,
+            method="search",
+            search={"sources": ["demos"]},
+            progress=False,
+            engines={"m": cp.testing.ScriptedLM(lambda m: "Banjul" if "Banjul" in m else "no")},
+            run_dir=tmp_path / name,
+            **more,
+        )
+
+    first = optimize("first", 0, 20)
+    assert first.best["answer.demos"]
+    second = optimize("second", 20, 0, start_from=first.path)
+    told = (
+        "0 draws of its local rewards; without answer.demos, with texts of validation or test rows"
+    )
+    assert [note for note in second.notes if told in note], second.notes
+    known = {f"Which city is {i}?" for i in range(20)}
+    shown = json.dumps([candidate.values for candidate in second.candidates])
+    assert not [question for question in known if question in shown]
+    third = optimize("third", 0, 40, start_from=first.path)
+    assert first.best.digest in {candidate.digest for candidate in third.candidates}
