@@ -20,7 +20,7 @@ from compound.graph.configuration import components_of, load
 from compound.graph.registry.code import find_code
 from compound.graph.registry.engines import Engines, find_engine
 from compound.graph.registry.plugins import installed, warn_if_hidden
-from compound.graph.space import Choice, Demos, Float, Int, Text, Weights
+from compound.graph.space import Choice, Demos, Float, Int, Space, Text, Weights
 from compound.graph.system import System
 from compound.optimization.method import Job, Method
 from compound.optimization.prices import estimate_prices
@@ -291,12 +291,18 @@ def applicable_methods(
 
 def _make_method(name: str, system: System, settings: OptimizeSettings, folder: Path) -> Method:
     made = factory(name, folder)(system, settings, name)
-    if not made.jobs:
+    if all(_has_one_value(system.parameters[key]) for job in made.jobs for key in job.keys):
         raise NothingToTune(
             f"system {system.name!r} has no parameter that method {name!r} can change",
             hint='declare one, for example prompt: {tune: "…"} or k: {choice: [1, 5]}',
         )
     return made
+
+
+def _has_one_value(space: Space) -> bool:
+    if isinstance(space, Choice):
+        return len(space.options) == 1
+    return isinstance(space, Int | Float) and space.low == space.high
 
 
 Make = Callable[[str, System, OptimizeSettings], Method]

@@ -95,6 +95,9 @@ class TestSearch:
         fixed = Function("upper", upper, mode="up")(text=QUESTION)
         with pytest.raises(NothingToTune, match="'search' can change"):
             chosen(System("fixed", outputs={"answer": fixed}))
+        single = Function("upper", upper, mode=Choice("up"))(text=QUESTION)
+        with pytest.raises(NothingToTune, match="'search' can change"):
+            chosen(System("single", outputs={"answer": single}))
 
     def test_choices_alone_are_searched(self) -> None:
         tuned = Function("upper", upper, mode=Choice("up", "as is"))(text=QUESTION)
