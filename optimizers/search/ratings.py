@@ -111,7 +111,11 @@ class Ratings:
         except CallError:  # the scorer counts failed requests
             return None
         rating = read_rating(reply.text)
-        scorer.record_outcome("unusable" if rating is None else "proposed", self.lm)
+        reason = f"no single number from 0 to {HIGHEST} in {reply.text!r:.100}"
+        if rating is None:
+            scorer.record_outcome("unusable", self.lm, reason)
+        else:
+            scorer.record_outcome("proposed", self.lm)
         return rating
 
 
