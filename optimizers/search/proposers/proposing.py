@@ -8,7 +8,6 @@ from typing import TypeVar
 
 from compound.core.engine import Message, Request
 from compound.core.errors import CallError
-from compound.core.narrowing import entry
 from compound.execution.answer_text import after_thoughts
 from compound.execution.trace import Call, Trace
 from compound.graph.component import Component
@@ -42,7 +41,7 @@ def parse_prompt(reply: str) -> str | None:
 
 def tried(task: Task, key: str) -> list[Attempt]:
     """Return the prompts that earlier jobs scored by the global reward."""
-    return [(entry(candidate.values, key, str), candidate.score) for candidate in task.tried]
+    return [(str(candidate.values[key]), candidate.score) for candidate in task.tried]
 
 
 def outputs_of(component: Component) -> str:
