@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,21 @@ def test_a_run_in_progress_is_followed_and_stopped(page: Any, studio: str, folde
     page.get_by_role("button", name="Stop the run").click()
     page.get_by_text("was asked to stop").wait_for()
     assert (folder / "one" / STOP).exists()
+
+
+def test_the_list_of_runs_loads_itself_again(page: Any, studio: str, folder: Path) -> None:
+    page.goto(studio)
+    page.get_by_role("checkbox").first.check()
+    shutil.copytree(folder / "one", folder / "three")
+    page.get_by_role("link", name="three").wait_for()
+    name = page.evaluate("document.activeElement.value")
+    assert page.locator(f'input[value="{name}"]').is_checked()
+    assert page.locator("input:checked").count() == 1
+    before = page.locator("h1").element_handle()
+    page.wait_for_timeout(4000)  # nothing is replaced without a change
+    assert before.evaluate("each => each.isConnected")
+    (folder / "three").rename(folder / "four")
+    page.get_by_role("link", name="four").wait_for()
 
 
 def test_a_refused_label_is_told(page: Any, studio: str, folder: Path) -> None:

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,3 +43,10 @@ def test_what_is_written_is_read_back(tree: dict[str, Any]) -> None:
 def test_values_without_a_spelling_are_refused(value: object) -> None:
     with pytest.raises(DeclarationError, match="cannot be written in YAML"):
         write({"a": value})
+
+
+def test_a_text_with_indented_lines_is_a_block() -> None:
+    text = "Rules:\n  - be kind\n\n    x: {y}\n"
+    written = write({"a": {"b": text, "c": f" {text}"}})
+    assert "  b: |\n    Rules:\n      - be kind\n\n        x: {y}\n" in written
+    assert yaml.safe_load(written) == {"a": {"b": text, "c": f" {text}"}}

@@ -1,19 +1,44 @@
 // Live updates, keys and buttons of the studio. Every page is readable without this script.
 "use strict";
 
-/** Load the page again and replace its content, keeping focus, open parts and the place on the page. */
+let shown = ""; // the content as the server sent it
+let waiting = 0; // the timer of the next look at the page
+
+/** Load the page again; replace content that differs, keeping focus, open parts, ticks and the place on the page. */
 async function refresh() {
   const answer = await fetch(location.href);
-  if (!answer.ok) return;
+  if (!answer.ok) return look(document.getElementById("main"));
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   const before = document.getElementById("main"), after = page.getElementById("main");
-  const focused = document.activeElement && document.activeElement.dataset.post;
+  if (after.innerHTML === shown && !after.dataset.live) return look(before);
+  shown = after.innerHTML;
+  const focused = before.contains(document.activeElement) && document.activeElement;
   const open = [...before.querySelectorAll("details")].map((each) => each.open);
   after.querySelectorAll("details").forEach((each, place) => (each.open = open[place] ?? each.open));
+  for (const { name, value } of before.querySelectorAll("input:checked"))
+    same(after, name, value)?.setAttribute("checked", "");
   before.replaceWith(after);
   document.title = page.title;
-  if (focused) document.querySelector(`[data-post="${CSS.escape(focused)}"]`)?.focus();
+  if (focused.dataset?.post) document.querySelector(`[data-post="${CSS.escape(focused.dataset.post)}"]`)?.focus();
+  else if (focused.type === "checkbox") same(after, focused.name, focused.value)?.focus();
   start(after);
+}
+
+function same(part, name, value) {
+  return part.querySelector(`input[name="${CSS.escape(name)}"][value="${CSS.escape(value)}"]`);
+}
+
+/** Wait until no choice is being made that a new page would lose. */
+async function settled() {
+  while (document.hidden || document.activeElement.matches("main select, main input:not([type=checkbox])"))
+    await new Promise((done) => setTimeout(done, 1000));
+}
+
+/** Load a page again after the time that it names, also if the server did not answer meanwhile. */
+function look(main) {
+  clearTimeout(waiting);
+  if (main.dataset.refresh)
+    waiting = setTimeout(() => settled().then(refresh).catch(() => look(main)), Number(main.dataset.refresh));
 }
 
 /** Send JSON, and show the reason if the server refuses. */
@@ -33,16 +58,13 @@ let events = null;
 
 function follow(address) {
   if (events) return;
-  let waiting = false;
+  let busy = false;
   events = new EventSource(address);
   events.onmessage = async () => {
-    if (waiting) return;
-    waiting = true;
-    // a choice that is being made would be lost
-    while (document.activeElement.matches("main select, main input"))
-      await new Promise((done) => setTimeout(done, 1000));
-    await refresh();
-    waiting = false;
+    if (busy) return;
+    busy = true;
+    await settled().then(refresh).catch(() => null);
+    busy = false;
   };
 }
 
@@ -61,7 +83,7 @@ function start(main) {
     events.close();
     events = null;
   }
-  if (main.dataset.refresh) setTimeout(refresh, Number(main.dataset.refresh));
+  look(main);
   for (const button of main.querySelectorAll("[data-post]")) {
     button.addEventListener("click", async () => {
       if (confirm(button.dataset.confirm) && (await post(button.dataset.post, {}))) refresh();
@@ -80,4 +102,5 @@ document.addEventListener("keydown", (event) => {
   if (step && !event.target.closest(".wide")) document.querySelector(`a[rel="${step}"]`)?.click();
 });
 
+shown = document.getElementById("main").innerHTML;
 start(document.getElementById("main"));
