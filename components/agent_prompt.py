@@ -6,7 +6,7 @@ import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import ClassVar, cast
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -25,7 +25,7 @@ from compound.components.gateway.documents import (
     text_slots,
 )
 from compound.components.gateway.templates import PromptTemplate, fill
-from compound.core.engine import Adapter, Completion, Forward, Request
+from compound.core.engine import Adapter, Forward, Request
 from compound.core.errors import CallError, DeclarationError, TransientError
 from compound.core.narrowing import entry, report_wrong_arguments
 from compound.core.storage.artifacts import is_reference
@@ -91,6 +91,14 @@ class AgentPrompt(Operation):
     kind = "agent_prompt"
     cacheable = True
     external_inputs = True
+    inputs: ClassVar[Mapping[str, Port]] = {
+        "request": Port(dict[str, object]),
+        "route": Port(str),
+    }
+    outputs: ClassVar[Mapping[str, Port]] = {
+        "text": Port(str),
+        "response": Port(dict[str, object]),
+    }
 
     def __post_init__(self) -> None:
         check_name("AgentPrompt", self.name)
@@ -122,14 +130,6 @@ class AgentPrompt(Operation):
             role: text.value if isinstance(text, Text) else text for role, text in texts.items()
         }
         return {role: PromptTemplate(text) for role, text in starts.items() if text is not None}
-
-    @property
-    def inputs(self) -> Mapping[str, Port] | None:  # noqa: D102
-        return {"request": Port(dict[str, object]), "route": Port(str)}
-
-    @property
-    def outputs(self) -> Mapping[str, Port]:  # noqa: D102
-        return {"text": Port(str), "response": Port(dict[str, object])}
 
     @property
     def settings(self) -> Mapping[str, object]:  # noqa: D102
@@ -242,13 +242,9 @@ class AgentPrompt(Operation):
             raise CallError(error.message, hint=error.hint, kind="unsupported") from error
         if not forwards and document.get("parallel_tool_calls") is False:
             completion = replace(completion, tool_calls=completion.tool_calls[:1])
-        return _response(route, lm, completion, 0 if exchange is None else exchange.number)
-
-
-def _response(route: Route, lm: str, completion: Completion, number_: int) -> Document:
-    if completion.body:
-        return cast("Document", json.loads(completion.body))
-    return as_document(route, lm, completion, number_)
+        if completion.body:
+            return cast("Document", json.loads(completion.body))
+        return as_document(route, lm, completion, 0 if exchange is None else exchange.number)
 
 
 def _first_slots(route: Route, document: Document) -> dict[str, TextSlot]:

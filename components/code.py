@@ -6,6 +6,7 @@ import functools
 import platform
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
+from typing import ClassVar
 
 from compound.core.narrowing import entry, report_wrong_arguments
 from compound.core.security.sandbox.limits import LimitName, SandboxLimits
@@ -46,27 +47,21 @@ class CodeRunner(Operation):
 
     kind = "code"
     cacheable = True
+    inputs: ClassVar[Mapping[str, Port]] = {
+        "code": Port(str),
+        "stdin": Port(str, optional=True, default=""),
+        "files": Port(dict[str, str], optional=True, default={}),
+    }
+    outputs: ClassVar[Mapping[str, Port]] = {
+        "stdout": Port(str),
+        "stderr": Port(str),
+        "status": Port(int),
+        "limit": Port(LimitName),
+        "ok": Port(bool),
+    }
 
     def __post_init__(self) -> None:
         check_name("CodeRunner", self.name)
-
-    @property
-    def inputs(self) -> Mapping[str, Port]:  # noqa: D102
-        return {
-            "code": Port(str),
-            "stdin": Port(str, optional=True, default=""),
-            "files": Port(dict[str, str], optional=True, default={}),
-        }
-
-    @property
-    def outputs(self) -> Mapping[str, Port]:  # noqa: D102
-        return {
-            "stdout": Port(str),
-            "stderr": Port(str),
-            "status": Port(int),
-            "limit": Port(LimitName),
-            "ok": Port(bool),
-        }
 
     @property
     def version(self) -> str:  # noqa: D102
@@ -82,13 +77,7 @@ class CodeRunner(Operation):
         result = await shared_sandbox(self.limits).run(
             entry(inputs, "code", str), entry(inputs, "stdin", str), files
         )
-        return {
-            "stdout": result.stdout,
-            "stderr": result.stderr,
-            "status": result.status,
-            "limit": result.limit,
-            "ok": result.ok,
-        }
+        return {name: getattr(result, name) for name in self.outputs}
 
 
 @functools.cache

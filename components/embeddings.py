@@ -49,10 +49,11 @@ class Encoder:
         self._check_lengths(texts, "texts")
         return self._vectors(self._model.encode, texts)
 
-    def queries(self, texts: Sequence[str]) -> Scores:
-        """Return the vectors of queries."""
-        self._check_lengths(texts, "queries")
-        return self._vectors(self._model.encode_query, texts)
+    def query(self, text: str) -> Scores:
+        """Return the vector of a query."""
+        self._check_lengths([text], "queries")
+        vector: Scores = self._vectors(self._model.encode_query, [text])[0]
+        return vector
 
     def passages(
         self, texts: Sequence[str], *, windows: bool

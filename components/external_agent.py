@@ -9,7 +9,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,17 +42,6 @@ Isolation = Literal["worker", "run", "thread"]
 GRACE = 0.5  # seconds that an agent has to end by itself after the error that ends its run
 VERSION = 1
 LOG = logging.getLogger("compound")
-
-
-@dataclass(frozen=True)
-class _AgentProgram:
-    """How an agent is run."""
-
-    call: Callable[..., object] | str | None
-    command: tuple[str, ...]
-    isolation: Isolation
-    env: tuple[str, ...]
-    folder: Path
 
 
 @report_wrong_arguments
@@ -127,51 +116,39 @@ class ExternalAgent(Composite):
         self.name, self.output, self.takes = name, output, takes
         self.prompts = tuple(replace(p, lm=lm) if p.lm is None else p for p in prompts)
         self.lm = lm
-        self.run_timeout, self.max_requests, self.concurrency = (
-            float(timeout),
-            max_requests,
-            concurrency,
-        )
-        chosen = isolation or _usual_isolation(call)
-        self.program = _AgentProgram(
-            call, tuple(command), chosen, tuple(env), Path(folder or ".").absolute()
-        )
+        self.run_timeout = float(timeout)
+        self.max_requests, self.concurrency = max_requests, concurrency
+        self.call, self.command, self.env = call, tuple(command), tuple(env)
+        self.isolation = isolation or _usual_isolation(call)
+        self.folder = Path(folder or ".").absolute()
         self._check()
         other = AgentPrompt(f"{name}_other", match={}, lm=lm)
         self.body = _body(name, (*self.prompts, other))
         self._noted = False
 
     def _check(self) -> None:
-        program, name = self.program, self.name
-        if (program.call is None) == (not program.command):
+        name = self.name
+        if (self.call is None) == (not self.command):
             raise DeclarationError(
                 f"agent {name!r} needs exactly one of call and command",
                 hint="call='module:function', or command=['node', 'agent.mjs']",
             )
-        if program.command and not all(isinstance(part, str) and part for part in program.command):
+        if self.command and not all(isinstance(part, str) and part for part in self.command):
             raise DeclarationError(
                 f"agent {name!r}: command must be a list of texts, the program first"
             )
-        if program.call is not None and program.isolation != "thread" and self.place is None:
+        if self.call is not None and self.isolation != "thread" and self.place is None:
             raise DeclarationError(
-                f"agent {name!r}: {program.call!r} cannot be imported by another process",
+                f"agent {name!r}: {self.call!r} cannot be imported by another process",
                 hint="define it at the top of a module, or give it the parameters base_url and api_key and "
                 "pass isolation='thread'",
             )
-        if program.isolation == "thread" and not callable(program.call):
+        if self.isolation == "thread" and not callable(self.call):
             raise DeclarationError(
                 f"agent {name!r}: isolation='thread' needs the function itself as call"
             )
-        limits = {
-            "timeout": self.run_timeout,
-            "max_requests": self.max_requests,
-            "concurrency": self.concurrency,
-        }
-        for setting, value in limits.items():
-            if value <= 0:
-                raise DeclarationError(
-                    f"agent {name!r}: {setting} must be above 0, but is {value!r}"
-                )
+        if min(self.run_timeout, self.max_requests, self.concurrency) <= 0:
+            raise ValueError("a limit is not above 0")  # `report_wrong_arguments` names it
         names = [prompt.name for prompt in self.prompts]
         twice = next((found for found in names if names.count(found) > 1), None)
         if twice is not None:
@@ -185,7 +162,7 @@ class ExternalAgent(Composite):
     @property
     def place(self) -> str | None:
         """The function as ``module:name``, if it can be imported."""
-        call = self.program.call
+        call = self.call
         return call if isinstance(call, str) else place_of(call) if call is not None else None
 
     @property
@@ -201,9 +178,9 @@ class ExternalAgent(Composite):
 
     @property
     def version(self) -> str:  # noqa: D102
-        call = self.program.call
+        call = self.call
         code = code_digest(call) if callable(call) else call
-        parts = [VERSION, code, list(self.program.command), self.body.signature]
+        parts = [VERSION, code, list(self.command), self.body.signature]
         return "external_agent:" + digest(parts)
 
     def most_turns(self, sizes: Mapping[str, float]) -> float:  # noqa: D102
@@ -215,25 +192,40 @@ class ExternalAgent(Composite):
         from compound.components.gateway.server import gateway
         from compound.components.gateway.sessions import AgentSession
 
-        recorder = _Recorder(
-            self, body, merge_addresses(*(value.sources for value in inputs.values()))
-        )
-        names = (self.lm,) if isinstance(self.lm, str) else ("default",)
-        async with gateway() as server, self._turn(server):
-            session = AgentSession(recorder.dispatch, names, self.max_requests)
-            server.sessions[session.key] = session
-            try:
-                result = await self._limited(session, self._run(server, session, inputs))
-            finally:
-                del server.sessions[session.key]
-                await session.close()
-        return {name: Value(data, recorder.sources) for name, data in self._outputs(result).items()}
+        # the calls that the agent's next step may depend on
+        sources = merge_addresses(*(value.sources for value in inputs.values()))
 
-    def _turn(self, server: Gateway) -> asyncio.Semaphore:
-        """Return the semaphore that bounds the processes of this agent, one per gateway."""
-        found = server.resources.setdefault(self, asyncio.Semaphore(self.concurrency))
-        assert isinstance(found, asyncio.Semaphore)
-        return found
+        async def dispatch(exchange: GatewayExchange) -> Document | None:
+            """Execute a request, and return its answer; ``None`` if it failed.
+
+            It depends on all earlier answers: what an agent does with them is unknown.
+            """
+            nonlocal sources
+            prompt = self._prompt_of(exchange)
+            given = {"request": exchange.document, "route": exchange.route, "prompt": prompt}
+            ran = await body(
+                exchange.number, {n: Value(data, sources) for n, data in given.items()}
+            )
+            answer = (ran or {}).get(prompt)
+            if answer is None or isinstance(answer.data, Mark):  # the trace records why
+                return None
+            sources = merge_addresses(sources, answer.sources)
+            assert isinstance(answer.data, dict)  # the port's type
+            return answer.data
+
+        names = (self.lm,) if isinstance(self.lm, str) else ("default",)
+        async with gateway() as server:
+            places = server.resources.setdefault(self, asyncio.Semaphore(self.concurrency))
+            assert isinstance(places, asyncio.Semaphore)
+            async with places:
+                session = AgentSession(dispatch, names, self.max_requests)
+                server.sessions[session.key] = session
+                try:
+                    result = await self._limited(session, self._run(server, session, inputs))
+                finally:
+                    del server.sessions[session.key]
+                    await session.close()
+        return {name: Value(data, sources) for name, data in self._outputs(result).items()}
 
     async def _run(
         self, server: Gateway, session: AgentSession, inputs: Mapping[str, Value]
@@ -247,26 +239,25 @@ class ExternalAgent(Composite):
         )
 
         given = {name: value.data for name, value in inputs.items()}
-        program = self.program
-        if program.command:
-            env = environment(program.env, server.base_url, session.key)
-            command = [_argument(part, given) for part in program.command]
-            output = await run_program(command, dumps(given).encode(), env, program.folder)
+        if self.command:
+            env = environment(self.env, server.base_url, session.key)
+            command = [_argument(part, given) for part in self.command]
+            output = await run_program(command, dumps(given).encode(), env, self.folder)
             single = self.outputs["output"].type if list(self.outputs) == ["output"] else None
             return _parsed(output, single)
-        if program.isolation == "thread":
-            assert callable(program.call)
+        if self.isolation == "thread":
+            assert callable(self.call)
             address = {"base_url": server.base_url, "api_key": session.key}
             try:
-                return await call_in_thread(program.call, given, address)
+                return await call_in_thread(self.call, given, address)
             except CompoundError:
                 raise
             except Exception as error:
                 raise CallError(
-                    located(error, program.call).replace(session.key, "[key removed]")
+                    located(error, self.call).replace(session.key, "[key removed]")
                 ) from error
-        workers = AgentWorkers.of(server, self.place or "", program.folder, program.env)
-        return await workers.call(session, given, fresh=program.isolation == "run")
+        workers = AgentWorkers.of(server, self.place or "", self.folder, self.env)
+        return await workers.call(session, given, fresh=self.isolation == "run")
 
     async def _limited(self, session: AgentSession, work: object) -> object:
         """Await the agent; end it at its time limit, or at an error that ends the run.
@@ -295,19 +286,22 @@ class ExternalAgent(Composite):
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await running
 
-    def note_unrecognized(self, exchange: GatewayExchange) -> None:
-        """Warn of the first request without a declared prompt; the calls of ``NAME_other`` count all."""
-        if self._noted:
-            return
-        self._noted = True
-        first = next((slot.text for slot in text_slots(exchange.route, exchange.document)), "")
-        LOG.warning(
-            "agent %r sent a request that no prompt recognizes, starting with %r; such requests are sent "
-            "unchanged, as calls of %s_other. compound init FILE finds prompts",
-            self.name,
-            sanitize_text(first[:80]),
-            self.name,
-        )
+    def _prompt_of(self, exchange: GatewayExchange) -> str:
+        """Return the name of the prompt of a request; warn of the first one without a declared prompt."""
+        for prompt in self.prompts:
+            if prompt.recognizes(exchange.route, exchange.document):
+                return prompt.name
+        if self.prompts and not self._noted:
+            self._noted = True
+            slots = text_slots(exchange.route, exchange.document)
+            LOG.warning(
+                "agent %r sent a request that no prompt recognizes, starting with %r; such requests are "
+                "sent unchanged, as calls of %s_other. compound init FILE finds prompts",
+                self.name,
+                sanitize_text(next((slot.text for slot in slots), "")[:80]),
+                self.name,
+            )
+        return f"{self.name}_other"
 
     def _outputs(self, result: object) -> Mapping[str, object]:
         """Return the outputs as declared.
@@ -364,37 +358,6 @@ class _Clock:
             self._timer.reschedule(None)
         else:
             self._timer.reschedule(loop.time() + self._left)
-
-
-class _Recorder:
-    """Executes the requests of one run as runs of the agent's body."""
-
-    def __init__(self, agent: ExternalAgent, body: RunBody, sources: tuple[str, ...]) -> None:
-        self._agent, self._body = agent, body
-        self.sources = sources  # the calls that the agent's next step may depend on
-
-    async def dispatch(self, exchange: GatewayExchange) -> Document | None:
-        """Execute a request, and return its answer; ``None`` if it failed.
-
-        The request depends on all earlier answers: what an agent does with them is unknown.
-        """
-        agent, document = self._agent, exchange.document
-        recognized = (p.name for p in agent.prompts if p.recognizes(exchange.route, document))
-        prompt = next(recognized, f"{agent.name}_other")
-        if agent.prompts and prompt == f"{agent.name}_other":
-            agent.note_unrecognized(exchange)
-        given = {"request": document, "route": exchange.route, "prompt": prompt}
-        ran = await self._body(
-            exchange.number, {name: Value(data, self.sources) for name, data in given.items()}
-        )
-        answer = (ran or {}).get(prompt)
-        if answer is None or isinstance(
-            answer.data, Mark
-        ):  # the call failed; the trace records why
-            return None
-        self.sources = merge_addresses(self.sources, answer.sources)
-        assert isinstance(answer.data, dict)  # the port's type
-        return answer.data
 
 
 def _body(name: str, prompts: Sequence[AgentPrompt]) -> System:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, TypeGuard
+from typing import ClassVar, Literal, TypeGuard
 
 from compound.core.errors import DeclarationError
 from compound.core.formatting import short_repr
@@ -56,6 +56,8 @@ class Hyperparameter(Operation):
     """
 
     kind = "hyperparameter"
+    inputs: ClassVar[Mapping[str, Port]] = {}
+    version = "hyperparameter:1"
 
     def __init__(self, name: str, space: Space | Constant) -> None:
         if not isinstance(space, Space) and not is_constant(space):
@@ -67,10 +69,6 @@ class Hyperparameter(Operation):
         self.space = space
 
     @property
-    def inputs(self) -> Mapping[str, Port]:  # noqa: D102
-        return {}
-
-    @property
     def outputs(self) -> Mapping[str, Port]:  # noqa: D102
         return {
             "value": Port(self.space.type if isinstance(self.space, Space) else _type(self.space))
@@ -79,10 +77,6 @@ class Hyperparameter(Operation):
     @property
     def settings(self) -> Mapping[str, object]:  # noqa: D102
         return {"value": self.space}
-
-    @property
-    def version(self) -> str:  # noqa: D102
-        return "hyperparameter:1"
 
     def output_sizes(self, sizes: Mapping[str, float]) -> Mapping[str, float]:  # noqa: D102
         return {"value": largest_number(self.space)}

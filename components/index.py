@@ -80,18 +80,12 @@ class Index(ABC):
 
     def search(self, query: str, k: int) -> list[Passage]:
         """Find at most ``k`` passages with their scores, best first."""
-        return self.search_many([query], k)[0]
-
-    def search_many(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Search for each query; return the results in the order of the queries."""
-        return [
-            [{**self.passages[i], "score": float(scores[i])} for i in self._order(scores, k)]
-            for scores in self.scores(queries)
-        ]
+        scores = self.scores(query)
+        return [{**self.passages[i], "score": float(scores[i])} for i in self._order(scores, k)]
 
     @abstractmethod
-    def scores(self, queries: Sequence[str]) -> Iterator[Scores]:
-        """Yield the scores of all passages for each query."""
+    def scores(self, query: str) -> Scores:
+        """Return the scores of all passages for a query."""
 
     def _order(self, scores: Scores, k: int) -> Sequence[int]:
         return top_k(scores, k)
@@ -110,16 +104,14 @@ class LexicalIndex(Index):
         super().__init__(passages)
         self._retriever, self._language, self._every_word = retriever, language, cache(every_word)
 
-    def scores(self, queries: Sequence[str]) -> Iterator[Scores]:
-        """Yield the scores of all passages for each query; 0 without a common word."""
-        for query in queries:
-            words = split_words(query, self._language, query=True)
-            if any(word in self._retriever.vocab_dict for word in words):
-                yield self._retriever.get_scores(words)
-            elif not words and split_words(query, ANY):  # the query consists of stop words
-                yield from self._every_word().scores([query])
-            else:
-                yield np.zeros(len(self.passages), dtype=np.float32)
+    def scores(self, query: str) -> Scores:
+        """Return the scores of all passages for a query; 0 without a common word."""
+        words = split_words(query, self._language, query=True)
+        if any(word in self._retriever.vocab_dict for word in words):
+            return np.asarray(self._retriever.get_scores(words))
+        if not words and split_words(query, ANY):  # the query consists of stop words
+            return self._every_word().scores(query)
+        return np.zeros(len(self.passages), dtype=np.float32)
 
     def _order(self, scores: Scores, k: int) -> Sequence[int]:
         """Omit passages that share no word with the query: their order would be arbitrary."""
@@ -146,15 +138,11 @@ class DenseIndex(Index):
         super().__init__(passages)
         self._vectors, self._firsts, self._encoder = vectors, firsts, encoder
 
-    def scores(self, queries: Sequence[str]) -> Iterator[Scores]:
-        """Yield the similarities of all passages for each query."""
-        for query in self._encoder.queries(queries):
-            similarities = self._encoder.similarities(self._vectors, query)
-            # The last digits depend on the batch composition; rounding keeps passages of equal text
-            # tied.
-            yield np.asarray(
-                np.round(np.maximum.reduceat(similarities, self._firsts), 5), np.float32
-            )
+    def scores(self, query: str) -> Scores:
+        """Return the similarities of all passages for a query."""
+        similarities = self._encoder.similarities(self._vectors, self._encoder.query(query))
+        # The last digits depend on the batch composition; rounding keeps passages of equal text tied.
+        return np.asarray(np.round(np.maximum.reduceat(similarities, self._firsts), 5), np.float32)
 
 
 def _passage(columns: _Declared | PassageIndex, row: object, number: int, place: str) -> Passage:
@@ -400,7 +388,7 @@ class PassageIndex:
             if cut:
                 encoder.warn_of_cut("some passages are", once=True)
             index = DenseIndex(chosen, vectors, firsts, encoder)
-        (scores,) = index.scores([query])
+        scores = index.scores(query)
         return [{**chosen[i], "score": float(scores[i])} for i in top_k(scores, k)]
 
     def _lexical(self, passages: Sequence[Passage], language: str | None) -> Index:

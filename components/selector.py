@@ -35,6 +35,8 @@ class Selector(Operation):
     """
 
     kind = "selector"
+    inputs = None
+    version = "selector:1"
 
     def __init__(
         self,
@@ -50,20 +52,12 @@ class Selector(Operation):
         self.space = (PerInput if per_input else Choice)(*choices, *options, value=value)
 
     @property
-    def inputs(self) -> None:  # noqa: D102
-        return None
-
-    @property
     def outputs(self) -> Mapping[str, Port]:  # noqa: D102
         return {"choice": Port(self.space.type)}
 
     @property
     def settings(self) -> Mapping[str, object]:  # noqa: D102
         return {"choice": self.space}
-
-    @property
-    def version(self) -> str:  # noqa: D102
-        return "selector:1"
 
     def output_sizes(self, sizes: Mapping[str, float]) -> Mapping[str, float]:  # noqa: D102
         return {"choice": largest_number(self.space)}

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from compound.components.agents.tool_texts import setting_name, tool_text
 from compound.components.agents.turn import (
     HISTORY,
     LAST,
@@ -21,6 +20,8 @@ from compound.components.agents.turn import (
     Record,
     ToolRunner,
     problem_of,
+    setting_name,
+    tool_text,
 )
 from compound.components.flow import Map
 from compound.components.function import Function

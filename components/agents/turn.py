@@ -7,16 +7,16 @@ conversation that it ended.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
-from compound.components.agents.tool_texts import declarations, setting_name
-from compound.components.answers.asking import ask, noting_truncation
 from compound.components.answers.type_notes import answer_note
 from compound.components.fields import describe_images, format_inputs, parse, take_images
-from compound.components.llm import LLM
+from compound.components.llm import LLM, ask, noting_truncation
 from compound.components.tools.tool import Tool
 from compound.core.engine import Completion, Message, Request, ToolCall, ToolSpec
 from compound.core.errors import DeclarationError, ParseError
@@ -38,6 +38,8 @@ Record = dict[str, str]
 """A tool call: its ``id``, the ``name`` that was called, the ``arguments`` as JSON text, and the name of the
 ``tool``, or the names that are ``known`` if there is none."""
 CUT = "\n[cut]"
+_FIRST = re.compile(r"\s*[*`]*(?P<name>[A-Za-z0-9_-]{1,64})[*`]*\s*:\s*(?P<text>.*)$")
+_ARGUMENT = re.compile(r"\s*[-*]\s*[*`]*(?P<name>[\w-]+)[*`]*\s*:\s*(?P<text>.*)$")
 
 
 def recorded_message(record: Mapping[str, Any]) -> Message:
@@ -112,14 +114,15 @@ class AgentTurn(Operation):
 
     kind = "agent_turn"
     cacheable = True
+    inputs: ClassVar[Mapping[str, Port]] = {
+        TASK: Port(dict[str, Any]),
+        HISTORY: Port(list[dict[str, Any]]),
+        LAST: Port(bool),
+    }
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "timeout", self.model.timeout)
         object.__setattr__(self, "retries", self.model.retries)
-
-    @property
-    def inputs(self) -> Mapping[str, Port]:  # noqa: D102
-        return {TASK: Port(dict[str, Any]), HISTORY: Port(list[dict[str, Any]]), LAST: Port(bool)}
 
     @property
     def outputs(self) -> Mapping[str, Port]:  # noqa: D102
@@ -286,14 +289,8 @@ class ToolRunner(Operation):
 
     kind = "tool"
     cacheable = True
-
-    @property
-    def inputs(self) -> Mapping[str, Port]:  # noqa: D102
-        return {"call": Port(Record)}
-
-    @property
-    def outputs(self) -> Mapping[str, Port]:  # noqa: D102
-        return {"result": Port(str)}
+    inputs: ClassVar[Mapping[str, Port]] = {"call": Port(Record)}
+    outputs: ClassVar[Mapping[str, Port]] = {"result": Port(str)}
 
     @property
     def version(self) -> str:  # noqa: D102
@@ -317,3 +314,95 @@ class ToolRunner(Operation):
         text = sanitize_text(await tool.answer(str(record.get("arguments", "")), call.sessions))
         cut = len(text) > self.max_characters
         return {"result": text[: self.max_characters] + CUT if cut else text}
+
+
+def setting_name(tool: Tool) -> str:
+    """Return the name of the setting with a tool's text.
+
+    >>> from compound.components.tools.tool import tool
+    >>> @tool(name="web-search")
+    ... def search(query: str) -> str:
+    ...     return query
+    >>> setting_name(search)
+    'tool_web_search'
+    """
+    return "tool_" + tool.name.replace("-", "_")
+
+
+def tool_text(tool: Tool) -> str:
+    """Return the text that declares a tool to a model: one, so that it can be rewritten as a whole.
+
+    It has the name and the description, then a line for each argument with a description::
+
+        search: Search Wikipedia.
+        - query: what to search for
+    """
+    lines = [f"{tool.name}: {' '.join(tool.description.split())}".rstrip()]
+    for name, schema in tool.parameters.get("properties", {}).items():
+        description = schema.get("description") if isinstance(schema, Mapping) else None
+        if description:
+            lines.append(f"- {name}: {' '.join(str(description).split())}")
+    return "\n".join(lines)
+
+
+def tool_spec(tool: Tool, text: str) -> ToolSpec:
+    """Return the declaration of a tool with the texts of a rewritten one.
+
+    Whatever the text is, the tool can be called: a line that is neither a name nor an argument
+    belongs to the description, one about an argument that the tool does not have is ignored, a name
+    that providers would reject is not used, and the schema keeps its types.
+    """
+    lines = text.strip().splitlines() or [""]
+    first = _FIRST.match(lines[0])
+    name = first["name"] if first else tool.name
+    description = [first["text"] if first else lines[0]]
+    properties = tool.parameters.get("properties", {})
+    arguments: dict[str, list[str]] = {}
+    current = description
+    for line in lines[1:]:
+        found = _ARGUMENT.match(line)
+        if found and found["name"] in properties:
+            current = arguments[found["name"]] = [found["text"]]
+        elif found and current is not description:
+            current = []  # an argument that the tool does not have, with the lines that continue it
+        else:
+            current.append(line.strip())
+    described = {key: " ".join(filter(None, parts)) for key, parts in arguments.items()}
+    schema = {
+        **tool.parameters,
+        "properties": {
+            key: _described(part, described.get(key, "")) for key, part in properties.items()
+        },
+    }
+    return ToolSpec(name, "\n".join(description).strip(), json.dumps(schema))
+
+
+def _described(schema: Any, description: str) -> Any:  # noqa: ANN401 - JSON
+    if not isinstance(schema, Mapping):
+        return schema
+    rest = {key: value for key, value in schema.items() if key != "description"}
+    return {**rest, "description": description} if description else rest
+
+
+def declarations(
+    tools: Sequence[Tool], texts: Mapping[str, str]
+) -> dict[str, tuple[ToolSpec, Tool]]:
+    """Return the declaration of each tool by the name that the model is told.
+
+    Args:
+        tools: the tools.
+        texts: rewritten texts by the name of the tool; others keep their own.
+
+    Two tools that a rewriting gave one name keep their own names.
+    """
+    specs = [
+        tool_spec(tool, texts[tool.name]) if tool.name in texts else tool.spec for tool in tools
+    ]
+    names = [spec.name for spec in specs]
+    own = {tool.name for tool in tools}
+    found: dict[str, tuple[ToolSpec, Tool]] = {}
+    for spec, tool in zip(specs, tools, strict=True):
+        taken = names.count(spec.name) > 1 or (spec.name != tool.name and spec.name in own)
+        shown = ToolSpec(tool.name, spec.description, spec.parameters) if taken else spec
+        found[shown.name] = (shown, tool)
+    return found

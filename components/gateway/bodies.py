@@ -41,8 +41,9 @@ COUNTS = {
 UNSUPPORTED = "the engine {lm!r} cannot answer the request of the agent, which has {what}"
 HINT = "use an engine of kind openai for such requests: it forwards them as they are"
 
-READ = frozenset(
+KNOWN = frozenset(
     {
+        # what a request of an engine is made of, or what is rejected where it is read
         "model",
         "messages",
         "input",
@@ -60,11 +61,7 @@ READ = frozenset(
         "parallel_tool_calls",
         "response_format",
         "text",
-    }
-)
-"""Fields that a request of an engine is made of, or that are rejected where they are read."""
-IGNORED = frozenset(
-    {
+        # what does not change the answer; the seed is that of the run
         "seed",
         "user",
         "metadata",
@@ -79,7 +76,7 @@ IGNORED = frozenset(
         "stream_options",
     }
 )
-"""Fields that do not change the answer; the seed is that of the run."""
+"""Fields that a request may have with any value."""
 DEFAULTS: Mapping[str, tuple[object, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -136,7 +133,7 @@ def check_fields(route: Route, document: Document, lm: str) -> None:
     >>> check_fields("chat/completions", {"messages": [], "top_p": 1.0, "user": "u"}, "lm")
     """
     for name, value in document.items():
-        if name not in READ | IGNORED and value is not None and value not in DEFAULTS.get(name, ()):
+        if name not in KNOWN and value is not None and value not in DEFAULTS.get(name, ()):
             raise unsupported(lm, f"the field {name}: {json.dumps(value):.80}")
     text = document.get("text")
     if isinstance(text, dict) and text.get("verbosity") not in (None, "medium"):

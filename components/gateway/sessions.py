@@ -327,16 +327,11 @@ class AgentSession:
 
     @staticmethod
     def _document(exchange: GatewayExchange, document: Document | None) -> Document:
-        if document is None:
-            raise failed(exchange)
-        return document
-
-
-def failed(exchange: GatewayExchange) -> HTTPProblem:
-    """Return the problem of a request whose call failed."""
-    kind = exchange.kind or "failed"
-    message = exchange.message or "the request failed; the trace of the run has the reason"
-    return HTTPProblem(STATUS_OF_KIND.get(kind, 502), kind, message, headers=NO_RETRY)
+        if document is not None:
+            return document
+        kind = exchange.kind or "failed"
+        message = exchange.message or "the request failed; the trace of the run has the reason"
+        raise HTTPProblem(STATUS_OF_KIND.get(kind, 502), kind, message, headers=NO_RETRY)
 
 
 def _ended(error: CompoundError) -> HTTPProblem:

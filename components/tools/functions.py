@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import operator
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+import docstring_parser
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 from pydantic_core import ArgsKwargs
@@ -22,28 +22,6 @@ from compound.core.threads import exit_as_error, run_in_thread
 from compound.graph.configuration import canonical_json, to_readable_json
 from compound.graph.fingerprint import code_digest
 
-_SECTIONS = (
-    "Args",
-    "Arguments",
-    "Parameters",
-    "Other Parameters",
-    "Returns",
-    "Raises",
-    "Yields",
-    "Example",
-    "Examples",
-    "Note",
-    "Notes",
-    "See Also",
-    "Warnings",
-    "References",
-)
-_PARAMETERS = ("Args", "Arguments", "Parameters", "Other Parameters")
-_SECTION = re.compile(rf"(?:{'|'.join(_SECTIONS)}):\s*$")
-_UNDERLINE = re.compile(r"-{3,}\s*$")  # of the title of a section in NumPy's style
-_ARGUMENT = re.compile(r"(?P<name>\w+)(?:\s*\([^)]*\))?:\s*(?P<text>.*)$")
-_FIELD = re.compile(r":param\s+(?:[\w\[\], |]+\s+)?(?P<name>\w+):\s*(?P<text>.*)$")
-
 
 @dataclass(frozen=True, eq=False)
 class FunctionSource:
@@ -51,7 +29,6 @@ class FunctionSource:
 
     function: Callable[..., object]
     reproducible: bool = False
-    sandboxed = False
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle a decorated function by the name of its tool, which has replaced it in its module."""
@@ -159,48 +136,14 @@ def read_docstring(function: Callable[..., object]) -> tuple[str, dict[str, str]
     >>> read_docstring(find)
     ('Search the catalogue.', {'query': 'words to find, in any order'})
     """
-    summary: list[str] = []
-    arguments: dict[str, str] = {}
-    section, current, indent = "", "", 0
-    for line in _without_underlines((inspect.getdoc(function) or "").splitlines()):
-        text = line.strip()
-        depth = len(line) - len(line.lstrip())
-        if field := _FIELD.match(text):
-            section, current, indent = "fields", field["name"], depth
-            arguments[current] = field["text"]
-        elif _SECTION.match(text) and not depth:
-            section, current = text.rstrip(":"), ""
-        elif not section:
-            summary.append(text)
-        elif section in (*_PARAMETERS, "fields"):
-            found = _ARGUMENT.match(text)
-            if found and section != "fields" and (not current or depth <= indent):
-                current, indent = found["name"], depth
-                arguments[current] = found["text"]
-            elif current and text and not text.startswith(":"):
-                arguments[current] = f"{arguments[current]} {text}".strip()
-            else:
-                current = ""
-    paragraphs = "\n".join(summary).strip().split("\n\n")
-    return "\n\n".join(" ".join(p.split()) for p in paragraphs), arguments
-
-
-def _without_underlines(lines: Sequence[str]) -> Iterator[str]:
-    """Yield the lines of a docstring, with sections of NumPy's style as those of Google's.
-
-    >>> list(_without_underlines(["Find.", "Parameters", "----------", "query : str", "    words"]))
-    ['Find.', 'Parameters:', '    query:', '        words']
-    """
-    section = ""
-    for number, line in enumerate(lines):
-        title = line.strip()
-        if title in _SECTIONS and _UNDERLINE.match("".join(lines[number + 1 : number + 2])):
-            section = title
-            yield f"{title}:"
-        elif section and _UNDERLINE.match(line):
-            continue
-        elif section in _PARAMETERS and title:
-            is_name = not line.startswith(" ")
-            yield f"    {line.partition(':')[0].strip()}:" if is_name else f"        {title}"
-        else:
-            yield line
+    text = inspect.getdoc(function) or ""
+    try:
+        found = docstring_parser.parse(text)
+    except (docstring_parser.ParseError, IndexError, ValueError):
+        return text, {}
+    paragraphs = (found.description or "").split("\n\n")
+    described = {item.arg_name: item.description or "" for item in found.params}
+    return (
+        "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs),
+        {name: " ".join(described[name].split()) for name in described},
+    )

@@ -70,7 +70,7 @@ class MCPServer:
     @property
     def label(self) -> str:
         """Description for messages."""
-        return self.url or " ".join(self.command)
+        return f"the MCP server {self.url or ' '.join(self.command)!r}"
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,6 @@ class MCPSource:
     name: str
     repeatable: bool = False
     reproducible = False
-    sandboxed = False
 
     @property
     def version(self) -> str:
@@ -132,7 +131,7 @@ def list_tools(server: MCPServer, only: Sequence[str]) -> list[tuple[str, str, S
     for name in only:
         if name not in names:
             raise DeclarationError(
-                f"the MCP server {server.label!r} has no tool {name!r}",
+                f"{server.label} has no tool {name!r}",
                 hint=suggest_name(name, names),
             )
     return [_declared(server, entry) for entry in found if not only or entry.name in only]
@@ -189,8 +188,7 @@ class MCPSession:
             messages = self._last_messages()
             await self.aclose()
             raise TransientError(
-                f"the MCP server {self._server.label!r} did not start within {self._server.timeout:g} s"
-                f"{messages}"
+                f"{self._server.label} did not start within {self._server.timeout:g} s{messages}"
             ) from None
 
     async def tools(self) -> list[Any]:
@@ -200,27 +198,26 @@ class MCPSession:
             TransientError: the server did not list them in time; also one whose list has no end.
             CallError: the server reports an error.
         """
-        try:
-            async with asyncio.timeout(self._server.timeout):
-                return await self._listed()
-        except TimeoutError:
-            raise TransientError(
-                f"the MCP server {self._server.label!r} did not list its tools within "
-                f"{self._server.timeout:g} s{self._last_messages()}"
-            ) from None
-
-    async def _listed(self) -> list[Any]:
         from mcp.types import PaginatedRequestParams
 
         session, cursor = self._ready.result(), None
         found: list[Any] = []
-        with self._errors("tools/list"):
-            while len(found) < MAX_TOOLS:
-                page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor))
-                found += page.tools
-                cursor = page.next_cursor
-                if not cursor:
-                    break
+        try:
+            async with asyncio.timeout(self._server.timeout):
+                with self._errors("tools/list"):
+                    while len(found) < MAX_TOOLS:
+                        page = await session.list_tools(
+                            params=PaginatedRequestParams(cursor=cursor)
+                        )
+                        found += page.tools
+                        cursor = page.next_cursor
+                        if not cursor:
+                            break
+        except TimeoutError:
+            raise TransientError(
+                f"{self._server.label} did not list its tools within "
+                f"{self._server.timeout:g} s{self._last_messages()}"
+            ) from None
         return found[:MAX_TOOLS]
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -263,8 +260,7 @@ class MCPSession:
         except BaseException as error:
             if not self._ready.done():
                 problem = TransientError(
-                    f"the MCP server {self._server.label!r} cannot be used: {_first(error)}"
-                    f"{self._last_messages()}"
+                    f"{self._server.label} cannot be used: {_first(error)}{self._last_messages()}"
                 )
                 self._ready.set_exception(problem)
                 self._ready.exception()  # mark as retrieved
@@ -273,13 +269,21 @@ class MCPSession:
 
     @contextlib.asynccontextmanager
     async def _streams(self) -> AsyncIterator[tuple[Any, Any]]:
+        from mcp.client.stdio import StdioServerParameters, stdio_client
+        from mcp.client.streamable_http import streamable_http_client
+
+        from compound.components.tools.mcp_transport import bounded_client
+
         server = self._server
         if server.url is not None:
-            async with _http_streams(server) as streams:
+            key = read_key(server.url, server.auth_env)
+            headers = {"Authorization": f"Bearer {key}"} if key else {}
+            async with (
+                bounded_client(headers, server.timeout) as client,
+                streamable_http_client(server.url, http_client=client) as streams,
+            ):
                 yield streams
             return
-        from mcp.client.stdio import StdioServerParameters, stdio_client
-
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed later
         own = {name: os.environ[name] for name in server.env if name in os.environ}
         remember_environment(own)  # the program may return a key
@@ -303,7 +307,7 @@ class MCPSession:
             first = error.errors(include_url=False)[0]
             place = ".".join(map(str, first["loc"]))
             problem = f"returned an invalid answer to {what!r}: {place}: {first['msg']}"
-            raise CallError(f"the MCP server {self._server.label!r} {problem}") from error
+            raise CallError(f"{self._server.label} {problem}") from error
         except MCPError as error:
             if error.error.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT):  # reported by the client
                 raise TransientError(self._message(what, error.error.message)) from error
@@ -314,7 +318,7 @@ class MCPSession:
             raise TransientError(self._message(what, str(error) or type(error).__name__)) from error
 
     def _message(self, what: str, why: str) -> str:
-        return f"the MCP server {self._server.label!r} did not answer {what!r}: {why}{self._last_messages()}"
+        return f"{self._server.label} did not answer {what!r}: {why}{self._last_messages()}"
 
     def _last_messages(self) -> str:
         """Return the last lines that a started program wrote on stderr, for error messages."""
@@ -325,23 +329,6 @@ class MCPSession:
         data = os.pread(self._log.fileno(), MAX_LOG, max(0, size - MAX_LOG))
         lines = sanitize_text(data.decode(errors="replace")).strip().splitlines()[-3:]
         return f" ({' | '.join(lines)})" if lines else ""
-
-
-@contextlib.asynccontextmanager
-async def _http_streams(server: MCPServer) -> AsyncIterator[tuple[Any, Any]]:
-    from mcp.client.streamable_http import streamable_http_client
-
-    from compound.components.tools.mcp_transport import bounded_client
-
-    assert server.url is not None
-    headers = {}
-    if server.auth_env:
-        headers["Authorization"] = f"Bearer {read_key(server.label, server.auth_env)}"
-    async with (
-        bounded_client(headers, server.timeout) as client,
-        streamable_http_client(server.url, http_client=client) as (read, write),
-    ):
-        yield read, write
 
 
 async def _open(server: MCPServer) -> MCPSession:

@@ -45,11 +45,6 @@ class ToolSource(Protocol):
         ...
 
     @property
-    def sandboxed(self) -> bool:
-        """Whether it isolates the code that it executes."""
-        ...
-
-    @property
     def version(self) -> str:
         """Everything that changes the results of calls; part of cache keys."""
         ...
@@ -71,7 +66,6 @@ class SandboxSource:
 
     limits: SandboxLimits
     reproducible = False
-    sandboxed = True
 
     @property
     def version(self) -> str:
@@ -138,7 +132,7 @@ class Tool:
                 f"{self.name!r}",
                 hint="set name=…",
             )
-        if self.executes_code and not self.source.sandboxed:
+        if self.executes_code and not isinstance(self.source, SandboxSource):
             raise DeclarationError(
                 f"tool {self.name!r} executes code without a sandbox",
                 hint="use cp.Tool.python(), which runs programs in a sandbox",
@@ -243,7 +237,7 @@ class Tool:
         """Return a tool that calls a typed Python function.
 
         The schema of the arguments comes from the annotations. The description, and those of the
-        arguments, come from the docstring (Google's or NumPy's style, or ``:param x:``) or from
+        arguments, come from the docstring (Google's, NumPy's or Sphinx's style) or from
         pydantic's ``Field(description=…)``.
 
         Args:

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
-from compound.components.answers.asking import ask
-from compound.components.llm import LLM
+from compound.components.llm import LLM, ask
 from compound.core.engine import Completion, Engine, Message, Request
 from compound.core.errors import CompoundError, DeclarationError, ParseError
 from compound.core.narrowing import entry

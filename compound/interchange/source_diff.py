@@ -105,10 +105,10 @@ def source_diff(system: System) -> list[SourceDiff]:
     """
     diffs: list[SourceDiff] = []
     agents = [found for found in system.components.values() if isinstance(found, ExternalAgent)]
-    for folder in dict.fromkeys(agent.program.folder for agent in agents):
+    for folder in dict.fromkeys(agent.folder for agent in agents):
         files: list[_File] | None = None
         notes: list[str] = []
-        prompts = [p for a in agents if a.program.folder == folder for p in a.prompts]
+        prompts = [p for a in agents if a.folder == folder for p in a.prompts]
         texts = [(p.name, *text) for p in prompts for text in _texts(p, system)]
         # those that keep their text come last: they show what a change of a string concerns besides
         for name, setting, template, new in sorted(texts, key=lambda each: each[2].text == each[3]):

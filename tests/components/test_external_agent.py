@@ -480,8 +480,8 @@ def test_outputs_are_checked_and_converted() -> None:
         ({"command": [""]}, "list of texts"),
         ({"call": lambda question: "", "isolation": "worker"}, "cannot be imported"),
         ({"call": "a:b", "isolation": "thread"}, "the function itself"),
-        ({"call": "a:b", "timeout": 0}, "timeout must be above 0"),
-        ({"call": "a:b", "max_requests": 0}, "max_requests must be above 0"),
+        ({"call": "a:b", "timeout": 0}, "timeout of ExternalAgent must be > 0"),
+        ({"call": "a:b", "max_requests": 0}, "max_requests of ExternalAgent must be > 0"),
         (
             {"call": "a:b", "prompts": [cp.components.AgentPrompt("p", match={})]},
             "to be recognized by",

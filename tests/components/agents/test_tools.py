@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, create_model
 
 import compound as cp
-from compound.components.agents.tool_texts import declarations, tool_spec, tool_text
+from compound.components.agents.turn import declarations, tool_spec, tool_text
 from compound.core.errors import CallError, DeclarationError, TransientError
 from compound.core.loops import Sessions
 from sandboxes import require_sandbox
@@ -317,11 +317,6 @@ class TestCode:
 
         with pytest.raises(DeclarationError, match="executes code without a sandbox"):
             cp.Tool.from_function(shell, executes_code=True)
-
-    def test_the_sandboxed_tool_is_declared(self) -> None:
-        tool = cp.Tool.python()
-        assert tool.executes_code
-        assert tool.source.sandboxed
 
     def test_programs(self) -> None:
         require_sandbox()

@@ -116,9 +116,9 @@ def test_prompts_are_discovered_then_optimized_to_the_known_optimum(
     tuned = [
         cp.components.AgentPrompt(p.name, system=cp.Text(p.match["system"])) for p in found.prompts
     ]
-    program = agent_of(plain).program
+    own = agent_of(plain)
     made = ExternalAgent(
-        "agent", call=program.call, command=program.command, folder=program.folder, prompts=tuned
+        "agent", call=own.call, command=own.command, folder=own.folder, prompts=tuned
     )
     result = cp.optimize(
         system_of(made),
