@@ -55,7 +55,7 @@ BUDGETS = {
     "commands": 12,
     "repeated class names": 0,
     "repeated file names": 0,
-    "imports per module": 7.7,  # grows while modules are merged, although fewer imports remain in all
+    "imports per module": 7.8,  # grows while modules are merged, although fewer imports remain in all
 }
 
 
