@@ -125,6 +125,8 @@ def log_records(content: bytes) -> Iterator[Any]:
             at += BLOCK - at % BLOCK
             continue
         _, length, kind = struct.unpack_from("<IHB", content, at)
+        if at + HEADER + length > len(content):  # it is being written
+            return
         data += content[at + HEADER : at + HEADER + length]
         at += HEADER + length
         if kind in (FULL, LAST):
@@ -145,7 +147,7 @@ class InWandb(Shown):
         self.exits: list[int] = []
         files: set[str] = set()
         deadline = time.monotonic() + 120
-        paths = Path(os.environ["WANDB_DIR"]).glob(f"wandb/offline-run-*{self.id}/*.wandb")
+        paths = Path(os.environ["WANDB_CACHE_DIR"]).glob(f"*/wandb/offline-run-*{self.id}/*.wandb")
         for path in sorted(paths):
             found: defaultdict[str, list[Any]] = defaultdict(list)
             while not found["exit"] and time.monotonic() < deadline:
@@ -186,9 +188,11 @@ def _stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sqlite_storage, "TRACKIO_DIR", place / "trackio")
     monkeypatch.setattr(utils, "TRACKIO_DIR", place / "trackio")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    for name in ("DIR", "CACHE_DIR", "DATA_DIR", "CONFIG_DIR"):
+    for name in ("CACHE_DIR", "DATA_DIR", "CONFIG_DIR"):
         monkeypatch.setenv(f"WANDB_{name}", str(place))
-    place.mkdir()
+    for part in ("1", "2"):
+        (place / part).mkdir(parents=True)
+    monkeypatch.setenv("WANDB_DIR", str(place / "1"))
     with ExitStack() as stack:
         stack.enter_context(local_store(tmp_path, monkeypatch))
         yield
@@ -248,6 +252,8 @@ def test_a_stopped_run_is_continued(
         optimize(folder, trackers=(tracker.name,))
     first = tracker(folder)
     monkeypatch.setattr(ScriptedLM, "_reply", answer)
+    # the parts have the same name if they start within one second
+    monkeypatch.setenv("WANDB_DIR", str(Path(os.environ["WANDB_DIR"]).parent / "2"))
     optimize(folder, trackers=(tracker.name,))
     whole = tracker(folder)
     assert whole.id == first.id
