@@ -8,9 +8,10 @@ it is the only one that received equal inputs in both runs and produced other ou
 after it differs because of it. If parallel branches differ, it is unknown which one made the
 difference, and the runs are left out.
 
-An optimization takes over configurations and draws of an earlier run. Nothing is trusted because it
-is from an earlier run: the configurations are candidates like others, and a local reward is used as
-far as the first whole runs of the new search confirm it. Draws of rows that are not train examples
+An optimization takes over configurations and draws of an earlier run: it starts from its result, and
+its other configurations are candidates like others. Nothing is trusted because it is from an
+earlier run: the result is evaluated again, and a local reward is used as far as the first whole
+runs of the new search confirm it. Draws of rows that are not train examples
 of the new run are left out, and so are prompts and demonstrations that contain a text of a
 validation or test row, since the earlier run may have divided the rows in another way.
 """
@@ -340,7 +341,8 @@ def read_earlier(
     leaking = {k for each in values for k, value in each.items() if answers.found_in(value)}
     values = [{k: value for k, value in each.items() if k not in leaking} for each in values]
     draws, unusable = _draws(path, system, train)
-    told = f"starts from {path}: {plural(len(draws), 'draw')} of its local rewards"
+    result = "the result of " if values[0] else ""
+    told = f"starts from {result}{path}, with {plural(len(draws), 'draw')} of its local rewards"
     if unusable:
         why = "their rows are no train examples of this run, or their component differs"
         told += f"; {unusable} are left out, since {why}"
@@ -351,9 +353,9 @@ def read_earlier(
             f"{path} has nothing that this run could start from: no parameter and no component in common",
             hint="start from a run of the same system",
         )
-    usable = [each for each in values if each]
-    found = digest([usable, [to_document(draw) for draw in draws]])
-    return EarlierRun(usable, draws, told, found)
+    others = [each for each in (*values[1:], _usable(system.configuration, system)) if each]
+    found = digest([values[0], others, [to_document(draw) for draw in draws]])
+    return EarlierRun(values[0], others, draws, told, found)
 
 
 def _usable(values: Mapping[str, object], system: System) -> dict[str, object]:

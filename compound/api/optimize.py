@@ -32,7 +32,7 @@ from compound.graph.system import System
 from compound.optimization.budget_plan import check_budget, check_decidable
 from compound.optimization.loop.loop import OptimizationLoop, final_configuration
 from compound.optimization.loop.loop import retry_failed as retry_rows
-from compound.optimization.method import Problem
+from compound.optimization.method import EarlierRun, Problem
 from compound.optimization.preflight import check_libraries, check_prices, outlook
 from compound.optimization.runs.directory import UNREADABLE, report_full_disk
 from compound.optimization.runs.recorder import MEMORY_FOLDER, Interrupted, Listener, Recorder
@@ -80,7 +80,14 @@ def run_optimization(
     path = Path(run_dir) if run_dir is not None else run_folder(system.name)
     size = stored_valid_size(path)
     problem = make_problem(
-        system, data, metric, settings, engines or find_engine, folder, valid_size=size
+        system,
+        data,
+        metric,
+        settings,
+        engines or find_engine,
+        folder,
+        valid_size=size,
+        start_from=start_from,
     )
     valid = [*problem.valid, *problem.further]
     splits = {"train": problem.train, "valid": valid, "test": problem.test}
@@ -90,13 +97,10 @@ def run_optimization(
     memory = plan_memory(problem, [*problem.baselines.values()])
     memory.check()
     used = (problem.method, *problem.baselines.values())
-    if start_from is not None:
-        earlier = read_earlier(Path(start_from), system, problem.train, [*valid, *problem.test])
-        problem = replace(problem, earlier=earlier)
     problem = replace(
         problem,
         engines=with_gpu_shares(problem.engines, memory.gpu_shares),
-        open_executor=executor_opener(settings, system, engines, used),
+        open_executor=executor_opener(settings, problem.system, engines, used),
     )
     duplicates = [str(item) for item in equal]
     problem = replace(problem, outlook={**outlook(problem), "duplicates": duplicates})
@@ -291,8 +295,9 @@ def make_problem(
     folder: Path = Path(),
     *,
     valid_size: int | None = None,
+    start_from: str | Path | None = None,
 ) -> Problem:
-    """Read the data and resolve the method.
+    """Read the data, bind the system to the result of an earlier run, and resolve the method.
 
     The arguments are those of `run_optimization`; ``valid_size`` is the number of validation
     examples if the settings leave it open (default: by the budget).
@@ -324,6 +329,13 @@ def make_problem(
         check_rows(metric, system.outputs, rows)
     check_repeats(metric, settings.repeats)
     check_failure_score(metric, settings.failure_score)
+    train, further = _further_examples(system, data, settings, splits)
+    check_rows(metric, system.outputs, further)
+    earlier = EarlierRun()
+    if start_from is not None:
+        held_out = [*splits["valid"], *further, *splits["test"]]
+        earlier = read_earlier(Path(start_from), system, train, held_out)
+        system = system.bind({**system.configuration, **earlier.result})
     method = methods.method(settings.method, system, settings, folder, engines)
     others = {
         name: methods.method(name, system, settings, folder, engines) for name in settings.baselines
@@ -331,10 +343,9 @@ def make_problem(
     for each in (method, *others.values()):  # reject impossible methods before anything is spent
         methods.check_trainable(each, system, Executor(engines).engine)
     engines = for_system(engines, system)
-    train, further = _further_examples(system, data, settings, splits)
-    check_rows(metric, system.outputs, further)
     given = (system, train, splits["valid"], splits["test"], metric, settings, method, engines)
-    problem = Problem(*given, folder, further=further, baselines=others).with_method(method)
+    problem = Problem(*given, folder, earlier=earlier, further=further, baselines=others)
+    problem = problem.with_method(method)
     check_decidable(problem)
     check_budget(problem)
     for checked in (problem, *(problem.with_method(other) for other in others.values())):

@@ -226,8 +226,8 @@ def optimize(
         engines: engines by model name, as in `run`.
         progress: show progress on stderr.
         new: start a new run next to an existing one, in ``<run_dir>-2`` or the next free number.
-        start_from: the directory of an earlier run, whose configurations and local rewards are
-            used.
+        start_from: the directory of an earlier run: the search starts from its result, and uses its
+            local rewards.
         **changes: individual settings, such as ``method="search"`` or ``seed=1``, and sections of
             methods.
 

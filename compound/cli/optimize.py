@@ -73,9 +73,7 @@ def optimize(
     new: Annotated[bool, typer.Option("--new", help="Start a new run even if one exists.")] = False,
     earlier: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(
-            "--from", help="Run directory to start from: its candidates and local rewards."
-        ),
+        typer.Option("--from", help="Run directory to start from: its result and local rewards."),
     ] = None,
     sets: Sets = None,
     config: Config = None,

@@ -254,7 +254,9 @@ class Memory(Protocol):
 class EarlierRun:
     """What an optimization takes over from an earlier run."""
 
-    # configurations, as far as the system may have their values; the best one first
+    # values of its result that the system may have; the new run starts from them
+    result: Mapping[str, object] = field(default_factory=dict)
+    # further candidates: its other configurations, and the declared one
     values: Sequence[Mapping[str, object]] = ()
     # draws of its local rewards on train examples of the new run (`compound.rewards.pairs.Draw`)
     draws: Sequence[Any] = ()

@@ -76,15 +76,31 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> cp.Result:
 @pytest.mark.slow
 def test_the_start_of_the_run_says_what_it_uses(first: cp.Result, tmp_path: Path) -> None:
     result = run(tmp_path / "run", 60, seed=3, start_from=first.path)
-    assert any(f"starts from {first.path}: " in note for note in result.notes)
+    assert any(f"starts from the result of {first.path}, with " in note for note in result.notes)
+
+
+def test_a_run_starts_from_the_result_and_compares_the_declared_system(
+    first: cp.Result, tmp_path: Path
+) -> None:
+    result = run(tmp_path / "run", 60, seed=3, start_from=first.path)
+    declared = Relay(4, 1).system().configuration.to_json()
+    start = json.loads((result.path / "config.json").read_text())["start"]
+    assert start == dict(first.best) != declared
+    lines = (result.path / "candidates.jsonl").read_text().splitlines()
+    values = [{**start, **json.loads(line)["values"]} for line in lines]
+    assert declared in values
+    assert result.after.mean >= result.before.mean == first.after.mean
 
 
 def test_its_configurations_are_the_first_candidates(first: cp.Result, job: Any) -> None:
     world = Relay(4, 1)
     found = read_earlier(first.path, world.system(), world.examples(80))
-    assert dict(first.best) in found.values
+    assert found.result == dict(first.best)
+    assert found.values[-1] == world.system().configuration.to_json()
     made = job(world.system(), world, world.examples(80), keys=("a.option",), share=60)
-    context = replace(made.task.context, earlier=EarlierRun([{"a.option": 6, "unknown.key": 1}]))
+    context = replace(
+        made.task.context, earlier=EarlierRun(values=[{"a.option": 6, "unknown.key": 1}])
+    )
     made.task = replace(made.task, context=context)
     states, _ = made.run(guided_search(REWARDS, CandidateSources(())))
     assert states[0]["candidates"][0]["values"] == {"a.option": 6}
