@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
 import json
-import re
 import string
 from typing import Any, Literal
 
@@ -13,7 +11,6 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from compound.components.answers.answer_values import parse_value
 from compound.components.answers.type_notes import Layout
 from compound.components.fields import (
     answer_cue,
@@ -278,149 +275,6 @@ def test_any_text_is_parsed_or_is_a_parse_error(text: str, layout: Layout) -> No
     except ParseError:
         return
     assert set(parsed) <= set(kinds)
-
-
-@pytest.mark.parametrize(
-    ("raw", "kind", "value"),
-    [
-        ("3", int, 3),
-        ("3.0", int, 3),
-        ("1,234,567", int, 1234567),
-        ("$1,234.50", float, 1234.5),
-        ("about 3.5 km", float, 3.5),
-        ("-2e3", float, -2000.0),
-        (".5", float, 0.5),
-        ("-.5", float, -0.5),
-        ("−7", int, -7),
-        ("12345678901234567891", int, 12345678901234567891),
-        ("Answer: 42.", int, 42),
-        ("GPT-4", int, 4),
-        ("3 of 5", int, 3),
-        ("There are 12. So the answer is 12.", int, 12),
-        ("YES.", Literal["yes", "no"], "yes"),
-        ("no.", bool, False),
-        ("7.", int, 7),
-        ("Yes.", bool, True),
-        ("no, it is not", bool, False),
-        ("TRUE", bool, True),
-        ("0", bool, False),
-        ("'No'", Literal["yes", "no"], "no"),
-        ("**Yes**", Literal["yes", "no"], "yes"),
-        ("The diagnosis is clear. Answer: yes", Literal["yes", "no", "maybe"], "yes"),
-        ("It is not known ... Answer: maybe", Literal["yes", "no", "maybe"], "maybe"),
-        ("not sure", Literal["not sure", "sure"], "not sure"),
-        ("I am not sure.", Literal["not sure", "sure"], "not sure"),
-        ("I'd say C++.", Literal["C", "C++"], "C++"),
-        ("It is not negative but positive", Literal["positive", "negative"], "positive"),
-        ("positive, not negative", Literal["positive", "negative"], "positive"),
-        ("2", Literal[1, 2], 2),
-        ("- a\n- b", list[str], ["a", "b"]),
-        ("1. a\n2) b", list[str], ["a", "b"]),
-        ("[1] a\n[2] b", list[str], ["a", "b"]),
-        ('["a, b", "c"]', list[str], ["a, b", "c"]),
-        ("[1, 2]", list[int], [1, 2]),
-        ("- 1\n- 2", list[int], [1, 2]),
-        ("", list[str], []),
-        ("none", int | None, None),
-        ("null", str | None, None),
-        ("- 3\n- -4", list[int], [3, -4]),
-        ('```json\n["a", "b"]\n```', list[str], ["a", "b"]),
-        ('```json\n[\n  "a",\n  "b"\n]\n```', list[str], ["a", "b"]),
-        ("Here is the list:\n```\n- a\n- b\n```\nI hope it helps.", list[str], ["a", "b"]),
-        ('```["a"]```', list[str], ["a"]),
-        ("[a, b]", list[str], ["a", "b"]),
-        ("['a', 'b']", list[str], ["a", "b"]),
-        ("**a**\n**b**", list[str], ["**a**", "**b**"]),
-        ("Here are:\n- a\n- b", list[str], ["a", "b"]),
-        ("**Items:**\n\n1. a\n2. b\n\nThese are all.", list[str], ["a", "b"]),
-        ("Sure!\n\n* a\n* b", list[str], ["a", "b"]),
-        ("## Items\n* a\n* b", list[str], ["a", "b"]),
-        ("The items:\na\nb", list[str], ["a", "b"]),
-        ("- a long\n  item\n- b", list[str], ["a long item", "b"]),
-        ('The items: ["a", "b"]', list[str], ["a", "b"]),
-        ('["a", "b"]\n\nThese are all.', list[str], ["a", "b"]),
-        ("Sources:\n[1] a\n[2] b", list[str], ["a", "b"]),
-        ("1,000\n2,000", list[int], [1000, 2000]),
-        ('```json\n["yes"]\n```', list[Literal["yes", "no"]], ["yes"]),
-        (
-            '```json\n[\n  {"name": "Ada", "age": 1}\n]\n```',
-            list[Person],
-            [Person(name="Ada", age=1)],
-        ),
-        (
-            '{"name": "A", "age": 1}\n{"name": "B", "age": 2}',
-            list[Person],
-            [Person(name="A", age=1), Person(name="B", age=2)],
-        ),
-        ("42\n\n1. First, 6 times 7.", int, 42),
-        ("42 (6 * 7)", int, 42),
-        ("3, because 2 and 1", int, 3),
-        ("Yes, there is no doubt.", bool, True),
-        ("Yes, no doubt.", bool, True),
-        ("1 is right.", bool, True),
-        ("Yes, yes.", bool, True),
-        ("2024-01-02", datetime.date, datetime.date(2024, 1, 2)),
-        ("-3", list[int], [-3]),
-        ("3.5", list[float], [3.5]),
-        ("- a, b", list[str], ["a, b"]),
-        (1999, Literal["1999", "2000"], "1999"),
-        ("12", int | None, 12),
-        ('{"name": "Ada", "age": 36}', Person, Person(name="Ada", age=36)),
-        ('{"a": 1}', dict[str, int], {"a": 1}),
-        (3, float, 3),
-        ("3", float, 3.0),
-        (7, str, "7"),
-        ("anything", Any, "anything"),
-    ],
-)
-def test_text_is_converted_to_a_typed_value(raw: Any, kind: Any, value: Any) -> None:
-    got = parse_value(raw, kind)
-    assert got == value
-    assert type(got) is type(value)
-
-
-REFUSED: dict[Any, str] = {
-    int: """
-many ; 3.5 ; 1e999 ; between 3 and 5 ; 1,2 ; 3, 5 ; 2^10 = 1024 ; 2 + 2 = 4 ; 3 x 4 ; 3-5 ; 3 to 5 ;
-3 or 4 ; 2024-01-02 ; 10:30 ; 1 234 ; 1'234
-""",
-    float: "1e999 ; It takes 2 of 3 parts. ; 3,5 ; 1/2 ; 5,5 km ; 3.5.1",
-    bool: "Yes or no? No. ; yes/no ; Yes? No. ; Yes. No. ; true or false ; 1/2 ; 0.7 ; perhaps",
-    list[str]: """a, b, c ; ["a", "b ; ['a, b', 'c'] ; [it's, b]""",
-    datetime.datetime: '2024 ; "2024" ; 20240102',
-    Literal["yes", "no"]: "diagnosis ; casino ; yes and no",
-    Literal["positive", "negative"]: """
-not positive ; It isn't a **positive** one ; not only negative but positive
-""",
-}
-
-
-@pytest.mark.parametrize(
-    ("raw", "kind"),
-    [
-        *(
-            (raw, kind)
-            for kind, texts in REFUSED.items()
-            for raw in re.split(r" ;\s", texts.strip())
-        ),
-        ('["a"]\n["b"]', list[str]),
-        ("a\n- b\n- c", list[str]),
-        ("- a\nb\n- c", list[str]),
-        ("- a\n```\nb\n```", list[str]),
-        ('[{"name": "Ada"}]', list[Person]),
-        ("0", datetime.date),
-        ("", Literal["yes", "no"]),
-        ("a", list[int]),
-        ("{", dict[str, int]),
-        ('{"name": "Ada"}', Person),
-        ("many", int | None),
-        (float("inf"), float),
-        (None, str),
-    ],
-)
-def test_text_without_a_valid_value_is_refused(raw: Any, kind: Any) -> None:
-    with pytest.raises(ValueError, match="."):
-        parse_value(raw, kind)
 
 
 def json_that_is_costly_to_look_for() -> list[str]:
