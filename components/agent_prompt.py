@@ -191,9 +191,8 @@ class AgentPrompt(Operation):
             if exchange is not None:  # the agent is told the reason
                 exchange.kind = error.kind if isinstance(error, CallError) else "error"
                 exchange.message = str(error)
-                if exchange.begun and isinstance(
-                    error, TransientError
-                ):  # a retry would repeat the text
+                # a retry would repeat the text
+                if exchange.begun and isinstance(error, TransientError):
                     raise CallError(str(error), kind=error.kind) from error
             raise
         return {"text": text_of(response), "response": response}

@@ -29,9 +29,7 @@ class Encoder:
 
     def __init__(self, name: str, model: SentenceTransformer) -> None:
         self._name, self._model = name, model
-        self._lock = (
-            threading.Lock()
-        )  # fast tokenizers raise an error when two threads use one at a time
+        self._lock = threading.Lock()  # fast tokenizers fail when two threads use one at a time
         self._warned: set[str] = set()
         self.similarity = str(model.similarity_fn_name)
 

@@ -247,9 +247,8 @@ def parse(
 
 
 def _value(raw: object, kind: object, layout: Layout) -> object:
-    is_text = (
-        layout == "json" and isinstance(raw, str) and accepts(kind, raw)
-    )  # a string of JSON is a text
+    # a string of JSON is a text
+    is_text = layout == "json" and isinstance(raw, str) and accepts(kind, raw)
     return raw if is_text else parse_value(raw, kind)
 
 

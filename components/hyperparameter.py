@@ -28,13 +28,9 @@ def is_constant(value: object) -> TypeGuard[Constant]:
 
 
 def _type(value: Constant) -> object:
-    return (
-        Literal[value]
-        if isinstance(value, str)
-        else list
-        if isinstance(value, tuple)
-        else type(value)
-    )
+    if isinstance(value, str):
+        return Literal[value]
+    return list if isinstance(value, tuple) else type(value)
 
 
 @report_wrong_arguments

@@ -14,6 +14,7 @@ and JSON, without pickle. Passages of equal score keep the order of the corpus.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import sys
 import tempfile
@@ -431,9 +432,7 @@ def _index_folder(digest: str, build: Callable[[Path], None]) -> Path:
         try:
             made.rename(place)
         except OSError:
-            if (
-                indexes.kind(digest) != "folder"
-            ):  # otherwise another process built the same index first
+            if indexes.kind(digest) != "folder":  # otherwise another process was faster
                 raise
     return place
 
@@ -458,11 +457,9 @@ def _report_damage(folder: Path) -> Iterator[None]:
 
 def _bm25s() -> ModuleType:
     try:
-        import bm25s
+        return importlib.import_module("bm25s")
     except ImportError as error:
         raise MissingExtra("BM25", "bm25s", "retrieval") from error
-    module: ModuleType = bm25s
-    return module
 
 
 def split_words(text: str, language: str | None = None, *, query: bool = False) -> list[str]:
@@ -483,9 +480,8 @@ def split_words(text: str, language: str | None = None, *, query: bool = False) 
             continue
         if sign:
             words.append(word + sign)
-        if word not in stop_words and (
-            len(word) > 1 or not sign
-        ):  # C++ is not C, but Disney+ is Disney
+        # C++ is not C, but Disney+ is Disney
+        if word not in stop_words and (len(word) > 1 or not sign):
             words.append(stem(word.replace(",", "")))
     return [sys.intern(word.replace("ı", "i")) for word in words]
 
@@ -517,10 +513,8 @@ def _rules(language: str | None) -> tuple[frozenset[str], Callable[[str], str]]:
 
     listed = _bm25s().stopwords.STOPWORDS_EN if language == "english" else listed
     stop_words = frozenset(word for entry in listed for word in split_words(entry, ANY))
-    stemmer, lock = (
-        snowballstemmer.stemmer(language),
-        threading.Lock(),
-    )  # a stemmer holds the current word
+    stemmer = snowballstemmer.stemmer(language)
+    lock = threading.Lock()  # a stemmer holds the current word
 
     def stem(word: str) -> str:
         with lock:

@@ -23,9 +23,7 @@ from compound.graph.configuration import digest
 from compound.graph.space import Choice, Demo, Demos, Float, Int, Text, Weights, as_demos
 from compound.graph.types import Port, identify_type
 
-PROMPT_FORMAT = (
-    2  # version of the prompt format; increment it when the same settings render another prompt
-)
+PROMPT_FORMAT = 2  # version; increment it when the same settings render another prompt
 
 
 @report_wrong_arguments
@@ -150,9 +148,7 @@ class LLM(Operation):
     @property
     def version(self) -> str:  # noqa: D102
         fields = {name: identify_type(port.type) for name, port in self.outputs.items()}
-        trained = (
-            self.weights is not None
-        )  # its results contain token records, so caches must differ
+        trained = self.weights is not None  # results have token records, so caches must differ
         parts = [PROMPT_FORMAT, fields, self.layout, self.stop, self.system, trained]
         note = type_note(self.outputs, self.layout) or json_note(self.outputs, self.layout)
         enforced = self.answer_format.to_json() if self.answer_format else ""

@@ -17,9 +17,7 @@ from compound.graph.composite import largest_number
 from compound.graph.space import Choice, Int
 from compound.graph.types import Port
 
-FoundPassage = dict[
-    str, Any
-]  # the type of a port; see `compound.components.index.Passage` for its fields
+FoundPassage = dict[str, Any]  # as a port's type; see `compound.components.index.Passage`
 
 
 class IndexDeclaration(Protocol):
@@ -97,9 +95,7 @@ class Retriever(Operation):
         if isinstance(self.index, PassageIndex):
             try:
                 return {"passages": self.index.rank(query, entry(inputs, "passages", list), k)}
-            except (
-                DataError
-            ) as error:  # a model may have written the passages: fail this call, not the run
+            except DataError as error:  # of passages by a model: fail this call, not the run
                 raise CallError(error.message, hint=error.hint) from error
         index = await asyncio.to_thread(self.index.open)
         return {"passages": [dict(passage) for passage in index.search(query, k)]}

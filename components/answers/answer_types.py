@@ -33,9 +33,8 @@ SCALARS: Mapping[object, str] = {
     "number": "float",
     "boolean": "bool",
 }
-LARGEST = (
-    10**18 - 1
-)  # bound of integers without bounds, so that an answer cannot consist of digits without end
+# Bound of integers without bounds, so that an answer cannot consist of digits without end.
+LARGEST = 10**18 - 1
 STRUCTURED = ("object", "array")  # JSON types
 DEEPEST_UNION = 16  # references and unions that follow each other
 WIDTH = 88  # characters of an object on one line

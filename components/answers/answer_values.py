@@ -118,9 +118,8 @@ def _from_json_value(raw: object, kind: object, origin: object) -> object:
     if accepts(kind, raw):
         return raw
     if isinstance(raw, int | float) and (kind is str or origin is Literal):
-        return parse_value(
-            canonical_json(raw), kind
-        )  # {"year": 1999} although the field is declared as text
+        # {"year": 1999} although the field is declared as text
+        return parse_value(canonical_json(raw), kind)
     return convert(kind, raw)
 
 
@@ -188,9 +187,8 @@ def _union(raw: str, kind: object) -> object:
 def _from_json(raw: str, kind: object) -> object:
     """Convert the last JSON value of a text that fits, alone or among other text, such as a code block."""
     if kind in (date, datetime) and re.fullmatch(r"\W*\d+(?:\.\d*)?\W*", raw):
-        raise ValueError(
-            f"{raw!r:.100} is not {format_type(kind)}"
-        )  # pydantic reads it as seconds since 1970
+        # pydantic would read it as seconds since 1970
+        raise ValueError(f"{raw!r:.100} is not {format_type(kind)}")
     values, rest = _json_values(raw, kind)
     problem, failed = "", set[str]()
     for value in reversed(values):

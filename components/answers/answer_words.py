@@ -245,9 +245,8 @@ def read_number(raw: str, kind: str) -> int | float:
         raise ValueError(f"{raw!r:.100} is not a finite number")
     if kind == "float":
         return float(value)
-    if value != value.to_integral_value() or re.fullmatch(
-        r"[-+]?\d{1,3}\.\d{3}", text
-    ):  # may be thousands
+    may_be_thousands = re.fullmatch(r"[-+]?\d{1,3}\.\d{3}", text)
+    if value != value.to_integral_value() or may_be_thousands:
         raise ValueError(f"{raw!r:.100} is not a whole number")
     return int(value)
 

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Literal, cast
 
-from compound.core.engine import AnswerFormat, Completion, Message, Role, ToolCall
+from compound.core.engine import AnswerFormat, Completion, Message, Role
 from compound.core.errors import CallError
 from compound.execution.tool_text import is_call
 
@@ -125,11 +125,8 @@ def readable_messages(route: Route, document: Document) -> tuple[Message, ...]:
     found = []
     for item in items:
         content = item.get("content") if isinstance(item, dict) else None
-        text = (
-            content
-            if isinstance(content, str) and len(cast("Document", item)) == 2
-            else json.dumps(item)
-        )
+        is_plain = isinstance(content, str) and len(cast("Document", item)) == 2
+        text = str(content) if is_plain else json.dumps(item)
         role = str(item.get("role")) if isinstance(item, dict) else "user"
         found.append(Message(ROLES.get(role, "user"), text))
     return tuple(found)
@@ -176,13 +173,9 @@ def answer_format(route: Route, document: Document) -> AnswerFormat | None:
 def stop_strings(document: Document) -> tuple[str, ...]:
     """Return the strings that end the answer."""
     stop = document.get("stop")
-    return (
-        (stop,)
-        if isinstance(stop, str)
-        else tuple(map(str, stop))
-        if isinstance(stop, list)
-        else ()
-    )
+    if isinstance(stop, str):
+        return (stop,)
+    return tuple(map(str, stop)) if isinstance(stop, list) else ()
 
 
 def number(document: Document, *names: str) -> float | None:
@@ -197,7 +190,9 @@ def number(document: Document, *names: str) -> float | None:
 
 def as_document(route: Route, model: str, completion: Completion, number_: int) -> Document:
     """Return a completion in the format of a route; it holds nothing that differs between equal runs."""
-    usage, calls = completion.usage, [_numbered(call, number_) for call in completion.tool_calls]
+    # with identifiers that no other request of the run has
+    calls = [replace(call, id=f"{call.id}_{number_}") for call in completion.tool_calls]
+    usage = completion.usage
     # a call of the text protocol is the whole text
     text = "" if is_call(completion.text) and calls else completion.text
     if route == "chat/completions":
@@ -269,11 +264,6 @@ def as_document(route: Route, model: str, completion: Completion, number_: int) 
             "total_tokens": usage.tokens,
         },
     }
-
-
-def _numbered(call: ToolCall, number_: int) -> ToolCall:
-    """Return a tool call with an identifier that no other request of the run has."""
-    return replace(call, id=f"{call.id}_{number_}")
 
 
 def text_of(document: Document) -> str:

@@ -23,6 +23,7 @@ from compound.core.errors import (
     DeclarationError,
     MissingExtra,
     TransientError,
+    first_leaf,
     suggest_name,
 )
 from compound.core.loops import Sessions, run_blocking, run_in_background
@@ -259,9 +260,9 @@ class MCPSession:
                 await self._closing.wait()
         except BaseException as error:
             if not self._ready.done():
-                problem = TransientError(
-                    f"{self._server.label} cannot be used: {_first(error)}{self._last_messages()}"
-                )
+                first = first_leaf(error) if isinstance(error, BaseExceptionGroup) else error
+                why = f"{type(first).__name__}: {first}{self._last_messages()}"
+                problem = TransientError(f"{self._server.label} cannot be used: {why}")
                 self._ready.set_exception(problem)
                 self._ready.exception()  # mark as retrieved
             if isinstance(error, asyncio.CancelledError):
@@ -344,10 +345,3 @@ def _text(part: Any) -> str:  # noqa: ANN401 - a content block of the optional l
     if text is None:
         text = getattr(getattr(part, "resource", None), "text", None)
     return text if isinstance(text, str) else f"[{getattr(part, 'type', 'content')} omitted]"
-
-
-def _first(error: BaseException) -> str:
-    """Return the message of the first error of a group."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}"

@@ -183,9 +183,7 @@ class Tool:
         except (TimeoutError, ConnectionError) as error:
             if limit.expired():
                 return f"error: {self.name} took longer than {self.timeout:g} s"
-            if (
-                self.source.reproducible
-            ):  # without this promise, a repetition could have a second effect
+            if self.source.reproducible:  # else a repetition could have a second effect
                 raise
             return f"error: {type(error).__name__}: {error}"
         except TransientError:
