@@ -323,10 +323,7 @@ def _arguments(module: dspy.Module, own: Any, signatures: Sequence[Any]) -> dict
 @report_wrong_arguments
 @explain_missing("cp.interchange.to_dspy")
 def to_dspy(
-    program: dspy.Module,
-    configuration: Mapping[str, object] | System | str | Path,
-    *,
-    lms: Mapping[str, dspy.LM] | None = None,
+    program: dspy.Module, configuration: Mapping[str, object] | System | str | Path
 ) -> dspy.Module:
     """Return a copy of a DSPy program with optimized instructions, demonstrations and sampling settings.
 
@@ -335,13 +332,12 @@ def to_dspy(
     Args:
         program: the program that was imported with `from_dspy`.
         configuration: the configuration, such as ``result.best``, a system bound to it, or its
-            file.
-        lms: the models of DSPy by name, if the models of predictors were tuned; by default those of
-            the program and of `dspy.configure`, otherwise ``dspy.LM(name)``.
+            file. A tuned model is that of the program or of `dspy.configure` with its name, otherwise
+            ``dspy.LM(name)``.
 
     Raises:
         DeclarationError: a value belongs to no predictor, or cannot be written into a DSPy program,
-            or the name of a model that is not in ``lms`` holds an address.
+            or the name of another model holds an address.
     """
     import dspy
 
@@ -349,7 +345,7 @@ def to_dspy(
     copied = program.deepcopy()
     named = predictor_names(copied)
     used = [dspy.settings.lm, *(predictor.lm for _, predictor, _ in named.values())]
-    known = {**{lm.model: lm for lm in used if lm is not None}, **(lms or {})}
+    known = {lm.model: lm for lm in used if lm is not None}
     for key, value in values.items():
         component, _, setting = key.partition(".")
         if component not in named:
@@ -384,7 +380,7 @@ def _write(predictor: Any, key: str, setting: str, value: object, lms: Mapping[s
         if name not in lms and not is_model_name(name):  # it may come from someone else's file
             raise DeclarationError(
                 f"{key} is {name!r}, which is not the name of a model: it could send keys to another server",
-                hint=f"if you trust it, pass lms={{{name!r}: dspy.LM(…)}}",
+                hint=f"if you trust it, call dspy.configure(lm=dspy.LM({name!r}, …)) before",
             )
         predictor.lm = lms[name] if name in lms else dspy.LM(name)
     else:
