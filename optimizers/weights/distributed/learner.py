@@ -85,7 +85,7 @@ class LearnerSettings(Settings):
     machines: int = Field(default=1, ge=1)
     """Number of machines. On each machine but this one, start `compound.optimizers.weights.distributed.node`
     once; it serves all jobs of the run."""
-    address: str | None = Field(default=None, pattern=r"^.+:[0-9]+$")
+    address: str | None = Field(default=None, pattern=r"^[^/]+:[0-9]{1,5}$")
     """Host and port of this machine that the other machines connect to."""
     sharding: Literal["data", "fsdp"] = "data"
     """Memory of the base model: `data`, a whole copy in every process; or `fsdp`, the layers are divided

@@ -134,19 +134,21 @@ def base_digest(folder: Path) -> str:
 class LearnerMachine:
     """A machine that provides processes for the jobs of a run."""
 
-    def __init__(self, address: str, key: str, stop: Path | None = None) -> None:
-        host, _, port = address.rpartition(":")
-        self.address, self._key, self._stop = (host, int(port)), key, stop
+    def __init__(self, address: tuple[str, int], key: str, stop: Path | None = None) -> None:
+        self.address, self._key, self._stop = address, key, stop
         self._folder: Path | None = None  # the run's, once a job has named it
 
     def serve(self) -> None:
         """Take part in all jobs of a run, until it has finished."""
         tell(f"waiting for a run at {self.address[0]}:{self.address[1]}")
+        told = ""
         while not self._stopped():
             try:
                 socket.create_connection(self.address, 5).close()
                 store = worker.connect(*self.address, CONNECT)
-            except (OSError, RuntimeError):  # no run, or another program
+            except (OSError, RuntimeError) as error:  # no run, or another program
+                if told != (told := str(error)):
+                    tell(f"no run there ({told}); trying again until there is one")
                 if self._folder and is_finished(self._folder):
                     tell(f"the run in {self._folder.parent} has finished")
                     return
@@ -218,10 +220,24 @@ def tell(text: str) -> None:
     print(time.strftime("%H:%M:%S"), f"{socket.gethostname()}:", text, flush=True)
 
 
+def read_address(text: str) -> tuple[str, int]:
+    """Return the host and the port of an address.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    host, _, port = text.rpartition(":")
+    if not host or "/" in host or not (port.isdecimal() and 0 < int(port) < 2**16):
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, such as trainer:29500")
+    return host, int(port)
+
+
 def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(prog=COMMAND, description="Train for a run on other machines.")
-    parser.add_argument("address", help="HOST:PORT of the run, as in learner.address")
+    parser.add_argument(
+        "address", type=read_address, help="HOST:PORT of the run, as in learner.address"
+    )
     parser.add_argument("--stop", type=Path, help="end when this file exists")
     given = parser.parse_args()
     if not os.environ.get(KEY):

@@ -107,6 +107,24 @@ def trained(learner: Learner, folder: Path) -> Mapping[str, Any]:
     return weights_of(saved, folder)
 
 
+@pytest.mark.parametrize(
+    "wrong", ["", "trainer", "trainer:", "trainer:0", "trainer:99999", "http://trainer:80", ":80"]
+)
+def test_a_wrong_address_is_named(
+    wrong: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["node", wrong])
+    with pytest.raises(SystemExit, match="2"):
+        node.main()
+    assert f"{wrong!r} is not HOST:PORT, such as trainer:29500" in capsys.readouterr().err
+
+
+def test_a_machine_that_waits_says_why(machine: Callable[..., Machine]) -> None:
+    waiting = machine()
+    waiting.said("Connection refused); trying again until there is one")
+    assert waiting.end(signal.SIGINT) == 130
+
+
 @pytest.mark.slow
 def test_one_command_serves_all_jobs_and_layouts_train_to_equal_weights(
     toy_model: Path, tmp_path: Path, address: str, machine: Callable[..., Machine]
