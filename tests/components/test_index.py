@@ -337,19 +337,13 @@ def test_an_index_is_built_once_and_then_loaded(
 def test_threads_that_open_at_once_share_one_index(
     corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    builds = counted(monkeypatch)
-    gate = threading.Barrier(8)
-    opened: list[Index] = []
+    builds, gate = counted(monkeypatch), threading.Barrier(8)
 
-    def work() -> None:
+    def work(_: int) -> Index:
         gate.wait()
-        opened.append(BM25(corpus).open())
+        return BM25(corpus).open()
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    opened = in_threads(work, 8)
     assert len(builds) == 1
     assert len({id(index) for index in opened}) == 1
 

@@ -47,7 +47,7 @@ def during_run(
             headers = {"Authorization": f"Bearer {session.key}"}
             try:
                 async with httpx.AsyncClient(
-                    base_url=server.base_url, headers=headers, trust_env=False, timeout=20
+                    base_url=server.base_url, headers=headers, trust_env=False, timeout=120
                 ) as client:
                     await test(client, session, server)
             finally:
@@ -212,39 +212,26 @@ def test_a_failed_request_has_a_status_and_a_reason() -> None:
 
 
 def test_pieces_arrive_before_the_answer_is_complete() -> None:
-    async def run_test() -> None:
-        release = asyncio.Event()
+    release, found = asyncio.Event(), []
 
-        async def dispatch(exchange: GatewayExchange) -> Any:
-            exchange.put("Hel")
-            await release.wait()
-            exchange.put("lo")
-            return ANSWER
+    async def dispatch(exchange: GatewayExchange) -> Any:
+        exchange.put("Hel")
+        await asyncio.wait_for(release.wait(), 120)
+        exchange.put("lo")
+        return ANSWER
 
-        async def test(client: httpx.AsyncClient) -> list[str]:
-            found = []
-            async with client.stream(
-                "POST", "/chat/completions", json={**BODY, "stream": True}
-            ) as answer:
-                assert answer.headers["content-type"].startswith("text/event-stream")
-                async for line in answer.aiter_lines():
-                    if line.startswith("data: {"):
-                        delta = json.loads(line[6:])["choices"][0]["delta"]
-                        found.append(delta.get("content", ""))
-                        if found[-1] == "Hel":
-                            release.set()  # before this the answer cannot be complete
-            return found
+    async def test(client: httpx.AsyncClient, session: AgentSession, server: Gateway) -> None:
+        asked = client.stream("POST", "/chat/completions", json={**BODY, "stream": True})
+        async with asked as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    found.append(json.loads(line[6:])["choices"][0]["delta"].get("content", ""))
+                    if found[-1] == "Hel":
+                        release.set()  # before this the answer cannot be complete
 
-        async with gateway() as server:
-            session = AgentSession(dispatch)
-            server.sessions[session.key] = session
-            headers = {"Authorization": f"Bearer {session.key}"}
-            async with httpx.AsyncClient(
-                base_url=server.base_url, headers=headers, trust_env=False
-            ) as client:
-                assert await asyncio.wait_for(test(client), 120) == ["", "Hel", "lo", ""]
-
-    asyncio.run(run_test())
+    during_run(test, dispatch)
+    assert found == ["", "Hel", "lo", ""]
 
 
 def test_an_error_within_a_stream_is_an_event() -> None:
