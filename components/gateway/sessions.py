@@ -277,6 +277,8 @@ class AgentSession:
         """Refuse further requests, and cancel those in flight."""
         self._closed = True
         tasks = [*self._tasks]
+        if tasks:
+            await asyncio.sleep(0)  # one that has not begun could not answer its request
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -285,7 +287,7 @@ class AgentSession:
 
     def _accept(self, route: Route, body: Document) -> GatewayExchange:
         if self._closed:
-            raise HTTPProblem(401, "run_ended", "the run of this key has ended")
+            raise _run_ended()
         if self.fatal.done() and not self.fatal.cancelled():
             raise _ended(self.fatal.result())
         if self.count >= self.max_requests:
@@ -319,6 +321,10 @@ class AgentSession:
             if not self.fatal.done():
                 self.fatal.set_result(error)
             raise _ended(error) from error
+        except asyncio.CancelledError:
+            if self._closed:  # the agent may still wait for the answer
+                raise _run_ended() from None
+            raise
         finally:
             exchange.pieces.put_nowait(None)
             self._in_flight -= 1
@@ -332,6 +338,10 @@ class AgentSession:
         kind = exchange.kind or "failed"
         message = exchange.message or "the request failed; the trace of the run has the reason"
         raise HTTPProblem(STATUS_OF_KIND.get(kind, 502), kind, message, headers=NO_RETRY)
+
+
+def _run_ended() -> HTTPProblem:
+    return HTTPProblem(401, "run_ended", "the run of this key has ended")
 
 
 def _ended(error: CompoundError) -> HTTPProblem:

@@ -311,7 +311,7 @@ def test_a_function_may_look_for_an_output_that_is_not_there() -> None:
 
 
 @pytest.mark.parametrize(
-    "returned", [True, 1, np.float32(1), np.bool_(True), Score(True), Score(1)]
+    "returned", [True, 1, np.float32(1), np.bool_(True), Score(True), Score(1), Decimal(1)]
 )
 def test_any_real_number_becomes_a_float(returned: Any) -> None:
     score = asyncio.run(apply_metric(custom(lambda outputs, example: returned, "m"), {}, example()))
@@ -321,7 +321,17 @@ def test_any_real_number_becomes_a_float(returned: Any) -> None:
 
 @pytest.mark.parametrize(
     "returned",
-    [math.nan, math.inf, "1", None, 1j, Score(math.nan), Score(1.0, parts={"p": math.inf}), [1.0]],
+    [
+        math.nan,
+        Decimal("sNaN"),
+        math.inf,
+        "1",
+        None,
+        1j,
+        Score(math.nan),
+        Score(1.0, parts={"p": math.inf}),
+        [1.0],
+    ],
 )
 def test_anything_but_a_finite_number_is_a_failed_call(returned: Any) -> None:
     with pytest.raises(CallError, match=r"m.* must return a finite real number, got "):

@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from typing import Any, NoReturn
 
 import numpy as np
@@ -298,6 +299,7 @@ def as_score(value: object, name: str) -> Score:
 
 
 def _finite(value: object, source: str) -> float:
+    value = value if not isinstance(value, Decimal) or value.is_snan() else float(value)
     if isinstance(value, numbers.Real | np.bool_) and math.isfinite(value):
         return float(value)
     if isinstance(value, Metric):

@@ -303,3 +303,20 @@ def test_the_clock_of_a_run_stands_while_any_of_its_requests_is_answered() -> No
 
     asyncio.run(test())
     assert busy == [True, False, True, False]
+
+
+def test_a_request_whose_run_ends_is_refused() -> None:
+    """Its handler was cancelled, which the server reported as an error of the application."""
+
+    async def wait(exchange: GatewayExchange) -> Any:
+        await asyncio.sleep(60)
+
+    async def test() -> None:
+        session = AgentSession(wait)
+        request = asyncio.create_task(session.answer("chat/completions", dict(BODY)))
+        await asyncio.sleep(0)
+        await session.close()
+        with pytest.raises(HTTPProblem, match="the run of this key has ended"):
+            await request
+
+    asyncio.run(asyncio.wait_for(test(), 30))
