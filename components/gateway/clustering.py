@@ -66,7 +66,7 @@ class RecordedRequest:
 
     ``inputs`` are those of the example, ``answers`` those of models and tools. ``continues`` says
     that the first user message is not the last: it is a demonstration, or an earlier turn.
-    ``model`` is the name that the request states.
+    ``model`` is the name that the request states, and ``failed`` whether it got no answer.
     """
 
     run: str
@@ -75,6 +75,7 @@ class RecordedRequest:
     answers: frozenset[str] = frozenset()
     continues: bool = False
     model: str = ""
+    failed: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class FoundPrompt:
         match: templates of the messages by role.
         requests: number of requests that have it.
         runs: number of runs in which they were sent.
-        models: the models that they state, the most frequent one first.
+        models: the models that they state, the one that answered most of them first.
     """
 
     name: str
@@ -136,7 +137,9 @@ def find_prompts(
         name = name_of(match[0][1], [*taken, *(prompt.name for prompt in found)])
         members = groups[match]
         sent = len({requests[i].run for i in members})
-        models = Counter(requests[i].model for i in members)
+        models = Counter[str]()
+        for i in members:
+            models[requests[i].model] += not requests[i].failed
         ranked = tuple(model for model, _ in models.most_common() if model)
         found.append(FoundPrompt(name, dict(match), len(members), sent, ranked))
     return found

@@ -129,6 +129,7 @@ def _recorded(trace: Trace, call: Call) -> RecordedRequest:
         frozenset(_strings([answers, [m.get("content", m.get("output")) for m in tools]])),
         continues=sum(slot.role == "user" for slot in slots) > 1,
         model=str(document.get("model") or ""),
+        failed=call.failure is not None,
     )
 
 

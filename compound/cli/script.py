@@ -427,18 +427,21 @@ def _system(
         },
         "outputs": Flow({output: f"${AGENT}"}),
         "data": Flow({**source, **({"fields": Flow(fields)} if fields else {})}),
-        "metric": _metric(options.metric, table, output),
+        "metric": _metric(options.metric, path.parent, table, output),
         "optimize": Flow({"budget": Flow({"system_runs": BUDGET})}),
     }
 
 
-def _metric(given: str | None, table: DataTable, output: str) -> object:
+def _metric(given: str | None, folder: Path, table: DataTable, output: str) -> object:
     """Return the entry of a metric: a function of the user, or one of this package."""
     from compound.yaml.text import Flow
 
     if given is not None and ":" in given:
         module, _, function = given.rpartition(":")
-        module = module.removesuffix(".py").replace("/", ".")
+        if module.endswith(".py"):  # a file, from here or from the folder of the script
+            place = os.path.relpath(module, folder) if os.path.exists(module) else module
+            module = os.path.normpath(place).removesuffix(".py")
+        module = module.replace("/", ".")
         return Flow({"custom": Flow({"call": f"{module}:{function}"})})
     return Flow({given or table.metric: Flow({"output": output, "gold": output})})
 

@@ -184,7 +184,7 @@ with urllib.request.urlopen(urllib.request.Request(address, body, key)) as answe
         head, last_line, rest = source.partition(":\nsystem = ")
         source = head + last_line.replace("\n", "\n    ") + rest.replace("\n", "\n    ")
     (folder / "script-1.py").write_text(source)
-    options = ("--data", "rows.csv", "--metric", "metrics:score", "--yes")
+    options = ("--data", "rows.csv", "--metric", str(folder / "metrics.py:score"), "--yes")
     found = run("script-1.py", *options, command="init")
     assert "now run: compound optimize script-1.yaml --dry-run" in found.stdout
     assert "support_agent: 8 requests in 8 runs" in found.stdout
@@ -327,3 +327,23 @@ def test_faults_are_named_and_nothing_is_written(
         run(*arguments)
     after = {path.name for path in folder.iterdir() if path.suffix in (".py", ".yaml", ".csv")}
     assert after == before
+
+
+def test_a_model_that_answers_nothing_proposes_nothing(
+    folder: Path, server: FakeOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(path: str, request: dict[str, Any]) -> tuple[int, str, bytes]:
+        if request["model"] == "broken":
+            return 404, "application/json", b'{"error": {"message": "no such model"}}'
+        return reply(path, request)
+
+    monkeypatch.setattr(server, "_script", broken)
+    source = TRIAGE.replace("    made = client", "    try:\n        made = client", 1)
+    source = source.replace("model=model, messages=messages)", "model='broken', messages=messages)")
+    fallback = "    except openai.APIError:\n        made = client.chat.completions.create(model=model, messages=messages)\n"
+    source = source.replace("    return made", f"{fallback}    return made")
+    (folder / "triage.py").write_text(source)
+    run("triage.py", "--data", "rows.csv", "--metric", "metrics:score", "--yes", command="init")
+    text = (folder / "triage.yaml").read_text()
+    assert "\nlm: gpt_4o_mini\n" in text
+    assert "lm: models_of_the_script\n" in text
