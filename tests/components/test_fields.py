@@ -99,32 +99,6 @@ def test_texts_of_several_lines_start_on_their_own_line_and_absent_inputs_are_no
     assert format_inputs({"notes": "a\nb", "nothing": None, "k": 0}) == "Notes:\na\nb\nK: 0"
 
 
-@pytest.mark.parametrize(
-    ("kind", "note"),
-    [
-        (Literal["yes", "no", "maybe"], "The answer must be one of: yes, no, maybe"),
-        (Literal[1, 2], "The answer must be one of: 1, 2"),
-        (Literal["a, b", "c"], 'The answer must be one of: "a, b", "c"'),
-        (int, "The answer must be a whole number."),
-        (float, "The answer must be a number."),
-        (bool, "The answer must be yes or no."),
-        (int | None, "The answer must be a whole number or none."),
-        (Literal["a"] | None, "The answer must be one of: a, none"),
-        (list[str], "The answer must be a list: one item in each line, or a JSON array."),
-        (
-            list[int],
-            "The answer must be a list of whole numbers: one in each line, or a JSON array.",
-        ),
-        (dict[str, int], "The answer must be JSON: dict[str, int]"),
-        (Person, 'The answer must be JSON: {"name": str, "age": int}'),
-    ],
-)
-def test_the_type_of_a_single_output_is_described_in_plain_words(kind: Any, note: str) -> None:
-    assert (
-        render("Judge.", [], {"q": "x"}, ports(output=kind), "text") == f"Judge.\n\n{note}\n\nQ: x"
-    )
-
-
 def test_a_demonstration_of_a_yes_or_no_reads_as_the_note_says() -> None:
     demos: list[Demo] = [{"inputs": {"q": "a"}, "outputs": {"output": True}}]
     assert "Q: a\nAnswer: yes\n\nQ: x" in render("", demos, {"q": "x"}, ports(output=bool), "text")

@@ -241,6 +241,18 @@ MIXED = Person | str
         (Mood | None, "one of: good, bad, none"),
         (Level, "one of: 1 (LOW), 2 (HIGH)"),
         (list[Level], "a list of labels (1 (LOW), 2 (HIGH)): one in each line, or a JSON array."),
+        (Literal["yes", "no", "maybe"], "one of: yes, no, maybe"),
+        (Literal[1, 2], "one of: 1, 2"),
+        (Literal["a, b", "c"], 'one of: "a, b", "c"'),
+        (int, "a whole number."),
+        (float, "a number."),
+        (bool, "yes or no."),
+        (int | None, "a whole number or none."),
+        (Literal["a"] | None, "one of: a, none"),
+        (list[str], "a list: one item in each line, or a JSON array."),
+        (list[int], "a list of whole numbers: one in each line, or a JSON array."),
+        (dict[str, int], "JSON: dict[str, int]"),
+        (Point, 'JSON: {"x": float, "y": float}'),
     ],
 )
 def test_a_model_is_told_limits_and_labels_of_plain_types(kind: Any, note: str) -> None:
