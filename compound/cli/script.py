@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from compound.cli.options import confirm_prompt, show_prompts
 from compound.cli.tables import DataTable, read_table
@@ -97,6 +97,7 @@ def write_script_system(
             run the script.
     """
     from compound.interchange.exports import write
+    from compound.yaml.text import Flow
 
     named = SCRIPT.fullmatch(str(given))
     assert named is not None
@@ -132,8 +133,13 @@ def write_script_system(
     _require_requests(found, path, tree)
     gold = next(iter(table.gold.texts), "")
     print(f"it returned {_short(found)}; the column {table.gold.name} has {gold!r:.100}")
-    kind = _type_of([result[output] for result in found.results for output in result])
-    if kind == "Any" and not options.metric:
+    values: list[Any] = [value for result in found.results for value in result.values()]
+    kind: object = _type_of(values)
+    field = next((name for name in (table.gold.name, table.output) if _is_field(name, values)), "")
+    if field and ":" not in (options.metric or ""):  # metrics of this package read a single value
+        kind = Flow({field: _type_of([value[field] for value in values])})
+        system["outputs"] = Flow(dict.fromkeys(found.results[0], f"${AGENT}.{field}"))
+    elif kind == "Any" and not options.metric:
         raise CompoundError(
             f"{path} returns {_short(found)}, which no metric of this package reads by default",
             hint="give --metric module:function, which reads outputs and returns a score",
@@ -484,6 +490,11 @@ def _require_requests(found: Discovery, path: Path, tree: ast.Module) -> None:
         "openai.OpenAI() does"
     )
     raise CompoundError(problem, hint=hint)
+
+
+def _is_field(name: str, values: Sequence[Any]) -> bool:
+    is_in_all = all(isinstance(value, dict) and name in value for value in values)
+    return bool(values) and is_in_all and name.isidentifier()
 
 
 def _type_of(values: Sequence[object]) -> str:

@@ -347,3 +347,24 @@ def test_a_model_that_answers_nothing_proposes_nothing(
     text = (folder / "triage.yaml").read_text()
     assert "\nlm: gpt_4o_mini\n" in text
     assert "lm: models_of_the_script\n" in text
+
+
+def test_a_metric_by_name_reads_the_field_named_like_the_column(
+    folder: Path, server: FakeOpenAI
+) -> None:
+    source = TRIAGE.replace(
+        'return ask("You are an editor', 'return dict(n=1, answer=ask("You are an editor'
+    )
+    (folder / "triage.py").write_text(
+        source.replace('model="gpt-4.1-mini")', 'model="gpt-4.1-mini"))')
+    )
+    common = ("triage.py", "--data", "rows.csv", "--yes")
+    run(*common, "--metric", "accuracy", command="init")
+    text = (folder / "triage.yaml").read_text()
+    assert "    out: {answer: str}\noutputs: {answer: $script.answer}\n" in text
+    budget = "optimize.budget.system_runs=150"
+    found = run(*common, "--metric", "accuracy", "--set", budget, "--quiet", "--json")
+    assert json.loads(found.stdout)["configuration"]["editor.system"] == BETTER
+    (folder / "triage.yaml").unlink()
+    run(*common, "--metric", "metrics:score", command="init")  # a function may read all of it
+    assert "    out: Any\noutputs: {answer: $script}\n" in (folder / "triage.yaml").read_text()
