@@ -25,6 +25,7 @@ from markupsafe import Markup
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, Response, StreamingResponse
@@ -65,6 +66,15 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+
+
+class RunName(PathConvertor):
+    """A run's name in an address; a folder's name may contain line breaks."""
+
+    regex = "(?s:.*)"
+
+
+register_url_convertor("run", RunName())
 
 
 class LabelBody(BaseModel):
@@ -175,10 +185,10 @@ def application(folder: Path, settings: ServerSettings | None = None) -> Starlet
         "/": ("GET", _list),
         "/compare": ("GET", _compare),
         "/assets/{name}": ("GET", _asset),
-        "/live/{name:path}": ("GET", _live),
-        "/run/{name:path}": ("GET", _run),
-        "/stop/{name:path}": ("POST", _stop),
-        "/label/{name:path}": ("POST", _label),
+        "/live/{name:run}": ("GET", _live),
+        "/run/{name:run}": ("GET", _run),
+        "/stop/{name:run}": ("POST", _stop),
+        "/label/{name:run}": ("POST", _label),
     }
     made = Starlette(
         routes=[

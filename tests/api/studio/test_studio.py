@@ -159,6 +159,13 @@ class TestForeignRuns:
             assert "\u202e" not in page
         assert "&lt;script&gt;" in client.get("/run/one?view=candidates").text
 
+    def test_names_may_have_any_characters(self, client: TestClient, folder: Path) -> None:
+        name = "a\nb \u202e<b>'\"#?% &"
+        shutil.copytree(folder / "one", folder / name)
+        assert link(name) in client.get("/").text
+        for view in ("overview", "candidates", "examples", "label"):
+            assert client.get(link(name, view)).status_code == 200
+
     def test_links_of_hostile_names_stay_below_the_run(self) -> None:
         assert link('a"/../b?c', "example", example='"&<x') == (
             "/run/a%22/../b%3Fc?view=example&example=%22%26%3Cx"
