@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -187,7 +188,7 @@ def _of_text(name: str, text: str, words: Mapping[str, set[str]]) -> dict[str, f
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, bool | int | float) and math.isfinite(value)
+    return isinstance(value, bool | int | float) and abs(value) <= sys.float_info.max
 
 
 Matrix = NDArray[np.float32]
@@ -231,6 +232,9 @@ class NoBackbone(Embedder):
         return np.zeros((len(texts), 0), np.float32)
 
 
+LARGEST = 1e15  # absolute value of a number, so that sums of squares are finite in float32
+
+
 @dataclass(frozen=True)
 class FeatureMap:
     """Columns of a component's features, determined by the training data."""
@@ -264,10 +268,10 @@ class FeatureMap:
 
     def matrix(self, readings: Sequence[Reading], backbone: Embedder) -> Matrix:
         """Return the features, one row per reading."""
-        numbers = np.array(
-            [[reading.numbers.get(name, 0.0) for name in self.numbers] for reading in readings],
-            np.float32,
+        values = np.array(
+            [[reading.numbers.get(name, 0.0) for name in self.numbers] for reading in readings]
         ).reshape(len(readings), len(self.numbers))
+        numbers = np.clip(np.nan_to_num(values), -LARGEST, LARGEST).astype(np.float32)
         if not self.labels:
             return np.hstack([backbone.embed([r.texts for r in readings]), numbers])
         embedded = backbone.embed([r.texts for r in readings])

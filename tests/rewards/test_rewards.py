@@ -134,6 +134,13 @@ class TestFeatures:
         assert features.soft == (True, True, False, False, False)
         assert features.matrix(readings, Echo()).tolist() == [[4, 9, 4, 12, 16], [4, 10, -2, -2, 4]]
 
+    @pytest.mark.parametrize("written", [1e300, -1e300, 10**400, 1e160])
+    def test_huge_numbers_are_finite_features(self, written: float) -> None:
+        template = Template.of(Function("weigh", weigh))
+        readings = [template.read({"x": 3.0}, {"output": each}) for each in (written, 1.0)]
+        found = FeatureMap.of(template, readings, 2).matrix(readings, Echo())
+        assert np.isfinite(found @ found.T).all()
+
     def test_each_label_has_its_own_block_of_the_inputs_features(self) -> None:
         template = replace(Template.of(Selector("model", "small", "large")), description="")
         readings = [template.read({"q": "a?"}, {"choice": c}) for c in ("small", "large")]
