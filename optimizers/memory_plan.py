@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from compound.core.engine import Engine
@@ -186,9 +186,12 @@ def plan_memory(problem: Problem, baselines: Sequence[Method] = ()) -> MemoryPla
 
     system = problem.system
     trained = [each for method in methods for each in trainings(method, system, engine_of)]
-    in_process = known(_engine(e, system) for e in engines if isinstance(e, TransformersEngine))
+    local = [engine for engine in engines if isinstance(engine, TransformersEngine)]
+    held: set[object] = set()  # the bases of these engines, whose weights trainers share
+    in_process = known(_engine(engine, system, held) for engine in local)
     # trainings and methods run one after another, so only the largest on each device counts
-    trainers = _largest(known(map(_trainers, trained)))
+    trainers = _largest(known(_trainers(training, held) for training in trained))
+    plan.notes += [line for each in trained for line in _loaded_twice(each, local)]
     backbones = _largest(known(map(_backbone, methods)))
     servers = own_servers(engines)
     if plan.notes and servers and trained and not trainers:
@@ -400,10 +403,27 @@ def learnings(made: Method) -> list[RewardLearning]:
     return [each for each in found if isinstance(each, RewardLearning)][:1]
 
 
-def _trainers(training: PlannedTraining) -> Iterator[Demand]:
-    """Yield the memory of the processes of a trainer on each device."""
+def _loaded_twice(
+    training: PlannedTraining, engines: Sequence[TransformersEngine]
+) -> Iterator[str]:
+    """Yield why engines of the base model of a trainer in this process have weights of their own."""
+    own = asdict(loading.resolved(training.placement))
+    for engine in engines if training.settings.learner.world == 1 else ():
+        other = asdict(loading.resolved(engine.placement))
+        if engine.model == training.base and (own != other or own["quantization"] != "none"):
+            pairs = ((name, own[name], value) for name, value in other.items())
+            differing = [f"{name} is {a}, and {b} in the engine" for name, a, b in pairs if a != b]
+            why = "; ".join(differing) or "quantized weights are not shared"
+            yield f"{training.base!r} is loaded twice, for the trainer and its engine: {why}"
+
+
+def _trainers(training: PlannedTraining, held: Collection[object]) -> Iterator[Demand]:
+    """Yield the memory of the processes of a trainer on each device.
+
+    ``held`` are the bases that engines of this process hold, whose weights it does not load again.
+    """
     processes = training.settings.learner.processes
-    found = _trainer(training)
+    found = _trainer(training, held if training.settings.learner.world == 1 else ())
     if processes == 1:
         yield found
     elif found.device == "cpu":
@@ -416,13 +436,14 @@ def _trainers(training: PlannedTraining) -> Iterator[Demand]:
         yield from (replace(found, device=_device(f"{kind}:{n}")) for n in range(processes))
 
 
-def _trainer(training: PlannedTraining) -> Demand:
-    """Return the memory of one process of a trainer."""
+def _trainer(training: PlannedTraining, held: Collection[object] = ()) -> Demand:
+    """Return the memory of one process of a trainer, beside bases that the process holds."""
     section, settings, placement = training.section, training.settings, training.placement
     folder, sizes = _sizes(training.base, "the trainer")
     adapters = sum(_adapter(folder, sizes, space) for space in training.adapters)
     dtype = loading.dtype_of(placement)
-    weights = sizes.weights(dtype, placement.quantization)
+    base = loading.base_key(folder, placement)
+    weights = 0 if base in held else sizes.weights(dtype, placement.quantization)
     if settings.learner.sharding == "fsdp":
         # one layer is gathered; the rest, such as embeddings, is copied to every process
         layers = sizes.quantizable * BYTES[dtype]
@@ -430,8 +451,9 @@ def _trainer(training: PlannedTraining) -> Demand:
     scored = 0
     if training.teacher:
         teacher = teacher_model(training.teacher, training.engine_of, section)
-        _, taught = _sizes(teacher, "the trainer")
-        weights += taught.weights(dtype, placement.quantization)
+        place, taught = _sizes(teacher, "the trainer")
+        if loading.base_key(place, placement) not in {*held, base} - {None}:
+            weights += taught.weights(dtype, placement.quantization)
         scored = taught.activations(dtype) // taught.layers  # per token, of one layer at a time
     tokens, checkpointing = settings.optimizer.micro_tokens, settings.base.gradient_checkpointing
     stored_each = sizes.activations(dtype, checkpointing=checkpointing)
@@ -446,6 +468,7 @@ def _trainer(training: PlannedTraining) -> Demand:
     logits = LOGIT_COPIES * 4 * min(CHUNK, max(tokens, longest) * sizes.vocabulary)
     return Demand(
         f"trainer of {training.base!r} in {dtype}"
+        + ", with the weights of its engine" * (base in held)
         + (f", taught by {training.teacher!r}" if training.teacher else ""),
         _device(placement.device),
         weights + (OPTIMIZER_BYTES + SUM_BYTES) * adapters,
@@ -460,10 +483,13 @@ def _trainer(training: PlannedTraining) -> Demand:
     )
 
 
-def _engine(engine: TransformersEngine, system: System) -> Iterator[Demand]:
-    """Yield the memory of an engine in this process."""
+def _engine(engine: TransformersEngine, system: System, held: set[object]) -> Iterator[Demand]:
+    """Yield the memory of an engine in this process, beside bases of others, and add its own to them."""
     folder, sizes = _sizes(engine.model, f"the engine of {engine.model!r}")
     dtype, device = engine.dtype, _device(engine.placement.device)
+    base = loading.base_key(folder, engine.placement)
+    weights = 0 if engine.loaded or base in held else sizes.weights(dtype, engine.quantization)
+    held |= {base} - {None}
     spaces_of_weights = (s for s in system.parameters.values() if isinstance(s, Weights))
     adapters = [_adapter(folder, sizes, space) for space in spaces_of_weights]
     # of the batch, and of shared prefixes
@@ -476,7 +502,7 @@ def _engine(engine: TransformersEngine, system: System) -> Iterator[Demand]:
     yield Demand(
         f"engine of {engine.model!r} in {dtype}",
         device,
-        0 if engine.loaded else sizes.weights(dtype, engine.quantization),
+        weights,
         working,
         f"lower max_batch_tokens and max_batch of the engine of {engine.model!r}",
         f"set dtype: bfloat16, quantization: 4bit or another device of the engine of {engine.model!r}, or "

@@ -2,7 +2,8 @@
 
 An ordinary linear layer rearranges its weights in every product. This is negligible for a long
 prompt, but takes most of the time when a batch decodes one token per row, because the weights are
-larger than the activations. `PackedLinear` rearranges them once.
+larger than the activations. `PackedLinear` rearranges them once. A trainer of the same base in this
+process reads the rearranged weights, too: `SharedLinear` restores those of one layer at a time.
 
 For a single query, PyTorch's fused attention reads the keys once for each head that shares them.
 `attend` reads them once for all, as rows of one matrix product. Both together decode 8 and 32 rows
@@ -15,7 +16,8 @@ queries gained less than 1.3 times there.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,6 +32,61 @@ OTHER_TERMS = ("position_bias", "softcap", "s_aux")  # of some models' attention
 MEASURED_KEYS = 512
 
 
+class FrozenWeight:
+    """Weights of a layer that models in this process share: as they are, or rearranged once packed."""
+
+    def __init__(self, matrix: torch.Tensor, *, keep: bool = False) -> None:
+        self.matrix: torch.Tensor | None = matrix.detach()
+        self.packed: torch.Tensor | None = None
+        self._keep = keep  # the embeddings hold the matrix in any case
+
+    def __deepcopy__(self, _: object) -> FrozenWeight:
+        return self
+
+    def pack(self) -> torch.Tensor:
+        """Return the rearranged weights, which replace the matrix even while models read it."""
+        if self.packed is None:
+            with torch.inference_mode(False), torch.no_grad():
+                self.packed = torch.ops.mkldnn._reorder_linear_weight(self.matrix, None)
+            self.matrix = self.matrix if self._keep else None
+        return self.packed
+
+
+class SharedLinear(torch.nn.Linear):  # type: ignore[misc]  # mypy skips torch
+    """Frozen linear layer whose weights other models in this process use as well."""
+
+    def __init__(self, linear: torch.nn.Linear, *, tied: bool) -> None:
+        torch.nn.Module.__init__(self)
+        self.bias = linear.bias
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.frozen = FrozenWeight(linear.weight, keep=tied)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weights, restored bit for bit if they were rearranged."""
+        matrix = self.frozen.matrix  # read once: another thread may pack
+        return self.frozen.packed.to_dense() if matrix is None else matrix
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Return what a linear layer returns, in the same bits; restored weights are not kept."""
+        if self.frozen.matrix is None and torch.is_grad_enabled():
+            return _FrozenProduct.apply(states, self)
+        return super().forward(states)
+
+
+class _FrozenProduct(torch.autograd.Function):  # type: ignore[misc]  # mypy skips torch
+    """Product of a `SharedLinear` whose backward pass restores the weights again."""
+
+    @staticmethod
+    def forward(ctx: Any, states: torch.Tensor, layer: SharedLinear) -> torch.Tensor:  # noqa: ANN401
+        ctx.layer = layer
+        return torch.nn.functional.linear(states, layer.weight, layer.bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401
+        return gradient @ ctx.layer.weight, None
+
+
 class PackedLinear(torch.nn.Module):  # type: ignore[misc]  # mypy skips torch
     """Linear layer whose weights are rearranged once, for inference only."""
 
@@ -37,8 +94,8 @@ class PackedLinear(torch.nn.Module):  # type: ignore[misc]  # mypy skips torch
         super().__init__()
         self.bias = linear.bias
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        with torch.inference_mode(False), torch.no_grad():
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
+        shared = isinstance(linear, SharedLinear)
+        self._packed = (linear.frozen if shared else FrozenWeight(linear.weight)).pack()
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Return ``states`` times the weights, plus the bias."""
@@ -60,13 +117,25 @@ def packable(model: PreTrainedModel) -> bool:
 
 def pack(model: PreTrainedModel) -> PreTrainedModel:
     """Replace the linear layers of a model by `PackedLinear`, and return the model; for inference only."""
-    if packable(model):
-        linears = [
-            (name, layer) for name, layer in model.named_modules() if type(layer) is torch.nn.Linear
-        ]
-        for name, layer in linears:
-            parent, _, own = name.rpartition(".")
-            setattr(model.get_submodule(parent), own, PackedLinear(layer))
+    return _replace_linears(model, PackedLinear) if packable(model) else model
+
+
+def share(model: PreTrainedModel) -> PreTrainedModel:
+    """Make copies of a frozen model share its linear layers even if one is packed; return the model."""
+    model.requires_grad_(False)
+    embeddings = model.get_input_embeddings().weight
+    if not packable(model):
+        return model
+    return _replace_linears(model, lambda each: SharedLinear(each, tied=each.weight is embeddings))
+
+
+def _replace_linears(
+    model: PreTrainedModel, replacement: Callable[[torch.nn.Linear], torch.nn.Module]
+) -> PreTrainedModel:
+    kinds = (torch.nn.Linear, SharedLinear)
+    for name, layer in [each for each in model.named_modules() if type(each[1]) in kinds]:
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, replacement(layer))
     return model
 
 

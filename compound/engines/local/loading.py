@@ -13,11 +13,14 @@ shared.
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import functools
 import gc
 import threading
 import warnings
+import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +35,9 @@ if TYPE_CHECKING:
 
 
 # the first import of transformers is not safe in several threads at once
-_LOADING = threading.Lock()
+_LOADING = threading.RLock()
+# of which engines and trainers hold copies, by `base_key`
+_BASES: weakref.WeakValueDictionary[object, PreTrainedModel] = weakref.WeakValueDictionary()
 # of the measured product, which takes milliseconds in the slower format
 PRODUCT_SHAPE = (256, 512, 1024)
 # bfloat16 must take at most this fraction of float32's time: it takes 0.3 with AMX, and several
@@ -94,6 +99,47 @@ def load_base(
     return model, tokenizer
 
 
+def load_shared(
+    folder: Path, placement: Placement
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a frozen model as `load_base` does, with the weights of the same one in this process, if any.
+
+    The model has modules of its own, to adapt or to pack. Another placement, or a folder whose
+    files have changed, has its own weights; so have quantized models, whose layers keep states.
+    """
+    from compound.engines.local.kernels import share
+
+    if (key := base_key(folder, placement)) is None:
+        return load_base(folder, placement)
+    with _LOADING:
+        if (base := _BASES.get(key)) is not None:
+            tokenizer = model_folder.load_tokenizer(folder)
+        else:
+            base, tokenizer = load_base(folder, placement)
+            base = _BASES[key] = share(base)
+        model = copy.deepcopy(base, {id(weight): weight for weight in base.parameters()})
+        model.shared_base = (base,)  # in memory as long as a copy; a tuple is no submodule
+        return model, tokenizer
+
+
+def base_key(folder: Path, placement: Placement) -> object:
+    """Return what models that share weights have in common; ``None`` if their weights are not shared.
+
+    Files are told apart by size and time: to read them would take as long as to load them.
+    """
+    if placement.quantization != "none":
+        return None
+    stats = ((str(path), path.stat()) for path in sorted(folder.resolve().rglob("*")))
+    files = tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+    return resolved(placement), files
+
+
+def resolved(placement: Placement) -> Placement:
+    """Return a placement with the device and the number format that ``auto`` stands for."""
+    device = devices.indexed_device(devices.resolve_device(placement.device))
+    return replace(placement, device=device, dtype=dtype_of(placement))
+
+
 def _load(
     name: str, placement: Placement, chat_template: str
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -104,7 +150,7 @@ def _load(
         raise MissingExtra(f"the model {name!r}", "transformers", "local") from None
     folder = models.resolve(name)
     try:
-        model, tokenizer = load_base(folder, placement)
+        model, tokenizer = load_shared(folder, placement)
     except (OSError, ValueError) as error:
         raise CompoundError(
             f"{folder} does not contain a causal language model that transformers can load: "

@@ -190,9 +190,11 @@ def open_trainer(spec: LearnerSpec, *, load: Load | None = None) -> Trainer:
             seed=spec.seed,
             placement=spec.placement,
             checkpointing=spec.checkpointing,
-            load=load or loading.load_base,
+            load=load or loading.load_shared,
         )
-        teacher = FrozenModel(spec.teacher, spec.placement) if spec.teacher else None
+        teacher = (
+            FrozenModel(spec.teacher, spec.placement, loading.load_shared) if spec.teacher else None
+        )
     if spec.teacher:
         check_same_tokens(spec.teacher, spec.model, spec.section)
     return Trainer(adapters, spec, in_step=load is not None, teacher=teacher)

@@ -93,12 +93,36 @@ def test_only_the_configuration_is_read(folder: Path, tmp_path: Path) -> None:
     assert Footprint.of(model) == footprint.footprint(folder)
 
 
-def test_a_teacher_is_counted_beside_the_base_model(folder: Path) -> None:
+def test_a_teacher_is_counted_beside_another_base_model(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (alone,) = [d for d in plan_memory(problem(folder)).demands if "trainer" in d.what]
-    made = problem(folder, method="distill", teacher="toy")
-    (taught,) = [d for d in plan_memory(made).demands if "trainer" in d.what]
-    assert taught.what.endswith("taught by 'toy'")
-    assert taught.fixed == alone.fixed + footprint.footprint(folder).weights("float32")
+    other, made = make_toy_model(tmp_path), problem(folder, method="distill", teacher="toy")
+    for teacher, weights in ((folder, 0), (other, footprint.footprint(folder).weights("float32"))):
+        monkeypatch.setattr(memory_plan, "teacher_model", lambda *_, own=teacher: str(own))
+        (taught,) = [d for d in plan_memory(made).demands if "trainer" in d.what]
+        assert taught.what.endswith("taught by 'toy'")
+        assert taught.fixed == alone.fixed + weights
+
+
+def test_a_base_that_engine_and_trainer_share_is_counted_once(folder: Path) -> None:
+    weights = footprint.footprint(folder).weights("float32")
+
+    def planned(*, processes: int = 1, **base: Any) -> tuple[MemoryPlan, int, int]:
+        plan = plan_memory(problem(folder, base=base, learner={"processes": processes}))
+        engine, trainer = plan.demands
+        return plan, engine.fixed, trainer.fixed
+
+    plan, engine, shared = planned()
+    assert engine == weights
+    assert "with the weights of its engine" in "\n".join(plan.lines())
+    plan, engine, alone = planned(attn_implementation="eager")
+    assert (engine, alone) == (weights, weights + shared)
+    assert plan.lines()[-1] == (
+        f"'{folder}' is loaded twice, for the trainer and its engine: attn_implementation is eager, and auto "
+        "in the engine"
+    )
+    assert planned(processes=2)[1:] == (weights, 2 * (weights + shared))
 
 
 def test_quantization_counts_linear_layers_by_their_bits() -> None:
@@ -193,7 +217,7 @@ def test_trainer_and_engine_are_planned_together(folder: Path) -> None:
     engine, trainer = plan.demands
     adapter = sum(RANK * (inputs + outputs) for _, inputs, outputs in sizes.linear)
     assert engine.fixed == sizes.weights("float32")
-    assert trainer.fixed == sizes.weights("float32") + 24 * adapter
+    assert trainer.fixed == 24 * adapter
     # with two copies of keys and values
     stored = 128 * (sizes.activations("float32") + 2 * sizes.cache("float32"))
     assert trainer.working == stored + 128 * 3 * 4 * sizes.vocabulary
@@ -237,7 +261,9 @@ def test_every_process_of_a_learner_is_counted(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def trainers(**learner: Any) -> list[Demand]:
-        found = plan_memory(problem(folder, learner=learner)).demands
+        # of other kernels than the engine, with which one process would share the weights
+        base = {"attn_implementation": "sdpa"}
+        found = plan_memory(problem(folder, learner=learner, base=base)).demands
         return [demand for demand in found if demand.what.startswith("trainer")]
 
     (one,), sizes = trainers(), footprint.footprint(folder)
@@ -252,7 +278,9 @@ def test_every_process_of_a_learner_is_counted(
     assert divided.fixed == 2 * (one.fixed - layers + share)
     monkeypatch.setattr(LearnerSettings, "check", lambda *_: None)  # this machine may have no GPU
     monkeypatch.setattr(footprint, "free_memory", lambda _: None)
-    monkeypatch.setattr(devices, "resolve_device", lambda name: name if ":" in name else "cuda:0")
+    monkeypatch.setattr(
+        devices, "resolve_device", lambda name, *_: name if ":" in name else "cuda:0"
+    )
     several = trainers(processes=2)
     assert [demand.device for demand in several] == ["cuda:0", "cuda:1"]
     assert {demand.fixed for demand in several} == {one.fixed}
@@ -328,9 +356,10 @@ def test_all_names_of_a_device_are_planned_as_one_device(
     plan = plan_memory(problem(folder, lm, base={"device": trainer}))
     assert [(demand.device, demand.fixed) for demand in plan.demands] == [
         ("cuda:0", 6),
-        ("cuda:0", 6),
+        ("cuda:0", 0),
     ]
     assert plan.free == {"cuda:0": 10}
+    plan = plan_memory(problem(folder, lm, base={"device": trainer, "attn_implementation": "sdpa"}))
     with pytest.raises(CompoundError, match="on cuda:0"):
         plan.check()
 
@@ -339,7 +368,7 @@ def trainers(folder: Path, monkeypatch: pytest.MonkeyPatch, **found: tuple[int, 
     """Return the plan of methods whose trainers need these fixed and working bytes, without its engine."""
     made = problem(folder)
 
-    def demand(training: PlannedTraining) -> Demand:
+    def demand(training: PlannedTraining, _: object) -> Demand:
         name = training.section
         return Demand(f"trainer {name}", "cpu", *found[name], f"lower {name}", f"shrink {name}")
 

@@ -1,0 +1,183 @@
+"""A base model in one process is in memory once, and sharing it changes no bit of samples and updates."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("peft")
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+from compound.core.engine import Completion, Message, Request  # noqa: E402
+from compound.engines.local import kernels, loading  # noqa: E402
+from compound.engines.local.devices import Placement  # noqa: E402
+from compound.engines.local.engine import TransformersEngine  # noqa: E402
+from compound.optimizers.weights.distributed.learner import open_trainer  # noqa: E402
+from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
+from trainings.learners import declared, drawn  # noqa: E402
+
+ASK = Request(
+    (Message("user", "Fact: red Say:"),), max_tokens=6, temperature=1.0, seed=3, want_tokens=True
+)
+CPU = Placement("cpu", "float32")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "_BASES", weakref.WeakValueDictionary())
+
+
+def opened(folder: Path, dtype: str = "float32", **given: Any) -> Trainer:
+    placement = Placement("cpu", dtype)
+    return open_trainer(
+        declared(folder, ("x",), **given).model_copy(update={"placement": placement})
+    )
+
+
+async def answer(folder: Path, dtype: Any) -> tuple[TransformersEngine, Completion]:
+    engine = TransformersEngine(str(folder), dtype=dtype, device="cpu")
+    return engine, await engine.generate(ASK)
+
+
+def storages(model: Any) -> set[int]:
+    """Return the addresses of all weights of a model."""
+    shared = [m.frozen.packed for m in model.modules() if isinstance(m, kernels.SharedLinear)]
+    packed = [m._packed for m in model.modules() if isinstance(m, kernels.PackedLinear)]
+    tensors = [p.untyped_storage().data_ptr() for p in model.parameters() if not p.requires_grad]
+    return {*tensors, *(id(each) for each in (*shared, *packed))}
+
+
+@pytest.mark.parametrize("first", ["engine", "trainer"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("packs", [True, False])
+async def test_engine_and_trainer_share_weights_and_compute_what_they_do_alone(
+    toy_model: Path, dtype: Any, first: str, packs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not packs:  # as on a GPU
+        monkeypatch.setattr(kernels, "packable", lambda _: False)
+    samples = drawn(("x",))
+    with monkeypatch.context() as patch:
+        patch.setattr(loading, "load_shared", loading.load_base)
+        engine, expected = await answer(toy_model, dtype)
+        alone = opened(toy_model, dtype, beta=0.1)
+        facts = alone.step(samples, 0)
+        assert storages(engine._decoder._model).isdisjoint(storages(alone.adapters.base))  # type: ignore[union-attr]
+    if first == "trainer":
+        trainer = opened(toy_model, dtype, beta=0.1)
+        engine, found = await answer(toy_model, dtype)
+    else:
+        engine, found = await answer(toy_model, dtype)
+        trainer = opened(toy_model, dtype, beta=0.1)
+    assert storages(trainer.adapters.base) <= storages(engine._decoder._model)  # type: ignore[union-attr]
+    again = trainer.step(samples, 0)
+    assert found == expected == await engine.generate(ASK)
+    assert trainer.adapters._serialized("x") == alone.adapters._serialized("x")
+    assert {**again, "train_seconds": 0} == {**facts, "train_seconds": 0}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_product_of_restored_weights_has_the_bits_of_a_linear_layer(
+    dtype: str, bias: bool
+) -> None:
+    kind = getattr(torch, dtype)
+    if dtype == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this processor has no kernel for packed bfloat16 weights")
+    torch.manual_seed(0)
+    plain = torch.nn.Linear(33, 50, bias=bias, dtype=kind).requires_grad_(False)
+    layer = kernels.SharedLinear(plain, tied=False)
+    states = torch.randn(3, 7, 33, dtype=kind)
+    upstream = torch.randn(3, 7, 50, dtype=kind)
+
+    def gradient(module: Callable[[Any], Any], before: Callable[[], object]) -> Any:
+        own = states.clone().requires_grad_()
+        out = module(own)
+        before()  # between the forward and the backward pass
+        out.backward(upstream)
+        return out, own.grad
+
+    expected = gradient(plain, lambda: None)
+    assert layer.frozen.packed is None
+    moments: list[Callable[[], object]] = [lambda: None, layer.frozen.pack, lambda: None]
+    for before in moments:
+        for one, other in zip(gradient(layer, before), expected, strict=True):
+            assert torch.equal(one, other)
+    assert layer.frozen.matrix is None
+    assert torch.equal(layer.weight, plain.weight)
+    with torch.no_grad():
+        assert torch.equal(layer(states), plain(states))
+
+
+def test_weights_that_an_engine_packs_during_a_step_do_not_change_it(toy_model: Path) -> None:
+    samples = drawn(("x",), groups=24)
+    expected = opened(toy_model, micro_tokens=64)
+    expected.step(samples, 0)
+    trainer = opened(toy_model, micro_tokens=64)
+    layers = [m for m in trainer.adapters.base.modules() if isinstance(m, kernels.SharedLinear)]
+    assert layers
+    step = threading.Thread(target=trainer.step, args=(samples, 0))
+    step.start()
+    model, _ = loading.load(str(toy_model), CPU)  # packs
+    step.join()
+    assert all(layer.frozen.matrix is None for layer in layers if layer is not model.lm_head)
+    assert trainer.adapters._serialized("x") == expected.adapters._serialized("x")
+
+
+def test_tied_output_layers_are_not_restored(toy_model: Path, tmp_path: Path) -> None:
+    import transformers
+
+    config = transformers.LlamaConfig.from_pretrained(toy_model, tie_word_embeddings=True)
+    shutil.copytree(toy_model, tmp_path / "tied")
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "tied")
+    trainer = opened(tmp_path / "tied")
+    engine, _ = loading.load(str(tmp_path / "tied"), CPU)
+    base = trainer.adapters.base
+    assert base.lm_head.weight.data_ptr() == base.get_input_embeddings().weight.data_ptr()
+    assert type(engine.lm_head) is kernels.PackedLinear
+
+
+def test_other_formats_kernels_and_files_have_weights_of_their_own(
+    toy_model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(toy_model, folder)
+    first, _ = loading.load_shared(folder, CPU)
+
+    def address(placement: Placement = CPU) -> int:
+        model, _ = loading.load_shared(folder, placement)
+        return int(model.get_input_embeddings().weight.data_ptr())
+
+    own = first.get_input_embeddings().weight.data_ptr()
+    assert address() == own
+    assert own not in {
+        address(Placement("cpu", "bfloat16")),
+        address(Placement("cpu", "float32", attn_implementation="eager")),
+    }
+    assert loading.base_key(folder, Placement("cpu", "bfloat16", quantization="4bit")) is None
+    os.utime(folder / "model.safetensors", (1, 1))
+    assert address() != own
+
+
+def test_copies_are_adapted_apart_and_the_last_one_frees_the_weights(toy_model: Path) -> None:
+    one, _ = loading.load_shared(toy_model, CPU)
+    other, _ = loading.load_shared(toy_model, CPU)
+    weights = weakref.ref(one.shared_base[0])
+    loading.checkpoint_layers(one, "one", "setting")
+    one.set_attn_implementation("eager")
+    assert other.config._attn_implementation == "sdpa"
+    assert not any(getattr(m, "gradient_checkpointing", False) for m in other.modules())
+    del one
+    gc.collect()
+    assert weights() is not None
+    del other
+    gc.collect()
+    assert weights() is None
