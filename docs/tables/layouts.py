@@ -101,4 +101,27 @@ def _training(found: Mapping[str, int], weights: str) -> float:
     return sum(found[part] for part in parts) / 1e9
 
 
-TABLES = (base_memory, layouts, layout_scaling, layout_assumptions)
+def memory_peaks() -> str:
+    """Tabulate the memory plan of training steps beside the measured peaks."""
+    kinds = {"one": "with an engine, one base", "each": "with an engine, a base for each"}
+
+    def row(found: Mapping[str, Any]) -> list[str]:
+        tokens = f"{found['each']} × {found['prompt']} + {found['answer']}"
+        what = kinds.get(found["base"], tokens)
+        numbers = [f"{found[key] / 1e6:,.0f} MB" for key in ("most", "peak", "resident")]
+        return [
+            found["model"] or found["family"],
+            found["dtype"],
+            f"{found['micro_tokens']:,}",
+            "yes" if found["checkpointing"] else "no",
+            what,
+            *numbers,
+            f"{found['plan/peak']:.2f}",
+        ]
+
+    head = ["model", "format", "`micro_tokens`", "checkpointing", "samples of a prompt", "plan"]
+    head += ["allocated", "resident", "plan / allocated"]
+    return markdown(head, [row(found) for found in results("memory_peaks")])
+
+
+TABLES = (base_memory, memory_peaks, layouts, layout_scaling, layout_assumptions)

@@ -80,7 +80,8 @@ def cases(device: str) -> list[Case]:
 def beside_engine(device: str, model: str) -> list[Case]:
     """Return cases with an engine in the process, which alternate between one and two bases."""
     return [
-        Case(base=base, device=device, model=model, micro_tokens=512)
+        Case(dtype=dtype, base=base, device=device, model=model, micro_tokens=512)
+        for dtype in ("float32", "bfloat16")
         for turn in range(PAIRS)
         for base in (("one", "each") if turn % 2 else ("each", "one"))
     ]

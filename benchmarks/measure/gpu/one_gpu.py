@@ -13,6 +13,7 @@ Parts:
 - ``larger``: the case ``long`` with a base of 8B.
 - ``sampling``: 64 requests by the engine and by ``generate`` of transformers, alternating.
 - ``mismatch``: log-probabilities of the sampler and of the trainer for the same tokens.
+- ``peaks``: the memory plan of small models beside measured peaks (`memory_peaks` in ``measure/cluster``).
 - ``toys``: every training method on its toy task, with seed 0.
 
 Results are written to ``benchmarks/data/one_gpu.json`` by part, with the name of the GPU. The
@@ -30,13 +31,20 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
+from benchmarks.measure.cluster.memory_peaks import every, run
 from benchmarks.measure.gpu.agreement import agreement
+from benchmarks.measure.gpu.models import GPU
 from benchmarks.measure.gpu.sampling import mismatch, sampling
 from benchmarks.measure.gpu.steps import larger, long, memory, quantized, shared, step
 from benchmarks.measure.learning_curves import METHODS, Case, train
 from compound.engines.models import resolve
 
 OUTPUT = Path(__file__).parents[2] / "data" / "one_gpu.json"
+
+
+def peaks(_: Path) -> dict[str, object]:
+    """Measure the cases of `memory_peaks`, each in a process of its own."""
+    return {"cases": [run(case) for case in every(GPU, "smollm2")]}
 
 
 def toys(_: Path) -> dict[str, object]:
@@ -61,6 +69,7 @@ PARTS: Mapping[str, Part] = {
     "larger": larger,
     "sampling": sampling,
     "mismatch": mismatch,
+    "peaks": peaks,
     "toys": toys,
 }
 

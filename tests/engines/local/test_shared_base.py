@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+import compound as cp  # noqa: E402
 from compound.core.engine import Completion, Message, Request  # noqa: E402
 from compound.engines.local import kernels, loading  # noqa: E402
 from compound.engines.local.devices import Placement  # noqa: E402
@@ -181,3 +182,41 @@ def test_copies_are_adapted_apart_and_the_last_one_frees_the_weights(toy_model: 
     del other
     gc.collect()
     assert weights() is None
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+def test_a_training_run_reaches_the_weights_of_one_with_two_bases(
+    toy_model: Path, tmp_path: Path, max_staleness: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained(name: str) -> set[str]:
+        llm = cp.LLM(
+            "answerer", prompt="Say:", output={"answer": str}, max_tokens=4, weights=cp.LoRA(rank=2)
+        )
+        outputs = {"answer": llm(question=cp.Input("question", str))}
+        rows = [
+            {"question": word, "answer": word} for word in ("red", "blue", "green", "gold") * 16
+        ]
+        cp.optimize(
+            cp.System("one", outputs=outputs, lm="toy"),
+            {"train": rows[:16], "valid": rows[16:56], "test": rows[56:]},
+            lambda outputs, example: float(len(outputs["answer"]) % 5),
+            method="mmgrpo",
+            budget=400,
+            run_dir=tmp_path / name,
+            engines={
+                "toy": TransformersEngine(str(toy_model), dtype="float32", deterministic=True)
+            },
+            mmgrpo={
+                "steps": 2,
+                "rollouts": {"examples": 4, "runs": 4, "max_staleness": max_staleness},
+                "loss": {"grpo": {"beta": 0.1}},
+            },
+        )
+        folder = tmp_path / name / "memory"
+        stored = {path.name for path in folder.glob("answerer-*")}  # names hold digests
+        assert stored
+        return stored
+
+    shared = trained("shared")
+    monkeypatch.setattr(loading, "load_shared", loading.load_base)
+    assert trained("own") == shared

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
 import compound as cp  # noqa: E402
 from benchmarks.simulated.toy_model import make_toy_model  # noqa: E402
@@ -157,8 +157,6 @@ def test_the_cache_holds_keys_and_values_of_every_layer(folder: Path) -> None:
 def test_stored_activations_are_close_to_what_autograd_stores(
     family: str, sizes: dict[str, int], dtype: str, checkpointing: bool
 ) -> None:
-    import transformers
-
     def measured(layers: int) -> tuple[float, Footprint]:
         config = getattr(transformers, f"{family}Config")(
             **{"num_key_value_heads": 2, **sizes}, num_hidden_layers=layers, vocab_size=32
@@ -228,6 +226,19 @@ def test_trainer_and_engine_are_planned_together(folder: Path) -> None:
 
 def engine_adapters(parameters: int) -> int:
     return 8 * parameters * 4
+
+
+def test_a_tied_output_layer_is_counted_beside_the_embeddings_of_an_engine_on_a_cpu(
+    tmp_path: Path,
+) -> None:
+    config = transformers.LlamaConfig.from_pretrained(
+        make_toy_model(tmp_path), tie_word_embeddings=True
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    lm = TransformersEngine(str(tmp_path), dtype="float32", device="cpu")
+    engine, _ = plan_memory(problem(tmp_path, lm)).demands
+    sizes = footprint.footprint(tmp_path)
+    assert engine.fixed == sizes.weights("float32") + 4 * sizes.vocabulary * sizes.hidden
 
 
 def test_checkpointing_and_smaller_batches_need_less(folder: Path) -> None:
