@@ -489,7 +489,7 @@ def _engine(engine: TransformersEngine, system: System, held: set[object]) -> It
     dtype, device = engine.dtype, _device(engine.placement.device)
     base = loading.base_key(folder, engine.placement)
     weights = 0 if engine.loaded or base in held else sizes.weights(dtype, engine.quantization)
-    if weights and device == "cpu" and _tied(folder):  # rearranged, beside the embeddings
+    if weights and device == "cpu":  # it rearranges the weights of the output layer for itself
         weights += sizes.vocabulary * sizes.hidden * BYTES[dtype]
     held |= {base} - {None}
     spaces_of_weights = (s for s in system.parameters.values() if isinstance(s, Weights))
@@ -510,12 +510,6 @@ def _engine(engine: TransformersEngine, system: System, held: set[object]) -> It
         f"set dtype: bfloat16, quantization: 4bit or another device of the engine of {engine.model!r}, or "
         "use a smaller model",
     )
-
-
-def _tied(folder: Path) -> bool:
-    """Return whether the output layer of a model has the weights of its embeddings."""
-    config = footprint.empty_model(folder).config.get_text_config(decoder=True)
-    return bool(config.tie_word_embeddings)
 
 
 def _backbone(made: Method) -> Iterator[Demand]:

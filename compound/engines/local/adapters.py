@@ -2,8 +2,7 @@
 
 An adapted layer returns W x + (alpha / r) B A x instead of W x (Hu et al. 2021, equation 3).
 Because a forward hook adds the second term, the base is in memory once for all adapters, and
-switching adapters copies nothing. peft is not an option: it replaces layers by its own classes and
-does not support `PackedLinear`.
+switching adapters copies nothing. peft is not an option: it replaces layers by its own classes.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from compound.core.engine import Adapter
 from compound.core.errors import AdapterNotServed, ConfigurationError
 from compound.core.storage.artifacts import verify_reference
 from compound.engines.adapter_files import Addition, check_logprobs, read_adapter, read_probe
-from compound.engines.local.kernels import PackedLinear
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,9 +32,10 @@ class AdapterCache:
         self, model: PreTrainedModel, capacity: int, on_evict: Callable[[str], None]
     ) -> None:
         self._model = model
-        kinds = (torch.nn.Linear, PackedLinear)
         self._layers = {
-            name: layer for name, layer in model.named_modules() if isinstance(layer, kinds)
+            name: layer
+            for name, layer in model.named_modules()
+            if isinstance(layer, torch.nn.Linear)
         }
         self._dtype, self._device = model.dtype, model.device
         self._capacity, self._on_evict = capacity, on_evict

@@ -2,8 +2,9 @@
 
 An ordinary linear layer rearranges its weights in every product. This is negligible for a long
 prompt, but takes most of the time when a batch decodes one token per row, because the weights are
-larger than the activations. `PackedLinear` rearranges them once. A trainer of the same base in this
-process reads the rearranged weights, too: `SharedLinear` restores those of one layer at a time.
+larger than the activations. `PackedLinear` rearranges them once, and the models of a process share
+them. Training steps gain in the forward pass about what restoring each layer's weights in the
+backward pass takes (benchmarks/measure/training/packed_weights.py).
 
 For a single query, PyTorch's fused attention reads the keys once for each head that shares them.
 `attend` reads them once for all, as rows of one matrix product. Both together decode 8 and 32 rows
@@ -15,8 +16,8 @@ queries gained less than 1.3 times there.
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,74 +33,39 @@ OTHER_TERMS = ("position_bias", "softcap", "s_aux")  # of some models' attention
 MEASURED_KEYS = 512
 
 
-class FrozenWeight:
-    """Weights of a layer that models in this process share: as they are, or rearranged once packed."""
+class PackedLinear(torch.nn.Linear):  # type: ignore[misc]  # mypy skips torch
+    """Frozen linear layer whose weights are rearranged once."""
 
-    def __init__(self, matrix: torch.Tensor, *, keep: bool = False) -> None:
-        self.matrix: torch.Tensor | None = matrix.detach()
-        self.packed: torch.Tensor | None = None
-        self._keep = keep  # the embeddings hold the matrix in any case
-
-    def __deepcopy__(self, _: object) -> FrozenWeight:
-        return self
-
-    def pack(self) -> torch.Tensor:
-        """Return the rearranged weights, which replace the matrix even while models read it."""
-        if self.packed is None:
-            with torch.inference_mode(False), torch.no_grad():
-                self.packed = torch.ops.mkldnn._reorder_linear_weight(self.matrix, None)
-            self.matrix = self.matrix if self._keep else None
-        return self.packed
-
-
-class SharedLinear(torch.nn.Linear):  # type: ignore[misc]  # mypy skips torch
-    """Frozen linear layer whose weights other models in this process use as well."""
-
-    def __init__(self, linear: torch.nn.Linear, *, tied: bool) -> None:
-        torch.nn.Module.__init__(self)
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        torch.nn.Module.__init__(self)  # without the weights of a linear layer
         self.bias = linear.bias
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.frozen = FrozenWeight(linear.weight, keep=tied)
+        with torch.inference_mode(False), torch.no_grad():
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
 
     @property
     def weight(self) -> torch.Tensor:
-        """The weights, restored bit for bit if they were rearranged."""
-        matrix = self.frozen.matrix  # read once: another thread may pack
-        return self.frozen.packed.to_dense() if matrix is None else matrix
+        """The weights as a linear layer has them, restored at each access."""
+        return self.packed.to_dense()
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Return what a linear layer returns, in the same bits; restored weights are not kept."""
-        if self.frozen.matrix is None and torch.is_grad_enabled():
-            return _FrozenProduct.apply(states, self)
-        return super().forward(states)
+        """Return ``states`` times the weights, plus the bias."""
+        if states.requires_grad:
+            return _PackedProduct.apply(states, self)
+        return torch.ops.mkldnn._linear_pointwise(states, self.packed, self.bias, "none", [], "")
 
 
-class _FrozenProduct(torch.autograd.Function):  # type: ignore[misc]  # mypy skips torch
-    """Product of a `SharedLinear` whose backward pass restores the weights again."""
+class _PackedProduct(torch.autograd.Function):  # type: ignore[misc]  # mypy skips torch
+    """Product of a `PackedLinear`, with the gradient of its input; torch defines none."""
 
     @staticmethod
-    def forward(ctx: Any, states: torch.Tensor, layer: SharedLinear) -> torch.Tensor:  # noqa: ANN401
+    def forward(ctx: Any, states: torch.Tensor, layer: PackedLinear) -> torch.Tensor:  # noqa: ANN401
         ctx.layer = layer
-        return torch.nn.functional.linear(states, layer.weight, layer.bias)
+        return layer.forward(states.detach())  # the hooks of the layer follow
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401
         return gradient @ ctx.layer.weight, None
-
-
-class PackedLinear(torch.nn.Module):  # type: ignore[misc]  # mypy skips torch
-    """Linear layer whose weights are rearranged once, for inference only."""
-
-    def __init__(self, linear: torch.nn.Linear) -> None:
-        super().__init__()
-        self.bias = linear.bias
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        shared = isinstance(linear, SharedLinear)
-        self._packed = (linear.frozen if shared else FrozenWeight(linear.weight)).pack()
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Return ``states`` times the weights, plus the bias."""
-        return torch.ops.mkldnn._linear_pointwise(states, self._packed, self.bias, "none", [], "")
 
 
 def packable(model: PreTrainedModel) -> bool:
@@ -115,28 +81,31 @@ def packable(model: PreTrainedModel) -> bool:
     return bool(model.dtype == torch.float32)
 
 
-def pack(model: PreTrainedModel) -> PreTrainedModel:
-    """Replace the linear layers of a model by `PackedLinear`, and return the model; for inference only."""
-    return _replace_linears(model, PackedLinear) if packable(model) else model
+def pack(model: PreTrainedModel, *, output: bool = True) -> PreTrainedModel:
+    """Replace the linear layers of a frozen model by `PackedLinear`, and return the model.
 
-
-def share(model: PreTrainedModel) -> PreTrainedModel:
-    """Make copies of a frozen model share its linear layers even if one is packed; return the model."""
-    model.requires_grad_(False)
-    embeddings = model.get_input_embeddings().weight
-    if not packable(model):
-        return model
-    return _replace_linears(model, lambda each: SharedLinear(each, tied=each.weight is embeddings))
-
-
-def _replace_linears(
-    model: PreTrainedModel, replacement: Callable[[torch.nn.Linear], torch.nn.Module]
-) -> PreTrainedModel:
-    kinds = (torch.nn.Linear, SharedLinear)
-    for name, layer in [each for each in model.named_modules() if type(each[1]) in kinds]:
-        parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, replacement(layer))
+    Args:
+        model: the model.
+        output: whether to replace the output layer, too: its weights are large to restore, and
+            often those of the embeddings.
+    """
+    if packable(model):
+        kept = None if output else model.get_output_embeddings()
+        linears = [
+            (name, layer)
+            for name, layer in model.named_modules()
+            if type(layer) is torch.nn.Linear and layer is not kept
+        ]
+        for name, layer in linears:
+            parent, _, own = name.rpartition(".")
+            setattr(model.get_submodule(parent), own, PackedLinear(layer))
     return model
+
+
+def shared_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a copy of a frozen model that has modules of its own, but the same weights."""
+    packed = (layer.packed for layer in model.modules() if isinstance(layer, PackedLinear))
+    return copy.deepcopy(model, {id(each): each for each in (*model.parameters(), *packed)})
 
 
 def attend(

@@ -13,7 +13,6 @@ shared.
 from __future__ import annotations
 
 import contextlib
-import copy
 import ctypes
 import functools
 import gc
@@ -107,7 +106,7 @@ def load_shared(
     The model has modules of its own, to adapt or to pack. Another placement, or a folder whose
     files have changed, has its own weights; so have quantized models, whose layers keep states.
     """
-    from compound.engines.local.kernels import share
+    from compound.engines.local.kernels import pack, packable, shared_copy
 
     if (key := base_key(folder, placement)) is None:
         return load_base(folder, placement)
@@ -116,8 +115,12 @@ def load_shared(
             tokenizer = model_folder.load_tokenizer(folder)
         else:
             base, tokenizer = load_base(folder, placement)
-            base = _BASES[key] = share(base)
-        model = copy.deepcopy(base, {id(weight): weight for weight in base.parameters()})
+            base = _BASES[key] = pack(base.requires_grad_(False), output=False)
+            if packable(base):  # else other weights keep the file of the packed ones in memory
+                for weight in base.parameters():
+                    weight.data = weight.data.clone()
+                release()
+        model = shared_copy(base)
         model.shared_base = (base,)  # in memory as long as a copy; a tuple is no submodule
         return model, tokenizer
 
