@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 from tables.data import markdown, results
@@ -124,4 +125,23 @@ def memory_peaks() -> str:
     return markdown(head, [row(found) for found in results("memory_peaks")])
 
 
-TABLES = (base_memory, memory_peaks, layouts, layout_scaling, layout_assumptions)
+def packed_weights() -> str:
+    """Tabulate steps and decoding with shared weights and fused products against those without."""
+
+    def ratio(row: Mapping[str, Any], name: str) -> str:
+        middle, low, high = row[name]
+        return f"{middle:.2f} ({low:.2f}–{high:.2f})"
+
+    def cells(row: Mapping[str, Any]) -> list[str]:
+        if "peft" not in row:  # decoding
+            seconds, own, shared = row["own"], "", ratio(row, "shared/own")
+        else:
+            seconds, own = row["peft"], ratio(row, "own/peft")
+            shared = ratio(row, "shared/peft")
+        return [row["case"], row["dtype"], f"{median(seconds):.1f} s", own, shared]
+
+    head = ["case", "format", "before", "fused products", "and shared weights"]
+    return markdown(head, [cells(row) for row in results("packed_weights")])
+
+
+TABLES = (base_memory, memory_peaks, packed_weights, layouts, layout_scaling, layout_assumptions)

@@ -1,10 +1,12 @@
 """Measure training steps and decoding with a base that engine and trainer share, and with one for each.
 
-Run ``python -m benchmarks.measure.training.packed_weights``; it takes about 20 minutes on two cores, and
-writes ``benchmarks/data/packed_weights.json`` after each case. Two trainers of SmolLM2 take the same steps,
-and two engines decode the same prompts, in turns that begin with either: one has a base of its own, as
-`load_base` loads it, and one that of `load_shared`, whose weights are rearranged on a CPU. A ratio belongs
-to one turn. Seconds are those of the processor, which other load changes less than those of the clock.
+Run ``python -m benchmarks.measure.training.packed_weights``; it takes about ten minutes on two cores, and
+writes ``benchmarks/data/packed_weights.json`` after each case; cases in that file are kept. Trainers of
+SmolLM2 take the same steps, and engines decode the same prompts, in turns that begin with the first or the
+last: ``peft`` has a base of its own, and adapters that compute as peft does, in the number format of the
+base; ``own`` adds their products by `LinearProduct`; and ``shared`` has the base of `load_shared`, too, whose
+weights are rearranged on a CPU. A ratio to the first belongs to one turn. Seconds are those of the
+processor, which other load changes less than those of the clock.
 """
 
 from __future__ import annotations
@@ -17,19 +19,21 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from unittest.mock import patch
 
 from benchmarks.measure.training.weights_speed import OPTIMIZER, samples, trainer_of
 
+if TYPE_CHECKING:
+    from peft import PeftModel
+
 OUTPUT = Path(__file__).parents[2] / "data" / "packed_weights.json"
 # prompt and answer tokens, groups, samples of each, and turns
 STEPS = {
-    "4 of 40 + 20": (40, 20, 2, 2, 21),
-    "8 of 192 + 32": (192, 32, 2, 4, 11),
-    "32 of 192 + 32": (192, 32, 8, 4, 7),
+    "4 of 40 + 20": (40, 20, 2, 2, 11),
+    "8 of 192 + 32": (192, 32, 2, 4, 5),
 }
-ANSWERS, TOKENS, DECODINGS = 8, 64, 11
+ANSWERS, TOKENS, DECODINGS = 8, 64, 5
 Format = Literal["float32", "bfloat16"]
 
 
@@ -37,20 +41,34 @@ def step(dtype: Format, *case: int) -> dict[str, object]:
     """Return the seconds of training steps."""
     from compound.engines.local import loading
     from compound.graph.space import LoRA
-    from compound.optimizers.weights.learner.adapters import Adapters
+    from compound.optimizers.weights.learner import adapters
+    from compound.optimizers.weights.learner.trainer import Trainer
 
     prompt, answer, groups, each, turns = case
     rows = samples(prompt, answer, groups, each)
-    loads = {"own": loading.load_base, "shared": loading.load_shared}
-    trainers = {
-        name: trainer_of(
-            Adapters("smollm2", {"x": LoRA(rank=16)}, dtype=dtype, load=load), OPTIMIZER
-        )
-        for name, load in loads.items()
-    }
+
+    def made(load: adapters.Load) -> Trainer:
+        lora = {"x": LoRA(rank=16)}
+        return trainer_of(adapters.Adapters("smollm2", lora, dtype=dtype, load=load), OPTIMIZER)
+
+    with patch.object(adapters, "_compute_in_base_dtype", compute_as_peft):
+        trainers = {"peft": made(loading.load_base)}
+    trainers |= {"own": made(loading.load_base), "shared": made(loading.load_shared)}
     return compared(
         {name: partial(trainer.step, list(rows), 0) for name, trainer in trainers.items()}, turns
     )
+
+
+def compute_as_peft(model: PeftModel) -> None:
+    """Make adapters compute as in peft, without its conversion of inputs to float32."""
+    from peft.tuners.lora import LoraLayer
+    from torch.nn.functional import linear
+
+    for layer in model.modules():
+        if isinstance(layer, LoraLayer):
+            layer.cast_input_dtype_enabled = False
+            for part in (*layer.lora_A.values(), *layer.lora_B.values()):
+                part.forward = lambda x, own=part: linear(x, own.weight.to(x.dtype))
 
 
 def decoding(dtype: Format) -> dict[str, object]:
@@ -85,31 +103,37 @@ def decoding(dtype: Format) -> dict[str, object]:
 
 
 def compared(forms: Mapping[str, Callable[[], object]], turns: int) -> dict[str, object]:
-    """Return the seconds of calls that alternate, and the ratios of shared to own."""
+    """Return the seconds of calls that alternate, and their ratios to the first: median, minimum, maximum."""
     seconds: dict[str, list[float]] = {name: [] for name in forms}
     for turn in range(turns + 1):  # the first one warms up
         for name in list(forms)[:: 1 if turn % 2 else -1]:
             start = time.process_time()
             forms[name]()
             seconds[name].append(time.process_time() - start)
-    found = {name: values[1:] for name, values in seconds.items()}
-    ratios = sorted(b / a for a, b in zip(found["own"], found["shared"], strict=True))
-    return {**found, "ratio": [median(ratios), ratios[0], ratios[-1]]}
+    found: dict[str, object] = {name: values[1:] for name, values in seconds.items()}
+    first, *others = seconds
+    for name in others:
+        pairs = zip(seconds[name][1:], seconds[first][1:], strict=True)
+        ratios = sorted(a / b for a, b in pairs)
+        found[f"{name}/{first}"] = [median(ratios), ratios[0], ratios[-1]]
+    return found
 
 
 def main() -> None:
     """Measure, and write the file."""
     warnings.simplefilter("ignore")
     formats: tuple[Format, ...] = ("float32", "bfloat16")
-    cases = {
+    answers = f"{ANSWERS} answers of {TOKENS} tokens"
+    cases = {(answers, dtype): partial(decoding, dtype) for dtype in formats}
+    cases |= {
         (what, dtype): partial(step, dtype, *case)
         for what, case in STEPS.items()
         for dtype in formats
     }
-    answers = f"{ANSWERS} answers of {TOKENS} tokens"
-    cases |= {(answers, dtype): partial(decoding, dtype) for dtype in formats}
-    rows: list[dict[str, object]] = []
+    rows = json.loads(OUTPUT.read_text(encoding="utf-8")) if OUTPUT.exists() else []
     for (what, dtype), measure in cases.items():
+        if any((row["case"], row["dtype"]) == (what, dtype) for row in rows):
+            continue
         rows.append({"case": what, "dtype": dtype, **measure()})
         print(json.dumps(rows[-1]), flush=True)
         OUTPUT.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

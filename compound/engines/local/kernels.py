@@ -4,7 +4,7 @@ An ordinary linear layer rearranges its weights in every product. This is neglig
 prompt, but takes most of the time when a batch decodes one token per row, because the weights are
 larger than the activations. `PackedLinear` rearranges them once, and the models of a process share
 them. Training steps gain in the forward pass about what restoring each layer's weights in the
-backward pass takes (benchmarks/measure/training/packed_weights.py).
+backward pass takes; benchmarks/measure/training/packed_weights.py measures both.
 
 For a single query, PyTorch's fused attention reads the keys once for each head that shares them.
 `attend` reads them once for all, as rows of one matrix product. Both together decode 8 and 32 rows
@@ -51,21 +51,50 @@ class PackedLinear(torch.nn.Linear):  # type: ignore[misc]  # mypy skips torch
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Return ``states`` times the weights, plus the bias."""
         if states.requires_grad:
-            return _PackedProduct.apply(states, self)
+            return LinearProduct.apply(states, self)
         return torch.ops.mkldnn._linear_pointwise(states, self.packed, self.bias, "none", [], "")
 
 
-class _PackedProduct(torch.autograd.Function):  # type: ignore[misc]  # mypy skips torch
-    """Product of a `PackedLinear`, with the gradient of its input; torch defines none."""
+class LinearProduct(torch.autograd.Function):  # type: ignore[misc]  # mypy skips torch
+    """Product of a frozen linear layer, plus the product with an adapter's matrices, if any.
+
+    It computes in the format of the layer, and takes fewer operations than autograd: the terms are
+    added by the products, and a `PackedLinear` has no gradient in torch.
+    """
 
     @staticmethod
-    def forward(ctx: Any, states: torch.Tensor, layer: PackedLinear) -> torch.Tensor:  # noqa: ANN401
-        ctx.layer = layer
-        return layer.forward(states.detach())  # the hooks of the layer follow
+    def forward(  # noqa: D102 - as torch defines it
+        ctx: Any,  # noqa: ANN401
+        states: torch.Tensor,
+        layer: torch.nn.Linear,
+        a: torch.Tensor | None = None,
+        b: torch.Tensor | None = None,
+        scale: float = 1.0,
+    ) -> torch.Tensor:
+        result = layer.forward(states.detach())  # whose hooks, if any, follow
+        ctx.layer, ctx.scale = layer, scale
+        if a is not None and b is not None:
+            inner = torch.nn.functional.linear(states, a.to(states.dtype))
+            ctx.save_for_backward(states, inner, a, b)
+            result.flatten(0, -2).addmm_(inner.flatten(0, -2), b.to(states.dtype).T, alpha=scale)
+        return result
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401
-        return gradient @ ctx.layer.weight, None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401, D102
+        rows = gradient.flatten(0, -2)
+        below = rows @ ctx.layer.weight if ctx.needs_input_grad[0] else None
+        own: tuple[torch.Tensor, ...] = ()
+        if saved := ctx.saved_tensors:  # which checkpointing recomputes once
+            states, inner, a, b = saved
+            outer = rows @ (b * ctx.scale).to(rows.dtype)
+            if below is not None:
+                below.addmm_(outer, a.to(rows.dtype))
+            own = (
+                (outer.T @ states.flatten(0, -2)).to(a.dtype),
+                (rows.T @ inner.flatten(0, -2)).to(b.dtype).mul_(ctx.scale),
+            )
+        below = None if below is None else below.view(*gradient.shape[:-1], -1)
+        return below, None, *(own or (None, None)), None
 
 
 def packable(model: PreTrainedModel) -> bool:

@@ -40,6 +40,7 @@ from compound.optimizers.weights.learner.targets import check_targets, resolve
 if TYPE_CHECKING:
     import torch
     from peft import PeftModel
+    from peft.tuners.lora import LoraLayer
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -347,8 +348,7 @@ def _wrapped(base: PreTrainedModel, spaces: Mapping[Name, Weights], seed: int) -
                 ) from None
     if model is None:
         raise DeclarationError("no component has weights to train")
-    if base.dtype != next(weight.dtype for weight in model.parameters() if weight.requires_grad):
-        _compute_in_base_dtype(model)
+    _compute_in_base_dtype(model)
     return model.eval()
 
 
@@ -362,15 +362,23 @@ def _compute_in_base_dtype(model: PeftModel) -> None:
 
     for layer in model.modules():
         if isinstance(layer, LoraLayer):
-            layer.cast_input_dtype_enabled = False
-            for part in (*layer.lora_A.values(), *layer.lora_B.values()):
-                part.forward = partial(_product, part)
+            layer.forward = partial(_adapted, layer)
 
 
-def _product(part: torch.nn.Linear, x: Tensor) -> Tensor:
+def _adapted(layer: LoraLayer, x: Tensor) -> Tensor:
+    """Return the output of a layer with its active adapter."""
+    import torch
     from torch.nn.functional import linear
 
-    return linear(x, part.weight.to(x.dtype))
+    from compound.engines.local.kernels import LinearProduct, PackedLinear
+
+    base, (name,) = layer.base_layer, layer.active_adapters
+    if layer.disable_adapters or name not in layer.lora_A:
+        return base(x)
+    a, b, scale = layer.lora_A[name].weight, layer.lora_B[name].weight, layer.scaling[name]
+    if type(base) in (torch.nn.Linear, PackedLinear):  # others are quantized
+        return LinearProduct.apply(x, base, a, b, scale)
+    return base(x) + linear(linear(x, a.to(x.dtype)), b.to(x.dtype)) * scale
 
 
 def _load(

@@ -7,6 +7,7 @@ import os
 import shutil
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from compound.engines.local import kernels, loading  # noqa: E402
 from compound.engines.local.devices import Placement  # noqa: E402
 from compound.engines.local.engine import TransformersEngine  # noqa: E402
 from compound.optimizers.weights.distributed.learner import open_trainer  # noqa: E402
+from compound.optimizers.weights.learner.adapters import Adapters  # noqa: E402
 from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
 from trainings.learners import declared, drawn  # noqa: E402
 
@@ -110,6 +112,39 @@ def test_a_packed_layer_has_the_gradient_of_a_linear_layer(dtype: str, bias: boo
     assert torch.equal(gradient, wanted)
     assert torch.equal(out, layer(states))  # as in a sampler
     torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize("packs", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapted_layers_have_the_outputs_and_gradients_of_peft(
+    toy_model: Path, dtype: Any, packs: bool
+) -> None:
+    load = loading.load_shared if packs else loading.load_base
+    ours = Adapters(str(toy_model), {"x": cp.LoRA(4), "y": cp.LoRA(2)}, dtype=dtype, load=load)
+    torch.manual_seed(0)
+    for name in ("x", "y"):
+        for _, weight in ours.parameters(name):
+            weight.data.normal_(std=0.1)
+    layer = ours.base.model.layers[0].self_attn.q_proj
+    states = torch.randn(2, 5, layer.in_features).to(ours.base.dtype)
+    upstream = torch.randn(2, 5, layer.out_features).to(ours.base.dtype)
+
+    def trained(forward: Callable[[Any], Any], *, below: bool) -> list[Any]:
+        own = states.clone().requires_grad_(below)
+        for _, weight in ours.parameters("y"):
+            weight.grad = None
+        out = forward(own)
+        out.backward(upstream)
+        return [out, own.grad, layer.lora_A["a1"].weight.grad, layer.lora_B["a1"].weight.grad]
+
+    tolerance = {"float32": 1e-5, "bfloat16": 0.05}[dtype]
+    with ours.using("y"):
+        for below in (True, False):
+            found = trained(layer, below=below)
+            expected = trained(partial(type(layer).forward, layer), below=below)
+            torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+    with ours.using(None):
+        assert torch.equal(layer(states), layer.base_layer(states))
 
 
 def test_output_layers_of_trainers_are_not_packed(toy_model: Path, tmp_path: Path) -> None:

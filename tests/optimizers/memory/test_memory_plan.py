@@ -190,8 +190,7 @@ def stored_bytes(model: Any, checkpointing: bool) -> float:
         wrapped = peft.get_peft_model(
             model, peft.LoraConfig(r=2, target_modules="all-linear")
         ).eval()
-    if model.dtype != torch.float32:
-        _compute_in_base_dtype(wrapped)
+    _compute_in_base_dtype(wrapped)
     if checkpointing:
         checkpoint_layers(model, "m", "base.gradient_checkpointing")
     own = {
