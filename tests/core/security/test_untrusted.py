@@ -586,6 +586,7 @@ ALLOWED = {
     "optimizers/weights/distributed/processes.py": "a temporary folder of its own",
     "compound/cluster/handshake.py": "reads the source of this package, and Python files beside the user's own file",
     "compound/engines/replicas.py": "connects to a replica",
+    "compound/engines/local/loading.py": "asks for sizes and times of the files of a model's folder",
     "compound/engines/local/footprint.py": "reads the limits of memory from files of the kernel",
     "compound/evaluation/code_tests/candidate.py": "inside the sandbox",
     "compound/evaluation/code_tests/tester.py": "inside the sandbox",
