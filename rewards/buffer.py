@@ -11,9 +11,9 @@ difference, and the runs are left out.
 An optimization takes over configurations and draws of an earlier run: it starts from its result, and
 its other configurations are candidates like others. Nothing is trusted because it is from an
 earlier run: the result is evaluated again, and a local reward is used as far as the first whole
-runs of the new search confirm it. Draws of rows that are not train examples
-of the new run are left out, and so are prompts and demonstrations that contain a text of a
-validation or test row, since the earlier run may have divided the rows in another way.
+runs of the new search confirm it. Draws of rows that are not train examples of the new run are left
+out, and so are prompts and demonstrations that contain a text of a validation or test row, since
+the earlier run may have divided the rows in another way.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from compound.graph.configuration import (
     to_readable_json,
     to_readable_values,
 )
+from compound.graph.space import Demos, Text
 from compound.graph.system import System
 from compound.optimization.method import EarlierRun
 from compound.optimization.runs.directory import (
@@ -338,7 +339,12 @@ def read_earlier(
     values = [
         _usable(each, system) for each in (search.best, search.supported, search.promising or {})
     ]
-    leaking = {k for each in values for k, value in each.items() if answers.found_in(value)}
+    leaking = {
+        key
+        for each in values
+        for key, value in each.items()
+        if isinstance(system.parameters[key], Text | Demos) and answers.found_in(value)
+    }
     values = [{k: value for k, value in each.items() if k not in leaking} for each in values]
     draws, unusable = _draws(path, system, train)
     result = "the result of " if values[0] else ""

@@ -110,6 +110,8 @@ def _download(store: StoreFolder, target: UntrustedFolder) -> int:
         raise RunDirectoryError(f"{store} holds more than {ARTIFACT}", hint=ARTIFACT.hint)
     if target.names():
         raise RunDirectoryError(f"{target} is not empty", hint="name a new folder")
+    if target.path.name in ("", ".."):  # the copy would replace the folder that it is made in
+        raise RunDirectoryError(f"{target} is not the name of a folder", hint="name a new folder")
     part = target.path.with_name(f".{target.path.name}.{secrets.token_hex(4)}{TEMPORARY}")
     try:
         copied = _copy_files(store, UntrustedFolder(part).make(), sizes)

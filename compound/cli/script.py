@@ -266,8 +266,9 @@ def find_entry(path: Path, tree: ast.Module, function: str | None, table: DataTa
 
 
 def _is_command(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Return whether a function reads its parameters from the command line, as those of click do."""
-    return any("command" in ast.unparse(decorator) for decorator in node.decorator_list)
+    """Return whether click reads a function's parameters; unlike those of typer, it cannot be called."""
+    made = [ast.unparse(decorator).partition("(")[0] for decorator in node.decorator_list]
+    return any(name.endswith(("argument", "option")) for name in made)
 
 
 def _returns(node: ast.AST) -> bool:

@@ -115,7 +115,7 @@ def source_diff(system: System) -> list[SourceDiff]:
             is_changed = template.text != new
             if is_changed or files is not None:
                 files = _files(folder) if files is None else files
-                note = (_change if is_changed else _sharing)(files, template, new)
+                note = _change(files, template, new) if is_changed else _sharing(files, template)
                 notes += [f"{name}.{setting}: {note}"] if note else []
         notes += [note for prompt in prompts for note in _other_settings(prompt, system)]
         parts: list[str] = []
@@ -169,7 +169,7 @@ def _origins(
     return [(file, each, values) for rank, file, each, values in found if rank == most]
 
 
-def _sharing(files: Sequence[_File], template: PromptTemplate, _text: str) -> str:
+def _sharing(files: Sequence[_File], template: PromptTemplate) -> str:
     """Return what a reader must know of a prompt that keeps its text, if its string is changed."""
     for file, each, _ in _origins(files, template):
         if (each.start, each.end) in file.changes:
@@ -362,8 +362,7 @@ def _scalars(text: str) -> Iterator[_String]:
                 waiting += node.value
             elif node is not None and node.tag.endswith(":str"):
                 start, end = node.start_mark.index, node.end_mark.index
-                before = text[text.rfind("\n", 0, start) + 1 : start]
-                style = _ScalarStyle(text[start:end], before, newline)
+                style = _ScalarStyle(text[start:end], newline)
                 for remove in (str, str.strip):
                     body = remove(node.value)
                     for parts, write in (
@@ -378,10 +377,9 @@ def _is_scalar(node: yaml.Node) -> bool:
 
 @dataclass(frozen=True)
 class _ScalarStyle:
-    """How a text in a YAML or JSON file is written: its source, what precedes it, the line ends."""
+    """How a text in a YAML or JSON file is written: its source, and the line ends."""
 
     source: str
-    before: str
     newline: str
 
     def writer(self, write: Callable[[Parts], str], old: str, body: str) -> Callable[[Parts], str]:
@@ -393,7 +391,11 @@ class _ScalarStyle:
         lines = value.rstrip("\n").split("\n")
         is_plain = all(line.isprintable() for line in lines) and not lines[0].startswith(" ")
         if self.source[:1] not in ("|", ">") or not lines[0] or not is_plain:
-            quoted = json.dumps(value, ensure_ascii=not value.replace("\n", "").isprintable())
+            # JSON escapes a character beyond four digits as two, which YAML does not join
+            quoted = "".join(
+                each if each.isprintable() or ord(each) > 0xFFFF else f"\\u{ord(each):04x}"
+                for each in json.dumps(value, ensure_ascii=False)
+            )
             return quoted + self.newline if self.source.endswith("\n") else quoted
         ends = len(value) - len(value.rstrip("\n"))
         header = "|" + ("-" if ends == 0 else "" if ends == 1 else "+")
@@ -462,9 +464,9 @@ def _outermost(tree: ast.AST, constants: Mapping[str, str]) -> Iterator[ast.expr
         if isinstance(child, ast.Expr) and _is_text(child.value):  # a docstring, or a comment
             continue
         terms = _terms(child) if isinstance(child, ast.expr) else []
-        codes = [("code", f"{{{ast.unparse(term)}}}") for term in terms]
-        is_sum = len(terms) > 1 and bool(_known(codes, constants))
-        if isinstance(child, ast.expr) and (is_sum or any(map(_is_text, terms))):
+        names = terms if len(terms) > 1 else []
+        codes = [("code", f"{{{ast.unparse(term)}}}") for term in names]
+        if isinstance(child, ast.expr) and (any(map(_is_text, terms)) or _known(codes, constants)):
             yield child
         else:
             yield from _outermost(child, constants)

@@ -11,7 +11,8 @@ import yaml
 from compound.core.errors import DeclarationError
 from compound.yaml.source import BOOL, FLOAT, INT, NOT_FINITE, NULL
 
-_BLOCK = re.compile(r"\S(.*\S)?(\n+ *\S(.*\S)?)*\n?\Z")  # the text, and no line ends with a space
+# the text does not begin with a space, and no line ends with one
+_BLOCK = re.compile(r"\S(.*\S)?(\n+ *\S(.*\S)?)*\n?\Z")
 _ODD = re.compile(
     "[^\n -~\xa1-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010fffe]|[\u2028\u2029]"
 )  # written as escapes

@@ -77,7 +77,9 @@ def test_damaged_runs_are_not_copied(finished: Path, store: Path, tmp_path: Path
     assert {path.name for path in tmp_path.iterdir()} == {"copy", "store"}
 
 
-def test_places_in_use_are_refused(finished: Path, store: Path, tmp_path: Path) -> None:
+def test_places_in_use_are_refused(
+    finished: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     copy_run(finished, "s3://bucket/one")
     (store / "notes").mkdir()
     (store / "notes" / "a.txt").write_text("mine")
@@ -88,6 +90,10 @@ def test_places_in_use_are_refused(finished: Path, store: Path, tmp_path: Path) 
         copy_run("s3://bucket/one", tmp_path)
     with pytest.raises(RunDirectoryError, match="not a run directory"):
         copy_run("s3://bucket", tmp_path / "new")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(RunDirectoryError, match="is not the name of a folder"):
+        copy_run("s3://bucket/one", ".")
 
 
 def test_an_interrupted_copy_is_no_run_and_can_be_repeated(

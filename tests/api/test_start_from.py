@@ -186,6 +186,23 @@ def test_damaged_draws_are_named(damage: Any, first: cp.Result, tmp_path: Path) 
         run(tmp_path / "run", start_from=copy)
 
 
+def test_options_of_the_system_are_kept_whatever_the_rows_contain(tmp_path: Path) -> None:
+    @cp.component
+    def echo(question: str, note: str) -> str:
+        return note
+
+    note = cp.components.Hyperparameter("note", cp.Choice("Note 13", "No note", value="No note"))
+    system = cp.System("qa", {"answer": echo(question=cp.Input("question"), note=note())})
+    rows = [{"question": f"{i}", "source": f"Note {i}", "answer": "Note 13"} for i in range(40)]
+    given = (system, {"train": rows[:20], "valid": rows[20:]}, "exact_match")
+    first = cp.optimize(
+        *given, budget=80, method="search", progress=False, run_dir=tmp_path / "first"
+    )
+    assert first.best["note.value"] == "Note 13"
+    held_out = [Example("a", {"question": "a"}, {"source": "Note 13"})]
+    assert read_earlier(first.path, system, [], held_out).result == {"note.value": "Note 13"}
+
+
 def test_values_that_contain_held_out_rows_are_left_out(tmp_path: Path) -> None:
     """The second run divides the rows in another way: its validation rows were train rows."""
     answer = cp.LLM("answer", prompt=cp.Text("Answer."), demos=cp.Demos(max=3))

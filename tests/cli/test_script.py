@@ -228,6 +228,11 @@ ENTRIES: Mapping[str, tuple[str, str | None, object]] = {
         None,
         ("m:f", {"Question": "question"}),
     ),
+    "a command of typer": (
+        "@app.command()\ndef f(question, product): return 1",
+        None,
+        ("m:f", ONE),
+    ),
     "nothing returned": (
         "def f(question): print(question)",
         None,

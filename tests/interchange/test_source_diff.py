@@ -250,7 +250,9 @@ FILES = {
 
 
 @pytest.mark.skipif(shutil.which("patch") is None, reason="patch is not installed")
-@pytest.mark.parametrize("new", ["Be brief.", 'In {x}:\n - "a"\n\n   b: é\n', " x\n\u2028\t'\n\n"])
+@pytest.mark.parametrize(
+    "new", ["Be brief.", 'In {x}:\n - "a"\n\n   b: é\n', " x\n\u2028\t'\U0001f600\n\n"]
+)
 @pytest.mark.parametrize("form", FILES)
 def test_a_file_beside_the_agent_makes_the_tuned_text(tmp_path: Path, form: str, new: str) -> None:
     name, content, place = FILES[form]

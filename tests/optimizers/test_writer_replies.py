@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import compound as cp
+from compound.optimizers.search.proposers.proposing import unwrap
 from compound.testing import ScriptedLM
 
 pytestmark = pytest.mark.usefixtures("without_reports")
@@ -52,6 +53,17 @@ def optimize(
 )
 def test_the_prompt_is_found_in_a_reply(reply: str, tmp_path: Path) -> None:
     assert optimize(reply, tmp_path).best["answer.prompt"] == NEW
+
+
+@pytest.mark.parametrize(
+    ("text", "prompt"),
+    [
+        ("```\nIn:\n```\nas in\n```\nOut\n```", "```\nIn:\n```\nas in\n```\nOut\n```"),
+        ("```md\nAs in\n```json\n{}\n```\nAnswer.\n```", "As in\n```json\n{}\n```\nAnswer."),
+    ],
+)
+def test_a_fence_is_removed_only_around_the_whole_prompt(text: str, prompt: str) -> None:
+    assert unwrap(text) == prompt
 
 
 @pytest.mark.parametrize("method", ["search", "opro", "textgrad"])

@@ -78,7 +78,9 @@ def unwrap(text: str) -> str:
     """
     text = after_thoughts(text).strip()
     found = FENCE.fullmatch(text) or re.fullmatch(r'"([^"]+)"', text)
-    return found[1].strip() if found else text
+    inner = found and re.search(r"^\s*```(\w*)", found[1], re.MULTILINE)
+    is_around = found and (not inner or inner[1])  # the first fence in it would end an earlier one
+    return found[1].strip() if found and is_around else text
 
 
 async def ask_for_proposal(
