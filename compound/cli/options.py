@@ -13,6 +13,7 @@ import typer
 
 from compound.core.errors import SpecError
 from compound.core.formatting import plural
+from compound.core.security.sanitize import sanitize_for_terminal
 
 if TYPE_CHECKING:
     from compound.api.discover import Discovery
@@ -165,7 +166,7 @@ def show_prompts(found: Discovery) -> None:
         f"{found.agent}: {found.runs} runs, {found.usage.calls} requests, {found.usage.tokens} tokens"
     )
     for message, count in Counter(found.failed).most_common():
-        print(f"  {plural(count, 'run')} failed: {message}")
+        print(f"  {plural(count, 'run')} failed: {sanitize_for_terminal(message)}")
     for name, count in found.recognized.items():
         print(f"  {count} requests have the declared prompt {name}")
     if found.other:
@@ -181,7 +182,7 @@ def confirm_prompt(prompt: FoundPrompt, yes: bool) -> bool:
     print(f"\n{prompt.name}: {prompt.requests} requests in {prompt.runs} runs")
     for role, text in prompt.match.items():
         print(f"  [{role}]")
-        print("\n".join(f"    {line}" for line in text.splitlines()))
+        print("\n".join(f"    {line}" for line in sanitize_for_terminal(text).splitlines()))
     if yes or not sys.stdin.isatty():
         return yes
     return typer.confirm(f"Tune {prompt.name}?", default=True, err=True)

@@ -132,7 +132,8 @@ def write_script_system(
     show_prompts(found)
     _require_requests(found, path, tree)
     gold = next(iter(table.gold.texts), "")
-    print(f"it returned {_short(found)}; the column {table.gold.name} has {gold!r:.100}")
+    column = sanitize_for_terminal(table.gold.name)
+    print(f"it returned {_short(found)}; the column {column} has {gold!r:.100}")
     values: list[Any] = [value for result in found.results for value in result.values()]
     kind: object = _type_of(values)
     field = next((name for name in (table.gold.name, table.output) if _is_field(name, values)), "")
@@ -447,7 +448,12 @@ def _metric(given: str | None, folder: Path, table: DataTable, output: str) -> o
         module, _, function = given.rpartition(":")
         if module.endswith(".py"):  # a file, from here or from the folder of the script
             place = os.path.relpath(module, folder) if os.path.exists(module) else module
-            module = os.path.normpath(place).removesuffix(".py")
+            if (place := os.path.normpath(place)).startswith((os.pardir, os.sep)):
+                raise CompoundError(
+                    f"the metric's file {module} is not in {folder.absolute()}, the folder of the script",
+                    hint="move it there, or name a module that Python finds: --metric module:function",
+                )
+            module = place.removesuffix(".py")
         module = module.replace("/", ".")
         return Flow({"custom": Flow({"call": f"{module}:{function}"})})
     return Flow({given or table.metric: Flow({"output": output, "gold": output})})

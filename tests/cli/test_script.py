@@ -303,6 +303,11 @@ FAULTS: Mapping[str, tuple[Callable[[Path], None], list[str], str]] = {
         ["triage.py", "--data", "rows.csv"],
         "sent no request that could be recorded",
     ),
+    "metric elsewhere": (
+        lambda folder: None,
+        ["triage.py", "--data", "rows.csv", "--metric", f"{__file__}:score"],
+        "test_script.py is not in .*, the folder of the script",
+    ),
     "not confirmed": (
         lambda folder: None,
         ["triage.py", "--data", "rows.csv"],
@@ -332,6 +337,20 @@ def test_faults_are_named_and_nothing_is_written(
         run(*arguments)
     after = {path.name for path in folder.iterdir() if path.suffix in (".py", ".yaml", ".csv")}
     assert after == before
+
+
+def test_texts_of_the_data_and_of_requests_control_no_terminal(
+    folder: Path, server: FakeOpenAI
+) -> None:
+    rows = "".join(f"my price does,Alpha{n},a\n" for n in range(20))
+    (folder / "odd.csv").write_text(f"question,product,ans\x1b[31mwer\n{rows}")
+    source = (folder / "triage.py").read_text()
+    (folder / "triage.py").write_text(source.replace("Answer briefly.", "Answer \u202e briefly."))
+    found = run(
+        "triage.py", "--data", "odd.csv", "--metric", "metrics:score", "--yes", command="init"
+    )
+    assert "Answer \ufffd briefly." in found.stdout
+    assert not re.search("[\x1b\u202e]", found.stdout)
 
 
 def test_a_model_that_answers_nothing_proposes_nothing(
