@@ -55,6 +55,7 @@ def test_only_the_reward_with_gold_answers_orders_the_outputs_of_a_relay(run: Pa
     assert difference.mean == pytest.approx(gold.mean - without.mean)
 
 
+@pytest.mark.slow
 def test_only_gold_features_are_removed(run: Path) -> None:
     entry = next(e for e in Inspection.open(run).buffer.entries if has_gold_features(e))
     candidates = [replace(c, signals={**c.signals, "other": 1.0}) for c in entry.draw.candidates]
