@@ -353,7 +353,8 @@ def read_earlier(
         why = "their rows are no train examples of this run, or their component differs"
         told += f"; {unusable} are left out, since {why}"
     if leaking:
-        told += f"; without {', '.join(sorted(leaking))}, with texts of validation or test rows"
+        held = "which contains texts of validation or test rows"
+        told += "".join(f"; without {key}, {held}" for key in sorted(leaking))
     if not any(values) and not draws:
         raise RunDirectoryError(
             f"{path} has nothing that this run could start from: no parameter and no component in common",

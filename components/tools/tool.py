@@ -37,7 +37,7 @@ PROGRAM: Mapping[str, Any] = {
 
 
 class ToolSource(Protocol):
-    """Where a tool is implemented."""
+    """The implementation of a tool."""
 
     @property
     def reproducible(self) -> bool:

@@ -97,7 +97,6 @@ def write_script_system(
             run the script.
     """
     from compound.interchange.exports import write
-    from compound.yaml.text import Flow
 
     named = SCRIPT.fullmatch(str(given))
     assert named is not None
@@ -131,20 +130,7 @@ def write_script_system(
     found = _find_prompts(system, out, trust)
     show_prompts(found)
     _require_requests(found, path, tree)
-    gold = next(iter(table.gold.texts), "")
-    column = sanitize_for_terminal(table.gold.name)
-    print(f"it returned {_short(found)}; the column {column} has {gold!r:.100}")
-    values: list[Any] = [value for result in found.results for value in result.values()]
-    kind: object = _type_of(values)
-    field = next((name for name in (table.gold.name, table.output) if _is_field(name, values)), "")
-    if field and ":" not in (options.metric or ""):  # metrics of this package read a single value
-        kind = Flow({field: _type_of([value[field] for value in values])})
-        system["outputs"] = Flow(dict.fromkeys(found.results[0], f"${AGENT}.{field}"))
-    elif kind == "Any" and not options.metric:
-        raise CompoundError(
-            f"{path} returns {_short(found)}, which no metric of this package reads by default",
-            hint="give --metric module:function, which reads outputs and returns a score",
-        )
+    kind = _declare_output(system, found, table, options.metric, path)
     # system prompts first: they are what people expect to tune
     asked = sorted(found.prompts, key=lambda prompt: "system" not in prompt.match)
     chosen = [prompt for prompt in asked if confirm_prompt(prompt, options.yes)]
@@ -497,6 +483,32 @@ def _require_requests(found: Discovery, path: Path, tree: ast.Module) -> None:
         "openai.OpenAI() does"
     )
     raise CompoundError(problem, hint=hint)
+
+
+def _declare_output(
+    system: dict[str, Any],
+    found: Discovery,
+    table: DataTable,
+    metric: str | None,
+    path: Path,
+) -> object:
+    """Return the type of what a script returns; the output is a field of it if a metric needs one."""
+    from compound.yaml.text import Flow
+
+    gold, column = next(iter(table.gold.texts), ""), sanitize_for_terminal(table.gold.name)
+    print(f"it returned {_short(found)}; the column {column} has {gold!r:.100}")
+    values: list[Any] = [value for result in found.results for value in result.values()]
+    kind = _type_of(values)
+    field = next((name for name in (table.gold.name, table.output) if _is_field(name, values)), "")
+    if field and ":" not in (metric or ""):  # metrics of this package read a single value
+        system["outputs"] = Flow(dict.fromkeys(found.results[0], f"${AGENT}.{field}"))
+        return Flow({field: _type_of([value[field] for value in values])})
+    if kind == "Any" and not metric:
+        raise CompoundError(
+            f"{path} returns {_short(found)}, which no metric of this package reads by default",
+            hint="give --metric module:function, which reads outputs and returns a score",
+        )
+    return kind
 
 
 def _is_field(name: str, values: Sequence[Any]) -> bool:

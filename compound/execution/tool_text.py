@@ -25,7 +25,6 @@ from compound.execution.answer_text import answer_part, read_calls
 TOOL, ARGUMENTS, ANSWER = "tool", "arguments", "answer"
 LITERAL = ("enum", "const", "default", "examples")  # keys of a schema that hold values
 MOST_STARTS = 16  # braces of an answer at which its object may start
-OVERHEAD = 512  # bytes of the instructions around the descriptions of the tools
 
 
 def to_text(request: Request) -> Request:

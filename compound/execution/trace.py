@@ -168,7 +168,7 @@ class Trace:
 
     @property
     def has_lost_requests(self) -> bool:
-        """Whether a request may have had no answer: charged at its maximum, it tells no usual cost."""
+        """Whether a request may have had no answer; it is charged at its maximum, not at its cost."""
         return any(
             call.attempts > 1 or (call.failure is not None and call.failure.is_transient)
             for call in self.calls

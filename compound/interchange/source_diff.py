@@ -377,7 +377,7 @@ def _is_scalar(node: yaml.Node) -> bool:
 
 @dataclass(frozen=True)
 class _ScalarStyle:
-    """How a text in a YAML or JSON file is written: its source, and the line ends."""
+    """The form of a text in a YAML or JSON file: its source, and the line ends."""
 
     source: str
     newline: str
@@ -567,7 +567,7 @@ def _divided(whole: str, codes: Sequence[Part]) -> list[Part]:
 
 @dataclass(frozen=True)
 class _Style:
-    """How a string is written.
+    """The form in which a string is written.
 
     Attributes:
         is_block: whether in triple quotes.

@@ -519,7 +519,7 @@ class OptimizerKit:
         except CompoundError as error:
             raise AssertionError(f"the system cannot be bound to the proposal: {error}") from error
 
-    def test_equal_seeds_yield_thesame_json(self) -> None:
+    def test_equal_seeds_yield_the_same_json(self) -> None:
         """Two runs of the same job yield equal events."""
         one, other = (self.job().record(self.make()) for _ in range(2))
         states, again = ([checkpoint.progress for checkpoint in found] for found, _ in (one, other))

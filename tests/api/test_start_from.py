@@ -226,9 +226,7 @@ def test_values_that_contain_held_out_rows_are_left_out(tmp_path: Path) -> None:
     first = optimize("first", 0, 20)
     assert first.best["answer.demos"]
     second = optimize("second", 20, 0, start_from=first.path)
-    told = (
-        "0 draws of its local rewards; without answer.demos, with texts of validation or test rows"
-    )
+    told = "0 draws of its local rewards; without answer.demos, which contains texts of validation"
     assert [note for note in second.notes if told in note], second.notes
     known = {f"Which city is {i}?" for i in range(20)}
     shown = json.dumps([candidate.values for candidate in second.candidates])

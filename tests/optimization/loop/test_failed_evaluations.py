@@ -23,6 +23,20 @@ def optimize(path: Path, line: Any, **settings: Any) -> cp.Result:
     return cp.optimize(system, data, "exact_match", run_dir=path, **chosen)
 
 
+def test_the_failure_that_is_named_is_the_most_common_of_the_split(tmp_path: Path) -> None:
+    def line(number: int, slope: int) -> str:
+        if number == 61:
+            raise ValueError("of the test split")
+        if number in (20, 21, 22) or (number == 60 and slope == 3):
+            raise ValueError("of both splits")
+        return str(number * slope)
+
+    found = optimize(tmp_path / "run", line)
+    assert found.best["line.slope"] == 3
+    notes = cp.load_result(tmp_path / "run").report
+    assert "3 of these runs failed, mostly error: ValueError: of the test split" in notes
+
+
 def test_a_failed_test_split_is_reported_beside_the_result(tmp_path: Path) -> None:
     def line(number: int, slope: int) -> str:
         CALLS.append(number)
