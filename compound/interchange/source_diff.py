@@ -409,11 +409,14 @@ class _ScalarStyle:
 
 
 def _constants(trees: Iterable[ast.Module]) -> dict[str, str]:
-    """Return the texts of names that some files assign once, without any other value."""
+    """Return the texts of names that some files assign once, and that are no parameters."""
     found: dict[str, str] = {}
     nodes = [node for tree in trees for node in ast.walk(tree)]
     counts = Counter(
-        node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        node.arg if isinstance(node, ast.arg) else node.id
+        for node in nodes
+        if isinstance(node, ast.arg)
+        or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
     )
     for node in nodes:
         targets = node.targets if isinstance(node, ast.Assign) else []
@@ -444,7 +447,8 @@ def _python_strings(text: str, tree: ast.Module, constants: Mapping[str, str]) -
         known = _known(own, constants)
         for parts, restored in _removals(own):
             if not isinstance(node, ast.Constant):
-                yield _String(start, end, parts, _writer(style, restored), known)
+                for values in (known, {}) if known else ({},):  # another variable may have the name
+                    yield _String(start, end, parts, _writer(style, restored), values)
                 continue
             for read, form in _forms("".join(piece for _, piece in parts)):
                 yield _String(start, end, read, _writer(style, restored, form))

@@ -80,6 +80,17 @@ SOURCES = {
         "ROLE = 'You are a geographer.'\n\n\ndef text(place, day):\n    return ROLE + place\n",
         ["place"],
     ),
+    "a parameter with the name of a constant": (
+        "def text(place, day):\n    return 'You are a geographer of ' + place\n\n\n"
+        "if __name__ == '__main__':\n    place = 'Peru'\n    print(text(place, ''))\n",
+        ["place"],
+    ),
+    "an attribute with the name of a constant": (
+        "import types\n\nplace = 'Peru'\n\n\ndef text(*values):\n"
+        "    row = types.SimpleNamespace(**dict(zip(['place', 'day'], values)))\n"
+        "    return f'You are a geographer of {row.place}.'\n",
+        ["place"],
+    ),
     "brackets": (
         "PROMPT = (\n    'You are a geographer. '\n    'Be kind. '\n)\n\n\n"
         "def text(place, day):\n    return str('Hello! ' + PROMPT)\n",
