@@ -15,7 +15,7 @@ from compound.graph.draw import as_document
 from compound.graph.fingerprint import describe_code
 from compound.graph.registry.code import find_code
 from compound.optimization.method import Problem
-from compound.optimization.preflight import engine_names
+from compound.optimization.preflight import engine_names, model_digests
 from compound.optimization.runs import changes
 from compound.optimization.runs.directory import RunDirectory, read_json
 from compound.optimization.settings.base import Settings, references
@@ -69,6 +69,7 @@ def describe(problem: Problem) -> dict[str, Any]:
         "graph": as_document(problem.system),
         "structure": changes.describe_structure(problem.system),
         "engines": engine_names(problem),
+        "models": model_digests(problem),
         "data": {
             role: {
                 "n": len(rows),
@@ -138,11 +139,14 @@ def open_run(path: Path, text: str, config: Mapping[str, Any]) -> RunDirectory:
     run = RunDirectory.open(path)
     try:
         # models that the run did not use before, for example because its budget was smaller
-        engines, stored = config.get("engines", {}), read_json(run.path, "config.json")
-        if "engines" in stored and (
-            more := {k: v for k, v in engines.items() if k not in stored["engines"]}
-        ):
-            run.write_json("config.json", {**stored, "engines": {**stored["engines"], **more}})
+        stored = read_json(run.path, "config.json")
+        merged: dict[str, Any] = {
+            part: {**config.get(part, {}), **stored[part]}
+            for part in ("engines", "models")
+            if part in stored
+        }
+        if any(merged[part] != stored[part] for part in merged):
+            run.write_json("config.json", {**stored, **merged})
     except BaseException:
         run.close()
         raise

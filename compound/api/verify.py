@@ -13,7 +13,7 @@ from compound.core.errors import CompoundError, RunDirectoryError
 from compound.core.security.limits import ARTIFACT, LINE
 from compound.core.security.trust import is_store
 from compound.core.security.untrusted import CHUNK, TEMPORARY, UntrustedFolder, os_errors_as
-from compound.core.storage.artifacts import is_reference, verify_reference
+from compound.core.storage.artifacts import references_in, verify_reference
 from compound.core.storage.locking import FILE as LOCK
 from compound.core.storage.records import Damaged, parse
 from compound.core.storage.stores import StoreFolder
@@ -191,10 +191,11 @@ def _check_records(folder: UntrustedFolder, name: str, stored: Checkpoint | None
 
 
 def _check_artifacts(folder: UntrustedFolder, stored: Checkpoint) -> None:
-    """Verify the folders referenced by the best configuration."""
-    for value in (stored.state.best or {}).values():
-        if is_reference(value):
-            verify_reference(value, folder.path / MEMORY_FOLDER, reread=True)
+    """Verify the folders referenced by the best configuration, and those of the job in progress."""
+    search = stored.state.search
+    job = None if stored.state.done or search is None else search.job
+    for value in references_in([stored.state.best, job and job.progress]):
+        verify_reference(value, folder.path / MEMORY_FOLDER, reread=True)
 
 
 def _check_best(folder: UntrustedFolder, stored: Checkpoint) -> None:

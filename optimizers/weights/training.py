@@ -30,9 +30,17 @@ from compound.core.engine import (
     Prefilled,
     SleepingEngine,
 )
-from compound.core.errors import BudgetExhausted, DeclarationError, first_leaf
+from compound.core.errors import (
+    FRESH,
+    BudgetExhausted,
+    ConfigurationError,
+    DeclarationError,
+    RunDirectoryError,
+    first_leaf,
+)
 from compound.core.narrowing import entry
 from compound.core.storage.artifacts import (
+    TEMPORARY,
     discard,
     folder_digest,
     is_reference,
@@ -160,7 +168,7 @@ class TrainingSession:
         for name, components in self.groups.items():
             engine = self._engine(components[0])
             if isinstance(engine, AdapterEngine):
-                with tempfile.TemporaryDirectory(prefix=".shape-", dir=self.folder) as folder:
+                with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=self.folder) as folder:
                     path = Path(folder)
                     await compute(self.trainer.write_adapter, name, path)
                     await engine.admit(Adapter(str(path), folder_digest(path)))
@@ -200,7 +208,13 @@ class TrainingSession:
         values = system.configuration.values()
         drop_moments(self._memory, {v["sha256"] for v in values if is_reference(v)})
         if state.saved is not None:
-            self.trainer.restore(state.saved, self.folder)
+            try:
+                self.trainer.restore(state.saved, self.folder)
+            except ConfigurationError as error:
+                raise RunDirectoryError(
+                    f"step {state.step} of {self.section} cannot be restored: {error.message}",
+                    hint=f"restore its folders from a copy of the run directory, or {FRESH}",
+                ) from None
             return
         starts = bases.starting_adapters(system, self.groups, self.section)
         self.trainer.start(starts, self.folder)

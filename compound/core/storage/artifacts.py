@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TypeGuard, overload
 
@@ -21,6 +21,7 @@ from compound.core.errors import ConfigurationError
 from compound.core.security.untrusted import FolderStatus, UntrustedFolder, os_errors_as
 
 Reference = Mapping[str, str]
+TEMPORARY = ".artifact-"  # prefix of folders in which a stored folder is written
 SHOWN = 16  # digits of a digest in a folder name
 _NO_PATH = re.compile("[\0\ud800-\udfff]")
 _STORED = re.compile(rf"[^/\\]+-[0-9a-f]{{{SHOWN}}}")
@@ -37,6 +38,19 @@ def is_reference(value: object) -> TypeGuard[Reference]:
         and set(value) == {"path", "sha256"}
         and all(isinstance(part, str) for part in value.values())
     )
+
+
+def references_in(value: object) -> Iterator[Reference]:
+    """Yield the references in a JSON value.
+
+    >>> list(references_in({"a": [{"path": "adapter", "sha256": "9f"}, None]}))
+    [{'path': 'adapter', 'sha256': '9f'}]
+    """
+    if is_reference(value):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from references_in(part)
 
 
 def without_path(value: object) -> object:
@@ -136,7 +150,7 @@ def store_folder(
     """
     with (
         os_errors_as(folder),
-        tempfile.TemporaryDirectory(prefix=".artifact-", dir=folder) as temporary,
+        tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=folder) as temporary,
     ):
         made = Path(temporary) / "made"
         made.mkdir()
@@ -181,6 +195,12 @@ def discard(name: str, folder: Path) -> None:
     """
     if _STORED.fullmatch(name) and not (folder / name).is_symlink():
         shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def discard_temporaries(folder: Path) -> None:
+    """Delete what a killed process was writing; only safe with a single writer."""
+    for path in folder.glob(f"{TEMPORARY}*"):
+        shutil.rmtree(path, ignore_errors=True)  # of a link, neither it nor its target
 
 
 @overload

@@ -74,7 +74,7 @@ def list_changes(path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...
         if before.get(key, _ABSENT) != after.get(key, _ABSENT)
         and not any(fnmatchcase(key, f"{start}*") for start in ignoring)
         and not _is_place(key, after)
-        and not (key.startswith("engines") and not (key in before and key in after))
+        and not (key.startswith(("engines", "models")) and not (key in before and key in after))
     ]
     if any(key.startswith("structure.") for key in keys):  # which covers both in readable form
         keys = [key for key in keys if key != "signature" and not key.startswith("graph.")]
@@ -118,6 +118,8 @@ def _describe_change(
             "signature",
             "signature (components, their outputs and code, or how they are connected)",
         )
+    if section == "models":  # digests, which are not informative by themselves
+        return key, f"the files of the model {rest!r} (restore them to resume the run)"
     name = _name(key)
     if section == "structure":
         whole = _WHOLE.match(key)

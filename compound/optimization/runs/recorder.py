@@ -30,6 +30,7 @@ from compound.core.errors import CompoundError
 from compound.core.example import Example
 from compound.core.security.sanitize import redact_values
 from compound.core.security.untrusted import UntrustedFolder
+from compound.core.storage.artifacts import discard_temporaries
 from compound.evaluation.evaluate import OnTrace
 from compound.execution.budget import Meter
 from compound.execution.cache import Cache, DiskCache
@@ -74,6 +75,8 @@ class Recorder:
         self.run = run
         try:
             stored = run.restore()
+            if run.folder.kind(MEMORY_FOLDER) == "folder":
+                discard_temporaries(run.path / MEMORY_FOLDER)
             self._pilot = _open_pilot(run) if parent is None else None
             own = DiskCache(run.path / CACHE, step=run.step, recorded=run.cached)
         except BaseException:

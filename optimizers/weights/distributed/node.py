@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -19,8 +18,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 COMMAND = "python -m compound.optimizers.weights.distributed.node"
 TOKEN = ".learner"  # file in the run directory, by which a machine proves that it shares it
-SAMPLE = 2**20  # bytes
 STOP = 10.0  # seconds between the request to end and SIGKILL
 PAUSE = 0.5  # seconds between the looks of a waiting machine
 CONNECT = timedelta(seconds=30)
@@ -109,26 +109,13 @@ def facts(job: Mapping[str, Any]) -> dict[str, str]:
     """Return what must be equal on all machines of a job, by name."""
     found = worker.find_versions()
     try:
-        found["base weights"] = base_digest(models.resolve(job["model"]))
+        found["base weights"] = models.folder_digest(models.resolve(job["model"]))
         found["run directory"] = Path(job["folder"], TOKEN).read_text(encoding="utf-8")
     except (CompoundError, OSError) as error:
         found[f"{'run directory' if 'base weights' in found else 'base weights'}"] = (
             f"none: {error}"
         )
     return found
-
-
-def base_digest(folder: Path) -> str:
-    """Return a digest of the files of a base model: of large ones, the size and 64 samples of 1 MiB."""
-    found = hashlib.sha256()
-    for path in sorted(path for path in folder.iterdir() if path.is_file()):
-        size = path.stat().st_size
-        found.update(f"{path.name} {size}\n".encode())
-        with path.open("rb") as file:
-            for place in range(0, size, max(SAMPLE, size // 64)):
-                file.seek(place)
-                found.update(file.read(SAMPLE))
-    return found.hexdigest()[:16]
 
 
 class LearnerMachine:
@@ -145,7 +132,7 @@ class LearnerMachine:
         while not self._stopped():
             try:
                 socket.create_connection(self.address, 5).close()
-                store = worker.connect(*self.address, CONNECT)
+                store = connect(self.address)
             except (OSError, RuntimeError) as error:  # no run, or another program
                 if told != (told := str(error)):
                     tell(f"no run there ({told}); trying again until there is one")
@@ -203,6 +190,36 @@ class LearnerMachine:
         tell(f"job {job} has ended")
 
 
+def connect(address: tuple[str, int]) -> Store:
+    """Return a connection to the store of a run.
+
+    PyTorch's constructor waits for the answer of the other side without a limit, and cannot be
+    interrupted, so that a thread calls it.
+
+    Raises:
+        CompoundError: something else listens there, which does not answer.
+    """
+    found: Future[Store] = Future()
+
+    def wait() -> None:
+        try:
+            found.set_result(worker.connect(*address, CONNECT))
+        except Exception as error:  # noqa: BLE001 - raised below
+            found.set_exception(error)
+
+    threading.Thread(target=wait, daemon=True).start()
+    limit = CONNECT.total_seconds()
+    try:
+        return found.result(limit)
+    except TimeoutError:
+        raise CompoundError(
+            f"the program that listens at {address[0]}:{address[1]} did not answer as a run within "
+            f"{limit:g} s",
+            hint="pass HOST:PORT of learner.address in the run's settings, with a port that no other "
+            "program uses",
+        ) from None
+
+
 def is_finished(folder: Path) -> bool:
     """Return whether the run with a memory folder has finished; of a baseline, the main run."""
     run = folder.parent
@@ -246,7 +263,8 @@ def main() -> None:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else each lost connection is traced
         LearnerMachine(given.address, os.environ[KEY], given.stop).serve()
     except CompoundError as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        os._exit(1)  # a thread may wait in PyTorch
     except KeyboardInterrupt:
         sys.exit(130)
 

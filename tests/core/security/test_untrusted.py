@@ -599,7 +599,8 @@ ALLOWED = {
     "compound/core/lazy.py": "reads the stubs of the package",
     "compound/graph/registry/code.py": "looks for Python files beside the user's own file",
     "components/index.py": "fills a new folder; reads a corpus that the user's own file names",
-    "compound/engines/models.py": "the user's own model cache, and packages that pip has just downloaded",
+    "compound/optimization/preflight.py": "asks whether a model's name is a folder",
+    "compound/engines/models.py": "the user's own model cache and model folders, and packages that pip has just downloaded",
     "compound/engines/vllm/server.py": "logs of our own server in the user's cache",
     "rewards/backbone.py": "asks whether an adapter is there, after its folder was checked",
     "rewards/model.py": "files in the new folder that `store_folder` fills",
@@ -608,7 +609,7 @@ ALLOWED = {
     "optimizers/weights/interchange.py": "files and folders that the user's own code names; files in the new folder that `store_folder` fills",
     "optimizers/weights/steps.py": "files in the new folder that `store_folder` fills, or that `verify_reference` has read",
     "optimizers/weights/distributed/worker.py": "its own temporary folder",
-    "optimizers/weights/distributed/node.py": "its own temporary folder; files of the base model and of the run, which a signed job names; the user's stop file",
+    "optimizers/weights/distributed/node.py": "its own temporary folder; a file of the run, which a signed job names; the user's stop file",
     "optimizers/weights/training.py": "lists names of folders to delete, which `discard` checks",
 }
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,17 @@ def test_a_machine_that_waits_says_why(machine: Callable[..., Machine]) -> None:
     assert waiting.end(signal.SIGINT) == 130
 
 
+def test_another_program_at_the_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch waits for its answer without a limit."""
+    monkeypatch.setattr(node, "CONNECT", timedelta(seconds=1))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = other.getsockname()
+        with pytest.raises(CompoundError) as caught:
+            node.LearnerMachine(address, "key").serve()
+    assert f"listens at 127.0.0.1:{address[1]} did not answer as a run" in caught.value.message
+    assert "learner.address" in caught.value.hint
+
+
 @pytest.mark.slow
 def test_one_command_serves_all_jobs_and_layouts_train_to_equal_weights(
     toy_model: Path, tmp_path: Path, address: str, machine: Callable[..., Machine]
@@ -152,7 +164,11 @@ def test_a_machine_that_differs_is_refused_before_a_step(
     versions = "versions = worker.find_versions()\nworker.find_versions = lambda: versions | "
     for code, variables, told in (
         (versions + "{'torch': '1.0'}", {}, f"the machine {host} has torch 1.0, but this machine"),
-        ("node.base_digest = lambda model: '1f'", {}, f"the machine {host} has base weights 1f"),
+        (
+            "node.models.folder_digest = lambda model: '1f'",
+            {},
+            f"the machine {host} has base weights 1f",
+        ),
         ("node.TOKEN = '.other'", {}, f"the machine {host} has run directory none"),
         ("", {KEY: "guessed"}, f"a machine that joined at {address} has another {KEY}"),
     ):
