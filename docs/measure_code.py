@@ -47,8 +47,8 @@ LAYOUT = {
 # Upper limits, lowered with the code. What exceeds one replaces something, or argues for a higher
 # limit here.
 BUDGETS = {
-    "lines": 92_700,
-    "modules": 350,
+    "lines": 91_100,
+    "modules": 340,
     "layers": 10,
     "public names": 44,
     "settings": 141,
