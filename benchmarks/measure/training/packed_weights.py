@@ -33,7 +33,7 @@ STEPS = {
     "4 of 40 + 20": (40, 20, 2, 2, 11),
     "8 of 192 + 32": (192, 32, 2, 4, 5),
 }
-ANSWERS, TOKENS, DECODINGS = 8, 24, 11
+ANSWERS, TOKENS, DECODINGS = 8, 64, 7
 Format = Literal["float32", "bfloat16"]
 
 
