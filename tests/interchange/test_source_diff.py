@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import yaml
@@ -289,6 +290,28 @@ def test_a_file_beside_the_agent_makes_the_tuned_text(tmp_path: Path, form: str,
     apply(found)
     assert sent() == new
     assert found.text.count("+++ ") == 1
+
+
+def test_files_without_the_words_of_a_prompt_are_not_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder may hold thousands of rows, and parsing takes long; a value may replace some words."""
+    prompt = "Answer for a geographer in {language}, from the year {year}."
+    (tmp_path / "p.yaml").write_text(f"a: {prompt}\n")
+    for number in range(3):
+        (tmp_path / f"rows{number}.json").write_text(json.dumps([{"question": "Where is Lima?"}]))
+    parsed: list[str] = []
+    compose = yaml.compose_all
+
+    def counted(text: str, **how: Any) -> Any:
+        parsed.append(text)
+        return compose(text, **how)
+
+    monkeypatch.setattr(yaml, "compose_all", counted)
+    sent = prompt.format(language="Brazilian Portuguese", year="2026")
+    found = diff_of(tmp_path, sent, f"{sent} Be brief.")
+    assert parsed == [f"a: {prompt}\n"]
+    assert "no string" not in " ".join(found.notes)
 
 
 @pytest.mark.skipif(shutil.which("patch") is None, reason="patch is not installed")

@@ -564,7 +564,7 @@ ALLOWED = {
     "compound/graph/registry/engines.py": "asks whether a model's name is a folder",
     "compound/engines/local/engine.py": "asks whether a model's name is a folder",
     "compound/engines/vllm/engine.py": "asks whether a model's name is a folder",
-    "compound/interchange/source_diff.py": "looks through an agent's folder, whose files UntrustedFolder opens",
+    "compound/interchange/source_strings.py": "looks through an agent's folder, whose files UntrustedFolder opens",
     "compound/cli/script.py": "the script that the user names; asks whether a file is beside it",
     "compound/interchange/dspy_import.py": "walks through a syntax tree",
     "compound/evaluation/metrics/custom.py": "walks through a syntax tree",
