@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,9 @@ from compound.evaluation.metrics.custom import bounds_hint
 from compound.execution.budget import MARGIN, Budget, Meter
 from compound.execution.schedule import setting_values
 from compound.graph.call_counts import count_calls
-from compound.graph.component import Component
+from compound.graph.component import Component, Output
 from compound.graph.composite import Composite
+from compound.graph.configuration import component_of
 from compound.graph.space import Choice, Float, Int
 from compound.graph.system import System
 from compound.optimization.method import (
@@ -73,16 +74,16 @@ def decision_cost(problem: Problem, keys: Collection[str], prices: Prices) -> fl
     """Return the system runs to reserve for a decision about a change of some parameters.
 
     A deterministic incumbent whose runs are cached is not rerun. The candidate executes the calls
-    that depend on the change. In a graph whose calls are always the same, that is its price; if
-    conditions, loops or maps determine them, the candidate may make more calls than the incumbent,
-    so that whole runs are reserved. Since each run is reserved as a whole one until it has ended,
-    the last one needs the rest of a run.
+    that depend on the change: their number is its price, unless the change has an influence on a
+    condition, a loop or the items of a map, so that the candidate may make more calls than the
+    incumbent. Whole runs are reserved then. Since each run is reserved as a whole one until it has
+    ended, the last one needs the rest of a run.
     """
     system, settings = problem.system, problem.settings
     random = stochastic(system)
     fresh = random or not has_free_repeats(system)
     price = 1.0
-    if not _is_dynamic(system):
+    if not _may_add_calls(system, map(component_of, keys)):
         price = min(1.0, max(prices.keys(keys), estimate_prices(system).keys(keys)))
     repeats = settings.repeats if random else 1
     cost = len(problem.valid) * repeats * (price + fresh) + (1 - price)
@@ -91,7 +92,8 @@ def decision_cost(problem: Problem, keys: Collection[str], prices: Prices) -> fl
 
 def further_cost(problem: Problem, keys: Collection[str], prices: Prices) -> float:
     """Return the system runs for one further example of a decision, which both configurations execute."""
-    price = 1.0 if _is_dynamic(problem.system) else min(1.0, prices.keys(keys))
+    dynamic = _may_add_calls(problem.system, map(component_of, keys))
+    price = 1.0 if dynamic else min(1.0, prices.keys(keys))
     return (1 + price) * (problem.settings.repeats if stochastic(problem.system) else 1)
 
 
@@ -104,12 +106,25 @@ def reserved_cost(problem: Problem, keys: Collection[str], prices: Prices) -> fl
     return decision_cost(problem, keys, prices) + further
 
 
-def _is_dynamic(system: System) -> bool:
-    """Return whether the number of calls of a run depends on outputs."""
-    return any(
-        node.when is not None or isinstance(node.component, Composite)
-        for node in system.nodes.values()
-    )
+def _may_add_calls(system: System, components: Iterable[str]) -> bool:
+    """Return whether a change of some components may change which calls a run makes."""
+    changed = set(components)
+    affected: set[str] = set()  # nodes whose outputs may change
+    for name, node in system.nodes.items():
+        sources = {source.node.name for source in node.sources if isinstance(source, Output)}
+        condition = node.when.source if node.when else None
+        if isinstance(condition, Output) and condition.node.name in affected:
+            return True
+        depends = node.component.name in changed or not sources.isdisjoint(affected)
+        if isinstance(node.component, Composite):
+            body = node.component.body
+            inside = not changed.isdisjoint(body.components)
+            if depends or (inside and node.component.over is None) or _may_add_calls(body, changed):
+                return True
+            depends = inside
+        if depends:
+            affected.add(name)
+    return False
 
 
 def planning_prices(problem: Problem) -> Prices:

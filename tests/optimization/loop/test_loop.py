@@ -23,7 +23,7 @@ from benchmarks.simulated.relays import Relay
 from compound.api.description import list_changes
 from compound.api.optimize import make_problem, run_optimization
 from compound.api.result import Result
-from compound.components.flow import Loop
+from compound.components.flow import Loop, Map
 from compound.components.function import Function
 from compound.components.hyperparameter import Hyperparameter
 from compound.components.llm import LLM
@@ -189,6 +189,10 @@ class TestFinding:
         assert load(tmp_path / "run" / "best.json") == demo().configuration
 
 
+def words_of(text: str) -> list[str]:
+    return text.split()
+
+
 def problem(system: System | None = None, valid: int = 20, **changes: Any) -> Problem:
     options = SMALL.model_copy(update=changes)
     return make_problem(system or demo(), data(60, valid, 5), METRIC, options, {})
@@ -264,13 +268,41 @@ class TestPlan:
         assert decision_cost(sampled, ["spoil.w"], prices) == 21  # nothing counted follows
 
     def test_whole_runs_are_reserved_where_a_change_may_make_more_calls(self) -> None:
+        """Those of a loop, and of what a changed condition or list of items lets run."""
+
+        def greedy(name: str, **inputs: Any) -> Any:
+            return LLM(name, prompt=Text("Answer."), temperature=0.0)(**inputs)
+
         step = Function("step", spoil, w=Float(0, 1))(answer=Input("answer", str))
         body = System("turn", outputs={"answer": step})
         looped_ = Loop("loop", body, carry={"answer": "answer"}, max_turns=3)(
-            answer=LLM("first", prompt="Answer.", temperature=0.0)(question=Input("question", str))
+            answer=greedy("first", question=Input("question", str))
         )
         system = System("looped", outputs={"answer": looped_}, lm="lm")
         assert decision_cost(problem(system), ["step.w"], estimate_prices(system)) == 20
+
+        words = Function("words", words_of)(text=greedy("first", q=Input("question", str)))
+        item = System("item", outputs={"note": greedy("noter", word=Input("word", str))})
+        last = greedy("last", notes=Map("notes", item, over="word")(word=words))
+        extra = greedy("extra", a=last, when=last.equals("yes"))
+        system = System("mapped", outputs={"answer": last, "extra": extra}, lm="lm")
+        made, prices = problem(system), estimate_prices(system)
+        keys = [f"{name}.prompt" for name in ("first", "noter", "last", "extra")]
+        assert [decision_cost(made, [key], prices) for key in keys] == [20, 20, 20, 5.75]
+
+    def test_a_change_that_a_map_does_not_depend_on_is_reserved_at_its_price(self) -> None:
+        question = Input("question", str)
+        noter = LLM("noter", prompt=Text("Note."), temperature=0.0)(word=Input("word", str))
+        notes = Map("notes", System("item", outputs={"note": noter}), over="word")(
+            word=Function("words", words_of)(text=question)
+        )
+        topic = LLM("topic", prompt=Text("Name it."), temperature=0.0)(question=question)
+        answer = LLM("answerer", prompt=Text("Answer."), temperature=0.0)(notes=notes, topic=topic)
+        system = System("beside", outputs={"answer": answer}, lm="lm")
+        made, prices = problem(system), estimate_prices(system)
+        keys = [f"{name}.prompt" for name in ("noter", "topic", "answerer")]
+        costs = [decision_cost(made, [key], prices) for key in keys]
+        assert costs == pytest.approx([20 * 2 / 3 + 1 / 3] * 2 + [20 / 3 + 2 / 3])
 
     def test_chance_that_a_parameter_can_bring_in_counts_from_the_beginning(self) -> None:
         """A greedy start may become a sampling candidate: decisions then need fresh samples."""
