@@ -5,20 +5,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from compound.api.description import resolved_settings
 from compound.api.optimize import make_problem
 from compound.api.runners import check_runner, executor_opener
-from compound.core.engine import NO_USAGE, Message, Request, Usage
+from compound.core.engine import Message, Request
 from compound.core.errors import CompoundError, MissingExtra, check_installed
 from compound.core.loops import run_blocking
 from compound.core.security.untrusted import UntrustedFolder
 from compound.core.storage.paths import run_folder
-from compound.evaluation.dataset import Dataset
 from compound.evaluation.evaluate import evaluate
 from compound.evaluation.examples import check_no_overlaps, find_overlaps
 from compound.evaluation.metrics.comparison import Comparison
@@ -78,35 +77,30 @@ def estimate(
     """
     assert program.data is not None
     assert program.metric is not None
-    find, settings = program.find_engine, program.optimize
+    find = program.find_engine
     problem = make_problem(
-        program.system, program.data, program.metric, settings, find, program.folder
+        program.system, program.data, program.metric, program.optimize, find, program.folder
     )
-    settings = problem.settings
-    others = [*problem.baselines.values()]
-    check_runner(settings, problem.system, [problem.method, *others])
-    each = [
-        replace(
-            problem, settings=settings.model_copy(update={"method": name, "baselines": ()})
-        ).with_method(method)
-        for name, method in problem.baselines.items()
-    ]
+    settings, others = problem.settings, [*problem.baselines.values()]
+    methods = [problem.method, *others]
+    check_runner(settings, problem.system, methods)
+    each = [problem]
+    for name, method in problem.baselines.items():
+        own = settings.model_copy(update={"method": name, "baselines": ()})
+        each.append(replace(problem, settings=own).with_method(method))
     plan, free = plan_by_runs(problem)
     memory = plan_memory(problem, others)
     memory.check()
-    splits = {"train": problem.train, "valid": problem.valid, "test": problem.test}
-    equal = find_overlaps(splits, program.data.id)
+    sizes = {"train": problem.train, "valid": problem.valid, "test": problem.test}
+    equal = find_overlaps(sizes, program.data.id)
     if strict:
         check_no_overlaps(equal)
-    texts = BudgetSettings.model_fields
-    # usage of these is unknown in advance
-    other_limits = [name for name in settings.budget.limits() if name != "system_runs"]
-    declared = isinstance(problem.metric, Comparison | ModelMetric)
-    runs, calls = [_system_runs(one) for one in (problem, *each)], _calls(problem)
-    requests = [row for one in (problem, *each) for row in _requests(one)]
+    limits, texts = settings.budget.limits(), BudgetSettings.model_fields
+    runs, calls = [*map(_system_runs, each)], _calls(problem)
+    requests = [row for one in each for row in _requests(one)]
     facts: dict[str, Any] = {
         "system": problem.system.name,
-        "data": _sizes(program.data, problem),
+        "data": {"path": str(program.data.path), **{n: len(rows) for n, rows in sizes.items()}},
         "jobs": [f"{job.optimizer}: {', '.join(job.keys)}" for job in problem.method.jobs],
         "plan": {"decisions": plan.decisions, "level": plan.level, "runs_per_decision": plan.cost},
         "methods": [settings.method, *settings.baselines],
@@ -115,7 +109,7 @@ def estimate(
             *problem.method.notes,
             *(f"{m.name}: {line}" for m in others for line in m.proposers),
         ],
-        "steps": _steps(problem.method.jobs, free, other_limits),
+        "steps": _steps(problem.method.jobs, free, [n for n in limits if n != "system_runs"]),
         "prospects": outlook(problem),
         "duplicates": [str(overlap) for overlap in equal],
         "shared": any(overlap.across for overlap in equal),
@@ -125,23 +119,25 @@ def estimate(
         "model_calls": _model_calls(problem, runs, calls, requests),
         "budget": {
             name: {"limit": limit, "counts": _first_sentence(texts[name].description or "")}
-            for name, limit in settings.budget.limits().items()
+            for name, limit in limits.items()
         },
         "memory": memory.lines(),
         "keys": missing_keys(problem),
-        "not_counted": [RETRIES, *([] if declared else [METRIC])],
+        "not_counted": [
+            RETRIES,
+            *([] if isinstance(problem.metric, Comparison | ModelMetric) else [METRIC]),
+        ],
         "not_known": [] if pilot else [UNKNOWN],
         "optimize": resolved_settings(problem),
     }
     if pilot:
-        opener = executor_opener(settings, problem.system, find, [problem.method, *others])
         ready = replace(
             problem,
             engines=with_gpu_shares(problem.engines, memory.gpu_shares),
-            open_executor=opener,
+            open_executor=executor_opener(settings, problem.system, find, methods),
         )
         path = Path(run_dir) if run_dir is not None else run_folder(problem.system.name)
-        facts["pilot"] = run_pilot(ready, pilot, path, runs, requests)
+        facts["pilot"] = _run_pilot(ready, pilot, path, runs, requests)
     return facts
 
 
@@ -237,11 +233,6 @@ def _steps(jobs: Sequence[Job], free: float, others: Sequence[str]) -> list[dict
     ]
 
 
-def _sizes(data: Dataset, problem: Problem) -> Mapping[str, Any]:
-    sizes = {"train": len(problem.train), "valid": len(problem.valid), "test": len(problem.test)}
-    return {"path": str(data.path), **sizes}
-
-
 def missing_for_run(settings: OptimizeSettings) -> Iterator[str]:
     """Yield the settings whose library is not installed on this machine."""
     modules: dict[str, str] = {f"optimize.trackers: {name}": name for name in settings.trackers}
@@ -258,59 +249,49 @@ def missing_for_run(settings: OptimizeSettings) -> Iterator[str]:
 
 SHARE = 0.1  # of each limit of the budget except system runs, for the pilot
 ANSWER = 1000  # tokens that a proposal request is taken to answer
-QUANTITIES = ("tokens", "dollars", "minutes")
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """One run of the pilot: tokens, dollars (``None`` if a price is unknown) and seconds."""
-
-    tokens: int
-    dollars: float | None
-    seconds: float
-
-
-def run_pilot(
+def _run_pilot(
     problem: Problem,
     count: int,
     path: Path,
     runs: Sequence[Mapping[str, Any]],
     requests: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Run the initial configuration on the first validation examples, and extrapolate.
-
-    Raises:
-        BudgetExhausted: the limit covers no run.
-    """
-    examples = problem.valid[:count]
-    limits = problem.settings.budget.total()
+    """Run the initial configuration on the first validation examples, and extrapolate."""
+    examples, limits = problem.valid[:count], problem.settings.budget.total()
     budget = replace(limits.share(SHARE), system_runs=len(examples))
     meter = Meter(budget, whole=limits, rest=f"a pilot spends at most {SHARE:.0%}")
-    traces = list[Trace]()
     started = time.monotonic()
-    run_blocking(_evaluate(problem, len(examples), path, meter, traces))
+    traces = run_blocking(_evaluate(problem, len(examples), path, meter))
     wall = time.monotonic() - started
-    measured = [_measure(trace) for trace in traces]
-    failures = sorted({str(trace.failure.message) for trace in traces if trace.failure})
-    totals, unknown = _extrapolate(problem, measured, runs, requests)
-    per_run = {
-        "tokens": _summary([each.tokens for each in measured]),
-        "dollars": _summary([each.dollars for each in measured]),
-        "seconds": _summary([each.seconds for each in measured]),
+    usages = [sum((c.usage for c in each.metric_calls), each.whole_usage) for each in traces]
+    is_priced = not any(usage.unpriced for usage in usages)
+    measured: dict[str, list[float]] = {
+        "tokens": [usage.tokens for usage in usages],
+        "dollars": [usage.cost for usage in usages] if is_priced else [],
+        "seconds": [each.seconds + sum(c.seconds for c in each.metric_calls) for each in traces],
     }
+    totals, unknown = _extrapolate(problem, measured, runs, requests)
+    at_a_time = _at_a_time(problem)
     return {
         "examples": len(examples),
-        "runs": len(measured),
-        "failures": failures,
+        "runs": len(traces),
+        "failures": sorted({each.failure.message for each in traces if each.failure}),
         "limit": {k: v for k, v in vars(budget).items() if v is not None},
         "spent": {**meter.usage.to_json(), "system_runs": meter.system_runs, "seconds": wall},
-        "per_run": per_run,
+        "per_run": {
+            name: {"lowest": min(values), "mean": fmean(values), "highest": max(values)}
+            if values
+            else None
+            for name, values in measured.items()
+        },
         "total": totals,
         "extrapolated": [
             "system runs: all that are planned; from the least to the most expensive run of the pilot",
             "proposal requests: from none to all that are planned, each with the text of all runs of the "
             f"pilot and an answer of {ANSWER:,} tokens",
-            f"minutes: from {_at_a_time(problem)} concurrent runs to one run at a time",
+            f"minutes: from {at_a_time} concurrent runs to one run at a time",
         ],
         "not_known": [
             "how much longer tuned prompts and demonstrations make the requests",
@@ -319,18 +300,13 @@ def run_pilot(
     }
 
 
-async def _evaluate(
-    problem: Problem, count: int, path: Path, meter: Meter, traces: list[Trace]
-) -> None:
-    folder = UntrustedFolder(path).below(PILOT).make()
-    cache = DiskCache(folder.path / CACHE)
+async def _evaluate(problem: Problem, count: int, path: Path, meter: Meter) -> list[Trace]:
+    cache = DiskCache(UntrustedFolder(path).below(PILOT).make().path / CACHE)
+    folder, seed = path / MEMORY_FOLDER, problem.settings.seed
     executor = problem.open_executor(
-        problem.engines,
-        cache=cache,
-        meter=meter,
-        seed=problem.settings.seed,
-        folder=path / MEMORY_FOLDER,
+        problem.engines, cache=cache, meter=meter, seed=seed, folder=folder
     )
+    traces = list[Trace]()
     try:
         await evaluate(
             executor,
@@ -344,20 +320,7 @@ async def _evaluate(
     finally:
         await executor.aclose()
         cache.close()
-
-
-def _measure(trace: Trace) -> _Measured:
-    usage = trace.whole_usage + sum((call.usage for call in trace.metric_calls), NO_USAGE)
-    seconds = trace.seconds + sum(call.seconds for call in trace.metric_calls)
-    return _Measured(usage.tokens, None if usage.unpriced else usage.cost, seconds)
-
-
-def _summary(values: Sequence[float | None]) -> dict[str, float] | None:
-    """Return the minimum, mean and maximum of values; ``None`` if one is unknown."""
-    known = [value for value in values if value is not None]
-    if len(known) < len(values) or not known:
-        return None
-    return {"lowest": min(known), "mean": sum(known) / len(known), "highest": max(known)}
+    return traces
 
 
 def _at_a_time(problem: Problem) -> int:
@@ -366,82 +329,61 @@ def _at_a_time(problem: Problem) -> int:
 
 def _extrapolate(
     problem: Problem,
-    measured: Sequence[_Measured],
+    measured: Mapping[str, Sequence[float]],
     runs: Sequence[Mapping[str, Any]],
     requests: Sequence[Mapping[str, Any]],
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the range of each quantity over all methods, and what is not known."""
-    unknown: list[str] = []
+    """Return the range of each quantity over all methods within the budget, and what is not known."""
     total = sum(math.inf if each["total"] is None else each["total"] for each in runs)
-    if math.isinf(total):
-        unknown.append("the number of system runs: optimize.budget.system_runs is not set")
     asked = sum(math.inf if each["at_most"] is None else each["at_most"] for each in requests)
-    if math.isinf(asked):
-        unknown.append("the number of proposal requests: an optimizer does not state it")
-    shown = sum(each.tokens for each in measured)
-    seconds = [each.seconds for each in measured]
-    tokens = [each.tokens for each in measured]
-    dollars = [each.dollars for each in measured]
-    proposal_cost = _proposal_cost(problem, requests, shown + ANSWER)
-    if any(job.step for job in problem.method.jobs):
-        unknown.append("the minutes of training steps, in addition to their system runs")
-    found = {
-        "tokens": (
-            _times(total, min(tokens)),
-            _times(total, max(tokens)) + _times(asked, shown + ANSWER),
+    text = sum(measured["tokens"]) + ANSWER
+    rates = [_dollars_per_token(problem, each["model"]) for each in requests]
+    is_priced = bool(measured["dollars"]) and None not in rates
+    proposals: dict[str, float] = {  # the most that all proposal requests take
+        "tokens": _times(asked, text),
+        "dollars": sum(
+            _times(math.inf if each["at_most"] is None else each["at_most"], (rate or 0.0) * text)
+            for each, rate in zip(requests, rates, strict=True)
         ),
-        "minutes": (
-            _times(total, min(seconds)) / _at_a_time(problem) / 60,
-            (_times(total, max(seconds)) + _times(asked, max(seconds))) / 60,
-        ),
+        "minutes": _times(asked, max(measured["seconds"])) / 60,
     }
-    known = [each for each in dollars if each is not None]
-    if len(known) < len(dollars) or proposal_cost is None:
-        unknown.append("dollars: a model has no known price")
-    else:
-        found["dollars"] = (
-            _times(total, min(known)),
-            _times(total, max(known)) + proposal_cost,
-        )
-    limits = problem.settings.budget
-    caps = {"tokens": limits.tokens, "dollars": limits.cost, "minutes": limits.minutes}
-    return {
-        name: _range(found[name], caps[name], len(runs)) for name in QUANTITIES if name in found
-    }, unknown
+    budget = problem.settings.budget
+    limits = {"tokens": budget.tokens, "dollars": budget.cost, "minutes": budget.minutes}
+    found: dict[str, Any] = {}
+    for name, limit in limits.items():
+        if name == "dollars" and not is_priced:
+            continue
+        values = measured.get(name) or [each / 60 for each in measured["seconds"]]
+        low, high = _times(total, min(values)), _times(total, max(values)) + proposals[name]
+        low = low / _at_a_time(problem) if name == "minutes" else low
+        ends = (min(end, math.inf if limit is None else limit * len(runs)) for end in (low, high))
+        found[name] = {
+            side: end if math.isfinite(end) else None
+            for side, end in zip(("from", "to"), ends, strict=True)
+        }
+    unknown = {
+        "the number of system runs: optimize.budget.system_runs is not set": math.isinf(total),
+        "the number of proposal requests: an optimizer does not state it": math.isinf(asked),
+        "the minutes of training steps, in addition to their system runs": any(
+            job.step for job in problem.method.jobs
+        ),
+        "dollars: a model has no known price": not is_priced,
+    }
+    return found, [reason for reason, is_unknown in unknown.items() if is_unknown]
 
 
 def _times(count: float, each: float) -> float:
     return count * each if each else 0.0
 
 
-def _range(found: tuple[float, float], cap: float | None, methods: int) -> dict[str, float | None]:
-    """Return both ends of a range, within the limit of the budget for each method; ``None`` if infinite."""
-    limit = math.inf if cap is None else cap * methods
-    low, high = (min(value, limit) for value in found)
-    ends = {"from": low, "to": high}
-    return {name: value if math.isfinite(value) else None for name, value in ends.items()}
-
-
-def _proposal_cost(
-    problem: Problem, requests: Sequence[Mapping[str, Any]], tokens: int
-) -> float | None:
-    """Return the dollars of all proposal requests, each of a number of tokens; ``None`` if unknown."""
-    engine_of, total = Executor(problem.engines).engine, 0.0
-    for each in requests:
-        rate = None
-        with suppress(CompoundError):  # the run reports why an engine cannot be opened
-            rate = _dollars_per_token(engine_of(each["model"])) if each["model"] else None
-        if rate is None:
-            return None
-        count = math.inf if each["at_most"] is None else each["at_most"]
-        total += _times(count, rate * tokens)
-    return total
-
-
-def _dollars_per_token(engine: Any) -> float | None:  # noqa: ANN401
+def _dollars_per_token(problem: Problem, model: str | None) -> float | None:
     """Return the price of a token in a request with a prompt four times as long as its answer."""
-    if not engine.priced:
+    try:
+        engine = Executor(problem.engines).engine(model) if model else None
+    except CompoundError:  # the run reports why it cannot be opened
+        return None
+    if engine is None or not engine.priced:
         return None
     request = Request((Message("user", "word " * 4 * ANSWER),), max_tokens=ANSWER)
-    worst: Usage = worst_case(engine, request)
+    worst = worst_case(engine, request)
     return worst.cost / worst.tokens if worst.tokens else 0.0

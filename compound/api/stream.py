@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from compound.api.arguments import check_inputs
 from compound.core.engine import NO_USAGE, Usage
-from compound.core.errors import CompoundError
 from compound.execution.executor import Executor
 from compound.execution.observers import TextPiece
 from compound.execution.trace import Call, Failure, Trace
@@ -23,99 +22,53 @@ from compound.graph.system import System
 
 
 @dataclass(frozen=True, slots=True)
-class CallEvent:
-    """The start or the end of a call.
+class Event:
+    """An event of a run.
 
     Attributes:
+        kind: ``call``, the start or the end of a call; ``token``, a piece of the text of a model,
+            whose engine decides on its size; ``output``, the outputs of the system; ``error``, the
+            failure of the run, in place of its outputs; ``usage``, the usage of the run, the last
+            event.
         address: address of the call, such as ``agent[1]/reader``.
         component: name of its component.
-        state: ``started``, ``finished`` or ``failed``.
-        outputs: the outputs, once finished.
-        failure: the failure, if it failed.
-        usage: the usage, once finished or failed.
-        seconds: the duration, once finished or failed.
+        state: of a call, ``started``, ``finished`` or ``failed``.
+        text: the piece of text.
+        attempt: number of the attempt that the text is from. A call that is tried again starts its
+            text again; the outputs of the finished call are authoritative.
+        request: number of the request of the call that the text answers, from 0.
+        outputs: the outputs of a finished call, or of the system.
+        failure: the failure of a call, or of the run.
+        usage: the usage of a call that has ended, or of the run.
+        seconds: the duration of a call that has ended.
     """
 
-    kind: ClassVar[Literal["call"]] = "call"
-    address: str
-    component: str
-    state: Literal["started", "finished", "failed"]
+    kind: Literal["call", "token", "output", "error", "usage"]
+    address: str = ""
+    component: str = ""
+    state: Literal["", "started", "finished", "failed"] = ""
+    text: str = ""
+    attempt: int = 1
+    request: int = 0
     outputs: Mapping[str, object] = field(default_factory=dict)
     failure: Failure | None = None
     usage: Usage = NO_USAGE
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, object]:
-        """Return the event as JSON types."""
-        names = ("address", "component", "state")
-        found: dict[str, object] = {name: getattr(self, name) for name in names}
-        if self.state == "started":
-            return found
-        found |= {"usage": self.usage.to_json(), "seconds": round(self.seconds, 6)}
+        """Return the event as JSON types, with what its kind has."""
+        call, found = ("address", "component"), dict[str, object]()
+        names = {"call": (*call, "state"), "token": (*call, "text", "attempt", "request")}
+        found |= {name: getattr(self, name) for name in names.get(self.kind, ())}
+        if self.kind == "usage" or self.state in ("finished", "failed"):
+            found["usage"] = self.usage.to_json()
+        if self.state in ("finished", "failed"):
+            found["seconds"] = round(self.seconds, 6)
         if self.failure is not None:
-            return found | {"error": {"type": self.failure.kind, "message": self.failure.message}}
-        return found | {"outputs": to_readable_values(self.outputs)}
-
-
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """A piece of the text of a model; the engine decides its size.
-
-    A call that is tried again starts its text again, with a higher ``attempt``. The outputs of the
-    finished call are authoritative.
-    """
-
-    kind: ClassVar[Literal["token"]] = "token"
-    piece: TextPiece
-
-    @property
-    def text(self) -> str:
-        """The piece."""
-        return self.piece.text
-
-    def to_json(self) -> dict[str, object]:
-        """Return the event as JSON types."""
-        names = ("address", "component", "text", "attempt", "request")
-        return {name: getattr(self.piece, name) for name in names}
-
-
-@dataclass(frozen=True, slots=True)
-class OutputEvent:
-    """The outputs of the system."""
-
-    kind: ClassVar[Literal["output"]] = "output"
-    outputs: Mapping[str, object]
-
-    def to_json(self) -> dict[str, object]:
-        """Return the event as JSON types."""
-        return {"outputs": to_readable_values(self.outputs)}
-
-
-@dataclass(frozen=True, slots=True)
-class UsageEvent:
-    """The usage of the run; the last event."""
-
-    kind: ClassVar[Literal["usage"]] = "usage"
-    usage: Usage
-
-    def to_json(self) -> dict[str, object]:
-        """Return the event as JSON types."""
-        return {"usage": self.usage.to_json()}
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorEvent:
-    """The failure of the run, in place of its outputs."""
-
-    kind: ClassVar[Literal["error"]] = "error"
-    failure: Failure
-
-    def to_json(self) -> dict[str, object]:
-        """Return the event as JSON types."""
-        return {"error": {"type": self.failure.kind, "message": self.failure.message}}
-
-
-Event = CallEvent | TokenEvent | OutputEvent | UsageEvent | ErrorEvent
+            found["error"] = {"type": self.failure.kind, "message": self.failure.message}
+        elif self.kind == "output" or self.state == "finished":
+            found["outputs"] = to_readable_values(self.outputs)
+        return found
 
 
 async def stream(
@@ -153,7 +106,7 @@ async def stream(
         ...     engines = {"lm": ScriptedLM(["the Rímac"])}
         ...     stream = cp.stream(system, {"question": "Which river?"}, engines=engines)
         ...     events = [event async for event in stream]
-        ...     print("".join(event.text for event in events if isinstance(event, TokenEvent)))
+        ...     print("".join(event.text for event in events))
         ...     print([event.kind for event in events if event.kind != "token"])
         >>> asyncio.run(show())
         the Rímac
@@ -162,10 +115,12 @@ async def stream(
     find = resolve_engines(system, engines)
     values = check_inputs(system, inputs)
     executor = Executor(for_system(find, system), seed=seed)
+
+    async def run(listener: EventQueue) -> Trace:
+        return await executor.run(system, values, sample=sample, listener=listener)
+
     try:
-        async with contextlib.aclosing(
-            events_of(executor, system, values, sample=sample)
-        ) as events:
+        async with contextlib.aclosing(events_of(run, EventQueue())) as events:
             async for event in events:
                 if not isinstance(event, Trace):
                     yield event
@@ -174,21 +129,16 @@ async def stream(
 
 
 async def events_of(
-    executor: Executor,
-    system: System,
-    inputs: Mapping[str, object],
-    *,
-    example: str = "",
-    sample: int = 0,
+    run: Callable[[EventQueue], Awaitable[Trace]], queue: EventQueue
 ) -> AsyncGenerator[Event | Trace, None]:
-    """Yield the events of a run on an executor, and last the trace; closing the iterator cancels the run."""
-    queue = EventQueue()
+    """Yield the events of a run, and last its trace; closing the iterator cancels the run.
+
+    ``run`` makes the run with a listener. A slow reader of the events does not delay it.
+    """
 
     async def work() -> Trace:
         try:
-            return await executor.run(
-                system, inputs, example=example, sample=sample, listener=queue
-            )
+            return await run(queue)
         finally:
             queue.end()
 
@@ -198,15 +148,15 @@ async def events_of(
             yield event
         trace = await task
         if trace.failure is None:
-            yield OutputEvent(trace.outputs)
+            yield Event("output", outputs=trace.outputs)
         else:
-            yield ErrorEvent(trace.failure)
-        yield UsageEvent(trace.usage)
+            yield Event("error", failure=trace.failure)
+        yield Event("usage", usage=trace.usage)
         yield trace
     finally:
         task.cancel()
         # an error of the run was raised above, unless the consumer has stopped
-        with contextlib.suppress(asyncio.CancelledError, CompoundError):
+        with contextlib.suppress(asyncio.CancelledError, Exception):
             await task
 
 
@@ -218,17 +168,27 @@ class EventQueue:
 
     def on_start(self, address: str, component: str) -> None:
         """Queue the start of a call."""
-        self._events.put_nowait(CallEvent(address, component, "started"))
+        self._events.put_nowait(Event("call", address, component, "started"))
 
     def on_text(self, piece: TextPiece) -> None:
         """Queue a piece of text."""
-        self._events.put_nowait(TokenEvent(piece))
+        place = piece.address, piece.component
+        told = Event("token", *place, "", piece.text, piece.attempt, piece.request)
+        self._events.put_nowait(told)
 
     def on_call(self, call: Call) -> None:
         """Queue the end of a call."""
-        state: Literal["finished", "failed"] = "finished" if call.failure is None else "failed"
-        result = (call.outputs, call.failure, call.usage, call.seconds)
-        self._events.put_nowait(CallEvent(call.address, call.component, state, *result))
+        event = Event(
+            "call",
+            call.address,
+            call.component,
+            "finished" if call.failure is None else "failed",
+            outputs=call.outputs,
+            failure=call.failure,
+            usage=call.usage,
+            seconds=call.seconds,
+        )
+        self._events.put_nowait(event)
 
     def end(self) -> None:
         """Queue the end of the events."""

@@ -123,7 +123,7 @@ def _summarized(record: Record, path: str, *, traces: bool) -> Facts:
             for e in record.all("decision")
         ],
         "detectable": _detectable(record),
-        "candidates": _candidates(candidates),
+        "candidates": candidate_facts(candidates),
         "cost_notes": describe_costs(candidates),
         "proposals": _proposals(record),
         "jobs": [_job(e) for e in record.all("job")],
@@ -189,11 +189,16 @@ def _detectable(record: Record) -> Facts:
     return {}
 
 
-def _candidates(candidates: Sequence[CandidateRecord]) -> Facts | None:
-    """Return all evaluated configurations, and the front of gain against cost."""
+def candidate_facts(candidates: Sequence[CandidateRecord], cost: str = "") -> Facts | None:
+    """Return all evaluated configurations, and the front of gain against a cost, which all have.
+
+    The cost is ``tokens``, ``usd`` or ``seconds``, by default that of
+    `compound.optimization.runs.candidate_record.cost_name`.
+    """
     if not candidates:
         return None
-    cost, best = cost_name(candidates), front(candidates)
+    cost = cost or cost_name(candidates)
+    best = front(candidates, cost)
     costs = [float(getattr(candidate, cost)) for candidate in candidates]
     worst = min(candidate.gain or 0.0 for candidate in candidates), max(costs)
     numbers = {candidate.digest: number for number, candidate in enumerate(candidates, 1)}

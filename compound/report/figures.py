@@ -186,7 +186,7 @@ def candidates_svg(candidates: Mapping[str, Any]) -> str:
         costs.step(*columns_of(best, 2), where="post", color=PALETTE["good"], linewidth=1.2)
         scores.set(xlabel="candidate, in the order of the search", ylabel="mean score (95 %)")
         use_integer_ticks(scores.xaxis)
-        unit = "US dollars" if candidates["cost"] == "usd" else "tokens"
+        unit = {"usd": "US dollars"}.get(candidates["cost"], candidates["cost"])
         costs.set(xlabel=f"{unit} per request", ylabel="gain on the same examples")
         figure.legend(*scores.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return svg[0]

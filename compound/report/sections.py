@@ -91,17 +91,22 @@ def _figures(facts: Facts) -> Iterator[Figure]:
         scores = "; ".join(f"{r['method']} {interval(r['test'] or r['valid'])}" for r in scored)
         yield draw_figure("scores", lambda: scores_svg(facts), alt=f"Scores: {scores}")
     if found := facts["candidates"]:
-        best = max(found["rows"], key=lambda row: float(row["gain"] or 0.0))
-        alt = (
-            f"Scores of {plural(len(found['rows']), 'candidate')}, and their gain against their "
-            f"cost; the highest gain is {signed(best['gain'])} on {best['evaluations']} evaluations"
-        )
-        yield draw_figure("candidates", lambda: candidates_svg(found), alt=alt)
+        yield candidates_figure(found)
     for place, method in enumerate((facts["training"] or {}).get("methods", ())):
         jobs, name = method["jobs"], f"training{place or ''}"
         if panels_with_data(jobs):
             said = {"caption": caption(jobs), "alt": f"Curves of training of {method['method']}"}
             yield draw_figure(name, partial(training_svg, jobs, name), **said)
+
+
+def candidates_figure(found: Facts) -> Figure:
+    """Return the figure of all candidates of a run."""
+    best = max(found["rows"], key=lambda row: float(row["gain"] or 0.0))
+    alt = (
+        f"Scores of {plural(len(found['rows']), 'candidate')}, and their gain against their "
+        f"cost; the highest gain is {signed(best['gain'])} on {best['evaluations']} evaluations"
+    )
+    return draw_figure("candidates", lambda: candidates_svg(found), alt=alt)
 
 
 def _tokens(mean: float | None) -> str:

@@ -19,7 +19,6 @@ from compound.api.serving.ports import (
 )
 from compound.api.serving.routes import EventResponse, data
 from compound.api.serving.service import Service, Ticket, answer_connected, of_failure
-from compound.api.stream import TokenEvent
 from compound.core.engine import Usage
 from compound.core.web.problems import HTTPProblem, json_response
 from compound.execution.trace import Trace
@@ -220,22 +219,21 @@ async def _chunks(
     """Yield the chunks of a streamed answer."""
     head = _head(ticket, system, "chat.completion.chunk")
     (output,) = system.outputs
-    streamed = streamed_call(ticket.deployment.system)
-    text = AnswerText(streamed[1] if streamed else "")
+    address, cue = streamed_call(ticket.deployment.system) or ("", "")
+    text = AnswerText(cue)
     events = service.events(ticket, inputs)
     yield _chunk(head, {"role": "assistant", "content": ""})
     try:
         async for found in events:
-            if isinstance(found, TokenEvent):
-                piece = found.piece
-                first = streamed is not None and piece.address == streamed[0] and piece.request == 0
-                if first and (new := text.add(piece.attempt, piece.text)):
-                    yield _chunk(head, {"content": new})
-            elif isinstance(found, Trace):
+            if isinstance(found, Trace):
                 for chunk in _last_chunks(head, ticket, found, text, output):
                     yield chunk
                 if with_usage and found.failure is None:
                     yield data(head | {"choices": [], "usage": _usage(found.usage)})
+            elif (found.kind, found.address, found.request) == ("token", address, 0) and (
+                new := text.add(found.attempt, found.text)
+            ):
+                yield _chunk(head, {"content": new})
     except HTTPProblem as problem:
         yield data(problem.document())
     finally:

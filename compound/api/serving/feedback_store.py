@@ -1,22 +1,20 @@
 """Write runs and feedback durably, without delaying runs.
 
-A thread appends what has accumulated and calls ``fsync`` once for each file. Runs are not waited
-for; feedback is acknowledged once it and all earlier runs are on the disk.
+A thread appends the lines. Runs are not waited for; feedback is acknowledged once it and all
+earlier runs are on the disk.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
 import os
-import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
-from queue import SimpleQueue
 from typing import BinaryIO
 
 from compound.core.errors import CompoundError
@@ -35,15 +33,6 @@ class StoreError(CompoundError):
     """A feedback folder cannot be used."""
 
 
-@dataclass(frozen=True)
-class _Line:
-    """A line to append, of a run or of feedback; ``done`` is set once feedback is on the disk."""
-
-    data: bytes
-    run: str = ""
-    done: Future[None] | None = None
-
-
 class FeedbackStore:
     """A feedback folder opened for writing, by one server at a time.
 
@@ -54,7 +43,7 @@ class FeedbackStore:
     def __init__(
         self,
         place: Path | UntrustedFolder,
-        on_lost: Callable[[int], object] = lambda runs: None,
+        on_lost: Callable[[], object] = lambda: None,
         most: int = 2**30,
     ) -> None:
         folder = UntrustedFolder(place, error=StoreError) if isinstance(place, Path) else place
@@ -77,9 +66,7 @@ class FeedbackStore:
         except BaseException:
             self._release()
             raise
-        self._lines: SimpleQueue[_Line | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="compound-feedback", daemon=True)
-        self._thread.start()
+        self._writer = ThreadPoolExecutor(1, "compound-feedback")
 
     def add_run(self, run: str, trace: Trace) -> None:
         """Record a run, soon."""
@@ -88,13 +75,12 @@ class FeedbackStore:
         for call in document["calls"]:
             call["tokens"] = []
             call.pop("exchanges", None)
-        self._put({"run": run, "time": _now(), "trace": document}, run=run)
+        line = _line({"run": run, "time": _now(), "trace": document})
+        self._writer.submit(self._write_run, run, line)
 
     def add_feedback(self, document: Mapping[str, object]) -> Future[None]:
         """Record feedback; the result is set once it is on the disk."""
-        done: Future[None] = Future()
-        self._put({"time": _now(), **document}, done=done)
-        return done
+        return self._writer.submit(self._write_feedback, _line({"time": _now(), **document}))
 
     def knows(self, run: str) -> bool:
         """Return whether a run was recorded."""
@@ -106,8 +92,9 @@ class FeedbackStore:
 
     def close(self) -> None:
         """Write what is left, and release the folder."""
-        self._lines.put(None)
-        self._thread.join()
+        self._writer.shutdown()
+        with contextlib.suppress(OSError):
+            os.fsync(self._files[RUNS].fileno())
         self._release()
 
     def _release(self) -> None:
@@ -115,49 +102,29 @@ class FeedbackStore:
             file.close()
         self._lock.release()
 
-    def _put(
-        self, document: Mapping[str, object], run: str = "", done: Future[None] | None = None
-    ) -> None:
-        text = to_encodable_json(redact_values(dict(document)))  # keys may be escaped in the text
-        self._lines.put(_Line(sanitize_text(text).encode() + b"\n", run, done))
+    def _write_run(self, run: str, line: bytes) -> None:
+        try:
+            self._append(RUNS, line)
+        except OSError as error:
+            self._warn(error)
+            self._inputs.pop(run, None)  # feedback on it would be of no use
+            self._on_lost()
 
-    def _work(self) -> None:
-        open_ = True
-        while open_:
-            lines, open_ = self._waiting_lines()
-            runs = [line for line in lines if line.run]
-            try:
-                self._append(RUNS, runs)
-                runs = []
-                self._append(FEEDBACK, [line for line in lines if line.done is not None])
-            except OSError as error:
-                if str(error) != self._problem:
-                    LOG.warning("feedback in %s cannot be written: %s", self.path, error)
-                self._problem = str(error)
-                for line in runs:
-                    self._inputs.pop(line.run, None)  # feedback on it would be of no use
-                self._on_lost(len(runs))
-                failed = StoreError(f"the feedback cannot be written: {error.strerror}")
-                _finish(lines, failed)
-            else:
-                _finish(lines, None)
+    def _write_feedback(self, line: bytes) -> None:
+        try:
+            os.fsync(self._files[RUNS].fileno())
+            self._append(FEEDBACK, line, sync=True)
+        except OSError as error:
+            self._warn(error)
+            raise StoreError(f"the feedback cannot be written: {error.strerror}") from None
 
-    def _waiting_lines(self) -> tuple[list[_Line], bool]:
-        """Wait for a line; return all that wait, and whether more can follow."""
-        lines: list[_Line] = []
-        line = self._lines.get()
-        while line is not None:
-            lines.append(line)
-            if self._lines.empty():
-                return lines, True
-            line = self._lines.get()
-        return lines, False
+    def _warn(self, error: OSError) -> None:
+        if str(error) != self._problem:
+            LOG.warning("feedback in %s cannot be written: %s", self.path, error)
+        self._problem = str(error)
 
-    def _append(self, name: str, lines: list[_Line]) -> None:
-        """Append lines to a file, and flush it to the disk."""
-        data = b"".join(line.data for line in lines)
-        if not data:
-            return
+    def _append(self, name: str, data: bytes, *, sync: bool = False) -> None:
+        """Append a line to a file, and flush it to the disk if asked to."""
         size = sum(os.fstat(file.fileno()).st_size for file in self._files.values())
         if size + len(data) > self._most:
             raise OSError(errno.EDQUOT, f"it would exceed {self._most:,} bytes; see --max-feedback")
@@ -166,20 +133,16 @@ class FeedbackStore:
         try:
             while data:
                 data = data[os.write(descriptor, data) :]
-            os.fsync(descriptor)
+            if sync:
+                os.fsync(descriptor)
         except OSError:
             os.ftruncate(descriptor, end)  # a part of a line would damage the next one
             raise
 
 
-def _finish(lines: list[_Line], error: Exception | None) -> None:
-    for line in lines:
-        if line.done is None or line.done.cancelled():
-            continue
-        if error is None:
-            line.done.set_result(None)
-        else:
-            line.done.set_exception(error)
+def _line(document: Mapping[str, object]) -> bytes:
+    text = to_encodable_json(redact_values(dict(document)))  # keys may be escaped in the text
+    return sanitize_text(text).encode() + b"\n"
 
 
 def _remove_partial_line(folder: UntrustedFolder, name: str) -> None:

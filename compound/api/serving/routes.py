@@ -30,7 +30,7 @@ from compound.api.serving.service import (
     answer_connected,
     while_connected,
 )
-from compound.api.stream import ErrorEvent, OutputEvent, UsageEvent
+from compound.api.stream import Event
 from compound.core.web.problems import HTTPProblem, json_response
 from compound.execution.trace import Failure, Trace
 from compound.graph.configuration import to_readable_values
@@ -188,15 +188,10 @@ async def _events(
     try:
         async for found in events:
             if not isinstance(found, Trace):
-                yield event(found.kind, found.to_json())
-                continue
-            last = (
-                OutputEvent(found.outputs) if found.failure is None else ErrorEvent(found.failure)
-            )
-            yield event(last.kind, last.to_json() | identity)
-            yield event("usage", UsageEvent(found.usage).to_json())
+                last = identity if found.kind in ("output", "error") else {}
+                yield event(found.kind, found.to_json() | last)
     except HTTPProblem as problem:
-        failure = ErrorEvent(Failure(problem.kind, problem.message))
+        failure = Event("error", failure=Failure(problem.kind, problem.message))
         yield event("error", failure.to_json() | identity)
     finally:
         await events.aclose()

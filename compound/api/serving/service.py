@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope
 
 from compound.api.serving.feedback_store import FeedbackStore
 from compound.api.serving.settings import Deployment, Deployments, ServerSettings
-from compound.api.stream import Event, EventQueue
+from compound.api.stream import Event, EventQueue, events_of
 from compound.core.engine import Capabilities, Engine
 from compound.core.errors import CompoundError, QuotaExhausted, RateLimited
 from compound.core.security.sanitize import remember_environment, sanitize_text
@@ -241,33 +241,18 @@ class Service:
             raise of_failure(trace.failure, ticket.run)
         return trace
 
-    async def events(
+    def events(
         self, ticket: Ticket, inputs: Mapping[str, object]
     ) -> AsyncGenerator[Event | Trace, None]:
-        """Yield the events of the calls of a run, and last its trace; closing the iterator cancels the run.
-
-        A slow reader does not delay the run.
+        """Yield the events of a run, and last its trace; see `compound.api.stream.events_of`.
 
         Raises:
             Problem: the server is overloaded, or the run took too long or could not be made.
         """
-        queue = PublicEvents(ticket.deployment.system)
-
-        async def work() -> Trace:
-            try:
-                return await self._execute(ticket, inputs, True, queue)
-            finally:
-                queue.end()
-
-        task = asyncio.create_task(work())
-        try:
-            while (event := await queue.next()) is not None:
-                yield event
-            yield await task
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, HTTPProblem):
-                await task
+        return events_of(
+            lambda queue: self._execute(ticket, inputs, True, queue),
+            PublicEvents(ticket.deployment.system),
+        )
 
     async def _execute(
         self,
