@@ -126,15 +126,7 @@ def component(
     return decorate if function is None else decorate(function)
 
 
-EMPTY = {
-    "RESUME",
-    "NOP",
-    "LOAD_CONST",
-    "RETURN_CONST",
-    "RETURN_VALUE",
-    "LOAD_GLOBAL",
-    "RAISE_VARARGS",
-}
+EMPTY = "RESUME NOP LOAD_CONST RETURN_CONST RETURN_VALUE LOAD_GLOBAL RAISE_VARARGS"
 
 
 class LLMFunction(LLM, Generic[P, R]):
@@ -219,7 +211,7 @@ def _is_empty(function: Callable[..., object]) -> bool:
         for step in steps
         if step.opname in ("LOAD_CONST", "RETURN_CONST", "LOAD_GLOBAL")
     ]
-    return all(step.opname in EMPTY for step in steps) and loaded in (
+    return all(step.opname in EMPTY.split() for step in steps) and loaded in (
         [None],
         ["NotImplementedError"],
     )

@@ -53,17 +53,13 @@ class Encoder:
         vector: Scores = self._vectors(self._model.encode_query, [text])[0]
         return vector
 
-    def passages(
-        self, texts: Sequence[str], *, windows: bool
-    ) -> tuple[Scores, NDArray[np.int64], int]:
-        """Return the vectors of passages, the position of each passage's first one, and how many are cut."""
+    def passages(self, texts: Sequence[str]) -> tuple[Scores, NDArray[np.int64]]:
+        """Return the vectors of passages in windows, and the position of each passage's first one."""
         parts = list(self._divided(texts))
-        kept = parts if windows else [[text] for text in texts]
         vectors = self._vectors(
-            self._model.encode_document, [part for each in kept for part in each]
+            self._model.encode_document, [part for each in parts for part in each]
         )
-        firsts = np.cumsum([0, *map(len, kept[:-1])])
-        return vectors, firsts, 0 if windows else sum(len(each) > 1 for each in parts)
+        return vectors, np.cumsum([0, *map(len, parts[:-1])])
 
     def similarities(self, vectors: Scores, query: Scores) -> Scores:
         """Return the similarities of vectors to that of a query; more is nearer."""
@@ -72,22 +68,16 @@ class Encoder:
         order = {"euclidean": 2, "manhattan": 1}[self.similarity]
         return np.asarray(-np.linalg.norm(vectors - query, ord=order, axis=1), dtype=np.float32)
 
-    def warn_of_cut(self, what: str, *, once: bool = False) -> None:
-        """Warn that texts are longer than the model reads."""
-        if once and what in self._warned:
-            return
-        self._warned.add(what)
-        warnings.warn(
-            f"{what} longer than the {self._model.max_seq_length} tokens that {self._name!r} reads, and the "
-            "rest of each is ignored; for passages set windows: true, or shorten the texts",
-            stacklevel=3,
-        )
-
     def _check_lengths(self, texts: Sequence[str], kind: str) -> None:
-        if any(
-            len(parts) > 1 for parts in self._divided(texts, "query" if kind == "queries" else "")
-        ):
-            self.warn_of_cut(f"some {kind} are", once=True)
+        """Warn, once, of texts that are longer than the model reads."""
+        prompts = ["query" if kind == "queries" else ""]
+        if kind not in self._warned and any(len(p) > 1 for p in self._divided(texts, *prompts)):
+            self._warned.add(kind)
+            warnings.warn(
+                f"some {kind} are longer than the {self._model.max_seq_length} tokens that "
+                f"{self._name!r} reads, and the rest of each is ignored; shorten the texts",
+                stacklevel=4,
+            )
 
     def _vectors(self, encode: Callable[..., object], texts: Sequence[str]) -> Scores:
         with self._lock:

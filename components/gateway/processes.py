@@ -33,27 +33,9 @@ MAX_OUTPUT = 16 * 2**20  # bytes of stdout
 MAX_ERRORS = 4_000  # characters of the end of stderr that a message quotes
 END_SECONDS = 5.0  # to wait for the status of a process that closed its output
 KEPT = (
-    "PATH",
-    "HOME",
-    "USER",
-    "LOGNAME",
-    "SHELL",
-    "LANG",
-    "LANGUAGE",
-    "TZ",
-    "TMPDIR",
-    "TEMP",
-    "TMP",
-    "VIRTUAL_ENV",
-    "PYTHONPATH",
-    "PYTHONHASHSEED",
-    "PYTHONUTF8",
-    "NODE_PATH",
-    "LD_LIBRARY_PATH",
-    "SSL_CERT_FILE",
-    "SYSTEMROOT",
-    "HF_HUB_OFFLINE",
-    "HF_HOME",
+    "PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR TEMP TMP VIRTUAL_ENV PYTHONPATH "
+    "PYTHONHASHSEED PYTHONUTF8 NODE_PATH LD_LIBRARY_PATH SSL_CERT_FILE SYSTEMROOT HF_HUB_OFFLINE "
+    "HF_HOME"
 )
 
 
@@ -66,7 +48,7 @@ def environment(allowed: Sequence[str], base_url: str, key: str) -> dict[str, st
     >>> "SOME_SECRET" in environment([], "", ""), environment(["SOME_SECRET"], "", "")["SOME_SECRET"]
     (False, 's3cret')
     """
-    names = {*KEPT, *(name for name in os.environ if name.startswith("LC_")), *allowed}
+    names = {*KEPT.split(), *(name for name in os.environ if name.startswith("LC_")), *allowed}
     kept = {name: os.environ[name] for name in names if name in os.environ}
     remember_environment(kept)  # the program may return a key
     return kept | {

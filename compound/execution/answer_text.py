@@ -13,24 +13,13 @@ from typing import Any
 
 from compound.core.errors import ParseError
 
+_THOUGHTS = (
+    r"(?:\w+[:_|])?think thinking thoughts? reason reasoning reflection rationale analysis "
+    r"scratchpad cot (?:inner|internal)_monologue"
+)
 # Marks of the beginning and the end of thoughts, as regular expressions.
 THOUGHTS = [
-    *(
-        (rf"<\|?{name}\|?\s*>", rf"<\|?/{name}\|?\s*>")
-        for name in (
-            r"(?:\w+[:_|])?think",
-            "thinking",
-            "thoughts?",
-            "reason",
-            "reasoning",
-            "reflection",
-            "rationale",
-            "analysis",
-            "scratchpad",
-            "cot",
-            "(?:inner|internal)_monologue",
-        )
-    ),
+    *((rf"<\|?{name}\|?\s*>", rf"<\|?/{name}\|?\s*>") for name in _THOUGHTS.split()),
     (r"\[THINK\]", r"\[/THINK\]"),
     (r"◁think▷", r"◁/think▷"),
     (r"<\|begin_of_thought\|>", r"<\|end_of_thought\|>"),
@@ -59,39 +48,13 @@ FINAL = re.compile(
 )
 FINAL_END = re.compile(r"(?:\s*<\|(?:return|end|END_RESPONSE|end_of_solution)\|>)+\s*\Z")
 
-NAMES = (
-    "tool",
-    "name",
-    "action",
-    "function",
-    "tool_name",
-    "function_name",
-    "recipient_name",
-    "call",
+# Keys of a call: of its name, of its arguments, and those whose value is a call, or several.
+_KEYS = (
+    "tool name action function tool_name function_name recipient_name call",
+    "arguments parameters args action_input input tool_input kwargs params",
+    "function tool_call function_call tool_calls functionCall toolCall tool_uses tools tool action call",
 )
-ARGUMENTS = (
-    "arguments",
-    "parameters",
-    "args",
-    "action_input",
-    "input",
-    "tool_input",
-    "kwargs",
-    "params",
-)
-WRAPPERS = (  # whose value is a call, or several
-    "function",
-    "tool_call",
-    "function_call",
-    "tool_calls",
-    "functionCall",
-    "toolCall",
-    "tool_uses",
-    "tools",
-    "tool",
-    "action",
-    "call",
-)
+NAMES, ARGUMENTS, WRAPPERS = (keys.split() for keys in _KEYS)
 FORM = '{"tool": <name>, "arguments": {<argument>: <value>}}'
 MARKS = re.compile(
     r"\s*(?:<\|?tool_?calls?|<tool_code>|<function|<invoke\b|<\|python_tag\|>|\[TOOL_CALLS\]|functools\[|<｜tool"

@@ -19,15 +19,7 @@ from compound.graph.configuration import canonical_json, to_readable_json
 from compound.graph.registry.user_code import place_of_error
 from compound.optimization.registration import json_problem
 
-__all__ = [
-    "json_problem",
-    "run_kit",
-    "same_json",
-    "seeded_global_generators",
-    "temporary_folder",
-    "through_json",
-    "without_global_generators",
-]
+__all__ = ["json_problem", "run_kit", "seeded_global_generators", "without_global_generators"]
 
 
 def run_kit(kit: type[object]) -> dict[str, str]:

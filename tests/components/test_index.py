@@ -514,35 +514,24 @@ def test_the_metric_of_cosines_refuses_models_of_another_similarity() -> None:
         Encoder("fake", Model("dot"))(["a"])
 
 
-def test_passages_longer_than_the_model_reads_are_counted_and_windows_read_them(
+def test_passages_longer_than_the_model_reads_are_embedded_in_windows(
     corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(monkeypatch, Model(limit=6))  # four words and two special tokens
     texts(corpus, ["x x x x x x a", "b b b b", "c"])
     for _ in range(2):  # built, then loaded
-        with pytest.warns(
-            UserWarning, match=r"1 of 3 passages .* are longer than the 6 tokens that 'fake'"
-        ):
-            cut = Dense(corpus).open()
+        found = Dense(corpus).open().search("a", 2)
+        assert [(p["id"], p["score"]) for p in found] == [("1", 1.0), ("2", 0.0)]
         module._OPEN.clear()
-    assert {p["score"] for p in cut.search("a", 3)} == {0.0}
-    windows = Dense(corpus, windows=True)
-    assert [(p["id"], p["score"]) for p in windows.open().search("a", 2)] == [
-        ("1", 1.0),
-        ("2", 0.0),
-    ]
-    module._OPEN.clear()
-    assert windows.open().search("a", 1)[0]["id"] == "1"
-    assert windows.digest != Dense(corpus).digest
+    assert PassageIndex("any").rank("a", ["b", "x x x x x x a"], 1)[0]["id"] == "2"
 
 
 def test_a_prompt_as_long_as_the_model_reads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, Model(limit=6, document="b b b b "))
-    for windows in (False, True):
-        with pytest.raises(
-            DeclarationError, match="the prompt 'b b b b ' leaves none of the 6 tokens that 'fake'"
-        ):
-            PassageIndex("any", windows=windows).rank("a", ["", "a"], 1)
+    with pytest.raises(
+        DeclarationError, match="the prompt 'b b b b ' leaves none of the 6 tokens that 'fake'"
+    ):
+        PassageIndex("any").rank("a", ["", "a"], 1)
 
 
 def test_rankings_and_metrics_warn_once_of_texts_that_are_cut(
@@ -550,12 +539,9 @@ def test_rankings_and_metrics_warn_once_of_texts_that_are_cut(
 ) -> None:
     use(monkeypatch, Model(limit=6))
     long = "x x x x x x a"
-    with pytest.warns(UserWarning, match="some passages are longer than the 6 tokens"):
-        PassageIndex("any").rank("a", [long, "b"], 1)
-    PassageIndex("any").rank("a", [long, "b"], 1)  # any further warning would be an error
-    assert PassageIndex("any", windows=True).rank("a", ["b", long], 1)[0]["text"] == long
-    with pytest.warns(UserWarning, match="some queries are longer"):
+    with pytest.warns(UserWarning, match="some queries are longer than the 6 tokens"):
         PassageIndex("any").rank(long, ["b"], 1)
+    PassageIndex("any").rank(long, ["b"], 1)  # any further warning would be an error
     encoder = Encoder("fake", Model(limit=6))
     with pytest.warns(UserWarning, match="some texts are longer"):
         encoder([long])

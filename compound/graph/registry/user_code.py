@@ -12,17 +12,6 @@ from pathlib import Path
 
 from compound.core.errors import CompoundError, ConfigurationError
 
-__all__ = [
-    "UserCodeError",
-    "check_signature",
-    "definition",
-    "located",
-    "place_in",
-    "place_of_error",
-    "reported",
-    "short_place",
-]
-
 _PACKAGE = Path(__file__).parents[2]
 _OURS = tuple(  # the folders named here are links in a checkout
     os.path.realpath(_PACKAGE / name) + os.sep

@@ -92,23 +92,13 @@ class Bubblewrap(Launcher):
     def command(self, limits: SandboxLimits, inherited: Descriptors) -> Sequence[str]:
         """Return the command that runs the stage in new namespaces."""
         view, disk = python_view(), str(limits.disk * MIB)
-        spaces = [
-            "--unshare-ipc",
-            "--unshare-pid",
-            "--unshare-net",
-            "--unshare-uts",
-            "--unshare-cgroup-try",
-        ]
+        spaces = [f"--unshare-{space}" for space in ("ipc", "pid", "net", "uts", "cgroup-try")]
         if is_full_root():
             user = ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
         else:
             user = ["--unshare-user", "--disable-userns"]
-        shown = [
-            "--perms",
-            "0755",
-            "--dir",
-            "/dev",
-        ]  # bubblewrap would create a folder of its user only
+        # bubblewrap would create a folder of its user only
+        shown = ["--perms", "0755", "--dir", "/dev"]
         for place in WRITABLE:
             shown += ["--perms", "1777", "--size", disk, "--tmpfs", place]
         for path in view.parents():
@@ -119,22 +109,9 @@ class Bubblewrap(Launcher):
             shown += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
         for place in (*view.sealed(), "/"):
             shown += ["--remount-ro", place]
-        return [
-            _found("bwrap"),
-            *spaces,
-            *user,
-            "--hostname",
-            "sandbox",
-            "--die-with-parent",
-            "--new-session",
-            *shown,
-            "--chdir",
-            "/",
-            "--seccomp",
-            str(inherited.filter),
-            "--",
-            *_stage_command(inherited),
-        ]
+        life = ["--hostname", "sandbox", "--die-with-parent", "--new-session"]
+        end = ["--chdir", "/", "--seccomp", str(inherited.filter), "--", *_stage_command(inherited)]
+        return [_found("bwrap"), *spaces, *user, *life, *shown, *end]
 
 
 class Namespaces(Launcher):
@@ -161,18 +138,8 @@ class Namespaces(Launcher):
         """Return the command that runs the stage in new namespaces."""
         user = [] if is_full_root() else ["--user", "--map-root-user"]
         spaces = ["--mount", "--net", "--pid", "--ipc", "--uts", "--cgroup"]
-        return [
-            _found("setpriv"),
-            "--pdeathsig",
-            "KILL",
-            _found("unshare"),
-            *user,
-            *spaces,
-            "--fork",
-            "--kill-child=KILL",
-            "--",
-            *_stage_command(inherited),
-        ]
+        start = [_found("setpriv"), "--pdeathsig", "KILL", _found("unshare"), *user, *spaces]
+        return [*start, "--fork", "--kill-child=KILL", "--", *_stage_command(inherited)]
 
 
 def _found(program: str) -> str:

@@ -369,11 +369,8 @@ getrlimit setrlimit getrusage sysinfo uname getrandom ioprio_get
 # they succeed without effect: of a visible file, they would flush this machine's disk
 _FLUSHES = "fsync fdatasync sync_file_range msync"
 _NAMESPACES = 0x7E020080  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET} and CLONE_NEWTIME
-_FAMILIES = (
-    1,
-    2,
-    10,
-)  # AF_UNIX, AF_INET, AF_INET6; AF_VSOCK and AF_NETLINK do not depend on the namespace
+# AF_UNIX, AF_INET, AF_INET6; AF_VSOCK and AF_NETLINK do not depend on the namespace
+_FAMILIES = (1, 2, 10)
 # those of terminals, FIONREAD, FIONBIO, FIO[N]CLEX
 _REQUESTS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 # F_DUPFD, F_[GS]ETF[DL], F_GETLK, F_DUPFD_CLOEXEC, F_GETPIPE_SZ, F_GET_SEALS
@@ -409,14 +406,10 @@ def compile_filter() -> bytes:
     for family in _FAMILIES:
         program.add_rule(pyseccomp.ALLOW, "socket", pyseccomp.Arg(0, equal, _LOW, family))
         program.add_rule(pyseccomp.ALLOW, "socketpair", pyseccomp.Arg(0, equal, _LOW, family))
-    program.add_rule(
-        pyseccomp.ALLOW, "prlimit64", pyseccomp.Arg(0, equal, _LOW, 0)
-    )  # its own limits
-    for call, place, values in (
-        ("ioctl", 1, _REQUESTS),
-        ("fcntl", 1, _COMMANDS),
-        ("madvise", 2, _ADVICE),
-    ):
+    # its own limits
+    program.add_rule(pyseccomp.ALLOW, "prlimit64", pyseccomp.Arg(0, equal, _LOW, 0))
+    allowed = ("ioctl", 1, _REQUESTS), ("fcntl", 1, _COMMANDS), ("madvise", 2, _ADVICE)
+    for call, place, values in allowed:
         for value in values:
             program.add_rule(pyseccomp.ALLOW, call, pyseccomp.Arg(place, equal, _LOW, value))
     for command in _LOCKS:

@@ -84,28 +84,17 @@ def prctl(option: int, first: int = 0, second: int = 0) -> None:
 
 def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
     """Mount a file system, or bind a path to another one."""
-    arguments = (
-        source.encode(),
-        target.encode(),
-        kind.encode(),
-        ctypes.c_ulong(flags),
-        data.encode(),
-    )
-    check(libc.mount(*arguments), f"mounting {target}")
+    given = source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode()
+    check(libc.mount(*given), f"mounting {target}")
 
 
 def bind(source: str, target: str) -> None:
     """Make a path and all mounts below it visible at another one: read-only, no devices, no setuid."""
     mount(source, target, "", BIND | REC)
     attributes = _MountAttributes(RDONLY | NOSUID | NODEV, 0, 0, 0)
-    arguments = (
-        HERE,
-        target.encode(),
-        RECURSIVE,
-        ctypes.byref(attributes),
-        ctypes.sizeof(attributes),
-    )
-    check(libc.syscall(MOUNT_SETATTR, *arguments), f"protecting {target}")
+    given = ctypes.byref(attributes), ctypes.sizeof(attributes)
+    found = libc.syscall(MOUNT_SETATTR, HERE, target.encode(), RECURSIVE, *given)
+    check(found, f"protecting {target}")
 
 
 def create(path: str, folder: bool) -> None:
