@@ -64,19 +64,16 @@ def run_blocking(coroutine: Coroutine[object, None, Result], *, interrupted: str
 
 
 class _Elsewhere(Generic[Result]):
-    """Runs a coroutine on an event loop in a new thread."""
+    """Runs a coroutine on an event loop in a new thread, which an interrupt of this one cancels."""
 
     def __init__(self, coroutine: Coroutine[object, None, Result]) -> None:
-        self._coroutine = coroutine
-        self._loop = asyncio.new_event_loop()
-        self._task: asyncio.Task[object] | None = None
-        self._cancel_requested = False
-        self._waiting = False
-        self._early = False  # whether an interrupt arrived before the thread was waiting
+        self._coroutine, self._loop = coroutine, asyncio.new_event_loop()
+        self._task: asyncio.Task[Result] | None = None
+        self._waiting = self._early = False  # an interrupt is early before this thread waits
         self._result: Future[Result] = Future()
 
     def result(self) -> Result:
-        """Run the coroutine and return its result; an interrupt of the waiting thread cancels it."""
+        """Run the coroutine and return its result."""
         run = contextvars.copy_context().run  # notebooks route printed output by context
         # A daemon, so that work that cannot be cancelled does not block the exit of the process.
         thread = threading.Thread(
@@ -92,7 +89,9 @@ class _Elsewhere(Generic[Result]):
             except KeyboardInterrupt:
                 if not self._result.done():
                     print("stopping; interrupt again to stop at once", file=sys.stderr, flush=True)
-                    self._cancel()
+                    # the loop is closed: the coroutine has just finished
+                    with contextlib.suppress(RuntimeError):
+                        self._loop.call_soon_threadsafe(self._cancel)
                     wait([self._result])
                 raise
 
@@ -114,26 +113,14 @@ class _Elsewhere(Generic[Result]):
         self._early = True
 
     def _cancel(self) -> None:
-        self._cancel_requested = True
-        # the loop is closed: the coroutine has just finished
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._cancel_task)
-
-    def _cancel_task(self) -> None:
         if self._task is not None:
             self._task.cancel()
 
-    async def _main(self) -> Result:
-        self._task = asyncio.current_task()
-        if self._cancel_requested:
-            self._coroutine.close()
-            raise asyncio.CancelledError
-        return await self._coroutine
-
     def _work(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            self._task = runner.get_loop().create_task(self._coroutine)
             try:
-                value = runner.run(self._main())
+                value = self._loop.run_until_complete(self._task)
             except BaseException as error:  # noqa: BLE001 - reraised in the waiting thread
                 # before closing the loop, which waits for its threads
                 self._result.set_exception(error)

@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -27,6 +27,7 @@ from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, get_args
 
 from compound.core.errors import CallError, DeclarationError
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 ThreadUse = Literal["auto", "always", "never"]
@@ -120,34 +121,30 @@ async def run_in_own_thread(function: Callable[[], T], name: str) -> T:
     >>> asyncio.run(run_in_own_thread(lambda: threading.current_thread().name, "example"))
     'example'
     """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
+    done: Future[T] = Future()
     context = contextvars.copy_context()
 
-    def finish(result: list[T], error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result[0])
-
     def work() -> None:
-        result: list[T] = []
-        problem: BaseException | None = None
         try:
             with exit_as_error(name):
-                result.append(context.run(function))
+                result = context.run(function)
         except StopIteration as error:  # a future cannot hold it
             problem = RuntimeError(f"{name} raised StopIteration")
             problem.__cause__ = error
+            _settle(done.set_exception, problem)
         except BaseException as error:  # noqa: BLE001 - raised again in the event loop
-            problem = error
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(finish, result, problem)
+            _settle(done.set_exception, error)
+        else:
+            _settle(done.set_result, result)
 
     threading.Thread(target=work, name=name, daemon=True).start()
-    return await done
+    return await asyncio.wrap_future(done)
+
+
+def _settle(set_result: Callable[[S], None], value: S) -> None:
+    """Set a result, unless the awaiting task is cancelled, or its loop closed."""
+    with contextlib.suppress(InvalidStateError, RuntimeError):
+        set_result(value)
 
 
 @contextlib.contextmanager
