@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import BaseModel, Field
-from typing_extensions import TypedDict
 
 import compound as cp
 from compound.components.fields import parse
@@ -41,11 +40,6 @@ class Dog(BaseModel):
 class Level(enum.Enum):
     LOW = 1
     HIGH = 2
-
-
-class Message(TypedDict):
-    role: str
-    text: str
 
 
 REFUSED: Any = object()
@@ -393,46 +387,6 @@ def test_a_cut_answer_is_accepted_only_if_it_is_certainly_complete(
     answer: str, kind: Any, is_complete: bool
 ) -> None:
     assert (ask(answer, kind, "length") is not REFUSED) == is_complete
-
-
-@pytest.mark.parametrize("kind", [int, bool, YES, list[str], TWO])
-def test_an_uncertain_answer_in_words_is_asked_for_again(kind: Any) -> None:
-    good: dict[Any, str] = {int: "4000000", bool: "no", YES: "no", list[str]: "- a"}
-    uncertain = "Washington, D.C., or no idea: 4 million or 5"
-    again = good[kind] if not isinstance(kind, dict) else "reasoning: r\nanswer: a"
-    lm = ScriptedLM([uncertain, again])
-    node = cp.LLM("a", prompt="P.", output=kind)(q=cp.Input("q"))
-    system = cp.System("s", {"y": node["answer"] if isinstance(kind, dict) else node}, lm="m")
-    assert cp.run(system, {"q": "z"}, engines={"m": lm}).calls[0].failure is None
-    assert "The answer is invalid" in lm.requests[1].messages[-1].text
-
-
-@pytest.mark.parametrize(
-    ("value", "kind", "shown"),
-    [
-        ([{"role": "user", "text": "Hi"}], list[dict[str, str]], '[{"role":"user","text":"Hi"}]'),
-        ([{"text": "great", "rating": 1}], list[dict[str, Any]], '[{"rating":1,"text":"great"}]'),
-        ([{"role": "user", "text": "Hi"}], list[Message], '[{"role":"user","text":"Hi"}]'),
-        ([{"title": None, "text": None}], list[dict[str, Any]], '[{"text":null,"title":null}]'),
-        ([{"text": 3}], list[dict[str, int]], '[{"text":3}]'),
-        ([[{"text": "a", "by": "b"}]], list[list[dict[str, str]]], '[[{"by":"b","text":"a"}]]'),
-        (
-            [{"title": None, "text": "a"}, {"id": "2", "title": "T", "text": "b", "score": 1.5}],
-            list[dict[str, Any]],
-            "\na\nT: b",
-        ),
-    ],
-)
-def test_objects_are_shown_whole_unless_they_are_passages(
-    value: Any, kind: Any, shown: str
-) -> None:
-    shot = {"inputs": {"chat": value}, "outputs": {"output": "x"}}
-    system = cp.System("s", {"y": cp.LLM("a", demos=[shot])(chat=cp.Input("chat", kind))}, lm="m")
-    lm = ScriptedLM(["x"])
-    cp.run(system, {"chat": value}, engines={"m": lm})
-    text = lm.requests[0].messages[0].text
-    assert text.count(f"Chat:{shown}" if shown.startswith("\n") else f"Chat: {shown}") == 2
-    assert "None" not in text
 
 
 def test_thoughts_in_a_text_are_kept_with_a_warning_how_to_read_it_without_them() -> None:

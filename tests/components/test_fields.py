@@ -89,6 +89,13 @@ def test_a_single_text_field_begins_with_a_cue() -> None:
         ([{"title": "no text"}], '[{"title":"no text"}]'),
         (["mixed", 3], '["mixed",3]'),
         (Person(name="Ada", age=36), '{"age":36,"name":"Ada"}'),
+        # an object with other fields than a passage is shown whole
+        ([{"role": "user", "text": "Hi"}], '[{"role":"user","text":"Hi"}]'),
+        ([{"text": "great", "rating": 1}], '[{"rating":1,"text":"great"}]'),
+        ([{"title": None, "text": None}], '[{"text":null,"title":null}]'),
+        ([{"text": 3}], '[{"text":3}]'),
+        ([[{"text": "a", "by": "b"}]], '[[{"by":"b","text":"a"}]]'),
+        ([{"title": None, "text": "a"}, {"id": "2", "title": "T", "text": "b"}], "a\nT: b"),
     ],
 )
 def test_a_value_is_shown_as_text(value: Any, text: str) -> None:
@@ -183,17 +190,6 @@ def test_code_in_a_value_keeps_its_fence_and_its_indentation() -> None:
     )
     indented = "code:\n    if x:\n        y = 1\n"
     assert parse(indented, ports(code=str), "fields") == {"code": "if x:\n    y = 1"}
-
-
-@pytest.mark.parametrize("start", ["<think>", "", "\n<think>\n"])
-def test_thoughts_before_a_typed_answer_are_ignored(start: str) -> None:
-    draft = f'{start}Perhaps {{"a": 1}}? No.\nn: 4\n</think>\n'
-    assert parse(draft + "7", ports(n=int), "text") == {"n": 7}
-    assert parse(draft + '{"a": 2}', ports(n=dict[str, int]), "text") == {"n": {"a": 2}}
-    assert parse(draft + '{"a": 2}', ports(a=int), "json") == {"a": 2}
-    assert parse(f"{draft}n: 5\nb: x", ports(n=int, b=str), "fields") == {"n": 5, "b": "x"}
-    with pytest.raises(ParseError):  # the draft is not the answer
-        parse(draft, ports(n=int), "text")
 
 
 def test_what_did_parse_is_kept_when_a_field_did_not() -> None:

@@ -130,16 +130,6 @@ def test_a_score_equals_the_formula_computed_by_hand(tmp_path: Path) -> None:
     assert passage["score"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_passages_are_plain_objects_that_json_can_hold(corpus: Path) -> None:
-    passages = BM25(corpus).open().search("purring cat purrs", 1)
-    assert passages == [
-        {"id": "p0", "title": "Cats", "text": "A cat purrs.", "score": passages[0]["score"]}
-    ]
-    assert type(passages[0]["score"]) is float
-    passages[0]["text"] = "changed"
-    assert BM25(corpus).open().search("purrs", 1)[0]["text"] == "A cat purrs."
-
-
 def test_equal_scores_keep_the_order_of_the_corpus(corpus: Path) -> None:
     index = BM25(corpus).open()
     assert found(index, "parrots talk") == ["p2", "3"]
@@ -332,20 +322,6 @@ def test_an_index_is_built_once_and_then_loaded(
     assert again.search("cat parrots", 9) == first.search("cat parrots", 9)
     assert len(builds) == 1
     assert [folder.name for folder in cache.iterdir()] == [BM25(corpus).digest]
-
-
-def test_threads_that_open_at_once_share_one_index(
-    corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    builds, gate = counted(monkeypatch), threading.Barrier(8)
-
-    def work(_: int) -> Index:
-        gate.wait()
-        return BM25(corpus).open()
-
-    opened = in_threads(work, 8)
-    assert len(builds) == 1
-    assert len({id(index) for index in opened}) == 1
 
 
 def test_a_faster_build_in_another_process_is_used(cache: Path) -> None:

@@ -22,10 +22,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 import compound as cp
-from compound import LLM, Executor, Float, Function, Input, Map, Port, Retriever, System, Text
+from compound import LLM, Executor, Function, Input, Port, Retriever, System, Text
 from compound.api.verify import verify
 from compound.core.errors import BudgetExhausted, CallError, RunDirectoryError, TransientError
-from compound.core.narrowing import entry
 from compound.engines.openai import OpenAIEngine
 from compound.execution.budget import Budget, Meter
 from compound.execution.cache import Cache, DiskCache, MemoryCache, row_checksum
@@ -95,14 +94,6 @@ def test_a_greedy_call_is_shared_between_examples_and_samples_and_a_sampled_one_
     assert (len(set(drawn)), sampled.requests) == (4, 4)
     assert [sampled.answer(system, example=e, sample=s) for e in "ab" for s in (0, 1)] == drawn
     assert sampled.requests == 4
-
-
-def test_whether_a_call_is_shared_follows_the_temperature_it_is_bound_to() -> None:
-    bench = Bench()
-    system = ask(temperature=Float(0.0, 1.0, value=0.0))
-    assert bench.answer(system, sample=0) == bench.answer(system, sample=1)
-    warm = system.bind({"llm.temperature": 1.0})
-    assert bench.answer(warm, sample=0) != bench.answer(warm, sample=1)
 
 
 def test_bypassing_asks_again_and_stores_nothing() -> None:
@@ -229,18 +220,6 @@ def test_equal_calls_at_once_make_one_request() -> None:
     assert bench.requests == 1
     assert [trace.call("llm").reused for trace in traces].count(False) == 1
     assert sum(trace.usage.calls for trace in traces) == 1
-
-
-def test_equal_items_of_one_map_make_one_request() -> None:
-    bench = Bench(slow)
-    body = System("one", outputs={"y": LLM("llm")(q=Q)})
-    system = System(
-        "s", outputs={"y": Map("each", body, over="q")(q=Input("qs", list[str]))}, lm="m"
-    )
-    trace = run(system, {"qs": ["a", "b", "a", "a"]}, bench.executor)
-    assert bench.requests == 2
-    y = entry(trace.outputs, "y", list)
-    assert y[0] == y[2] == y[3] != y[1]
 
 
 def test_without_a_cache_every_call_is_made() -> None:
@@ -394,37 +373,6 @@ def test_changing_what_came_from_the_cache_does_not_change_the_cache() -> None:
         answer = bench.answer(system)
         assert answer == [1, 2]
         answer.append(3)
-
-
-def test_results_with_and_without_a_cache_are_equal(tmp_path: Path) -> None:
-    sampler = LLM("sampler", temperature=1.0, output=int)
-    body = System("one", outputs={"n": sampler(q=Q)})
-    numbers = Map("each", body, over="q")(q=Input("qs", list[str]))
-    judge = LLM("judge", output=int)(numbers=numbers)
-    system = System("s", outputs={"y": judge, "numbers": numbers}, lm="m")
-
-    def outcomes(cache: Cache | None) -> list[Any]:
-        executor = Executor({"m": ScriptedLM(told_by_seed)}, cache=cache, seed=5)
-        traces = [
-            run(system, {"qs": ["a", "a", "b"]}, executor, example=e, sample=s)
-            for e in "eef"
-            for s in (0, 1, 0)
-        ]
-        return [
-            (t.outputs, t.failure, [(c.address, c.outputs, c.usage) for c in t.calls])
-            for t in traces
-        ]
-
-    # a greedy engine must not look at the seed: the judge's answer is the same in every example
-    def greedy(cache: Cache | None) -> list[Any]:
-        executor = Executor(
-            {"m": ScriptedLM(lambda message: str(len(message)))}, cache=cache, seed=5
-        )
-        return [run(system, {"qs": ["a", "a", "b"]}, executor, example=e).outputs for e in "eef"]
-
-    assert greedy(None) == greedy(MemoryCache()) == greedy(disk(tmp_path))
-    with_cache = [[c for c in row[2] if c[0] != "judge"] for row in outcomes(MemoryCache())]
-    assert [[call for call in row[2] if call[0] != "judge"] for row in outcomes(None)] == with_cache
 
 
 def test_a_disk_cache_survives_reopening(tmp_path: Path) -> None:

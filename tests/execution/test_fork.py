@@ -269,15 +269,6 @@ def looped(lab: Lab, turns: int = 4) -> System:
     return System("looped", outputs={"y": lab.f("after", times)(x=loop.x), "s": loop.s})
 
 
-def test_a_fork_inside_a_loop_keeps_the_earlier_turns_and_runs_the_later_ones() -> None:
-    lab = Lab()
-    system = looped(lab)
-    trace = lab.run(system, {"x": 0, "s": 7})
-    fork = lab.fork(system, trace, "rounds[1]/step", outputs={"output": 100})
-    assert executed(fork) == ["rounds[2]/step", "rounds[3]/step", "after"]
-    assert fork.outputs == {"y": 1020, "s": 70}
-
-
 class Search:
     """A loop that halves until small, within a limit another node sets; and the same in plain Python."""
 
@@ -324,15 +315,6 @@ def test_a_fork_of_a_loop_gives_what_a_run_gives(x: int, turns: int, data: st.Da
     value = data.draw(kind[address.rpartition("/")[2]])
     fork = lab.fork(search.system, trace, address, outputs={"output": value})
     assert fork.outputs == search.expected(x, turns, address, value)
-
-
-def test_a_fork_that_stops_a_loop_earlier_runs_what_reads_its_outputs_again() -> None:
-    lab = Lab()
-    search = Search(lab)
-    trace = lab.run(search.system, {"x": 60, "turns": 3})
-    fork = lab.fork(search.system, trace, "search[1]/small", outputs={"output": True})
-    assert executed(fork) == ["after", "seen"]
-    assert fork.outputs == {"y": 16, "seen": 300}
 
 
 def test_two_forks_share_their_downstream_randomness() -> None:

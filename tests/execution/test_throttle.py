@@ -169,18 +169,6 @@ async def test_calls_do_not_wait_one_after_another_for_a_server_that_admits_none
     assert len(notes) < 20, "one notice for each time that all wait"
 
 
-@in_virtual_time
-async def test_a_server_that_admits_again_is_used_again() -> None:
-    lm = Limited(0.0, max_wait=10.0)
-    executor = Executor({"m": lm}, on_notice=lambda _: None)
-    first = await executor.run(asking(), {"q": "1"})
-    lm._limiter = Limiter(100.0)
-    await asyncio.sleep(2)
-    first, second = [first, await executor.run(asking(), {"q": "2"})]
-    assert first.failure is not None
-    assert second.outputs == {"y": "2"}
-
-
 @pytest.mark.parametrize("retry_after", [0.0, 0.001])
 @in_virtual_time
 async def test_a_server_that_requests_no_wait_is_asked_with_pauses(retry_after: float) -> None:

@@ -176,16 +176,6 @@ def test_a_missing_file_is_refused_with_its_name(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_every_truncation_of_a_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "best.json"
-    Configuration({"a.k": 5, "b.prompt": "x"}).save(path)
-    whole = path.read_bytes().rstrip()
-    for length in range(len(whole)):
-        path.write_bytes(whole[:length])
-        with pytest.raises(ConfigurationError):
-            load(path)
-
-
 def test_a_value_changed_by_hand_is_noticed_unless_the_digest_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "best.json"
     Configuration({"a.k": 5}).save(path)

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 import compound as cp
 from compound.api.result import Result
 from compound.evaluation.evaluate import Evaluation, ScoredRun
-from compound.execution.trace import Call
 from compound.testing import ScriptedLM
 
 LONG = "word " * 1500
@@ -121,7 +120,3 @@ def test_a_pickled_system_keeps_its_configuration_its_model_and_its_conditions()
     assert again.identity == system.identity
     trace = asyncio.run(cp.Executor({"lm": ScriptedLM(["no"])}).run(again, {"q": "x"}))
     assert [call.address for call in trace.calls] == ["choose"]
-
-
-def test_calls_without_an_address_show_nothing_else() -> None:
-    assert repr(Call("a", "a", "a", (), {}, {"y": 1})) == "Call('a', outputs={'y': 1})"

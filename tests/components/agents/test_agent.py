@@ -200,14 +200,6 @@ class TestNative:
         run(cp.Agent("agent", [add], output=int, max_turns=2), lm)
         assert [request.format is None for request in lm.requests] == [True, False]
 
-    def test_engines_that_differ_only_in_tools_give_equal_traces(self) -> None:
-        text = run(cp.Agent("agent", [add]), ScriptedLM([act("add", a=1, b=2), final("3")]))
-        replies: list[Any] = [native(("add", '{"a": 1, "b": 2}')), "3"]
-        other = run(cp.Agent("agent", [add]), ScriptedLM(replies, native_tools=True))
-        for one, two in zip(text.calls, other.calls, strict=True):
-            assert (one.address, one.parents) == (two.address, two.parents)
-        assert text.outputs == other.outputs
-
     def test_the_last_turn_declares_tools_but_allows_none(self) -> None:
         call = native(("add", '{"a": 1, "b": 1}'))
         lm = ScriptedLM([call, native(("add", "{}"), text="2")], native_tools=True)
@@ -381,28 +373,6 @@ class TestTunedTools:
             trace.calls_of("agent_call")[0].outputs["result"]
             == "error: there is no tool 'add'; tools: plus, look_up"
         )
-
-    def test_a_renamed_tool_runs_again(self) -> None:
-        from compound.execution.cache import MemoryCache
-
-        executor = cp.Executor(
-            {
-                "m": ScriptedLM(
-                    [act("add", a=1, b=2), final("3"), act("plus", a=1, b=2), final("3")]
-                )
-            },
-            cache=MemoryCache(),
-        )
-        system = system_of(cp.Agent("agent", [add], tune_tools=True))
-
-        async def both() -> list[cp.Trace]:
-            renamed = system.bind({"agent_turn.tool_add": "plus: Sum up."})
-            return [await executor.run(each, {"question": "?"}) for each in (system, renamed)]
-
-        first, second = asyncio.run(both())
-        assert first.calls_of("agent_call")[0].key
-        assert not any(call.reused for call in first.calls)
-        assert second.calls_of("agent_call")[0].inputs["call"]["name"] == "plus"  # type: ignore[index]
 
     def test_every_component_pickles(self) -> None:
         agent = cp.Agent("agent", [calculate], tune_tools=True)

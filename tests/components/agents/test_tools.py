@@ -7,8 +7,6 @@ import json
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from datetime import date
-from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -70,12 +68,6 @@ class TestFunctions:
         assert properties["k"]["description"] == "how many"
         assert properties["mode"]["enum"] == ["a", "b"]
         assert self.tool.parameters["required"] == ["query"]
-
-    def test_dates_and_decimals_have_their_json_form(self) -> None:
-        def rows() -> list[dict[str, object]]:
-            return [{"day": date(2024, 1, 2), "cost": Decimal("1.5")}]
-
-        assert answer(cp.Tool.from_function(rows)) == '[{"cost":"1.5","day":"2024-01-02"}]'
 
     @pytest.mark.parametrize(
         ("arguments", "problem"),
@@ -246,32 +238,6 @@ class TestConversion:
         ) as error:
             self.declared(tool)
         assert "define a function" in error.value.hint
-
-    def test_the_docstring_may_have_the_style_of_numpy(self) -> None:
-        def find(query: str, k: int = 3) -> str:
-            """Search the catalogue.
-
-            Parameters
-            ----------
-            query : str
-                Words to find,
-                in any order.
-            k : int, optional
-                Number of pages.
-
-            Returns
-            -------
-            str
-                The pages.
-            """
-            return query * k
-
-        found = self.declared(find)
-        described = {
-            name: part["description"] for name, part in found.parameters["properties"].items()
-        }
-        assert found.description == "Search the catalogue."
-        assert described == {"query": "Words to find, in any order.", "k": "Number of pages."}
 
     def test_a_generator_is_explained(self) -> None:
         def count(x: int) -> Iterator[int]:

@@ -142,22 +142,6 @@ def agent_of(system: cp.System) -> ExternalAgent:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.user_cache
-@pytest.mark.parametrize("kind", ["langgraph", "agents_sdk", "node"])
-def test_an_agent_runs_on_the_embedded_model(kind: str, tmp_path: Path) -> None:
-    need("torch")
-    prompt = cp.components.AgentPrompt("geographer", system=cp.Text(GEOGRAPHER), max_tokens=12)
-    planner = cp.components.AgentPrompt("planner", system=PLANNER, max_tokens=12)
-    trace = cp.run(
-        system_of(agent(kind, tmp_path, prompts=[prompt, planner]), "smollm2"),
-        {"question": "What is the capital of Peru?"},
-    )
-    assert trace.calls_of("geographer")[0].usage.completion_tokens > 0
-    assert trace.calls_of("agent_other") == ()
-    assert str(trace.outputs["answer"]).strip() == str(trace.calls[-1].outputs["text"]).strip()
-
-
 def test_tools_of_langgraph_pass_through_an_openai_server(tmp_path: Path) -> None:
     need("langgraph", "langchain_openai")
     (tmp_path / "tool_agent.py").write_text(

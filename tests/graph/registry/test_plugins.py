@@ -258,16 +258,6 @@ class TestDecorators:
             class Idle:
                 pass
 
-    def test_a_constructor_that_takes_no_settings_is_refused(self) -> None:
-        with pytest.raises(cp.CompoundError, match=r"'idle' .* has the signature \(\)") as info:
-
-            @cp.ext.optimizer(settings=cp.ext.Settings)
-            class Idle:
-                async def propose(self, task: Any) -> Any:
-                    yield cp.ext.Proposal({})
-
-        assert info.value.hint == "it is called with (settings)"
-
     def test_settings_that_are_not_declared_are_refused(self) -> None:
         with pytest.raises(cp.CompoundError, match=r"optimizer 'idle' .* the signature") as info:
 
@@ -291,17 +281,6 @@ class TestDecorators:
             decorate(Idle)
         with pytest.raises(cp.CompoundError, match="which is not a subclass of Settings"):
             cp.ext.method(settings=settings)(lambda system, optimize, settings: None)  # type: ignore[arg-type, return-value]
-
-    def test_a_plain_class_is_told_how_to_be_a_method(self, declare: Any, tmp_path: Path) -> None:
-        (tmp_path / "plain.py").write_text(
-            "class Plain:\n    async def propose(self, task):\n        yield\n"
-        )
-        with pytest.raises(cp.CompoundError, match=r"plain:Plain .*plain\.py:1 is a class") as info:
-            methods.factory("plain:Plain", tmp_path)
-        assert (
-            info.value.hint
-            == "decorate an optimizer with @cp.ext.optimizer, or a recipe with @cp.ext.recipe"
-        )
 
     def test_a_subclass_is_decorated_by_itself(self, declare: Any, tmp_path: Path) -> None:
         (tmp_path / "second.py").write_text(
