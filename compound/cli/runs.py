@@ -168,9 +168,7 @@ def compare(
 )
 def track(
     run: Run,
-    to: Annotated[
-        str, typer.Option(help="tensorboard, trackio, mlflow or wandb.", show_default=False)
-    ],
+    to: Annotated[str, typer.Option(help="tensorboard, mlflow or wandb.", show_default=False)],
 ) -> None:
     """Send the record of a run to an experiment tracker.
 

@@ -325,7 +325,6 @@ LIBRARIES: Mapping[str, tuple[str, str]] = {
     "opentelemetry": ("opentelemetry-sdk", "otel"),
     "mlflow": ("mlflow-skinny", "mlflow"),
     "tensorboard": ("tensorboard", "tensorboard"),
-    "trackio": ("trackio", "trackio"),
     "wandb": ("wandb", "wandb"),
     "fastapi": ("fastapi", "serve"),
     "starlette": ("fastapi", "serve"),  # a dependency of fastapi

@@ -114,7 +114,6 @@ ACTIONS = [
     ("opentelemetry", "cp.trace_with()"),
     ("mlflow", "optimize(llm(), 'random', engines=lm, trackers=('mlflow',))"),
     ("tensorboard", "optimize(llm(), 'random', engines=lm, trackers=('tensorboard',))"),
-    ("trackio", "optimize(llm(), 'random', engines=lm, trackers=('trackio',))"),
     ("wandb", "optimize(llm(), 'random', engines=lm, trackers=('wandb',))"),
     ("peft", "from compound.rewards.backbone import _peft; _peft()"),
     ("fastapi", "from compound.api.serving import app"),

@@ -193,7 +193,7 @@ ValidSize = Annotated[
     Discriminator(lambda value: "~name" if isinstance(value, str) else "~number"),
 ]  # one kind per type of value, so that an error names the setting once
 
-TrackerName = Literal["mlflow", "tensorboard", "trackio", "wandb"]
+TrackerName = Literal["mlflow", "tensorboard", "wandb"]
 
 
 class BudgetSettings(Settings):
@@ -347,9 +347,9 @@ class CommonSettings(Settings):
     baselines: tuple[MethodName, ...] = ()
     """Methods to run in addition to the main one, each with the same budget, for comparison in the report."""
     trackers: tuple[TrackerName, ...] = ()
-    """Experiment trackers that receive the run: `tensorboard` (an event file in the run directory), `trackio`
-    (its local store), `mlflow`, `wandb`. The trackers' own environment variables, such as `TRACKIO_DIR`,
-    `MLFLOW_TRACKING_URI` or `WANDB_PROJECT`, state where."""
+    """Experiment trackers that receive the run: `tensorboard` (an event file in the run directory), `mlflow`,
+    `wandb`. The trackers' own environment variables, such as `MLFLOW_TRACKING_URI` or `WANDB_PROJECT`, state
+    where."""
     concurrency: int = Field(default=64, ge=1)
     """Maximum number of examples in flight."""
     runner: RunnerSettings | None = None

@@ -1,1 +1,1 @@
-"""Experiment trackers: TensorBoard, Trackio, MLflow and Weights & Biases receive the record of runs."""
+"""Experiment trackers: TensorBoard, MLflow and Weights & Biases receive the record of runs."""

@@ -1,8 +1,6 @@
-"""The trackers: MLflow, TensorBoard, Trackio, and Weights & Biases.
+"""The trackers: MLflow, TensorBoard, and Weights & Biases.
 
-The environment variables of each library state where runs are stored. Trackio's storage is written
-directly: ``trackio.log`` writes in a thread of its own, prints to the standard output, and asks the
-Hub for the user.
+The environment variables of each library state where runs are stored.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -194,61 +191,6 @@ class TensorboardTracker:
 
 def _cell(value: str) -> str:
     return sanitize_text(value).replace("|", "\\|").replace("\n", " ")
-
-
-TRACKIO_PARAMETER = "compound.run"  # parameter of all runs that were started here
-
-
-class TrackioTracker:
-    """Logs to a run of the project ``TRACKIO_PROJECT``, by default named like the system."""
-
-    def __init__(self) -> None:
-        from trackio.sqlite_storage import SQLiteStorage
-
-        self._storage = SQLiteStorage
-        self._config: Mapping[str, str | None] | None = None  # stored with the next point
-
-    def start(self, run: TrackedRun, previous: str) -> str:
-        """Start or continue a run; baselines are in the group of their main run."""
-        self._project = os.environ.get("TRACKIO_PROJECT") or sanitize_text(run.system)
-        self._storage.validate_project_name(self._project)
-        self._storage.init_db(self._project)
-        self._name = run.name
-        if previous and self._is_own(previous):
-            self._id = previous
-            return previous
-        self._id = secrets.token_hex(16)
-        reserved = {
-            "_Group": run.parent or self._id,
-            "_Created": datetime.now(UTC).isoformat(),
-            "_Username": None,
-        }
-        self._config = {**run.parameters, TRACKIO_PARAMETER: str(run.folder.absolute()), **reserved}
-        return self._id
-
-    def log(self, metrics: Mapping[str, float], system_runs: float, at: float) -> None:
-        """Log metrics at a step, the rounded number of system runs."""
-        self._storage.bulk_log(
-            self._project,
-            self._name,
-            [dict(metrics)],
-            steps=[round(system_runs)],
-            timestamps=[datetime.fromtimestamp(at, UTC).isoformat()],
-            config=dict(self._config) if self._config is not None else None,
-            run_id=self._id,
-        )
-        self._config = None
-
-    def finish(self, status: Status, files: Sequence[Path]) -> None:
-        """Do nothing: all points are stored, and the files stay where they are, in the run directory."""
-
-    def _is_own(self, identity: str) -> bool:
-        """Return whether a run exists and was started here.
-
-        The id is read from the run directory, whose author could name any run.
-        """
-        config = self._storage.get_run_config(self._project, run_id=identity)
-        return TRACKIO_PARAMETER in (config or {})
 
 
 AXIS = "budget/system_runs"

@@ -44,7 +44,6 @@ from compound.report.trackers.backends import (
     TensorboardTracker,
     TrackedRun,
     Tracker,
-    TrackioTracker,
     WandbTracker,
 )
 from compound.report.training import KIND, numbers_by_path, step_metrics
@@ -122,7 +121,6 @@ UNRECORDED = ("call", "notice", "phase")  # events that are not part of the reco
 TRACKERS: Mapping[TrackerName, Callable[[], Tracker]] = {
     "mlflow": MLflowTracker,
     "tensorboard": TensorboardTracker,
-    "trackio": TrackioTracker,
     "wandb": WandbTracker,
 }
 NOTICE_SECONDS = 2.0  # of waiting until it is told

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import compound as cp
-from compound.core.errors import DeclarationError
 
 CODE = "from pathlib import Path\nPath(__file__).with_name('executed').touch()\ndef trap(x: str) -> str:\n    return x\n"
 PLAIN = """
@@ -62,14 +61,3 @@ def test_the_system_beside_it_is_read_through_no_link(run: Path, cli: Any, tmp_p
     ran = cli("export", str(run / "best.json"), "--to", "messages")
     assert ran.code == 2
     assert "symbolic link" in ran.err
-
-
-def test_logging_a_run_as_a_model_executes_no_code_of_it(run: Path, tmp_path: Path) -> None:
-    pytest.importorskip("mlflow")
-    from compound.report.trackers.mlflow_model import log_model
-
-    other = NAMING_CODE.replace("their_module:trap", "os.path:basename")
-    (run / "system.yaml").write_text(other)
-    with pytest.raises(DeclarationError, match="names Python code") as error:
-        log_model(run)
-    assert "pass system=" in error.value.hint

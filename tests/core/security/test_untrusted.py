@@ -578,7 +578,6 @@ ALLOWED = {
     "compound/testing/checks.py": "a temporary folder of its own",
     "compound/testing/doubles.py": "copies folders that the kits themselves made",
     "compound/testing/optimizer_kit.py": "a temporary folder of its own",
-    "compound/report/trackers/mlflow_model.py": "a temporary folder of its own; copies the files that the caller names",
     "compound/core/security/sandbox/launchers.py": "a file of the kernel",
     "compound/core/security/sandbox/stage.py": "inside the sandbox, on a file system of its own",
     "compound/cluster/pool.py": "starts workers, and connects to them",

@@ -1,4 +1,4 @@
-"""Runs in each tracker: what its own store or files contain."""
+"""Runs in each tracker: what its own store or files contain; prompts in MLflow."""
 
 from __future__ import annotations
 
@@ -25,24 +25,23 @@ with warnings.catch_warnings():
     import wandb
     from mlflow import MlflowClient
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    from trackio import sqlite_storage, utils
     from wandb.proto import wandb_internal_pb2
 
 import compound as cp
 from compound.core.errors import DeclarationError, RunDirectoryError
 from compound.optimization.runs.directory import read_json, read_records
-from compound.report.trackers.backends import PARENT, TRACKIO_PARAMETER
+from compound.report.trackers.backends import PARENT
+from compound.report.trackers.mlflow_prompts import load_prompts, register_prompts
 from compound.report.trackers.tracking import FILE, Follower, send
 from compound.report.training import records
 from compound.testing import ScriptedLM
 from local_mlflow import empty_store, local_store
-from tracked_runs import DATA, often_right, optimize
+from tracked_runs import DATA, often_right, optimize, qa
 from training_settings import trainings
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ROOT = Path(__file__).parents[3]
-LOCAL = ("tensorboard", "trackio")
-STORAGE = sqlite_storage.SQLiteStorage
+LOCAL = ("tensorboard", "mlflow")
 Points = list[tuple[float, float]]  # rounded system runs and value
 
 
@@ -95,22 +94,6 @@ class InTensorBoard(Shown):
         (event,) = self.board.Tensors("parameters")
         lines = event.tensor_proto.string_val[0].decode().splitlines()[2:]
         return dict(line.strip("| ").split(" | ", 1) for line in lines)
-
-
-class InTrackio(Shown):
-    name = "trackio"
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.rows = STORAGE.get_logs("qa", run_id=self.id)
-        group = self.parameters()["_Group"]
-        self.parent = group if group != self.id else None
-
-    def points(self, metric: str) -> Points:
-        return [(row["step"], row[metric]) for row in self.rows if metric in row]
-
-    def parameters(self) -> Mapping[str, str]:
-        return STORAGE.get_run_config("qa", run_id=self.id) or {}
 
 
 HEADER, BLOCK = 7, 32_768  # of the file and of each chunk; bytes of a block
@@ -177,16 +160,14 @@ class InWandb(Shown):
         return {item.key: json.loads(item.value_json) for item in self.run.config.update}
 
 
-TRACKERS = [InMLflow, InTensorBoard, InTrackio, pytest.param(InWandb, marks=pytest.mark.slow)]
+TRACKERS = [InMLflow, InTensorBoard, pytest.param(InWandb, marks=pytest.mark.slow)]
 
 
 @pytest.fixture(autouse=True)
 def _stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Empty stores of all trackers, for this process and its children."""
     place = tmp_path / "stores"
-    monkeypatch.setenv("TRACKIO_DIR", str(place / "trackio"))
-    monkeypatch.setattr(sqlite_storage, "TRACKIO_DIR", place / "trackio")
-    monkeypatch.setattr(utils, "TRACKIO_DIR", place / "trackio")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     monkeypatch.setenv("WANDB_MODE", "offline")
     for name in ("CACHE_DIR", "DATA_DIR", "CONFIG_DIR"):
         monkeypatch.setenv(f"WANDB_{name}", str(place))
@@ -264,13 +245,12 @@ def test_a_stopped_run_is_continued(
         assert whole.exits == [130, 0]
 
 
-@pytest.mark.parametrize("tracker", [InMLflow, InTrackio, InWandb])
+@pytest.mark.parametrize("tracker", [InMLflow, InWandb])
 def test_a_run_directory_names_no_run_of_someone_else(tracker: Any, tmp_path: Path) -> None:
     folder, client = tmp_path / "run", MlflowClient()
     optimize(folder)
     victim = client.create_run(client.create_experiment("other")).info.run_id
-    STORAGE.bulk_log("qa", "victim", [{"loss": 1.0}], config={"lr": 1}, run_id="0123")
-    other = {"mlflow": victim, "trackio": "0123", "wandb": "3k9zq1x7"}[tracker.name]
+    other = {"mlflow": victim, "wandb": "3k9zq1x7"}[tracker.name]
     (folder / FILE).write_text(json.dumps({tracker.name: {"id": other, "events": 0}}))
     send(tracker.name, folder)
     shown = tracker(folder)
@@ -278,9 +258,6 @@ def test_a_run_directory_names_no_run_of_someone_else(tracker: Any, tmp_path: Pa
     assert unique(shown.points("budget/system_runs")) == spent(folder)
     assert client.get_run(victim).data.metrics == {}
     assert client.get_run(victim).info.status == "RUNNING"
-    assert [row["loss"] for row in STORAGE.get_logs("qa", run_id="0123")] == [1.0]
-    if tracker is InTrackio:
-        assert shown.parameters()[TRACKIO_PARAMETER] == str(folder)
 
 
 def test_a_run_that_was_not_tracked_is_sent_once_to_a_named_experiment_of_each_store(
@@ -330,7 +307,7 @@ def dying(*arguments):
     return original(*arguments)
 
 ScriptedLM._reply = dying
-optimize(Path(sys.argv[1]), trackers=("tensorboard", "trackio"))
+optimize(Path(sys.argv[1]), trackers=("tensorboard", "mlflow"))
 """
 
 
@@ -348,8 +325,8 @@ def test_a_killed_run_is_continued_in_local_stores(tmp_path: Path) -> None:
     before = read_json(folder, FILE)
     optimize(folder, trackers=LOCAL)
     after = read_json(folder, FILE)
-    assert after["trackio"]["id"] == before.get("trackio", after["trackio"])["id"]
-    for shown in (InTensorBoard(folder), InTrackio(folder)):
+    assert after["mlflow"]["id"] == before.get("mlflow", after["mlflow"])["id"]
+    for shown in (InTensorBoard(folder), InMLflow(folder)):
         assert unique(shown.points("budget/system_runs")) == spent(folder)
 
 
@@ -378,7 +355,7 @@ def test_steps_of_a_training_are_stored(make_model: Callable[..., Path], tmp_pat
     )
     recorded = [step["reward"] for step in records(tmp_path / "run")]
     assert len(recorded) == 3
-    for shown in (InTensorBoard(tmp_path / "run"), InTrackio(tmp_path / "run")):
+    for shown in (InTensorBoard(tmp_path / "run"), InMLflow(tmp_path / "run")):
         rewards = [value for _, value in shown.points("training/reward")]
         assert rewards == pytest.approx(recorded)
         steps = [step for step, _ in shown.points("training/step")]
@@ -392,3 +369,32 @@ def test_event_files_are_not_written_through_a_link(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="symbolic link"):
         Follower("tensorboard", tmp_path / "run").start()
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_the_texts_of_a_result_are_registered_once_in_mlflow_and_loaded_back(
+    tmp_path: Path,
+) -> None:
+    text = optimize(tmp_path / "run").best["answerer.prompt"]
+    store, system, name = (
+        MlflowClient(),
+        qa().bind({"answerer.prompt": "Mine."}),
+        "qa.answerer.prompt",
+    )
+    assert register_prompts(tmp_path / "run") == {name: 1}
+    prompt = store.load_prompt(f"prompts:/{name}@best")
+    assert prompt is not None
+    assert (prompt.template, prompt.tags["compound.run"]) == (text, str(tmp_path / "run"))
+    found = load_prompts(system)
+    assert found["answerer.prompt"] == text
+    assert found["answerer.temperature"] == system.configuration["answerer.temperature"]
+    assert register_prompts(tmp_path / "run", alias="production") == {name: 1}
+    store.register_prompt(name, "Another.")
+    assert register_prompts(tmp_path / "run") == {name: 3}
+    for version, known in (("2", "Another."), (2, "Another."), ("production", text)):
+        assert load_prompts(system, version=version)["answerer.prompt"] == known
+    with pytest.raises(
+        DeclarationError, match=r"no prompt 'other.answerer.prompt' with the version"
+    ):
+        load_prompts(system, prefix="other")
+    with pytest.raises(RunDirectoryError):
+        register_prompts(tmp_path)
