@@ -5,6 +5,7 @@ which `rendering` turns into Markdown and HTML; `sections` adds what a template 
 writes the files. `figures`, `graph`, `training` and `rewards` draw, and `sweep` compares runs.
 """
 
-from compound.report.sections import forecast, summarize, terminal_summary, write
+from compound.report.facts import summarize
+from compound.report.sections import forecast, terminal_summary, write
 
 __all__ = ["forecast", "summarize", "terminal_summary", "write"]

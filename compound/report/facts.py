@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 from compound.core.errors import CompoundError
-from compound.core.formatting import plural
 from compound.core.security.untrusted import UntrustedFolder
 from compound.graph.configuration import components_of
 from compound.optimization.method import ROLLOUTS
-from compound.optimization.proposals import requests_since
+from compound.optimization.proposals import describe_requests, requests_since
 from compound.optimization.runs.candidate_record import (
     CandidateRecord,
     cost_name,
@@ -39,7 +36,7 @@ from compound.report.record import (
     summary,
     to_strict_json,
 )
-from compound.report.text import equals, interval, number, p_value, signed
+from compound.report.rendering import render_text
 from compound.report.training import training_facts
 from compound.rewards.inspection import FOLDER, Inspection
 from compound.rewards.search_reward import inspect_search_reward
@@ -60,13 +57,15 @@ JOB = ("job", "optimizer", "keys", "tried", "runs", "note", "values")
 RETRY = ("evaluation", "failed", "retried", "recovered", "before", "after", "note")
 
 
-def read_facts(path: str | Path, *, traces: bool = True, record: Record | None = None) -> Facts:
+def summarize(path: str | Path, *, traces: bool = True, record: Record | None = None) -> Facts:
     """Return all facts of the report on a run, as JSON types.
 
     Unknown numbers are ``None``. Scores hold ``mean``, ``low``, ``high``, ``n`` and ``failed``;
     ``at`` is the number of system runs spent before an event.
 
-    - ``title``, ``sentence``, ``verdict``: the result in words.
+    - ``title``, ``sentence``, ``verdict``: the result in words; ``notes`` are its caveats. The
+      verdict is ``better``, ``worse``, ``unclear``, ``unchanged`` or ``unmeasured``; ``doubtful`` is
+      the decision on a change that only scored higher.
     - ``valid``, ``test``: the scores ``before`` and ``after`` with the ``gain``.
     - ``requests``: tokens, cost and seconds of one request ``before`` and ``after``.
     - ``examples``: the compared examples as ``rows``, with inputs, gold, scores and their ``runs``;
@@ -90,7 +89,12 @@ def read_facts(path: str | Path, *, traces: bool = True, record: Record | None =
     with inconsistency_errors(path):
         record = record or Record.read(path)
         facts = _summarized(record, str(path), traces=traces)
-    return {**facts, "training": training_facts(path, record), "rewards": reward_facts(path)}
+        return {
+            **describe_result(facts),
+            **facts,
+            "training": training_facts(path, record),
+            "rewards": reward_facts(path),
+        }
 
 
 def _summarized(record: Record, path: str, *, traces: bool) -> Facts:
@@ -140,8 +144,7 @@ def _summarized(record: Record, path: str, *, traces: bool) -> Facts:
         facts |= read_evidence(record, components_of(change["key"] for change in changes))
         if {"before", "after"} <= {name for name, side in facts["requests"].items() if side}:
             facts["cost_notes"] = describe_limits(candidates)  # requests state what changed
-    known = to_strict_json(facts)
-    return {**headline(known), **known}
+    return to_strict_json(facts)
 
 
 def reward_facts(path: str | Path) -> Facts | None:
@@ -320,108 +323,31 @@ def _provenance(record: Record) -> Facts:
 # --- the result in words --------------------------------------------------------------------------
 
 
-def headline(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``title``, ``sentence``, ``verdict`` and ``doubtful``.
-
-    The verdict is ``better``, ``worse``, ``unclear``, ``unchanged`` or ``unmeasured``; ``doubtful``
-    is the decision on a change that only scored higher, if there is one.
-    """
+def describe_result(facts: Facts) -> Facts:
+    """Return ``title``, ``sentence`` and ``notes``, the caveats, with ``verdict`` and ``doubtful``."""
     split = "test" if facts["test"]["gain"] else "valid"
-    result, missing = facts[split], facts["missing"]
-    if result["before"] is None:
-        sentence = "There is no result yet: the run stopped before the first validation score."
-        about = {"title": "no result yet", "sentence": sentence, "verdict": "unmeasured"}
-        return {**about, "doubtful": None}
-    if result["after"] is None:
-        raise ValueError("the score after the search is missing")
-    before, after = number(result["before"]["mean"]), number(result["after"]["mean"])
-    if facts["changes"]:
-        verdict, numbers = _verdict(result["gain"]), f"{before} → {after}"
-        sentence = describe_change(result, split, verdict)
+    if facts[split]["before"] is None:
+        verdict = "unmeasured"
     else:
-        verdict = "unchanged"
-        numbers = f"{before} so far" if missing else f"{before}, unchanged"
-        sentence = _no_change(facts, split)
-    return {
-        "title": f"{SPLITS[split]} score {numbers}",
-        "sentence": f"Unfinished: {missing}. So far: {sentence}" if missing else sentence,
-        "verdict": verdict,
-        "doubtful": _doubtful(facts["decisions"]),
-    }
+        verdict = _verdict(facts[split]["gain"]) if facts["changes"] else "unchanged"
+    found = {"verdict": verdict, "doubtful": _doubtful(facts["decisions"])}
+    context = {"facts": {**facts, **found}, "requests": describe_requests, "ONE_SIDED": ONE_SIDED}
+    title, sentence, *notes = render_text("result.jinja", context).split("\n\n")
+    return {"title": title, "sentence": sentence, **found, "notes": notes}
 
 
-def _verdict(gain: Mapping[str, Any] | None) -> str:
+def _verdict(gain: Facts | None) -> str:
     if gain is None or gain["low"] is None or gain["high"] is None:
         return "unclear"
     return "better" if gain["low"] > 0 else "worse" if gain["high"] < 0 else "unclear"
 
 
-def describe_change(result: Mapping[str, Any], split: str, verdict: str) -> str:
-    """Return the sentence on a change of the score, with the reason if it may be due to chance."""
-    gain, is_test = result["gain"], split == "test"
-    verb, noun = {"better": ("rose", "gain"), "worse": ("fell", "loss")}.get(
-        verdict, ("went", "change")
-    )
-    start = (
-        f"On the {SPLITS[split]} split the score {verb} from {interval(result['before'])} "
-        f"to {interval(result['after'])}, a {noun} of {interval(gain, signed)}"
-    )
-    p = f", one-sided p {equals(gain['p'])}" if is_test else ""
-    claim = f"{start} ({plural(gain['n'], 'example')}, 95 % intervals{p})."
-    if verdict != "unclear":
-        return claim
-    if gain["low"] is not None:
-        which = ", which is two-sided," if is_test and gain["p"] < ONE_SIDED else ""
-        reason = f"the interval{which} includes zero"
-    elif gain["n"] == 1:
-        reason = "one example gives no estimate of the variation"
-    else:
-        reason = "identical differences give no interval unless the metric declares its range"
-    return f"{claim} The change may be due to chance: {reason}."
-
-
-def _no_change(facts: Mapping[str, Any], split: str) -> str:
-    before, tested = facts[split]["before"], [d for d in facts["decisions"] if d["after"]]
-    claim = f"No change was accepted: {_why_nothing(facts, tested)}. The system is unchanged."
-    if facts["missing"]:
-        claim = f"{plural(len(tested), 'candidate')} tested, none accepted."
-    score = f"Its {SPLITS[split]} score is {interval(before)}"
-    return f"{claim} {score} ({plural(before['n'], 'example')}, 95 % interval)."
-
-
-def _why_nothing(facts: Mapping[str, Any], tested: Sequence[Mapping[str, Any]]) -> str:
-    if tested:
-        higher = [
-            (1.0 if d["p"] is None else d["p"], d["level"])
-            for d in tested
-            if d["after"]["mean"] > d["before"]["mean"]
-        ]
-        start = f"of {plural(len(tested), 'candidate')} tested on the validation split"
-        if not higher:
-            return f"{start}, none scored higher"
-        smallest, level = min(higher, key=itemgetter(0))
-        return (
-            f"{start}, {len(higher)} scored higher, but not significantly (smallest p "
-            f"{equals(smallest)}, above the level {p_value(level)})"
-        )
-    if facts["decisions"]:
-        return "a change was proposed, but the budget ended before it could be tested"
-    worked = [job for job in facts["jobs"] if job["runs"]]
-    tried = sum(job["tried"] or 0 for job in worked)
-    if not tried:
-        return "no candidate was proposed" if worked else "no optimizer job could run"
-    return (
-        f"{plural(tried, 'candidate')} tried on train examples, none better than the incumbent, so "
-        "none was tested on the validation split"
-    )
-
-
-def _doubtful(decisions: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def _doubtful(decisions: Sequence[Facts]) -> Facts | None:
     """Return the decision on a change that only scored higher, if there is one."""
     kept = next((d for d in reversed(decisions) if d["accepted"]), None)
-    promising = [d for d in decisions if d["verdict"] == "promising"]
     if kept is not None:
         found = kept if kept["verdict"] == "promising" else None
     else:
+        promising = (d for d in decisions if d["verdict"] == "promising")
         found = max(promising, key=lambda d: float(d["probability"] or 0), default=None)
     return found if found and found["p"] is not None else None

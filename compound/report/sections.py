@@ -9,15 +9,14 @@ from typing import Any
 
 from compound.core.formatting import NO_LIMIT, plural
 from compound.core.security.untrusted import UntrustedFolder
-from compound.optimization.proposals import describe_requests
 from compound.optimization.runs.candidate_record import FEWEST
 from compound.optimization.runs.directory import inconsistency_errors
 from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimization.settings.sections import defaults
-from compound.report.facts import SPLITS, read_facts
+from compound.report.facts import SPLITS, summarize
 from compound.report.figures import candidates_svg, fate_of, scores_svg
 from compound.report.graph import graph_svg
-from compound.report.record import GROUPS, Facts, Record
+from compound.report.record import GROUPS, Facts
 from compound.report.rendering import (
     Columns,
     Figure,
@@ -194,18 +193,6 @@ def _different(
 
 
 # --- reports and summaries ------------------------------------------------------------------------
-
-
-def summarize(path: str | Path, *, traces: bool = True, record: Record | None = None) -> Facts:
-    """Return all facts on a run, as `read_facts` does, and its caveats in words as ``notes``.
-
-    Raises:
-        RunDirectoryError: the folder is not a run directory, or one of its files is broken.
-    """
-    facts = read_facts(path, traces=traces, record=record)
-    with inconsistency_errors(path):
-        notes = render_text("notes.jinja", {"facts": facts, "requests": describe_requests})
-    return {**facts, "notes": notes.split("\n\n") if notes else []}
 
 
 def write(path: str | Path) -> None:

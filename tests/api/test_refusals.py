@@ -534,16 +534,17 @@ class TestMessages:
         assert "all rows are used" not in cli("check", "qa.yaml").out
 
     def test_an_interval_beside_a_one_sided_p_says_that_it_is_two_sided(self) -> None:
-        from compound.report.facts import describe_change
+        from compound.report.rendering import render_text
 
         side: Summary = {"mean": 0.5, "low": 0.4, "high": 0.6, "n": 20, "failed": 0}
-        gain = {"mean": 0.1, "low": -0.01, "high": 0.2, "n": 20, "p": 0.03}
-        told = {"before": side, "after": side, "gain": gain}
-        assert "the interval, which is two-sided, includes zero" in describe_change(
-            told, "test", "unclear"
-        )
-        gain["p"] = 0.2
-        assert "the interval includes zero" in describe_change(told, "test", "unclear")
+        for p, said in (
+            (0.03, "the interval, which is two-sided, includes"),
+            (0.2, "interval incl"),
+        ):
+            gain = {"mean": 0.1, "low": -0.01, "high": 0.2, "n": 20, "p": p}
+            told = {"test": {"before": side, "after": side, "gain": gain}, "changes": ["a"]}
+            facts = {**told, "verdict": "unclear", "provenance": {"data": {"test": {"n": 20}}}}
+            assert said in render_text("result.jinja", {"facts": facts, "ONE_SIDED": 0.05})
 
     def test_a_folder_that_is_no_run_is_not_called_damaged(self, qa: Path, cli: Any) -> None:
         ran = cli("runs", "verify", "runs/nope")
