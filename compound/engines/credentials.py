@@ -57,7 +57,6 @@ class Connection:
         if api_base is not None:
             Origin.of(api_base)
         self.model, self.api_base, self.api_key_env = model, api_base, api_key_env
-        self.held_key: str | None = None  # given by the program, in place of a variable's
         self._client: Client | None = None
         self._making = threading.Lock()
 
@@ -89,7 +88,7 @@ class Connection:
         self._key()
 
     def _key(self) -> str | None:
-        return self.held_key or read_key(self.model, self.api_key_env)
+        return read_key(self.model, self.api_key_env)
 
 
 def read_key(model: str, variable: str | None) -> str | None:

@@ -200,10 +200,6 @@ class LiteLLMEngine:
         """Whether the price of calls is known; otherwise their cost is counted as 0."""
         return self.price is not None or _listed(self.model) is not None
 
-    def hold_key(self, key: str) -> None:
-        """Use a given key instead of an environment variable; it is kept in memory only."""
-        self._connection.held_key = key
-
     async def warm_up(self) -> None:
         """Import litellm, which takes seconds, off the event loop and outside the time limits of calls."""
         await asyncio.to_thread(_litellm)
@@ -400,7 +396,7 @@ class LiteLLMEngine:
         """
         self._connection.require_key()
         provider = self.model.partition("/")[0]
-        given = self.api_base or self.settings.api_key_env or self._connection.held_key
+        given = self.api_base or self.settings.api_key_env
         if provider not in PROVIDERS_WITH_KEY or given:
             return
         litellm = _litellm()
@@ -413,8 +409,8 @@ class LiteLLMEngine:
             )
 
     def _key_names(self) -> str:
-        if self.settings.api_key_env or self._connection.held_key:
-            return self.settings.api_key_env or "api_key"
+        if self.settings.api_key_env:
+            return self.settings.api_key_env
         provider = self.model.partition("/")[0]
         usual = f"{provider.upper()}_API_KEY"
         with contextlib.suppress(Exception):

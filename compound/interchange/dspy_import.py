@@ -24,15 +24,13 @@ from compound.graph.configuration import Configuration, load
 from compound.graph.space import Choice, Demo, Demos, Float, Text, Weights, as_demos
 from compound.graph.system import System
 from compound.graph.types import format_type
-from compound.interchange.dspy_models import (
+from compound.interchange.dspy_predictor import (
     REMEDY,
     TEMPERATURE,
-    DSPyModels,
     DSPyPredictor,
     bind_attempts,
     check_modules,
     flat,
-    options,
     own_adapter,
     sampled_predictors,
 )
@@ -42,6 +40,10 @@ if TYPE_CHECKING:
     import dspy
 
 MOST_DEMOS = 4
+OPTIONS = {
+    *("temperature", "max_tokens", "max_completion_tokens", "stop", "timeout"),  # of components
+    *("n", "num_generations", "rollout_id", "cache", "num_retries"),  # checked, or of DSPy alone
+}
 GivenOutputs = Mapping[str, object] | Sequence[str]
 
 
@@ -50,7 +52,7 @@ GivenOutputs = Mapping[str, object] | Sequence[str]
 def from_dspy(
     program: dspy.Module,
     *,
-    lm: str | Choice | None = None,
+    lm: str | Choice,
     name: str = "",
     inputs: Mapping[str, object] | None = None,
     outputs: GivenOutputs | None = None,
@@ -70,26 +72,26 @@ def from_dspy(
 
     Args:
         program: a program, compiled or not.
-        lm: the model of all predictors, or a space of models to choose from; by default the models
-            that are set in DSPy, with their addresses, keys and options. A key is held in memory
-            only.
+        lm: the model of all predictors, or a space of models to choose from. The models that are set
+            in DSPy are not used, nor their options.
         name: the system's name; default: that of the program's class.
         inputs: types of the arguments of ``forward``; default: those without a default, with the
             types of its annotations or of the fields of its predictors with the same names.
         outputs: types of the fields that the program returns, or their names, which have the types
             of the predictors' fields; default: those of its signature, of its only predictor, or of
             the predictor whose prediction ``forward`` returns.
-        temperature: temperature of all predictors; default: their own in DSPy, or 0. Predictors
-            that a `dspy.BestOfN` samples have 1 by default, as in DSPy.
-        max_tokens: maximum length of an answer in tokens; default: that in DSPy, or 1000.
+        temperature: temperature of all predictors; default: that of their configuration, or 0.
+            Predictors that a `dspy.BestOfN` samples have 1 by default, as in DSPy.
+        max_tokens: maximum length of an answer in tokens; default: that of the predictor's
+            configuration, or 1000.
         max_demos: maximum number of demonstrations of a predictor.
         weights: a space of LoRA adapters for each predictor.
         max_calls: maximum number of predictor calls in one run of the program.
 
     Raises:
         DeclarationError: inputs or outputs cannot be determined, a predictor asks for several
-            completions, or a module such as `dspy.Refine` calls models outside of its predictors,
-            or an option of a model cannot be carried over.
+            completions or has another option of a model, or a module such as `dspy.Refine` calls
+            models outside of its predictors.
     """
     import dspy
 
@@ -102,15 +104,13 @@ def from_dspy(
     own = name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(program).__name__).lower()
     copied = program.deepcopy()
     named = predictor_names(copied)
-    sampled, models = sampled_predictors(copied), DSPyModels(lm)
-    common = lm is not None or any(predictor.lm is None for _, predictor, _ in named.values())
-    default = models.use("dspy.settings", dspy.settings.lm, {}) if common else None
-    given = {"temperature": temperature, "max_tokens": max_tokens, "weights": weights}
-    given["max_demos"] = max_demos
+    sampled = sampled_predictors(copied)
+    given = {"lm": lm, "temperature": temperature, "max_tokens": max_tokens}
+    given |= {"weights": weights, "max_demos": max_demos}
     predictors = {}
     for component, (_, predictor, tuned) in named.items():
         usual = {"temperature": TEMPERATURE} if id(predictor) in sampled else {}
-        predictors[component] = _predictor(component, predictor, tuned, given, models, usual)
+        predictors[component] = _predictor(component, predictor, tuned, given, usual)
     if not predictors:
         raise DeclarationError(
             f"the DSPy program {own!r} has no predictors",
@@ -130,8 +130,7 @@ def from_dspy(
     wires: dict[str, Any] = {field: Input(field, kind) for field, kind in ports.items()}
     node = composite(**wires)
     found = {field: node if len(returned) == 1 else node[field] for field in returned}
-    model = default if isinstance(default, str) else None
-    return System(own, found, lm=model).with_engines(models.find)
+    return System(own, found, lm=lm if isinstance(lm, str) else None)
 
 
 def predictor_names(program: dspy.Module) -> dict[str, tuple[str, dspy.Predict, bool]]:
@@ -173,19 +172,20 @@ def _predictor(
     predictor: dspy.Predict,
     tuned: bool,
     given: Mapping[str, Any],
-    models: DSPyModels,
     usual: Mapping[str, object],
 ) -> DSPyPredictor:
-    import dspy
-
-    own = predictor.lm or dspy.settings.lm
-    model = models.use(f"predictor {name!r}", own, predictor.config)
-    config = options(own, {**usual, **predictor.config})
+    config = {k: v for k, v in {**usual, **predictor.config}.items() if v is not None}
     several = config.get("n") or config.get("num_generations") or 1
     if several > 1:
         raise DeclarationError(
             f"the predictor {name!r} asks for n={several} completions, but a component returns one",
             hint=f"remove n; or {REMEDY}",
+        )
+    if other := sorted(set(config) - OPTIONS):
+        raise DeclarationError(
+            f"the predictor {name!r} has the option {other[0]} of its model, which is not imported",
+            hint=f"remove it, and set it on the engine of lm=: engines={{'NAME': cp.engines.LiteLLM(…, "
+            f"extra={{{other[0]!r}: …}})}}",
         )
     stop = config.get("stop") or ()
     signature = predictor.signature
@@ -201,12 +201,11 @@ def _predictor(
         prompt=Text(prompt, max_length=max(Text.max_length, len(prompt))) if tuned else prompt,
         output={field: info.annotation for field, info in signature.output_fields.items()},
         demos=Demos(demos, max=most) if tuned and most else demos,
-        lm=model,
+        lm=given["lm"],
         temperature=temperature,
         max_tokens=longest,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         timeout=config.get("timeout", DSPyPredictor.timeout),
-        retries=getattr(own, "num_retries", DSPyPredictor.retries),
         weights=given["weights"] if tuned else None,
         enforce=False,
         format="fields" if len(signature.output_fields) > 1 else "auto",

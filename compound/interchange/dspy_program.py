@@ -26,7 +26,7 @@ from compound.graph.fingerprint import code_digest
 from compound.graph.registry.user_code import located
 from compound.graph.system import System
 from compound.graph.types import Port, as_declared
-from compound.interchange.dspy_models import REMEDY, DSPyPredictor, describe_attempts
+from compound.interchange.dspy_predictor import REMEDY, DSPyPredictor, describe_attempts
 
 RUN = "compound_run"  # setting of DSPy that holds the run which its predictors belong to
 CHOSEN = "predictor"

@@ -353,6 +353,11 @@ DECLARED: list[tuple[Any, str]] = [
     (lambda: from_dspy(dspy.Module(), lm="lm"), "'module' has no predictors"),
     (lambda: from_dspy(dspy.Predict("q -> a", n=3), lm="lm"), "asks for n=3 completions"),
     (
+        lambda: from_dspy(dspy.Predict("q -> a", top_p=0.5), lm="lm"),
+        "option top_p .*set it on the engine",
+    ),
+    (lambda: from_dspy(dspy.Predict("q -> a")), "lm"),  # type: ignore[call-arg]
+    (
         lambda: from_dspy(dspy.Refine(dspy.Predict("q -> a"), 2, is_seven, 1.0), lm="lm"),
         r"dspy.Refine .* creates a predictor.*; use dspy.BestOfN, or run the program unchanged as an "
         "external agent",
@@ -474,144 +479,15 @@ class TestProgram(TestPredictor):
 ONE = "question -> answer"
 
 
-def answer_of(_: Any) -> str:
-    return fields(answer="Lima")
-
-
-def test_prompts_and_keys_go_to_the_server_of_the_model_only(
-    monkeypatch: Any, tmp_path: Path
-) -> None:
-    """The provider's usual address and key must not receive what was meant for a server of one's own."""
-    with ChatServer(answer_of) as mine, ChatServer(answer_of) as usual:
-        monkeypatch.setenv("OPENAI_API_BASE", usual.url)
-        monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-provider")
-        program = Careful()
-        program.second.lm = dspy.LM("openai/m", base_url=mine.url)
-        program.first.config = {"top_p": 0.5}
-        with dspy.context(
-            lm=dspy.LM("openai/m", api_base=mine.url, api_key="key-of-my-server", top_p=0.9)
-        ):
-            system = from_dspy(program, outputs={"answer": str})
-        assert cp.run(system, {"question": "secret"}).outputs == {"answer": "Lima"}
-        cp.optimize(
-            system,
-            {"train": ROWS, "valid": ROWS},
-            "exact_match",
-            method="random",
-            budget=60,
-            run_dir=tmp_path / "run",
-            progress=False,
-        )
-        assert usual.requests == []
-        assert set(mine.keys) == {"key-of-my-server"}
-        assert {request["top_p"] for request in mine.requests} == {0.5}
-        stored = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
-        assert b"key-of-my-server" not in stored
-        mine.keys.clear()
-        forced = from_dspy(program.second, lm="openai/m")
-        assert cp.run(forced, {"question": "q", "hint": "h"}).outputs == {"answer": "Lima"}
-        assert (mine.keys, usual.requests) == (["EMPTY"], [])
-
-
-ROWS = [{"question": f"{i}?", "answer": "Lima"} for i in range(8)]
-
-
-def test_a_key_of_a_model_is_not_sent_to_the_address_of_a_predictor() -> None:
-    with (
-        ChatServer(answer_of) as other,
-        dspy.context(lm=dspy.LM("openai/m", api_key="key-of-openai")),
-    ):
-        system = from_dspy(dspy.Predict(ONE, api_base=other.url))
-        cp.run(system, {"question": "?"})
-        assert other.keys == ["EMPTY"]
-
-
-def test_options_of_models_and_predictors_are_sent(server: ChatServer) -> None:
-    kept = {
-        "presence_penalty": 0.5,
-        "user": "u",
-        "verbosity": "low",
-        "thinking": {"type": "enabled"},
-    }
-    options = {"temperature": 0.3, "max_tokens": 77, "stop": "END", **kept}
-    with dspy.context(
-        lm=dspy.LM("openai/m", api_base=server.url, reasoning_effort="low", **options)
-    ):
-        system = from_dspy(dspy.Predict(ONE, temperature=0.6, stop=["X"]))
-        cp.run(system, {"question": "?"})
-    sent = server.requests[0]
-    assert (sent["temperature"], sent["max_tokens"], sent["stop"]) == (0.6, 77, ["X"])
-    assert {name: sent[name] for name in kept} == kept
-    reasoning = from_dspy(dspy.Predict(ONE), lm="lm")
-    with dspy.context(lm=dspy.LM("openai/gpt-5", max_tokens=20_000)):
-        reasoning = from_dspy(dspy.Predict(ONE))
-    assert reasoning.settings["predict.max_tokens"] == 20_000
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("model_type", "text"),
-        ("model_type", "responses"),
-        ("callbacks", [object()]),
-        ("seed", 3),
-        ("use_developer_role", True),
-        ("organization", "o"),
-        ("headers", {"a": "b"}),
-        ("n", 2),
-        ("extra_headers", {"a": "b"}),
-        ("api_version", "1"),
-        ("logprobs", True),
-        ("extra_body", {"a": 1}),
-    ],
-)
-def test_an_option_that_cannot_be_carried_over_is_refused_by_name(
-    option: str, value: object
-) -> None:
-    with dspy.context(lm=dspy.LM("openai/m", **{option: value})):
-        with pytest.raises(DeclarationError, match=option):
-            from_dspy(dspy.Predict(ONE))
-        if option != "n":  # those of the replaced model do not concern another one
-            assert from_dspy(dspy.Predict(ONE), lm="other/model").lm == "other/model"
-
-
-def test_options_that_another_model_would_lose_are_refused() -> None:
-    with pytest.raises(
-        DeclarationError, match=r"predictor 'predict' has top_p.*lm\.copy\(top_p=None\)"
-    ):
-        from_dspy(dspy.Predict(ONE, top_p=0.5), lm="lm")
-    with (
-        dspy.context(lm=dspy.LM("openai/m", reasoning_effort="low")),
-        pytest.raises(DeclarationError),
-    ):
-        from_dspy(dspy.Predict(ONE), lm="lm")
-    with (
-        dspy.context(lm=dspy.utils.DummyLM([])),
-        pytest.raises(DeclarationError, match="no plain dspy.LM"),
-    ):
-        from_dspy(dspy.Predict(ONE))
-
-
-def test_a_model_of_a_provider_that_is_registered_in_dspy_is_refused() -> None:
-    from dspy import lm15
-    from dspy._vendor.lm15.registry import _DIALECTS
-
-    access = lm15.AccessPolicy("nebius", base_url="http://127.0.0.1:9/v1", env_keys=("MINE",))
-    provider = lm15.ProviderDefinition.chat(
-        access, compat=_DIALECTS["openai-chat"][0](), aliases=("my-ai",)
-    )
-    lm15.register_provider(provider, replace=True)
-    try:
-        for name in ("nebius/m", "my_ai/m"):
-            with (
-                dspy.context(lm=dspy.LM(name)),
-                pytest.raises(DeclarationError, match="is registered in DSPy"),
-            ):
-                from_dspy(dspy.Predict(ONE))
-        with dspy.context(lm=dspy.LM("openai/m")):
-            from_dspy(dspy.Predict(ONE))
-    finally:
-        lm15.unregister_provider("nebius")
+def test_options_of_predictors_are_kept_and_the_models_of_dspy_are_not_used() -> None:
+    model = dspy.LM("openai/other", api_base="http://127.0.0.1:9", temperature=0.9, top_p=0.5)
+    with dspy.context(lm=model):
+        system = from_dspy(dspy.Predict(ONE, temperature=0.6, stop=["X"], timeout=7), lm="lm")
+        lm = ScriptedLM(lambda _: fields(answer="Lima"))
+        assert cp.run(system, {"question": "?"}, engines={"lm": lm}).outputs == {"answer": "Lima"}
+    (sent,) = lm.requests
+    assert (sent.temperature, sent.max_tokens, sent.stop) == (0.6, 1000, ("X",))
+    assert system.components["predict"].timeout == 7
 
 
 class CallingAdapter(dspy.ChatAdapter):  # type: ignore[misc]
@@ -631,13 +507,10 @@ def test_an_adapter_that_calls_models_is_refused(kind: Any) -> None:
 
 
 def test_fields_may_have_the_names_of_methods_of_a_prediction() -> None:
-    program = dspy.Predict("question -> items: list[str], keys: str")
-    with (
-        ChatServer(lambda _: fields(items='["a"]', keys="k")) as running,
-        dspy.context(lm=dspy.LM("openai/m", api_base=running.url, api_key="k", cache=False)),
-    ):
-        system = from_dspy(program)
-        assert cp.run(system, {"question": "?"}).outputs == {"items": ["a"], "keys": "k"}
+    system = from_dspy(dspy.Predict("question -> items: list[str], keys: str"), lm="lm")
+    lm = ScriptedLM(lambda _: fields(items='["a"]', keys="k"))
+    trace = cp.run(system, {"question": "?"}, engines={"lm": lm})
+    assert trace.outputs == {"items": ["a"], "keys": "k"}
 
 
 class Changing(OneStep):
