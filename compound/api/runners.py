@@ -22,7 +22,7 @@ from compound.graph.system import System
 from compound.optimization.method import Method, OpenExecutor
 from compound.optimization.settings.base import RaySettings
 from compound.optimization.settings.optimize import OptimizeSettings
-from compound.yaml.program import FileEngines, Program, SystemFile
+from compound.yaml.program import FileEngines, SystemFile
 
 __all__ = ["check_runner", "executor_opener", "source_of"]
 
@@ -117,11 +117,10 @@ def source_of(engines: Engines | Callable[[str], Engine] | None) -> SystemFile:
     Raises:
         DeclarationError: the engines are Python objects, or the system was declared in Python.
     """
-    owner = getattr(engines, "__self__", engines)  # of the method `Program.find_engine`
-    if not isinstance(owner, Program | FileEngines) or owner.source is None:
+    if not isinstance(engines, FileEngines):
         raise DeclarationError(
             "optimize.runner: workers rebuild a system and its engines from a YAML file, but this system "
             "or its engines were given as Python objects",
             hint=f"declare them in a file and load it with cp.load_system, without engines=…; or {HERE}",
         )
-    return owner.source
+    return engines.source

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -67,12 +68,19 @@ class SystemFile(BaseModel):
 
 @dataclass(frozen=True)
 class FileEngines:
-    """Lookup of engines by model: those that a file defines, otherwise by the form of the name."""
+    """Lookup of engines by model: those that a file defines, otherwise by the form of the name.
+
+    Attributes:
+        path: the file.
+        engines: kind and settings of each engine that the file defines, by name.
+        outside: models that may be read outside the file's folder; None for any.
+        source: what the file was loaded from.
+    """
 
     path: Path
     engines: Mapping[str, EngineSettings]
-    outside: Collection[str] | None = None
-    source: SystemFile | None = None
+    outside: Collection[str] | None
+    source: SystemFile
 
     def __call__(self, lm: str) -> Engine:
         """Return the engine of a model.
@@ -104,9 +112,7 @@ class Program:
         data: the dataset, if the file has one.
         metric: the metric, if the file has one.
         optimize: the settings of the optimization.
-        engines: kind and settings of each engine that the file defines, by name.
-        outside: models that may be read outside the file's folder; None for any.
-        source: what the file was loaded from.
+        find_engine: the lookup of engines: those that the file defines, others by their names.
     """
 
     path: Path
@@ -115,48 +121,16 @@ class Program:
     data: Dataset | None
     metric: Metric | None
     optimize: OptimizeSettings
-    engines: Mapping[str, EngineSettings]
-    outside: Collection[str] | None = None
-    source: SystemFile | None = None
+    find_engine: FileEngines
 
     @property
     def folder(self) -> Path:
         """Folder that is searched first for code and files that the file names."""
         return self.path.parent
 
-    def find_engine(self, lm: str) -> Engine:
-        """Return the engine of a model: one that the file defines, otherwise by the form of the name.
 
-        Raises:
-            DeclarationError: no engine serves the model, or its settings do not fit its kind.
-        """
-        return FileEngines(self.path, self.engines, self.outside, self.source)(lm)
-
-
-def load(
-    path: str | Path,
-    *,
-    overrides: Sequence[tuple[str, str]] = (),
-    allow_import: bool = True,
-    models: Collection[str] = (),
-    trust: Collection[str] = (),
-    sends: bool = True,
-    reads: bool = False,
-) -> Program:
-    """Load a file; paths in it are relative to its folder.
-
-    Args:
-        path: the file.
-        overrides: entries to replace, such as ``("optimize.budget.system_runs", "150")``; each
-            value is parsed as YAML.
-        allow_import: whether the file may name Python code, read outside its folder, and use the
-            servers and keys that the user's configuration trusts.
-        models: additional model names for which the caller has engines.
-        trust: servers and keys that the file may use in addition to those of the user's
-            configuration, such as ``"gpu.example:8000"`` and ``"LLM_KEY@llm.example.com"``; without
-            imports, only these.
-        sends: whether engines may send requests; if not, their servers and keys need no consent.
-        reads: whether local data and corpora that the file names must exist.
+def load(path: str | Path, **options: Any) -> Program:  # noqa: ANN401 - those of `loads`
+    """Load a file; paths in it are relative to its folder, and ``options`` are those of `loads`.
 
     Raises:
         SpecError: the file cannot be read, or it has errors.
@@ -169,16 +143,7 @@ def load(
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise SpecError([f"{path}: cannot be read: {reason}"]) from None
-    return loads(
-        raw,
-        path=path,
-        overrides=overrides,
-        allow_import=allow_import,
-        models=models,
-        trust=trust,
-        sends=sends,
-        reads=reads,
-    )
+    return loads(raw, path=path, **options)
 
 
 def loads(
@@ -192,7 +157,26 @@ def loads(
     sends: bool = True,
     reads: bool = False,
 ) -> Program:
-    """Load a text as the content of the file ``path``; see `load`.
+    """Load a text as the content of the file ``path``.
+
+    Args:
+        text: the content of the file.
+        path: the file; paths in the text are relative to its folder.
+        overrides: entries to replace, such as ``("optimize.budget.system_runs", "150")``; each
+            value is parsed as YAML.
+        allow_import: whether the file may name Python code, read outside its folder, and use the
+            servers and keys that the user's configuration trusts.
+        models: additional model names for which the caller has engines.
+        trust: servers and keys that the file may use in addition to those of the user's
+            configuration, such as ``"gpu.example:8000"`` and ``"LLM_KEY@llm.example.com"``; without
+            imports, only these.
+        sends: whether engines may send requests; if not, their servers and keys need no consent.
+        reads: whether local data and corpora that the file names must exist.
+
+    Raises:
+        SpecError: the text has errors.
+        DeclarationError: an entry of ``trust`` is malformed.
+        ConfigurationError: the user's configuration file cannot be read.
 
     >>> program = loads('''
     ... system: demo
@@ -239,16 +223,16 @@ def loads(
         raise
     assert system is not None
     outside = None if allow_import else frozenset(context.outside)
-    replaced = tuple((key, value) for key, value in overrides)
     source = SystemFile(
         text=document.text,
         path=os.path.abspath(path),
-        overrides=replaced,
+        overrides=tuple(overrides),
         allow_import=allow_import,
         trust=tuple(trust),
     )
-    system = system.with_engines(FileEngines(path, engines, outside, source))
-    return Program(path, document.text, system, data, metric, optimize, engines, outside, source)
+    find = FileEngines(path, engines, outside, source)
+    system = system.with_engines(find)
+    return Program(path, document.text, system, data, metric, optimize, find)
 
 
 def _keys(document: Document, section: str) -> list[str]:

@@ -429,9 +429,6 @@ class TestChanges:
         monkeypatch.setattr(
             "compound.yaml.program.FileEngines.__call__", lambda self, lm: named("small")
         )
-        monkeypatch.setattr(
-            "compound.yaml.program.Program.find_engine", lambda self, lm: named("small")
-        )
         assert cli("optimize", "qa.yaml", "-q").code == 0
         for name in ("best.json", "report.md"):
             (qa / "runs" / "qa" / name).unlink()
@@ -487,7 +484,7 @@ class TestMessages:
 
     def test_a_stop_by_the_user_is_no_error(self, qa: Path, cli: Any, monkeypatch: Any) -> None:
         monkeypatch.setattr(
-            "compound.yaml.program.Program.find_engine", lambda self, lm: named("small")
+            "compound.yaml.program.FileEngines.__call__", lambda self, lm: named("small")
         )
         begin_here = "compound.cli.optimize._stop_on_interrupt"
         monkeypatch.setattr(begin_here, lambda recorder: recorder.stop())
@@ -502,7 +499,7 @@ class TestMessages:
         self, qa: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(
-            "compound.yaml.program.Program.find_engine", lambda self, lm: named("small")
+            "compound.yaml.program.FileEngines.__call__", lambda self, lm: named("small")
         )
         assert cli("optimize", "qa.yaml", "-q").code == 0
         ran = cli("optimize", "qa.yaml", "-q")
@@ -534,17 +531,21 @@ class TestMessages:
         assert "all rows are used" not in cli("check", "qa.yaml").out
 
     def test_an_interval_beside_a_one_sided_p_says_that_it_is_two_sided(self) -> None:
-        from compound.report.rendering import render_text
+        from compound.report.facts import describe_result
 
         side: Summary = {"mean": 0.5, "low": 0.4, "high": 0.6, "n": 20, "failed": 0}
-        for p, said in (
-            (0.03, "the interval, which is two-sided, includes"),
-            (0.2, "interval incl"),
-        ):
-            gain = {"mean": 0.1, "low": -0.01, "high": 0.2, "n": 20, "p": p}
-            told = {"test": {"before": side, "after": side, "gain": gain}, "changes": ["a"]}
-            facts = {**told, "verdict": "unclear", "provenance": {"data": {"test": {"n": 20}}}}
-            assert said in render_text("result.jinja", {"facts": facts, "ONE_SIDED": 0.05})
+        gain = {"mean": 0.1, "low": -0.01, "high": 0.2, "n": 20, "p": 0.03}
+        facts = {
+            **dict.fromkeys(("missing", "test_skipped", "bounds_violation", "stopped"), ""),
+            **dict.fromkeys(("decisions", "retries", "cost_notes", "jobs"), ()),
+            **{"detectable": {}, "proposals": None, "bounds": [0, 1], "changes": ["a.prompt"]},
+            "provenance": {"data": {"test": {"n": 20}}},
+            "test": {"before": side, "after": side, "gain": gain},
+        }
+        told = "the interval, which is two-sided, includes zero"
+        assert told in describe_result(facts)["sentence"]
+        gain["p"] = 0.2
+        assert "the interval includes zero" in describe_result(facts)["sentence"]
 
     def test_a_folder_that_is_no_run_is_not_called_damaged(self, qa: Path, cli: Any) -> None:
         ran = cli("runs", "verify", "runs/nope")

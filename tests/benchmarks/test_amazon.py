@@ -60,10 +60,6 @@ def test_a_run_asks_once_for_the_session_and_once_for_each_candidate(program: Pr
     assert dict(trace.outputs) == {"answer": 2}
 
 
-def test_models_that_say_nothing_are_wrong_but_no_failure(program: Program) -> None:
-    assert run(program, ROWS[0], ScriptedLM(lambda message: ".")).outputs["answer"] == 0
-
-
 @pytest.mark.parametrize(
     ("session", "last", "wanted"),
     [

@@ -11,7 +11,6 @@ import pytest
 import compound as cp
 from benchmark_systems import BENCHMARKS, data_folder, evaluated, needs_data
 from benchmarks.hover import main, supported
-from compound.core.example import Example
 from compound.testing import ScriptedLM
 from compound.yaml import load
 from compound.yaml.program import Program
@@ -57,14 +56,6 @@ def run(program: Program, lm: ScriptedLM) -> cp.Trace:
     return cp.run(program.system, {"claim": CLAIM}, engines={"smollm2": lm}, check=False)
 
 
-def test_one_writer_and_one_note_taker_serve_all_hops(program: Program) -> None:
-    system = program.system
-    assert system.nodes_of("query_writer") == ("write2", "write3", "write4")
-    assert system.nodes_of("note_taker") == ("notes1", "notes2", "notes3")
-    assert system.nodes_of("search") == ("search1", "search2", "search3", "search4")
-    assert set(system.parameters) == {"query_writer.weights", "note_taker.weights"}
-
-
 def test_every_gold_page_is_found_by_following_the_notes(program: Program) -> None:
     lm = ScriptedLM(replies)
     found = evaluated(program, [ROW], lm)
@@ -81,20 +72,6 @@ def test_notes_are_handed_from_hop_to_hop(program: Program) -> None:
     ]
     assert [call.address for call in trace.calls_of("note_taker")] == ["notes1", "notes2", "notes3"]
     assert [call.invocation for call in trace.calls_of("query_writer")] == [0, 1, 2]
-
-
-def test_recall_counts_gold_titles_among_the_first_hundred(program: Program) -> None:
-    example = Example("e", {}, {"gold_titles": GOLD})
-    filler = [f"page {i}" for i in range(98)]
-
-    def recall(found: list[str]) -> float:
-        assert program.metric is not None
-        score: Any = program.metric.score({"titles": found}, example)
-        return float(score.value)
-
-    assert recall([*filler, *GOLD]) == pytest.approx(2 / 3)
-    assert recall([*GOLD, *filler]) == 1.0
-    assert recall([]) == 0.0
 
 
 def test_claims_whose_pages_are_all_in_the_corpus_are_kept(

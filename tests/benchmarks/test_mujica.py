@@ -39,11 +39,6 @@ def text() -> Program:
     return load(BENCHMARKS / "mujica.yaml")
 
 
-@pytest.fixture(scope="module")
-def graph() -> Program:
-    return load(BENCHMARKS / "mujica_kg.yaml")
-
-
 def last(message: str) -> str:
     return message.rsplit("\n\n", maxsplit=1)[-1]
 
@@ -95,15 +90,6 @@ def test_two_rounds_of_two_questions_lead_to_the_answer(name: str, play: Any) ->
     assert (found.mean, found.failed, len(lm.requests)) == (1.0, 0, 7)
 
 
-def test_workers_of_a_turn_run_concurrently(text: Program) -> None:
-    lm = ScriptedLM(replies, latency=0.001)
-    trace = run(text, lm)
-    assert [call.address for call in trace.calls_of("worker")] == [
-        f"solve[{turn}]/workers[{i}]/worker" for turn in (0, 1) for i in (0, 1)
-    ]
-    assert lm.most_in_flight == 2
-
-
 def test_the_planner_sees_its_turns_and_what_the_workers_found(text: Program) -> None:
     lm = ScriptedLM(replies)
     run(text, lm)
@@ -135,17 +121,6 @@ def test_planners_end_by_answering_by_saying_nothing_or_out_of_turns(
     assert trace.failure is None
     assert trace.outputs == {"answer": answer}
     assert len(trace.calls_of("planner")) == turns
-
-
-def test_entities_of_the_graph_become_known_as_they_are_found(graph: Program) -> None:
-    trace = run(graph, ScriptedLM(graph_replies))
-    shown = [call.inputs["entities"] for call in trace.calls_of("planner")]
-    assert shown[0] == "[0] Alpha (film)\n[1] Beta (film)"
-    assert shown[1] == f"{shown[0]}\n[2] Ann Lee\n[3] Bob Ray"
-    assert shown[2] == f"{shown[1]}\n[4] 1950\n[5] 1940"
-    read = [call.inputs["materials"] for call in trace.calls_of("worker")]
-    assert read[0] == "[0] Alpha (film), director, Ann Lee"
-    assert read[3] == "[0] Bob Ray, date of birth, 1940"
 
 
 @pytest.mark.parametrize(

@@ -64,13 +64,6 @@ def test_only_the_agent_is_trained_and_both_models_are_swappable(program: Progra
     ]
 
 
-def test_a_conversation_that_asks_and_answers_earns_one(program: Program) -> None:
-    agent, big = turns(ASK, AGAIN, END), ScriptedLM(["Jane Austen.", "In Steventon."])
-    trace, reward = outcome(program, agent, big)
-    assert reward == 1.0
-    assert trace.outputs["turns"] == [ASK, AGAIN, END]
-
-
 def test_the_agent_sees_the_whole_history_and_the_environment_only_what_it_was_asked(
     program: Program,
 ) -> None:

@@ -23,6 +23,7 @@ from compound.optimizers.search.local_gains import (
 )
 from compound.report import forecast
 from compound.yaml import Program
+from compound.yaml.program import FileEngines, SystemFile
 
 
 def step(name: str, first: bool = False, options: int = 2, **reads: Any) -> Output:
@@ -113,8 +114,8 @@ def test_words() -> None:
 @pytest.mark.parametrize(("method", "told"), [("optimas", True), ("search", False)])
 def test_a_dry_run_tells_them_of_local_rewards(method: str, told: bool, tmp_path: Path) -> None:
     world = Relay(4, 4)
-    program = Program(
-        tmp_path / "relay.yaml", "", world.system(), data(world), world, settings(method), {}
-    )
+    path, world_data = tmp_path / "relay.yaml", data(world)
+    find = FileEngines(path, {}, None, SystemFile(text="", path=str(path)))
+    program = Program(path, "", world.system(), world_data, world, settings(method), find)
     text = forecast({**estimate(program), "run": "runs/relay"})
     assert ("d none: nothing counted follows it; at most 2.5 times in all" in text) is told

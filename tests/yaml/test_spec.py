@@ -100,7 +100,10 @@ def test_engines_of_the_file_come_before_the_convention(
     )
     for lm in ("mock", "openai/gpt-4o-mini"):
         everything.find_engine(lm)
-    assert opened == [everything.engines["mock"], ("by name", {"lm": "openai/gpt-4o-mini"})]
+    assert opened == [
+        everything.find_engine.engines["mock"],
+        ("by name", {"lm": "openai/gpt-4o-mini"}),
+    ]
 
 
 def test_an_engine_with_settings_of_another_kind_names_its_entry(

@@ -136,13 +136,3 @@ def test_prompts_hold_no_unknown_word(folder: Path, name: str) -> None:
             text
         )
     assert len(requests) > 30
-
-
-def test_every_word_is_one_token_and_comes_back(folder: Path) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert [tokenizer(word).input_ids for word in VOCABULARY] == [
-        [i] for i in range(len(VOCABULARY))
-    ]
-    assert tokenizer.decode(tokenizer("ask north west").input_ids) == "ask north west"

@@ -51,9 +51,6 @@ def statements(text: str) -> list[str]:
     return [convention.name for convention in CONVENTIONS if convention.statements[0] in text]
 
 
-MARKS = "Write it between <prompt> and </prompt>."
-
-
 class TestTask:
     def test_equal_messages_have_equal_answers_and_others_are_independent(self) -> None:
         message = (
@@ -88,21 +85,6 @@ class TestReading:
         unscored = "\n".join(f"<p>{text}</p>" for text in texts)
         assert base_of(list(prompts_in(unscored))).sentences == (date,)
         assert base_of(list(prompts_in(f"{scored}\n{FINISHER.start}"))).step is FINISHER
-
-    @pytest.mark.parametrize(
-        ("ending", "start", "end"),
-        [
-            (MARKS, "<prompt>", "</prompt>"),
-            ("Use <text> and </text>.", "<text>", "</text>"),
-            ("Give it in ``` blocks.", "```\n", "\n```"),
-        ],
-    )
-    def test_a_prompt_is_written_between_the_marks_that_are_asked_for(
-        self, ending: str, start: str, end: str
-    ) -> None:
-        text = reply(f"{FINISHER.start}\n{ending}")
-        assert text.startswith(f"{start}{FINISHER.start}")
-        assert text.endswith(end)
 
 
 @pytest.mark.slow
