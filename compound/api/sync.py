@@ -49,6 +49,7 @@ from compound.optimization.settings.optimize import (
     given_settings,
     make_settings,
 )
+from compound.yaml import Program
 from compound.yaml import load as load_program
 
 if TYPE_CHECKING:
@@ -297,19 +298,17 @@ def sweep(
         RunDirectoryError: the folder is a run, or holds runs with other settings.
         Interrupted: the sweep was asked to stop; the same call resumes it.
     """
-    from compound.api.sweeps.sweep import DeclaredProgram, plan
+    from compound.api.sweeps.sweep import plan
     from compound.api.sweeps.sweep import sweep as run_sweep
 
-    find = resolve_engines(system, engines)
-    program = DeclaredProgram(
+    program = Program(
         Path(f"{system.name}.yaml"),
         "",
         system,
         to_dataset(data, splits=True),
         resolve_metric(metric, system),
         _resolved(settings, budget, changes),
-        {},
-        find=find,
+        resolve_engines(system, engines),
     )
     folder = Path(run_dir) if run_dir is not None else run_folder("sweep")
     return run_sweep(

@@ -105,8 +105,10 @@ def from_dspy(
     copied = program.deepcopy()
     named = predictor_names(copied)
     sampled = sampled_predictors(copied)
-    given = {"lm": lm, "temperature": temperature, "max_tokens": max_tokens}
-    given |= {"weights": weights, "max_demos": max_demos}
+    given = {
+        **{"lm": lm, "temperature": temperature, "max_tokens": max_tokens},
+        **{"weights": weights, "max_demos": max_demos},
+    }
     predictors = {}
     for component, (_, predictor, tuned) in named.items():
         usual = {"temperature": TEMPERATURE} if id(predictor) in sampled else {}

@@ -121,7 +121,7 @@ class Program:
     data: Dataset | None
     metric: Metric | None
     optimize: OptimizeSettings
-    find_engine: FileEngines
+    find_engine: Callable[[str], Engine]
 
     @property
     def folder(self) -> Path:

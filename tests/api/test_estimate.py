@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from compound.api.optimize import run_optimization
 from compound.components import BM25
 from compound.core.errors import BudgetExhausted, RunDirectoryError
 from compound.ext import (
-    Engine,
     Job,
     JobPlan,
     Message,
@@ -114,18 +112,7 @@ LEARNED = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Given(Program):
-    """A program whose models are all one."""
-
-    lm: ScriptedLM
-
-    def find_engine(self, lm: str) -> Engine:
-        """Return it by either of its names."""
-        return {"lm": self.lm, "other": self.lm}[lm]
-
-
-def program(method: str, lm: ScriptedLM, what: System | None = None, **settings: Any) -> Given:
+def program(method: str, lm: ScriptedLM, what: System | None = None, **settings: Any) -> Program:
     values = {
         "valid_size": 10,
         "minibatch": 3,
@@ -138,11 +125,10 @@ def program(method: str, lm: ScriptedLM, what: System | None = None, **settings:
         "hbc": LEARNED,
         "better_together": {"stages": ["mipro", "gepa"]},
     }
-    return Given(
+    return Program(
         path=Path("system.yaml"),
         text="",
-        engines={},
-        lm=lm,
+        find_engine={"lm": lm, "other": lm}.__getitem__,
         system=what or two(),
         data=data(),
         metric=exact_match("answer"),
@@ -150,7 +136,7 @@ def program(method: str, lm: ScriptedLM, what: System | None = None, **settings:
     )
 
 
-def run(given: Given, folder: Path) -> Any:
+def run(given: Program, folder: Path) -> Any:
     assert given.data is not None
     assert given.metric is not None
     return run_optimization(

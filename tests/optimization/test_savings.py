@@ -13,6 +13,7 @@ from benchmarks.simulated.relays import Relay, RelayStep
 from compound import Choice, Dataset, Executor, Function, Map, System
 from compound.api.estimate import estimate
 from compound.graph.component import Input, Output
+from compound.graph.registry.engines import find_engine
 from compound.optimization.prices import estimate_prices, measure_prices
 from compound.optimization.settings.optimize import OptimizeSettings, make_settings
 from compound.optimizers.search.local_gains import (
@@ -23,7 +24,6 @@ from compound.optimizers.search.local_gains import (
 )
 from compound.report import forecast
 from compound.yaml import Program
-from compound.yaml.program import FileEngines, SystemFile
 
 
 def step(name: str, first: bool = False, options: int = 2, **reads: Any) -> Output:
@@ -115,7 +115,6 @@ def test_words() -> None:
 def test_a_dry_run_tells_them_of_local_rewards(method: str, told: bool, tmp_path: Path) -> None:
     world = Relay(4, 4)
     path, world_data = tmp_path / "relay.yaml", data(world)
-    find = FileEngines(path, {}, None, SystemFile(text="", path=str(path)))
-    program = Program(path, "", world.system(), world_data, world, settings(method), find)
+    program = Program(path, "", world.system(), world_data, world, settings(method), find_engine)
     text = forecast({**estimate(program), "run": "runs/relay"})
     assert ("d none: nothing counted follows it; at most 2.5 times in all" in text) is told

@@ -23,7 +23,7 @@ outputs: {answer: $answerer}
 
 def template(folder: Path, given: str, *, imports: bool = True) -> object:
     program = loads(FILE % given, path=folder / "system.yaml", allow_import=imports)
-    return program.find_engine.engines["base"][1]["chat_template"]
+    return vars(program.find_engine)["engines"]["base"][1]["chat_template"]
 
 
 def test_a_template_is_given_inline(tmp_path: Path) -> None:

@@ -92,7 +92,8 @@ def test_the_key_of_an_upstream_needs_consent() -> None:
     text = engines + text_of("{command: [x], lm: up}")
     with pytest.raises(SpecError, match="--trust MY_KEY@llm.example.com"):
         loads(text)
-    assert loads(text, trust=["MY_KEY@llm.example.com"]).find_engine.engines["up"][0] == "openai"
+    program = loads(text, trust=["MY_KEY@llm.example.com"])
+    assert vars(program.find_engine)["engines"]["up"][0] == "openai"
 
 
 def test_a_file_of_prompts_is_read_through_no_link_and_whole(tmp_path: Path) -> None:

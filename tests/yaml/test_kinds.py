@@ -228,7 +228,7 @@ class TestByPlace:
         program = loads(file("llm: {lm: bird}", engines=engine))
         assert vars(program.find_engine("bird")) == {"words": 2}
         assert cp.run(program.system, {"text": "a"}).outputs == {"y": "polly"}
-        assert program.find_engine.engines == {"bird": ("shouting:Parrot", {"words": 2})}
+        assert vars(program.find_engine)["engines"] == {"bird": ("shouting:Parrot", {"words": 2})}
 
     def test_a_metric(self) -> None:
         metric = '{custom: {call: "shouting:length", settings: {output: y, most: 1}}}'

@@ -101,7 +101,7 @@ def test_engines_of_the_file_come_before_the_convention(
     for lm in ("mock", "openai/gpt-4o-mini"):
         everything.find_engine(lm)
     assert opened == [
-        everything.find_engine.engines["mock"],
+        vars(everything.find_engine)["engines"]["mock"],
         ("by name", {"lm": "openai/gpt-4o-mini"}),
     ]
 

@@ -26,12 +26,10 @@ from compound.api.sweeps.runs import (
     error_text,
     open_tasks,
 )
-from compound.core.engine import Engine
 from compound.core.errors import DeclarationError, RunDirectoryError
 from compound.core.loops import run_blocking
 from compound.core.security.untrusted import UntrustedFolder
 from compound.core.storage.locking import Lock
-from compound.graph.registry.engines import find_engine
 from compound.optimization.runs.directory import write_atomically
 from compound.optimization.runs.recorder import STOP, Interrupted
 from compound.optimizers import methods
@@ -49,17 +47,6 @@ MAY_DIFFER = (
     *FOR_MEMORY,
 )  # settings that may differ between the runs of a sweep
 Log = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class DeclaredProgram(Program):
-    """A system that is declared in Python, with its data, metric and settings."""
-
-    find: Callable[[str], Engine] = find_engine
-
-    def find_engine(self, lm: str) -> Engine:
-        """Return the engine of a model."""
-        return self.find(lm)
 
 
 def plan(
