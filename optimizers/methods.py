@@ -27,8 +27,7 @@ from compound.optimization.prices import estimate_prices
 from compound.optimization.registration import MethodFactory, as_factory
 from compound.optimization.settings.base import NoSettings, references
 from compound.optimization.settings.optimize import OptimizeSettings
-from compound.optimizers.baselines.evolution import GEPASettings
-from compound.optimizers.baselines.gepa import GEPA
+from compound.optimizers.baselines.gepa import GEPA, GEPASettings
 from compound.optimizers.baselines.llm_selector import DiagnoserSettings, LLMSelector
 from compound.optimizers.baselines.mipro import Mipro, MIPROSettings
 from compound.optimizers.baselines.opro import OPRO, OPROSettings

@@ -1,7 +1,4 @@
-"""Measure the alignment of local rewards with the global reward (OPTIMAS, section 5.2).
-
-All measurements use inputs that the rewards were not fitted to.
-"""
+"""Measure the alignment of local rewards with the global reward, on inputs that they were not fitted to."""
 
 from __future__ import annotations
 
@@ -20,11 +17,7 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Pairwise ranking accuracy: the mean over inputs of the share of their pairs ordered correctly.
-
-    ``low`` and ``high`` are the limits of its 95 % confidence interval over inputs, ``None``
-    without inputs.
-    """
+    """Pairwise ranking accuracy, the mean over inputs, with its 95 % interval (``None`` without inputs)."""
 
     mean: float
     low: float | None
@@ -47,9 +40,7 @@ class Evidence:
     def lower_limit(self, level: float) -> float:
         """Return the exact lower limit of the probability that an input is ordered right.
 
-        Args:
-            level: the probability that the limit is too high; 0 to 1. At 1 it is 1, whatever the
-                evidence.
+        ``level`` is the probability that the limit is too high; at 1, it is 1, whatever the evidence.
 
         >>> [round(Evidence(right, 0).lower_limit(0.05), 3) for right in (0, 4, 5)]
         [0.0, 0.473, 0.549]
@@ -62,8 +53,7 @@ class Evidence:
 def evidence(margins: Sequence[float] | Vector, inputs: Sequence[str]) -> Evidence:
     """Count the inputs most of whose pairs are ordered correctly, and those most of whose pairs are not.
 
-    Pairs of one input are not independent, so an input counts once. Inputs with as many correct as
-    wrong pairs, and pairs without a margin (``nan``), do not count.
+    Pairs of one input are not independent, so an input counts once; pairs without a margin do not.
 
     >>> evidence([1.0, 2.0, -3.0, -1.0, 1.0, -1.0, math.nan], ["a", "a", "a", "b", "c", "c", "d"])
     Evidence(right=1, wrong=1)
@@ -130,10 +120,7 @@ class Bin:
 
 
 def reliability(margins: Sequence[float] | Vector, slope: float, bins: int = 5) -> list[Bin]:
-    """Return predicted against observed probabilities, in bins with equal numbers of pairs.
-
-    Predictions are for the output that the reward prefers, so that they are in [0.5, 1].
-    """
+    """Return predicted against observed probabilities of preferred outputs, in bins of equal size."""
     numbers = np.asarray(margins, np.float64)
     stated = 1 / (1 + np.exp(-slope * np.abs(numbers)))
     right = np.where(numbers == 0, 0.5, numbers > 0)

@@ -46,9 +46,8 @@ logger = logging.getLogger(__name__)
 class FeatureStore:
     """Vectors by 16-byte keys; with a path, also appended to a file.
 
-    The last digits of a feature depend on the batch in which it is computed, so a resumed run must
-    reuse stored ones. Each record has a checksum: damaged records are reported and computed again,
-    an incomplete last one is dropped, and a file of another format begins anew.
+    The last digits of a feature depend on its batch, so a resumed run reuses stored ones. Each record
+    has a checksum: damaged ones are computed again, and a file of another format begins anew.
 
     >>> store = FeatureStore(None, 2)
     >>> store.put([b"k" * 16], np.array([[1.0, 2.0]], np.float32))
@@ -158,11 +157,8 @@ class Backbone(Embedder):
         missing = {k: pair for k, pair in zip(keys, texts, strict=True) if k not in self.store}
         if missing:
             self.store.put(list(missing), self._read(list(missing.values())))
-        return (
-            np.stack([self.store.get(key) for key in keys])
-            if keys
-            else np.zeros((0, self.dim), np.float32)
-        )
+        found = [self.store.get(key) for key in keys]
+        return np.stack(found) if found else np.zeros((0, self.dim), np.float32)
 
     def store_in(self, path: Path) -> None:
         """Store features in a file from now on, and reuse the features in it."""
@@ -188,10 +184,7 @@ class Backbone(Embedder):
         return found
 
     def tokenize(self, pairs: Sequence[tuple[str, str]]) -> list[list[int]]:
-        """Return the token ids of each pair, inputs first; inputs are truncated if they do not fit.
-
-        An output that alone exceeds ``max_length`` is truncated too.
-        """
+        """Return the token ids of each pair, inputs first; they are truncated first if they do not fit."""
         special = len(self._joined([0], [0])) - 2
         first = self.tokenizer([a for a, _ in pairs], add_special_tokens=False)["input_ids"]
         second = self.tokenizer([b for _, b in pairs], add_special_tokens=False)["input_ids"]

@@ -1,19 +1,12 @@
-"""The pair buffer: all draws of all components, with their origin and iteration.
+"""The pair buffer: all draws of all components, stored in a run's memory as JSON records.
 
-It is stored in a run's memory as JSON records, and rejects records of another system.
-
-Feedback on served runs becomes draws, from which preference pairs for the local rewards are made.
-Two runs with equal inputs and different ratings are compared. The rating is attributed to a call if
-it is the only one that received equal inputs in both runs and produced other outputs: everything
-after it differs because of it. If parallel branches differ, it is unknown which one made the
-difference, and the runs are left out.
+Feedback on served runs becomes draws. Two runs with equal inputs and different ratings are compared;
+the rating is attributed to a call if it is the only one that received equal inputs in both runs and
+produced other outputs.
 
 An optimization takes over configurations and draws of an earlier run: it starts from its result, and
-its other configurations are candidates like others. Nothing is trusted because it is from an
-earlier run: the result is evaluated again, and a local reward is used as far as the first whole
-runs of the new search confirm it. Draws of rows that are not train examples of the new run are left
-out, and so are prompts and demonstrations that contain a text of a validation or test row, since
-the earlier run may have divided the rows in another way.
+its other configurations are candidates. Draws of rows that are not train examples of the new run are
+left out, and so are prompts and demonstrations that contain a text of a validation or test row.
 """
 
 from __future__ import annotations
@@ -109,10 +102,8 @@ class PairBuffer:
     def add(self, draws: Sequence[Draw], iteration: int) -> list[dict[str, object]]:
         """Add draws of an iteration, and return the records to store."""
         self.entries += [Entry(draw, iteration) for draw in draws]
-        return [
-            {"system": self.system, "iteration": iteration, "draw": to_document(draw)}
-            for draw in draws
-        ]
+        origin = {"system": self.system, "iteration": iteration}
+        return [{**origin, "draw": to_document(draw)} for draw in draws]
 
     @property
     def components(self) -> list[str]:
@@ -134,9 +125,8 @@ class PairBuffer:
     def weighted_pairs(self, component: str) -> list[tuple[Pair, int, float]]:
         """Return the pairs of a component that a reward is fitted to, with their iterations and weights.
 
-        Decided pairs have weight 1. Candidates that ran once each, as in races, are not decided if
-        what follows them is random; their order is still more likely right than wrong. Such a pair
-        has the weight ``2 Φ(gap / s) − 1``, where s is the root mean square gap of these pairs.
+        Decided pairs have weight 1; those of one run each before random components have ``2 Φ(gap / s) − 1``,
+        where s is the root mean square gap of these pairs.
         """
         entries = self.of(component)
         single = [ordered_pairs(entry.draw, self.sampling, decided=False) for entry in entries]
@@ -160,10 +150,7 @@ class PairBuffer:
     def gap(self, component: str) -> float | None:
         """Return the mean gap between two outputs of a component, over the inputs of its latest draws.
 
-        The paper's scheduler uses this gap. Two outputs whose order is not decided have a gap of 0,
-        and so has an input with one output. Draws whose rewards decide nothing, such as of one run
-        each before random components, are left out. An iteration has no gap if all of its draws
-        with several outputs are; ``None`` if no iteration has one.
+        Outputs whose order is not decided have a gap of 0; draws that decide nothing are left out.
         """
         by_iteration: dict[int, list[Draw]] = {}
         for item in self.of(component):
@@ -195,12 +182,7 @@ def row_digest(example: Example) -> str:
 
 
 def to_document(draw: Draw) -> dict[str, object]:
-    """Return a draw as JSON types.
-
-    A candidate is its outputs, its rewards and its settings, followed by whether its downstream
-    components were deterministic, and by its signals; the last two are left out if they are false
-    and empty.
-    """
+    """Return a draw as JSON types; a candidate omits what is false or empty at its end."""
     return {
         "component": draw.component,
         "address": draw.address,
@@ -263,7 +245,6 @@ def draws_from_feedback(log: FeedbackLog, system: System) -> list[Draw]:
 
 
 def _compared(log: FeedbackLog, usable: set[str]) -> Iterator[tuple[Trace, Trace]]:
-    """Yield pairs of runs with equal inputs, scored, the better one first."""
     explicit = {frozenset(pair) for pair in log.preferences}
     for better, worse in log.preferences:
         if {better, worse} <= usable:
@@ -317,15 +298,11 @@ def read_earlier(
 ) -> EarlierRun:
     """Read an earlier run of the same system, or of one that shares components with it.
 
-    Args:
-        path: its run directory.
-        system: the system to optimize.
-        train: the train examples of the new run.
-        held_out: its validation and test examples.
+    ``train`` and ``held_out`` are the train examples, and the validation and test examples, of the new
+    run.
 
     Raises:
-        RunDirectoryError: it is not a run directory, or has no result yet, or one of its files is
-            damaged.
+        RunDirectoryError: it is not a run directory, has no result yet, or one of its files is damaged.
     """
     folder = UntrustedFolder(path)
     read_json(folder, CONFIG)  # raises for a folder that is not a run directory
@@ -395,7 +372,6 @@ def _draws(path: Path, system: System, train: Sequence[Example]) -> tuple[list[D
 
 
 def _draw_fits(draw: Draw, system: System) -> bool:
-    """Return whether a component of the system has the ports of a draw."""
     component = system.components.get(draw.component)
     if component is None:
         return False

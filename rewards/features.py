@@ -1,12 +1,8 @@
 """Feature maps: the features of a component's calls, on which its head is linear.
 
-``φ(x, y)`` consists of the backbone's features of the two texts, the template's numbers and, if an
-output is one of a few labels, a block of the inputs' features for each label, so that the best
-label can depend on the inputs.
-
-A template renders the inputs and outputs of a call as the two texts that the backbone embeds, and
-as numbers that are computed from typed ports without a model: a value, a length, the overlap of an
-output with an input. They have names, so that a reward can be explained by them.
+They are the backbone's features of the inputs and outputs as texts, named numbers that the template
+computes without a model, and, if an output is one of a few labels, a block of the inputs' features
+for each label, so that the best label can depend on the inputs.
 """
 
 from __future__ import annotations
@@ -52,10 +48,8 @@ class Reading:
     @property
     def texts(self) -> tuple[str, str]:
         """The two texts that a backbone reads: the description with the inputs, and the output."""
-        return (
-            f"{self.description}\n{self.inputs}" if self.description else self.inputs,
-            self.output,
-        )
+        given = f"{self.description}\n{self.inputs}" if self.description else self.inputs
+        return given, self.output
 
 
 @dataclass(frozen=True)
@@ -118,10 +112,7 @@ class Template:
 
 
 def describe(component: Component) -> str:
-    """Return a line on a component: its name, the first line of its docstring, and its inputs and outputs.
-
-    Its configuration is not part of the description, because a reward must not depend on it.
-    """
+    """Return a line on a component: its name, the first line of its docstring, its inputs and outputs."""
     documented = getattr(component, "function", type(component))
     purpose = textwrap.shorten(
         (documented.__doc__ or "").strip().partition("\n")[0], PURPOSE, placeholder=" …"
@@ -142,7 +133,6 @@ def as_text(value: object) -> str:
 def _numbers(
     given: Mapping[str, object], texts: Mapping[str, str], written: Mapping[str, object]
 ) -> dict[str, float]:
-    """Return the features of the outputs: values and products for numbers, lengths and overlaps for texts."""
     found: dict[str, float] = {}
     values = {name: float(v) for name, v in given.items() if _is_number(v)}
     words = {
@@ -161,7 +151,6 @@ def _numbers(
 
 
 def _crossed(given: Mapping[str, object], labels: Mapping[str, object]) -> dict[str, float]:
-    """Return each numeric input crossed with the label, since the best label may depend on it."""
     return {
         f"{name}={label}*{other}": float(x)
         for name, label in labels.items()

@@ -1,12 +1,8 @@
 """Fit a reward model to a pair buffer: heads on fixed features, or on a LoRA-trained backbone.
 
-Every component's head is refitted to the whole buffer, with lower weights for older pairs, so that
-updates of one component cannot make another one forget. A trained backbone continues from its last
-weights, on batches that mix all components .
-
-The heads trained with a backbone are discarded: those of the reward model are fitted to convergence
-on the trained features (`compound.rewards.heads`). Pairs are tokenized per batch, which bounds the
-memory.
+Every component's head is refitted to the whole buffer, with lower weights for older pairs. A trained
+backbone continues from its last weights, on batches that mix all components; the heads trained with
+it are discarded, and fitted to convergence on its features (`compound.rewards.heads`).
 """
 
 from __future__ import annotations
@@ -42,8 +38,7 @@ HELD_OUT, TUNED = 0.25, 0.25
 class PairTexts:
     """Pairs of a component in the form that the model reads, in buffer order.
 
-    If the backbone is trained, each pair has a role: to train it and fit the head, to choose when
-    to stop and the regularization, or to evaluate both.
+    If the backbone is trained, each pair has a role.
     """
 
     component: str
@@ -77,11 +72,8 @@ class FittedRewards:
 def component_pairs(buffer: PairBuffer, template: Template, *, held_out: bool = False) -> PairTexts:
     """Return a component's pairs as rendered by its template.
 
-    Args:
-        buffer: the draws.
-        template: the template of the component.
-        held_out: whether to hold out inputs, the same ones every time: the share `TUNED` to choose
-            the training of the backbone, and the share `HELD_OUT` to evaluate it.
+    With ``held_out``, the same inputs are held out every time: the share `TUNED` to choose the training of
+    the backbone, and the share `HELD_OUT` to evaluate it.
     """
     found = buffer.weighted_pairs(template.component)
     latest = max((iteration for _, iteration, _ in found), default=0)
@@ -120,11 +112,10 @@ def fit_rewards(
     Args:
         buffer: the draws so far.
         system: the system of the draws.
-        components: the components to fit; those without enough pairs are left out, with the reason.
-        backbone: the embedding model for the features.
+        components: those to fit; one without enough pairs is missing, with the reason.
+        backbone: embeds texts as features.
         name: the name of the backbone, for the checkpoint.
-        trained: whether the backbone was trained on these pairs, so that some inputs must be held
-            out.
+        trained: whether the backbone was trained on these pairs, so that inputs are held out.
         tested: whether to test that each reward is better than chance (`LocalReward.evidence`).
         seed: seeds the folds.
         known: a cache of fits by the digest of their data; updated in place.
@@ -170,7 +161,6 @@ def fit_rewards(
 
 
 def _why(buffer: PairBuffer, component: str, inputs: int) -> str:
-    """Return the reason why a component has no reward, with a suggestion."""
     draws = [entry.draw for entry in buffer.of(component)]
     several = [draw for draw in draws if len(draw.candidates) > 1]
     if not draws:
@@ -223,14 +213,8 @@ def train(
 ) -> Curve:
     """Train the backbone's adapter, or a new one if it has none, on pairs of several components.
 
-    The weights with the lowest loss on the inputs to tune by are restored at the end, which may be
-    the initial ones. The inputs to judge by are not read.
-
-    Args:
-        backbone: the backbone, changed in place.
-        texts: the pairs of each component, with some inputs held out.
-        training: the hyperparameters.
-        seed: seeds the order and the initial weights.
+    The weights with the lowest loss on the inputs to tune by, which may be the initial ones, are
+    restored at the end. ``seed`` seeds the order and the initial weights.
     """
     import torch
 
@@ -252,18 +236,13 @@ def _descend(
     training: BackboneLoRASettings,
     seed: int,
 ) -> Curve:
-    """Train on the first items until the loss on the second ones stops decreasing.
-
-    The learning rate of the heads is ten times that of the adapter.
-    """
+    """Train on the first items until the loss on the second ones stops decreasing."""
     import torch
 
     seen, apart = items
     adapter = backbone.parameters()
-    groups = [
-        {"params": adapter, "lr": training.lr},
-        {"params": heads.parameters(), "lr": 10 * training.lr},
-    ]
+    rates = ((adapter, training.lr), (heads.parameters(), 10 * training.lr))
+    groups = [{"params": parameters, "lr": lr} for parameters, lr in rates]
     optimizer = torch.optim.AdamW(groups, weight_decay=0.01)
     best, kept, step = _state(backbone), 0, 0
     losses = [(0, _held_out_loss(backbone, heads, apart, training.batch))]
@@ -289,7 +268,6 @@ def _descend(
 
 
 def _items(texts: Sequence[PairTexts], role: Role) -> list[_Item]:
-    """Return the pairs of all components with a role, with labels as part of the outputs."""
     return [
         _Item(head, chosen.texts[0], chosen.written, rejected.written, weight)
         for head, component in enumerate(texts)

@@ -1,29 +1,16 @@
 """Local rewards inside a search: features from gold answers, cross-fitted critics, and trust in them.
 
-Gold features are relations between a component's output and an example's gold answer. During
-training, candidates run on train examples, whose answers are known. A reward that reads them ranks
-outputs of a component far from the answer, such as the passages of a retriever, much better than
-one that reads only (x, y) (an asymmetric critic). The features only weigh outputs that a candidate
-produced; no answer is given to a component. Such a reward never scores validation or test examples,
-and is never served.
+Gold features are relations between a component's output and an example's gold answer. A reward that
+reads them ranks outputs of a component far from the answer, such as passages, much better than one
+that reads only (x, y) (an asymmetric critic). It never scores validation or test examples, and is
+never part of a configuration.
 
-A critic is a cross-fitted reward of one component: the reward of an example was not fitted to it.
-Inputs are divided into folds, by the order in which they were first seen. One head is fitted per
-fold, to the pairs of all other folds (equation 5 of OPTIMAS); it scores the examples of its fold.
-Examples without pairs are scored by the mean of the heads. The heads may read gold features, which
-exist on train examples only, so a critic is never stored as a value of a configuration.
+A critic is a cross-fitted reward of one component: one head per fold of inputs is fitted to the pairs
+of all other folds (equation 5 of OPTIMAS). A few pairs that differ in one gold feature alone say that
+closer outputs are better until other pairs say otherwise (a prior as data, Greenland 2007).
 
-Until the pairs say otherwise, an output is taken to be the better the closer it is to the gold
-answers: a few pairs that differ in one of these features alone are added (a prior as data,
-Greenland 2007). Whether a reward is used depends on scores alone, so it costs little where this is
-wrong.
-
-Trust in a local reward is the slope of the scores on it, within calls with the same inputs. The
-expected gain of the score per unit of a local reward is small for components far from the output,
-since everything after them adds noise, and each component has few examples at first. The slopes of
-all components are therefore estimated together: each is shrunk toward their common one (Fay and
-Herriot 1979), and that one toward 0, the slope of a useless reward, so that no threshold decides
-between trust and distrust.
+Trust in a local reward is the slope of the scores on it, within calls with the same inputs. Each slope
+is shrunk toward the common one of all components (Fay and Herriot 1979), and that one toward 0.
 """
 
 from __future__ import annotations
@@ -64,17 +51,10 @@ def answers_of(example: Example) -> dict[str, object]:
 
 
 def gold_features(outputs: Mapping[str, object], gold: Mapping[str, object]) -> dict[str, float]:
-    """Return the relations of each output to each gold field.
+    """Return the relations of each output to each gold field; of several answers, the best one counts.
 
-    For texts, and for lists of texts (the best item counts): ``holds`` (the answer occurs in it),
-    ``equal``, ``covers`` (share of the answer's words that occur), ``f1`` (overlap of words); for
-    lists, also ``rank`` (1 / position of the first item with the answer) and ``share`` (of the
-    items with the answer). For numbers: ``near``, minus the logarithm of one plus the distance.
-    Gold fields with several answers count by the best one.
-
-    Args:
-        outputs: values by name.
-        gold: gold fields by name; see `answers_of`.
+    Texts, and lists of texts by their best item: ``holds``, ``equal``, ``covers`` (share of the answer's
+    words) and ``f1``; lists also ``rank`` and ``share`` of items with the answer; numbers ``near``.
 
     >>> found = gold_features({"passages": ["Rome is old.", "Lima is in Peru."]}, {"answer": "Lima"})
     >>> found["gold:passages.answer.holds"], found["gold:passages.answer.rank"]
@@ -185,19 +165,11 @@ def read_call(
 def fit_critic(
     entries: Sequence[Entry], template: Template, backbone: Embedder, *, certain: bool
 ) -> Critic | None:
-    """Fit a critic to draws.
+    """Fit a critic to draws; ``None`` if there are neither pairs nor a prior.
 
-    Args:
-        entries: the draws of the component; candidates without a global reward are left out.
-        template: renders calls.
-        backbone: embeds texts; `NoBackbone` for numbers and labels only.
-        certain: whether the components after this one are deterministic. Otherwise one run of each
-            candidate says little about their order, so pairs are weighted by the probability that
-            their order is right: ``2 Φ(gap / s) − 1``, where s is the root mean square of all gaps.
-
-    Returns:
-        The critic, which is the prior alone if pairs come from at most `MIN_INPUTS` examples;
-        ``None`` if there is no prior, either.
+    It is the prior alone if pairs come from at most `MIN_INPUTS` examples. Unless ``certain`` (the
+    components after this one are deterministic), pairs are weighted by the probability that their order
+    is right: ``2 Φ(gap / s) − 1``, where s is the root mean square of all gaps.
     """
     readings, every, ordered = _pairs(entries, template, certain)
     examples = [name for *_, name, _ in ordered]
@@ -249,8 +221,7 @@ def _pairs(
 ) -> tuple[list[Reading], list[tuple[int, int]], list[tuple[int, int, str, float]]]:
     """Return the outputs of draws, the pairs within draws, and those with different rewards.
 
-    The latter consist of the better and the worse output, the example and the weight; each draw has
-    the same total weight.
+    The latter are the better and the worse output, the example, and the weight, equal for each draw.
     """
     latest = max((entry.iteration for entry in entries), default=0)
     readings: list[Reading] = []
@@ -273,11 +244,8 @@ def _pairs(
     scale = float(np.sqrt(np.mean(gaps**2))) if len(gaps) else 1.0
     sure = np.ones(len(gaps)) if certain else 2 * special.ndtr(gaps / scale) - 1
     ordered = zip(found, sure.tolist(), strict=True)
-    return (
-        readings,
-        every,
-        [(i, j, name, share * weight) for (i, j, name, share, _), weight in ordered],
-    )
+    weighted = [(i, j, name, share * weight) for (i, j, name, share, _), weight in ordered]
+    return readings, every, weighted
 
 
 Slope = tuple[float, float]  # an estimate and its variance
@@ -288,15 +256,8 @@ def slope_within(
 ) -> Slope | None:
     """Return the slope of scores on rewards within calls, and its variance over examples.
 
-    Args:
-        rewards: the local reward of each output, by a reward that was not fitted to its example.
-        scores: the mean score that each output led to.
-        calls: the number of the call that each output is from.
-        examples: the example that each output is from; outputs of one example are not independent.
-
-    Returns:
-        The slope, and the larger of its variance with and without regard to the examples; ``None``
-        if all rewards of each call are equal, or the outputs are too few.
+    ``calls`` and ``examples`` are those that each output is from. It is ``None`` if all rewards of each
+    call are equal, or the outputs are too few.
 
     >>> rewards, scores = np.array([0.0, 1.0, 0.0, 1.0, 1.0, 0.0]), np.array([0.0, 1.0, 0.2, 1.0, 0.6, 0.0])
     >>> slope, _ = slope_within(rewards, scores, [0, 0, 1, 1, 2, 2], ["a", "a", "b", "b", "c", "c"])
@@ -319,9 +280,7 @@ def slope_within(
 def shrink(found: Mapping[str, Slope], scale: float) -> dict[str, Slope]:
     """Return the slopes of several components, shrunk toward their common one, and that one toward 0.
 
-    Args:
-        found: the estimated slopes, by component.
-        scale: prior variance of the common slope.
+    ``scale`` is the prior variance of the common slope.
     """
     known = {name: slope for name, slope in found.items() if slope[1] > 0}
     if not known:
@@ -330,17 +289,13 @@ def shrink(found: Mapping[str, Slope], scale: float) -> dict[str, Slope]:
     precision = float((1 / variances).sum())
     common = float((slopes / variances).sum()) / (precision + 1 / scale) if scale else 0.0
     variance = 1 / (precision + 1 / scale) if scale else 0.0
-    spread = max(
-        0.0,
-        float(np.mean((slopes - float((slopes / variances).sum()) / precision) ** 2 - variances)),
-    )
+    mean = float((slopes / variances).sum()) / precision
+    spread = max(0.0, float(np.mean((slopes - mean) ** 2 - variances)))
     result = {}
     for name, (slope, own) in known.items():
         weight = spread / (spread + own)
-        result[name] = (
-            weight * slope + (1 - weight) * common,
-            weight * own + (1 - weight) ** 2 * variance,
-        )
+        rest = 1 - weight
+        result[name] = weight * slope + rest * common, weight * own + rest**2 * variance
     return result
 
 

@@ -1,15 +1,10 @@
 """Fit one linear head per component on frozen features, by equation 5.
 
 With fixed features, ``-log σ(r⁺ - r⁻)`` is logistic regression on the differences of the features,
-without an intercept. It has a unique minimum and is fitted to convergence. The strength of the
-regularization and the scale of the backbone's columns relative to the named ones are chosen by
-cross-validation with folds by input. The reported margins are those of nested cross-validation:
-neither the head nor the choice of its regularization saw the inputs of the pairs that it orders.
-
-Margins of nested cross-validation are not independent, since each head is fitted to the pairs that
-others order. Forward margins are for tests: each fold is ordered by a head fitted to the folds
-before it, so that, if the features tell nothing, each input is ordered right with probability one
-half whatever came before.
+without an intercept. The regularization and the scale of the backbone's columns are chosen by
+cross-validation with folds by input; margins are those of nested cross-validation. Forward margins
+are for tests: each fold is ordered by a head fitted to the folds before it, so that, if the features
+tell nothing, each input is ordered right with probability one half.
 """
 
 from __future__ import annotations
@@ -88,8 +83,7 @@ def fit(
         rejected: the features of the worse outputs.
         inputs: the input of each pair; folds keep the pairs of an input together.
         recency: a weight for each pair, to discount older ones.
-        roles: the use of each pair, if the features were trained on those to ``fit``. Otherwise the
-            head is fitted to all pairs, which are evaluated by nested cross-validation.
+        roles: the use of each pair, if the features were trained on those to ``fit``.
         soft: whether each column comes from the backbone, so that `EMPHASES` apply.
         tested: whether to compute the forward margins.
         seed: seeds the folds.
@@ -170,7 +164,6 @@ class _Folds:
 
     @property
     def all(self) -> set[int]:
-        """All folds."""
         return set(self.fold.tolist())
 
     def weights(self, regularization: _Regularization, among: Collection[int]) -> Vector:
@@ -217,9 +210,7 @@ class _Folds:
     def forward_margins(self) -> Vector:
         """Return the margins of each fold's pairs by a head fitted and regularized on the folds before it.
 
-        If the features tell nothing about the order of outputs, an input's pairs are ordered right
-        and wrong with equal probability, independently of the earlier ones (Dawid 1984, prequential
-        validation): counts of inputs are binomial. The pairs of the first fold have ``nan``.
+        The pairs of the first fold have ``nan`` (Dawid 1984, prequential validation).
         """
         found = np.full(len(self.fold), np.nan)
         for fold in range(1, len(self.all)):
@@ -272,11 +263,7 @@ def _check_inputs(distinct: Collection[str]) -> None:
 
 
 def logistic(differences: Vector, weights: Vector, strength: float) -> Vector:
-    """Return the weights that minimize equation 5 plus an L2 term.
-
-    Without an intercept, a pair and its mirror image are equivalent. Every second pair is mirrored,
-    because scikit-learn needs two classes.
-    """
+    """Return the weights that minimize equation 5 plus an L2 term; every second pair is mirrored."""
     try:
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.linear_model import LogisticRegression

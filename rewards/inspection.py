@@ -47,8 +47,7 @@ from compound.rewards.settings import PairSettings
 class RewardPoint:
     """A candidate: its held-out local reward and its global reward, each minus the mean of its call.
 
-    Local rewards compare outputs for the same input, not inputs, so only differences within a call
-    are meaningful. ``x`` is the output's length in words, its value, or the index of its label.
+    ``x`` is the output's length in words, its value, or the index of its label.
     """
 
     input: str
@@ -68,11 +67,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class LocalUse:
-    """Use of a local reward in a joint search.
-
-    ``slope`` is the expected gain of the score per unit of the reward, ``trust`` says how sure it is
-    that the slope is positive, from 0 to 1; prices are those of an evaluation, in system runs.
-    """
+    """Use of a local reward in a joint search; prices are those of an evaluation, in system runs."""
 
     trust: float
     slope: float
@@ -176,15 +171,10 @@ class Inspection:
 
     @staticmethod
     def open(path: str | Path, system: System | None = None) -> Inspection:
-        """Open a run.
-
-        Args:
-            path: a run directory of method `optimas`.
-            system: the system that the pairs must belong to; by default that of the first record.
+        """Open a run of method `optimas`; by default, of the system of the first record.
 
         Raises:
-            RunDirectoryError: the folder is not a run directory, has no local rewards, or its files
-                are inconsistent.
+            RunDirectoryError: it is not a run directory, has no local rewards, or is inconsistent.
             ConfigurationError: the reward checkpoint is damaged.
             DataError: the pair buffer is damaged, or belongs to another system.
         """
@@ -285,13 +275,8 @@ class Inspection:
     def judgements(self, component: str) -> list[Judgement]:
         """Return all held-out pairs with their margins, in buffer order."""
         texts, margins = self.texts(component), self.margins(component)
-        found = zip(
-            self.buffer.weighted_pairs(component),
-            texts.chosen,
-            texts.rejected,
-            margins,
-            strict=True,
-        )
+        pairs = self.buffer.weighted_pairs(component)
+        found = zip(pairs, texts.chosen, texts.rejected, margins, strict=True)
         return [
             Judgement(pair, iteration, a.inputs, a.written, b.written, float(margin))
             for (pair, iteration, _), a, b, margin in found
@@ -349,7 +334,6 @@ class Inspection:
         return None if record is None else (int(found[-1]["iteration"]), record)
 
     def _use(self, component: str) -> LocalUse | None:
-        """Return the use of a component's reward in the last joint search."""
         found = [facts["local"] for facts in self._facts() if component in facts.get("local", {})]
         names = [each.name for each in fields(LocalUse)]
         return LocalUse(**{name: found[-1][component][name] for name in names}) if found else None
@@ -365,7 +349,6 @@ class Inspection:
         return found
 
     def _points(self, component: str) -> list[list[RewardPoint]]:
-        """Return the candidates of each call with a known held-out reward."""
         template = self.reward(component).features.template
         margins = iter(self.margins(component).tolist())
         groups = []
@@ -405,7 +388,6 @@ class Inspection:
         return next(iter(reading.numbers.values()), 0.0)
 
     def _check(self) -> None:
-        """Check that the checkpoint has a margin for every held-out pair."""
         for name in self.stored.rewards_of:
             texts = self.texts(name)
             judged = sum(texts.is_judged)
@@ -429,11 +411,7 @@ def _learned_from(buffer: PairBuffer, stored: Stored, folder: Path) -> PairBuffe
 
 
 def rewards_from_margins(margins: Sequence[tuple[int, int, float]]) -> list[dict[int, float]]:
-    """Recover the local rewards of a call's candidates, with mean 0, from the margins of its pairs.
-
-    A margin is the difference of two rewards by one head, so the pairs of a connected component
-    determine the rewards of its candidates up to a constant. Each connected component is returned
-    separately.
+    """Recover the local rewards of a call's candidates from the margins of its pairs, by connected component.
 
     >>> rewards_from_margins([(0, 1, 3.0), (1, 2, -1.5)])
     [{0: 1.5, 1: -1.5, 2: 0.0}]

@@ -226,14 +226,6 @@ def make_backbone(name: str, max_length: int = 256, placement: Placement | None 
     return Backbone(name, max_length=max_length, placement=placement)
 
 
-class _StoredAccuracy(TypedDict):
-    mean: float
-    low: float | None
-    high: float | None
-    pairs: NonNegativeInt
-    inputs: NonNegativeInt
-
-
 class _StoredFeatures(TypedDict):
     component: str
     settings: list[str]
@@ -245,7 +237,7 @@ class _StoredFeatures(TypedDict):
 
 
 class _StoredReward(TypedDict):
-    accuracy: _StoredAccuracy
+    accuracy: Accuracy
     slope: FiniteFloat
     inputs: NotRequired[list[str]]
     features: _StoredFeatures
@@ -276,7 +268,7 @@ def _reward(name: str, stored: _StoredReward, tensors: Mapping[str, Vector]) -> 
     margins = np.asarray(tensors.get(f"{name}.margins", np.zeros(0)))
     if margins.ndim != 1:
         raise ValueError(f"the margins of head {name!r} are not a list of numbers")
-    accuracy, inputs = Accuracy(**stored["accuracy"]), tuple(stored.get("inputs", ()))
+    accuracy, inputs = stored["accuracy"], tuple(stored.get("inputs", ()))
     return LocalReward(
         FeatureMap.from_json(found), head, stored["slope"], accuracy, margins, inputs
     )
@@ -303,10 +295,8 @@ def _normalize(adapter: Path, backbone: str) -> None:
     config = adapter / "adapter_config.json"
     if config.exists():
         (adapter / "README.md").unlink(missing_ok=True)
-        found = {
-            **json.loads(config.read_text(encoding="utf-8")),
-            "base_model_name_or_path": backbone,
-        }
+        found = json.loads(config.read_text(encoding="utf-8"))
+        found["base_model_name_or_path"] = backbone
         for name, value in found.items():
             if isinstance(value, list) and all(isinstance(item, str) for item in value):
                 found[name] = sorted(value)

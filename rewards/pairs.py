@@ -1,12 +1,9 @@
 """Collect preference pairs: two outputs of a call, ordered by the global reward that they lead to.
 
-The candidates of a call are its own output and additional draws. For each candidate, only the
-components downstream of the call run again, several times, with the same random streams for all
-candidates (common random numbers). Two candidates make a pair if their mean rewards differ
-significantly (OPTIMAS, section 4.1 and the expectation in equation 4); if the downstream components
-are deterministic, one run each is enough.
-
-An additional draw of a call has other settings where there are any, so that its outputs differ.
+The candidates of a call are its own output and additional draws, with other settings where there are
+any. For each candidate, only the components downstream of the call run again, with the same random
+streams for all candidates. Two candidates make a pair if their mean rewards differ significantly
+(OPTIMAS, section 4.1 and the expectation in equation 4).
 """
 
 from __future__ import annotations
@@ -53,17 +50,9 @@ def settings_of_draws(
 ) -> list[CallSettings]:
     """Return the settings of each additional draw of a call, as changes of the component's own.
 
-    Draws have different settings as long as there are any: first the proposed ones, then random
-    choices and numbers. Every second draw of a stochastic component keeps its settings, as do all
-    draws without others. A deterministic component is not drawn with the same settings twice, but
-    at a temperature if it has one.
-
-    Args:
-        component: the component.
-        current: its own settings.
-        proposals: other settings, such as candidate prompts.
-        draws: the maximum number of draws.
-        rng: chooses among proposals and options.
+    Draws have different settings as long as there are any: first ``proposals``, then random choices and
+    numbers. Every second draw of a stochastic component keeps its settings. A deterministic component is
+    not drawn with the same settings twice, but at a temperature if it has one.
     """
     is_fixed = component.deterministic(current)
     others = _distinct_settings(current, _candidates(component, proposals, rng))
@@ -83,7 +72,6 @@ def settings_of_draws(
 def _candidates(
     component: Component, proposals: Sequence[CallSettings], rng: np.random.Generator
 ) -> Iterator[CallSettings]:
-    """Yield the proposals in random order, then random choices and numbers."""
     yield from (proposals[i] for i in rng.permutation(len(proposals)))
     spaces = {n: s for n, s in component.parameters.items() if isinstance(s, Choice | Int | Float)}
     for _ in range(TRIES if spaces else 0):
@@ -134,11 +122,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Collection:
-    """Collected draws and pairs, in input order, and their cost.
-
-    ``calls`` is the number of executed calls of components, ``system_runs`` their fraction of
-    system runs. ``lost`` is the number of candidates left out because of transient failures.
-    """
+    """Collected draws and pairs, in input order, and their cost in executed calls and system runs."""
 
     draws: tuple[Draw, ...]
     pairs: tuple[Pair, ...]
@@ -150,11 +134,7 @@ class Collection:
 def ordered_pairs(draw: Draw, sampling: Sampling, *, decided: bool = True) -> list[Pair]:
     """Return the pairs of a call, largest gap first.
 
-    Args:
-        draw: the call with its candidates.
-        sampling: the significance threshold, and the maximum number of pairs.
-        decided: whether the order of the pairs is decided. Otherwise they are of candidates that
-            ran once each before random components.
+    Without ``decided``, they are of candidates that ran once each before random components.
     """
     found = []
     for a, b in combinations(draw.candidates, 2):
@@ -182,21 +162,9 @@ async def collect(
 ) -> Collection:
     """Draw and order candidates for every call of some components in some traces, concurrently.
 
-    A transient failure, such as of an overloaded server, says nothing about an output. The calls
-    that it affected are drawn once more at the end, and then without the candidates that still fail
-    in this way.
-
-    Args:
-        executor: runs the forks, with its cache and budget.
-        system: the system of the traces, bound to the same configuration.
-        traced: the examples with their traces.
-        components: the components whose calls are drawn again.
-        metric: the global reward.
-        sampling: the number of candidates and the significance threshold.
-        rules: the score of failures, and the maximum number of concurrent forks.
-        round_index: seeds the random streams; different rounds draw different candidates.
-        proposals: for each component, settings for drawing its calls, such as candidate prompts, so
-            that the pairs resemble the outputs that the rewards will score.
+    Calls with transient failures are drawn once more at the end, and then without the candidates that
+    still fail in this way. The traces are of the system's configuration; ``round_index`` seeds the random
+    streams; ``proposals`` are settings of each component, such as candidate prompts.
 
     Raises:
         DeclarationError: the system has no such component.
@@ -262,7 +230,6 @@ def _is_certain(system: System, trace: Trace, address: str) -> bool:
 
 
 def _distinct(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Return the first candidate of each output."""
     found: dict[str, Candidate] = {}
     for candidate in candidates:
         found.setdefault(canonical_json(to_readable_json(candidate.outputs)), candidate)
@@ -272,9 +239,7 @@ def _distinct(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
 def expected_cost(system: System, component: str, sampling: Sampling) -> float:
     """Estimate the system runs for the pairs of a component, per input of the system.
 
-    The cost consists of additional draws and downstream runs for each candidate: one if the
-    downstream nodes are deterministic, otherwise the mean of minimum and maximum. A loop counts as
-    one turn, a map as one item.
+    These are additional draws, and downstream runs of each candidate: one if all of it is deterministic.
     """
     counted = sum(node.component.cacheable for node in system.all_nodes())
     calls = 0.0
@@ -303,11 +268,7 @@ def _followers(system: System, component: str) -> list[list[Node]]:
 
 
 def has_certain_downstream(system: System, component: str) -> bool:
-    """Return whether everything that depends on a component is deterministic.
-
-    In a loop or a map, that may be any node of its body, since later turns read the outputs of
-    earlier ones.
-    """
+    """Return whether everything that may read outputs of a component is deterministic."""
     after = [node for found in _followers(system, component) for node in found]
     for node in system.all_nodes():
         body = node.component.body if isinstance(node.component, Composite) else None
@@ -317,16 +278,12 @@ def has_certain_downstream(system: System, component: str) -> bool:
 
 
 def _with_body(node: Node) -> list[Node]:
-    return [
-        node,
-        *(node.component.body.all_nodes() if isinstance(node.component, Composite) else ()),
-    ]
+    body = node.component.body.all_nodes() if isinstance(node.component, Composite) else ()
+    return [node, *body]
 
 
 @dataclass
 class _Work:
-    """Shared state of the draws of a collection."""
-
     executor: Executor
     system: System
     metric: Metric
@@ -353,11 +310,7 @@ class _Work:
     async def draw(
         self, example: Example, trace: Trace, address: str, is_last: bool
     ) -> Draw | None:
-        """Return the candidates of a call with their rewards.
-
-        After a transient failure, return ``None``, or in the last attempt the candidates without
-        one.
-        """
+        """Return the candidates of a call with their rewards; ``None`` if lost to transient failures."""
         call = trace.call(address)
         further = await self._further(example, trace, address)
         drawn = [candidate for candidate in further if candidate is not None]
@@ -381,10 +334,7 @@ class _Work:
     async def _further(
         self, example: Example, trace: Trace, address: str
     ) -> list[Candidate | None]:
-        """Draw the call again with the settings of each additional draw; ``None`` after transient failures.
-
-        The downstream nodes run in the same fork, which gives each candidate its first reward.
-        """
+        """Draw the call again, with everything downstream; ``None`` after transient failures."""
         component = self.system.components[trace.call(address).component]
         drawn = settings_of_draws(
             component,
@@ -421,11 +371,7 @@ class _Work:
         candidates: Sequence[Candidate],
         is_last: bool,
     ) -> list[Candidate]:
-        """Run the nodes downstream of the call for each candidate whose order they could decide.
-
-        Candidates with a transient failure are left out; before the last attempt, all runs end
-        then.
-        """
+        """Run the nodes downstream of the call for each candidate whose order they could decide."""
         done = dict(enumerate(candidates))
         waiting = list(done)
         for sample in range(self.sampling.max_rollouts):
@@ -446,11 +392,8 @@ class _Work:
                     done[i] = replace(done[i], rewards=rewards, certain=certain)
             if len(done) < len(candidates) and not is_last:
                 break
-            could = [
-                {i, j}
-                for i, j in combinations(done, 2)
-                if could_be_decided(done[i], done[j], self.sampling)
-            ]
+            pairs = combinations(done, 2)
+            could = [{i, j} for i, j in pairs if could_be_decided(done[i], done[j], self.sampling)]
             waiting = [i for i in done if not done[i].certain and any(i in pair for pair in could)]
         return list(done.values())
 

@@ -1,8 +1,7 @@
 """The local reward that a joint search used, which also reads relations to gold answers.
 
-The rewards that a run stores read no gold answers, because they may be served. So the search
-records how its own reward judged each output (`record_reward`), and `inspect_search_reward` reads
-this record and the outputs in the run's pair buffer.
+Stored rewards read no gold answers, because they may be served. So the search records how its own
+reward judged each output (`record_reward`), which `inspect_search_reward` reads.
 """
 
 from __future__ import annotations
@@ -42,10 +41,7 @@ DIGITS = 6  # of recorded rewards and weights
 
 @dataclass(frozen=True)
 class SearchRecord:
-    """Rewards that a joint search gave to outputs of a component, in the order of its draws.
-
-    Each reward is by the head that was not fitted to the output's example.
-    """
+    """Rewards that a joint search gave to outputs of a component it was not fitted to, by draw."""
 
     rewards: tuple[tuple[float, ...], ...]
     prior: tuple[tuple[float, ...], ...]  # by the prior alone; empty without gold answers
@@ -176,7 +172,6 @@ def _points(
 
 
 def _judge(inspection: Inspection, entry: Entry, rewards: Sequence[float]) -> Iterator[Judgement]:
-    """Yield the pairs of a draw with different scores."""
     draw, made = entry.draw, entry.draw.candidates
     template = inspection.reward(draw.component).features.template
     readings = [read_call(template, draw.inputs, each.outputs, each.signals) for each in made]

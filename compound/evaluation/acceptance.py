@@ -1,31 +1,16 @@
 """Acceptance of a change: tests of its mean gain, their levels and their power.
 
 The hypothesis of `paired_test` is that the mean gain over all examples of the task is at most 0;
-the validation examples are an independent sample of them. Whether it can be tested depends on what
-is known about the scores:
-
-- Scores with a known range: `bounded_p`, Gaffke's test (`compound.evaluation.statistics`). A p-value of at
-  most ``level`` has a probability of at most ``level`` under the hypothesis, for every distribution
-  of the differences within the range and every number of examples. For scores of 0 and 1, it is the
-  sign test.
-- Scores with an unknown range: the larger of `sign_flip_p` and `student_p`. No test of the mean is valid for
-  all distributions in this case (Bahadur and Savage 1956). The first is exact for symmetric
-  differences, the second for normal ones, and both are approximately valid for many examples unless
-  rare examples dominate the mean: large losses that are absent from the sample are found by
-  neither.
+the validation examples are an independent sample of them. For scores with a known range, it is
+tested by `bounded_p`, which holds its level for every distribution and number of examples; for
+scores of 0 and 1, it is the sign test. For other scores, no test is valid for all distributions
+(Bahadur and Savage 1956): the larger of `sign_flip_p` (exact for symmetric differences) and
+`student_p` (exact for normal ones) misses only rare large losses that are absent from the sample.
 
 A run that makes several decisions accepts a change that is no better with a probability of at most
-the sum of the levels of its decisions (Bonferroni's inequality). The sum is fixed before the first
-decision, and only its division by `decision_level` depends on what the run does.
-
-`power` is exact for scores of 0 and 1 with declared bounds. For graded scores the power depends on
-the distribution of the gains: a test that holds for every distribution needs more examples for many
-small gains than for few large ones of the same mean (docs/adr/0031).
-
-References:
-    Bahadur and Savage (1956), "The nonexistence of certain statistical procedures in nonparametric
-    problems" Dunn (1961), "Multiple comparisons among means" Phipson and Smyth (2010), "Permutation
-    p-values should never be zero".
+the sum of their levels (Dunn 1961), which is fixed before the first decision; `decision_level`
+divides it. `power` is exact for scores of 0 and 1; for graded ones, it depends on the distribution
+of the gains (docs/adr/0031).
 """
 
 from __future__ import annotations
@@ -52,15 +37,9 @@ from compound.evaluation.statistics import (
 def decision_level(alpha: float, planned: int, tested: Sequence[bool] = ()) -> float:
     """Return the level of the next of ``planned`` decisions, of which each has an equal part of ``alpha``.
 
-    A decision without a test returns its level, which all later decisions divide. The levels of the
-    tests of a run sum to at most ``alpha`` (up to the rounding of floats), whatever happens, and no
-    level is below the decision's own part. Whether a decision is skipped must not depend on the
-    scores of the validation examples.
-
-    Args:
-        alpha: Sum of the levels of all decisions.
-        planned: Number of decisions, chosen before the first one.
-        tested: For each past decision, whether it made a test.
+    A decision without a test (``tested`` is false for it) leaves its level to the later ones. The
+    levels of all tests sum to at most ``alpha``, and none is below its own part, if skipping a
+    decision does not depend on the scores of the validation examples.
 
     >>> decision_level(0.06, 3), decision_level(0.06, 3, [True, True])
     (0.02, 0.02)
@@ -99,21 +78,15 @@ def paired_test(
 ) -> float:
     """Return the p-value of the hypothesis that ``after`` is on average no better than ``before``.
 
-    The order of the examples does not matter, and examples with equal scores are no evidence for a
-    gain. With a margin, the hypothesis is that ``after`` is on average worse by at least the margin
-    (non-inferiority).
-
     Args:
-        before: Scores of the examples under the present configuration.
-        after: Scores of the same examples under the new configuration.
-        bounds: Minimum and maximum possible score, or ``None`` if unknown; chooses the test.
-        rng: Source of the random sign patterns; used only without bounds and for more than 14
-            differences.
-        margin: The loss that does not matter.
+        before: scores of the examples under the present configuration.
+        after: scores of the same examples under the new configuration.
+        bounds: minimum and maximum possible score, or ``None`` if unknown; chooses the test.
+        rng: draws sign patterns, without bounds and for more than 14 differences.
+        margin: a loss that does not matter (non-inferiority).
 
     Raises:
-        ValueError: There is no score, the numbers of scores differ, or a score is not finite or not
-            within the bounds.
+        ValueError: the scores are none, of different numbers, not finite, or not within the bounds.
 
     >>> paired_test([0, 0, 0, 0], [1, 1, 1, 1], bounds=(0, 1), rng=np.random.default_rng(0))
     0.0625
@@ -127,13 +100,11 @@ def paired_test(
 
 
 def bounded_p(differences: Vector, bounds: Bounds, margin: float = 0.0) -> float:
-    """Return Gaffke's p-value for differences of scores within ``bounds``.
+    """Return Gaffke's p-value for differences of scores within ``bounds``, relative to ``-margin``.
 
-    With ``w = high - low``, the largest possible loss of an example, it is the probability that
-    ``sum(E * differences) <= E0 * w`` for independent standard exponential variables ``E`` and
-    ``E0``. The term ``E0 * w`` stands for an example with the largest loss that the sample may have
-    missed. For differences of ``-w``, 0 and ``w``, the p-value is that of the sign test. With a
-    margin, differences are relative to ``-margin``.
+    With ``w = high - low``, it is the probability that ``sum(E * differences) <= E0 * w`` for
+    independent standard exponential ``E`` and ``E0``. The term ``E0 * w`` stands for an example with
+    the largest possible loss that the sample may have missed.
 
     >>> bounded_p(np.array([1.0, 1.0, 1.0, 0.0, -1.0]), (0.0, 1.0))  # 3 or more of 4
     0.3125
@@ -151,9 +122,8 @@ def bounded_p(differences: Vector, bounds: Bounds, margin: float = 0.0) -> float
 def sign_flip_p(differences: Vector, *, rng: np.random.Generator) -> float:
     """Return the p-value of the one-sided sign-flip permutation test of the mean difference.
 
-    It is valid if every difference is as likely as its negative. With up to 14 nonzero differences,
-    all sign patterns are enumerated; with more, 20,000 random patterns are drawn, and the +1
-    correction keeps the test valid (Phipson and Smyth 2010).
+    Up to 14 nonzero differences, all sign patterns are enumerated; with more, 20,000 are drawn, with
+    the correction of Phipson and Smyth (2010).
 
     >>> sign_flip_p(np.array([1.0, 1.0, 1.0, 1.0]), rng=np.random.default_rng(0))
     0.0625
@@ -174,10 +144,7 @@ def sign_flip_p(differences: Vector, *, rng: np.random.Generator) -> float:
 
 
 def student_p(differences: Vector) -> float:
-    """Return the p-value of Student's one-sided t-test of the mean difference.
-
-    Equal differences have no variance to estimate: the p-value is 0 or 1 by their sign, and
-    `paired_test` relies on `sign_flip_p`.
+    """Return the p-value of Student's one-sided t-test; equal differences give 0 or 1, by their sign.
 
     >>> round(student_p(np.array([1.0, 2.0, 3.0])), 6)
     0.03709
@@ -227,11 +194,7 @@ def least_improved(level: float) -> int:
 def power(n: int, level: float, better: float, worse: float = 0.0) -> float:
     """Return the acceptance probability for ``n`` examples with scores of 0 and 1.
 
-    Args:
-        n: number of validation examples.
-        level: level of the test.
-        better: probability that an example's score rises from 0 to 1.
-        worse: probability that it falls from 1 to 0.
+    Scores rise from 0 to 1 with the probability ``better``, and fall with the probability ``worse``.
 
     >>> round(power(40, 0.05, better=0.2), 3), round(power(40, 0.05, better=0.2, worse=0.05), 3)
     (0.924, 0.485)
@@ -248,7 +211,6 @@ def power(n: int, level: float, better: float, worse: float = 0.0) -> float:
 
 
 def _binomial(n: int, p: float) -> NDArray[np.float64]:
-    """Return the probability of each number of successes of ``n``."""
     k = np.arange(n + 1)
     logs = special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(n - k + 1)
     found: NDArray[np.float64] = np.exp(logs + special.xlogy(k, p) + special.xlog1py(n - k, -p))

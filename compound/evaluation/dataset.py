@@ -133,21 +133,17 @@ class Dataset:
     def examples(
         self, role: Split, inputs: Sequence[str], limit: int | None = None, seed: int | None = None
     ) -> list[Example]:
-        """Return the examples of a role, in file order.
+        """Return the examples of a role, in file order; their gold fields are all columns and `fields`.
 
         Args:
-            role: The split to read.
-            inputs: The system's inputs; each is read from the column of its name or from `fields`.
-            limit: Maximum number of examples: the first ones or, with a seed, a random sample in
-                file order. A sample is contained in every larger sample with the same seed.
-            seed: Seed of the sample, combined with the role.
-
-        Returns:
-            Read-only examples, whose gold fields are all columns of the row and the names in
-            `fields`.
+            role: the split to read.
+            inputs: the system's inputs; each is read from the column of its name or from `fields`.
+            limit: maximum number of examples: the first ones or, with a seed, a random sample, which is
+                contained in every larger one.
+            seed: seed of the sample, combined with the role.
 
         Raises:
-            DataError: Data is missing or a row is invalid; the message names file and line.
+            DataError: data is missing or a row is invalid; the message names file and line.
         """
         if limit is not None and limit < 1:
             raise DeclarationError(f"limit >= 1 must hold, got {limit}")
@@ -163,11 +159,7 @@ class Dataset:
     def stream(
         self, role: Split, inputs: Sequence[str], report: Report | None = None
     ) -> Iterator[Example]:
-        """Yield all examples of a role in file order, with constant memory; raises like `examples`.
-
-        With ``report``, it is called with the errors of rows: those without an id or a split are
-        skipped, and examples may lack inputs.
-        """
+        """Yield all examples of a role, which may lack inputs if ``report`` receives the errors of rows."""
         return self._read(role, self._locate(role), inputs, report)
 
     def _read(
@@ -241,7 +233,6 @@ class Dataset:
         return self._local(role) or hub_rows(str(self.path), self.subset, self._names(role))
 
     def _names(self, role: Split) -> Sequence[str]:
-        """Return the split of a role and its alternative names."""
         split = getattr(self, role)
         if role == "valid" and split == VALID_NAMES[0] and self.split_by is None:
             return VALID_NAMES
@@ -273,7 +264,6 @@ class Dataset:
         return getattr(self, role), data_file(path, self.within)
 
     def _folder(self) -> tuple[UntrustedFolder | StoreFolder, str | None]:
-        """Return the path as a folder, and its kind."""
         if is_store(self.path):
             store = StoreFolder(self.path)
             return store, store.kind()
@@ -289,7 +279,6 @@ class Dataset:
         return above.below(name), above.kind(name)
 
     def _feedback(self) -> UntrustedFolder | None:
-        """Return the folder if it holds feedback."""
         if self.rows is not None or str(self.path).startswith(HUB) or is_store(self.path):
             return None  # asks no server
         folder, kind = self._folder()
@@ -298,7 +287,6 @@ class Dataset:
         return folder if is_feedback_folder(folder) else None
 
     def _feedback_rows(self, folder: UntrustedFolder) -> Sequence[DataRow]:
-        """Return the examples in a feedback folder, of all splits."""
         if not isinstance(self.split_by, Mapping):
             raise DataError(
                 f"{folder} is a folder of feedback, whose examples have no splits",
@@ -371,7 +359,6 @@ class _Lines:
         self._sorted = np.empty(0, [("id", "i8"), ("line", "i8")])
 
     def add(self, identity: str, line: int) -> int | None:
-        """Add an id, or return the line on which it was added before."""
         key = hash(identity)  # of a million ids, two share a hash with probability 3e-8
         at = int(np.searchsorted(self._sorted["id"], key))
         if at < len(self._sorted) and self._sorted["id"][at] == key:

@@ -1,8 +1,7 @@
 """Run a system on many examples and score it, with bounded memory and results in input order.
 
 A failed run scores ``failure_score``, is counted, and is part of the mean. If more than
-``max_failed`` of the runs fail, the evaluation stops with the most frequent reason, since a defect
-is likely.
+``max_failed`` of the runs fail, the evaluation stops with the most frequent reason.
 """
 
 from __future__ import annotations
@@ -14,11 +13,13 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NoReturn, NotRequired, TypedDict, cast
+from typing import NoReturn, cast
 from weakref import WeakKeyDictionary
 
+from pydantic import BaseModel, FiniteFloat, NonNegativeFloat, PositiveInt, ValidationError
+
 from compound.core import notebook
-from compound.core.engine import NO_USAGE, Usage, UsageDocument
+from compound.core.engine import NO_USAGE, Usage
 from compound.core.errors import (
     BudgetExhausted,
     CallError,
@@ -31,6 +32,7 @@ from compound.core.errors import (
 )
 from compound.core.example import Example, Metric
 from compound.core.formatting import format_repr, plural
+from compound.core.storage.state import first_problem
 from compound.evaluation.metrics.custom import bounds_of, bounds_violation
 from compound.evaluation.metrics.scoring import (
     MetricCalls,
@@ -47,6 +49,7 @@ from compound.evaluation.statistics import (
     cluster_mean_interval,
     paired_interval,
 )
+from compound.execution.budget import StoredUsage
 from compound.execution.executor import Executor
 from compound.execution.graph_run import ComponentSettings
 from compound.execution.trace import Failure, FailureRow, Trace
@@ -65,17 +68,17 @@ class Summary(IntervalDocument):
     failed: int
 
 
-class EvaluationDocument(TypedDict):
-    """An `Evaluation` as JSON types; a row lists the values of a `ScoredRun` in order."""
+class _StoredEvaluation(BaseModel):
+    """JSON of an `Evaluation`; a row lists the values of a `ScoredRun` in order."""
 
     configuration: str
     rows: list[tuple[str, int, float, FailureRow | None]]
-    usage: UsageDocument
-    system_runs: float
-    bounds: NotRequired[Sequence[float] | None]
-    violation: NotRequired[str]
-    metric_usage: NotRequired[UsageDocument]
-    pass_at: NotRequired[Sequence[float]]
+    usage: StoredUsage
+    system_runs: NonNegativeFloat
+    bounds: tuple[float, float] | None = None
+    violation: str = ""
+    metric_usage: StoredUsage = NO_USAGE
+    pass_at: tuple[PositiveInt, FiniteFloat] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,21 +136,12 @@ class Evaluation:
     @functools.cached_property
     def interval(self) -> Interval:
         """Mean over examples with its 95 % confidence interval."""
-        groups = (
-            list(self._groups.values())
-            if self.pass_at is None
-            else [[value] for value in self.scores]
-        )
+        groups = [*self._groups.values()] if self.pass_at is None else [[s] for s in self.scores]
         return cluster_mean_interval(groups, bounds=self.range)
 
     @property
     def range(self) -> Bounds | None:
-        """Range for intervals: the bounds; without any, 0 to 1 if no score lies outside.
-
-        This is most probably the range of such scores. Intervals then hold no impossible scores,
-        and are wider than those that assume normally distributed means. Decisions do not rely on
-        it.
-        """
+        """Range for intervals: the bounds, or 0 to 1 if none are known and no score lies outside."""
         if self.bounds is not None or self.violation:
             return self.bounds
         return UNIT if all(0 <= row.score <= 1 for row in self.rows) else None
@@ -231,45 +225,45 @@ class Evaluation:
         shown = notebook.table(["failure", "runs"], failures) if failures else ""
         return notebook.block("Evaluation", shown, facts=facts)
 
-    def to_json(self) -> EvaluationDocument:
+    def to_json(self) -> dict[str, object]:
         """Return the evaluation as JSON types."""
-        usage = self.usage
-        document: EvaluationDocument = {
+        rows = ((r.example, r.sample, r.score, r.failure) for r in self.rows)
+        optional = {
+            "violation": self.violation,
+            "metric_usage": self.metric_usage != NO_USAGE and self.metric_usage.to_json(),
+            "pass_at": self.pass_at and [self.pass_at.k, self.pass_at.threshold],
+        }
+        return {
             "configuration": self.configuration,
-            "rows": [
-                (r.example, r.sample, r.score, r.failure.row if r.failure else None)
-                for r in self.rows
-            ],
-            "usage": usage.to_json(),
+            "rows": [(*row, failure.row if failure else None) for *row, failure in rows],
+            "usage": self.usage.to_json(),
             "system_runs": self.system_runs,
             "bounds": self.bounds,
+            **{name: value for name, value in optional.items() if value},
         }
-        if self.violation:
-            document["violation"] = self.violation
-        if self.metric_usage != NO_USAGE:
-            document["metric_usage"] = self.metric_usage.to_json()
-        if self.pass_at is not None:
-            document["pass_at"] = [self.pass_at.k, self.pass_at.threshold]
-        return document
 
     @staticmethod
-    def from_json(data: EvaluationDocument) -> Evaluation:
-        """Parse the output of `to_json`; bounds violated by a score count as unknown."""
-        rows = tuple(ScoredRun(e, s, v, Failure(*f) if f else None) for e, s, v, f in data["rows"])
-        low, high = data.get("bounds") or (math.inf, -math.inf)
-        bounds = (low, high) if all(low <= row.score <= high for row in rows) else None
-        usage, violation = Usage.from_json(data["usage"]), data.get("violation", "")
-        metric_usage = Usage.from_json(data["metric_usage"]) if "metric_usage" in data else NO_USAGE
-        pass_at = PassAt(int(data["pass_at"][0]), data["pass_at"][1]) if "pass_at" in data else None
+    def from_json(data: Mapping[str, object]) -> Evaluation:
+        """Parse the output of `to_json`; bounds violated by a score count as unknown.
+
+        Raises:
+            ValueError: a value is missing or of another type; the message names the first one.
+        """
+        try:
+            given = _StoredEvaluation.model_validate(data)
+        except ValidationError as error:
+            raise ValueError(first_problem(error)) from error
+        rows = tuple(ScoredRun(e, s, v, Failure(*f) if f else None) for e, s, v, f in given.rows)
+        low, high = given.bounds or (math.inf, -math.inf)
         return Evaluation(
-            data["configuration"],
+            given.configuration,
             rows,
-            usage,
-            data["system_runs"],
-            bounds,
-            violation,
-            metric_usage,
-            pass_at,
+            given.usage,
+            given.system_runs,
+            given.bounds if all(low <= row.score <= high for row in rows) else None,
+            given.violation,
+            given.metric_usage,
+            given.pass_at and PassAt(*given.pass_at),
         )
 
 
@@ -329,20 +323,18 @@ async def evaluate(
     """Run and score ``system`` on every example, once for each sample index.
 
     Args:
-        executor: executor, with its cache and budget.
-        system: system bound to the configuration to evaluate.
+        executor: with its cache and budget.
+        system: bound to the configuration to evaluate.
         examples: at least one example.
-        metric: metric that scores the outputs.
-        samples: sample indices; several indices repeat each example.
+        metric: scores the outputs.
+        samples: several indices repeat each example.
         rules: concurrency and the treatment of failures.
         on_trace: called with each scored trace, in input order.
-        partial: if the budget does not cover all examples, finish the runs in progress and return
-            the evaluation of those that it covers.
+        partial: whether to return the evaluation of the examples that the budget covers.
 
     Raises:
         TooManyFailures: more than ``rules.max_failed`` of the runs failed.
-        BudgetExhausted: the budget was exhausted before all examples were run; with ``partial``,
-            before any.
+        BudgetExhausted: the budget did not cover all examples; with ``partial``, any.
     """
     results = await evaluate_all(
         executor,
@@ -457,7 +449,6 @@ async def evaluate_all(
 
 
 def _with_checked_bounds(evaluation: Evaluation, metric: Metric) -> Evaluation:
-    """Return the evaluation, without bounds if a score of the metric violates them."""
     for row in evaluation.rows:
         if row.failure is None and (violation := bounds_violation(metric, row.score, row.example)):
             return replace(evaluation, bounds=None, violation=violation)
@@ -465,10 +456,7 @@ def _with_checked_bounds(evaluation: Evaluation, metric: Metric) -> Evaluation:
 
 
 class _InOrder:
-    """Reorders traces into job order and passes them to one collector after the other.
-
-    To bound memory behind a slow run, jobs start only within ``window`` of the next one in order.
-    """
+    """Passes traces to the collectors in job order; jobs start within ``window`` of the next one."""
 
     def __init__(self, collectors: Sequence[_Collector], window: int) -> None:
         self._collectors = collectors
@@ -479,21 +467,16 @@ class _InOrder:
         self._moved = asyncio.Event()
 
     async def wait_until_near(self, number: int) -> None:
-        """Wait until job ``number`` is within the window."""
         while number >= self._next + self._window and not self._ended:
             self._moved.clear()
             await self._moved.wait()
 
     def skip_gaps(self) -> None:
-        """Let no job wait for one that will not end."""
         self._ended = True
         self._moved.set()
 
     def finish(self) -> None:
-        """Drop the jobs from the first one on that did not end, with the other samples of its example.
-
-        Those behind it ended because they were fast or cheap, which may depend on their scores.
-        """
+        """Drop the jobs from the first one on that did not end: those behind it were fast or cheap."""
         for number in sorted(self._early):
             self._collectors[0].drop(*self._early.pop(number))
         self._collectors[0].keep_complete()
@@ -508,8 +491,6 @@ class _InOrder:
 
 
 class _Collector:
-    """Accumulates the traces of one evaluation."""
-
     def __init__(
         self,
         executor: Executor,
@@ -607,11 +588,9 @@ def raise_too_many_failures(
 async def score(
     executor: Executor, trace: Trace, metric: Metric, example: Example, rules: EvaluationRules
 ) -> Trace:
-    """Score a trace; a failed run, or one whose metric fails, gets the failure score.
+    """Score a trace before `Executor.settle`; failed runs, and failures of the metric, get the failure score.
 
-    Transient errors of the metric, such as an unreachable judge, are recorded as transient
-    failures. Calls of a metric that asks a model are made by ``executor`` and recorded in the
-    trace. Score a trace before `Executor.settle`, which charges them.
+    Transient errors of the metric, such as an unreachable judge, are recorded as transient failures.
     """
     if trace.failure is not None:
         return trace.with_score(rules.failure_score, f"the run failed: {trace.failure.message}")

@@ -1,9 +1,7 @@
 """Read examples for a system: check the values of its inputs, convert those of CSV, and find duplicates.
 
-A data set has columns but no knowledge of the system. The rows are checked before budget is spent.
-Scores on examples that were used for learning say nothing about new data: examples are compared
-exactly and after normalisation (Unicode variants, case and white space; see `fold`). Only digests
-are stored, so that files larger than memory can be compared.
+The rows are checked before budget is spent. Scores on examples that were used for learning say
+nothing about new data: examples are compared exactly and after normalisation (`fold`), by digests.
 """
 
 from __future__ import annotations
@@ -114,18 +112,14 @@ def check_types(
     text: bool = False,
     report: Report | None = None,
 ) -> list[Example]:
-    """Check the values of examples against the types of the inputs, converting CSV cells.
+    """Check the values of examples against the types of the inputs; ``report`` receives the errors, if given.
 
-    With ``text``, values are cells of a CSV file; ``report`` receives the errors instead of a
-    raise.
-
-    Whole floats become integers where an input is one: a data frame stores a column of integers
-    with missing values as floats. An empty CSV cell is ``None`` where an input is optional and not
-    a text. NaN and infinity are no values, anywhere in an input, since they have no JSON form.
+    With ``text``, values are cells of a CSV file, which are converted; an empty one is ``None`` where
+    an input is optional and not a text. Whole floats become integers where an input is one, as data
+    frames store columns with missing values. NaN and infinity are no values.
 
     Raises:
-        DataError: a value does not match its type; for each input, the message names the first one
-            and the number of such rows.
+        DataError: a value does not match its type; for each input, the message names the first one.
 
     >>> check_types([Example("a", {"n": "5"})], {"n": int}, "dev.csv", text=True)[0].inputs["n"]
     5
@@ -168,7 +162,6 @@ def check_types(
 def _with_images(
     example: Example, inputs: Mapping[str, object], folder: UntrustedFolder, where: str
 ) -> Example:
-    """Return an example in which paths of images are replaced by the images."""
     values = dict(example.inputs)
     for name, kind in inputs.items():
         if holds_images(kind):
@@ -242,13 +235,8 @@ NAMES = {"train": "train", "valid": "validation", "test": "test"}
 class Overlap:
     """Examples of one split that duplicate examples of another, or earlier ones of the same split.
 
-    Attributes:
-        first, second: the splits; equal for duplicates within one split.
-        exact: number of examples of the second split whose inputs equal those of an example of the
-            first.
-        normalised: the same after normalisation; includes the exact ones.
-        with_gold: number of normalised duplicates whose other columns are also equal.
-        example: ids of one pair.
+    ``normalised`` includes the exact ones; ``with_gold`` are those whose other columns are equal too.
+    ``example`` are the ids of one pair.
     """
 
     first: str
@@ -310,13 +298,9 @@ def find_overlaps(splits: Mapping[str, Iterable[Example]], id_column: str = "id"
 
 
 def _digests(example: Example, id_column: str) -> tuple[bytes, bytes, bytes]:
-    """Return digests of the inputs, of the normalised inputs, and of those with the gold values."""
     inputs = to_readable_json(dict(example.inputs))
-    gold = {
-        name: value
-        for name, value in example.gold.items()
-        if name not in {*example.inputs, id_column}
-    }
+    other = {*example.inputs, id_column}
+    gold = {name: value for name, value in example.gold.items() if name not in other}
     plain = _normalised(inputs)
     return _digest(inputs), _digest(plain), _digest([plain, _normalised(to_readable_json(gold))])
 

@@ -51,10 +51,8 @@ class FeedbackLog:
     def examples(self) -> list[DataRow]:
         """Return an example for each input with a corrected or confirmed answer.
 
-        A row has the inputs, the right outputs under their names and under ``gold``, and the latest
-        comment. Its id depends only on the inputs, so that equal inputs are one example, in one
-        split. Of several runs with equal inputs, the one rated last counts. A failed run has no
-        answer to confirm.
+        A row has the inputs, the right outputs under their names and under ``gold``, and the latest comment.
+        Its id depends only on the inputs; of several runs with equal inputs, the one rated last counts.
         """
         rows: dict[str, DataRow] = {}
         for run, said in self.about.items():
@@ -141,7 +139,6 @@ def _add(
 
 
 def _documents(folder: UntrustedFolder, name: str) -> Iterator[tuple[str, dict[str, object]]]:
-    """Yield the objects of a file with their places."""
     number, most = 0, LINE.bytes
     with folder.reader(name) as file:
         while line := file.readline(most + 1):

@@ -82,8 +82,6 @@ def hub_rows(path: str, subset: str | None, splits: Sequence[str]) -> tuple[str,
 
 
 def _files(name: str, subset: str | None, splits: Sequence[str]) -> dict[str, list[DataFile]]:
-    """Return the available files by split: those of the hub's Parquet copy, else the data set's own."""
-
     def copied(part: str) -> dict[str, list[DataFile]]:
         return _download(name, _EXPORT, {split: [f"{part}/{split}/*.parquet"] for split in splits})
 
@@ -95,7 +93,6 @@ def _files(name: str, subset: str | None, splits: Sequence[str]) -> dict[str, li
 
 
 def _own_names(folders: Sequence[str], split: str) -> list[str]:
-    """Return glob patterns of the files of a split; the first that matches is used."""
     endings = ("-*-of-*.parquet", ".parquet", *(end for end in EXTENSIONS if end != ".parquet"))
     return [f"{folder}{split}{ending}" for folder in folders for ending in endings]
 

@@ -1,8 +1,7 @@
 """Rows of data files, read one at a time, with every invalid row reported.
 
-Data may come from others. Only regular files are opened: a link in a data folder could lead to a
-secret, which would be sent to a model as a row. For paths in a YAML file, no link below the file's
-folder is followed.
+Only regular files are opened: a link in a data folder of someone else could lead to a secret, which
+would be sent to a model. For paths in a YAML file, no link below the file's folder is followed.
 """
 
 from __future__ import annotations
@@ -103,11 +102,8 @@ def class_reader(feature: object) -> Reader | None:
         feature.get(key) if isinstance(feature, Mapping) else getattr(feature, key, None)
         for key in ("feature", "names")
     )
-    if (
-        kind == "ClassLabel"
-        and isinstance(names, list)
-        and all(isinstance(name, str) for name in names)
-    ):
+    is_named = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    if kind == "ClassLabel" and is_named:
         return functools.partial(_read_class, names)
     inner = feature[0] if isinstance(feature, list) and feature else inner
     reader = None if inner is None else class_reader(inner)
@@ -160,10 +156,7 @@ def is_missing(value: object) -> bool:
 
 
 def is_finite(value: object) -> bool:
-    """Return whether no number in a value is NaN or infinite, and no value in a container is missing.
-
-    ``None`` in a container is a value.
-    """
+    """Return whether no number in a value is NaN or infinite; ``None`` in a container is a value."""
     if value is None:
         return True
     if isinstance(value, Mapping):
@@ -207,16 +200,12 @@ def data_file(path: Path, within: Path | None) -> DataFile:
 def read_rows(path: Path, within: Path | None = None) -> Iterator[tuple[int, dict[str, object]]]:
     """Yield every row of a ``.jsonl``, ``.csv``, ``.json`` or ``.parquet`` file with its line number.
 
-    All except Parquet files may be gzipped (``.gz``). Rows of JSON lines are objects; cells of CSV
-    files are text. Blank lines are skipped. A ``.json`` file holds one array of objects. The line
-    of a row of an array or of a Parquet file is its position, starting at 1.
-
-    Args:
-        path: The file; must not be a link.
-        within: A parent folder; links below it are not followed either.
+    All except Parquet files may be gzipped (``.gz``). Cells of CSV files are text; blank lines are
+    skipped. The line of a row of an array or of a Parquet file is its position, starting at 1. No link
+    below the parent folder ``within`` is followed.
 
     Raises:
-        DataError: The file is missing or damaged, a row cannot be read, or a limit of
+        DataError: the file is missing or damaged, a row cannot be read, or a limit of
             `compound.core.security.limits` is exceeded; the message names ``file:line``.
         MissingExtra: pyarrow, which reads Parquet files, is not installed.
     """
@@ -302,18 +291,14 @@ def _json_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object] | Invali
             row = parse(line, unique=True)
         except Damaged as error:
             problem = str(error).removeprefix("it is ")
-            yield (
-                number,
-                InvalidRow(place, problem, hint="each line must be one object", key="line"),
-            )
+            hint = "each line must be one object"
+            yield number, InvalidRow(place, problem, hint=hint, key="line")
             continue
         if isinstance(row, dict):
             yield number, replace_surrogates(row)
         else:
-            yield (
-                number,
-                InvalidRow(place, f"a row must be an object {{…}}, got {type(row).__name__}"),
-            )
+            kind = type(row).__name__
+            yield number, InvalidRow(place, f"a row must be an object {{…}}, got {kind}")
 
 
 def _array_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
@@ -372,12 +357,8 @@ def parquet_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
                     raise DataError(f"{path}: holds more than {DATA}", hint=DATA.hint)
                 for row in batch.to_pylist():
                     number += 1
-                    yield (
-                        number,
-                        replace_surrogates(
-                            cast("dict[str, object]", reader(row)) if reader else row
-                        ),
-                    )
+                    found = cast("dict[str, object]", reader(row)) if reader else row
+                    yield number, replace_surrogates(found)
         except (pa.ArrowException, OSError) as error:
             raise DataError(
                 f"{path}:{number + 1}: not a readable Parquet file ({error})"

@@ -1,25 +1,12 @@
 """Confidence intervals of scores, and the agreement of a judge with human labels.
 
-Intervals of scores with a known range stay within it: `lower_limit` implements Gaffke's bound. Add
-one imaginary value at the lower end of the range to the n values, weigh all n + 1 by uniform random
-weights that sum to one (a flat Dirichlet distribution, as in the Bayesian bootstrap), and take a
-low quantile of the weighted mean. The upper limit is the mirror image. For values 0 and 1, both
-limits equal those of Clopper and Pearson. They cover the true mean at least as often as stated for
-every distribution on the range: Gaffke conjectured it, and Vlassis and Thomas proved it for
-independent values, which need not be identically distributed. The limits need no random numbers, do
-not depend on the order of the values, and have a positive distance even for few or equal values.
-`mean_p_value` is the test that belongs to the lower limit.
-
-benchmarks/measure/interval_coverage.py compares the coverage of the intervals with that of
-alternatives (docs/adr/0024). Improvements are tested by `compound.evaluation.acceptance`.
-
-References:
-    Clopper and Pearson (1934), "The use of confidence or fiducial limits illustrated in the case of
-    the binomial" Gaffke (2005), "Three test statistics for a nonparametric one-sided hypothesis on
-    the mean of a nonnegative variable" Learned-Miller and Thomas (2020), "A new confidence interval
-    for the mean of a bounded random variable" Vlassis and Thomas (2026), "An exact
-    distribution-free test for means of nonnegative random variables" (arXiv:2607.08415), theorem 1
-    Daniels (1954), "Saddlepoint approximations in statistics", for the line of integration
+`lower_limit` implements Gaffke's bound (2005) for scores with a known range: add one imaginary
+value at the lower end of the range, weigh all values by uniform random weights that sum to one, and
+take a low quantile of the weighted mean. It covers the true mean at least as often as stated for
+every distribution on the range (conjectured by Gaffke; Vlassis and Thomas 2026, arXiv:2607.08415,
+theorem 1), equals the limit of Clopper and Pearson for values 0 and 1, and needs no random numbers.
+`mean_p_value` is the test that belongs to it. docs/adr/0024 compares its coverage with that of
+alternatives.
 """
 
 from __future__ import annotations
@@ -52,11 +39,7 @@ _TINY = 1e-100  # smaller values count as 0: squares of their inverses overflow
 def lower_limit(values: Vector, level: float) -> float:
     """Return the one-sided lower confidence limit of the mean of values in [0, 1].
 
-    Args:
-        values: The values.
-        level: Confidence level: the probability that the limit is below the true mean. For levels
-            below 0.64, a limit above the mean of the values and the imaginary 0 is replaced by that
-            mean.
+    For levels below 0.64, it is at most the mean of the values and the imaginary 0.
 
     >>> round(lower_limit(np.array([1.0, 1.0, 1.0]), 0.95), 4)  # the cube root of 0.05
     0.3684
@@ -72,10 +55,7 @@ def lower_limit(values: Vector, level: float) -> float:
 
 
 def _coarse(values: Vector) -> Vector:
-    """Return values in [0, 1], rounded down to a grid if there are more than `_MANY`.
-
-    The limit can only decrease, by less than a step of the grid, and takes a fraction of the time.
-    """
+    """Return values, rounded down to a grid if there are many; a limit decreases by less than its step."""
     return values if len(values) <= _MANY else np.floor(values * _LEVELS) / _LEVELS
 
 
@@ -97,13 +77,9 @@ def _solve(points: Vector, share: float) -> float:
 def mean_p_value(values: Vector, mean: float) -> float:
     """Return the p-value of the hypothesis that the true mean of values in [0, 1] is at most ``mean``.
 
-    The p-value is the probability that the randomly weighted mean of the values and the imaginary 0
-    is at most ``mean``. For levels from 0.64 it is at most ``1 - level`` if and only if
-    `lower_limit` at ``level`` is at least ``mean``.
-
-    Args:
-        values: The values, at least one.
-        mean: Largest mean of the hypothesis, between 0 and 1.
+    It is the probability that the randomly weighted mean of the values and the imaginary 0 is at most
+    ``mean``. From level 0.64 on, it is at most ``1 - level`` if and only if `lower_limit` is at least
+    ``mean``.
 
     >>> mean_p_value(np.array([1.0, 1.0, 1.0, 1.0]), 0.5)
     0.0625
@@ -125,8 +101,6 @@ def mean_p_value(values: Vector, mean: float) -> float:
 def weighted_mean_cdf(points: Vector, t: float) -> float:
     """Return the probability that the mean of points with flat Dirichlet weights is at most ``t``.
 
-    ``t`` must be above the minimum and at most the mean of the points.
-
     >>> round(weighted_mean_cdf(np.array([0.0, 0.5, 1.0]), 0.5), 6)
     0.5
     """
@@ -136,10 +110,8 @@ def weighted_mean_cdf(points: Vector, t: float) -> float:
 def _weighted_sum_cdf(c: Vector) -> float:
     """Return the probability that ``sum(E * c)`` is at most 0 for independent standard exponential ``E``.
 
-    The minimum of ``c`` must be negative and its sum at least 0. Dirichlet weights are exponential
-    variables over their sum, which does not change the sign. The inversion integral of the moment
-    generating function is taken on the line through the saddlepoint, where the integrand hardly
-    oscillates.
+    The minimum of ``c`` must be negative and its sum at least 0. The moment generating function is
+    inverted on the line through the saddlepoint (Daniels 1954), where it hardly oscillates.
     """
     from scipy import optimize
 
@@ -211,18 +183,11 @@ class Interval:
 def mean_interval(values: Values, level: float = 0.95, *, bounds: Bounds | None = None) -> Interval:
     """Return the mean of independent values with a two-sided confidence interval.
 
-    With ``bounds``, the interval is Gaffke's: it lies within the bounds, contains the mean, makes
-    no distributional assumption, and never has zero width. Without, it is Student's, which assumes
-    nearly normal means and may exceed an undeclared range; its limits are infinite if there is no
-    variance to estimate, that is, for a single value and for equal values.
-
-    Args:
-        values: The values, at least one, all finite.
-        level: Confidence level: the probability that the interval contains the true mean.
-        bounds: Minimum and maximum possible value, or ``None`` if unknown.
+    With ``bounds``, the interval is Gaffke's: it lies within them, holds for every distribution, and
+    never has zero width. Without, it is Student's, whose limits are infinite for equal values.
 
     Raises:
-        ValueError: There is no value, one is not finite, or one is outside the bounds.
+        ValueError: there is no value, one is not finite, or one is outside the bounds.
 
     >>> interval = mean_interval([1.0, 1.0, 1.0], bounds=(0.0, 1.0))
     >>> interval.mean, round(interval.low, 3), interval.high
@@ -232,29 +197,26 @@ def mean_interval(values: Values, level: float = 0.95, *, bounds: Bounds | None 
     (2.0, -0.484, 4.484)
     """
     numbers = validated(values)
-    _check_share(level=level)
+    if not 0 < level < 1:
+        raise ValueError(f"0 < level < 1 must hold, got level={level}")
     if bounds is not None:
         return _bounded(numbers, level, checked_bounds(numbers, bounds))
     n, mean = len(numbers), float(numbers.mean())
     if np.ptp(numbers) == 0:
         return Interval(float(numbers[0]), -math.inf, math.inf, n)
-    half = _student(n, level) * float(numbers.std(ddof=1)) / math.sqrt(n)
+    half = (
+        float(special.stdtrit(n - 1, (1 + level) / 2)) * float(numbers.std(ddof=1)) / math.sqrt(n)
+    )
     return Interval(mean, mean - half, mean + half, n)
 
 
 def cluster_mean_interval(clusters: Iterable[Values], *, bounds: Bounds | None = None) -> Interval:
-    """Return the mean over examples that were each run several times.
-
-    Repeats of one example are not independent: each example's repeats are averaged first, all
-    examples have equal weight, and ``n`` counts examples.
+    """Return the mean over examples that were each run several times; ``n`` counts examples.
 
     >>> cluster_mean_interval([[1.0, 1.0, 1.0], [0.0]]).mean
     0.5
     """
-    means = [
-        repeats[0] if len(repeats) == 1 else float(validated(repeats).mean())
-        for repeats in clusters
-    ]
+    means = [float(r[0] if len(r) == 1 else validated(r).mean()) for r in clusters]
     return mean_interval(means, bounds=bounds)
 
 
@@ -282,11 +244,8 @@ def difference_bounds(bounds: Bounds | None) -> Bounds | None:
 def interval_of_means(values: Values, *, bounds: Bounds | None = None) -> Interval:
     """Return the mean of a few values that are themselves means of many scores, such as one per seed.
 
-    Such values are close to normal, which `mean_interval` does not assume: from three arbitrary
-    values in [0, 1] it can infer little. With ``bounds``, this is Wilson's score interval with
-    Student's quantile and the sample variance in place of the binomial one; it equals Student's in
-    the middle of the range and stays within the range. Its limits are infinite for a single value
-    and for equal values.
+    Such values are close to normal. With ``bounds``, this is Wilson's score interval with Student's
+    quantile and the sample variance: it stays within the range. Limits are infinite for equal values.
 
     >>> interval = interval_of_means([0.98, 0.99, 1.0], bounds=(0.0, 1.0))
     >>> round(interval.mean, 3), round(interval.low, 3), round(interval.high, 3)
@@ -316,7 +275,8 @@ def binomial_lower(successes: int, n: int, level: float = 0.95) -> float:
     """
     if not 0 <= successes <= n:
         raise ValueError(f"0 <= successes <= n must hold, got successes={successes}, n={n}")
-    _check_share(level=level)
+    if not 0 < level < 1:
+        raise ValueError(f"0 < level < 1 must hold, got level={level}")
     if not successes:
         return 0.0
     return 1 - float(special.betaincinv(n - successes + 1, successes, level))
@@ -340,10 +300,6 @@ def _bounded(numbers: NDArray[np.float64], level: float, bounds: Bounds) -> Inte
     least = low + (high - low) * lower_limit(shares, one_sided)
     most = high - (high - low) * lower_limit(1 - shares, one_sided)
     return Interval(mean, max(low, min(least, mean)), min(high, max(most, mean)), len(numbers))
-
-
-def _student(n: int, level: float) -> float:
-    return float(special.stdtrit(n - 1, (1 + level) / 2))
 
 
 def checked_bounds(numbers: NDArray[np.float64], bounds: Bounds) -> Bounds:
@@ -374,12 +330,6 @@ def validated(values: Values) -> NDArray[np.float64]:
     if numbers.ndim != 1 or not len(numbers) or not np.isfinite(numbers).all():
         raise ValueError(f"values must be non-empty and finite, got {values!r:.80}")
     return numbers
-
-
-def _check_share(**share: float) -> None:
-    for name, value in share.items():
-        if not 0 < value < 1:
-            raise ValueError(f"0 < {name} < 1 must hold, got {name}={value}")
 
 
 Weights = Literal["quadratic", "none"]
@@ -439,11 +389,8 @@ def agreement_of(
 ) -> Agreement:
     """Return the agreement of scores with human labels on the same scale from 0 to 1.
 
-    ``quadratic`` weights count a difference d as agreement 1 - d²; ``none`` counts equal labels
-    only, with each score rounded to the nearest label.
-
-    The interval is that of the mean agreement, which holds for every distribution, with the
-    agreement by chance taken as known.
+    ``quadratic`` weights count a difference d as agreement 1 - d²; ``none`` counts equal labels only,
+    with each score rounded to the nearest label. The interval takes the agreement by chance as known.
 
     Raises:
         DataError: there are no labels, their numbers differ, or one is outside 0 to 1.

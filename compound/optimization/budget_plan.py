@@ -73,11 +73,10 @@ def all_jobs(method: Method) -> list[Job]:
 def decision_cost(problem: Problem, keys: Collection[str], prices: Prices) -> float:
     """Return the system runs to reserve for a decision about a change of some parameters.
 
-    A deterministic incumbent whose runs are cached is not rerun. The candidate executes the calls
-    that depend on the change: their number is its price, unless the change has an influence on a
-    condition, a loop or the items of a map, so that the candidate may make more calls than the
-    incumbent. Whole runs are reserved then. Since each run is reserved as a whole one until it has
-    ended, the last one needs the rest of a run.
+    A deterministic incumbent whose runs are cached is not rerun. The candidate executes the calls that
+    depend on the change: their number is its price. Whole runs are reserved if the change may lead to
+    more calls, by a condition, a loop or the items of a map. The last run needs the rest of a whole
+    one, since each is reserved as one until it has ended.
     """
     system, settings = problem.system, problem.settings
     random = stochastic(system)
@@ -128,11 +127,7 @@ def _may_add_calls(system: System, components: Iterable[str]) -> bool:
 
 
 def planning_prices(problem: Problem) -> Prices:
-    """Return the prices that a plan assumes before there are traces.
-
-    Calls in loops and maps count as often as `compound.graph.call_counts` allows; components whose
-    number of calls is known at run time only count as one call per node.
-    """
+    """Return the prices that a plan assumes before there are traces; unknown numbers of calls count as 1."""
     calls = count_calls(problem.system, [*problem.train, *problem.valid, *problem.test])
     return estimate_prices(problem.system, {name: count.most for name, count in calls.items()})
 
@@ -175,15 +170,9 @@ def _wired(component: Component, system: System) -> Iterator[dict[str, Any]]:
 def usable_runs(share: float, free: float, needed: float, *, tried: bool) -> float:
     """Return the system runs of a job: its share, unless that is too small to compare anything.
 
-    Runs that no job can use would remain unspent. A job may therefore take what it needs from the
-    runs free for all jobs; with fewer, it uses smaller minibatches, down to half of its need, or to
-    `MIN_RUNS` if nothing was compared yet.
-
-    Args:
-        share: the job's share.
-        free: system runs left for all jobs.
-        needed: `Job.least`.
-        tried: whether a job of the run has compared anything yet.
+    A job may then take ``needed`` (`Job.least`) from the runs free for all jobs; with fewer, it uses
+    smaller minibatches, down to half of its need, or to `MIN_RUNS` if nothing was compared yet (not
+    ``tried``).
 
     >>> [usable_runs(5, free, needed=16, tried=True) for free in (40, 12, 5)]
     [16, 12, 0.0]
@@ -201,10 +190,7 @@ def minimum_runs(needed: float, *, tried: bool) -> float:
 
 
 def job_minibatch(minibatch: int, runs: float, price: float = 1.0) -> int:
-    """Return the minibatch size of a job with ``runs`` system runs.
-
-    The runs cover demonstrations and the incumbent on one minibatch each, and two candidates at
-    their price.
+    """Return the size of a minibatch: the runs cover one for demonstrations and one each of 3 configurations.
 
     >>> job_minibatch(8, 100), job_minibatch(8, 13), job_minibatch(8, 13, price=0.25)
     (8, 3, 5)
@@ -279,11 +265,8 @@ def check_budget(problem: Problem) -> None:
     baseline = baseline_runs(problem)
     cost = make_plan(problem, 0.0, 1, planning_prices(problem)).cost
     fits = int((limit - (needed - baseline - cost)) / ((baseline + cost) / len(problem.valid)))
-    smaller = (
-        f", or lower optimize.valid_size to {fits}"
-        if least_p(fits) <= problem.settings.alpha
-        else ""
-    )
+    fewer = f", or lower optimize.valid_size to {fits}"
+    smaller = fewer if least_p(fits) <= problem.settings.alpha else ""
     raise DeclarationError(
         f"optimize.budget.system_runs={limit:g} is too small to try anything: with {len(problem.valid)} "
         f"validation examples, the initial evaluation takes {baseline} system runs, a decision {cost:g}, and "
@@ -351,9 +334,8 @@ def total_requests(jobs: Sequence[RepeatedJob]) -> int | None:
 def runs_left(meter: Meter, proposals: Proposals) -> float:
     """Return the system runs left in a budget after the outstanding proposal requests.
 
-    For each limit, the number is estimated from the average usage per run so far, minus `MARGIN`.
-    Of calls, tokens and cost, outstanding requests are set aside first: at most `MAX_SHARE` of the
-    remainder. Until the first request was made, one is taken to use as much as a run does.
+    For each limit, it is estimated from the mean usage per run so far, minus `MARGIN`, after at most
+    `MAX_SHARE` for requests. Until the first request was made, one is taken to use as much as a run.
     """
     budget, done = meter.budget, meter.system_runs
     lefts = [math.inf if budget.system_runs is None else budget.system_runs - done]

@@ -1,8 +1,7 @@
 """Interfaces of optimizers, schedulers and methods, and the types they exchange with the loop.
 
 An optimizer receives a `Task` and is an async generator: it yields any number of `Progress`
-objects, whose state is checkpointed, and finally one `Proposal`. Given the state, it resumes from
-there.
+objects, whose state is checkpointed and from which it resumes, and finally one `Proposal`.
 """
 
 from __future__ import annotations
@@ -405,11 +404,9 @@ class Method:
 
     ``opening`` is a job that runs once before the scheduler is used; its weight is its share of the
     budget of all jobs. ``least`` is the minimum runs per job, in minibatches. ``decisions`` is the
-    maximum number of decisions, regardless of the budget. ``jobs_each`` is the number of jobs
-    before each decision; if set, there are no others, and a job without a proposal uses up its
-    decision. ``notes`` are shown at the start. ``proposers`` names the sources of new prompts and
-    demonstrations, and says why one is not used. ``sections`` are the settings used in addition to
-    the common ones, by section of ``optimize:``.
+    maximum number of decisions. ``jobs_each`` is the number of jobs before each decision, which are then
+    the only ones. ``notes`` are shown at the start. ``proposers`` says what writes new prompts and
+    demonstrations. ``sections`` are the settings used in addition to the common ones.
     """
 
     name: str

@@ -1,9 +1,4 @@
-"""Check a run before it starts: its models, and the gains that it can detect.
-
-The prospects are the smallest gain that the acceptance test can detect with the given validation
-examples, the number of candidates that each job can compare with the given budget, and parameters
-that cannot be tried.
-"""
+"""Check a run before it starts: its models, the gains that it can detect, and what cannot be tried."""
 
 from __future__ import annotations
 
@@ -97,10 +92,7 @@ def models_of(system: System, name: str) -> list[str]:
 
 
 def open_engines(problem: Problem) -> dict[str, Engine]:
-    """Return the engines of a run by name, except those that cannot be opened (the run reports why).
-
-    No model is loaded.
-    """
+    """Return the engines of a run by name, except those that cannot be opened; no model is loaded."""
     sender, found = Sender(problem.engines), {}
     for lm in list_models(problem):
         with suppress(CompoundError):
@@ -233,7 +225,6 @@ def outlook(problem: Problem) -> dict[str, Any]:
 
 
 def _first_round(problem: Problem, plan: BudgetPlan, free: float) -> Iterator[Prospect]:
-    """Yield the prospects of the jobs of the first round, in order."""
     method, settings, prices = problem.method, problem.settings, planning_prices(problem)
     if method.opening is not None:
         free -= free * method.opening.weight if math.isfinite(free) else 0.0
@@ -266,12 +257,7 @@ def _candidates(problem: Problem, job: Job, runs: float, prices: Prices) -> int 
 
 
 def _detection(problem: Problem, level: float) -> dict[str, Any]:
-    """Return the effects that a decision at a level can detect.
-
-    These are the smallest p-value possible, the number of examples with scores of 0 and 1 that must
-    improve, the mean gain that is found with the probability ``power``, also if `WORSE` of the
-    examples get worse, and the number of examples that the gains `GAINS` need.
-    """
+    """Return the effects that a decision at a level can detect, also if `WORSE` of the examples get worse."""
     n, bounded = len(problem.valid), has_bounds(problem)
     return {
         "examples": n,
@@ -287,15 +273,11 @@ def _detection(problem: Problem, level: float) -> dict[str, Any]:
 
 
 def _sizes(problem: Problem) -> Iterator[str]:
-    """Yield the splits that are smaller than configured, or that the budget limits."""
     settings, n = problem.settings, len(problem.valid)
     for role, rows in (("train", problem.train), ("valid", problem.valid), ("test", problem.test)):
         size = getattr(settings, f"{role}_size")
-        if (
-            isinstance(size, int)
-            and f"{role}_size" in settings.model_fields_set
-            and 0 < len(rows) < size
-        ):
+        is_given = isinstance(size, int) and f"{role}_size" in settings.model_fields_set
+        if is_given and 0 < len(rows) < size:
             yield (
                 f"optimize.{role}_size is {size}, but the {role} split has {plural(len(rows), 'row')}: "
                 "all rows are used"
@@ -309,7 +291,6 @@ def _sizes(problem: Problem) -> Iterator[str]:
 
 
 def _fewer_decisions(problem: Problem, plan: BudgetPlan) -> Iterator[str]:
-    """Yield a line if the validation split is too small for the number of decisions wanted."""
     settings, n = problem.settings, len(problem.valid)
     wanted = settings.iterations if problem.method.decisions is None else problem.method.decisions
     possible = most_decisions(n, settings.alpha, bounded=has_bounds(problem))
@@ -322,7 +303,6 @@ def _fewer_decisions(problem: Problem, plan: BudgetPlan) -> Iterator[str]:
 
 
 def _unknown_bounds(problem: Problem) -> Iterator[str]:
-    """Yield a line if the acceptance test cannot rely on the range of the scores."""
     if not has_bounds(problem):
         yield (
             f"metric {problem.metric.name!r} declares no bounds: decisions use a sign-flip and a t-test, "
@@ -332,19 +312,15 @@ def _unknown_bounds(problem: Problem) -> Iterator[str]:
 
 
 def _untried(problem: Problem, found: Sequence[Prospect]) -> Iterator[str]:
-    """Yield a line on the parameters that the jobs cannot try."""
     limit = problem.settings.budget.system_runs
     keys = [key for job, runs, candidates in found if 0 in (runs, candidates) for key in job.keys]
     if keys:
         budget = "" if limit is None else f" with optimize.budget.system_runs={limit:g}"
-        yield (
-            f"cannot be tried{budget}: {', '.join(keys)}; raise the budget, or lower "
-            "optimize.valid_size"
-        )
+        advice = "raise the budget, or lower optimize.valid_size"
+        yield f"cannot be tried{budget}: {', '.join(keys)}; {advice}"
 
 
 def _detectable(problem: Problem, plan: BudgetPlan, found: Sequence[Prospect]) -> Iterator[str]:
-    """Yield lines on the gains that decisions detect, and on the losses that they accept."""
     facts, margins = _detection(problem, plan.level), {job.margin for job, _, _ in found}
     n, gain = plural(facts["examples"], "validation example"), facts["detectable_gain"]
     if 0.0 in margins:
@@ -363,7 +339,6 @@ def _detectable(problem: Problem, plan: BudgetPlan, found: Sequence[Prospect]) -
 
 
 def _compared(problem: Problem, found: Sequence[Prospect]) -> Iterator[str]:
-    """Yield a line on the candidates that the jobs can compare."""
     each = "; ".join(
         f"{job.optimizer} {plural(count, 'candidate')} ({', '.join(job.keys)})"
         for job, _, count in found

@@ -1,9 +1,8 @@
 """Price of a change: the expected fraction of a system run that executes again.
 
 A run of a changed configuration takes every call that does not depend on the change from the cache.
-With counted calls of equal weight, the price of a change at some components is the share of the
-counted calls that they and their descendants make. It is measured on traces once there are some,
-and estimated from the graph before. Races, job sizes, decisions and the dry run all use this model.
+The price of a change is the share of the counted calls that the components and their descendants
+make. It is measured on traces once there are some, and estimated from the graph before.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ from compound.graph.component import Output
 from compound.graph.composite import Composite
 from compound.graph.configuration import component_of
 from compound.graph.system import System
-
-__all__ = ["CallShare", "Prices", "estimate_prices", "measure_prices"]
 
 Origin = frozenset[str]  # names of the components that a call depends on, including its own
 
@@ -69,11 +66,7 @@ class Prices(State):
         return min(1.0, sum(c.share for c in self.calls if c.component == component))
 
     def savings(self, component: str) -> float:
-        """Return by how much a local evaluation of a component is cheaper than a global one.
-
-        This bounds what a perfect local reward saves by price alone; 1 if nothing counted follows
-        the component. If the component's own calls are not counted, the bound is infinite.
-        """
+        """Return by how much a local evaluation of a component is cheaper than a global one."""
         whole, own = self.change([component]), self.call(component)
         if own:
             return whole / own
@@ -95,7 +88,6 @@ def measure_prices(system: System, traces: Iterable[Trace]) -> Prices:
 
 
 def _origins(system: System, trace: Trace) -> Iterator[tuple[str, Origin]]:
-    """Yield the component and the dependencies of each counted call of a trace."""
     known: dict[str, Origin] = {}
     for call in trace.calls:  # parents come before their children
         around = _enclosing(system, call.address)
@@ -106,7 +98,6 @@ def _origins(system: System, trace: Trace) -> Iterator[tuple[str, Origin]]:
 
 
 def _enclosing(system: System, address: str) -> list[str]:
-    """Return the names of the loops and maps around a call."""
     *outer, _ = address.split("/")
     found: list[str] = []
     for part in outer:
@@ -132,10 +123,7 @@ def estimate_prices(system: System, calls: Mapping[str, float] | None = None) ->
 
 
 def _counted_nodes(system: System, around: Origin) -> Iterator[tuple[str, Origin]]:
-    """Yield the component and the dependencies of each counted node, including those inside composites.
-
-    Nodes inside a composite are taken to depend on everything upstream of the composite.
-    """
+    """Yield the component and the dependencies of each counted node, including those inside composites."""
     known: dict[str, Origin] = {}
     for name, node in system.nodes.items():
         component = node.component

@@ -1,9 +1,7 @@
 """Proposal requests: model requests for a new prompt, criticism, or a verdict.
 
-They are not part of the system, so a budget of system runs does not count them. A ledger counts
-them by model and outcome, with their cost. It limits each job to the number of requests that its
-optimizer states (`compound.optimization.budget_plan`), and stops querying a model whose calls keep
-failing.
+A budget of system runs does not count them. A ledger counts them by model and outcome, limits each
+job to the number that its optimizer states, and stops querying a model whose calls keep failing.
 """
 
 from __future__ import annotations
@@ -77,9 +75,8 @@ class Proposals:
     """Ledger of the proposal requests of a run.
 
     Args:
-        meter: meter that counts the cost of requests.
-        give_up: number of consecutive failed calls after which a model is no longer queried in a
-            job.
+        meter: counts the cost of requests.
+        give_up: consecutive failed calls after which a model is no longer queried in a job.
         left: requests left for the whole run; ``None`` without a limit.
 
     >>> ledger = Proposals(Meter(), give_up=5)
@@ -99,10 +96,7 @@ class Proposals:
         self.state = LedgerState(left=left)
 
     def start_job(self, requests: int | None) -> None:
-        """Start a job with a maximum number of requests.
-
-        A stopped model is queried again, unless it never gave a usable answer.
-        """
+        """Start a job with a number of requests; a stopped model that has answered is queried again."""
         self.state.job_left = requests
         for tally in self.state.models.values():
             if tally.answered > tally.counts["unusable"]:
@@ -122,10 +116,7 @@ class Proposals:
 
     @asynccontextmanager
     async def request(self, lm: str, worst: Usage) -> AsyncIterator[None]:
-        """Count one request around the block that sends it.
-
-        Until a model has answered once, its requests are sent one at a time, so that a model that
-        rejects all requests is detected after a few.
+        """Count one request around the block that sends it; until a model has answered, one at a time.
 
         Raises:
             NotAsked: the request must not be sent.
@@ -220,11 +211,8 @@ def requests_since(
         counts = {name: n - old.counts.get(name, 0) for name, n in tally.counts.items()}
         reasons = {text: n - old.reasons.get(text, 0) for text, n in tally.reasons.items()}
         if asked := tally.asked - old.asked:
-            found[lm] = {
-                "asked": asked,
-                **counts,
-                "reasons": {text: n for text, n in reasons.items() if n},
-            }
+            reasons = {text: n for text, n in reasons.items() if n}
+            found[lm] = {"asked": asked, **counts, "reasons": reasons}
     return found
 
 

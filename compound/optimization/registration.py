@@ -131,43 +131,35 @@ def as_factory(found: object, name: str) -> MethodFactory:
 
 
 def _check(found: object, name: str, place: str, system: System) -> None:
-    """Validate the return value of a method's function."""
-    role = f"method {name!r} at {place}"
+    def problem(what: str, hint: str) -> UserCodeError:
+        return UserCodeError(f"method {name!r} at {place}{what}", hint=hint)
+
     if not isinstance(found, Method):
-        raise UserCodeError(
-            f"{role} returned {short_repr(found)}", hint="it must return a cp.ext.Method"
-        )
+        raise problem(f" returned {short_repr(found)}", "it must return a cp.ext.Method")
     for part, value, kind in (
         ("optimizers", found.optimizers, Mapping),
         ("jobs", found.jobs, Sequence),
     ):
         if not isinstance(value, kind):
-            raise UserCodeError(
-                f"{role}: {part} of its Method are {short_repr(value)}",
-                hint="write Method(name, {optimizer: Optimizer()}, [Job(optimizer, keys)], scheduler)",
-            )
+            hint = "write Method(name, {optimizer: Optimizer()}, [Job(optimizer, keys)], scheduler)"
+            raise problem(f": {part} of its Method are {short_repr(value)}", hint)
     if inspect.isclass(found.scheduler) or not callable(getattr(found.scheduler, "choose", None)):
-        raise UserCodeError(
-            f"{role}: the scheduler of its Method is {short_repr(found.scheduler)}, which is not a scheduler",
-            hint="give an object with a method choose, such as Uniform()",
-        )
+        what = f": the scheduler of its Method is {short_repr(found.scheduler)}"
+        hint = "give an object with a method choose, such as Uniform()"
+        raise problem(f"{what}, which is not a scheduler", hint)
     for job in (*([found.opening] if found.opening else []), *found.jobs):
         if job.optimizer not in found.optimizers:
-            raise UserCodeError(
-                f"{role}: a job names the optimizer {job.optimizer!r}, which is not one of its optimizers",
-                hint=suggest_name(job.optimizer, found.optimizers),
+            what = (
+                f": a job names the optimizer {job.optimizer!r}, which is not one of its optimizers"
             )
+            raise problem(what, suggest_name(job.optimizer, found.optimizers))
         keys: object = job.keys
         if isinstance(keys, str):
-            raise UserCodeError(
-                f"{role}: the keys of a job are the text {keys!r}", hint=f"write ({keys!r},)"
-            )
+            raise problem(f": the keys of a job are the text {keys!r}", f"write ({keys!r},)")
         for key in job.keys:
             if key not in system.parameters:
-                raise UserCodeError(
-                    f"{role}: a job names {key!r}, which is not a parameter of system {system.name!r}",
-                    hint=suggest_name(key, system.parameters),
-                )
+                what = f": a job names {key!r}, which is not a parameter of system {system.name!r}"
+                raise problem(what, suggest_name(key, system.parameters))
 
 
 @dataclass(frozen=True)
@@ -177,9 +169,9 @@ class RunningOptimizer:
     name: str
     optimizer: Optimizer
 
-    @property
-    def _role(self) -> str:
-        return f"optimizer {self.name!r} at {definition(self.optimizer)}"
+    def _problem(self, what: str, hint: str) -> UserCodeError:
+        place = definition(self.optimizer)
+        return UserCodeError(f"optimizer {self.name!r} at {place}{what}", hint=hint)
 
     async def events(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Yield the events of the optimizer, validated.
@@ -191,28 +183,24 @@ class RunningOptimizer:
         given: object = self.optimizer
         if inspect.isclass(given):
             name = given.__name__
-            raise UserCodeError(
-                f"{self._role} is the class {name}", hint=f"create an instance: {name}(…)"
-            )
+            raise self._problem(f" is the class {name}", f"create an instance: {name}(…)")
         propose = getattr(self.optimizer, "propose", None)
         if not callable(propose):
-            raise UserCodeError(f"{self._role} has no method propose", hint=_ASYNC_GENERATOR)
+            raise self._problem(" has no method propose", _ASYNC_GENERATOR)
         check_signature(propose, f"propose of optimizer {self.name!r}", "task")
         with reported(f"optimizer {self.name!r}", self.optimizer):
             events = propose(task)
         if not hasattr(events, "__aiter__"):
             if inspect.iscoroutine(events):
                 events.close()
-            raise UserCodeError(
-                f"{self._role}: propose returned {type(events).__name__}, which is not an async generator",
-                hint=_ASYNC_GENERATOR,
-            )
+            kind = type(events).__name__
+            problem = f": propose returned {kind}, which is not an async generator"
+            raise self._problem(problem, _ASYNC_GENERATOR)
         with reported(f"optimizer {self.name!r}", self.optimizer):
             async for event in events:
                 yield self._check_event(event)
 
     def _check_event(self, event: object) -> Progress | Proposal:
-        """Reject invalid events of an optimizer."""
         if isinstance(event, Progress):
             self._check_fields("Progress", event.note, step=event.step, of=event.of)
             for name, value in (("state", event.state), ("facts", event.facts)):
@@ -222,34 +210,27 @@ class RunningOptimizer:
             self._check_json("the facts of Proposal", event.facts)
             for name, score in (("before", event.before), ("after", event.after)):
                 if not isinstance(score, int | float | None):
-                    raise UserCodeError(
-                        f"{self._role}: {name} of Proposal is {short_repr(score)}, which is not a number",
-                        hint="give the mean score, such as evaluation.mean",
-                    )
+                    problem = f": {name} of Proposal is {short_repr(score)}, which is not a number"
+                    raise self._problem(problem, "give the mean score, such as evaluation.mean")
         else:
-            raise UserCodeError(f"{self._role} yielded {short_repr(event)}", hint=_ASYNC_GENERATOR)
+            raise self._problem(f" yielded {short_repr(event)}", _ASYNC_GENERATOR)
         return event
 
     def _check_fields(self, event: str, note: object, **counts: object) -> None:
         if not isinstance(note, str):
-            raise UserCodeError(
-                f"{self._role}: note of {event} is {short_repr(note)}, which is not a string",
-                hint="give one line",
-            )
+            problem = f": note of {event} is {short_repr(note)}, which is not a string"
+            raise self._problem(problem, "give one line")
         for name, count in counts.items():
             if not isinstance(count, int | None):
-                raise UserCodeError(
-                    f"{self._role}: {name} of {event} is {short_repr(count)}, which is not an integer",
-                    hint=f"give a number of type int, or omit {name}",
-                )
+                problem = f": {name} of {event} is {short_repr(count)}, which is not an integer"
+                raise self._problem(problem, f"give a number of type int, or omit {name}")
 
     def _check_json(self, what: str, value: object) -> None:
         if not isinstance(value, Mapping):
-            raise UserCodeError(
-                f"{self._role}: {what} must be a dictionary, but is {short_repr(value)}", hint=_JSON
-            )
+            problem = f": {what} must be a dictionary, but is {short_repr(value)}"
+            raise self._problem(problem, _JSON)
         if problem := json_problem(value):
-            raise UserCodeError(f"{self._role}: {what} must be JSON, but {problem}", hint=_JSON)
+            raise self._problem(f": {what} must be JSON, but {problem}", _JSON)
 
     def validate(self, proposal: Proposal | None, working: System) -> Proposal:
         """Return the proposal if the system can be bound to it.
@@ -258,28 +239,23 @@ class RunningOptimizer:
             UserCodeError: there is no proposal, or it has an unknown parameter or an invalid value.
         """
         if proposal is None:
-            raise UserCodeError(
-                f"{self._role} ended without a Proposal",
-                hint="yield Proposal({}) if nothing better was found",
-            )
-        if not isinstance(proposal.values, Mapping):
-            raise UserCodeError(
-                f"{self._role} proposed {short_repr(proposal.values)}, which is not a dictionary of values",
-                hint="yield Proposal({key: value}), or Proposal({}) if nothing better was found",
-            )
-        for key in proposal.values:
+            hint = "yield Proposal({}) if nothing better was found"
+            raise self._problem(" ended without a Proposal", hint)
+        values: object = proposal.values
+        if not isinstance(values, Mapping):
+            hint = "yield Proposal({key: value}), or Proposal({}) if nothing better was found"
+            problem = f" proposed {short_repr(values)}, which is not a dictionary of values"
+            raise self._problem(problem, hint)
+        for key in values:
             if key not in working.parameters:
-                raise UserCodeError(
-                    f"{self._role} proposed {key!r}, which is not a parameter of the system",
-                    hint=suggest_name(str(key), working.parameters),
-                )
+                hint = suggest_name(str(key), working.parameters)
+                problem = f" proposed {key!r}, which is not a parameter of the system"
+                raise self._problem(problem, hint)
         try:
-            working.bind({**working.configuration, **proposal.values})
+            working.bind({**working.configuration, **values})
         except CompoundError as error:
-            raise UserCodeError(
-                f"{self._role}: {error.message}",
-                hint=error.hint or "propose a value of the parameter's space",
-            ) from error
+            hint = error.hint or "propose a value of the parameter's space"
+            raise self._problem(f": {error.message}", hint) from error
         return proposal
 
 

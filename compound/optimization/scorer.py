@@ -34,7 +34,6 @@ def has_free_repeats(system: System) -> bool:
 
 
 def _where_to_name(problem: Problem) -> str:
-    """Return a hint on where to name the model that writes proposals."""
     for section, settings in problem.method.sections.items():
         for found in references(settings, (section,)):
             if found.kind == "model":
@@ -54,7 +53,6 @@ class JobScorer:
         proposals: ledger of proposal requests; default: one without limits.
         runs_left: returns the system runs left in the budget; default: the meter's own estimate.
         observe: called with the systems to run; returns a receiver of their traces.
-
     """
 
     def __init__(
@@ -121,11 +119,7 @@ class JobScorer:
         examples: Sequence[Example],
         on_trace: OnTrace | None,
     ) -> list[Evaluation]:
-        """Evaluate candidates; raise only if all of them fail too often.
-
-        A single failing candidate just scores low. The failures must also be significantly more
-        frequent than ``max_failed``, since on few examples they could be due to chance.
-        """
+        """Evaluate candidates; raise if all of them fail significantly more often than ``max_failed``."""
         systems = [self._incumbent.bind(values) for values in candidates]
         rules, observed = self._problem.rules, self._observe(systems) if self._observe else None
 

@@ -1,17 +1,22 @@
 """GEPA: evolve all texts of a system jointly, by reflection and Pareto selection.
 
 Agrawal et al. 2025, "GEPA: Reflective Prompt Evolution Can Outperform Reinforcement Learning". The
-search is that of the authors' library. A resumed job restarts it and replays the stored answers,
-which costs nothing and leads to the same candidates.
+search is that of the authors' library, in a separate thread (`compound.core.threads`), as a
+sequence of questions: scores, new texts, and whether to continue. Given the answers it is
+deterministic, so that a resumed job restarts it and replays the stored answers; the library's own
+checkpoints, which are pickled, are not used.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+import zlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -27,17 +32,7 @@ from compound.execution.rng import derive_seed
 from compound.execution.trace import Trace
 from compound.graph.configuration import component_of
 from compound.optimization.method import JobPlan, PlannedJob, Progress, Proposal, RequestCount, Task
-from compound.optimizers.baselines.evolution import (
-    Evaluate,
-    GEPASettings,
-    Proceed,
-    Question,
-    Record,
-    Reflection,
-    Rewrite,
-    Scored,
-    search,
-)
+from compound.optimization.settings.base import ModelName, Settings
 from compound.optimizers.scheduling import text_keys
 from compound.optimizers.search.proposers.proposing import (
     NO_REQUESTS,
@@ -51,11 +46,176 @@ from compound.optimizers.search.proposers.proposing import (
 )
 from compound.optimizers.search.sources import split
 
+if TYPE_CHECKING:
+    from gepa.core.adapter import EvaluationBatch
+    from gepa.core.state import GEPAState
+
 TRIES = 2  # reflections per minibatch of runs in a job's share
 COMPARED = 8  # number of candidates whose scoring on the Pareto set a job's share should cover
 MERGED = 5  # examples of the Pareto set on which the library tries a merged candidate
 ROUNDING = 1e-9
 MAX_TOKENS = 1000  # of a new text
+
+
+class GEPASettings(Settings):
+    """Settings of `gepa`: prompts are rewritten by reflection. Defaults are those of the authors' library."""
+
+    lm: ModelName | None = None
+    """The model that writes reflections; the system's own by default."""
+    iterations: int = Field(default=100, ge=0)
+    """Maximum number of iterations of a job."""
+    batch: int = Field(default=3, ge=1)
+    """Number of examples of one reflection."""
+    held_out: int = Field(default=50, ge=1)
+    """Maximum size of the Pareto set, the train examples on which candidates are compared."""
+    merges: int = Field(default=0, ge=0)
+    """Maximum number of accepted merges of two candidates with a common ancestor; 0 disables merging. The
+    library recommends 5."""
+    selection: Literal["pareto", "current_best", "epsilon_greedy", "top_k_pareto"] = "pareto"
+    """Choice of the candidate to rewrite: drawn from the frontier (`pareto`), the best by mean score
+    (`current_best`), mostly the best (`epsilon_greedy`: a random one in one of ten cases), or drawn from the
+    five best by mean score on the frontier (`top_k_pareto`)."""
+    components: Literal["round_robin", "all"] = "round_robin"
+    """Texts rewritten in one iteration: one after the other in turn, or all at once."""
+
+
+# Added to all scores if candidates are merged: the library draws a common ancestor in proportion to
+# its mean score, and fails if all are 0. A power of two, such that sums of counts stay exact.
+LIFT = 2.0**-30
+
+Record = Mapping[str, str]  # the description of one run for a reflection
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Scores of texts on examples, and the records of each run by key; empty if unknown."""
+
+    scores: list[float]
+    records: Sequence[Mapping[str, Record]] = ()
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Asks for the scores of texts on examples."""
+
+    texts: Mapping[str, str]
+    examples: Sequence[Example]
+
+
+@dataclass(frozen=True)
+class Reflection:
+    """A text to rewrite, and records of runs with it."""
+
+    key: str
+    text: str
+    records: Sequence[Record]
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """Asks for several rewritten texts; the answer is ``None`` where there is none."""
+
+    items: Sequence[Reflection]
+
+
+@dataclass(frozen=True)
+class Proceed:
+    """Asks whether to continue, and describes the progress."""
+
+    iterations: int
+    candidates: Sequence[Mapping[str, str]]
+    best: int
+    mean: float
+
+
+Question = Evaluate | Rewrite | Proceed
+
+
+Ask = Callable[[Question], Any]  # answers a question: `Scored`, new texts, or whether to continue
+
+
+class _Key(str):
+    """A key with the same hash in every process, in which a merge iterates over the set of keys."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        return zlib.crc32(self.encode())
+
+
+@dataclass
+class _Adapter:
+    """Turns what the library asks for into questions; implements its ``GEPAAdapter``."""
+
+    ask: Ask
+    lift: float
+
+    def evaluate(
+        self, batch: Sequence[Example], candidate: Mapping[str, str], capture_traces: bool = False
+    ) -> EvaluationBatch:
+        from gepa.core.adapter import EvaluationBatch
+
+        answer = self.ask(Evaluate({str(key): text for key, text in candidate.items()}, batch))
+        scores = [score + self.lift for score in answer.scores]
+        return EvaluationBatch(scores, scores, list(answer.records) or [{} for _ in scores])
+
+    def make_reflective_dataset(
+        self, candidate: Mapping[str, str], eval_batch: EvaluationBatch, keys: Sequence[str]
+    ) -> dict[str, list[Record]]:
+        runs = eval_batch.trajectories
+        return {key: [run[str(key)] for run in runs if str(key) in run] for key in keys}
+
+    def propose_new_texts(
+        self,
+        candidate: Mapping[str, str],
+        dataset: Mapping[str, Sequence[Record]],
+        keys: Sequence[str],
+    ) -> dict[str, str]:
+        asked = [Reflection(str(key), candidate[key], dataset[key]) for key in keys]
+        texts = zip(keys, self.ask(Rewrite(asked)), strict=True)
+        return {key: text for key, text in texts if text is not None}
+
+
+def search(
+    ask: Ask,
+    *,
+    start: Mapping[str, str],
+    feedback: Sequence[Example],
+    pareto: Sequence[Example],
+    settings: GEPASettings,
+    lowest: float,
+    perfect: float,
+    seed: int,
+) -> None:
+    """Run the library's search."""
+    from gepa.api import optimize
+
+    lift = LIFT - min(0.0, lowest) if settings.merges else 0.0
+    optimize(
+        seed_candidate={_Key(key): text for key, text in start.items()},
+        trainset=list(feedback),
+        valset=list(pareto),
+        adapter=_Adapter(ask, lift),
+        candidate_selection_strategy=settings.selection,
+        module_selector=settings.components,
+        use_merge=settings.merges > 0,
+        max_merge_invocations=settings.merges,
+        reflection_minibatch_size=min(settings.batch, len(feedback)),
+        perfect_score=perfect + lift,
+        stop_callbacks=lambda state: not ask(_progress(state, lift)),
+        logger=SimpleNamespace(log=lambda message: None),
+        track_best_outputs=False,
+        seed=seed,
+    )
+
+
+def _progress(state: GEPAState, lift: float) -> Proceed:
+    means = state.program_full_scores_val_set
+    best = means.index(max(means))
+    candidates = [
+        {str(key): text for key, text in texts.items()} for texts in state.program_candidates
+    ]
+    return Proceed(state.i + 1, candidates, best, means[best] - lift)
 
 
 class Evolution(State):
@@ -80,11 +240,8 @@ class Evolution(State):
 class GEPA:
     """Optimizer that rewrites texts, and keeps candidates that are best on some example.
 
-    Candidates are compared on a part of the train examples, the Pareto set; reflections read runs
-    of the others. An iteration runs a candidate and its rewritten version on a minibatch and, if
-    that scores higher, on the Pareto set; or it merges two candidates. It starts only if the job's
-    remaining share covers all of these runs; cached runs are not charged, which allows further
-    iterations.
+    Candidates are compared on a part of the train examples, the Pareto set; reflections read runs of
+    the others. An iteration starts only if the job's remaining share covers all of its runs.
 
     Raises:
         MissingExtra: the library is not installed.
@@ -104,10 +261,7 @@ class GEPA:
         return JobPlan([RequestCount("reflections", count, self.settings.lm)])
 
     def most_reflections(self, runs: float, texts: int = 1) -> int:
-        """Return the maximum number of reflections of a job with ``runs`` system runs and ``texts`` texts.
-
-        Each new candidate is run on a minibatch. Since some reflections give no new text, a job may
-        rewrite `TRIES` candidates per minibatch of its runs.
+        """Return the maximum number of reflections of a job: `TRIES` per minibatch of its runs.
 
         >>> GEPA().most_reflections(44), GEPA().most_reflections(math.inf)
         (30, 100)
@@ -174,7 +328,6 @@ class GEPA:
         yield Proposal(state.best, fmean(state.incumbent), state.mean, tried, note)
 
     def _affords(self, progress: Proceed, perfect: float, left: float, pareto: int) -> bool:
-        """Return whether another iteration can improve the best candidate, and the budget covers it."""
         settings = self.settings
         can_improve = (
             progress.iterations < settings.iterations and progress.mean < perfect - ROUNDING
@@ -266,7 +419,6 @@ class Answers:
     def _records(
         self, trace: Trace, example: Example, keys: Mapping[str, str]
     ) -> dict[str, Record]:
-        """Return the record of a run for the keys of each component that was called in it."""
         system, records = self._task.system, dict[str, Record]()
         for key in keys:
             component = system.components[component_of(key)]
@@ -282,7 +434,6 @@ class Answers:
         return records
 
     async def _rewrite(self, item: Reflection, number: int) -> str | None:
-        """Return the model's new version of a text; ``None`` if it is invalid or unchanged."""
         if not item.records:
             return None
         seed = derive_seed(self._task.seed, "gepa", number)

@@ -117,7 +117,6 @@ class LLMSelector:
         yield _proposal(state)
 
     def _affordable(self, task: Task, slots: Mapping[str, Sequence[object]], examples: int) -> int:
-        """Return the number of voting examples: what the budget covers, but at least a minibatch."""
         cached = (
             1 if task.scorer.has_free_repeats else 0
         )  # the selected option was run in the previous step
@@ -129,7 +128,6 @@ class LLMSelector:
         return int(min(self.rows, examples, max(task.scorer.runs_left // max(runs, 1), least)))
 
     def _is_done(self, allocations: Sequence[Allocation], slots: int) -> bool:
-        """Return whether a whole round changed nothing, or all rounds are completed."""
         last = allocations[-slots - 1 :]
         settled = len(last) == slots + 1 and len(set(map(canonical_json, last))) == 1
         return settled or len(allocations) > self.rounds * slots
@@ -159,7 +157,6 @@ class LLMSelector:
     async def _diagnose(
         self, task: Task, arm: Allocation, rows: Sequence[Example], component: str
     ) -> tuple[float, list[float]]:
-        """Run one option, and concurrently request a verdict on each of its traces."""
         traces = await task.scorer.traces(arm, rows)
         try:
             async with asyncio.TaskGroup() as group:
@@ -178,9 +175,7 @@ class LLMSelector:
 
     async def _blame(self, task: Task, trace: Trace, example: Example, component: str) -> float:
         request = verdict_request(task.system, trace, example, component)
-        verdict = await ask_for_proposal(
-            task, request, self.lm, lambda reply: blame(reply) if has_verdict(reply) else None
-        )
+        verdict = await ask_for_proposal(task, request, self.lm, blame)
         return UNDECIDED if verdict is None else verdict
 
 
@@ -215,11 +210,8 @@ def _proposal(state: Selection) -> Proposal:
         return Proposal(
             {}, note="no options to choose from, or too few system runs to compare them"
         )
-    changed = {
-        key: value
-        for key, value in last.items()
-        if canonical_json(value) != canonical_json(first[key])
-    }
+    differs = {k for k, value in last.items() if canonical_json(value) != canonical_json(first[k])}
+    changed = {key: value for key, value in last.items() if key in differs}
     note = "" if changed else "the votes changed no choice"
     return Proposal(
         changed, means[canonical_json(first)], means[canonical_json(last)], len(means), note
@@ -245,18 +237,11 @@ def verdict_request(system: System, trace: Trace, example: Example, component: s
     return Request((Message("user", text),), max_tokens=MAX_TOKENS)
 
 
-def has_verdict(reply: str) -> bool:
-    """Return whether a reply contains a verdict."""
-    return VERDICT.search(reply) is not None
-
-
-def blame(reply: str) -> float:
-    """Return 1 if the last verdict of a reply blames the component, 0 if not, 0.5 without a verdict.
+def blame(reply: str) -> float | None:
+    """Return 1 if the last verdict of a reply blames the component, 0 if not, ``None`` without one.
 
     >>> blame("It lost the name. [final answer: Yes]"), blame("[correct answer]"), blame("Perhaps.")
-    (1.0, 0.0, 0.5)
+    (1.0, 0.0, None)
     """
     verdicts = list(VERDICT.finditer(reply))
-    if not verdicts:
-        return UNDECIDED
-    return float((verdicts[-1][1] or "no").lower() == "yes")
+    return float((verdicts[-1][1] or "no").lower() == "yes") if verdicts else None

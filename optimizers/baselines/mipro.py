@@ -1,10 +1,7 @@
 """MIPROv2: choose the instructions and demonstrations of all components jointly, by TPE on minibatches.
 
 Opsahl-Ong et al. 2024, "Optimizing Instructions and Demonstrations for Multi-Stage Language Model
-Programs", with the settings of DSPy's MIPROv2. Sets of demonstrations come from successful runs and
-expected answers. A model that reads summaries of the data and of the system, and demonstrations,
-writes instructions. A joint search (`compound.optimizers.baselines.mipro_trials`) then chooses
-among them.
+Programs", with the settings of DSPy's MIPROv2.
 """
 
 from __future__ import annotations
@@ -52,11 +49,8 @@ WATCHED = 16  # runs that provide demonstrations for requests only, if no compon
 
 Auto = Literal["light", "medium", "heavy"]
 Source = Literal["llm", "edits"]
-SIZES: Mapping[Auto, tuple[int, int]] = {
-    "light": (6, 100),
-    "medium": (12, 300),
-    "heavy": (18, 1000),
-}
+SIZES: Mapping[Auto, tuple[int, int]]
+SIZES = {"light": (6, 100), "medium": (12, 300), "heavy": (18, 1000)}
 
 
 class MIPROSettings(Settings):
@@ -117,7 +111,6 @@ class Mipro:
         return JobPlan(requests, candidates)
 
     def _turns(self, system: System, keys: Sequence[str]) -> list[str]:
-        """Return the source of each new instruction of a parameter."""
         n = SIZES[self.settings.auto][0]
         has_demos = any(isinstance(system.parameters[key], Demos) for key in keys)
         count = (n // 2 if has_demos else n) - 1
@@ -158,7 +151,6 @@ class Mipro:
     async def _collect(
         self, task: Task, pool: Sequence[Example], examples: Sequence[Example]
     ) -> MIPROProgress:
-        """Run the incumbent for demonstrations, and plan the search with the remaining system runs."""
         count = SIZES[self.settings.auto][0] - 1
         pools = await bootstrap_pools(task, pool)
         labelled = labelled_demos(task.system, task.context.metric, pool)
@@ -199,7 +191,6 @@ class Mipro:
     async def _write(
         self, task: Task, state: MIPROProgress, rows: Sequence[Example]
     ) -> AsyncIterator[str]:
-        """Write the instructions; yield a note after the summary and after each instruction."""
         turns, keys = self._turns(task.system, task.keys), text_keys(task)
         proposer = Proposer(task, self.settings.lm)
         if state.summary is None:
@@ -221,7 +212,6 @@ class Mipro:
             yield f"{plural(sum(map(len, state.texts.values())), 'new instruction')}"
 
     def _edit(self, task: Task, key: str, number: int, known: Sequence[str]) -> str | None:
-        """Return an edited version of the incumbent's text that is not known yet."""
         space, current = task.system.parameters[key], entry(task.system.configuration, key, str)
         assert isinstance(space, Text)  # `text_keys` returns keys of texts only
         for attempt in range(EDITS_TRIED):
@@ -241,7 +231,6 @@ class Mipro:
 async def _demonstrations(
     task: Task, components: Sequence[str], rows: Sequence[Example]
 ) -> dict[str, list[Demo]]:
-    """Run the incumbent, and return demonstrations of components, best first."""
     traces = await task.scorer.traces({}, rows)
     corrections = correct_calls(
         traces, task.system, task.context.metric, {row.id: row for row in rows}
@@ -267,7 +256,6 @@ def _rotated(state: MIPROProgress, key: str, number: int) -> list[Demo]:
 
 
 def _proposal(search: TrialSearch | None) -> Proposal:
-    """Propose the best fully evaluated point."""
     if search is None or not search.trials:
         return Proposal({}, note="no new values to choose from, or too few system runs for a trial")
     before, best = search.full[0].mean, max(search.evaluated, key=lambda trial: trial.mean)
@@ -293,9 +281,8 @@ def demo_sets(
 ) -> list[list[Demo]]:
     """Return distinct sets of demonstrations, without the current one.
 
-    The sets are, in this order: no demonstrations; labelled ones only; the best bootstrapped ones;
-    and bootstrapped ones drawn at random in random number. The latter two are filled up with
-    labelled ones.
+    They are none; labelled ones; the best bootstrapped ones; and random bootstrapped ones. The latter two
+    are filled up with labelled ones.
     """
     seen = {canonical_json(as_demos(current))}
     sets: list[list[Demo]] = []

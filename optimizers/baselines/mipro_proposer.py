@@ -1,9 +1,6 @@
 """Proposer of MIPROv2: a model summarizes the data, describes the system, and writes instructions.
 
-The requests contain the same information as those of DSPy's proposer
-(`dspy.propose.GroundedProposer`): a summary of the data set, written from observations on batches
-of rows; descriptions of the system and of one of its components; demonstrations of the component;
-its current instruction; and a tip.
+The requests contain the same information as those of DSPy's `dspy.propose.GroundedProposer`.
 """
 
 from __future__ import annotations
@@ -43,10 +40,7 @@ class Proposer:
     lm: str | None
 
     async def summarize(self, rows: Sequence[Example]) -> str:
-        """Return a summary of a data set, from observations on batches of its rows; ``""`` if none is given.
-
-        Later batches see earlier observations, and may be declared to add nothing.
-        """
+        """Return a summary of a data set, from observations on batches of its rows; ``""`` without any."""
         observations = ""
         skips = 0
         for number in range(min(BATCHES, -(-len(rows) // ROWS))):
@@ -67,20 +61,14 @@ class Proposer:
     async def write(
         self, key: str, number: int, summary: str, demos: Sequence[Demo], known: Sequence[str]
     ) -> str | None:
-        """Return a new instruction for a parameter.
-
-        Returns:
-            The instruction; ``None`` if the reply was unusable, or the instruction is known.
-        """
+        """Return a new instruction for a parameter; ``None`` if the reply is unusable, or the text known."""
         task, system = self.task, self.task.system
         component = system.components[component_of(key)]
         current = entry(system.configuration, key, str)
         seeds = [self._seed(kind, key, number) for kind in ("system", "component", "instruction")]
         about_system = await self._ask(system_request(system, demos, seeds[0])) or ""
-        about = (
-            await self._ask(component_request(system, component, about_system, demos, seeds[1]))
-            or ""
-        )
+        asked = component_request(system, component, about_system, demos, seeds[1])
+        about = await self._ask(asked) or ""
         attempts = sorted(tried(task, key), key=lambda attempt: attempt[1] or 0.0)
         request = instruction_request(
             system,
@@ -212,7 +200,6 @@ def instruction_request(
 
 
 def _examples(demos: Sequence[Demo]) -> str:
-    """Return demonstrations as text, with a heading; ``""`` if there are none."""
     lines = (
         f"- read {fields(demo['inputs'])}; wrote {fields(demo['outputs'])}"
         for demo in demos[:DEMOS]

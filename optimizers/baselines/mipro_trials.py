@@ -1,10 +1,8 @@
 """Joint search by trials on minibatches, with a full evaluation of the best combination every few trials.
 
-The search of MIPROv2 (Opsahl-Ong et al. 2024, "Optimizing Instructions and Demonstrations for
-Multi-Stage Language Model Programs") as in DSPy: the incumbent is fully evaluated first;
-multivariate TPE suggests one combination of values per trial, which is scored on a minibatch of its
-own; every few trials, the combination with the best average that was not fully evaluated yet is.
-The best fully evaluated combination wins.
+The search of MIPROv2 (Opsahl-Ong et al. 2024) as in DSPy: multivariate TPE suggests one combination
+of values per trial; every few trials, the one with the best average that was not fully evaluated
+yet is. The best fully evaluated combination wins.
 """
 
 from __future__ import annotations
@@ -89,17 +87,10 @@ def plan_trials(
 ) -> TrialPlan | None:
     """Return the sizes of a search that ``runs`` system runs cover; ``None`` if they cover no trial.
 
-    If the runs do not cover the wanted sizes, these are reduced in this order: the full set, down
-    to three minibatches; the minibatch, with the full set at three minibatches; the number of
-    trials, down to 1; and the full set, down to one minibatch.
-
-    Args:
-        trials: the wanted number of trials.
-        most: the wanted size of a minibatch.
-        full: the wanted number of examples of a full evaluation.
-        least: the minimum size of a minibatch.
-        examples: the number of examples.
-        runs: the system runs available.
+    The wanted sizes are ``trials`` trials on minibatches of ``most`` examples, and ``full`` examples of a
+    full evaluation. They are reduced in this order: the full set, down to three minibatches; the
+    minibatch, down to ``least``; the number of trials, down to 1; and the full set, down to one
+    minibatch.
 
     >>> plan_trials(20, 35, 100, least=8, examples=200, runs=1200)
     TrialPlan(trials=20, batch=35, full=100)
@@ -167,7 +158,6 @@ def _suggest(task: Task, state: TrialSearch) -> Point:
 
 
 async def _mean(task: Task, state: TrialSearch, point: Point, examples: Sequence[Example]) -> float:
-    """Return the mean score of a point; the failure score if it breaks the runs."""
     try:
         (evaluation,) = await task.scorer.score([state.changes(point)], examples)
     except TooManyFailures:
@@ -197,12 +187,8 @@ def next_point(
 ) -> dict[str, int]:
     """Return the next suggestion of multivariate TPE (Bergstra et al. 2011).
 
-    All parameters are modelled jointly, since the best value of one often depends on another.
-    Optuna is used as a stateless sampler: the study is rebuilt from the trials, with a sampler
-    seeded by their number, so that a resumed search makes the same suggestions.
-
-    Raises:
-        MissingExtra: Optuna is not installed.
+    The study is rebuilt from the trials, with a sampler seeded by their number, so that a resumed search
+    makes the same suggestions.
     """
     try:
         import optuna
@@ -217,10 +203,8 @@ def next_point(
             multivariate=True,
         )
     study = optuna.create_study(direction="maximize", sampler=sampler)
-    options = {
-        name: optuna.distributions.CategoricalDistribution(range(size))
-        for name, size in sizes.items()
-    }
+    make = optuna.distributions.CategoricalDistribution
+    options = {name: make(range(size)) for name, size in sizes.items()}
     for point, score in trials:
         study.add_trial(
             optuna.trial.create_trial(params=dict(point), distributions=options, value=score)

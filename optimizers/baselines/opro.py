@@ -1,9 +1,7 @@
 """OPRO: generations of prompts written by a model that sees all earlier ones with their scores.
 
-Yang et al. 2023, "Large Language Models as Optimizers". The incumbent is scored first. In each
-generation, a model writes several prompts, given the best earlier ones in ascending order of scores
-and a few exemplars; all new prompts are scored on the same train examples as the incumbent. The
-best prompt is proposed.
+Yang et al. 2023, "Large Language Models as Optimizers". All new prompts are scored on the same train
+examples as the incumbent, and the best one is proposed.
 """
 
 from __future__ import annotations
@@ -93,11 +91,9 @@ class GenerationPlan(NamedTuple):
 
 @dataclass(frozen=True)
 class OPRO:
-    """Optimizer that improves texts by generations of prompts written by a model.
+    """Optimizer that improves texts, which take turns, by generations of prompts written by a model.
 
-    Several texts take turns; those not written in a generation keep their best value. The sizes are
-    planned such that every prompt is paid for in full; as long as cached calls leave system runs,
-    there are further generations.
+    The system runs pay for every prompt in full; those that cached calls leave allow further generations.
     """
 
     lm: str | None = None
@@ -150,7 +146,6 @@ class OPRO:
     async def _start(
         self, task: Task, keys: Sequence[str], plan: GenerationPlan, rows: Sequence[Example]
     ) -> Generations:
-        """Run the incumbent, whose traces provide the exemplars."""
         requests = most_requests(
             task.candidates, min(task.minibatch, plan.size), task.scorer.runs_left
         )
@@ -176,7 +171,6 @@ class OPRO:
     async def _generation(
         self, task: Task, key: str, state: Generations, rows: Sequence[Example]
     ) -> None:
-        """Write prompts for one parameter and score them together with the best other prompts."""
         own = [(scored.text, scored.mean) for scored in state.history[key]]
         names = ("opro", key, state.done)
         order = generator(task.seed, *names).permutation(len(state.exemplars[key]))
@@ -213,19 +207,15 @@ def most_requests(each: int, least: int, runs: float) -> int:
     >>> most_requests(8, 8, runs=100), most_requests(8, 8, runs=float("inf"))
     (26, 160)
     """
-    return (
-        int(min(each * MOST, TRIES * math.ceil(runs / least)))
-        if math.isfinite(runs)
-        else each * MOST
-    )
+    most = TRIES * math.ceil(runs / least) if math.isfinite(runs) else math.inf
+    return int(min(each * MOST, most))
 
 
 def plan_generations(each: int, most: int, least: int, runs: float) -> GenerationPlan | None:
     """Return the sizes of a job that ``runs`` system runs cover; ``None`` if they cover no comparison.
 
-    If the runs do not cover the wanted sizes, these are reduced in this order: generations, down to
-    `GENERATIONS`; examples, down to ``least``; prompts per generation, down to `FEWEST`;
-    generations, down to 1; prompts per generation, down to 1; and examples, down to 1.
+    They are reduced in this order: generations, down to `GENERATIONS`; examples, down to ``least``;
+    prompts per generation, down to `FEWEST`; generations; prompts; and examples, down to 1.
 
     >>> plan_generations(8, 50, 8, float("inf")), plan_generations(8, 50, 8, 400)
     (GenerationPlan(size=50, each=8, generations=20), GenerationPlan(size=12, each=8, generations=4))
@@ -318,20 +308,15 @@ def exemplars(
 ) -> list[str]:
     """Return what a component read in each run, and the right answer as far as it is known.
 
-    If the metric compares the component's output with an expected answer, an exemplar shows that
-    answer. Otherwise it shows the component's own output with the score of the run, and the result
-    expected of the whole system if the metric compares one.
+    If the metric does not compare the component's output, an exemplar shows that with the run's score.
     """
     shown = []
     for trace in traces:
         calls = [call for call in trace.calls_of(component.name) if call.failure is None]
         if trace.failure is None and calls and trace.example in examples:
             expected = _expected(metric, examples[trace.example])
-            shown.append(
-                _exemplar(
-                    calls[0], trace, component, expected, _is_judged(system, metric, calls[0])
-                )
-            )
+            is_judged = _is_judged(system, metric, calls[0])
+            shown.append(_exemplar(calls[0], trace, component, expected, is_judged))
     return list(dict.fromkeys(shown))[:MOST_KEPT]
 
 
@@ -348,12 +333,10 @@ def _exemplar(
 
 
 def _expected(metric: Metric, example: Example) -> str | None:
-    """Return the first expected answer as text; ``None`` if the metric compares none."""
     accepted = metric.accepted(example) if isinstance(metric, Comparison) else []
     return fields({"answer": accepted[0]}).removeprefix("answer: ") if accepted else None
 
 
 def _is_judged(system: System, metric: Metric, call: Call) -> bool:
-    """Return whether a call wrote the output that the metric compares."""
     source = system.outputs.get(metric.output) if isinstance(metric, Comparison) else None
     return isinstance(source, Output) and source.node.name == call.node

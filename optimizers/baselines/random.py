@@ -108,8 +108,7 @@ def affordable(candidates: int, runs: float, price: float, minibatch: int) -> in
 def _next_size(task: Task, state: Halving, examples: int) -> int:
     """Return the number of examples of the next round; 0 after the last one.
 
-    The last round is extended while the runs left cover further examples and its candidate is
-    better than the incumbent, since runs may cost less than expected.
+    The last one is extended while runs are left and its candidate is better than the incumbent.
     """
     is_extension = state.rounds < 1
     if not state.alive or (is_extension and state.mean <= state.incumbent):
@@ -129,14 +128,12 @@ def _next_size(task: Task, state: Halving, examples: int) -> int:
 
 
 def _price(task: Task, candidates: Sequence[Mapping[str, object]]) -> float:
-    """Return the expected system runs of a candidate on one example."""
     if not candidates or not task.scorer.has_free_repeats:
         return 1.0
     return sum(map(task.prices.keys, candidates)) / len(candidates)
 
 
 async def _score_round(task: Task, state: Halving, examples: Sequence[Example]) -> None:
-    """Score the candidates and the incumbent, and keep the better half."""
     candidates = [{}, *(state.candidates[number] for number in state.alive)]
     incumbent, *scored = await task.scorer.score(candidates, examples)
     new = len(examples) - (state.seen if task.scorer.has_free_repeats else 0)
@@ -149,7 +146,6 @@ async def _score_round(task: Task, state: Halving, examples: Sequence[Example]) 
 
 
 def _candidates(task: Task, pools: Mapping[str, Sequence[WeightedDemo]]) -> list[dict[str, object]]:
-    """Draw distinct random candidates."""
     found: dict[str, dict[str, object]] = {}
     for attempt in range(ATTEMPTS * task.candidates):
         if len(found) == task.candidates:

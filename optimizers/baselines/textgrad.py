@@ -1,10 +1,8 @@
 """TextGrad: rewrite prompts based on feedback that is propagated backwards through the system.
 
-Yuksekgonul et al. 2024, "TextGrad: Automatic 'Differentiation' via Text". In each step a model
-criticizes the outputs of a few runs; from the last output backwards, the criticism of an output
-leads to a criticism of the prompt and of the earlier outputs that it was computed from
-(`compound.optimizers.baselines.textgrad`). Another request rewrites each prompt. New prompts that
-score lower on validation examples are reverted.
+Yuksekgonul et al. 2024, "TextGrad: Automatic 'Differentiation' via Text". A model criticizes the
+outputs of a few runs; the criticism of an output leads to a criticism of the prompt and of the
+earlier outputs that it was computed from. Rewritten prompts that score lower are reverted.
 """
 
 from __future__ import annotations
@@ -156,10 +154,8 @@ class TextGrad:
         texts = {
             key: entry(system.configuration, key, str) for key in keys_of(system, Text)
         } | state.values
-        seeds = [
-            partial(derive_seed, task.seed, "textgrad", step, number)
-            for number in range(len(traces))
-        ]
+        numbers = range(len(traces))
+        seeds = [partial(derive_seed, task.seed, "textgrad", step, number) for number in numbers]
         batches = await gather(
             Backward(system, texts, keys, ask, seed_of).gradients(trace, example)
             for trace, example, seed_of in zip(traces, examples, seeds, strict=True)
@@ -193,7 +189,6 @@ class TextGrad:
     async def _validate(
         self, task: Task, state: Descent, new: Mapping[str, str], held: Sequence[Example]
     ) -> None:
-        """Score new prompts, and keep them unless they score lower than the current ones."""
         if dict(new) == state.values:
             return
         # scored together with the incumbent, since the scorer raises if all candidates fail
@@ -208,8 +203,7 @@ def held_out_size(
 ) -> int:
     """Return the number of validation examples, such that ``runs`` covers all steps; at least ``least``.
 
-    If ``runs`` does not cover ``least``, return the number for which it covers the first step, or
-    0.
+    If ``runs`` does not cover that, it is the number for which it covers the first step, or 0.
 
     >>> held_out_size(50, 8, steps=12, batch=3, runs=296)
     20
@@ -249,19 +243,13 @@ class Backward:
     seed_of: Callable[..., int]
 
     async def gradients(self, trace: Trace, example: Example) -> list[Gradient]:
-        """Return the feedback on each prompt from each call with it.
+        """Return the feedback on each prompt from each call with it; independent requests are concurrent.
 
-        Requests that do not depend on each other are concurrent. An output has the feedback from
-        all calls that read it. Outputs that depend on none of the prompts get no feedback, and
-        neither do those for which more than `MOST` requests would be needed.
+        Outputs that depend on none of the prompts, and those beyond `MOST` requests, get no feedback.
         """
         calls = {call.address: call for call in trace.calls}
         read = {address: self._writers(call.parents, calls) for address, call in calls.items()}
-        read = {
-            address: earlier
-            for address, earlier in read.items()
-            if self._has_prompt(calls[address])
-        }
+        read = {name: found for name, found in read.items() if self._has_prompt(calls[name])}
         order = [*TopologicalSorter(read).static_order()]
         needed: set[str] = set()
         for address in order:
@@ -305,11 +293,8 @@ class Backward:
             if left < 0:
                 break
             answers = await gather(map(self._asked, requests))
-            found += [
-                Gradient(k, call, answer)
-                for k, answer in zip(keys, answers, strict=False)
-                if answer
-            ]
+            answered = zip(keys, answers, strict=False)
+            found += [Gradient(key, call, answer) for key, answer in answered if answer]
             for other, answer in zip(earlier, answers[len(keys) :], strict=True):
                 feedback.setdefault(other, []).extend([answer] if answer else [])
         return found

@@ -1,16 +1,10 @@
 """OPTIMAS in the form of the paper: each component is searched by its local reward alone (section 4.3).
 
-A job first adapts the reward: it collects preference pairs on a fresh minibatch under the current
-configuration (section 4.2). Candidates of the component then run on the same inputs as the
-incumbent, without what follows them, and the one with the highest mean reward is proposed. Choices
-and numbers may instead be drawn with probability proportional to exp(reward / temperature), and a
-choice for each input is made by the reward itself. No candidate is scored by the global reward
-before the decision. `hbc` searches in the same way by the similarity to preferred outputs.
-
-The offline phase (section 4.2) collects pairs under the initial configuration, in waves. Each wave
-doubles the number of inputs collected from. It skips components whose rewards are already accurate,
-components with constant outputs, and components whose pairs would cost more than the remaining
-budget.
+A job adapts the reward to the current configuration by preference pairs of a fresh minibatch (section
+4.2). Candidates of the component then run on the same inputs as the incumbent, without what follows
+them, and the one with the highest mean reward is proposed. `hbc` searches by the similarity to
+preferred outputs. The offline phase collects pairs under the initial configuration, in waves of
+twice as many inputs, of components whose rewards are not accurate yet.
 """
 
 from __future__ import annotations
@@ -98,19 +92,13 @@ class OfflineRewards:
     async def _wave(
         self, task: Task, rewards: RunRewards, done: int
     ) -> tuple[list[str], int] | None:
-        """Return the components and the number of inputs of the next wave, if there is one.
+        """Return the components and the number of inputs of the next wave, if one needs pairs.
 
-        There is none if no component needs more pairs, or the budget is used up.
-
-        Components are selected in order of increasing cost, as long as the budget covers learning
-        their rewards.
+        Components are selected in order of increasing cost, as far as the budget covers learning.
         """
         least = 1 if done else MIN_INPUTS
-        components = (
-            await rewards.needing_pairs(components_of(task.keys))
-            if done
-            else components_of(task.keys)
-        )
+        components = components_of(task.keys)
+        components = await rewards.needing_pairs(components) if done else components
         selected, left = list[str](), task.scorer.runs_left - least
         for name in sorted(components, key=rewards.cost_of_learning):
             left -= rewards.cost_of_learning(name)
@@ -234,14 +222,11 @@ class LocalSearch:
         state: LocalProgress,
         examples: Sequence[Example],
     ) -> str:
-        """Collect pairs of the component from a fresh minibatch, within a part of the job's runs."""
         affordable = affordable_inputs(task, rewards, [component], 2 * len(examples))
         fresh = rewards.fresh(examples, min(task.minibatch, int(ADAPTATION * affordable)))
-        return (
-            await collect_pairs(rewards, [component], state, fresh)
-            if fresh
-            else "no runs for fresh pairs"
-        )
+        if not fresh:
+            return "no runs for fresh pairs"
+        return await collect_pairs(rewards, [component], state, fresh)
 
     async def _per_input(self, task: Task, rewards: RunRewards, component: str) -> Values:
         """Return the reward as the value of a parameter that is chosen for each input, if there is one."""
@@ -255,7 +240,6 @@ class LocalSearch:
     def _examples(
         task: Task, part: Part, candidates: int, examples: Sequence[Example]
     ) -> Sequence[Example]:
-        """Return the examples that the job's runs cover."""
         each = part.weight + candidates * part.price
         left = task.scorer.runs_left
         return (
@@ -263,7 +247,6 @@ class LocalSearch:
         )
 
     def _choose(self, task: Task, gains: Sequence[float]) -> int | None:
-        """Return the number of the candidate to propose; ``None`` for the incumbent."""
         spaces = [task.system.parameters[key] for key in task.keys]
         is_drawn = all(isinstance(space, Choice | Int | Float) for space in spaces)
         rng = generator(task.seed, "boltzmann")
@@ -279,10 +262,7 @@ async def gains_of(
     examples: Sequence[Example],
     scores: ScoreCalls,
 ) -> list[float]:
-    """Return the mean score of each candidate's calls minus the incumbent's, for the same inputs.
-
-    A failed call scores one less than the worst of the others. Without examples, all gains are 0.
-    """
+    """Return the mean score of each candidate's calls minus the incumbent's; failed calls are the worst."""
     own = {key: task.system.configuration[key] for key in task.keys}
     systems = [part.bind({**configuration, **own, **values}) for values in ({}, *candidates)]
     traces = await run_parts(task.context, part, systems, examples)
@@ -307,8 +287,6 @@ async def gains_of(
 
 def boltzmann(rewards: Sequence[float], temperature: float, rng: np.random.Generator) -> int:
     """Draw an index with probability proportional to ``exp(reward / temperature)``; at 0, the best.
-
-    Uses the Gumbel-max trick (Gumbel 1954): the largest reward plus Gumbel noise is such a draw.
 
     >>> boltzmann([0.0, 9.0, 0.0], 0.1, np.random.default_rng(0))
     1
@@ -354,13 +332,8 @@ class Imitation:
         ]
         written = [to_readable_values(outputs) for _, outputs in calls]
         texts = {text: None for outputs in written for text in self._texts(outputs)}
-        texts |= {
-            t: None
-            for target in targets
-            if target
-            for y in target.preferred
-            for t in self._texts(y)
-        }
+        preferred = [y for target in targets if target for y in target.preferred]
+        texts |= {text: None for outputs in preferred for text in self._texts(outputs)}
         vectors = self._embedded(list(texts))
         mean_gap = sum(target.gap for target in self.targets.values()) / max(1, len(self.targets))
         return np.array(
@@ -391,17 +364,13 @@ class Imitation:
         return sum(similarities) / len(similarities)
 
     def _is_text(self, name: str, value: object) -> bool:
-        return (
-            self.backbone.dim > 0
-            and name not in self.labels
-            and not isinstance(value, bool | int | float)
-        )
+        is_number = isinstance(value, bool | int | float)
+        return self.backbone.dim > 0 and name not in self.labels and not is_number
 
     def _texts(self, outputs: Mapping[str, object]) -> list[str]:
         return [as_text(value) for name, value in outputs.items() if self._is_text(name, value)]
 
     def _embedded(self, texts: Sequence[str]) -> dict[str, Vector]:
-        """Return the embedding of each text, normalized to length 1."""
         if not texts:
             return {}
         rows = self.backbone.embed([("", text) for text in texts]).astype(np.float64)

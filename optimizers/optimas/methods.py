@@ -200,7 +200,6 @@ def _by_component(
 
 
 def _savings(system: System) -> list[str]:
-    """Return a note on what local rewards may save before the first run, if anything is searched."""
     prices, keys = estimate_prices(system), keys_of(system, Text, Demos, Choice, Int, Float)
     found = [savings_of(system, name, prices) for name in components_of(keys)]
     return [describe_savings(found)] if found else []
@@ -215,7 +214,6 @@ def _training(
     *,
     trains: bool,
 ) -> tuple[tuple[str, ...], LocalTraining]:
-    """Return the keys of trained weights, and their optimizer."""
     section = f"optimize.{name}.training.{settings.training.name}"
     trained = keys_of(system, Weights) if trains else ()
     if trained:

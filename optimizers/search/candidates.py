@@ -33,7 +33,6 @@ def options_of(space: Choice | Int | Float, rng: np.random.Generator) -> Sequenc
 
 
 def _is_large(space: Int | Float) -> bool:
-    """Return whether a range has too many numbers to enumerate."""
     return isinstance(space, Float) or space.high - space.low >= DRAWS
 
 
@@ -53,11 +52,7 @@ def changed_values(task: Task, values: Values) -> Values:
 def balanced_design(
     task: Task, levels: Mapping[str, Sequence[object]], count: int, changed: float
 ) -> list[Values]:
-    """Return distinct combinations in which each value of a parameter occurs about equally often.
-
-    A parameter whose only other values are new ones keeps the incumbent's in some of the
-    candidates, so that its effect can be told from that of the others.
-    """
+    """Return distinct combinations in which each value of a parameter occurs about equally often."""
     current, seen = incumbent_values(task), {canonical_json(incumbent_values(task))}
     tried = {canonical_json(dict(known.values)) for known in task.tried}
     keys = [key for key in task.keys if levels.get(key)]
@@ -108,10 +103,8 @@ def combinations(
     rng: np.random.Generator,
 ) -> list[Values]:
     """Return new random combinations of values: each parameter keeps that of ``start``, or gets another."""
-    seen = {
-        canonical_json(values)
-        for values in (incumbent_values(task), *(t.values for t in task.tried))
-    }
+    known = (incumbent_values(task), *(known.values for known in task.tried))
+    seen = {canonical_json(values) for values in known}
     seen |= {canonical_json(values) for values in candidates}
     found: list[Values] = []
     for _ in range(COMBINATIONS):

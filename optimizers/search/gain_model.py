@@ -1,13 +1,9 @@
 """Model of the gains of configurations: a Gaussian process over the values that they share.
 
-A search compares many configurations on few examples each. Configurations that share values inform
-each other: the gain of a configuration is modelled as a sum of contributions of single values and
-of one of their combination, so that an estimate uses all evaluations, and configurations that were
-never run have one, too.
-
-The process is conditioned on a gain of 0 for the incumbent. The amplitude and the share of the
-single values maximize the marginal likelihood (Rasmussen and Williams 2006, equation 5.8) over a
-small grid.
+The gain of a configuration is modelled as a sum of contributions of single values and of one of
+their combination, so that configurations inform each other. The process is conditioned on a gain of
+0 for the incumbent. The amplitude and the share of the single values maximize the marginal
+likelihood (Rasmussen and Williams 2006, equation 5.8) over a small grid.
 """
 
 from __future__ import annotations
@@ -143,7 +139,6 @@ class GainModel:
 
     @cached_property
     def _fitted(self) -> tuple[Vector, Vector]:
-        """The Cholesky factor of the observations' covariance, and its solution."""
         gains = np.array([observation.gain for observation in self.observations])
         with one_matrix_thread():
             prior = self._covariance(self.observations, self._priors)
@@ -153,11 +148,7 @@ class GainModel:
     def _covariance(
         self, observations: Sequence[Observation], priors: Mapping[str, Prior]
     ) -> Vector:
-        """Return the prior covariance of the true gains that observations are about.
-
-        The gain of a configuration is the sum of the gains by the local rewards of its components,
-        and of a rest; the gain by a local reward depends on the values of its component only.
-        """
+        """Return the prior covariance of gains: the sums of those by local rewards, and of a rest."""
         found = np.zeros((len(observations), len(observations)))
         for name, prior in priors.items():
             place = [i for i, o in enumerate(observations) if o.component in ("", name)]
@@ -172,11 +163,7 @@ class GainModel:
         return found
 
     def _noise_covariance(self, observations: Sequence[Observation]) -> Vector:
-        """Return the covariance of the observed gains around the true ones.
-
-        Half of the noise of a difference is the incumbent's, which all differences on an example
-        share.
-        """
+        """Return the covariance of observed gains around the true ones; the incumbent's noise is shared."""
         found = np.zeros((len(observations), len(observations)))
         for name in {observation.component for observation in observations}:
             place = [i for i, o in enumerate(observations) if o.component == name]
@@ -220,7 +207,6 @@ class GainModel:
         return _relative(np.mean(tables, axis=0)), _relative(np.exp(-differences))
 
     def _table(self, key: str, points: Sequence[Values]) -> Vector:
-        """Return the similarity of each pair of points in one parameter."""
         names = [canonical_json(point[key]) for point in points]
         distinct = {name: point[key] for name, point in zip(names, points, strict=True)}
         place = {name: number for number, name in enumerate(distinct)}
@@ -259,7 +245,6 @@ def similarities(space: Space, values: Sequence[object]) -> Vector:
 
 
 def _position(space: Int | Float, value: object) -> float:
-    """Return the position of a number in its range, from 0 to 1."""
     assert isinstance(value, int | float)  # as checked by the space
     scale = math.log if space.log else float
     low, high = scale(space.low), scale(space.high)
@@ -273,13 +258,11 @@ def _relative(similarities: Vector) -> Vector:
 
 
 def _factor(covariance: Vector, jitter: float) -> Vector:
-    """Return the Cholesky factor of a covariance, whose diagonal is raised slightly."""
     raised = jitter * max(float(np.diag(covariance).mean()), JITTER) * np.eye(len(covariance))
     return np.asarray(np.linalg.cholesky((covariance + covariance.T) / 2 + raised))
 
 
 def _solve(factor: Vector, right: Vector, *, transposed: bool = False) -> Vector:
-    """Solve a linear system of a Cholesky factor, or of its transpose."""
     from scipy import linalg
 
     trans = "T" if transposed else "N"

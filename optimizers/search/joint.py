@@ -1,22 +1,15 @@
 """Joint search of prompts, demonstrations, choices and numbers.
 
-A candidate may change every parameter at once. The first candidates form a balanced design: each
-option of a parameter occurs in equally many of them, so that the effect of a single value is
-estimated from all candidates that share it (`compound.optimizers.search.gain_model`). Each step
-scores a few candidates and the incumbent on a few further examples: the leader, new texts that a
-model wrote after reading the leader's failing runs, and the candidates that a draw from the model's
-posterior ranks highest, which may be new combinations of values (Thompson sampling). The last part
-of the budget goes to known candidates alone.
+The first candidates form a balanced design, so that the effect of a single value is estimated from
+all candidates that share it (`compound.optimizers.search.gain_model`). Each step scores a few
+candidates and the incumbent on a few further examples: the leader, new texts that a model wrote
+after reading the leader's failing runs, and the candidates that a draw from the model's posterior
+ranks highest (Thompson sampling). The last part of the budget goes to known candidates alone.
 
 Where local rewards save runs (`compound.optimizers.search.local_gains`), each step also evaluates
-values of single components without the components after them, as far as these rewards are trusted,
-and the next step scores fewer candidates.
-
-With a model that writes prompts, each step has other examples: good prompts soon solve the first
-few, which then cannot tell them apart. Differences to the incumbent on different examples are
-comparable, because the model knows which examples they share. The same holds where local rewards
-choose the candidates. Otherwise, every candidate starts on the first examples, so that calls that
-candidates share come from the cache.
+values of single components without the components after them. With a model that writes prompts, or
+with local rewards, each step has other examples; otherwise, every candidate starts on the first
+ones, so that calls that candidates share come from the cache.
 """
 
 from __future__ import annotations
@@ -195,10 +188,8 @@ class Search:
                 )
                 self.state.add_level(key, text, current[key], "describe")
         if keys and "reflect" in names and task.scorer.has_free_repeats:
-            shown = (
-                self.rows.pool
-                or self.rows.scored[: int(min(task.minibatch, task.scorer.runs_left / 3))]
-            )
+            most = int(min(task.minibatch, task.scorer.runs_left / 3))
+            shown = self.rows.pool or self.rows.scored[:most]
             runs = await runs_of(task, {}, shown)
             for number in range(REFLECTIONS * len(keys)):
                 await self._reflect(keys[number % len(keys)], current, runs, f"start {number}")
@@ -218,7 +209,6 @@ class Search:
         return text if self.state.add_level(key, text, current, "reflect") else None
 
     def _edit(self, key: str, values: Values, count: int) -> None:
-        """Add up to a number of edited versions of a text."""
         task, state = self.task, self.state
         space, clauses = task.system.parameters[key], clauses_for(task.system, key)
         found = 0
@@ -276,11 +266,7 @@ class Search:
         return True
 
     def _plan(self) -> dict[int, list[int]]:
-        """Return the next examples of each candidate of the field that the runs cover.
-
-        Without a writer and trusted local rewards, these are the first ones that it was not scored
-        on; otherwise, each step goes on to other examples, from the last to the first again.
-        """
+        """Return the next examples of each candidate of the field that the runs cover."""
         task, state = self.task, self.state
         runs, total = task.scorer.runs_left, len(self.rows.scored)
         price = (
@@ -324,7 +310,6 @@ class Search:
                 return
 
     def _options(self, turn: int = 0) -> dict[str, list[Values]]:
-        """Return values of the parameters of each component with a local reward."""
         rng = generator(self.task.seed, "options", self.state.steps, turn)
         known = [candidate.values for candidate in self.state.candidates]
         names = self.local.slopes if self.local is not None else ()
@@ -333,11 +318,7 @@ class Search:
     # -- candidates of the next step ---------------------------------------------------------------------
 
     async def choose_field(self) -> float:
-        """Choose the candidates of the next step; return the highest expected gain.
-
-        These are the highest ones of a draw of all gains; with a model that writes prompts, the
-        leader and the most promising new text come first.
-        """
+        """Choose the candidates of the next step by a draw of all gains; return the highest expected gain."""
         state, task = self.state, self.task
         model, rng = self._model(), generator(task.seed, "step", state.steps)
         scored = state.scored
@@ -359,10 +340,8 @@ class Search:
         drawn = model.draw([*known, *new], rng)
         if proposed:
             first.append(len(known) + int(np.argmax(drawn[len(known) : len(known) + proposed])))
-        order = [
-            *first,
-            *(int(i) for i in np.argsort(-drawn, kind="stable") if int(i) not in first),
-        ]
+        ranked = np.argsort(-drawn, kind="stable").tolist()
+        order = [*first, *(i for i in ranked if i not in first)]
         width = FINALISTS if self.guided and not self.sources.writes else state.width
         state.field = []
         for i in order[:width]:
@@ -410,7 +389,6 @@ class Search:
         return [{**parent, key: value} for key, value in found.items()]
 
     def _leader(self, model: GainModel) -> Values:
-        """Return the scored values with the highest expected gain; the incumbent's, if none gains."""
         known = [self.state.candidates[number].values for number in self.state.scored]
         means = model.means(known)
         return known[int(np.argmax(means))] if max(means) > 0 else incumbent_values(self.task)
@@ -426,21 +404,17 @@ class Search:
 
     def _unknown(self, found: Sequence[Values]) -> list[Values]:
         """Return values that are neither the incumbent's nor a candidate's."""
-        known = [
-            incumbent_values(self.task),
-            *(candidate.values for candidate in self.state.candidates),
-        ]
+        candidates = (candidate.values for candidate in self.state.candidates)
+        known = [incumbent_values(self.task), *candidates]
         names = {canonical_json(values) for values in known}
         return [values for values in found if canonical_json(values) not in names]
 
     def _explores(self) -> bool:
-        """Return whether new candidates may still be added."""
         if self.state.runs is None:
             return self.state.steps < EXPLORATION * MOST_STEPS
         return self.task.scorer.runs_left > (1 - EXPLORATION) * self.state.runs
 
     def _model(self) -> GainModel:
-        """Return the model of gains, given all scored candidates and local evaluations."""
         scored = (self.state.candidates[number] for number in self.state.scored)
         observations = [Observation.of(each.values, each.differences, each.rows) for each in scored]
         slopes: Mapping[str, tuple[float, float]] = {}
@@ -482,9 +456,7 @@ def shape_of(
 ) -> tuple[int, int]:
     """Return the number of candidates and of examples of a step.
 
-    With a model that writes prompts, few candidates are scored on more examples, since each of its
-    texts is worth telling from the others; more parameters need more candidates. Without one, many
-    cheap variants are scored on few examples.
+    With a model that writes prompts, few candidates are scored on more examples.
     """
     width, block = job.candidates, _fewest(job.minibatch)
     if sources.writes:
@@ -517,9 +489,7 @@ async def runs_of(
 def without_idle_edits(task: Task, model: GainModel, values: Values) -> Values:
     """Return values whose texts have no edit without a measurable effect, by the scores so far.
 
-    Edits are undone one after another, the one with the least effect first, as long as `KEPT_GAIN`
-    of the expected gain remains: the current text takes the place of a text, or one clause is left
-    out.
+    Edits are undone, the one with the least effect first, while `KEPT_GAIN` of the gain remains.
     """
     current = incumbent_values(task)
     least = KEPT_GAIN * model.means([values])[0]

@@ -1,11 +1,8 @@
 """Local rewards in the joint search: gains of a component's values, at the price of the component alone.
 
 Every global run gives draws: outputs of a component for equal inputs, with the scores that they led
-to. A local reward is fitted to them (`compound.rewards.gains`). The slope of the scores on it, on
-examples that it was not fitted to, says how far it is trusted (`compound.rewards.gains`). Values of
-the component are then evaluated without what follows it; the leader's values of the components
-before it give the inputs. The model of gains weighs what this tells against the scores
-(`compound.optimizers.search.gain_model`).
+to, to which a local reward is fitted (`compound.rewards.gains`). Values of the component are then
+evaluated without what follows it, and the model of gains weighs what this tells against the scores.
 """
 
 from __future__ import annotations
@@ -120,10 +117,7 @@ class LocalSavings:
 
 
 def total_savings(components: Sequence[LocalSavings]) -> float:
-    """Return by how much local rewards make evaluations of some components cheaper, at most.
-
-    It is the mean price of global evaluations, by that of evaluations with the rewards in use;
-    infinite if the latter cost nothing.
+    """Return by how much local rewards make evaluations of some components cheaper, at most; may be infinite.
 
     >>> total_savings([LocalSavings("a", 1.0, 0.25), LocalSavings("d", 0.25, 0.25, "the last one")])
     2.5
@@ -146,11 +140,8 @@ def savings_of(system: System, component: str, prices: Prices) -> LocalSavings:
     reason = ""
     if not (price > 0 and price >= WORTH * part.price):
         follows = price > part.price + 1e-9
-        reason = (
-            f"a global evaluation costs less than {WORTH:g} local ones"
-            if follows
-            else NOTHING_FOLLOWS
-        )
+        cheap = f"a global evaluation costs less than {WORTH:g} local ones"
+        reason = cheap if follows else NOTHING_FOLLOWS
     return LocalSavings(component, price, part.price, reason)
 
 
@@ -212,10 +203,8 @@ class LocalGains:
             critic = await compute(self._fit, component, draws)
             if critic is not None and (slope := self._slope(component, critic, draws)) is not None:
                 self._critics[component], slopes[component] = critic, slope
-        if (
-            len({d.example for c in slopes for d in self._draws(c) if len(d.candidates) > 1})
-            < ENOUGH
-        ):
+        draws = [draw for component in slopes for draw in self._draws(component)]
+        if len({draw.example for draw in draws if len(draw.candidates) > 1}) < ENOUGH:
             slopes = {}
         variance = float(np.var([*self._scores.values()])) if self._scores else 0.0
         self.slopes = {
@@ -260,7 +249,6 @@ class LocalGains:
         return draws
 
     def _slope(self, component: str, critic: Critic, draws: Sequence[Draw]) -> Slope | None:
-        """Return the slope of scores on a reward within draws."""
         several = [draw for draw in draws if len(draw.candidates) > 1]
         outputs = [
             (number, draw, made) for number, draw in enumerate(several) for made in draw.candidates
@@ -290,11 +278,7 @@ class LocalGains:
         runs: float,
         rng: np.random.Generator,
     ) -> None:
-        """Evaluate the most promising values of each component on further examples.
-
-        These are the highest ones of a draw of what the local reward says about them (Thompson
-        sampling).
-        """
+        """Evaluate the values of each component that a draw ranks highest on further examples."""
         for component in rng.permutation(sorted(self.slopes)).tolist():
             part, current = self.parts[component], self._current(component)
             before = {
@@ -332,7 +316,6 @@ class LocalGains:
             await self._run(cell.component, {**cell.context, **cell.values}, rows)
 
     async def _run(self, component: str, values: Values, rows: Sequence[int]) -> list[int]:
-        """Run the part of a component on some examples; return those that failed."""
         part, name = self.parts[component], self._name(values)
         missing = [row for row in rows if (component, name, row) not in self._calls]
         if not missing:
@@ -366,11 +349,7 @@ class LocalGains:
         return gold_features(shown, answers_of(example)) if self.guide.gold else {}
 
     async def policies(self) -> Values:
-        """Return rewards as values of the parameters that are chosen for each input.
-
-        They read what is known when the system is used, so no gold answers, and are stored with the
-        run.
-        """
+        """Return rewards, which read no gold answers, as values of parameters chosen for each input."""
         keys = {component_of(key): key for key in chosen_for_each_input(self.task)}
         if not keys:
             return {}
@@ -385,19 +364,13 @@ class LocalGains:
         )
         model = learned.model
         folder = self.task.context.memory.folder
-        return {
-            keys[component]: store_reward(model, component, folder)
-            for component in model.rewards_of
-        }
+        rewards = model.rewards_of
+        return {keys[name]: store_reward(model, name, folder) for name in rewards}
 
     # -- results -----------------------------------------------------------------------------------------
 
     def observations(self, cells: Sequence[LocalCell]) -> list[Observation]:
-        """Return the mean differences of local rewards between values of a component and the incumbent's.
-
-        A call is compared with the call for the same inputs; a failed one counts as the worst of
-        its example.
-        """
+        """Return the mean differences of rewards to the incumbent's calls; a failed call is the worst."""
         found: dict[tuple[str, str], tuple[Values, list[int], list[float]]] = {}
         numbers: dict[tuple[str, int], int] = {}  # of the pairs of a context and an example
         for cell in cells:
@@ -438,7 +411,6 @@ class LocalGains:
         return cell.component, self._name({**cell.context, **cell.values}), row
 
     def _rewards_at(self, place: Place) -> dict[str, float]:
-        """Return the reward of each call at a place, by its inputs."""
         component, _, row = place
         if place not in self._known:
             calls = [call for call in self._calls.get(place, ()) if call.failure is None]
@@ -474,7 +446,6 @@ class LocalGains:
         }
 
     def _record(self, component: str, draws: Sequence[Draw]) -> Mapping[str, object] | None:
-        """Return how the component's reward judged the outputs; ``None`` if none was fitted."""
         if (critic := self._critics.get(component)) is None:
             return None
         own = [draw for draw in draws if draw.component == component]
@@ -483,7 +454,6 @@ class LocalGains:
         return asdict(record_reward(critic, prior, several)) if several else None
 
     def _current(self, component: str) -> Values:
-        """Return the incumbent's values of a component's parameters."""
         values = incumbent_values(self.task)
         return {key: value for key, value in values.items() if component_of(key) == component}
 

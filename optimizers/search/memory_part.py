@@ -9,9 +9,7 @@ from compound.optimization.method import Memory
 
 
 class MemoryPart(State):
-    """Base class of the typed parts of a method's memory.
-
-    Subclasses declare fields, all with defaults, and a unique name.
+    """Base class of the typed parts of a method's memory, with a unique name; all fields have defaults.
 
     Example:
         >>> from pathlib import Path
@@ -20,9 +18,7 @@ class MemoryPart(State):
         ...     NAME = "visits"
         ...     count: int = 0
         >>> memory = PlainMemory(Path())
-        >>> visits = Visits.of(memory)
-        >>> visits.count += 1
-        >>> visits.store(memory)
+        >>> Visits(count=1).store(memory)
         >>> Visits.of(memory).count
         1
     """

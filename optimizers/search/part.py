@@ -73,12 +73,8 @@ def _with_effects(system: System, own: set[str]) -> set[str]:
     for name, node in system.nodes.items():  # sources come before the nodes that read them
         sources = {s.node.name for s in node.sources if isinstance(s, Output)}
         reads_kept_only = bool(sources & kept) and not (sources & after) - kept
-        if (
-            name in after
-            and name not in own
-            and reads_kept_only
-            and _is_cheap(node.component, system)
-        ):
+        is_after = name in after and name not in own
+        if is_after and reads_kept_only and _is_cheap(node.component, system):
             kept.add(name)
     return kept
 
@@ -90,7 +86,6 @@ def _uses(node: Node, component: str) -> bool:
 
 
 def _is_cheap(component: Component, system: System) -> bool:
-    """Return whether a component calls no model and is deterministic."""
     if component.kind not in CHEAP and component.cacheable:
         return False
     return not isinstance(component, Composite) and component.deterministic(
@@ -101,10 +96,7 @@ def _is_cheap(component: Component, system: System) -> bool:
 async def run_parts(
     context: JobContext, part: Part, candidates: Sequence[System], examples: Sequence[Example]
 ) -> list[list[Trace]]:
-    """Run a part on every example for every candidate, and charge what it executed.
-
-    Returns:
-        The traces by candidate and example.
+    """Run a part on every example for every candidate, charge it, and return the traces by candidate.
 
     Raises:
         BudgetExhausted: the budget ended before all runs were made.

@@ -1,9 +1,7 @@
 """Ratings of a component's outputs by a model that knows the expected result: a local reward without pairs.
 
-A rating is one more relation of an output to the gold answers (`compound.rewards.gains`): it orders
-outputs from the first run on, counts as far as scores confirm it, and is weighed against what pairs
-show. A model that fails, contradicts itself or rates at random only adds noise, which scores do not
-confirm.
+A rating is one more relation of an output to the gold answers (`compound.rewards.gains`), which counts
+as far as scores confirm it.
 """
 
 from __future__ import annotations
@@ -68,11 +66,7 @@ class Ratings:
     async def of(
         self, component: str, runs: Sequence[tuple[Sequence[Call], Example]]
     ) -> list[Mapping[str, float]]:
-        """Return the mean rating of a component's calls in each run as a feature.
-
-        It is 0 for a call that could not be rated, and missing without calls or without an expected
-        result.
-        """
+        """Return the mean rating of a component's calls in each run as a feature; 0 for one not rated."""
         new: dict[str, tuple[Call, Example]] = {}
         names = [[_name(component, call, example) for call in calls] for calls, example in runs]
         for own, (calls, example) in zip(names, runs, strict=True):

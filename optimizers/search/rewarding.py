@@ -86,10 +86,7 @@ class RewardMemory(MemoryPart):
 
 @dataclass
 class RunRewards:
-    """Buffer of pairs and reward models of a run, by which components are searched and trained (OPTIMAS).
-
-    A subclass may score calls in another way.
-    """
+    """Buffer of pairs and reward models of a run; a subclass may score calls in another way."""
 
     # whether rewards are fitted to pairs, so that pairs of a changed configuration are collected
     learns: ClassVar[bool] = True
@@ -113,10 +110,7 @@ class RunRewards:
         return rewards
 
     def add_feedback(self) -> None:
-        """Copy the pairs of the feedback folder into the run, once.
-
-        A resumed run does not depend on feedback that arrived after its start.
-        """
+        """Copy the pairs of the feedback folder into the run, once."""
         folder, stored = self.learning.pairs.feedback, RewardMemory.of(self.memory)
         if folder is None or stored.feedback is not None:
             return
@@ -213,11 +207,7 @@ class RunRewards:
     def _train(
         self, backbone: Backbone, components: Sequence[str], lora: BackboneLoRASettings
     ) -> None:
-        """Train the backbone, starting from the adapter of this configuration, or else from the last one.
-
-        After a rejection, the adapter of the restored configuration is thus used again. An adapter
-        that was trained on exactly this buffer is loaded without training.
-        """
+        """Train the backbone, from the adapter of this configuration or the last one."""
         from compound.rewards.fit import train
 
         stored = RewardMemory.of(self.memory)
@@ -246,9 +236,7 @@ class RunRewards:
     def cost_of_learning(self, component: str) -> float:
         """Return the expected cost of pairs from `ENOUGH` inputs of a component, in system runs.
 
-        The estimate uses the share of inputs that gave pairs so far, with add-one smoothing: if
-        outputs rarely lead to different scores, many inputs are needed. Before the first draws, it
-        is the cost of the first wave.
+        It uses the share of inputs that gave pairs so far; before the first draws, it is that of a wave.
         """
         drawn = {entry.draw.example for entry in self.buffer.of(component)}
         useful = {pair.example for pair, _ in self.buffer.pairs(component)}
@@ -257,21 +245,14 @@ class RunRewards:
         return inputs * expected_cost(self.task.system, component, self.buffer.sampling)
 
     def is_constant(self, component: str) -> bool:
-        """Return whether all draws of a component under the current configuration gave one output per call.
-
-        More draws would give no pairs. Under another configuration, the component may get other
-        inputs.
-        """
+        """Return whether all draws under the current configuration gave one output per call."""
         configuration = self.task.system.configuration.digest
         found = [entry.draw for entry in self.buffer.of(component)]
         draws = [draw for draw in found if draw.configuration == configuration]
         return bool(draws) and all(len(draw.candidates) == 1 for draw in draws)
 
     def is_settled(self, learned: FittedRewards, component: str) -> bool:
-        """Return whether a reward needs no more pairs: it is accurate, or the component is constant.
-
-        The lower confidence limit of the accuracy must reach ``sufficient_accuracy``.
-        """
+        """Return whether a reward needs no more pairs: it is accurate, or the component is constant."""
         if component in learned.missing:
             return self.is_constant(component)
         accuracy = learned.model.rewards_of[component].accuracy
@@ -280,9 +261,7 @@ class RunRewards:
     def untrusted_reason(self, learned: FittedRewards, component: str) -> str:
         """Return why a component's reward must not replace the global reward; ``""`` if it may.
 
-        Its accuracy must reach ``min_accuracy``, and the exact lower confidence limit of the share
-        of inputs that it orders right must exceed one half. Rewards that were not tested are not
-        trusted.
+        Besides its accuracy, the exact lower limit of the share of inputs that it orders right counts.
         """
         reward, settings = learned.model.rewards_of.get(component), self.learning.reward
         if reward is None:
@@ -317,11 +296,8 @@ class RunRewards:
     async def guidance(self, component: str) -> Guidance:
         """Return the scoring of a component's calls, by the pairs collected so far."""
         learned = await self.learn(tested=True)
-        missing = (
-            ""
-            if component in learned.model.rewards_of
-            else learned.missing.get(component, "no pairs")
-        )
+        known = component in learned.model.rewards_of
+        missing = "" if known else learned.missing.get(component, "no pairs")
         return Guidance(
             learned.model.rewards,
             self.facts(learned),
@@ -335,11 +311,7 @@ class RunRewards:
         return self.task.system.configuration.to_json()
 
     def facts(self, learned: FittedRewards | None) -> dict[str, object]:
-        """Return the numbers for a job's record: accuracies, gaps and pair counts by component.
-
-        There may be no gap of a component: where components after it are random, a candidate that
-        ran once per example decides no order.
-        """
+        """Return the numbers for a job's record: accuracies, gaps and pair counts by component."""
         known, rewards_of = self.buffer.components, learned.model.rewards_of if learned else {}
         return {
             "iteration": self.iteration,

@@ -13,8 +13,7 @@ import pytest
 import compound.optimizers
 from compound.core.storage.state import State, StateError
 from compound.optimization.method import Optimizer
-from compound.optimizers.baselines.evolution import GEPASettings
-from compound.optimizers.baselines.gepa import GEPA, Evolution
+from compound.optimizers.baselines.gepa import GEPA, Evolution, GEPASettings
 from compound.optimizers.baselines.llm_selector import LLMSelector, Selection
 from compound.optimizers.baselines.mipro import Mipro, MIPROProgress, MIPROSettings
 from compound.optimizers.baselines.opro import OPRO, Generations

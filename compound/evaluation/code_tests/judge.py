@@ -93,11 +93,8 @@ async def verdict_of(
         return Score(1.0, "all tests pass")
     if result.limit:
         return Score(0.0, f"the tests were stopped at the limit {result.limit}")
-    reason = (
-        result.stdout.strip()
-        or result.stderr.strip().rpartition("\n")[2]
-        or f"status {result.status}"
-    )
+    last = result.stderr.strip().rpartition("\n")[2]
+    reason = result.stdout.strip() or last or f"status {result.status}"
     return Score(0.0, reason)
 
 

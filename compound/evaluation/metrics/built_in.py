@@ -127,10 +127,8 @@ class RecallAtK(Comparison):
         """Return the share."""
         wanted = dict.fromkeys(_item(answer) for answer in accepted)
         missing = [item for item in wanted if item not in _items(found, self.key, where)[: self.k]]
-        return Score(
-            1 - len(missing) / len(wanted),
-            f"missing {format_values(missing)}" if missing else "correct",
-        )
+        told = f"missing {format_values(missing)}" if missing else "correct"
+        return Score(1 - len(missing) / len(wanted), told)
 
 
 @report_wrong_arguments
@@ -241,7 +239,6 @@ def _equal_labels(found: object, answer: object) -> bool:
 
 
 def _overlap(found: object, answer: object) -> tuple[float, float, float]:
-    """Return F1, precision and recall of the words of an output and an answer."""
     if isinstance(answer, numbers.Real) or is_number(found):
         return (float(equal_answers(found, answer)),) * 3
     words, gold = (text.split() for text in normalize_both(str(found), str(answer)))
@@ -378,12 +375,10 @@ def _parsed(value: object) -> object:
 
 
 def _equal(gold: object, found: object) -> bool:
-    """Compare two scalars; true is not 1."""
     return isinstance(gold, bool) == isinstance(found, bool) and gold == found
 
 
 def _leaves(document: object) -> int:
-    """Return the number of scalars of a document, at least 1."""
     if isinstance(document, Mapping):
         return max(1, sum(_leaves(value) for value in document.values()))
     if isinstance(document, list | tuple):

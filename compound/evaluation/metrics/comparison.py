@@ -176,7 +176,6 @@ class Comparison(ABC):
         raise_all(errors)
 
     def _reachable(self, labels: Sequence[object], accepted: list[object]) -> bool:
-        """Return whether any value of the output scores above zero."""
         try:
             return any(self.compare(label, accepted, self.name).value > 0 for label in labels)
         except CallError:  # outputs of this type are rejected in each run
@@ -185,10 +184,7 @@ class Comparison(ABC):
     def _unmatched(
         self, labels: Sequence[object], unmatched: Mapping[str, Sequence[str]]
     ) -> DataError:
-        """Return the error for gold values that no label matches: their rows would silently score 0.
-
-        A free-text output could match them, but an output with a fixed set of labels cannot.
-        """
+        """Return the error for gold values that no label matches: their rows would silently score 0."""
         named = list(unmatched.items())
         shown = ", ".join(
             f"{gold} ({len(ids)} row{'s' * (len(ids) > 1)})" for gold, ids in named[:MAX_SHOWN]
@@ -241,7 +237,6 @@ class Comparison(ABC):
 
 
 def _of_row(error: DataError, example: Example) -> InvalidRow:
-    """Return the error of an example with the place of its row."""
     key = error.message.replace(f", example {example.id!r}", "", 1)
     return InvalidRow(example.place, error.message, hint=error.hint, key=key)
 

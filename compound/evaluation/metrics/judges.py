@@ -80,6 +80,7 @@ class Judge(ABC):
     """Base of metrics that ask a model for a verdict on one output."""
 
     bounds: ClassVar[Bounds] = UNIT
+    calls_per_score: ClassVar[int] = 1  # requests of one scoring
 
     name: str
     output: str
@@ -102,11 +103,6 @@ class Judge(ABC):
     def answer_format(self) -> AnswerFormat | None:
         """Format of an answer that engines are asked to enforce; ``None`` for any text."""
         return None
-
-    @property
-    @abstractmethod
-    def calls_per_score(self) -> int:
-        """Number of requests of one scoring."""
 
     @abstractmethod
     async def score_with(self, outputs: Values, example: Example, models: MetricCalls) -> Score:
@@ -200,11 +196,6 @@ class Rubric(Judge):
     scale: int = 5
 
     @property
-    def calls_per_score(self) -> int:
-        """One request grades all criteria."""
-        return 1
-
-    @property
     def task(self) -> str:
         """The system message of the judge."""
         listed = "\n".join(f"- {name}: {description}" for name, description in self.criteria)
@@ -237,7 +228,6 @@ class Rubric(Judge):
 
     @property
     def _reason_key(self) -> str:
-        """Name of the member with the sentence, which no criterion has."""
         names = {name.lower() for name, _ in self.criteria}
         key = "reason"
         while key in names:
@@ -246,10 +236,8 @@ class Rubric(Judge):
 
     async def score_with(self, outputs: Values, example: Example, models: MetricCalls) -> Score:
         """Ask for the grades and return their mean."""
-        parts = [
-            *input_sections(example),
-            section("Output to grade", self.judged(outputs, example)),
-        ]
+        graded = section("Output to grade", self.judged(outputs, example))
+        parts = [*input_sections(example), graded]
         if self.gold is not None:
             parts.append(section("Reference answer", self.reference(example)))
         answer = await self.ask("", "\n\n".join(parts), models)
@@ -260,7 +248,6 @@ class Rubric(Judge):
         return Score(mean, f"{told}: {_reason(answer, self.criteria)}".rstrip(": "), values)
 
     def _grades(self, answer: str) -> dict[str, int]:
-        """Return the grade of each criterion, from the last line or JSON member that has one."""
         grades = {}
         for name, _ in self.criteria:
             found = re.findall(_grade_pattern(name), answer, re.IGNORECASE | re.MULTILINE)
@@ -351,6 +338,8 @@ def rubric(
 
 
 Preference = Literal["output", "reference", "tie"]
+SWAPPED: Mapping[Preference, Preference]
+SWAPPED = {"output": "reference", "reference": "output", "tie": "tie"}
 WIN, TIE, LOSS = 1.0, 0.5, 0.0
 _VERDICT = re.compile(r"\bverdict[\W_]*:[\s*_\"'`(]*(A|B|tie)\b", re.IGNORECASE)
 _BARE = re.compile(r"\A\W*(A|B|tie)\W*\Z", re.IGNORECASE)
@@ -360,10 +349,7 @@ _BARE = re.compile(r"\A\W*(A|B|tie)\W*\Z", re.IGNORECASE)
 class Pairwise(Judge):
     """1, 0.5 or 0 if a judge prefers the output, neither, or the reference answer; see `pairwise`."""
 
-    @property
-    def calls_per_score(self) -> int:
-        """One request in each order."""
-        return 2
+    calls_per_score: ClassVar[int] = 2  # one request in each order
 
     @property
     def task(self) -> str:
@@ -383,7 +369,7 @@ class Pairwise(Judge):
             return Score(TIE, "equal to the reference answer", {"consistent": 1.0})
         given = input_sections(example)
         first = await self._choose("output_first", given, output, reference, models)
-        second = _swapped(await self._choose("reference_first", given, reference, output, models))
+        second = SWAPPED[await self._choose("reference_first", given, reference, output, models)]
         consistent = {"consistent": float(first == second)}
         if first != second:
             told = f"the order decided: {first} if the output is first, {second} if it is second"
@@ -406,15 +392,6 @@ class Pairwise(Judge):
             )
         choices: dict[str, Preference] = {"a": "output", "b": "reference", "tie": "tie"}
         return choices[found[-1].lower()]
-
-
-def _swapped(choice: Preference) -> Preference:
-    swapped: dict[Preference, Preference] = {
-        "output": "reference",
-        "reference": "output",
-        "tie": "tie",
-    }
-    return swapped[choice]
 
 
 @report_wrong_arguments

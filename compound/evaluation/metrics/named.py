@@ -88,8 +88,6 @@ def metric_factory(name: str) -> Factory:
 
 
 def _checked(name: str, found: Callable[..., object]) -> Factory:
-    """Wrap a factory: report errors in user code, and reject results that are not metrics."""
-
     @functools.wraps(found)
     def make(*arguments: object, **settings: object) -> Metric:
         return made_by(found, name, *arguments, **settings)

@@ -144,10 +144,7 @@ def _has_boundary(pattern: str) -> bool:
 
 
 def _translated(pattern: str, whole: bool, match: re.Match[str]) -> str:
-    """Return a token of a pattern in RE2's syntax.
-
-    If the pattern has boundaries, it is for texts in which these are marked.
-    """
+    """Return a token of a pattern in RE2's syntax; with boundaries, for texts in which these are marked."""
     bounded = _has_boundary(pattern)
     mark = _BOUNDARY if bounded else ""
     if match["kept"]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -85,7 +83,6 @@ class _Words:
             self._stem = PorterStemmer().stem
 
     def tokenize(self, text: str) -> list[str]:
-        """Return lowercase words, stemmed if they are longer than three letters, as rouge-score does."""
         words = _WORD.findall(fold(text))
         return words if self._stem is None else [self._stem(w) if len(w) > 3 else w for w in words]
 
@@ -98,12 +95,6 @@ class SemanticSimilarity(Comparison):
 
     model: str = PACKAGED
     revision: str | None = None
-
-    def check(self, outputs: Collection[str], examples: Iterable[Example]) -> None:
-        """Reject outputs and examples that cannot be compared, and a missing library."""
-        if find_spec("sentence_transformers") is None:
-            raise MissingExtra(f"the metric {self.name}", "sentence-transformers", "dense")
-        super().check(outputs, examples)
 
     def compare(self, found: object, accepted: list[object], where: str) -> Score:
         """Return the cosine, with negative ones as 0."""

@@ -203,10 +203,7 @@ def _canonical(number: str) -> str:
 
 
 def _is_article(words: Sequence[str], i: int) -> bool:
-    """Return whether a word is an article that says nothing: ``the``, or ``a`` and ``an`` at the start.
-
-    In *Vitamin A*, *A+* or *The The* it says something.
-    """
+    """Return whether a word is an article that says nothing, unlike in *Vitamin A*, *A+* or *The The*."""
     if words[i] not in _ARTICLES or (words[i] != "the" and i > 0) or i + 1 == len(words):
         return False
     if words[i + 1] in _ARTICLES or (i > 0 and words[i - 1] in _ARTICLES):

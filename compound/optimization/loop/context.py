@@ -69,20 +69,15 @@ class RunBudget:
         return runs_left(self.meter, self.proposals)
 
     def free(self, search: SearchState, job: Job | None = None) -> float:
-        """Return the system runs left for jobs, excluding those reserved for decisions."""
-        later = self.plan.decisions - search.decisions - 1
-        reserved = self._next_decision(search, job) + later * self.plan.cost
-        return max(0.0, self.runs_left() - reserved)
+        """Return the system runs left for jobs, excluding those reserved for decisions.
 
-    def _next_decision(self, search: SearchState, job: Job | None) -> float:
-        """Return the system runs to reserve for the next decision.
-
-        After the last job of a round, it is about the parameters that the jobs of the round
-        changed.
+        After the last job of a round, the next decision is about the parameters that its jobs changed.
         """
+        later = self.plan.decisions - search.decisions - 1
         is_last = job is not None and search.jobs_in_round == self.plan.jobs - 1
         keys = {*search.working, *(job.keys if job is not None and is_last else self._keys)}
-        return self._decision_cost(frozenset(keys))
+        reserved = self._decision_cost(frozenset(keys)) + later * self.plan.cost
+        return max(0.0, self.runs_left() - reserved)
 
     def _decision_cost(self, keys: frozenset[str]) -> float:
         if keys not in self._costs:
@@ -91,7 +86,6 @@ class RunBudget:
 
     @functools.cached_property
     def _keys(self) -> Collection[str]:
-        """The parameters of all jobs."""
         return frozenset(key for job in all_jobs(self.problem.method) for key in job.keys)
 
     def fits_another_job(self, search: SearchState) -> bool:
@@ -103,7 +97,6 @@ class RunBudget:
         return min(least for _, least in self._least(search))
 
     def _least(self, search: SearchState) -> list[tuple[Job, float]]:
-        """Return each job with its minimum system runs."""
         minibatch, compared = self.problem.settings.minibatch, has_compared(search)
         return [
             (job, minimum_job_runs(job, minibatch, self.prices, tried=compared))
@@ -123,11 +116,9 @@ class RunBudget:
         return usable_runs(self._share(job, search), free, needed, tried=has_compared(search))
 
     def _jobs(self) -> dict[tuple[str, tuple[str, ...]], Job]:
-        """Return the method's jobs by optimizer and keys."""
         return {(job.optimizer, job.keys): job for job in all_jobs(self.problem.method)}
 
     def _share(self, job: Job, search: SearchState) -> float:
-        """Return the job's share, by weight, of the runs left for jobs."""
         weights = {(j.optimizer, j.keys): j.weight for j in self.problem.method.jobs}
         part = self.plan.jobs / len(weights)  # share of all jobs before each decision
         finished = search.history[len(search.history) - search.jobs_in_round :]
@@ -225,11 +216,7 @@ class RunContext:
         return self._budget
 
     def enter(self, phase: str, rest: float | None = None) -> None:
-        """Tell the listener what the run does now, the best score, and its system runs in ``total``.
-
-        ``loads`` tells whether a model is not in memory yet; ``rest`` are the system runs after a
-        job, if it is the last one.
-        """
+        """Tell the listener what the run does now; ``rest`` are the system runs after the last job."""
         problem, search = self.problem, self.state.search
         total, test = problem.settings.budget.system_runs, 2 * len(problem.test)
         if phase == "testing":

@@ -1,10 +1,9 @@
 """Decisions: compare the working configuration with a reference on validation examples.
 
-The reference is the last configuration that a test supported, at first the initial one. A decision
-takes one look at the validation examples, or two: if the first one does not decide, a second one
-adds examples that nothing has used, as far as the budget covers them. Whether there may be two
-looks, which then share the level of the decision, is fixed before the first one, so that the levels
-of all looks sum to at most ``alpha`` (Dunn 1961).
+The reference is the last configuration that a test supported, at first the initial one. If the
+first look at the validation examples does not decide, a second one adds examples that nothing has
+used, as far as the budget covers them. Whether there may be two looks, which then share the level
+of the decision, is fixed before the first one, so that all levels sum to at most ``alpha``.
 """
 
 from __future__ import annotations
@@ -41,8 +40,6 @@ from compound.graph.configuration import Configuration
 from compound.graph.system import System
 from compound.optimization.budget_plan import decision_cost, further_cost, stochastic
 from compound.optimization.loop.context import RunContext
-
-__all__ = ["decide", "stop_if_undecidable"]
 
 Verdict = Literal["supported", "promising", "rejected", "feasible"]
 
@@ -122,8 +119,6 @@ def probability_of_gain(gains: Sequence[float]) -> float:
 def examples_to_know(gains: Sequence[float], level: float) -> int:
     """Return about how many examples support a gain like this one with a probability of `POWER`.
 
-    There are at most `MOST_EXAMPLES`.
-
     >>> examples_to_know([1, -1, 1, 0, 0, 0, 0, 0, 0, 1], 0.05)
     56
     """
@@ -186,9 +181,7 @@ def _accept(
 ) -> bool:
     """Store what a decision found; return whether the working configuration becomes the best one.
 
-    With ``accept: best``, that is the one with the highest validation score, whatever the verdict.
-    The first configuration that meets the limits replaces an initial one that does not, whatever
-    the score.
+    The first configuration that meets the limits replaces an initial one that does not.
     """
     search, values, score = context.search, working.configuration.to_json(), first.after.mean
     change = first.after.shared(search.incumbent).mean - search.incumbent.shared(first.after).mean
@@ -217,8 +210,7 @@ def _accept(
 def stop_if_undecidable(context: RunContext) -> None:
     """End the search if no later decision can accept a change, since scores can rise too little.
 
-    This is certain, and checked, only for deterministic systems and metrics with bounds: a change
-    that scores the maximum on every validation example has the smallest p-value.
+    This is certain, and checked, only for deterministic systems and metrics with bounds.
     """
     search, bounds = context.search, context.search.incumbent.bounds
     if search.stopped or search.decisions == context.budget.plan.decisions:
@@ -258,7 +250,6 @@ def stop_if_undecidable(context: RunContext) -> None:
 
 
 def _smallest_p(scores: Sequence[float], bounds: Bounds) -> float:
-    """Return the p-value of a change that raises all scores to the maximum."""
     return bounded_p(bounds[1] - np.array(scores), bounds)
 
 
@@ -271,7 +262,6 @@ def _highest_level(context: RunContext) -> float:
 
 
 def _margin(context: RunContext) -> float:
-    """Return the loss that a decision about the jobs of this round accepts."""
     search = context.search
     names = {
         record.optimizer for record in search.history[-search.jobs_in_round :] if record.values
@@ -284,7 +274,6 @@ def _margin(context: RunContext) -> float:
 async def _looks(
     context: RunContext, working: System, level: float, margin: float
 ) -> tuple[Look, Look]:
-    """Return the first and the last look at the working configuration and the reference."""
     reference = context.problem.bind(context.search.supported)
     further = _further_examples(context, reference, working)
     number = context.search.decisions
@@ -323,11 +312,7 @@ async def _looks(
 async def _reference(
     context: RunContext, reference: System, samples: Sequence[int], examples: Sequence[Example]
 ) -> Evaluation:
-    """Evaluate the reference, unless its scores are known because it is deterministic.
-
-    So runs that failed, which are not cached, are not repeated: the working configuration has one
-    chance as well. Those that failed for a transient reason are.
-    """
+    """Evaluate the reference, except where its scores are known because it is deterministic."""
     state = context.state
     evaluations = (context.search.incumbent, state.before)
     known = next(
@@ -348,11 +333,7 @@ async def _reference(
 
 
 def _further_examples(context: RunContext, reference: System, working: System) -> Sequence[Example]:
-    """Return the examples of a second look: as many as the rest of the budget covers, or none.
-
-    Only the last decision uses what is left, unless the plan has reserved runs for every second
-    look.
-    """
+    """Return the examples of a second look: as many as the rest of the budget covers, or none."""
     problem, search, budget = context.problem, context.search, context.budget
     later = budget.plan.decisions - search.decisions
     if not problem.further or (later and problem.settings.accept == "best"):
@@ -368,11 +349,7 @@ def _further_examples(context: RunContext, reference: System, working: System) -
 
 
 def _check_lost(context: RunContext, after: Evaluation) -> None:
-    """Stop if a change lost too many runs; runs that failed otherwise are a result of the change.
-
-    Raises:
-        TooManyFailures: more runs than ``max_failed`` allows failed for a transient reason.
-    """
+    """Raise `TooManyFailures` if a change lost too many runs to transient failures."""
     rows = tuple(row for row in after.rows if row.failure and row.failure.is_transient)
     if len(rows) > context.problem.rules.max_failed * len(after.rows):
         lost = replace(after, rows=rows).failures()
@@ -380,7 +357,6 @@ def _check_lost(context: RunContext, after: Evaluation) -> None:
 
 
 def _lost_examples(evaluation: Evaluation) -> list[str]:
-    """Return the names of the examples of which a run was lost to a transient failure."""
     rows = evaluation.rows
     return list(
         dict.fromkeys(r.example for r in rows if r.failure is not None and r.failure.is_transient)
@@ -388,11 +364,7 @@ def _lost_examples(evaluation: Evaluation) -> list[str]:
 
 
 def _scores_before(before: Evaluation, after: Evaluation) -> list[float]:
-    """Return the scores of the best configuration, by which the change is tested.
-
-    A score that was lost to a transient failure, such as of an overloaded server, is no evidence
-    for the change: it counts as at least that of the working configuration.
-    """
+    """Return the scores of the reference; those lost to a transient failure count as no gain."""
     lost, new = set(_lost_examples(before)), after.by_example()
     return [
         max(old, new[name]) if name in lost else old for name, old in before.by_example().items()

@@ -20,8 +20,6 @@ from compound.optimization.registration import RunningOptimizer, choose_job
 from compound.optimization.runs.state import JobState
 from compound.optimization.scorer import JobScorer
 
-__all__ = ["Jobs"]
-
 
 class Jobs:
     """Runs the jobs before a decision."""
@@ -30,11 +28,7 @@ class Jobs:
         self._context = context
 
     async def run_round(self) -> None:
-        """Run the jobs of one round; each may change the working configuration.
-
-        Before the last decision, jobs continue as long as the budget allows another one and the
-        last round changed something, because nothing else could use the remaining budget.
-        """
+        """Run the jobs of a round; before the last decision, as many as the budget allows while they help."""
         context, search = self._context, self._context.search
         plan = context.budget.plan
         while not search.stopped:
@@ -48,7 +42,6 @@ class Jobs:
             await self._run(self._job())
 
     def _too_small_reason(self, smallest: float) -> str:
-        """Return the reason for ending the search when the budget allows no further job."""
         reason = "the remaining budget is too small for another job"
         context, search = self._context, self._context.search
         if search.history:
@@ -97,7 +90,6 @@ class Jobs:
         return search.job
 
     async def _run(self, job: JobState) -> None:
-        """Run the optimizer, storing its progress at every checkpoint."""
         context, search = self._context, self._context.search
         number = len(search.history)
         self._limit_requests(job)
@@ -138,7 +130,6 @@ class Jobs:
         self._finish(job, proposal, scorer)
 
     def _limit_requests(self, job: JobState) -> None:
-        """Limit the job's proposal requests by number and by their share of the budget."""
         context = self._context
         if job.progress is None:
             chosen = Job(job.optimizer, job.keys, job.reason)
@@ -147,7 +138,6 @@ class Jobs:
         context.proposals.limit(lambda usage: is_within(usage, job.proposal_limits))
 
     def _task(self, job: JobState, number: int, scorer: JobScorer) -> Task:
-        """Create the optimizer's assignment."""
         context, problem = self._context, self._context.problem
         settings, prices = problem.settings, context.budget.prices
         working, ledger = context.working().configuration, context.candidates
@@ -178,7 +168,6 @@ class Jobs:
         )
 
     def _checkpoint(self, job: JobState, number: int, event: Progress, scorer: JobScorer) -> None:
-        """Store the optimizer's progress."""
         context = self._context
         job.progress = dict(event.state)
         job.scored = scorer.snapshot()
@@ -190,10 +179,7 @@ class Jobs:
         context.record_news(number)
 
     def _within_limits(self, job: JobState, proposal: Proposal) -> Proposal:
-        """Return the proposal, or the best candidate within the limits if the proposal exceeds one.
-
-        This includes a job that proposes nothing although the incumbent exceeds a limit.
-        """
+        """Return the proposal, or the best candidate within the limits if it exceeds one."""
         context = self._context
         working = context.working().configuration
         broken = context.candidates.broken_limits(working.replace(proposal.values))
@@ -204,18 +190,14 @@ class Jobs:
             {} if found is None else {c.key: found.to_json()[c.key] for c in working.diff(found)}
         )
         what = "the proposal" if proposal.values else "the current configuration"
-        done = (
-            "the best candidate within the limits is proposed"
-            if values
-            else "no candidate meets the limits"
-        )
+        best = "the best candidate within the limits is proposed"
+        done = best if values else "no candidate meets the limits"
         note = f"{what} exceeds a limit ({', '.join(broken)}): {done}"
         return replace(
             proposal, values=values, after=None, note="; ".join(filter(None, [proposal.note, note]))
         )
 
     def _finish(self, job: JobState, proposal: Proposal, scorer: JobScorer) -> None:
-        """Apply the proposal to the working configuration and record the job."""
         context, search = self._context, self._context.search
         number = len(search.history)
         proposal = self._within_limits(job, proposal)

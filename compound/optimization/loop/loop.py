@@ -1,10 +1,8 @@
 """The optimization loop: evaluate, run jobs, decide, test; every step is an event and a checkpoint.
 
-A round consists of one or more jobs, each improving the working configuration on train examples. A
-decision then compares it with the best configuration on validation examples and accepts it at a
-level that sums to ``alpha`` over all planned decisions. The test split is evaluated once, at the
-end. Later, failed rows of that evaluation can be run again, with the same examples and random
-streams.
+A round consists of jobs, which improve the working configuration on train examples. A decision then
+compares it with the best one on validation examples. The test split is evaluated once, at the end;
+failed rows of that evaluation can later be run again.
 """
 
 from __future__ import annotations
@@ -30,8 +28,6 @@ from compound.optimization.prices import measure_prices
 from compound.optimization.runs.recorder import Recorder
 from compound.optimization.runs.state import FinalEvaluation, OptimizationState, SearchState
 
-__all__ = ["OptimizationLoop", "evaluate_test_split", "final_configuration"]
-
 EVENT = "retry"
 ANSWERED_KINDS = ("parse", "type")  # failures of an answer that was received
 
@@ -51,11 +47,7 @@ def failed_rows(evaluation: Evaluation) -> list[ScoredRun]:
 
 
 async def retry_failed(problem: Problem, recorder: Recorder) -> None:
-    """Rerun the failed test rows of a finished run, and record the results.
-
-    They are charged to the budget's share of the test split. Each evaluation is one event and one
-    checkpoint.
-    """
+    """Rerun the failed test rows of a finished run, charged to the test split, and record the results."""
     context = RunContext.open(problem, recorder)
     context.meter.pause()
     context.test_meter.resume()
@@ -82,7 +74,6 @@ async def _retry(
     problem: Problem,
     recorder: Recorder,
 ) -> None:
-    """Rerun the failed rows of one evaluation, and replace them by the results."""
     stored: FinalEvaluation | None = getattr(recorder.state, name)
     if stored is None or stored.evaluation is None or not (rows := failed_rows(stored.evaluation)):
         return
@@ -124,7 +115,6 @@ async def _retry(
 def _by_sample(
     rows: Sequence[ScoredRun], examples: Sequence[Example]
 ) -> Mapping[int, list[Example]]:
-    """Return the examples to rerun, by sample index."""
     known = {example.id: example for example in examples}
     found: dict[int, list[Example]] = {}
     for row in rows:
@@ -133,7 +123,6 @@ def _by_sample(
 
 
 def _merged(evaluation: Evaluation, again: Sequence[Evaluation]) -> Evaluation:
-    """Return an evaluation with the rerun rows replaced, and the usage of both added."""
     new = {(row.example, row.sample): row for part in again for row in part.rows}
     rows = tuple(new.get((row.example, row.sample), row) for row in evaluation.rows)
     usage, runs = evaluation.usage, evaluation.system_runs
@@ -165,10 +154,7 @@ async def evaluate_test_split(context: RunContext) -> None:
 
 
 async def _evaluate(context: RunContext, executor: Executor, system: System) -> FinalEvaluation:
-    """Evaluate a configuration on the test split, if the budget allows.
-
-    The search is over, so failed runs do not stop it: they are counted, and can be run again.
-    """
+    """Evaluate a configuration on the test split, if the budget allows; failed runs are counted only."""
     problem = context.problem
     if not problem.test:
         return FinalEvaluation()
@@ -230,7 +216,6 @@ class OptimizationLoop:
             await context.executor.aclose()
 
     async def _measure_start(self) -> None:
-        """Evaluate the initial configuration on the validation split, and divide the remaining budget."""
         self._announce()
         context = self.context
         context.enter("evaluating the start")

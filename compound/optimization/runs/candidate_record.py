@@ -19,18 +19,6 @@ from compound.graph.configuration import Configuration, canonical_json
 from compound.optimization.runs.candidates import FILE, Fate
 from compound.optimization.runs.directory import as_folder, load_checkpoint, read_json, read_records
 
-__all__ = [
-    "FEWEST",
-    "CandidateRecord",
-    "cost_name",
-    "describe_costs",
-    "describe_limits",
-    "front",
-    "hypervolume",
-    "importance",
-    "read_candidates",
-]
-
 CHANGED = 1.2  # factor by which tokens or dollars per run must change to be named
 RIDGE = 1.0  # prior weight against an effect, in candidates of average size
 MIN_CANDIDATES = 6  # below which nothing is said of importance
@@ -180,9 +168,8 @@ def cost_name(candidates: Sequence[CandidateRecord]) -> Literal["usd", "tokens"]
 def front(candidates: Sequence[CandidateRecord], cost: str = "") -> list[CandidateRecord]:
     """Return the candidates that no other one beats in both gain and cost, the cheapest first.
 
-    Mean scores are of different examples, so gains over the initial configuration are compared. A
-    candidate counts from `FEWEST` evaluations on: of many candidates on very few examples, some are
-    lucky. The cost is ``usd``, ``tokens`` or ``seconds``, by default that of `cost_name`.
+    Gains over the initial configuration are compared, of candidates with `FEWEST` evaluations. The cost
+    is ``usd``, ``tokens`` or ``seconds``, by default that of `cost_name`.
     """
     cost, found = cost or cost_name(candidates), list[tuple[float, CandidateRecord]]()
     known = [c for c in candidates if c.evaluations >= FEWEST or c.chosen or c.fate == "start"]
@@ -219,15 +206,10 @@ class Importance:
 
 
 def importance(candidates: Sequence[CandidateRecord]) -> list[Importance]:
-    """Return the parameters by their importance, the largest first; empty with few candidates.
+    """Return the changed parameters by their importance, the largest first; none with few candidates.
 
-    A ridge regression of the gains on the values of all parameters, weighted by evaluations, gives
-    an effect for each value. The importance of a parameter is the variance of its effects over the
-    candidates, divided by the sum over all parameters. Parameters that changed together share their
-    effect.
-
-    Returns:
-        One entry for each parameter that changed.
+    A ridge regression of the gains on the values of all parameters gives an effect for each value. The
+    importance of a parameter is the variance of its effects, as a share of that of all parameters.
     """
     known = [c for c in candidates if c.gain is not None and c.evaluations]
     keys = sorted({key for c in known for key in c.values})

@@ -1,8 +1,7 @@
 """Candidates of a run: every configuration that was run, with its scores, its costs and its fate.
 
-The ledger receives each trace of whole runs on train and validation examples, whichever optimizer
-asked for them. It is a part of the checkpoint; ``candidates.jsonl`` is written from it as a whole
-after each job and each decision, so that no line is lost or written twice.
+The ledger receives each trace of whole runs on train and validation examples. It is a part of the
+checkpoint; ``candidates.jsonl`` is written from it as a whole after each job and each decision.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ from compound.execution.trace import Failure, Trace
 from compound.graph.configuration import Configuration
 from compound.graph.system import System
 from compound.optimization.settings.base import LimitSettings
-
-__all__ = ["FILE", "CandidateState", "Candidates", "Costs", "Fate", "Observer", "SplitRuns"]
 
 FILE = "candidates.jsonl"
 Fate = Literal[
@@ -187,19 +184,15 @@ class Candidates:
     ) -> Configuration | None:
         """Return the candidate with the highest mean gain of those that meet the limits.
 
-        It must have common examples with the incumbent and differ from it in some of the given
-        parameters only, and it must gain unless the incumbent exceeds a limit.
+        It must have common examples with the incumbent, differ from it in the given parameters only, and
+        gain unless the incumbent exceeds a limit.
         """
         gains = {}
         for each in self._stored:
             configuration = self._start.replace(each.values)
             changed = {change.key for change in incumbent.diff(configuration)}
-            if (
-                changed
-                and changed <= {*keys}
-                and each.costs
-                and not each.costs.broken(self._limits)
-            ):
+            over = each.costs is None or each.costs.broken(self._limits)
+            if changed and changed <= {*keys} and not over:
                 gain = mean_gain(self.entry(incumbent), each)
                 if gain is not None and (gain > 0 or self.broken_limits(incumbent)):
                     gains[configuration] = gain

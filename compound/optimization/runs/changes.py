@@ -43,11 +43,8 @@ def describe_structure(system: System) -> dict[str, Any]:
 
 
 def _declared(component: Component) -> dict[str, Any]:
-    own = {
-        name: value
-        for name in OWN
-        if isinstance(value := getattr(component, name, None), str | tuple)
-    }
+    given = {name: getattr(component, name, None) for name in OWN}
+    own = {name: value for name, value in given.items() if isinstance(value, str | tuple)}
     outputs = {name: identify_type(port.type) for name, port in component.outputs.items()}
     several = "{" + ", ".join(f"{name}: {kind}" for name, kind in outputs.items()) + "}"
     out = outputs["output"] if list(outputs) == ["output"] else several  # as declared in a file
@@ -106,7 +103,6 @@ def _check_format(path: Path, stored: Mapping[str, Any]) -> None:
 def _describe_change(
     key: str, keys: list[str], before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> tuple[str, str]:
-    """Return the name of a change, and a line describing it."""
     section, _, rest = key.partition(".")
     if section == "data":
         role = rest.partition(".")[0]

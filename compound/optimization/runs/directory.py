@@ -148,7 +148,6 @@ class RunDirectory:
         self._checksums[name] = checksum
 
     def _remove_partial_line(self, name: str, end: int) -> None:
-        """Cut a file to the end of its last complete line, and drop what is still buffered for it."""
         with suppress(OSError):
             self._files.pop(name).close()
         with suppress(RunDirectoryError):
@@ -171,8 +170,8 @@ class RunDirectory:
     ) -> None:
         """Store the state and the lengths of the append-only files, durably and atomically.
 
-        With ``written``, a thread stores them when it returns; until then, the run resumes from
-        the previous checkpoint. The next checkpoint, or `flush`, waits for it and raises its error.
+        With ``written``, a thread stores them when it returns; the next checkpoint, or `flush`, waits for
+        that and raises its error.
         """
         self.flush()
         self.step += 1
@@ -266,11 +265,7 @@ def _check_unused(folder: UntrustedFolder) -> None:
 
 
 def _check_history(folder: UntrustedFolder) -> None:
-    """Reject a run without a checkpoint if its events show that it had one.
-
-    Raises:
-        RunDirectoryError: the checkpoint is missing.
-    """
+    """Reject a run without a checkpoint if its events show that it had one."""
     events = read_records(folder, "events.jsonl")
     if sum(1 for _ in zip(events, range(2), strict=False)) > 1:
         raise RunDirectoryError(
@@ -304,8 +299,6 @@ def report_full_disk(folder: Path) -> Iterator[None]:
 @contextmanager
 def inconsistency_errors(path: object) -> Iterator[None]:
     """Report the run directory if its files, each readable by itself, are inconsistent.
-
-    Files of earlier versions have no checksums, and files from other people may hold anything.
 
     Raises:
         RunDirectoryError: the block failed on a missing key, a wrong type or similar.

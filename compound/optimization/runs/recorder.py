@@ -52,16 +52,13 @@ class Interrupted(CompoundError):
 class Recorder:
     """Writes a run's record and holds its state.
 
-    Every event appends a line and checkpoints the state, so that a run can be killed at any time.
-    If a file named ``STOP`` appears in the run directory, or `stop` is called, the run ends after
-    the next checkpoint.
+    Every event appends a line and checkpoints the state, so that a run can be killed at any time. It
+    ends after the next checkpoint if `stop` is called, or a file ``STOP`` is in the run directory.
 
     Args:
         run: the run directory; closed if it cannot be restored.
-        parent: the main run of a baseline: its cache is shared but charged, and stopping either
-            stops both.
-        listener: receives each event, and in between what is not recorded: ``call``, ``notice``, and
-            ``phase`` (`compound.optimization.loop.context.RunContext.enter`).
+        parent: the main run of a baseline, whose cache is shared but charged; both stop together.
+        listener: receives each event, and ``call``, ``notice`` and ``phase``, which are not recorded.
 
     Attributes:
         resumed: whether the state was restored from a checkpoint.
@@ -140,7 +137,6 @@ class Recorder:
         self._disk.step = self.run.step
 
     def _stop_if_requested(self) -> None:
-        """Stop if requested, unless the run is already done."""
         if self._is_stop_requested() and not self.state.done:
             self.run.flush()
             self._remove_stop_files()
@@ -234,7 +230,6 @@ class Recorder:
 
 
 def _open_pilot(run: RunDirectory) -> DiskCache | None:
-    """Return the calls of a dry run in a run directory, if there was one."""
     if run.folder.kind(PILOT) != "folder":
         return None
     folder = run.folder.below(PILOT)

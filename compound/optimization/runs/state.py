@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import PurePosixPath
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    FiniteFloat,
-    NonNegativeFloat,
     NonNegativeInt,
     PlainSerializer,
     PlainValidator,
-    PositiveInt,
     ValidationError,
 )
 
 from compound.core.storage.artifacts import is_reference, leads_outside
 from compound.core.storage.records import Damaged
 from compound.core.storage.state import State, StateError, first_problem
-from compound.evaluation.evaluate import Evaluation, EvaluationDocument
-from compound.execution.budget import MeterState, StoredUsage
+from compound.evaluation.evaluate import Evaluation
+from compound.execution.budget import MeterState
 from compound.optimization.budget_plan import BudgetPlan
 from compound.optimization.method import JobRecord, ScoredCandidate
 from compound.optimization.prices import Prices
@@ -31,29 +28,8 @@ from compound.optimization.proposals import LedgerState
 from compound.optimization.runs.candidates import CandidateState
 
 
-def _evaluation(value: object) -> Evaluation:
-    """Return an evaluation, parsed from JSON if necessary."""
-    if isinstance(value, Evaluation):
-        return value
-    try:
-        stored = _StoredEvaluation.model_validate(value)
-    except ValidationError as error:
-        raise ValueError(first_problem(error)) from error
-    document = stored.model_dump(exclude_none=True)
-    return Evaluation.from_json(cast("EvaluationDocument", document))  # validated above
-
-
-class _StoredEvaluation(BaseModel):
-    """JSON of an evaluation, by `Evaluation.to_json`; a row is example, sample, score and failure."""
-
-    configuration: str
-    rows: list[tuple[str, int, float, tuple[str, str] | None]]
-    usage: StoredUsage
-    system_runs: NonNegativeFloat
-    bounds: tuple[float, float] | None = None
-    violation: str = ""
-    metric_usage: StoredUsage | None = None
-    pass_at: tuple[PositiveInt, FiniteFloat] | None = None
+def _evaluation(value: Any) -> Evaluation:  # noqa: ANN401 - JSON
+    return value if isinstance(value, Evaluation) else Evaluation.from_json(value)
 
 
 StoredEvaluation = Annotated[
@@ -188,7 +164,6 @@ def read_checkpoint(value: Mapping[str, Any], appended: tuple[str, ...]) -> Chec
 
 
 def _check_places(part: str, values: Mapping[str, Any]) -> None:
-    """Reject a folder outside of the run."""
     for key, value in values.items():
         outside = is_reference(value) and leads_outside(value["path"])
         if outside and not PurePosixPath(value["path"]).is_absolute():

@@ -66,7 +66,6 @@ class OneOf(Settings, ABC):
 
     @model_validator(mode="after")
     def _one(self) -> Self:
-        """Reject several options, or an option that is null."""
         given = [name for name in type(self).model_fields if name in self.model_fields_set]
         if len(given) > 1:
             raise ValueError(f"selects several options: {' and '.join(given)}; keep one")
@@ -88,7 +87,6 @@ class OneOf(Settings, ABC):
 
     @model_serializer(mode="wrap")
     def _chosen_only(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Dump only the selected option, including the default one."""
         chosen = dump(self).get(self.name)
         return {self.name: self.settings.model_dump(mode="json") if chosen is None else chosen}
 

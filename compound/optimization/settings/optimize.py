@@ -17,7 +17,7 @@ from compound.optimization.settings.sections import describe_errors, validate_se
 
 
 def _describe_errors(model: type[S]) -> type[S]:
-    """Make the constructor of settings raise the errors of `make_settings`; validation is unchanged."""
+    """Make the constructor of settings raise `DeclarationError`; validation is unchanged."""
     construct = model.__init__
 
     @wraps(construct)
@@ -52,7 +52,6 @@ class OptimizeSettings(CommonSettings):
     @model_validator(mode="wrap")
     @classmethod
     def _with_sections(cls, values: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Validate each section by the settings of its method."""
         if not isinstance(values, Mapping) or set(values) <= set(CommonSettings.model_fields):
             return handler(values)
         return handler(validate_sections(values))
@@ -98,10 +97,8 @@ class OptimizeSettings(CommonSettings):
 def _is_imported_anew(settings: Settings, kind: type[Settings]) -> bool:
     """Return whether ``settings`` come from an earlier import of the module that defines ``kind``."""
     made = type(settings)
-    return made is not kind and (made.__module__, made.__qualname__) == (
-        kind.__module__,
-        kind.__qualname__,
-    )
+    names = [(each.__module__, each.__qualname__) for each in (made, kind)]
+    return made is not kind and names[0] == names[1]
 
 
 GivenSettings = OptimizeSettings | Mapping[str, object]
@@ -136,7 +133,4 @@ def make_settings(values: Mapping[str, object]) -> OptimizeSettings:
     Traceback (most recent call last):
     compound.core.errors.DeclarationError: unknown setting mmgrpo.lr; use optimize.mmgrpo.optimizer.lr
     """
-    try:
-        return OptimizeSettings.model_validate(values)
-    except ValidationError as error:
-        raise DeclarationError("\n".join(describe_errors(error, values))) from None
+    return OptimizeSettings(**values)

@@ -95,11 +95,7 @@ class _DynamicSettings(CommonSettings):
 
 @functools.cache
 def optimize_model(own: UserSections = ()) -> type[CommonSettings]:
-    """Build the model of ``optimize:``, with one field per section.
-
-    Args:
-        own: sections of user-defined methods; a section without a model accepts any mapping.
-    """
+    """Build the model of ``optimize:``; a section of a user-defined method without a model is any mapping."""
     fields: dict[str, Any] = {
         name: (factory.settings, Field(default=None, description=f"Settings of method `{name}`."))
         for name, factory in registered().items()
@@ -142,19 +138,13 @@ def defaults() -> dict[str, dict[str, object]]:
 def own_sections(
     values: Mapping[str, object], folder: Path = Path(), *, imports: bool = True
 ) -> dict[str, type[Settings] | None]:
-    """Return the models of the sections of methods that are not built in.
-
-    Such a method is named ``module:function`` or provided by an installed package.
-    """
+    """Return the models of the sections of methods that are not built in."""
     found: dict[str, type[Settings] | None] = {}
     for name in _own_methods(values):
         short = name.rpartition(":")[2]
         known = short in registered() or short in CommonSettings.model_fields
-        raw = [
-            each
-            for each in (name, short)
-            if each in values and not isinstance(values[each], Settings)
-        ]
+        given = [each for each in (name, short) if each in values]
+        raw = [each for each in given if not isinstance(values[each], Settings)]
         for section in raw:
             if not (section == short and known):
                 found[section] = _model_of(name, folder, imports=imports)
@@ -166,7 +156,6 @@ def own_sections(
 
 
 def _own_methods(values: Mapping[str, object]) -> Iterator[str]:
-    """Yield the names of user-defined methods that are selected or have a section."""
     together = values.get("better_together")
     stages = (
         together.get("stages") if isinstance(together, Mapping) else getattr(together, "stages", ())
@@ -204,10 +193,7 @@ def validate_sections(values: Mapping[str, object]) -> dict[str, object]:
         raise DeclarationError("\n".join(lines))
     made = {name: type(value) for name, value in values.items() if isinstance(value, Settings)}
     known = {*CommonSettings.model_fields, *registered()}
-    own = {
-        **own_sections(values),
-        **{name: kind for name, kind in made.items() if name not in known},
-    }
+    own = own_sections(values) | {name: kind for name, kind in made.items() if name not in known}
     if unknown := [name for name, model in own.items() if model is None]:
         raise DeclarationError(
             f"optimize.{unknown[0]}: its method cannot be imported",
@@ -243,12 +229,9 @@ def suggest_key(loc: Sequence[str | int], root: type[BaseModel]) -> str:
     if not parents:
         if name in SYNONYMS and name not in get_close_matches(name, model.model_fields, 1, 0.9):
             return f"set {SYNONYMS[name].replace(LOSS, 'grpo')} in the section of the method"
-        has_none = name in registered()  # a method with settings is a field of the model
-        return (
-            f"method {name!r} has no settings"
-            if has_none
-            else suggest_name(name, model.model_fields)
-        )
+        if name in registered():  # a method with settings is a field of the model
+            return f"method {name!r} has no settings"
+        return suggest_name(name, model.model_fields)
     section, *path = parents
     chosen = dict(itertools.pairwise(path)).get("loss") or _usual_loss(root, section)
     prefixes = sorted(WITHIN, key=lambda prefix: not f"{'.'.join(path)}.".startswith(prefix or "-"))
@@ -277,19 +260,14 @@ def suggest_key(loc: Sequence[str | int], root: type[BaseModel]) -> str:
 
 
 def _usual_loss(root: type[BaseModel], section: str) -> str:
-    """Return the default loss of a method."""
     field = model_at(root, [section]).model_fields.get("loss")
-    return (
-        str(getattr(field.get_default(call_default_factory=True), "name", "grpo"))
-        if field
-        else "grpo"
-    )
+    default = field.get_default(call_default_factory=True) if field else None
+    return str(getattr(default, "name", "grpo"))
 
 
 def _inner(
     model: type[BaseModel], path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield the settings of a model and its submodels, each with its path."""
     for name, field in model.model_fields.items():
         yield (*path, name), name
         if (part := _model_in(field.annotation)) is not None:
@@ -307,7 +285,6 @@ def model_at(root: type[BaseModel], path: Iterable[str]) -> type[BaseModel]:
 
 
 def _has(root: type[BaseModel], path: Sequence[str]) -> bool:
-    """Return whether a setting exists at a path."""
     model: type[BaseModel] | None = root
     for part in path:
         if model is None or part not in model.model_fields:

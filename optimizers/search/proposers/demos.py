@@ -57,9 +57,7 @@ def bootstrap(
 ) -> list[WeightedDemo]:
     """Return a component's inputs and outputs in traces with a positive score as demonstrations, best first.
 
-    The weight of a demonstration is ``(score / best) ** SHARPNESS``: demonstrations with partial
-    credit are rarely drawn if there are exact ones, but are used if there are none. Duplicates are
-    removed, and very long demonstrations are skipped.
+    The weight of one is ``(score / best) ** SHARPNESS``: partial credit counts if there is no other.
     """
     scored = [
         (trace.score or 0.0, call)
@@ -88,10 +86,7 @@ def correct_calls(
 ) -> list[Correction]:
     """Return the calls that wrote the system's output, with the expected output and its score.
 
-    If the metric compares an output of an LLM component with an expected answer, the best
-    demonstration has the expected answer rather than the written one: a correct but verbose answer
-    gets partial credit only. Only calls of traces with a positive score are corrected, since their
-    inputs led to the answer.
+    Only calls of traces with a positive score are corrected, since their inputs led to the answer.
     """
     found = _compared(system, metric)
     if found is None or found[1].node.component.kind != "llm":
@@ -141,8 +136,7 @@ def labelled_demos(
 ) -> Mapping[str, Sequence[Demo]]:
     """Return demonstrations made of examples and their expected answers, by component.
 
-    They exist for a component that writes the output compared by the metric, as its only output,
-    and reads inputs of the system only.
+    They exist for a component that only writes the compared output, and reads inputs of the system only.
     """
     found = _compared(system, metric)
     if found is None:
@@ -160,19 +154,14 @@ def labelled_demos(
         answer = _expected(comparison, source, example)
         if answer is not None:
             inputs = {name: example.inputs[wire] for name, wire in read.items()}
-            demo = {
-                "inputs": to_json_values(inputs),
-                "outputs": to_json_values({source.field: answer}),
-            }
+            outputs = to_json_values({source.field: answer})
+            demo = {"inputs": to_json_values(inputs), "outputs": outputs}
             demos += [demo] if len(canonical_json(demo)) <= MAX_CHARACTERS else []
     return {component.name: demos}
 
 
 async def bootstrap_pools(task: Task, examples: Sequence[Example]) -> dict[str, list[WeightedDemo]]:
-    """Run the incumbent on pool examples, and return a pool of demonstrations for each demonstrations key.
-
-    Successful runs of earlier jobs on pool examples are included at no cost, since they are cached.
-    """
+    """Run the incumbent on pool examples, and return a pool of demonstrations for each key."""
     keys = demo_keys(task)
     if not keys or not examples:
         return {}
@@ -211,12 +200,7 @@ def is_whole(trace: Trace) -> bool:
 async def demonstrations(
     task: Task, sources: CandidateSources, rows: Rows
 ) -> dict[str, Sequence[WeightedDemo]]:
-    """Return demonstrations to draw from, by parameter.
-
-    A component that writes the compared output and reads inputs of the system only gets expected
-    answers of train examples, which take no run. The others get inputs and outputs of successful
-    runs.
-    """
+    """Return demonstrations to draw from by key: expected answers, otherwise successful runs."""
     keys = demo_keys(task) if "demos" in sources.names else []
     labelled = labelled_demos(task.system, task.context.metric, rows.read)
     found = {key: labelled.get(component_of(key), ()) for key in keys}

@@ -67,10 +67,7 @@ PAIRS = [("(", ")"), ("[", "]"), ("{", "}"), ("“", "”"), ("«", "»")]
 
 
 def clauses_for(system: System, key: str) -> Clauses:
-    """Return the clauses that are true of the task of a text, by the ports of its component.
-
-    Texts other than prompts, such as those of tools, get none.
-    """
+    """Return the clauses that are true of the task of a text, by the ports of its component."""
     component = system.components[component_of(key)]
     if component.kind == "agent_prompt":
         return ANY_TASK
@@ -180,10 +177,7 @@ def shorten(parts: list[str], rng: np.random.Generator, clauses: Clauses = CLAUS
 def bounded_edit(
     prompt: str, rng: np.random.Generator, space: Text, most: int = 2, clauses: Clauses = CLAUSES
 ) -> str | None:
-    """Return an edited prompt; ``None`` if it is invalid for the parameter or too long.
-
-    The limit prevents prompts from growing without bound over many jobs: an edited prompt is at
-    most `GROWTH` bytes longer than the declared one.
+    """Return an edited prompt; ``None`` if it is invalid, or longer than the declared one by over `GROWTH`.
 
     >>> bounded_edit("Be brief.", np.random.default_rng(1), Text("Be brief."), most=1) is not None
     True

@@ -92,17 +92,8 @@ async def ask_for_proposal(
 ) -> T | None:
     """Ask a model for a proposal, and count the outcome as proposed, duplicate, unusable or failed.
 
-    Args:
-        task: the job.
-        request: the request.
-        lm: the model; ``None`` for the system's own.
-        read: parses the proposal from a reply, without its thoughts; raises `ValueError` or returns
-            ``None`` if the reply is unusable.
-        is_known: returns whether the job had a proposal before.
-
-    Returns:
-        The proposal, even if it is known; ``None`` if there is none, or if it is a text that
-        contains the answer of a held-out example.
+    ``read`` parses a reply without its thoughts; it raises `ValueError` or returns ``None`` for an
+    unusable one, and so is a text that contains the answer of a held-out example.
     """
     try:
         reply = await task.scorer.generate(request, lm)

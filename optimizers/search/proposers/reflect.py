@@ -1,12 +1,7 @@
 """Prompts that a model writes after reading the data (`describe`) or runs of the system (`reflect`).
 
-A model improves an instruction best if it sees what goes wrong: inputs, outputs, what followed, the
-expected result, the score, and the metric's feedback. Failing runs come first, since successful
-ones show only what the instruction already achieves. Before any run, it can read rows of the data
-instead: the expected results show formats, labels and conventions that an instruction should state.
-
 Agrawal et al. 2025, "GEPA", and Opsahl-Ong et al. 2024, "MIPRO" (the summary of the data), show the
-value of either source.
+value of either source. Failing runs come first.
 """
 
 from __future__ import annotations
@@ -80,7 +75,6 @@ async def _ask(
     lm: str | None,
     known: Collection[str],
 ) -> str | None:
-    """Ask for a better version of a text; return it if it is valid and new."""
     space, component = task.system.parameters[key], task.system.components[component_of(key)]
     assert isinstance(space, Text)  # callers pass keys of texts only
     described = diagram(task.system)
@@ -103,10 +97,7 @@ async def _ask(
 async def describe(
     task: Task, key: str, text: str, rows: Sequence[Example], number: int, *, lm: str | None
 ) -> str | None:
-    """Return a version of a text that states what rows of the data show; no run is needed.
-
-    The request is repeated with further rows, each time for a better version of the last answer.
-    """
+    """Return a version of a text that states what rows of the data show, improved with further rows."""
     order = generator(task.seed, "describe", key, number).permutation(len(rows))
     start = text
     for link in range(min(CHAIN, math.ceil(len(rows) / BATCH))):

@@ -25,8 +25,7 @@ from compound.graph.space import Demos, Text
 from compound.graph.system import System
 from compound.optimization.settings.base import BudgetSettings
 from compound.optimization.settings.optimize import OptimizeSettings
-from compound.optimizers.baselines.evolution import GEPASettings
-from compound.optimizers.baselines.gepa import GEPA, pareto_size
+from compound.optimizers.baselines.gepa import GEPA, GEPASettings, pareto_size
 from compound.optimizers.methods import method
 from compound.testing import ScriptedLM
 

@@ -18,9 +18,8 @@ from gepa.core.adapter import EvaluationBatch
 from compound import Example, Function, Input, Score, System, Text
 from compound.execution.rng import derive_seed
 from compound.metrics import custom
-from compound.optimizers.baselines import evolution
-from compound.optimizers.baselines.evolution import GEPASettings
-from compound.optimizers.baselines.gepa import GEPA
+from compound.optimizers.baselines import gepa as module
+from compound.optimizers.baselines.gepa import GEPA, GEPASettings
 from compound.optimizers.search.sources import split
 from compound.testing import ScriptedLM
 
@@ -229,14 +228,14 @@ def merged_run(*, lowest: bool = False) -> str:
     log: list[str] = []
 
     def ask(question: Any) -> Any:
-        if isinstance(question, evolution.Rewrite):
+        if isinstance(question, module.Rewrite):
             return [f"{item.text}+{len(log)}" for item in question.items]
-        if isinstance(question, evolution.Proceed):
+        if isinstance(question, module.Proceed):
             return question.iterations < 80
         texts, examples = question.texts, question.examples
         log.append(f"{len(examples)} {sorted(texts.items())}")
         records = [{key: {"Score": "0"} for key in texts} for _ in examples]
-        return evolution.Scored(rank(texts, examples), records)
+        return module.Scored(rank(texts, examples), records)
 
     def rank(texts: Any, examples: Any) -> list[float]:
         """Half of the Pareto set is right, always; of a minibatch, any part."""
@@ -246,7 +245,7 @@ def merged_run(*, lowest: bool = False) -> str:
         middle = sorted(chance)[len(chance) // 2] if len(chance) == 20 else 2**31
         return [float(number >= middle) for number in chance]
 
-    evolution.search(
+    module.search(
         ask,
         start={f"t{i}": "x" for i in range(5)},
         feedback=list(range(10)),  # type: ignore[arg-type]

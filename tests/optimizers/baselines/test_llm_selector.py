@@ -202,14 +202,14 @@ class TestDiagnoser:
             ("[ Final  Answer : NO ]", 0.0),
             ("First I thought [final answer: No], but [final answer: Yes]", 1.0),
             ("[final answer: Yes] or rather [correct answer]", 0.0),
-            ("[final answer: maybe]", 0.5),
-            ("final answer: Yes", 0.5),
-            ("yes", 0.5),
-            ("[final answer: Yes", 0.5),
-            ("", 0.5),
+            ("[final answer: maybe]", None),
+            ("final answer: Yes", None),
+            ("yes", None),
+            ("[final answer: Yes", None),
+            ("", None),
         ],
     )
-    def test_verdicts(self, reply: str, expected: float) -> None:
+    def test_verdicts(self, reply: str, expected: float | None) -> None:
         assert blame(reply) == expected
 
     def test_the_judge_sees_the_steps_the_result_and_what_was_expected(self) -> None:
