@@ -18,22 +18,13 @@ from compound.evaluation.statistics import (
     Bounds,
     Interval,
     binomial_lower,
-    cluster_mean_interval,
     interval_of_means,
     mean_interval,
-    paired_interval,
 )
 
 
 def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
-
-
-def test_the_t_interval_equals_the_one_computed_by_hand() -> None:
-    # mean 2, s = 1, half width = t(0.975, 2) / sqrt(3) = 4.302653 / 1.732051
-    interval = mean_interval([1, 2, 3])
-    assert (interval.mean, interval.n) == (2.0, 3)
-    assert (interval.low, interval.high) == pytest.approx((2 - 2.484138, 2 + 2.484138), abs=1e-6)
 
 
 @pytest.mark.parametrize("values", [[0.4], [0.1, 0.1, 0.1]])
@@ -168,32 +159,6 @@ def test_values_that_have_no_mean_are_refused(values: list[float]) -> None:
 def test_a_level_outside_zero_and_one_is_refused(level: float) -> None:
     with pytest.raises(ValueError, match=f"0 < level < 1 must hold, got level={level}"):
         mean_interval([1.0, 2.0], level)
-
-
-def test_repeats_of_one_example_count_as_one_example() -> None:
-    repeated = cluster_mean_interval([[1.0, 0.0], [1.0] * 50, [0.0]])
-    assert repeated == mean_interval([0.5, 1.0, 0.0])
-    assert repeated.n == 3
-
-
-def test_the_paired_interval_is_the_interval_of_the_differences() -> None:
-    assert paired_interval([0.0, 0.5, 1.0], [1.0, 1.0, 1.0]) == mean_interval([1.0, 0.5, 0.0])
-    bounded = paired_interval([0.0, 0.5, 1.0], [1.0, 1.0, 1.0], bounds=UNIT)
-    assert bounded == mean_interval([1.0, 0.5, 0.0], bounds=(-1.0, 1.0))
-
-
-@pytest.mark.parametrize(
-    ("successes", "n", "lower"),
-    [
-        (10, 10, 0.05 ** (1 / 10)),
-        (1, 1, 0.05),
-        (1, 10, 1 - 0.95 ** (1 / 10)),
-        (0, 10, 0),
-        (0, 0, 0),
-    ],
-)
-def test_the_binomial_limit_equals_the_closed_form(successes: int, n: int, lower: float) -> None:
-    assert binomial_lower(successes, n) == pytest.approx(lower)
 
 
 def test_impossible_counts_are_refused() -> None:

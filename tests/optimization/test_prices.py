@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -148,43 +147,6 @@ def changes(prices: Prices, names: str) -> list[Any]:
     return [pytest.approx(prices.change([name])) for name in names]
 
 
-@pytest.mark.parametrize("find", [measured, estimate_prices])
-class TestStaticGraphs:
-    def test_a_change_in_a_chain_executes_all_that_follows(self, find: Find) -> None:
-        prices = find(chain())
-        assert changes(prices, "abc") == [1, 2 / 3, 1 / 3]
-        assert prices.change([]) == 0
-        assert prices.change(["b", "c"]) == pytest.approx(2 / 3)
-        assert prices.keys(["c.option", "b.option"]) == pytest.approx(2 / 3)
-        assert [prices.call(name) for name in "abc"] == [pytest.approx(1 / 3)] * 3
-        assert [prices.savings(name) for name in "abc"] == [pytest.approx(n) for n in (3, 2, 1)]
-
-    def test_branches_of_a_diamond_execute_their_join_only_once(self, find: Find) -> None:
-        prices = find(diamond())
-        assert changes(prices, "abcd") == [1, 1 / 2, 1 / 2, 1 / 4]
-        assert prices.change(["b", "c"]) == pytest.approx(3 / 4)
-        assert prices.savings("b") == pytest.approx(2)
-
-    def test_functions_cost_nothing_but_what_follows_them_does(self, find: Find) -> None:
-        passed = Function("pass", same)(y=add("a", x=X))
-        system = System(
-            "passed", outputs={"y": add("b", y=passed), "z": Function("last", same)(y=passed)}
-        )
-        prices = find(system)
-        assert changes(prices, "ab") == [1, 1 / 2]
-        assert prices.change(["pass"]) == pytest.approx(1 / 2)
-        assert prices.change(["last"]) == 0
-        assert (prices.call("pass"), prices.savings("pass")) == (0, math.inf)
-        assert (prices.call("last"), prices.savings("last")) == (0, 1)
-
-    def test_a_system_without_counted_calls_takes_whole_runs(self, find: Find) -> None:
-        """Nothing of it is cached, and therefore every change, even none, takes a whole run."""
-        prices = find(System("plain", outputs={"y": Function("pass", same)(y=X)}))
-        assert prices.calls == []
-        assert (prices.change(["pass"]), prices.keys([]), prices.call("pass")) == (1, 1, 1)
-        assert prices.savings("pass") == 1
-
-
 class TestComposites:
     def test_turns_of_a_loop_depend_on_the_turns_before(self) -> None:
         """Of six calls of two turns: a, b, c, b, c, d. A change of c leaves a and the first b."""
@@ -219,22 +181,6 @@ class TestComposites:
         assert prices.change(["b"]) == pytest.approx(1 / 2 / 2)
         assert prices.change(["c"]) == pytest.approx(2 / 3 / 2)
         assert prices.change(["d"]) == pytest.approx(1 / 3 / 2)
-
-
-class TestTraces:
-    def test_failed_runs_count_with_the_calls_they_made(self) -> None:
-        """The first step rejects a negative number, so that the run has one call instead of three."""
-        found = traces(chain(), [-1, 1])
-        assert found[0].failure is not None
-        made = sum(call.counted for call in found[0].calls)
-        prices = measure_prices(chain(), found)
-        assert made == 1
-        assert prices.change(["a"]) == pytest.approx(1)
-        assert prices.change(["c"]) == pytest.approx((0 + 1 / 3) / 2)
-
-    def test_prices_survive_storage(self) -> None:
-        prices = measured(routed(), 9, 1)
-        assert Prices.from_json(prices.to_json()) == prices
 
 
 NAMES = "abcdef"

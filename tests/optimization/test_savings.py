@@ -18,7 +18,6 @@ from compound.optimization.prices import estimate_prices, measure_prices
 from compound.optimization.settings.optimize import OptimizeSettings, make_settings
 from compound.optimizers.search.local_gains import (
     LocalSavings,
-    describe_savings,
     savings_of,
     total_savings,
 )
@@ -97,18 +96,6 @@ class TestByHand:
         after = savings_of(system, "head", measure_prices(system, [trace]))
         assert before == LocalSavings("head", 1, 1 / 2)
         assert after == LocalSavings("head", 1, 1 / 4)
-
-
-def test_words() -> None:
-    system = headed()
-    prices = estimate_prices(system)
-    names = ("searcher", "presenter", "shortener")
-    assert describe_savings([savings_of(system, name, prices) for name in names]) == (
-        "local rewards may make an evaluation of a candidate cheaper: "
-        "searcher 4 times (1 of a run globally, 0.25 locally); "
-        "presenter without limit (0.75 of a run globally, 0 locally); "
-        "shortener none: nothing counted follows it; at most 4 times in all"
-    )
 
 
 @pytest.mark.parametrize(("method", "told"), [("optimas", True), ("search", False)])

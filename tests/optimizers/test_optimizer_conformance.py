@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -61,134 +61,47 @@ class StateKit(OptimizerKit):
         assert job.spent == 0
 
 
-class TestRandomSearch(StateKit):
-    state = Halving
+def kit_of(
+    made: type[State], least: int, tuned: Sequence[str] | None, factory: Callable[[], Optimizer]
+) -> type[StateKit]:
+    class Kit(StateKit):
+        state = made
+        checkpoints = least
 
-    def make(self) -> Optimizer:
-        return RandomSearch()
+        def make(self) -> Optimizer:
+            return factory()
 
+        def keys(self) -> Sequence[str]:
+            return super().keys() if tuned is None else tuned
 
-class TestJointSearch(StateKit):
-    state = JointProgress
-    checkpoints = 4
-
-    def make(self) -> Optimizer:
-        return JointSearch(CandidateSources(("describe", "reflect", "demos", "edits")))
-
-    def keys(self) -> Sequence[str]:
-        return (*TEXTS, "second.demos", "second.temperature", "second.max_tokens")
+    return Kit
 
 
-class TestMipro(StateKit):
-    state = MIPROProgress
-    checkpoints = 2
+EVERYTHING = (*TEXTS, "second.demos", "second.temperature", "second.max_tokens")
+ALL_SOURCES = CandidateSources(("describe", "reflect", "demos", "edits"))
+BOTH = MIPROSettings(proposers=("edits", "llm"), trials=6)
+LIMITS = ("first.max_tokens", "second.max_tokens")
+SEARCHED = (*SECOND, "first.prompt")
 
-    def make(self) -> Optimizer:
-        return Mipro(MIPROSettings(proposers=("edits", "llm"), trials=6))
-
-    def keys(self) -> Sequence[str]:
-        return (*TEXTS, "second.demos")
-
-
-class TestMiproWithoutDemonstrations(TestMipro):
-    def make(self) -> Optimizer:
-        return Mipro(MIPROSettings(trials=4))
-
-    def keys(self) -> Sequence[str]:
-        return TEXTS
-
-
-class TestOPRO(StateKit):
-    state = Generations
-    checkpoints = 3
-
-    def make(self) -> Optimizer:
-        return OPRO()
-
-    def keys(self) -> Sequence[str]:
-        return TEXTS
-
-
-class TestTextGrad(StateKit):
-    state = Descent
-    checkpoints = 5
-
-    def make(self) -> Optimizer:
-        return TextGrad()
-
-    def keys(self) -> Sequence[str]:
-        return TEXTS
-
-
-class TestGEPA(StateKit):
-    state = Evolution
-    checkpoints = 2
-
-    def make(self) -> Optimizer:
-        return GEPA(GEPASettings(iterations=6))
-
-    def keys(self) -> Sequence[str]:
-        return TEXTS
-
-
-class TestLLMSelector(StateKit):
-    state = Selection
-    checkpoints = 2
-
-    def make(self) -> Optimizer:
-        return LLMSelector()
-
-    def keys(self) -> Sequence[str]:
-        return ("first.max_tokens", "second.max_tokens")
-
-
-class TestLLMSelectorWithADiagnoser(TestLLMSelector):
-    def make(self) -> Optimizer:
-        return LLMSelector(alpha=1.0)
-
-
-class TestOfflineRewards(StateKit):
-    state = Collecting
-    checkpoints = 2
-
-    def make(self) -> Optimizer:
-        return offline_rewards(REWARDS, SOURCES)
-
-    def keys(self) -> Sequence[str]:
-        return (*SECOND, "first.prompt")
-
-
-class TestGuidedSearch(StateKit):
-    """Local evaluations of the first component save calls; the second one is the last."""
-
-    state = JointProgress
-    checkpoints = 4
-
-    def make(self) -> Optimizer:
-        return guided_search(REWARDS, SOURCES)
-
-    def keys(self) -> Sequence[str]:
-        return (*SECOND, "first.prompt")
-
-
-class TestLocalSearch(StateKit):
-    state = LocalProgress
-    checkpoints = 1
-
-    def make(self) -> Optimizer:
-        return local_search(REWARDS, SOURCES)
-
-    def keys(self) -> Sequence[str]:
-        return ("first.prompt",)
-
-
-class TestCloning(TestLocalSearch):
-    """Without pairs there is nothing to imitate."""
-
-    checkpoints = 0
-
-    def make(self) -> Optimizer:
-        return local_search(REWARDS, SOURCES, scoring=Cloning)
+TestRandomSearch = kit_of(Halving, OptimizerKit.checkpoints, None, RandomSearch)
+TestJointSearch = kit_of(JointProgress, 4, EVERYTHING, lambda: JointSearch(ALL_SOURCES))
+TestMipro = kit_of(MIPROProgress, 2, (*TEXTS, "second.demos"), lambda: Mipro(BOTH))
+TestMiproOfTexts = kit_of(MIPROProgress, 2, TEXTS, lambda: Mipro(MIPROSettings(trials=4)))
+TestOPRO = kit_of(Generations, 3, TEXTS, OPRO)
+TestTextGrad = kit_of(Descent, 5, TEXTS, TextGrad)
+TestGEPA = kit_of(Evolution, 2, TEXTS, lambda: GEPA(GEPASettings(iterations=6)))
+TestLLMSelector = kit_of(Selection, 2, LIMITS, LLMSelector)
+TestDiagnoser = kit_of(Selection, 2, LIMITS, lambda: LLMSelector(alpha=1.0))
+TestOfflineRewards = kit_of(Collecting, 2, SEARCHED, lambda: offline_rewards(REWARDS, SOURCES))
+# local evaluations of the first component save calls; the second one is the last
+TestGuidedSearch = kit_of(JointProgress, 4, SEARCHED, lambda: guided_search(REWARDS, SOURCES))
+TestLocalSearch = kit_of(
+    LocalProgress, 1, ("first.prompt",), lambda: local_search(REWARDS, SOURCES)
+)
+# without pairs there is nothing to imitate
+TestCloning = kit_of(
+    LocalProgress, 0, ("first.prompt",), lambda: local_search(REWARDS, SOURCES, scoring=Cloning)
+)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,6 @@ from compound.optimizers.search.proposers.demos import (
     draw_demos,
 )
 from compound.optimizers.search.proposers.edits import edit_prompt
-from compound.optimizers.search.proposers.proposing import parse_prompt
 from compound.optimizers.search.sources import CandidateSources
 from compound.testing import PlainMemory, ScriptedLM
 
@@ -205,23 +204,6 @@ class TestHalving:
         proposed(RandomSearch(), task(numeric(), scorer, **changes))
         return [len(batch) for batch in scorer.batches]
 
-    @pytest.mark.parametrize(
-        ("runs", "expected"),
-        [
-            (math.inf, [8, 16, 32, 64, 120]),
-            (
-                144,
-                [4, 11, 23, 41],
-            ),  # 36 of 144 for 9 on 4, 35 of 108 for 5 on 7, 36 of 73 for 3 on 12
-            (2, [1]),
-            (1, []),
-        ],
-    )
-    def test_the_rounds_are_those_worked_out_by_hand(
-        self, runs: float, expected: list[int]
-    ) -> None:
-        assert self.sizes(Simulated(lambda arm: 0.9 if arm else 0.1, runs_left=runs)) == expected
-
     def test_a_hopeless_candidate_is_not_measured_any_further(self) -> None:
         """It costs less than expected, so that the runs left would cover further examples."""
         hopeless, promising = (
@@ -326,26 +308,6 @@ class TestEdits:
         after = edit_prompt(prompt, rng(seed), 3)
         assert after.strip()
         assert after == edit_prompt(prompt, rng(seed), 3)
-
-
-class TestOpro:
-    @pytest.mark.parametrize(
-        ("reply", "expected"),
-        [
-            ("<prompt>One line.</prompt>", "One line."),
-            (
-                "Sure!\n<prompt>\nFirst.\nSecond.\n\nThird.\n</prompt> Good luck.",
-                "First.\nSecond.\n\nThird.",
-            ),
-            ("<PROMPT>Cut off\nin the mid", "Cut off\nin the mid"),
-            ("<prompt>a</prompt><prompt>b</prompt>", "a"),
-            ("no mark at all", None),
-            ("<prompt>  \n </prompt>", None),
-            ("", None),
-        ],
-    )
-    def test_d13_a_proposal_keeps_all_its_lines(self, reply: str, expected: str | None) -> None:
-        assert parse_prompt(reply) == expected
 
 
 ANSWERER = LLM("answerer", prompt=Text("Answer."), demos=Demos(max=3))

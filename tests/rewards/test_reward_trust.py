@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from typing import Any
 
 import numpy as np
@@ -62,16 +61,6 @@ class TestGate:
         cases = 100
         passed = sum(passes(inputs, 0.0, columns, seed) for seed in range(cases))
         assert binomial_tail(passed, cases, LEVEL) > 0.01  # no more than chance allows at the level
-
-    def test_an_input_counts_once_however_many_pairs_it_has(self) -> None:
-        """Pairs of one input are not independent: thirty right ones of one input are one case."""
-        found = evidence(
-            [1.0] * 30 + [-1.0, 1.0, -0.5, 0.0, 2.0], ["a"] * 30 + ["b", "b", "c", "d", "d"]
-        )
-        assert found == Evidence(right=2, wrong=1)  # a and d right, c wrong, b undecided
-
-    def test_pairs_without_a_margin_do_not_count(self) -> None:
-        assert evidence([math.nan, math.nan, 1.0], ["a", "b", "b"]) == Evidence(1, 0)
 
 
 def written(text: str) -> str:

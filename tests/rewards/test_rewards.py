@@ -20,7 +20,7 @@ from compound import LLM, Function, Input, Selector, System, Text
 from compound.core.errors import ConfigurationError, DataError, DeclarationError
 from compound.optimizers.weights.recipes.local_draws import LocalTrainingChoice
 from compound.optimizers.weights.recipes.ppo import LocalPPOSettings, MAPPOSettings, PPOSettings
-from compound.rewards.alignment import accuracy, calibration_error, rank_correlation, reliability
+from compound.rewards.alignment import calibration_error, reliability
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.candidates import Candidate, Sampling
 from compound.rewards.features import Embedder, FeatureMap, NoBackbone, Template, describe
@@ -283,18 +283,6 @@ class TestHeads:
 
 
 class TestAlignment:
-    def test_accuracy_is_over_inputs(self) -> None:
-        found = accuracy([1, 1, 1, 1, -1], ["a", "a", "a", "a", "b"])
-        assert (found.mean, found.pairs, found.inputs) == (0.5, 5, 2)
-        assert found.low is not None
-        assert found.high is not None
-        assert 0 <= found.low < 0.5 < found.high <= 1
-
-    def test_rank_correlation_by_hand(self) -> None:
-        assert rank_correlation([[3.0, 1.0, 2.0]], [[1.0, 0.0, 0.5]]) == pytest.approx(1.0)
-        assert rank_correlation([[1.0, 1.0]], [[0.0, 1.0]]) == 0.0
-        assert math.isnan(rank_correlation([[1.0, 2.0]], [[0.5, 0.5]]))
-
     def test_reliability_by_hand(self) -> None:
         """Ten pairs stated at σ(1): eight right."""
         margins = [1.0] * 8 + [-1.0] * 2

@@ -15,8 +15,6 @@ from compound.rewards.candidates import (
     Candidate,
     Sampling,
     could_be_decided,
-    differences,
-    is_comparable,
     is_decided,
     is_significant,
 )
@@ -60,32 +58,6 @@ class TestLevel:
             [1.0, 1.0, 1.0, 0.0, 0.0, 0.0], LEVEL
         )  # although Student's p is 0.076
         assert is_significant([1.0, 1.0, 1.0, 1.0, 0.0, 0.0], LEVEL)
-
-    def test_level_1_accepts_any_mean_but_0(self) -> None:
-        assert is_significant([1e-9], 1.0)
-        assert is_significant([3.0, -1.0, -1.0], 1.0)
-        assert not is_significant([2.0, -1.0, -1.0], 1.0)
-        assert not is_significant([0.0], 1.0)
-
-
-class TestCandidates:
-    def test_what_can_be_compared(self) -> None:
-        """Two runs of each, exact rewards, or any at level 1."""
-        once, twice = Candidate({}, (1.0,)), Candidate({}, (1.0, 0.0))
-        sure = Candidate({}, (1.0,), certain=True)
-        assert not is_comparable(once, once, LEVEL)
-        assert not is_comparable(once, twice, LEVEL)
-        assert not is_comparable(once, sure, LEVEL)
-        assert is_comparable(twice, twice, LEVEL)
-        assert is_comparable(twice, sure, LEVEL)
-        assert is_comparable(sure, sure, LEVEL)
-        assert is_comparable(once, once, 1.0)
-
-    def test_values_and_differences_by_hand(self) -> None:
-        a, b = Candidate({}, (1.0, 2.0, 6.0)), Candidate({}, (0.5, 0.25), certain=True)
-        assert a.value == 3.0
-        assert differences(a, b) == [0.5, 1.5, 5.5]
-        assert differences(b, a) == [-0.5, -1.5, -5.5]
 
 
 Noise = Callable[[np.random.Generator, float, float], float]

@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from pydantic import Field
 
 from compound.core.example import Example, Metric
-from compound.core.storage.state import State
 from compound.evaluation.metrics.comparison import Comparison
 from compound.execution.trace import Call, Trace
 from compound.graph.component import Component, Input, Output
@@ -18,8 +16,7 @@ from compound.graph.system import System
 from compound.graph.types import accepts
 from compound.optimization.method import Task
 from compound.optimizers.scheduling import demo_keys
-from compound.optimizers.search.memory_part import MemoryPart
-from compound.optimizers.search.sources import CandidateSources, Rows, pool_order
+from compound.optimizers.search.sources import CandidateSources, Rows
 
 SHARPNESS = 4  # exponent of relative scores in sampling weights; higher values prefer better traces
 MAX_CHARACTERS = 1500  # of one demonstration, as JSON
@@ -36,20 +33,6 @@ class WeightedDemo:
 
     demo: Demo
     weight: float
-
-
-class Source(State):
-    """Runs that demonstrations were taken from."""
-
-    configuration: dict[str, object]
-    examples: list[str]
-
-
-class Sources(MemoryPart):
-    """Memory of demonstrations: the runs they were taken from."""
-
-    NAME = "demonstrations"
-    sources: list[Source] = Field(default_factory=list)  # the runs by configuration, latest last
 
 
 def bootstrap(
@@ -166,30 +149,11 @@ async def bootstrap_pools(task: Task, examples: Sequence[Example]) -> dict[str, 
     if not keys or not examples:
         return {}
     traces = await task.scorer.traces({}, examples)
-    served = [trace.example for trace in traces if is_whole(trace) and (trace.score or 0.0) > 0]
-    traces += await _earlier_traces(task, [example.id for example in examples], served)
     corrections = correct_calls(
         traces, task.system, task.context.metric, {e.id: e for e in task.train}
     )
     components = {key: task.system.components[component_of(key)] for key in keys}
     return {key: bootstrap(traces, component, corrections) for key, component in components.items()}
-
-
-async def _earlier_traces(task: Task, seen: Sequence[str], served: Sequence[str]) -> list[Trace]:
-    """Return successful traces of earlier jobs on pool examples, and store those of the incumbent."""
-    current, known = task.system.configuration.to_json(), Sources.of(task.context.memory)
-    traces, before = list[Trace](), list[str]()
-    for source in known.sources:
-        is_current = source.configuration == current
-        before += source.examples if is_current else []
-        names = set(source.examples) - set(seen if is_current else ())
-        if names and task.scorer.has_free_repeats:
-            repeated = [example for example in pool_order(task) if example.id in names]
-            traces += await task.scorer.traces(source.configuration, repeated)
-    known.sources = [source for source in known.sources if source.configuration != current]
-    known.sources.append(Source(configuration=current, examples=sorted({*before, *served})))
-    known.store(task.context.memory)
-    return traces
 
 
 def is_whole(trace: Trace) -> bool:

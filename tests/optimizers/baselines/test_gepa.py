@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 import threading
@@ -25,7 +24,7 @@ from compound.graph.space import Demos, Text
 from compound.graph.system import System
 from compound.optimization.settings.base import BudgetSettings
 from compound.optimization.settings.optimize import OptimizeSettings
-from compound.optimizers.baselines.gepa import GEPA, GEPASettings, pareto_size
+from compound.optimizers.baselines.gepa import GEPA, GEPASettings
 from compound.optimizers.methods import method
 from compound.testing import ScriptedLM
 
@@ -221,24 +220,6 @@ class TestBudget:
             states, _ = assignment.run(GEPA())
             assert len(asked(assignment.lm, REFLECTING)) == len(states) - 1 == iterations
             assert assignment.spent == 8 + 6 * iterations
-
-    @pytest.mark.parametrize(
-        ("arguments", "expected"),
-        [
-            ((50, 8, 3, math.inf), 50),
-            ((50, 8, 3, 400), 50),
-            ((50, 8, 3, 399), 49),
-            ((20, 8, 3, 400), 20),
-            ((50, 8, 3, 40), 8),  # a minibatch at least
-            ((50, 8, 3, 22), 8),
-            ((50, 8, 3, 21), 7),  # the incumbent and one iteration: 7 + 3 + 3 + 7
-            ((50, 8, 3, 7), 0),
-            ((50, 8, 3, 0), 0),
-            ((0, 8, 3, 400), 0),
-        ],
-    )
-    def test_sizes_are_those_worked_out_by_hand(self, arguments: Any, expected: int) -> None:
-        assert pareto_size(*arguments) == expected
 
 
 def data() -> Dataset:

@@ -27,7 +27,6 @@ from compound.optimizers.baselines.mipro_trials import (
     Trial,
     plan_trials,
     promising,
-    trials_for,
 )
 from compound.optimizers.methods import method
 from compound.optimizers.search.proposers.demos import labelled_demos
@@ -281,62 +280,6 @@ class TestDemonstrations:
 
 
 class TestSizes:
-    @pytest.mark.parametrize(
-        ("parameters", "values", "expected"),
-        [
-            # DSPy's numbers for one, two and five predictors with demonstrations: light, medium,
-            # heavy
-            (2, 6, 10),
-            (2, 12, 18),
-            (2, 18, 27),
-            (4, 6, 20),
-            (4, 12, 28),
-            (4, 18, 33),
-            (10, 6, 51),
-            (10, 12, 71),
-            (10, 18, 83),
-            (0, 6, 0),
-            (1, 2, 3),
-        ],
-    )
-    def test_trials_are_those_of_the_formula(
-        self, parameters: int, values: int, expected: int
-    ) -> None:
-        assert trials_for(parameters, values) == expected
-
-    @pytest.mark.parametrize(
-        ("examples", "runs", "expected"),
-        [
-            # 20 trials of 35, the incumbent and four more full evaluations of 300
-            (400, math.inf, (20, 35, 300)),
-            (400, 2200, (20, 35, 300)),
-            # the full set shrinks first: 20 * 35 + 5 * 299
-            (400, 2199, (20, 35, 299)),
-            (400, 1225, (20, 35, 105)),
-            # then the minibatch: 20 * 34 + 5 * 102
-            (400, 1224, (20, 34, 102)),
-            (400, 280, (20, 8, 24)),
-            # then the trials: 19 * 8 + 5 * 24
-            (400, 279, (19, 8, 24)),
-            (400, 56, (1, 8, 24)),
-            # then the full set: 8 + 2 * 23
-            (400, 55, (1, 8, 23)),
-            (400, 26, (1, 8, 9)),
-            # the incumbent and a trial on the same examples
-            (400, 16, (1, 8, 8)),
-            # few examples: each trial is a full evaluation, of which there are 21
-            (40, 840, (20, 40, 40)),
-            (40, 839, (20, 31, 40)),
-            (5, 105, (20, 5, 5)),
-        ],
-    )
-    def test_sizes_are_those_worked_out_by_hand(
-        self, examples: int, runs: float, expected: tuple[int, int, int]
-    ) -> None:
-        plan = plan_trials(20, 35, 300, least=8, examples=examples, runs=runs)
-        assert plan is not None
-        assert (plan.trials, plan.batch, plan.full) == expected
-
     def test_too_few_runs_are_no_search(self) -> None:
         assert plan_trials(20, 35, 300, least=8, examples=400, runs=15) is None
         assert plan_trials(20, 35, 300, least=8, examples=0, runs=math.inf) is None

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
 import numpy as np
-import pytest
 
 from compound import LLM, Example, Input, System, Text, Trace
 from compound.core.errors import CallError
@@ -19,7 +17,6 @@ from compound.optimizers.baselines.opro import (
     OPRO,
     SHOWN,
     exemplars,
-    plan_generations,
     prompt_request,
 )
 from compound.testing import ScriptedLM
@@ -147,35 +144,6 @@ class TestGenerations:
         _, proposal = assignment.run(OPRO(rows=12))
         assert (dict(proposal.values), proposal.tried) == ({}, 0)
         assert assignment._proposals.state.models["lm"].counts["unusable"] == 20
-
-
-class TestSizes:
-    @pytest.mark.parametrize(
-        ("runs", "expected"),
-        [
-            # 50 examples for the incumbent and 20 generations of 8
-            (math.inf, (50, 8, 20)),
-            (50 * 161, (50, 8, 20)),
-            (50 * 161 - 1, (50, 8, 19)),
-            # four generations at least: 50 * 33; then fewer examples
-            (1650, (50, 8, 4)),
-            (1649, (49, 8, 4)),
-            (264, (8, 8, 4)),
-            # then fewer prompts, then generations: 8 * (1 + 7 * 4), 8 * (1 + 2 * 4), 8 * (1 + 2)
-            (263, (8, 7, 4)),
-            (72, (8, 2, 4)),
-            (71, (8, 2, 3)),
-            (24, (8, 2, 1)),
-            (23, (8, 1, 1)),
-            (16, (8, 1, 1)),
-            (15, (7, 1, 1)),
-            (2, (1, 1, 1)),
-        ],
-    )
-    def test_sizes_are_those_worked_out_by_hand(
-        self, runs: float, expected: tuple[int, int, int]
-    ) -> None:
-        assert plan_generations(8, 50, 8, runs) == expected
 
 
 class TestExemplars:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +25,6 @@ from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers.baselines.textgrad import (
     TextGrad,
     TextGradSettings,
-    held_out_size,
 )
 from compound.optimizers.methods import method
 from compound.testing import ScriptedLM
@@ -129,26 +127,6 @@ class TestTextGrad:
         assignment = job(target, METRIC, rows(120), scripted(), 83, minibatch=8)
         states, _ = assignment.run(TextGrad())
         assert (states[-1]["step"], assignment.spent) == (3, 65)
-
-    @pytest.mark.parametrize(
-        ("arguments", "expected"),
-        [
-            ((50, 8, 12, 3, math.inf), 50),
-            ((50, 8, 12, 3, 36 + 13 * 20), 20),
-            ((50, 8, 12, 3, 36 + 13 * 20 - 1), 19),
-            ((50, 8, 12, 3, 60), 8),  # a minibatch at least, though not all steps will fit
-            ((50, 8, 12, 3, 3 + 2 * 5), 5),  # the first step and its validation
-            ((50, 8, 12, 3, 4), 0),
-            ((50, 8, 12, 3, 0), 0),
-            ((0, 8, 12, 3, 100), 0),
-            (
-                (50, 8, 12, 3, 36 + 25 * 10, False),
-                10,
-            ),  # the incumbent is paid for beside each candidate
-        ],
-    )
-    def test_sizes_are_those_worked_out_by_hand(self, arguments: Any, expected: int) -> None:
-        assert held_out_size(*arguments) == expected
 
     def test_before_and_after_are_means_over_the_same_held_out_examples(self, job: Any) -> None:
         assignment = job(system(), METRIC, rows(120), scripted())

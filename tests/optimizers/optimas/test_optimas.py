@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,8 @@ from compound.ext import CallContext, Metric, Operation
 from compound.metrics import custom
 from compound.optimizers.optimas.local import Collecting, boltzmann, collect_pairs
 from compound.optimizers.optimas.methods import OptimasSettings
-from compound.optimizers.search.proposers.demos import bootstrap_pools
 from compound.optimizers.search.rewarding import RewardMemory, RunRewards
-from compound.optimizers.search.sources import CandidateSources, pool_order
+from compound.optimizers.search.sources import CandidateSources
 from compound.rewards.alignment import Accuracy
 from compound.rewards.candidates import Candidate, Sampling
 from compound.rewards.features import FeatureMap, NoBackbone, Template
@@ -166,40 +165,6 @@ class TestGuidedSearch:
             )
             made.run(guided_search(REWARDS, EDITS))
             assert made.spent <= share + 1e-6
-
-
-class TestPools:
-    def made(
-        self,
-        job: Any,
-        says: Callable[[str], str] = lambda message: "loud" if "Shout" in message else "soft",
-    ) -> Any:
-        echo = LLM("echo", prompt=Text("Say."), demos=Demos(max=2), lm="lm")
-        system = System("one", outputs={"y": echo(q=Input("q", str))})
-        rows = [Example(f"e{i}", {"q": f"q{i}."}) for i in range(20)]
-        return job(
-            system, custom(lambda o, e: 1.0), rows, lambda: ScriptedLM(says), keys=("echo.demos",)
-        )
-
-    def found(self, made: Any, count: int) -> list[Any]:
-        pools = asyncio.run(bootstrap_pools(made.task, pool_order(made.task)[:count]))
-        return [found.demo["outputs"]["output"] for found in pools["echo.demos"]]
-
-    def test_runs_that_failed_are_not_made_again(self, job: Any) -> None:
-        """They are not in the cache; and where a part of the pool always fails, nothing is broken."""
-        failing = [
-            entry(example.inputs, "q", str) for example in pool_order(self.made(job).task)[6:10]
-        ]
-
-        def says(message: str) -> str:
-            if any(q in message for q in failing):
-                raise RuntimeError("it does not say")
-            return "soft"
-
-        made = self.made(job, says)
-        assert len(self.found(made, 10)) == 6
-        assert len(self.found(made, 6)) == 6
-        assert made.spent == 10
 
 
 class TestWaves:
