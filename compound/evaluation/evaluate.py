@@ -77,7 +77,7 @@ class _StoredEvaluation(BaseModel):
     system_runs: NonNegativeFloat
     bounds: tuple[float, float] | None = None
     violation: str = ""
-    metric_usage: StoredUsage = NO_USAGE
+    metric_usage: StoredUsage | None = None
     pass_at: tuple[PositiveInt, FiniteFloat] | None = None
 
 
@@ -262,7 +262,7 @@ class Evaluation:
             given.system_runs,
             given.bounds if all(low <= row.score <= high for row in rows) else None,
             given.violation,
-            given.metric_usage,
+            given.metric_usage or NO_USAGE,
             given.pass_at and PassAt(*given.pass_at),
         )
 
