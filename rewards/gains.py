@@ -86,7 +86,7 @@ def _of_texts(prefix: str, value: object, answers: Sequence[str]) -> dict[str, f
         "covers": max((recall for recall, _ in overlaps), default=0.0),
         "f1": max((f1 for _, f1 in overlaps), default=0.0),
     }
-    if _is_list(value):
+    if isinstance(value, list | tuple):
         found["rank"] = 1 / (1 + holds.index(True)) if any(holds) else 0.0
         found["share"] = sum(holds) / len(holds) if holds else 0.0
     return {f"{prefix}.{name}": number for name, number in found.items()}
@@ -104,10 +104,6 @@ def _overlap(text: str, answer: str) -> tuple[float, float]:
 
 def _items(value: object) -> list[object]:
     return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, list | tuple)
 
 
 def _is_number(value: object) -> bool:

@@ -368,15 +368,12 @@ class Agreement:
         same = (
             "" if self.consistent is None else f", the same in both orders on {self.consistent:.0%}"
         )
-        kappa = "undefined (one label only)" if math.isnan(self.kappa) else self._kappa
+        kappa = f"{self.kappa:.2f} [{self.low:.2f}, {self.high:.2f}]"
+        kappa = "undefined (one label only)" if math.isnan(self.kappa) else kappa
         return (
             f"kappa {kappa} on {self.n} labels, agreement {self.observed:.2f} "
             f"({self.expected:.2f} by chance){failed}{same}"
         )
-
-    @property
-    def _kappa(self) -> str:
-        return f"{self.kappa:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
 def agreement_of(

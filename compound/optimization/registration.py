@@ -210,8 +210,10 @@ class RunningOptimizer:
             self._check_json("the facts of Proposal", event.facts)
             for name, score in (("before", event.before), ("after", event.after)):
                 if not isinstance(score, int | float | None):
-                    problem = f": {name} of Proposal is {short_repr(score)}, which is not a number"
-                    raise self._problem(problem, "give the mean score, such as evaluation.mean")
+                    raise self._problem(
+                        f": {name} of Proposal is {short_repr(score)}, which is not a number",
+                        "give the mean score, such as evaluation.mean",
+                    )
         else:
             raise self._problem(f" yielded {short_repr(event)}", _ASYNC_GENERATOR)
         return event

@@ -135,7 +135,10 @@ async def search_jointly(
         state.full.append(Trial(point=dict.fromkeys(sorted(state.values), 0), mean=incumbent.mean))
         yield state
     while len(state.trials) < plan.trials and task.scorer.runs_left >= plan.batch + full:
-        point = _suggest(task, state)
+        # draws depend on the order, which checkpoints do not preserve
+        sizes = {key: len(values) + 1 for key, values in sorted(state.values.items())}
+        known = [(trial.point, trial.mean) for trial in [*state.full, *state.trials]]
+        point = next_point(sizes, known, task.seed)
         order = generator(task.seed, "minibatch", len(state.trials)).permutation(len(full_set))
         mean = await _mean(task, state, point, [full_set[i] for i in order[: plan.batch]])
         state.trials.append(Trial(point=point, mean=mean))
@@ -146,15 +149,6 @@ async def search_jointly(
             if best is not None:
                 state.full.append(Trial(point=best, mean=await _mean(task, state, best, full_set)))
         yield state
-
-
-def _suggest(task: Task, state: TrialSearch) -> Point:
-    """Return the next suggestion of TPE."""
-    values = sorted(
-        state.values.items()
-    )  # draws depend on the order, which checkpoints do not preserve
-    known = [(trial.point, trial.mean) for trial in [*state.full, *state.trials]]
-    return next_point({key: len(some) + 1 for key, some in values}, known, task.seed)
 
 
 async def _mean(task: Task, state: TrialSearch, point: Point, examples: Sequence[Example]) -> float:

@@ -8,10 +8,11 @@ earlier outputs that it was computed from. Rewritten prompts that score lower ar
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from graphlib import TopologicalSorter
+from typing import Any
 
 from pydantic import Field
 
@@ -218,7 +219,7 @@ def held_out_size(
 
 MOST = 100  # maximum number of requests for one run; the feedback nearest to the result comes first
 
-Ask = Callable[[Request], Awaitable[str | None]]
+Ask = Callable[[Request], Coroutine[Any, Any, str | None]]
 """Sends a request for feedback; the answer is ``None`` if there is none."""
 
 
@@ -264,7 +265,7 @@ class Backward:
             loss_request(trace, example, calls[address], self.system, self.seed_of("loss", address))
             for address in ends
         ]
-        for address, text in zip(ends, await gather(map(self._asked, losses)), strict=True):
+        for address, text in zip(ends, await gather(map(self.ask, losses)), strict=True):
             feedback[address] = [text] if text else []
 
         found: list[Gradient] = []
@@ -292,15 +293,12 @@ class Backward:
             left -= len(requests)
             if left < 0:
                 break
-            answers = await gather(map(self._asked, requests))
+            answers = await gather(map(self.ask, requests))
             answered = zip(keys, answers, strict=False)
             found += [Gradient(key, call, answer) for key, answer in answered if answer]
             for other, answer in zip(earlier, answers[len(keys) :], strict=True):
                 feedback.setdefault(other, []).extend([answer] if answer else [])
         return found
-
-    async def _asked(self, request: Request) -> str | None:
-        return await self.ask(request)
 
     def _writers(self, addresses: Sequence[str], calls: Mapping[str, Call]) -> list[str]:
         """Return the calls with prompts that produced the values of calls, through calls without a prompt."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 from compound.core.errors import CallError, DeclarationError, TransientError
 from compound.core.example import Example, Metric, Score, Values, copy_containers
@@ -152,6 +152,8 @@ class PassAt:
 class PassAtK:
     """pass@k of another metric; see `pass_at_k`. A single run scores 1 if it passes, else 0."""
 
+    bounds: ClassVar[Bounds] = UNIT
+
     of: Metric
     at: PassAt
 
@@ -159,11 +161,6 @@ class PassAtK:
     def name(self) -> str:
         """Short name for tables."""
         return f"pass@{self.at.k} of {self.of.name}"
-
-    @property
-    def bounds(self) -> Bounds:
-        """Minimum and maximum score."""
-        return UNIT
 
     @property
     def lms(self) -> Sequence[str]:

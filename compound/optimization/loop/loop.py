@@ -82,8 +82,11 @@ async def _retry(
     again: list[Evaluation] = []
     facts: dict[str, Any] = {}
     record = recorder.trace("test", again=True)
+    known, samples = {example.id: example for example in problem.test}, dict[int, list[Example]]()
+    for row in rows:
+        samples.setdefault(row.sample, []).append(known[row.example])
     try:
-        for sample, examples in _by_sample(rows, problem.test).items():
+        for sample, examples in samples.items():
             part = await evaluate(
                 executor,
                 system,
@@ -110,16 +113,6 @@ async def _retry(
         after=merged.summary(),
         **facts,
     )
-
-
-def _by_sample(
-    rows: Sequence[ScoredRun], examples: Sequence[Example]
-) -> Mapping[int, list[Example]]:
-    known = {example.id: example for example in examples}
-    found: dict[int, list[Example]] = {}
-    for row in rows:
-        found.setdefault(row.sample, []).append(known[row.example])
-    return found
 
 
 def _merged(evaluation: Evaluation, again: Sequence[Evaluation]) -> Evaluation:
