@@ -102,9 +102,12 @@ def class_reader(feature: object) -> Reader | None:
         feature.get(key) if isinstance(feature, Mapping) else getattr(feature, key, None)
         for key in ("feature", "names")
     )
-    if kind == "ClassLabel" and isinstance(names, list):
-        if all(isinstance(name, str) for name in names):
-            return functools.partial(_read_class, names)
+    if (
+        kind == "ClassLabel"
+        and isinstance(names, list)
+        and all(isinstance(name, str) for name in names)
+    ):
+        return functools.partial(_read_class, names)
     inner = feature[0] if isinstance(feature, list) and feature else inner
     reader = None if inner is None else class_reader(inner)
     return functools.partial(_read_items, reader) if reader else None
