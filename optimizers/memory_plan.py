@@ -23,7 +23,6 @@ from compound.core.formatting import format_bytes
 from compound.engines import models
 from compound.engines.fleet import FleetEngine
 from compound.engines.local import devices, footprint, loading
-from compound.engines.local.devices import Placement
 from compound.engines.local.engine import TransformersEngine
 from compound.engines.local.footprint import BYTES, OPTIMIZER_BYTES, SUM_BYTES, Footprint
 from compound.engines.vllm import arguments
@@ -36,11 +35,10 @@ from compound.graph.system import System
 from compound.optimization.method import Method, Problem
 from compound.optimization.preflight import open_engines
 from compound.optimizers.optimas.methods import LocalTraining
-from compound.optimizers.weights.bases import base_model, common_setting, spaces, teacher_model
-from compound.optimizers.weights.learner.adapters import check_same_tokens, partition
+from compound.optimizers.weights.bases import PlannedTraining
+from compound.optimizers.weights.learner.adapters import check_same_tokens
 from compound.optimizers.weights.learner.forward import CHUNK
 from compound.optimizers.weights.learner.targets import check_targets, resolve
-from compound.optimizers.weights.recipes.recipe import PolicySettings, Sharing, TrainingSettings
 from compound.optimizers.weights.training import WeightTraining
 from compound.rewards.backbone import BATCH_TOKENS
 from compound.rewards.model import NONE
@@ -130,39 +128,6 @@ class MemoryPlan:
         return [demand for demand in self.demands if demand.device == device]
 
 
-@dataclass(frozen=True)
-class PlannedTraining:
-    """Training of the weights of some components; ``section`` is the path of its settings."""
-
-    system: System
-    engine_of: Callable[[str], Engine]
-    trained: tuple[str, ...]
-    settings: TrainingSettings
-    section: str
-    sharing: Sharing = "each"
-    teacher: str | None = None
-    max_staleness: int = 0
-
-    @property
-    def base(self) -> str:
-        """Name of the base model."""
-        return base_model(self.system, self.trained, self.engine_of)
-
-    @property
-    def placement(self) -> Placement:
-        """Device and number format of the base model."""
-        given = self.system, self.trained, self.engine_of
-        dtype = common_setting(*given, "dtype")
-        quantization = common_setting(*given, "quantization")
-        return self.settings.base.placement(dtype, quantization, self.section)
-
-    @property
-    def adapters(self) -> list[Weights]:
-        """Spaces of the adapters."""
-        groups = partition(self.trained, self.sharing, self.section)
-        return [*spaces(self.system, groups).values()]
-
-
 def plan_memory(problem: Problem, baselines: Sequence[Method] = ()) -> MemoryPlan:
     """Return the memory that a run needs in this process and in the vLLM servers that it starts.
 
@@ -185,7 +150,7 @@ def plan_memory(problem: Problem, baselines: Sequence[Method] = ()) -> MemoryPla
         return found
 
     system = problem.system
-    trained = [each for method in methods for each in trainings(method, system, engine_of)]
+    trained = [each for method in methods for each, _ in _trainings(method, system, engine_of)]
     local = [engine for engine in engines if isinstance(engine, TransformersEngine)]
     held: set[object] = set()  # the bases of these engines, whose weights trainers share
     in_process = known(_engine(engine, system, held) for engine in local)
@@ -235,7 +200,7 @@ def check_sleep(
             training.
     """
     gpus = {gpu for each in trained for gpu in each.settings.learner.gpus(each.placement)}
-    ahead = [training.section for training in trained if training.max_staleness]
+    ahead = [each.section for each in trained if each.settings.rollouts.max_staleness]
     for server in servers:
         if server.settings.sleep and gpus.isdisjoint(server.gpus):
             plan.notes.append(
@@ -319,27 +284,30 @@ def _given_share(server: VLLMEngine) -> float | None:
         return None
 
 
-def check_placements(made: Method, system: System, engine_of: Callable[[str], Engine]) -> None:
-    """Check the devices of the trainers and the reward backbone of a method; loads no model.
+def check_trainable(made: Method, system: System, engine_of: Callable[[str], Engine]) -> None:
+    """Raise if a method trains weights of a model that cannot be trained; loads and starts nothing.
 
     Raises:
-        DeclarationError: a device does not exist, does not support a setting, or a setting differs
-            from that of the engine that samples; or the base model lacks a target layer of an
-            adapter.
+        DeclarationError: a model is behind an API, a job trains components of different models, an
+            engine samples in a way that cannot be trained or does not support adapters of their
+            rank, the base model lacks a target layer of an adapter, or a device of a trainer or a
+            reward backbone does not exist, does not support its settings, or differs from that of
+            the engine that samples.
         MissingExtra: a library is missing.
     """
     for learning in learnings(made):
         learning.backbone.placement.check(f"optimize.{made.name}.backbone")
-    for training in trainings(made, system, engine_of):
+    for training, imitates in _trainings(made, system, engine_of):
         check_installed("peft", "training")
         with contextlib.suppress(_Unknown):
             folder, _ = _sizes(training.base)
-            for space in training.adapters:
+            for space in training.spaces.values():
                 check_targets(footprint.empty_model(folder), space.targets)
         training.settings.learner.check(training.placement, training.section)
         if training.teacher:
-            teacher = teacher_model(training.teacher, engine_of, training.section)
-            check_same_tokens(teacher, training.base, training.section)
+            check_same_tokens(training.teacher, training.base, training.section)
+        if not imitates:
+            training.check_sampling()
 
 
 def _sizes(model: str, what: str = "", *, causal: bool = True) -> tuple[Path, Footprint]:
@@ -376,25 +344,22 @@ def _device(name: str) -> str:
     return devices.indexed_device(devices.resolve_device(name))
 
 
-def trainings(
+def _trainings(
     made: Method, system: System, engine_of: Callable[[str], Engine]
-) -> Iterator[PlannedTraining]:
-    """Yield the trainings of a method, without components whose model may still change."""
+) -> Iterator[tuple[PlannedTraining, bool]]:
+    """Yield the trainings of a method, and whether each imitates samples.
+
+    A tunable model is checked when it is trained, since another one may be chosen until then.
+    """
     for job in filter(None, (*made.jobs, made.opening)):
         keys = [key for key in job.keys if isinstance(system.parameters[key], Weights)]
-        fixed = [each for each in components_of(keys) if f"{each}.lm" not in system.parameters]
-        given = system, engine_of, tuple(fixed)
+        fixed = tuple(c for c in components_of(keys) if f"{c}.lm" not in system.parameters)
         optimizer = made.optimizers[job.optimizer]
         if fixed and isinstance(optimizer, WeightTraining):
-            recipe, shared = optimizer.recipe, optimizer.adapters
-            staleness = recipe.sampling.max_staleness
-            yield PlannedTraining(
-                *given, recipe.settings, optimizer.section, shared, recipe.teacher, staleness
-            )
+            yield optimizer.planned(system, fixed, engine_of), optimizer.recipe.likelihood
         elif fixed and isinstance(optimizer, LocalTraining):
             settings = optimizer.training.settings
-            staleness = settings.rollouts.max_staleness
-            yield PlannedTraining(*given, settings, optimizer.section, max_staleness=staleness)
+            yield PlannedTraining(system, fixed, engine_of, settings, optimizer.section), False
 
 
 def learnings(made: Method) -> list[RewardLearning]:
@@ -440,7 +405,7 @@ def _trainer(training: PlannedTraining, held: Collection[object] = ()) -> Demand
     """Return the memory of one process of a trainer, beside bases that the process holds."""
     section, settings, placement = training.section, training.settings, training.placement
     folder, sizes = _sizes(training.base, "the trainer")
-    adapters = sum(_adapter(folder, sizes, space) for space in training.adapters)
+    adapters = sum(_adapter(folder, sizes, space) for space in training.spaces.values())
     dtype = loading.dtype_of(placement)
     base = loading.base_key(folder, placement)
     weights = 0 if base in held else sizes.weights(dtype, placement.quantization)
@@ -450,8 +415,7 @@ def _trainer(training: PlannedTraining, held: Collection[object] = ()) -> Demand
         weights += layers // settings.learner.world + layers // sizes.layers - layers
     scored = 0
     if training.teacher:
-        teacher = teacher_model(training.teacher, training.engine_of, section)
-        place, taught = _sizes(teacher, "the trainer")
+        place, taught = _sizes(training.teacher, "the trainer")
         if loading.base_key(place, placement) not in {*held, base} - {None}:
             weights += taught.weights(dtype, placement.quantization)
         scored = taught.activations(dtype) // taught.layers  # per token, of one layer at a time
@@ -459,7 +423,7 @@ def _trainer(training: PlannedTraining, held: Collection[object] = ()) -> Demand
     stored_each = sizes.activations(dtype, checkpointing=checkpointing)
     # A batch of several samples has at most `tokens`; a sample that is longer is processed by
     # itself.
-    longest = settings.rollouts.max_length if isinstance(settings, PolicySettings) else tokens
+    longest = settings.rollouts.max_length
     longest = min(longest, sizes.context or longest)
     copies = COPIES if devices.device_type(_device(placement.device)) == "cpu" else COPIES_ON_GPU
     copied = copies * sizes.cache(dtype) // (sizes.layers if checkpointing else 1)
@@ -469,7 +433,7 @@ def _trainer(training: PlannedTraining, held: Collection[object] = ()) -> Demand
     return Demand(
         f"trainer of {training.base!r} in {dtype}"
         + ", with the weights of its engine" * (base in held)
-        + (f", taught by {training.teacher!r}" if training.teacher else ""),
+        + (f", taught by {training.teacher_name!r}" if training.teacher_name else ""),
         _device(placement.device),
         weights + (OPTIMIZER_BYTES + SUM_BYTES) * adapters,
         stored + logits,

@@ -34,15 +34,12 @@ from compound.optimizers.baselines.opro import OPRO, OPROSettings
 from compound.optimizers.baselines.random import RandomSearch
 from compound.optimizers.baselines.textgrad import TextGrad, TextGradSettings
 from compound.optimizers.better_together import BetterTogetherSettings, better_together
-from compound.optimizers.memory_plan import check_placements
 from compound.optimizers.optimas.methods import HBCSettings, OptimasSettings, hbc, optimas
 from compound.optimizers.scheduling import Uniform, keys_of, text_jobs
 from compound.optimizers.search.joint import JointSearch
 from compound.optimizers.search.local_gains import savings_of, total_savings
 from compound.optimizers.search.sources import CandidateSources, SearchSettings, reason_not_to_write
-from compound.optimizers.weights.bases import base_model, check_sampling_engine
 from compound.optimizers.weights.methods import LONG_JOB, POLICY_METHODS, NothingToTune
-from compound.optimizers.weights.training import WeightTraining
 
 
 def search(system: System, optimize: OptimizeSettings, settings: SearchSettings) -> Method:
@@ -176,29 +173,6 @@ def factory(name: str, folder: Path = Path()) -> MethodFactory:
             hint=f"{suggest_name(name, possible)}; write a method of your own as module:function",
         )
     return as_factory(find_code(name, folder), name)
-
-
-def check_trainable(made: Method, system: System, engine_of: Callable[[str], Engine]) -> None:
-    """Raise if a method trains weights of a model that cannot be trained; loads and starts nothing.
-
-    Raises:
-        DeclarationError: a model is behind an API, a job trains components of different models, an
-            engine samples in a way that cannot be trained or does not support adapters of their
-            rank, or a device of a trainer or a reward backbone does not exist or does not support
-            its settings.
-    """
-    check_placements(made, system, engine_of)
-    for job in made.jobs:
-        weights = components_of(
-            key for key in job.keys if isinstance(system.parameters[key], Weights)
-        )
-        # a tunable model is checked when it is trained, since another one may be chosen until then
-        fixed = [component for component in weights if f"{component}.lm" not in system.parameters]
-        if fixed:
-            base_model(system, fixed, engine_of)
-            optimizer = made.optimizers[job.optimizer]
-            if not (isinstance(optimizer, WeightTraining) and optimizer.recipe.likelihood):
-                check_sampling_engine(system, fixed, engine_of)
 
 
 def method(

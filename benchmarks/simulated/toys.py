@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from benchmarks.prompt_r1 import PromptTurn, form, gated_reward
 from benchmarks.simulated.toy_model import (
     ANIMALS,
     ANSWER,
@@ -37,7 +38,6 @@ from compound.execution.rng import generator
 from compound.graph.component import Input
 from compound.graph.space import ATTENTION, LoRA
 from compound.graph.system import System
-from compound.optimizers.weights.credit.gated import PromptTurn, form, gated_reward
 
 __all__ = ["Toy", "make_toy_model", "toy"]
 

@@ -43,6 +43,7 @@ from compound.graph.registry.engines import no_images
 from compound.graph.types import holds_images
 from compound.optimization.preflight import outlook, system_parts
 from compound.optimizers import methods
+from compound.optimizers.memory_plan import check_trainable
 from compound.optimizers.weights.methods import NothingToTune
 from compound.yaml import Program
 from compound.yaml.document import Address
@@ -251,7 +252,7 @@ def _check_method(program: Program) -> Iterator[str]:
     for other in settings.baselines:
         baseline = methods.method(other, system, settings, folder, program.find_engine)
         yield from (f"{other}: {line}" for line in baseline.proposers)
-    methods.check_trainable(made, system, program.find_engine)
+    check_trainable(made, system, program.find_engine)
     try:
         check_runner(settings, system, [made])
     except (

@@ -38,7 +38,7 @@ from compound.optimization.runs.directory import UNREADABLE, report_full_disk
 from compound.optimization.runs.recorder import MEMORY_FOLDER, Interrupted, Listener, Recorder
 from compound.optimization.settings.optimize import OptimizeSettings
 from compound.optimizers import methods
-from compound.optimizers.memory_plan import plan_memory
+from compound.optimizers.memory_plan import check_trainable, plan_memory
 from compound.report.trackers.tracking import Tracking, tracked
 from compound.rewards.buffer import read_earlier, row_digest
 
@@ -341,7 +341,7 @@ def make_problem(
         name: methods.method(name, system, settings, folder, engines) for name in settings.baselines
     }
     for each in (method, *others.values()):  # reject impossible methods before anything is spent
-        methods.check_trainable(each, system, Executor(engines).engine)
+        check_trainable(each, system, Executor(engines).engine)
     engines = for_system(engines, system)
     given = (system, train, splits["valid"], splits["test"], metric, settings, method, engines)
     problem = Problem(*given, folder, earlier=earlier, further=further, baselines=others)

@@ -33,7 +33,7 @@ from compound.graph.space import Weights
 from compound.graph.system import System
 from compound.optimization.runs.directory import CONFIG, as_folder, read_json, read_records
 from compound.optimization.runs.recorder import MEMORY, MEMORY_FOLDER
-from compound.optimizers.weights.bases import base_model, check_sampling_engine
+from compound.optimizers.weights.bases import PlannedTraining
 from compound.optimizers.weights.credit.grouping import trajectory_samples
 from compound.optimizers.weights.learner.samples import Sample
 from compound.optimizers.weights.learner.trainer import StaleSamples
@@ -196,9 +196,9 @@ def trl_rollouts(
             "two examples have the same id", hint="give each example an id of its own"
         )
     prepared = for_system(engines, system)
-    engine_of = Executor(prepared).engine
-    base_model(system, [component], engine_of)
-    check_sampling_engine(system, [component], engine_of)
+    planned = PlannedTraining(system, (component,), Executor(prepared).engine)
+    _ = planned.base  # raises if it cannot be trained
+    planned.check_sampling()
     rules = EvaluationRules(concurrency, failure_score, max_failed)
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)

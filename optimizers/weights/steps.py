@@ -210,25 +210,18 @@ class Outcome:
     """The result of a training job in a state."""
 
     state: TrainingState
-    steps: int  # that the settings require
+    recipe: Recipe
     held_out: int  # train examples that evaluate steps
-    local: bool = False  # rewards are local rewards of answers, not scores of runs
 
-    def evaluation(self) -> dict[str, float | None]:
-        """Return the last evaluation, as JSON."""
-        step, score = self.state.evaluated[-1]
-        best = self.state.best.step if self.state.best else None
-        return {"step": step, "score": score, "examples": self.held_out, "best": best}
-
-    def format_evaluation(self) -> str:
-        """Return the progress note of the last evaluation."""
-        _, score = self.state.evaluated[-1]
-        if score is None or self.state.best is None:
-            return "not evaluated: every run was lost to transient errors"
-        return (
-            f"score {score:.3f} on {self.held_out} held-out train examples; "
-            f"best so far: step {self.state.best.step}"
-        )
+    def describe_evaluation(self) -> tuple[str, dict[str, Any]]:
+        """Return the progress note and the facts of the last evaluation."""
+        (step, score), best = self.state.evaluated[-1], self.state.best
+        note = "not evaluated: every run was lost to transient errors"
+        if score is not None and best is not None:
+            note = f"score {score:.3f} on {self.held_out} held-out train examples; "
+            note += f"best so far: step {best.step}"
+        facts = {"step": step, "score": score, "examples": self.held_out}
+        return note, {"evaluation": {**facts, "best": best.step if best else None}}
 
     @property
     def learned(self) -> bool:
@@ -268,17 +261,17 @@ class Outcome:
         curve = [point.reward for point in state.curve if point.reward is not None]
         few = max(1, round(WINDOW * len(curve)))
         before, after = fmean(curve[:few]), fmean(curve[-few:])
-        kind = "local reward of answers" if self.local else "reward of rollouts"
-        done, steps = state.step, self.steps
+        local, done, steps = self.recipe.local, state.step, self.recipe.settings.steps
+        kind = "local reward of answers" if local else "reward of rollouts"
         part = "" if done == steps else f"of {steps} steps (the job's budget is used up)"
         note = f"{done} {part or 'steps'}: mean {kind} {before:.3f} -> {after:.3f}"
         scores: dict[str, float] = {}
         if best := self._best:
             note = f"{note}; {self._describe(best)}"
             facts |= {"best_step": best.step, "evaluated": [list(pair) for pair in state.evaluated]}
-            if not self.local and state.evaluated[0][1] is not None:
+            if not local and state.evaluated[0][1] is not None:
                 scores = {"before": state.evaluated[0][1], "after": best.score}
-        elif not self.local:
+        elif not local:
             scores, facts = {"before": before, "after": after}, {**facts, ROLLOUTS: True}
         return Proposal(values(self.chosen), **scores, tried=state.step, note=note, facts=facts)
 

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -52,12 +52,12 @@ from compound.core.threads import compute
 from compound.execution.rng import derive_seed
 from compound.execution.schedule import setting_values
 from compound.graph.configuration import components_of
+from compound.graph.system import System
 from compound.optimization.method import JobPlan, PlannedJob, Progress, Proposal, Task
-from compound.optimizers.weights import bases
+from compound.optimizers.weights.bases import PlannedTraining, load_adapters
 from compound.optimizers.weights.distributed.processes import Learner, open_learner
 from compound.optimizers.weights.interchange import FIELD as STORED_SAMPLES
 from compound.optimizers.weights.interchange import write_samples
-from compound.optimizers.weights.learner.adapters import partition
 from compound.optimizers.weights.learner.critic import VALUE
 from compound.optimizers.weights.learner.excerpts import TokenTexts
 from compound.optimizers.weights.learner.samples import SECTION
@@ -96,13 +96,21 @@ class WeightTraining:
     adapters: Sharing = "each"
     section: str = SECTION
 
+    def planned(
+        self, system: System, trained: tuple[str, ...], engine_of: Callable[[str], Engine]
+    ) -> PlannedTraining:
+        """Return the training of some components."""
+        given = self.recipe.settings, self.section, self.adapters, self.recipe.teacher
+        return PlannedTraining(system, trained, engine_of, *given)
+
     def plan(self, job: PlannedJob) -> JobPlan:
         """Return no requests: the job sends none except the runs of the system."""
         return JobPlan()
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Train, checkpoint after every step and evaluation, and propose the weights of the best step."""
-        session = TrainingSession(task, self.recipe, self.adapters, self.section)
+        trained, engine_of = tuple(components_of(task.keys)), task.context.executor.engine
+        session = TrainingSession(task, self.recipe, self.planned(task.system, trained, engine_of))
         if obstacle := self.recipe.obstacle(task.system, session.trained):
             yield Proposal({}, note=f"nothing to learn: {obstacle}")
             return
@@ -118,9 +126,10 @@ class WeightTraining:
                 except BudgetExhausted:
                     break
                 session.delete_unused(state)
-                outcome = session.outcome(state)
-                facts = {"evaluation": outcome.evaluation()} if evaluates else {}
-                note = outcome.format_evaluation() if evaluates else format_step(state.curve[-1])
+                if evaluates:
+                    note, facts = session.outcome(state).describe_evaluation()
+                else:
+                    note, facts = format_step(state.curve[-1]), {}
                 yield Progress(
                     state.to_json(),
                     note,
@@ -143,22 +152,16 @@ class TrainingSession:
 
     task: Task
     recipe: Recipe
-    sharing: Sharing = "each"
-    section: str = SECTION
-    trained: tuple[str, ...] = field(init=False)
-    groups: Mapping[str, tuple[str, ...]] = field(init=False)
-    plan: StepPlan = field(init=False)
+    planned: PlannedTraining
     trainer: Learner = field(init=False)
 
     def __post_init__(self) -> None:
-        self.trained = tuple(components_of(self.task.keys))
-        self.groups = partition(self.trained, self.sharing, self.section)
+        self.trained, self.groups = self.planned.trained, self.planned.groups
+        self.section = self.planned.section
         self.plan = StepPlan(self.task, self.recipe, len(self.trained))
-
-    @property
-    def folder(self) -> Path:
-        """The folder of adapters and checkpoints."""
-        return self.task.context.memory.folder
+        self.folder = self.task.context.memory.folder  # of adapters and checkpoints
+        self._memory = self.task.context.memory.state
+        self._recipe = type(self.recipe).__name__
 
     async def begin(self, state: TrainingState) -> None:
         """Load the base model and the state; check that engines take the adapters, before the first step."""
@@ -166,7 +169,7 @@ class TrainingSession:
         if state.saved is not None:
             return
         for name, components in self.groups.items():
-            engine = self._engine(components[0])
+            engine = self.planned.engines[components[0]]
             if isinstance(engine, AdapterEngine):
                 with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=self.folder) as folder:
                     path = Path(folder)
@@ -175,24 +178,18 @@ class TrainingSession:
 
     def _load(self, state: TrainingState) -> None:
         """Load the base model, and restore the state of the job or the optimizer states of earlier jobs."""
-        system, recipe, settings = self.task.system, self.recipe, self.recipe.settings
-        engine_of = self.task.context.executor.engine
-        model = bases.base_model(system, self.trained, engine_of)
+        planned, recipe, settings = self.planned, self.recipe, self.recipe.settings
+        model = planned.base
         if not recipe.likelihood:
-            bases.check_sampling_engine(system, self.trained, engine_of)
-        placement = settings.base.placement(
-            bases.common_setting(system, self.trained, engine_of, "dtype"),
-            bases.common_setting(system, self.trained, engine_of, "quantization"),
-            self.section,
-        )
+            planned.check_sampling()
+        placement = planned.placement
         self._gpus = settings.learner.gpus(placement)
-        teacher = recipe.teacher
         spec = LearnerSpec(
             model=model,
-            shapes=bases.spaces(system, self.groups),
+            shapes=planned.spaces,
             adapter_of={name: adapter for adapter, some in self.groups.items() for name in some},
             loss=recipe.loss,
-            teacher=teacher and bases.teacher_model(teacher, engine_of, self.section),
+            teacher=planned.teacher,
             optimizer=settings.optimizer,
             rollouts=recipe.sampling,
             critic=recipe.critic,
@@ -205,7 +202,7 @@ class TrainingSession:
         )
         self.trainer = open_learner(spec, settings.learner, self.folder)
         self._texts = TokenTexts(self.trainer.tokenizer)
-        values = system.configuration.values()
+        values = self.task.system.configuration.values()
         drop_moments(self._memory, {v["sha256"] for v in values if is_reference(v)})
         if state.saved is not None:
             try:
@@ -216,7 +213,7 @@ class TrainingSession:
                     hint=f"restore its folders from a copy of the run directory, or {FRESH}",
                 ) from None
             return
-        starts = bases.starting_adapters(system, self.groups, self.section)
+        starts = planned.starts
         self.trainer.start(starts, self.folder)
         digests = {name: start["sha256"] if start else "" for name, start in starts.items()}
         for name, kept in find_moments(self._memory, self._recipe, digests).items():
@@ -237,19 +234,6 @@ class TrainingSession:
             entry(setting_values(system.components[c], system), "max_tokens", int)
             for c in self.trained
         )
-
-    def _engine(self, component: str) -> Engine:
-        system = self.task.system
-        values = setting_values(system.components[component], system)
-        return self.task.context.executor.engine(entry(values, "lm", str))
-
-    @property
-    def _memory(self) -> dict[str, Any]:
-        return self.task.context.memory.state
-
-    @property
-    def _recipe(self) -> str:
-        return type(self.recipe).__name__
 
     def interrupt(self) -> None:
         """End a step in other processes, without waiting for it."""
@@ -291,9 +275,7 @@ class TrainingSession:
 
     def outcome(self, state: TrainingState) -> Outcome:
         """Return the result of the job in a state."""
-        return Outcome(
-            state, self.recipe.settings.steps, len(self.plan.held_out), self.recipe.local
-        )
+        return Outcome(state, self.recipe, len(self.plan.held_out))
 
     def proposal(self, state: TrainingState) -> Proposal:
         """Propose the weights of the best step, and keep their optimizer states for later jobs."""
@@ -404,7 +386,7 @@ class TrainingSession:
 
     def _prefilled(self) -> Prefilled:
         """Return the engine's counts of prompt tokens so far."""
-        return Capabilities(self._engine(self.trained[0])).prefill
+        return Capabilities(self.planned.engines[self.trained[0]]).prefill
 
     async def _context(
         self, state: TrainingState, number: int, kept: dict[str, object]
@@ -416,7 +398,7 @@ class TrainingSession:
         # no other step of the run has this index, so that samples are not reused
         index = task.seed % 100_000 * 1_000 + number
         sampler = Sampler(task.context.executor, system, task.context.metric, rules, index)
-        await bases.load_adapters(system, self.trained, task.context.executor.engine, self.folder)
+        await load_adapters(system, self.trained, task.context.executor.engine, self.folder)
         return RecipeContext(
             sampler,
             self.trained,

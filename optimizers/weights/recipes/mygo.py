@@ -11,18 +11,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
 from compound.core.errors import DeclarationError
 from compound.core.example import Example
-from compound.core.storage.artifacts import is_reference
 from compound.core.storage.state import State
-from compound.graph.system import System
 from compound.optimizers.weights.credit.grouping import trajectory_samples
 from compound.optimizers.weights.learner.losses import ImitationObjective, ImitationObjectiveField
-from compound.optimizers.weights.learner.samples import SamplingSettings
 from compound.optimizers.weights.recipes.recipe import (
     CreditedSamples,
     Recipe,
@@ -44,8 +41,6 @@ ASSUMED = 16  # first attempts that the initial threshold counts as
 class MyGOSettings(TrainingSettings, SharedAdapters):
     """Settings of `mygo`."""
 
-    rollouts: SamplingSettings = SamplingSettings()
-    """Sampling of attempts."""
     loss: ImitationObjectiveField = ImitationObjective()
     """The loss: `sft` or `sft_sum`."""
     attempts: int = Field(default=16, ge=1)
@@ -56,15 +51,9 @@ class MyGOSettings(TrainingSettings, SharedAdapters):
     """Initial threshold: the minimum reward of an accepted attempt."""
     max_reward: float = Field(default=1.0, gt=0)
     """Maximum reward of the metric; the threshold rises towards it."""
-    rule: Literal["halved", "fixed"] = "halved"
-    """Rule for raising the threshold: `halved`, to half way between the mean reward of first attempts and
-    `max_reward`; or `fixed`, never."""
     pace: float = Field(default=1.0, gt=0, le=1)
-    """Fraction of the increase that is applied in each step. The mean reward of first attempts is averaged
-    over the last 256 of them, so small batches need no lower value."""
-    online: bool = True
-    """Whether the current weights make the attempts; otherwise the weights at the start of the job, or after
-    its cold start."""
+    """Fraction of the way by which each step raises the threshold to half way between the mean reward of
+    the last 256 first attempts and `max_reward`."""
     cold_start: int = Field(default=0, ge=0)
     """Number of attempts with the maximum reward to imitate before the threshold is used (300 in the
     paper)."""
@@ -86,8 +75,6 @@ class MyGOState(State):
     threshold: float | None = None  # of the last step
     mean: float | None = None  # of the last first attempts
     seen: int = ASSUMED  # first attempts that the mean covers
-    # the fixed weights of offline attempts
-    policy: dict[str, dict[str, str] | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -95,11 +82,6 @@ class MyGO(Recipe):
     """Recipe of progressive rejection fine-tuning."""
 
     settings: MyGOSettings
-
-    @property
-    def sampling(self) -> SamplingSettings:
-        """The settings of attempts."""
-        return self.settings.rollouts
 
     @property
     def loss(self) -> ImitationObjective:
@@ -114,11 +96,11 @@ class MyGO(Recipe):
         """Attempt the examples, and return samples of the attempts that reach the threshold."""
         settings, state = self.settings, context.recall(MyGOState)
         warming = state.imitated < settings.cold_start
-        system = None if settings.online else self._offline_system(context, state)
-        attempts = await self._first_attempts(context, examples, system)
-        first = scores_of([rollouts[0] for rollouts in attempts.values()])
+        rollouts = await context.sampler.runs(examples, [0])
+        attempts = {rollout.example.id: [rollout] for rollout in rollouts}
+        first, answers = scores_of(rollouts), samples_of(context, rollouts)
         threshold = settings.max_reward if warming else self._next_threshold(state, first)
-        await self._attempt_again(context, attempts, system, threshold)
+        await self._attempt_again(context, attempts, threshold)
         chosen = [
             rollout for own in attempts.values() for rollout in self._accepted(own, threshold)
         ]
@@ -131,29 +113,18 @@ class MyGO(Recipe):
         ]
         if warming:
             state.imitated += len(chosen)
-            state.policy = None
         else:
             state.threshold = threshold
         context.keep(state)
         count = sum(map(len, attempts.values()))
         facts = {"threshold": threshold, "attempts": count, "kept": len(chosen), "warming": warming}
-        answers = samples_of(context, [rollouts[0] for rollouts in attempts.values()])
         return CreditedSamples(samples, first, facts, answers)
-
-    @staticmethod
-    async def _first_attempts(
-        context: RecipeContext, examples: Sequence[Example], system: System | None
-    ) -> dict[str, list[Rollout]]:
-        """Return the first attempt at each example, by which the threshold is raised."""
-        rollouts = await context.sampler.attempts([(example, 0) for example in examples], system)
-        return {rollout.example.id: [rollout] for rollout in rollouts}
 
     def _next_threshold(self, state: MyGOState, first: Sequence[float]) -> float:
         """Return the threshold of this step's attempts.
 
         It is the previous threshold, raised by the rewards of the last first attempts, whose mean
         is updated in the state; unchanged if all of this step's were lost to transient errors.
-        Offline it is fixed, since the policy does not improve.
         """
         settings, most = self.settings, self.settings.max_reward
         before = settings.threshold if state.threshold is None else state.threshold
@@ -163,7 +134,7 @@ class MyGO(Recipe):
                     f"rewards and thresholds are at most {most}, but one is {reward}",
                     hint="set optimize.mygo.max_reward to the highest score that the metric can return",
                 )
-        if not first or settings.rule == "fixed" or not settings.online:
+        if not first:
             return before
         mean = 2 * before - most if state.mean is None else state.mean
         state.seen = max(len(first), min(state.seen + len(first), AVERAGED))
@@ -171,50 +142,28 @@ class MyGO(Recipe):
         return before + settings.pace * (raised_threshold(before, state.mean, most) - before)
 
     async def _attempt_again(
-        self,
-        context: RecipeContext,
-        attempts: dict[str, list[Rollout]],
-        system: System | None,
-        threshold: float,
+        self, context: RecipeContext, attempts: dict[str, list[Rollout]], threshold: float
     ) -> None:
         """Attempt the examples again until enough attempts of each are accepted or the maximum is reached.
 
         An example that needs n more accepted attempts gets n at once, so concurrency never causes
         more attempts than running them one by one.
         """
-        settings = self.settings
         while True:
-            wanted = [
-                (own[0].example, number)
-                for own in attempts.values()
-                for number in range(
-                    len(own),
-                    min(
-                        settings.attempts,
-                        len(own) + settings.keep - len(self._accepted(own, threshold)),
-                    ),
-                )
-            ]
+            wanted = list[tuple[Example, int]]()
+            for own in attempts.values():
+                missing = self.settings.keep - len(self._accepted(own, threshold))
+                end = min(self.settings.attempts, len(own) + missing)
+                wanted += [(own[0].example, number) for number in range(len(own), end)]
             if not wanted:
                 return
-            for rollout in await context.sampler.attempts(wanted, system):
+            for rollout in await context.sampler.attempts(wanted):
                 attempts[rollout.example.id].append(rollout)
 
     def _accepted(self, attempts: Sequence[Rollout], threshold: float) -> list[Rollout]:
         """Return the first accepted attempts at an example; failed runs are never accepted."""
         good = [r for r in attempts if r.trace.failure is None and _reaches(r.score, threshold)]
         return good[: self.settings.keep]
-
-    @staticmethod
-    def _offline_system(context: RecipeContext, state: MyGOState) -> System:
-        """Return the system with the fixed weights of offline attempts; fix the current ones if unset."""
-        current = context.sampler.system.configuration
-        if state.policy is None:
-            weights = {f"{name}.weights": current[f"{name}.weights"] for name in context.trained}
-            state.policy = {
-                key: dict(value) if is_reference(value) else None for key, value in weights.items()
-            }
-        return context.sampler.system.bind({**current, **state.policy})
 
 
 def raised_threshold(previous: float, mean: float, most: float = 1.0) -> float:

@@ -69,6 +69,8 @@ class TrainingSettings(Settings):
 
     steps: int = Field(default=25, ge=1)
     """Training steps of a job: sample, assign credit, update."""
+    rollouts: SamplingSettings = SamplingSettings()
+    """Sampling of rollouts."""
     optimizer: OptimizerSettings = OptimizerSettings()
     """Weight updates."""
     base: BaseModelSettings = BaseModelSettings()
@@ -210,9 +212,9 @@ class Recipe(ABC):
     settings: TrainingSettings
 
     @property
-    @abstractmethod
     def sampling(self) -> SamplingSettings:
         """The settings of rollouts."""
+        return self.settings.rollouts
 
     @property
     @abstractmethod
@@ -303,11 +305,6 @@ class PolicyRecipe(Recipe):
     """Base class of policy-gradient recipes, with defaults for training on whole runs."""
 
     settings: PolicySettings
-
-    @property
-    def sampling(self) -> RolloutSettings:
-        """The settings of rollouts."""
-        return self.settings.rollouts
 
     @property
     def loss(self) -> PolicyObjective:

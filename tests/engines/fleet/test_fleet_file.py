@@ -8,7 +8,8 @@ import pytest
 
 from compound.core.errors import SpecError
 from compound.engines.fleet import FleetEngine
-from compound.optimizers.methods import check_trainable, method
+from compound.optimizers.memory_plan import check_trainable
+from compound.optimizers.methods import method
 from compound.yaml import loads
 
 FILE = """

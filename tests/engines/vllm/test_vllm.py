@@ -37,7 +37,8 @@ from compound.engines.vllm.adapters import DIFFERS_FROM_OTHERS, INDISTINGUISHABL
 from compound.engines.vllm.engine import VLLMEngine
 from compound.ext import Engine, Message, Request, ToolSpec
 from compound.graph.registry.engines import find_engine
-from compound.optimizers.methods import check_trainable, method
+from compound.optimizers.memory_plan import check_trainable
+from compound.optimizers.methods import method
 from compound.yaml import loads
 from vllm_requests import ask, request, until
 

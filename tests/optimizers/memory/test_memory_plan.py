@@ -32,9 +32,9 @@ from compound.optimizers import memory_plan  # noqa: E402
 from compound.optimizers.memory_plan import (  # noqa: E402
     Demand,
     MemoryPlan,
-    PlannedTraining,
     plan_memory,
 )
+from compound.optimizers.weights.bases import PlannedTraining  # noqa: E402
 from compound.optimizers.weights.distributed.learner import LearnerSettings  # noqa: E402
 from compound.optimizers.weights.learner.adapters import (  # noqa: E402
     Adapters,
@@ -99,7 +99,7 @@ def test_a_teacher_is_counted_beside_another_base_model(
     (alone,) = [d for d in plan_memory(problem(folder)).demands if "trainer" in d.what]
     other, made = make_toy_model(tmp_path), problem(folder, method="distill", teacher="toy")
     for teacher, weights in ((folder, 0), (other, footprint.footprint(folder).weights("float32"))):
-        monkeypatch.setattr(memory_plan, "teacher_model", lambda *_, own=teacher: str(own))
+        monkeypatch.setattr(PlannedTraining, "teacher", str(teacher))
         (taught,) = [d for d in plan_memory(made).demands if "trainer" in d.what]
         assert taught.what.endswith("taught by 'toy'")
         assert taught.fixed == alone.fixed + weights
@@ -377,13 +377,13 @@ def trainers(folder: Path, monkeypatch: pytest.MonkeyPatch, **found: tuple[int, 
         name = training.section
         return Demand(f"trainer {name}", "cpu", *found[name], f"lower {name}", f"shrink {name}")
 
-    def trainings(_: object, system: Any, engine_of: Any) -> list[PlannedTraining]:
-        given = system, engine_of, ("answerer",), PolicySettings()
-        return [PlannedTraining(*given, name) for name in found]
+    def trainings(_: object, system: Any, engine_of: Any) -> list[tuple[PlannedTraining, bool]]:
+        given = system, ("answerer",), engine_of, PolicySettings()
+        return [(PlannedTraining(*given, name), False) for name in found]
 
     monkeypatch.setattr(memory_plan, "_engine", lambda *_: ())
     monkeypatch.setattr(memory_plan, "_trainer", demand)
-    monkeypatch.setattr(memory_plan, "trainings", trainings)
+    monkeypatch.setattr(memory_plan, "_trainings", trainings)
     return plan_memory(made)
 
 

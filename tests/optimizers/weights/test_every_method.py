@@ -27,7 +27,7 @@ from compound.core.errors import ConfigurationError, DeclarationError, SpecError
 from compound.core.example import Example, Score  # noqa: E402
 from compound.engines.local.engine import TransformersEngine  # noqa: E402
 from compound.optimizers.methods import method  # noqa: E402
-from compound.optimizers.weights.bases import base_model, common_setting  # noqa: E402
+from compound.optimizers.weights.bases import PlannedTraining  # noqa: E402
 from compound.optimizers.weights.learner.losses import (  # noqa: E402
     VARIANTS,
     ImitationObjective,
@@ -407,19 +407,17 @@ def test_the_trainer_computes_in_the_format_of_the_engine(model: Path, tmp_path:
         TransformersEngine(str(model), dtype="bfloat16"),
     ]
     for engine in engines:
-        held = {str(model): engine}.__getitem__
-        assert base_model(system, ["namer"], held) == str(model)
-        assert common_setting(system, ["namer"], held, "dtype") == engine.dtype
+        planned = PlannedTraining(system, ("namer",), {str(model): engine}.__getitem__)
+        assert (planned.base, planned.placement.dtype) == (str(model), engine.dtype)
     assert [engine.dtype for engine in engines] == ["float32", "bfloat16"]
+    names = ("namer", "answerer")
     both = iter(engines)
     with pytest.raises(
         DeclarationError, match=r"one number format, but have namer: float32, answerer: bfloat16"
     ):
-        common_setting(system, ["namer", "answerer"], lambda _: next(both), "dtype")
+        _ = PlannedTraining(system, names, lambda _: next(both)).placement
     unsaid: Iterator[Any] = iter([engines[0], ScriptedLM("a")])
-    assert (
-        common_setting(system, ["namer", "answerer"], lambda _: next(unsaid), "dtype") == "float32"
-    )
+    assert PlannedTraining(system, names, lambda _: next(unsaid)).placement.dtype == "float32"
 
 
 @pytest.mark.slow

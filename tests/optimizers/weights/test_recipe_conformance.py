@@ -89,7 +89,7 @@ class TestMyGO(RecipeKit):
 
 class TestMyGOOffline(RecipeKit):
     def make(self) -> Recipe:
-        return MyGO(MyGOSettings(attempts=6, keep=2, threshold=0.3, online=False))
+        return MyGO(MyGOSettings(attempts=6, keep=2, threshold=0.3))
 
 
 class Tokenizing(ConstantCritic):

@@ -455,7 +455,7 @@ class TestFailures:
 
     def test_one_that_is_lost_among_few_of_a_step_s_last_ones_ends_nothing(self) -> None:
         """What counts is the share of the whole step, however few are made at once."""
-        lab = Lab(1, {"attempts": 4, "keep": 1, "threshold": 1.0, "rule": "fixed"})
+        lab = Lab(1, {"attempts": 4, "keep": 1, "threshold": 1.0, "pace": 1e-9})
         lab.lm.lost_request = 4
         found = lab.collect(ATTEMPTS, examples=EXAMPLES[:1])
         assert (found.facts["attempts"], len(found.samples)) == (4, 0)
@@ -487,7 +487,7 @@ class TestFailures:
         assert min(rewards["b"]) >= 0.0
 
     def test_a_reply_that_failed_is_not_imitated(self) -> None:
-        lab = Lab(2, {"attempts": 4, "keep": 4, "threshold": 0.0, "rule": "fixed"})
+        lab = Lab(2, {"attempts": 4, "keep": 4, "threshold": -1.0, "pace": 1e-9})
         lab.system = beside()
         found = lab.collect(ATTEMPTS, examples=[Example("e0", {"x": "w", "wanted": False})])
         assert [s.component for s in found.samples] == ["b"] * 4
@@ -628,28 +628,6 @@ class TestMyGO:
     ) -> None:
         assert raised_threshold(previous, mean, most) == pytest.approx(expected, rel=1e-12)
 
-    @pytest.mark.parametrize("online", [True, False])
-    def test_offline_attempts_are_those_of_the_weights_that_the_job_began_with(
-        self, online: bool
-    ) -> None:
-        lab = Lab(1, {"online": online, "threshold": 0.2, "attempts": 2})
-        found = lab.collect(ATTEMPTS)
-        lab.collect(ATTEMPTS, step=1, present=lab.with_adapter("a", "x"))
-        assert lab.lm.adapters == ({"", "x"} if online else {""})
-        assert (lab.threshold > 0.2) == online  # attempts of one policy: the bar stays
-        assert found.samples
-
-    def test_offline_attempts_are_made_with_what_the_warm_up_led_to(self) -> None:
-        lab = Lab(
-            1, {"online": False, "cold_start": 1, "max_reward": 0.9, "attempts": 64, "keep": 1}
-        )
-        sampled = []
-        for step, name in enumerate("xyz"):
-            lab.lm.adapters.clear()
-            lab.collect(ATTEMPTS, step=step, present=lab.with_adapter("a", name))
-            sampled.append(set(lab.lm.adapters))
-        assert sampled == [{"x"}, {"y"}, {"y"}]  # x warmed up, and y is what that led to
-
     def test_where_every_first_attempt_was_lost_the_threshold_stays(self) -> None:
         lab = Lab(1, {"threshold": 0.0, "attempts": 4, "keep": 3})
         lab.lm.losses["a"] = 1
@@ -658,9 +636,7 @@ class TestMyGO:
         assert lab.threshold == found.facts["threshold"] == 0.0
 
     def test_good_attempts_are_kept_with_all_that_was_said_in_them(self) -> None:
-        lab = Lab(
-            2, {"attempts": 16, "keep": 2, "threshold": 0.5, "max_reward": 0.9, "rule": "fixed"}
-        )
+        lab = Lab(2, {"attempts": 16, "keep": 2, "threshold": 0.5, "max_reward": 0.9, "pace": 1e-9})
         found = lab.collect(ATTEMPTS)
         last = [s for s in found.samples if s.component == "b"]
         assert len(found.samples) == 2 * len(last) == 12
@@ -668,10 +644,10 @@ class TestMyGO:
         assert all(s.advantages == (1.0,) for s in found.samples)
 
     def test_attempts_end_when_enough_are_kept_or_the_most_are_made(self) -> None:
-        lab = Lab(1, {"attempts": 5, "keep": 3, "threshold": 1.0, "rule": "fixed"})
+        lab = Lab(1, {"attempts": 5, "keep": 3, "threshold": 1.0, "pace": 1e-9})
         found = lab.collect(ATTEMPTS)
         assert (found.facts["attempts"], found.facts["kept"], len(found.samples)) == (15, 0, 0)
-        lab = Lab(1, {"attempts": 5, "keep": 3, "threshold": 0.0, "rule": "fixed"})
+        lab = Lab(1, {"attempts": 5, "keep": 3, "threshold": -1.0, "pace": 1e-9})
         assert lab.collect(ATTEMPTS).facts["attempts"] == 9
 
     @pytest.mark.parametrize("pace", [1.0, 0.5])

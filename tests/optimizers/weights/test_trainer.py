@@ -26,6 +26,7 @@ from compound.core.engine import TokenRecord  # noqa: E402
 from compound.core.errors import ConfigurationError, DeclarationError  # noqa: E402
 from compound.core.storage.artifacts import folder_digest  # noqa: E402
 from compound.graph.space import Weights  # noqa: E402
+from compound.optimizers.weights.bases import PlannedTraining  # noqa: E402
 from compound.optimizers.weights.credit.advantages import advantages  # noqa: E402
 from compound.optimizers.weights.learner import adapters as adapters_module  # noqa: E402
 from compound.optimizers.weights.learner import forward as forward_module  # noqa: E402
@@ -46,7 +47,7 @@ from compound.optimizers.weights.recipes.mmgrpo import (  # noqa: E402
 )
 from compound.optimizers.weights.steps import TrainingState  # noqa: E402
 from compound.optimizers.weights.training import TrainingSession  # noqa: E402
-from compound.testing import PlainMemory  # noqa: E402
+from compound.testing import PlainMemory, ScriptedLM  # noqa: E402
 
 PLAIN = plain()
 
@@ -602,7 +603,8 @@ def test_what_a_job_began_with_is_not_deleted(toy_model: Path, tmp_path: Path) -
     task: Any = SimpleNamespace(
         system=system, keys=("x.weights",), train=[0], context=context, seed=0
     )
-    session = TrainingSession(task, MMGRPO(MMGRPOSettings()))
+    planned = PlannedTraining(system, ("x",), lambda _: ScriptedLM([]))
+    session = TrainingSession(task, MMGRPO(MMGRPOSettings()), planned)
     adapters = noised(toy_model, "x", noise=0.0)
     trainer = PLAIN.trainer(adapters, {"x": "x"})
     adapters.start_from("x", begun, tmp_path)

@@ -39,11 +39,6 @@ class TopShare(cp.ext.Recipe):
     settings: TopShareSettings
 
     @property
-    def sampling(self) -> RolloutSettings:
-        """How runs are made."""
-        return self.settings.rollouts
-
-    @property
     def loss(self) -> ImitationObjective:
         """The loss."""
         return self.settings.loss
