@@ -11,21 +11,19 @@ from compound.core.formatting import short_repr
 from compound.graph.configuration import component_of
 from compound.graph.registry.plugins import ATTRIBUTE
 from compound.graph.registry.user_code import UserCodeError, check_signature, definition
-from compound.graph.space import Choice, Demos, Float, Int, Space, Text
+from compound.graph.space import Space
 from compound.graph.system import System
 from compound.optimization.method import Job, Method, Optimizer
 from compound.optimization.registration import MethodFactory, check_settings
 from compound.optimization.settings.base import NoSettings, Settings
 from compound.optimization.settings.optimize import OptimizeSettings
-from compound.optimizers.scheduling import Uniform, keys_of
+from compound.optimizers.scheduling import TUNED, Uniform, keys_of
 from compound.optimizers.weights.learner.samples import SECTION
 from compound.optimizers.weights.methods import train_jointly
 from compound.optimizers.weights.recipes.recipe import Recipe, TrainingSettings
 
 O = TypeVar("O", bound=type[Optimizer])  # noqa: E741
 R = TypeVar("R", bound=type[Recipe])
-
-TUNED: tuple[type[Space], ...] = (Text, Demos, Choice, Int, Float)  # all spaces except weights
 
 
 @overload

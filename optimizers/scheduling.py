@@ -15,9 +15,11 @@ import numpy as np
 
 from compound.execution.rng import generator
 from compound.graph.configuration import component_of, components_of, segment_name
-from compound.graph.space import Demos, Space, Text, Weights
+from compound.graph.space import Choice, Demos, Float, Int, Space, Text, Weights
 from compound.graph.system import System
 from compound.optimization.method import Job, JobRecord, Task
+
+TUNED: tuple[type[Space], ...] = (Text, Demos, Choice, Int, Float)  # all spaces except weights
 
 
 def keys_of(system: System, *kinds: type[Space]) -> tuple[str, ...]:
@@ -52,6 +54,15 @@ def text_jobs(optimizer: str, system: System) -> list[Job]:
 
 
 History = Sequence[JobRecord]
+
+
+@dataclass(frozen=True)
+class InOrder:
+    """Scheduler that cycles through the jobs in the given order."""
+
+    def choose(self, jobs: Sequence[Job], history: History, seed: int) -> Job:
+        """Return the next job of the cycle."""
+        return jobs[len(history) % len(jobs)]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,10 +11,10 @@ from compound.core.errors import DeclarationError, suggest_name
 from compound.graph.configuration import component_of, components_of
 from compound.graph.space import Weights
 from compound.graph.system import System
-from compound.optimization.method import Job, JobRecord, Method, Optimizer
+from compound.optimization.method import Job, Method, Optimizer
 from compound.optimization.registration import MethodFactory
 from compound.optimization.settings.optimize import OptimizeSettings
-from compound.optimizers.scheduling import keys_of
+from compound.optimizers.scheduling import InOrder, keys_of
 from compound.optimizers.weights.learner.adapters import partition
 from compound.optimizers.weights.recipes.distill import Distill, DistillSettings
 from compound.optimizers.weights.recipes.mhgpo import MHGPO, MHGPORandomSettings, MHGPOSettings
@@ -36,15 +36,6 @@ LONG_JOB = 30.0
 
 class NothingToTune(DeclarationError):
     """A system has no parameter that a method can change."""
-
-
-@dataclass(frozen=True)
-class InOrder:
-    """Scheduler that cycles through the jobs in the given order."""
-
-    def choose(self, jobs: Sequence[Job], history: Sequence[JobRecord], seed: int) -> Job:
-        """Return the next job of the cycle."""
-        return jobs[len(history) % len(jobs)]
 
 
 def train_jointly(

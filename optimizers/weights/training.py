@@ -58,10 +58,10 @@ from compound.optimizers.weights.bases import PlannedTraining, load_adapters
 from compound.optimizers.weights.distributed.processes import Learner, open_learner
 from compound.optimizers.weights.interchange import FIELD as STORED_SAMPLES
 from compound.optimizers.weights.interchange import write_samples
-from compound.optimizers.weights.learner.critic import VALUE
 from compound.optimizers.weights.learner.excerpts import TokenTexts
 from compound.optimizers.weights.learner.samples import SECTION
 from compound.optimizers.weights.learner.trainer import OPTIMIZERS, LearnerSpec, Saved
+from compound.optimizers.weights.learner.updates import VALUE
 from compound.optimizers.weights.recipes.recipe import Recipe, RecipeContext, Sharing, credited_by
 from compound.optimizers.weights.recipes.rollouts import Sampler, rollout_rules
 from compound.optimizers.weights.steps import (

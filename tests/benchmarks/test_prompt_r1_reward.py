@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compound.core.errors import DataError
-from compound.core.example import Example
 from benchmarks.prompt_r1 import PromptTurn, gated, gated_reward, read_turn
 from benchmarks.prompt_r1 import form as form_of
+from compound.core.errors import DataError
+from compound.core.example import Example
 
 ASK = "<think>Who wrote it?</think><interaction_prompt>Who wrote Emma?</interaction_prompt>"
 RIGHT = "<think>So it is her.</think>\n<answer>Jane Austen</answer>\n"

@@ -16,9 +16,9 @@ from compound import Example
 from compound.execution.rng import generator
 from compound.ext import Recipe, State
 from compound.optimizers.weights.credit.grouping import trajectory_samples
-from compound.optimizers.weights.learner.critic import CriticSettings
 from compound.optimizers.weights.learner.losses import ImitationObjective, PolicyObjective
 from compound.optimizers.weights.learner.samples import Sample
+from compound.optimizers.weights.learner.updates import CriticSettings
 from compound.optimizers.weights.recipes.recipe import (
     CreditedSamples,
     PolicyRecipe,

@@ -136,14 +136,6 @@ class LearnerSettings(Settings):
                 f"device{'s' * (count > 1)}, and each process needs one",
                 hint=f"set {where}.processes to {count}",
             )
-        from torch import distributed
-
-        backend = self.backend_on(kind)
-        if not (distributed.is_available() and distributed.is_backend_available(backend)):
-            raise DeclarationError(
-                f"{where}.processes is {self.processes}, but this build of PyTorch has no {backend}",
-                hint=f"install another build, or set {where}.processes to 1",
-            )
         if self.sharding == "fsdp" and placement.quantization != "none":
             raise DeclarationError(
                 f"{where}.sharding is fsdp, which does not divide weights quantized to "

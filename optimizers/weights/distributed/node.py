@@ -18,10 +18,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,7 +54,7 @@ class LocalProcesses:
         self, address: tuple[str, int], job: int, key: str, asked: Mapping[str, Any], machine: int
     ) -> None:
         self.logs = Path(tempfile.mkdtemp(prefix="compound-learner-"))
-        self._first, self._processes = machine * asked["processes"], []
+        self._first, self._processes = machine * asked["processes"], list[subprocess.Popen[bytes]]()
         given = {**asked, "address": address, "job": job, "launcher": os.getpid()}
         for local in range(asked["processes"]):
             log = self.logs / f"{local}.log"
@@ -71,11 +70,7 @@ class LocalProcesses:
                     start_new_session=True,  # Ctrl-C in a terminal ends the run first
                 )
             self._processes.append(process)
-
-    @property
-    def pids(self) -> list[int]:
-        """The processes, by rank."""
-        return [process.pid for process in self._processes]
+        self.pids = [process.pid for process in self._processes]  # by rank
 
     def report(self, channel: Channel, ending: str = "") -> None:
         """Report the first process that ended by itself, or why all are ended."""
@@ -112,24 +107,23 @@ def facts(job: Mapping[str, Any]) -> dict[str, str]:
         found["base weights"] = models.folder_digest(models.resolve(job["model"]))
         found["run directory"] = Path(job["folder"], TOKEN).read_text(encoding="utf-8")
     except (CompoundError, OSError) as error:
-        found[f"{'run directory' if 'base weights' in found else 'base weights'}"] = (
-            f"none: {error}"
-        )
+        missing = "run directory" if "base weights" in found else "base weights"
+        found[missing] = f"none: {error}"
     return found
 
 
 class LearnerMachine:
     """A machine that provides processes for the jobs of a run."""
 
-    def __init__(self, address: tuple[str, int], key: str, stop: Path | None = None) -> None:
-        self.address, self._key, self._stop = address, key, stop
+    def __init__(self, address: tuple[str, int], key: str) -> None:
+        self.address, self._key = address, key
         self._folder: Path | None = None  # the run's, once a job has named it
 
     def serve(self) -> None:
         """Take part in all jobs of a run, until it has finished."""
         tell(f"waiting for a run at {self.address[0]}:{self.address[1]}")
         told = ""
-        while not self._stopped():
+        while True:
             try:
                 socket.create_connection(self.address, 5).close()
                 store = connect(self.address)
@@ -145,15 +139,11 @@ class LearnerMachine:
                 self._follow(store)
             except RuntimeError as error:  # of a connection
                 tell(f"the run has ended or cannot be reached ({error}); waiting for it")
-        tell("stopped")
-
-    def _stopped(self) -> bool:
-        return self._stop is not None and self._stop.exists()
 
     def _follow(self, store: Store) -> None:
         """Take part in the jobs of a process that runs the system."""
         done = 0
-        while not self._stopped():
+        while True:
             if (job := int(store.add(worker.JOBS, 0))) > done:
                 self._take_part(Channel(store, self._key, job), job)
                 done = job
@@ -177,7 +167,7 @@ class LearnerMachine:
         tell(f"job {job}: machine {machine} of {asked['machines']}, {asked['processes']} processes")
         launcher = LocalProcesses(self.address, job, self._key, asked, machine)
         try:
-            while not (channel.has(END) or self._stopped()):
+            while not channel.has(END):
                 channel.count(f"{name}/beat", 1)
                 launcher.report(channel)
                 time.sleep(worker.BEAT)
@@ -191,26 +181,14 @@ class LearnerMachine:
 
 
 def connect(address: tuple[str, int]) -> Store:
-    """Return a connection to the store of a run.
+    """Return a connection to the store of a run; raise if something else listens there.
 
     PyTorch's constructor waits for the answer of the other side without a limit, and cannot be
     interrupted, so that a thread calls it.
-
-    Raises:
-        CompoundError: something else listens there, which does not answer.
     """
-    found: Future[Store] = Future()
-
-    def wait() -> None:
-        try:
-            found.set_result(worker.connect(*address, CONNECT))
-        except Exception as error:  # noqa: BLE001 - raised below
-            found.set_exception(error)
-
-    threading.Thread(target=wait, daemon=True).start()
     limit = CONNECT.total_seconds()
     try:
-        return found.result(limit)
+        return ThreadPoolExecutor(1).submit(worker.connect, *address, CONNECT).result(limit)
     except TimeoutError:
         raise CompoundError(
             f"the program that listens at {address[0]}:{address[1]} did not answer as a run within "
@@ -238,11 +216,7 @@ def tell(text: str) -> None:
 
 
 def read_address(text: str) -> tuple[str, int]:
-    """Return the host and the port of an address.
-
-    Raises:
-        ArgumentTypeError: it is none.
-    """
+    """Return the host and the port of an address."""
     host, _, port = text.rpartition(":")
     if not host or "/" in host or not (port.isdecimal() and 0 < int(port) < 2**16):
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, such as trainer:29500")
@@ -255,18 +229,17 @@ def main() -> None:
     parser.add_argument(
         "address", type=read_address, help="HOST:PORT of the run, as in learner.address"
     )
-    parser.add_argument("--stop", type=Path, help="end when this file exists")
     given = parser.parse_args()
     if not os.environ.get(KEY):
         parser.error(f"set the environment variable {KEY}; {SAME_KEY}")
     try:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else each lost connection is traced
-        LearnerMachine(given.address, os.environ[KEY], given.stop).serve()
+        LearnerMachine(given.address, os.environ[KEY]).serve()
     except CompoundError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         os._exit(1)  # a thread may wait in PyTorch
     except KeyboardInterrupt:
-        sys.exit(130)
+        os._exit(130)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,6 @@ from compound.optimizers.weights.learner.batching import (
     minibatches,
     per_token,
 )
-from compound.optimizers.weights.learner.critic import VALUE, CriticSettings, ValueCritic
 from compound.optimizers.weights.learner.excerpts import choose_groups
 from compound.optimizers.weights.learner.forward import ForwardPass
 from compound.optimizers.weights.learner.losses import (
@@ -42,9 +41,11 @@ from compound.optimizers.weights.learner.losses import (
 )
 from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
 from compound.optimizers.weights.learner.updates import (
+    VALUE,
+    CriticSettings,
     OptimizerSettings,
-    Rate,
     Updater,
+    ValueCritic,
 )
 
 if TYPE_CHECKING:
@@ -127,21 +128,17 @@ class Trainer:
         self._taught = (
             replace(self.passes, adapters=teacher, in_step=False) if teacher else self.passes
         )
-        rate, decay = Rate.of(spec.optimizer, spec.steps), spec.optimizer.weight_decay
+        optimizer, section = spec.optimizer, spec.section
         self._updaters = {
             name: Updater(
-                adapters.parameters(name),
-                rate,
-                spec.optimizer,
-                f"adapter {name!r}",
-                spec.section,
-                decay,
+                adapters.parameters(name), optimizer, f"adapter {name!r}", section, spec.steps
             )
             for name in adapters.spaces
         }
-        self.critic = None if spec.critic is None else ValueCritic(spec.critic, adapters)
-        if self.critic is not None:
-            self._updaters[VALUE] = self.critic.updater(spec.optimizer, spec.section)
+        self.critic = None
+        if spec.critic is not None:
+            self.critic = ValueCritic(spec.critic, optimizer, adapters.base, section)
+            self._updaters[VALUE] = self.critic.updater
         self.versions = {name: [adapters.version(name)] for name in adapters.spaces}
 
     # -- training steps ----------------------------------------------------------------------------------
@@ -156,7 +153,7 @@ class Trainer:
 
         Raises:
             StaleSamples: a sample was drawn with older weights.
-            CompoundError: memory ran out, or ``max_skipped`` consecutive gradients were not finite.
+            CompoundError: memory ran out, or several consecutive gradients were not finite.
         """
         started = time.perf_counter()
         kept = [s for s in samples if self.rollouts.admits(s)]
@@ -233,15 +230,11 @@ class Trainer:
                     if self.critic is not None and counts:
                         loss = loss + self._value_loss(batch, ran, weight_of)
                     loss.backward()
-                    self._accumulate()
+                    for updater in self._updaters.values():
+                        updater.accumulate()
             monitor.add_norm(name, self._updaters[name].update(number))
         if self.critic is not None and self._learned_from(part):
             monitor.add_norm(VALUE, self._updaters[VALUE].update(number))
-
-    def _accumulate(self) -> None:
-        """Add the gradients of a micro-batch to the sums of the update."""
-        for updater in self._updaters.values():
-            updater.accumulate()
 
     def _learned_from(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return the samples whose tokens contribute to the loss, without masked truncated ones."""

@@ -23,7 +23,7 @@ from compound.optimization.settings.base import OneOf, or_name
 from compound.optimizers.search.proposers.demos import is_whole
 from compound.optimizers.weights.credit.advantages import advantages
 from compound.optimizers.weights.credit.grouping import call_samples
-from compound.optimizers.weights.learner.critic import CriticSettings
+from compound.optimizers.weights.learner.updates import CriticSettings
 from compound.optimizers.weights.recipes.mmgrpo import GRPOSettings
 from compound.optimizers.weights.recipes.ppo import (
     LocalPPOSettings,

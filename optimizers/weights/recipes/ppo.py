@@ -22,13 +22,13 @@ from compound.optimizers.weights.credit.advantages import (
     gae,
     whiten,
 )
-from compound.optimizers.weights.learner.critic import CriticSettings
 from compound.optimizers.weights.learner.losses import (
     ClippedLoss,
     PolicyObjective,
     PolicyObjectiveField,
 )
 from compound.optimizers.weights.learner.samples import Sample
+from compound.optimizers.weights.learner.updates import CriticSettings
 from compound.optimizers.weights.recipes.recipe import (
     CreditedSamples,
     PenaltySettings,

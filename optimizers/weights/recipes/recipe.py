@@ -35,7 +35,6 @@ from compound.optimizers.weights.credit.grouping import call_samples, trajectory
 from compound.optimizers.weights.credit.propagation import Credit, propagate
 from compound.optimizers.weights.distributed.learner import BaseModelSettings, LearnerSettings
 from compound.optimizers.weights.distributed.processes import Learner
-from compound.optimizers.weights.learner.critic import CriticSettings
 from compound.optimizers.weights.learner.losses import (
     ImitationObjective,
     Objective,
@@ -43,7 +42,7 @@ from compound.optimizers.weights.learner.losses import (
     PolicyObjectiveField,
 )
 from compound.optimizers.weights.learner.samples import Group, Sample, SamplingSettings
-from compound.optimizers.weights.learner.updates import OptimizerSettings
+from compound.optimizers.weights.learner.updates import CriticSettings, OptimizerSettings
 from compound.optimizers.weights.recipes.rollouts import Rollout, RolloutSettings, Sampler, is_lost
 
 Penalty = Callable[[Call], float]

@@ -26,8 +26,7 @@ from compound.optimization.runs.recorder import Recorder
 from compound.optimization.runs.state import OptimizationState
 from compound.optimization.settings.optimize import OptimizeSettings, make_settings
 from compound.optimizers.methods import method as find_method
-from compound.optimizers.scheduling import Uniform
-from compound.optimizers.weights.methods import InOrder
+from compound.optimizers.scheduling import InOrder, Uniform
 from compound.testing import ScriptedLM
 
 VALID = [Example(f"v{i}", {"x": i}) for i in range(10)]

@@ -683,17 +683,16 @@ class TestSteps:
     def test_several_of_them_in_a_row_end_training_also_across_a_restart(
         self, toy_model: Path, tmp_path: Path
     ) -> None:
-        settings = plain(max_skipped=3)
         good = [replace(s, on_policy=False) for s in some()]
         broken = [s.with_advantage(float("nan")) for s in good]
-        trainer = settings.trainer(noised(toy_model, "x"), {"x": "x"})
-        for batch in (broken, broken, good, broken, broken):  # never three in a row
+        trainer = PLAIN.trainer(noised(toy_model, "x"), {"x": "x"})
+        for batch in (*[broken] * 4, good, *[broken] * 4):  # never five in a row
             trainer.step(batch, 0)
         saved = trainer.save(tmp_path)
-        again = settings.trainer(noised(toy_model, "x"), {"x": "x"})
+        again = PLAIN.trainer(noised(toy_model, "x"), {"x": "x"})
         again.restore(saved, tmp_path)
         before = again.adapters._serialized("x")
-        with pytest.raises(CompoundError, match="adapter 'x' was not finite in 3 updates in a row"):
+        with pytest.raises(CompoundError, match="adapter 'x' was not finite in 5 updates in a row"):
             again.step(broken, 0)
         assert again.adapters._serialized("x") == before
 

@@ -13,7 +13,7 @@ from compound.core.engine import TokenRecord
 from compound.engines.local.devices import Placement
 from compound.graph.space import LoRA, Weights
 from compound.optimizers.weights.credit.advantages import advantages
-from compound.optimizers.weights.learner import critic, trainer
+from compound.optimizers.weights.learner import trainer, updates
 from compound.optimizers.weights.learner.adapters import Adapters
 from compound.optimizers.weights.learner.samples import Sample
 from compound.optimizers.weights.learner.trainer import LearnerSpec, Saved
@@ -108,7 +108,7 @@ def catch_gradients(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
                 tensor.grad = None
             return 0.0
 
-    for module in (trainer, critic):
+    for module in (trainer, updates):
         monkeypatch.setattr(module, "Updater", Caught)
     return found
 

@@ -26,9 +26,9 @@ from compound.optimizers.weights.distributed.processes import (  # noqa: E402
     Processes,
     ShardedLearner,
 )
-from compound.optimizers.weights.learner.critic import VALUE  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 from compound.optimizers.weights.learner.trainer import LearnerSpec, Saved, StaleSamples  # noqa: E402
+from compound.optimizers.weights.learner.updates import VALUE  # noqa: E402
 
 EQUAL = 1e-6  # relative to the largest number of a tensor, in float32
 MANY: dict[str, Any] = {"groups": 12, "prompt": 40}  # a micro-batch of 64 tokens for each group

@@ -19,9 +19,9 @@ pytest.importorskip("peft")
 
 from compound.optimizers.weights.credit.advantages import gae  # noqa: E402
 from compound.optimizers.weights.learner.adapters import Adapters  # noqa: E402
-from compound.optimizers.weights.learner.critic import VALUE  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
+from compound.optimizers.weights.learner.updates import VALUE  # noqa: E402
 
 
 def some(components: Sequence[str] = ("x",)) -> list[Sample]:
